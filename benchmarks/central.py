@@ -171,21 +171,21 @@ def over(run: Run, rounds: int) -> bool:
 async def duty(chain: SolanaMember, feed: RunFeed) -> None:
     """What an elected witness owes in the state there is, once."""
     run, members = feed.run, feed.members
-    slot = members.find(chain.wallet)
+    seat = members.find(chain.wallet)
     current = run.current
-    if slot is None or current.attested >> slot & 1:
+    if seat is None or current.attested >> seat & 1:
         return
-    if slot not in witnesses(current, members.mask(MemberState.HEALTHY)):
+    if seat not in witnesses(current, members.mask(MemberState.HEALTHY)):
         return
     if run.state is RunState.WARMUP:
-        await chain.warmup_witness(slot, run.place)
+        await chain.warmup_witness(seat, run.place)
     elif run.state.training:
         judged = run.round(run.config.judged(current.height))
         seen = judged.roster if judged is not None and judged.batch else 0
         said = {place: FINGERPRINT for place in range(256) if seen >> place & 1}
         prints = pack_fingerprints(said, judged.roster, current.seed) if judged and seen else bytes(320)
         await chain.witness(
-            slot, run.place, seen, prints, step=current.step, loss=1.0, tokens_per_sec=1.0, bytes_per_sec=1.0
+            seat, run.place, seen, prints, step=current.step, loss=1.0, tokens_per_sec=1.0, bytes_per_sec=1.0
         )
 
 

@@ -130,7 +130,7 @@ def train(run: Scenario, world: Recorder) -> None:
     """Warm-up, a full round, rounds with many shares missing, a verdict, a health check, the drain round."""
     for index in run.elected():
         if run.run.state is RunState.WARMUP:
-            run.by(index, "warmup_witness", run.slot_of(index))
+            run.by(index, "warmup_witness", run.seat_of(index))
     everyone_attests(run)
     for part, every in (("half", 2), ("a third", 3)):  # of 256, half makes more gaps than the backlog has room for
         judged = run.run.current.height - 1
@@ -140,14 +140,14 @@ def train(run: Scenario, world: Recorder) -> None:
     judge(run)
     closed = run.run.round(judged + 1)
     assert closed is not None
-    missing = [slot for slot in closed.members if not bitmap.contains(closed.attested, slot)]
-    sender = next(slot for slot in closed.members if slot not in missing)
-    run.by(run.index_of(run.members.slots[sender].signer), "health_check", run.names(missing))
+    missing = [seat for seat in closed.members if not bitmap.contains(closed.attested, seat)]
+    sender = next(seat for seat in closed.members if seat not in missing)
+    run.by(run.index_of(run.members.seats[sender].signer), "health_check", run.names(missing))
     proof = run.instruction("prove_equivocation", accounts={"user": member(0).pubkey()})
     world.send(evidence.IX.check_signatures(evidence.pair(run)), proof)
     while run.run.state is not RunState.COOLDOWN:
         healthy = [
-            index for index in run.elected() if run.members.slots[run.slot_of(index)].state is MemberState.HEALTHY
+            index for index in run.elected() if run.members.seats[run.seat_of(index)].state is MemberState.HEALTHY
         ]
         everyone_attests(run, indices=healthy)
         if run.run.state is RunState.ROUND_TRAIN and run.run.current.attestations:
@@ -163,9 +163,9 @@ def disagreeing(run: Scenario, height: int, every: int) -> list[int]:
     judged = run.run.round(height)
     assert judged is not None
     shares = assignment.assign(judged, run.members, run.run.config.verification_percent)
-    owing = [slot for slot, share in shares.items() if share.len]
+    owing = [seat for seat, share in shares.items() if share.len]
     return [
-        bitmap.from_slots(slot for place, slot in enumerate(owing) if place % every or (place + witness) % 4 == 0)
+        bitmap.from_seats(seat for place, seat in enumerate(owing) if place % every or (place + witness) % 4 == 0)
         for witness in range(MAX_WITNESSES)
     ]
 
@@ -181,18 +181,18 @@ def judge(run: Scenario) -> None:
     """A verifier of the round before finds that somebody's result is not what the data gives."""
     before = run.run.round(run.run.current.height - 1)
     assert before is not None
-    percent, slots = run.run.config.verification_percent, run.members.slots
-    verifiers = [slot for slot, role in committee.roles(before, percent).items() if role is Committee.VERIFIER]
+    percent, seats = run.run.config.verification_percent, run.members.seats
+    verifiers = [seat for seat, role in committee.roles(before, percent).items() if role is Committee.VERIFIER]
     shares = assignment.assign(before, run.members, percent)
-    target = next(slot for slot, share in shares.items() if share.len)
-    sender, mismatch = run.index_of(slots[verifiers[0]].signer), len(verifiers) > 1  # one vote alone would eject
+    target = next(seat for seat, share in shares.items() if share.len)
+    sender, mismatch = run.index_of(seats[verifiers[0]].signer), len(verifiers) > 1  # one vote alone would eject
     run.by(sender, "verify", verifiers[0], before.height, target, mismatch)
 
 
 def finish(run: Scenario, world: Recorder) -> None:
     """Level hashes, a checkpoint, and everything that ends a run."""
-    for slot, one in enumerate(run.members.slots):
-        levels = committee.levels_to_attest(run.run, run.members, slot) if one.used else ()
+    for seat, one in enumerate(run.members.seats):
+        levels = committee.levels_to_attest(run.run, run.members, seat) if one.used else ()
         if levels and one.state is MemberState.HEALTHY and run.run.state is RunState.COOLDOWN:
             run.attest(run.index_of(one.signer), {level: HASHES[level] for level in levels})
     if run.run.levels_attested != 0b111:  # too many of the committees are gone
@@ -205,12 +205,12 @@ def finish(run: Scenario, world: Recorder) -> None:
     run.join(last)
     run.by(last, "leave_run")
     world.advance(40)  # those who hold the model are not waited for any longer
-    run.join(8_000)  # in a full house somebody loses its slot
+    run.join(8_000)  # in a full house somebody loses its seat
     run.by(8_000, "leave_run")
     run.settle(8_000)
     run.by(8_000, "withdraw")
-    for slot in bitmap.slots(run.members.forfeited):
-        run.settle(run.index_of(run.members.slots[slot].signer))
+    for seat in bitmap.seats(run.members.forfeited):
+        run.settle(run.index_of(run.members.seats[seat].signer))
     for which, name in ((0, "witnesses"), (1, "committee"), (2, "data")):
         world.label = f"inspect ({name})"
         world.send(run.instruction("inspect", which, 0))

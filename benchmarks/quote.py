@@ -189,7 +189,8 @@ BARS: tuple[tuple[str, str, float, str], ...] = (
 def _against_bar(found: Mapping[str, Any], what: str, key: str, bar: float, _: str) -> str:
     value = found[key]["8"] if isinstance(found[key], dict) else found[key]
     if value is None:
-        return UNKNOWN
+        most = found.get(f"{key}_at_most", {}).get("8")  # of tokens alone, where seconds do not compare
+        return UNKNOWN if most is None or most >= -bar else f"**at most {most:.2f}**"
     shown = f"{value:+.1%}" if what.startswith("loss") else f"{value:.2f}" if bar < 0 else f"{value:.4f}"
     if found.get(f"{key}_interval") is not None:
         shown += f" ± {found[f'{key}_interval']:.1%}"

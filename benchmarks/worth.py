@@ -94,6 +94,19 @@ def _end(steps: int, rates: Mapping[float, Sequence[Mapping[str, Any]]]) -> dict
     }
 
 
+def by_tokens(end: Mapping[str, Any], members: int, alone: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What members who ended at a loss are worth if only tokens count: all that is known where seconds do not compare."""
+    needed = steps_to([(point["steps"], point["held_out"]) for point in alone], end["held_out"])
+    efficiency = None if needed is None else needed / (members * end["steps"])
+    return {
+        "steps_alone": None if needed is None else round(needed),
+        "token_efficiency": None if efficiency is None else round(efficiency, 3),
+        "compute_share": None,
+        "worth": None,
+        "worth_without_protocol": None,
+    }
+
+
 def compared(
     end: Mapping[str, Any], training: Training, sent: int, alone: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
@@ -105,9 +118,7 @@ def compared(
     beside = protocol_seconds(members, sent) / training.inner_steps
     share = one / (max(own, beside) if training.overlap else own + beside)
     efficiency = None if needed is None else needed / (members * end["steps"])
-    return {
-        "steps_alone": None if needed is None else round(needed),
-        "token_efficiency": None if efficiency is None else round(efficiency, 3),
+    return by_tokens(end, members, alone) | {
         "compute_share": round(share, 4),
         "worth": None if efficiency is None else round(members * efficiency * share, 3),
         "worth_without_protocol": None if efficiency is None else round(members * efficiency * one / own, 3),
@@ -169,8 +180,11 @@ def of_size(size: str) -> dict[str, Any]:
         for name, end in itertools.product(ALONE if first.members > 1 else (), ends):
             if name in measured:
                 pair = on_one_machine(end, measured[name]["ends"], seconds[arm.name], seconds[name])
-                if pair is not None:
-                    end[f"against_{name}"] = compared(pair[0], first, sent, pair[1])
+                end[f"against_{name}"] = (
+                    by_tokens(end, first.members, measured[name]["ends"])
+                    if pair is None
+                    else compared(pair[0], first, sent, pair[1])
+                )
         measured[arm.name] = {
             "question": arm.question,
             "expected": arm.expected[size],
@@ -234,6 +248,7 @@ def headline(measured: Mapping[str, Any]) -> dict[str, Any]:
         found[f"worth_{name}"] = {
             str(n): end.get(f"against_{name}", {}).get("worth") if end else None for n, end in ends.items()
         }
+        found[f"worth_{name}_at_most"] = {str(n): _by_tokens_alone(end, n, name) for n, end in ends.items()}
         bound = measured.get(f"{name}-8x", {"ends": []})["ends"]
         at = [point for point in bound if ends[8] and point["steps"] == ends[8]["steps"]]
         found |= over(ends[8], at[0] if at else None, f"loss_over_{name}")
@@ -245,6 +260,11 @@ def headline(measured: Mapping[str, Any]) -> dict[str, Any]:
         "compute_share": against.get("compute_share"),
         "step_seconds_for": eight.get("step_seconds_for"),
     }
+
+
+def _by_tokens_alone(end: Mapping[str, Any] | None, members: int, name: str) -> float | None:
+    efficiency = (end or {}).get(f"against_{name}", {}).get("token_efficiency")
+    return None if efficiency is None else round(members * efficiency, 3)
 
 
 def over(end: Mapping[str, Any] | None, bound: Mapping[str, Any] | None, name: str) -> dict[str, float | None]:

@@ -18,7 +18,7 @@ from aftermath.central.reach import CentralPool
 from aftermath.central.server import CentralServer, ServerConfig, opened
 from aftermath.chain.member import SolanaMember
 from aftermath.chain.wallet import Wallet
-from aftermath.rules.accounts import Slot
+from aftermath.rules.accounts import Seat
 from chain.networks import SCHEMA_HASH, Place
 
 RUN = "demo"
@@ -73,10 +73,10 @@ class Visitor:
         wish = {"p2p": bytes(self.peer.pubkey()), "tier": 0, "weight": 10, "schema_hash": SCHEMA_HASH}
         await self.chain.join(**{**wish, "stateless": False, **changes})
 
-    async def slot(self) -> Slot | None:
+    async def seat(self) -> Seat | None:
         members = (await self.chain.view(fresh=True)).members
         index = members.find(self.wallet.public)
-        return None if index is None else members.slots[index]
+        return None if index is None else members.seats[index]
 
 
 async def until(wanted: Callable[[], Any], what: str) -> Any:

@@ -245,7 +245,7 @@ async def test_a_state_that_was_acknowledged_outlives_the_server_and_members_com
         async with serving(tmp_path, port=port) as again:
             after = (await visitor.chain.view(fresh=True)).run
             assert after.seq == before.seq
-            assert await visitor.slot() is not None
+            assert await visitor.seat() is not None
             await visitor.chain.leave()
             await until(lambda: _guest(again, visitor).at == here, "it is announced again")
         async with serving(port=port):
@@ -285,6 +285,6 @@ async def test_a_member_that_is_gone_for_a_moment_is_not_withdrawn(monkeypatch: 
         connection = visitor.link._connection
         assert connection is not None
         await connection.close()
-        assert await visitor.slot() is not None
+        assert await visitor.seat() is not None
         assert visitor.link._connection is not connection
         assert server.presence.here(visitor.wallet.pubkey)

@@ -31,7 +31,7 @@ async def test_a_run_is_created_configured_started_and_closed(place: Place) -> N
     assert (run.run_id, run.config.rounds_per_epoch, run.levels) == ("first", 3, 2)
     assert run.main_authority == place.wallet.public
     assert (model.metadata.name, model.checkpoint.repo, model.tier_widths) == ("first", "/tmp/model", (64, 32))
-    assert len(members.slots) == 256
+    assert len(members.seats) == 256
     assert [r.run_id for r, *_ in await coordinator.list_runs()] == ["first"]
     await coordinator.set_paused("first", True)
     before = await balance(place.pool, place.wallet.pubkey)

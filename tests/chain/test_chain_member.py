@@ -67,10 +67,10 @@ async def test_one_member_lives_through_an_epoch(place: Place) -> None:
     async with member_of(place) as member:
         began = time.monotonic()
         await join(member)
-        slot = (await member.view()).members.find(member.wallet)
-        assert slot == 0
+        seat = (await member.view()).members.find(member.wallet)
+        assert seat == 0
         run = await until(member, lambda r: r.state is RunState.WARMUP and r.seed_is_drawn)
-        assert (await member.view()).members.slots[0].state is MemberState.HEALTHY
+        assert (await member.view()).members.seats[0].state is MemberState.HEALTHY
         assert -5 < member.now() - run.state_started_at < 5 + time.monotonic() - began
         await member.warmup_witness(0, run.place)
         with pytest.raises(Refused) as caught:
@@ -115,7 +115,7 @@ async def witness(member: SolanaMember, run: Run) -> None:
     closed = (await member.view(fresh=True)).run.round(height)
     assert closed is not None
     (attestation,) = await member.attestations(closed)
-    assert (attestation.slot, attestation.participation) == (0, participation)
+    assert (attestation.seat, attestation.participation) == (0, participation)
     with pytest.raises(Refused) as caught:
         await member.witness(
             0, run.place, participation, fingerprints, step=1, loss=1.0, tokens_per_sec=1, bytes_per_sec=1

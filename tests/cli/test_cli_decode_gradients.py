@@ -24,9 +24,9 @@ from member.desk import SCHEMA, empty_payload
 LATTICE = Schema(SCHEMA.state, SparseLoCo(inner_steps=1, topk=4, topk_embeddings=4, chunk=8))
 
 
-def result_of(schema: Schema, tier: int, slot: int = 3) -> GradientFile:
+def result_of(schema: Schema, tier: int, seat: int = 3) -> GradientFile:
     """The result of a member of that tier whose gradients are as chance has it."""
-    generator = torch.Generator().manual_seed(slot)
+    generator = torch.Generator().manual_seed(seat)
     params = {name: torch.randn(s, generator=generator) for name, s in CONFIG.parameter_shapes(tier).items()}
 
     def backward(_: torch.Tensor) -> float:
@@ -37,7 +37,7 @@ def result_of(schema: Schema, tier: int, slot: int = 3) -> GradientFile:
     for tensor in params.values():
         tensor.requires_grad_()
     trained = Engine(schema, tier, params).train(torch.zeros(1, 2, dtype=torch.int64), backward, 0.1, 0.1)
-    about = About(run_id="demo", epoch=0, round=3, step=12, slot=slot, tier=tier, learning_rate=0.1)
+    about = About(run_id="demo", epoch=0, round=3, step=12, seat=seat, tier=tier, learning_rate=0.1)
     return GradientFile(schema, about, trained.payloads)
 
 
@@ -56,7 +56,7 @@ def test_a_file_is_described_level_by_level(tmp_path: Path) -> None:
         "epoch": 0,
         "round": 3,
         "step": 12,
-        "slot": 3,
+        "seat": 3,
         "tier": 1,
         "learning_rate": 0.1,
         "schema_hash": SCHEMA.hash().hex(),
@@ -68,7 +68,7 @@ def test_a_file_is_described_level_by_level(tmp_path: Path) -> None:
 
 
 def test_a_person_reads_one_line_for_each_level(tmp_path: Path) -> None:
-    empty = GradientFile(SCHEMA, result_of(SCHEMA, 2, slot=4).about, {2: empty_payload(2)})
+    empty = GradientFile(SCHEMA, result_of(SCHEMA, 2, seat=4).about, {2: empty_payload(2)})
     shown = invoke("decode-gradients", put(tmp_path, result_of(SCHEMA, 1)), put(tmp_path, empty))
     assert (shown.code, shown.err) == (0, "")
     head, *lines = shown.out.splitlines()
@@ -80,7 +80,7 @@ def test_a_person_reads_one_line_for_each_level(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("schema", [SCHEMA, LATTICE], ids=["distro", "sparseloco"])
 def test_out_gives_the_parameters_tensors(tmp_path: Path, schema: Schema) -> None:
-    files = [result_of(schema, tier=1, slot=3), result_of(schema, tier=0, slot=4)]
+    files = [result_of(schema, tier=1, seat=3), result_of(schema, tier=0, seat=4)]
     paths = [put(tmp_path, file) for file in files]
     told = invoke("decode-gradients", *paths, "--out", tmp_path / "new" / "dense", "--json").data
     for file, entry in zip(files, told, strict=True):
@@ -129,7 +129,7 @@ def test_a_model_for_which_there_is_no_room_is_not_begun(tmp_path: Path) -> None
     schema = build_schema(huge, 1, SparseLoCo(topk=1, topk_embeddings=1, chunk=255, bits=1))
     entries = schema.results.entries(0)
     payload = encode_level(schema.results, 0, np.full(entries, 0xFFFF, np.uint16), np.zeros(entries, np.float32))
-    about = About(run_id="demo", epoch=0, round=0, step=1, slot=0, tier=0, learning_rate=0.1)
+    about = About(run_id="demo", epoch=0, round=0, step=1, seat=0, tier=0, learning_rate=0.1)
     path = put(tmp_path, GradientFile(schema, about, {0: payload}))
     told = invoke("decode-gradients", path, "--out", tmp_path / "dense", "--json").error
     assert "would take" in told["error"]

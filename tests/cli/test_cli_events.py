@@ -36,7 +36,7 @@ class Writer:
                 self.events.emit(said("state", epoch=step // 5, state="WARMUP", step=step - 1, total_steps=20))
             self.events.emit(said("round", epoch=step // 5, step=step))
             self.events.emit(said("trained", epoch=step // 5, step=step, loss=5.0 - step / 10, tokens=10))
-            self.events.emit(said("fetch_failed", height=step, slot=2, why=EVIL))
+            self.events.emit(said("fetch_failed", height=step, seat=2, why=EVIL))
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_a_replay_reads_from_the_first_event_to_the_last(kept: Path) -> None:
 def test_kinds_are_chosen_and_then_shown_whatever_they_are(kept: Path) -> None:
     shown = invoke("events", "replay", kept, "--kind", "fetch_failed")
     assert len(shown.out.splitlines()) == 14
-    assert "fetch_failed: height 1, slot 2, why =1+1�[2J" in shown.out
+    assert "fetch_failed: height 1, seat 2, why =1+1�[2J" in shown.out
     assert "\x1b" not in shown.out
     refused = invoke("events", "replay", kept, "--kind", "trained,nonsense", "--json")
     assert "--kind nonsense: there is no such kind" in refused.mistake["error"]

@@ -58,7 +58,7 @@ def websocket(rpc: str) -> str:
 def test_create_run_makes_full_accounts_in_few_transactions(created: Shell, owner: Shell, run_id: str) -> None:
     dump = created("json-dump-run", "--run-id", run_id).data
     assert dump["model"]["metadata"]["name"] == "Test"
-    assert dump["members"]["slots"] == []
+    assert dump["members"]["seats"] == []
     again = created("create-run", "--run-id", f"{run_id}b").data
     assert len(again["signatures"]) <= 2
     assert again["permissionless"] is True
@@ -331,7 +331,7 @@ def test_a_wallet_is_removed_and_barred_by_the_owner_and_the_join_authority(
     assert "is not a member" in owner(*whom).error["error"]
     assert "only the owner of run" in Shell(owner.rpc, stranger)(*whom, "--bar").error["error"]
     found = Shell(owner.rpc, grantor)(*whom, "--bar").data
-    assert (found["slot"], found["barred"]) == (None, True)
+    assert (found["seat"], found["barred"]) == (None, True)
     asked = invoke("can-join", "--rpc", owner.rpc, "--run-id", run_id, "--address", stranger)
     assert "the wallet is barred from the run" in asked.out
     assert owner(*whom).data["barred"] is False

@@ -25,7 +25,7 @@ def events(tier: int, *, loss_falls: float = 2.0, steps: int = LAST, wrong_at: i
     """What a member of that tier writes in `steps` rounds; at step `wrong_at` its replica is another one."""
     lines = [
         said("started", run_id="demo", tier=tier, wallet=f"W{tier}"),
-        said("joined", slot=tier),
+        said("joined", seat=tier),
         said("model", source="the checkpoint"),
     ]
     for step in range(1, steps + 1):

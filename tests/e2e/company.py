@@ -17,7 +17,7 @@ from xprocess import XProcess
 
 from aftermath.chain.wallet import create_wallet
 from aftermath.cli.main import app
-from aftermath.rules.accounts import Members, Model, Run, Slot
+from aftermath.rules.accounts import Members, Model, Run, Seat
 from aftermath.rules.state import MemberState
 from e2e.diary import Diary, applied_sequences, compare_replicas
 from e2e.network import Network
@@ -144,11 +144,11 @@ class Company:
     def members(self) -> Members:
         return self.network.members(self.run_id)
 
-    def slot(self, player: Player) -> Slot | None:
+    def seat(self, player: Player) -> Seat | None:
         """The player's place on chain."""
         members = self.members
         index = members.find(bytes(player.wallet))
-        return members.slots[index] if index is not None else None
+        return members.seats[index] if index is not None else None
 
     def until(self, wanted: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:
         """Wait for a condition; a member that ends with an error meanwhile fails the test."""
@@ -198,7 +198,7 @@ class Company:
 
     def in_epoch(self, player: Player) -> bool:
         """Whether it is a healthy member of the running epoch."""
-        place = self.slot(player)
+        place = self.seat(player)
         return place is not None and place.state is MemberState.HEALTHY
 
     def disband(self) -> None:

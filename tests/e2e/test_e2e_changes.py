@@ -80,7 +80,7 @@ def interrupt(player: Player) -> None:
 
 def has_left(crew: Company, player: Player) -> bool:
     """Whether it is out of the running epoch (idle: that epoch has ended since) and does not want the next."""
-    place = crew.slot(player)
+    place = crew.seat(player)
     assert place is not None
     return not place.pending and place.state in (MemberState.WITHDRAWN, MemberState.IDLE)
 
@@ -131,10 +131,10 @@ def test_killed_member_is_dropped_its_share_done_again_and_it_returns(crew: Comp
     victim, observer = crew.players[1], crew.players[0]
     crew.until_early_in_an_epoch()
     victim.process.kill()
-    slot = crew.members.find(bytes(victim.wallet))
-    assert slot is not None
+    seat = crew.members.find(bytes(victim.wallet))
+    assert seat is not None
 
-    crew.until(lambda: crew.members.slots[slot].state is MemberState.DROPPED, "it is dropped on chain")
+    crew.until(lambda: crew.members.seats[seat].state is MemberState.DROPPED, "it is dropped on chain")
     owed = crew.run.data_index
     crew.until(lambda: crew.all_trained(observer, owed), "every sequence is trained, its share too")
     assert crew.run.lost_sequences == 0
@@ -143,7 +143,7 @@ def test_killed_member_is_dropped_its_share_done_again_and_it_returns(crew: Comp
     crew.poise(victim)()
     crew.until_trains(victim, mark, results=3)
     assert [event["source"] for event in victim.diary.saw("model", mark)] == ["peers"]
-    assert crew.members.find(bytes(victim.wallet)) == slot
+    assert crew.members.find(bytes(victim.wallet)) == seat
 
 
 def test_pause_and_resume_with_members_waiting(crew: Company) -> None:

@@ -37,7 +37,7 @@ def test_three_tiers_train_two_epochs_to_the_end(company: Company, material: Mat
         assert [event["step"] for event in player.diary.saw("applied")] == list(range(1, STEPS + 1))
         losses = [event["loss"] for event in player.diary.saw("trained")]
         assert losses[-1] < losses[0] - 0.5
-    assert {player.diary.saw("joined")[0]["slot"] for player in players} == {0, 1, 2}
+    assert {player.diary.saw("joined")[0]["seat"] for player in players} == {0, 1, 2}
 
     # The checkpoint of every epoch's end is on disk and on chain, with the hashes the members attested.
     assert model.checkpoint.kind is CheckpointKind.LOCAL

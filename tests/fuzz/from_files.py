@@ -258,7 +258,7 @@ def schemas() -> tuple[list[bytes], Decode]:
 
 
 def gradient_files() -> tuple[list[bytes], Decode]:
-    about = About(run_id="sim", epoch=0, round=3, step=12, slot=3, tier=1, learning_rate=0.004)
+    about = About(run_id="sim", epoch=0, round=3, step=12, seat=3, tier=1, learning_rate=0.004)
     seed = GradientFile(SCHEMA, about, {level: empty_payload(level) for level in (1, 2)}).to_bytes()
     return [seed], through_file("step.safetensors", lambda path: read_gradient_file(path).votes())
 

@@ -23,7 +23,7 @@ from fuzz.decoder import Decode, Decoder, now, through_file
 from member.desk import SCHEMA, SECRETS, Desk, commitment_of, empty_payload, p2p_of
 from optim.private_states import OPTIMIZERS, trained
 
-READY = commitment.Ready(sender=p2p_of(0), signer=b"w" * 32, run_id="test", epoch=2, slot=0)
+READY = commitment.Ready(sender=p2p_of(0), signer=b"w" * 32, run_id="test", epoch=2, seat=0)
 WEIGHTS = init_weights(CONFIG, 3)
 INNER = SparseLoCo(topk=4, topk_embeddings=4, chunk=8).results(SCHEMA.state)
 WHOLE = SparseLoCo(topk=60, topk_embeddings=64, chunk=8).results(SCHEMA.state)

@@ -135,7 +135,7 @@ class AnotherShare(Lies):
 
     def lie(self, me: Hostile, said: Commitment) -> Iterable[Said]:
         yield replace(said, intervals=tuple(SequenceInterval(i.start + 1, i.stop + 1) for i in said.intervals))
-        yield from (replace(said, slot=slot) for slot in range(8) if slot != said.slot)
+        yield from (replace(said, seat=seat) for seat in range(8) if seat != said.seat)
 
 
 class Respelled(Lies):

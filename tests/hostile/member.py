@@ -112,7 +112,7 @@ class Hostile:
     async def other_of_tier(self, tier: int) -> bytes:
         """The p2p key of another member that holds so much."""
         members = (await self.chain.view()).members
-        keys = (members.slots[slot] for slot in bitmap.slots(self.run.current.roster))
+        keys = (members.seats[seat] for seat in bitmap.seats(self.run.current.roster))
         return next(one.p2p for one in keys if one.tier == tier and one.p2p != self.node_id)
 
     # --- what it is made of ---------------------------------------------------------------------------------------

@@ -44,9 +44,9 @@ class NeverWitness(Behaviour):
 class FalseWitness(Behaviour):
     """Says that nobody delivered, under fingerprints of nothing."""
 
-    async def on_witness(self, me: Hostile, honest: Verb, slot: int, place: Any, *given: Any, **more: Any) -> None:
+    async def on_witness(self, me: Hostile, honest: Verb, seat: int, place: Any, *given: Any, **more: Any) -> None:
         me.deeds += 1
-        await honest(slot, place, 0, bytes(len(given[1])), **more)
+        await honest(seat, place, 0, bytes(len(given[1])), **more)
 
 
 class FalseAttest(Behaviour):
@@ -88,7 +88,7 @@ class FalseHealthChecks(Behaviour):
     async def meanwhile(self, me: Hostile) -> None:
         while True:
             roster = me.run.current.roster
-            for missing in (roster, *(1 << slot for slot in bitmap.slots(roster))):
+            for missing in (roster, *(1 << seat for seat in bitmap.seats(roster))):
                 await asyncio.sleep(0.1)
                 me.deeds += 1
                 with contextlib.suppress(CoordinatorError):
@@ -142,7 +142,7 @@ class FloodsAnnouncements(Behaviour):
                     number += 1
                     me.deeds += 1
                     signer = number.to_bytes(32, "big")
-                    said = Ready(sender=me.node_id, signer=signer, run_id=me.run.run_id, epoch=me.run.epoch, slot=0)
+                    said = Ready(sender=me.node_id, signer=signer, run_id=me.run.run_id, epoch=me.run.epoch, seat=0)
                     me.tell(peer, said)
             await asyncio.sleep(0.05)
 

@@ -13,7 +13,7 @@ import psutil
 
 from aftermath.rules.accounts import Members, Round, Run
 from aftermath.rules.assignment import PositionInterval, sequences
-from aftermath.rules.bitmap import slots
+from aftermath.rules.bitmap import seats
 from aftermath.rules.state import MemberState, RunState
 from aftermath.sim.record import state_of
 from e2e.company import Player
@@ -138,8 +138,8 @@ class Watch:
                 if header.height <= run.current.height and run.round(header.height) is not None:
                     epoch.headers[header.height] = header
             gone = (MemberState.DROPPED, MemberState.EJECTED)
-            for slot in slots(members.mask(gone[0]) | members.mask(gone[1])) if members is not None else ():
-                epoch.dropped.setdefault(slot, run.current.height)
+            for seat in seats(members.mask(gone[0]) | members.mask(gone[1])) if members is not None else ():
+                epoch.dropped.setdefault(seat, run.current.height)
 
     def _cost(self) -> dict[str, tuple[float, float]]:
         """Of each honest process: megabytes of memory, and seconds of CPU."""
@@ -168,7 +168,7 @@ def rows_of(
     for epoch, attacker in sorted(attackers.items()):
         seen, took = watch.epochs[epoch], _seconds(honest, epoch) or [0.0]
         due = {i for header in seen.headers.values() for i in _batch(header)}
-        slot = next((e["slot"] for e in attacker.player.diary.saw("joined")), None)
+        seat = next((e["seat"] for e in attacker.player.diary.saw("joined")), None)
         both = seen.began.keys() & seen.ended.keys()
         growth = [seen.ended[name][0] - seen.began[name][0] for name in both]
         cpu = [seen.ended[name][1] - seen.began[name][1] for name in both]
@@ -193,11 +193,11 @@ def rows_of(
                 replicas_equal=equal,
                 levels=seen.levels,
                 levels_attested=seen.attested,
-                attacker_dropped_at=seen.dropped.get(slot) if slot is not None else None,
+                attacker_dropped_at=seen.dropped.get(seat) if seat is not None else None,
                 attacker_kept_out=any(_barred(events, attacker) for events in said),
-                blamed_by=sum(_blames(events, attacker, slot) for events in said),
+                blamed_by=sum(_blames(events, attacker, seat) for events in said),
                 honest=len(honest),
-                honest_dropped=sum(other != slot for other in seen.dropped),
+                honest_dropped=sum(other != seat for other in seen.dropped),
                 honest_megabytes=round(max(growth, default=0.0), 1),
                 honest_cpu_per_round=round(sum(cpu) / len(cpu) / len(took), 3) if cpu else 0.0,
                 honest_lines=sum(map(len, said)),
@@ -243,10 +243,10 @@ def _said(player: Player, epoch: int) -> list[Event]:
     return found
 
 
-def _blames(events: Iterable[Event], attacker: Attacker, slot: int | None) -> bool:
+def _blames(events: Iterable[Event], attacker: Attacker, seat: int | None) -> bool:
     """Whether a member says of this attacker what it is to blame for."""
     why = blamed_for(attacker.attack)
-    about = (e for e in events if e.get("peer") == attacker.peer or (slot is not None and e.get("slot") == slot))
+    about = (e for e in events if e.get("peer") == attacker.peer or (seat is not None and e.get("seat") == seat))
     return bool(why) and any(why in e.get("why", "") for e in about)
 
 

@@ -94,7 +94,7 @@ def chosen(values: np.ndarray, topk: int, smallest: float) -> tuple[np.ndarray, 
 
 @settings(max_examples=300, deadline=None)
 @given(blocks(), st.integers(0, 2**32))
-def test_whatever_bits_a_block_has_as_many_are_chosen_as_there_are_slots(
+def test_whatever_bits_a_block_has_as_many_are_chosen_as_there_are_entries(
     given: tuple[np.ndarray, int, float], seed: int
 ) -> None:
     """Also of numbers that are none, and infinite ones: they count by their bits."""

@@ -77,7 +77,7 @@ def test_it_computes_what_the_members_of_a_run_compute(
     hashes = {event["step"]: event["hashes"] for event in sim.players[0].saw("applied")}
     assert sorted(hashes) == list(range(1, 13))
 
-    slots = {slot.tier: number for number, slot in enumerate(plans[1].slots) if number < 3}
+    seats = {seat.tier: number for number, seat in enumerate(plans[1].seats) if number < 3}
     data = open_tokens(tmp_path / "data", 2, 16, vocab_size=CONFIG.vocab_size)
     overlap = sim.run.config.overlap
     together = Together(
@@ -86,7 +86,7 @@ def test_it_computes_what_the_members_of_a_run_compute(
         overlap,
     )
     for step in range(1, 13):
-        indices = [[i for span in plans[step].ranges(slots[tier]) for i in span] for tier in (0, 1, 2)]
+        indices = [[i for span in plans[step].ranges(seats[tier]) for i in span] for tier in (0, 1, 2)]
         assert all(len(own) == 3 for own in indices)
         together.step(step, [torch.from_numpy(data.read(own)) for own in indices], [True] * 3)
         if step > overlap:

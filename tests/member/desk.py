@@ -39,12 +39,12 @@ SECRETS = [bytes([number]) * 32 for number in range(1, 4)]
 BATCH = 9
 
 
-def p2p_of(slot: int) -> bytes:
-    return bytes(Keypair.from_seed(SECRETS[slot]).pubkey())
+def p2p_of(seat: int) -> bytes:
+    return bytes(Keypair.from_seed(SECRETS[seat]).pubkey())
 
 
 def three_members() -> Members:
-    return builders.members({slot: builders.slot(slot, tier=slot, p2p=p2p_of(slot), weight=3) for slot in range(3)})
+    return builders.members({seat: builders.seat(seat, tier=seat, p2p=p2p_of(seat), weight=3) for seat in range(3)})
 
 
 def header_of(height: int = 4, **given: int) -> Round:
@@ -61,23 +61,23 @@ def empty_payload(level: int) -> bytes:
     return encode_level(SCHEMA.results, level, np.full(entries, 0xFFFF, np.uint16), np.zeros(entries, np.float32))
 
 
-def commitment_of(transport: SimTransport | None, slot: int, height: int = 4, **changed: Any) -> Commitment:
-    """What member `slot` has to announce; its payloads are published on `transport`."""
+def commitment_of(transport: SimTransport | None, seat: int, height: int = 4, **changed: Any) -> Commitment:
+    """What member `seat` has to announce; its payloads are published on `transport`."""
     levels = {}
-    for level in range(slot, 3):
+    for level in range(seat, 3):
         data = empty_payload(level)
         levels[level] = LevelPayload(transport.publish(data) if transport else b"d" * 32, len(data))
     good = Commitment(
-        sender=p2p_of(slot),
-        signer=slot.to_bytes(32, "big"),
+        sender=p2p_of(seat),
+        signer=seat.to_bytes(32, "big"),
         run_id="test",
         epoch=2,
         height=height,
         seed=7,
         step=height + 1,
-        slot=slot,
-        tier=slot,
-        intervals=tuple(SequenceInterval(r.start, r.stop) for r in plan_of(height).ranges(slot)),
+        seat=seat,
+        tier=seat,
+        intervals=tuple(SequenceInterval(r.start, r.stop) for r in plan_of(height).ranges(seat)),
         schema_hash=SCHEMA.hash(),
         levels=levels,
         private=PrivateRoots(NOTHING, b"a" * 32, None),
@@ -92,9 +92,9 @@ class Desk:
 
     def __init__(self, epoch: int = 2) -> None:
         network = SimNetwork()
-        self.transports = [network.open(p2p_of(slot)) for slot in range(3)]
+        self.transports = [network.open(p2p_of(seat)) for seat in range(3)]
         for transport in self.transports:
-            transport.set_members(p2p_of(slot) for slot in range(3))
+            transport.set_members(p2p_of(seat) for seat in range(3))
         self.events: list[Said] = []
         self.feed = RunFeed(builders.view(run_at(4), three_members()))
         clock = VirtualClock()
@@ -111,9 +111,9 @@ class Desk:
         self.results = Results(self.ports, self.role, self.workers.decode)
         self.results.begin(epoch)
 
-    def hear(self, slot: int, height: int = 4, **changed: Any) -> Commitment:
-        said = commitment_of(self.transports[slot], slot, height, **changed)
-        self.results.hear(said, encode_announcement(said, SECRETS[slot]))
+    def hear(self, seat: int, height: int = 4, **changed: Any) -> Commitment:
+        said = commitment_of(self.transports[seat], seat, height, **changed)
+        self.results.hear(said, encode_announcement(said, SECRETS[seat]))
         return said
 
 

@@ -15,7 +15,7 @@ from aftermath.sim.simulation import Player, Simulation, play
 from aftermath.sim.transport import SimTransport
 from member.desk import SECRETS, Desk, commitment_of
 from member.saboteurs import Lie, other_result, sabotage, sign, tell_all
-from member.test_member_hostile import slot_of
+from member.test_member_hostile import seat_of
 
 
 def signed(**changed: object) -> bytes:
@@ -40,7 +40,7 @@ def test_two_results_of_one_share_prove_it_and_nothing_else_does() -> None:
     assert not proves(Pair(signed(), signed(epoch=3, **another(FIRST))))
     assert not proves(Pair(signed(), signed(run_id="another", **another(FIRST))))
     assert not proves(Pair(signed(), second[:-1]))
-    other = msgspec.structs.replace(commitment_of(None, 1), slot=0, signer=FIRST.signer)
+    other = msgspec.structs.replace(commitment_of(None, 1), seat=0, signer=FIRST.signer)
     assert not proves(Pair(signed(), encode_announcement(other, SECRETS[1]))), "of two keys"
 
 
@@ -109,15 +109,15 @@ def check_evidence(liar: Player, honest: list[Player]) -> None:
     for player in honest:
         told = player.saw("equivocated")
         assert told, player.name
-        assert {e["slot"] for e in told} == {slot_of(liar)}
+        assert {e["seat"] for e in told} == {seat_of(liar)}
         assert all(proves(Pair(bytes.fromhex(e["first"]), bytes.fromhex(e["second"]))) for e in told)
 
 
 def check_ejected(sim: Simulation, liar: Player, honest: list[Player]) -> None:
     """One member showed it to the program, which ejected the liar: it counts for next to nothing from then on."""
     told = [event for player in honest for event in player.saw("ejected")]
-    assert [event["slot"] for event in told] == [slot_of(liar)]
-    weights = {player.id: slot.weight for player in sim.players for slot in sim.members.slots if slot.p2p == player.id}
+    assert [event["seat"] for event in told] == [seat_of(liar)]
+    weights = {player.id: seat.weight for player in sim.players for seat in sim.members.seats if seat.p2p == player.id}
     assert weights[liar.id] == 1
     assert all(weights[player.id] > 1 for player in honest)
 

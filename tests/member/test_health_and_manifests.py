@@ -41,8 +41,8 @@ def test_without_overlap_it_is_the_roster_of_the_round_that_closed() -> None:
 
 def test_who_has_left_is_not_reported() -> None:
     members = three_members()
-    gone = replace(members.slots[2], state=MemberState.WITHDRAWN)
-    left = replace(members, slots=(*members.slots[:2], gone, *members.slots[3:]))
+    gone = replace(members.seats[2], state=MemberState.WITHDRAWN)
+    left = replace(members, seats=(*members.seats[:2], gone, *members.seats[3:]))
     assert unseen(_after(0b011, 3), left) == 0
 
 
@@ -105,4 +105,4 @@ def test_a_snapshot_is_a_copy_of_what_the_tier_holds() -> None:
 
 
 def test_members_in_a_bitmap_are_the_ones_reported() -> None:
-    assert list(bitmap.slots(unseen(_after(0b001, 3), three_members()))) == [1, 2]
+    assert list(bitmap.seats(unseen(_after(0b001, 3), three_members()))) == [1, 2]

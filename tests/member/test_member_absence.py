@@ -22,8 +22,8 @@ from aftermath.sim.simulation import Player, Simulation, play
 
 def _witness(sim: Simulation) -> Player:
     """The only witness of the running round."""
-    (slot,) = witnesses(sim.run.current, sim.members.mask(MemberState.HEALTHY))
-    wallet = sim.members.slots[slot].signer
+    (seat,) = witnesses(sim.run.current, sim.members.mask(MemberState.HEALTHY))
+    wallet = sim.members.seats[seat].signer
     return next(player for player in sim.players if bytes(player.key.pubkey()) == wallet)
 
 
@@ -129,7 +129,7 @@ def test_a_stall_of_all_is_held_against_nobody(tmp_path: Path) -> None:
             await sim.until_round(height)
             await asyncio.sleep(0.1)
             plan = idle._results.plan(height)
-            if plan is not None and idle.slot not in plan.owing:
+            if plan is not None and idle.seat not in plan.owing:
                 break
         _all_take(players, 16.0)
         stalled = await sim.until_round(height + 1)
@@ -154,7 +154,7 @@ def test_who_withholds_its_share_and_attests_it_is_dropped(tmp_path: Path, monke
         _, _, _, sly = [sim.add(tier) for tier in (0, 1, 2, 2)]
 
         async def announced_by_others(rounds: Rounds, plan: RoundPlan, trained: Trained) -> None:
-            if sly.member is not None and rounds._slot == sly.member.slot:
+            if sly.member is not None and rounds._seat == sly.member.seat:
                 withheld.append(plan.header.height)
             else:
                 await announce(rounds, plan, trained)
@@ -197,7 +197,7 @@ def _waits_for(run: Run, slow: Player, quick: Sequence[Player]) -> bool:
     height = run.current.height
     plan = slow.member._results.plan(height) if run.state is RunState.ROUND_TRAIN else None
     trained = [bool(player.saw("trained", height=height)) for player in (slow, *quick)]
-    return plan is not None and slow.member.slot in plan.owing and trained == [False, True, True]
+    return plan is not None and slow.member.seat in plan.owing and trained == [False, True, True]
 
 
 def _all_take(players: Sequence[Player], seconds: float) -> None:

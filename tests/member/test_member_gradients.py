@@ -35,13 +35,13 @@ def files_of(sim: Simulation, player: Player) -> dict[str, bytes]:
 
 
 def results_of(sim: Simulation, player: Player) -> dict[int, list[GradientFile]]:
-    """The same by step, in the order of slots."""
+    """The same by step, in the order of seats."""
     found: dict[int, list[GradientFile]] = defaultdict(list)
     for name in files_of(sim, player):
         file = read_gradient_file(sim.place / "gradients" / player.name / name)
         assert file.name == name
         found[file.about.step].append(file)
-    return {step: sorted(files, key=lambda file: file.about.slot) for step, files in sorted(found.items())}
+    return {step: sorted(files, key=lambda file: file.about.seat) for step, files in sorted(found.items())}
 
 
 def whole_run(tmp_path: Path, tiers: Sequence[int], **rules: Any) -> Simulation:
@@ -58,7 +58,7 @@ def test_members_of_one_tier_write_the_same_files(tmp_path: Path) -> None:
     sim = whole_run(tmp_path, (0, 0, 0))
     assert sim.check() > 0
     first, *others = (files_of(sim, player) for player in sim.players)
-    assert sorted(first) == [f"step-{step:06}-member-{slot}.safetensors" for step in STEPS for slot in range(3)]
+    assert sorted(first) == [f"step-{step:06}-member-{seat}.safetensors" for step in STEPS for seat in range(3)]
     assert others == [first, first]
 
 
@@ -66,7 +66,7 @@ def test_members_of_one_tier_write_the_same_files(tmp_path: Path) -> None:
 def test_they_hold_the_very_votes_that_are_applied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overlap: int
 ) -> None:
-    """Of every level a member holds, in the order of slots, whatever tiers the others have."""
+    """Of every level a member holds, in the order of seats, whatever tiers the others have."""
     applied: dict[int, list[tuple[Mapping[int, Sequence[Votes]], float]]] = defaultdict(list)
     apply = Replica.apply
 
@@ -77,12 +77,12 @@ def test_they_hold_the_very_votes_that_are_applied(
     monkeypatch.setattr(Replica, "apply", note)
     sim = whole_run(tmp_path, (0, 1, 2), overlap=overlap)
     assert sim.check() > 0
-    tiers = {event["slot"]: event["tier"] for player in sim.players for event in player.saw("joined")}
+    tiers = {event["seat"]: event["tier"] for player in sim.players for event in player.saw("joined")}
     for player in sim.players:
         kept = results_of(sim, player)
         assert [*kept] == [*STEPS]
         for (step, files), (votes, lr) in zip(kept.items(), applied[player.tier], strict=True):
-            assert {file.about.slot: file.about.tier for file in files} == tiers
+            assert {file.about.seat: file.about.tier for file in files} == tiers
             assert {file.about.learning_rate for file in files} == {lr} == {learning_rate(sim.model.lr_schedule, step)}
             decoded = [file.votes() for file in files]
             for level in range(player.tier, 3):

@@ -44,10 +44,10 @@ def _epoch_with_a_liar(
     return play(place, story, init_min_clients=len(tiers), **rules)
 
 
-def slot_of(player: Player) -> int:
+def seat_of(player: Player) -> int:
     """Its place in the run, which is another one whenever members join in another order."""
-    slot: int = player.saw("joined")[-1]["slot"]
-    return slot
+    seat: int = player.saw("joined")[-1]["seat"]
+    return seat
 
 
 def _undisturbed(sim: Simulation) -> None:
@@ -56,7 +56,7 @@ def _undisturbed(sim: Simulation) -> None:
     assert sim.check(hostile=[liar]) > 0
     for player in honest:
         assert [e["epoch"] for e in player.saw("cooldown")] == [0], player.name
-    assert {sim.members.slots[slot].signer for _, slot in sim.record.dropped} == {bytes(liar.key.pubkey())}
+    assert {sim.members.seats[seat].signer for _, seat in sim.record.dropped} == {bytes(liar.key.pubkey())}
     assert sim.run.lost_sequences == 0
 
 
@@ -140,7 +140,7 @@ def _wrong_size(sim: Simulation, liar: Player) -> Lie:
 
 def _share_of_another(sim: Simulation, liar: Player) -> Lie:
     async def lie(said: Commitment, transport: SimTransport) -> None:
-        stolen = msgspec.structs.replace(said, slot=slot_of(sim.players[1]), signer=bytes(sim.players[1].key.pubkey()))
+        stolen = msgspec.structs.replace(said, seat=seat_of(sim.players[1]), signer=bytes(sim.players[1].key.pubkey()))
         tell_all(transport, sign(liar, stolen))
 
     return lie
@@ -173,14 +173,14 @@ def test_what_was_not_assigned_is_refused_before_a_byte_is_fetched(tmp_path: Pat
     sim = _epoch_with_a_liar(tmp_path, lie_of, rounds_per_epoch=4)
     _undisturbed(sim)
     assert sim.players[1].saw("refused", why="not what it was assigned", height=1)
-    assert not sim.players[1].saw("fetched", slot=slot_of(sim.players[0]), height=1)
+    assert not sim.players[1].saw("fetched", seat=seat_of(sim.players[0]), height=1)
 
 
 def test_what_was_not_assigned_is_spoken_of_once_a_round_and_under_the_name_of_who_sent_it(tmp_path: Path) -> None:
     def flood(sim: Simulation, liar: Player) -> Lie:
         async def lie(said: Commitment, transport: SimTransport) -> None:
             for number in range(100):
-                named = msgspec.structs.replace(said, slot=number % 4, schema_hash=bytes([number]) * 32)
+                named = msgspec.structs.replace(said, seat=number % 4, schema_hash=bytes([number]) * 32)
                 tell_all(transport, sign(liar, named))
 
         return lie
@@ -191,7 +191,7 @@ def test_what_was_not_assigned_is_spoken_of_once_a_round_and_under_the_name_of_w
     assert honest.transport is not None
     assert {who for who, _ in honest.transport.barred} == {liar.id}
     told = honest.saw("refused", why="not what it was assigned")
-    assert [event["slot"] for event in told] == [slot_of(sim.players[0])] * len(told)
+    assert [event["seat"] for event in told] == [seat_of(sim.players[0])] * len(told)
     assert 0 < len(told) == len({event["height"] for event in told})
 
 
@@ -227,7 +227,7 @@ def test_a_holder_that_serves_other_bytes_delivers_nothing(tmp_path: Path) -> No
 
     sim = _epoch_with_a_liar(tmp_path, lying_bytes, rounds_per_epoch=4)
     _undisturbed(sim)
-    assert sim.players[1].saw("fetch_failed", slot=slot_of(sim.players[0]))
+    assert sim.players[1].saw("fetch_failed", seat=seat_of(sim.players[0]))
 
 
 def test_two_results_of_one_share_count_as_none(tmp_path: Path) -> None:
@@ -306,8 +306,8 @@ def test_readiness_counts_only_under_its_own_key(tmp_path: Path) -> None:
         liar = sim.add(0)
         sim.add(1), sim.add(2, seconds=3.5)
         await sim.until(lambda run: run.state is RunState.WARMUP)
-        for slot in range(3):
-            lie = Ready(sender=liar.id, signer=bytes(liar.key.pubkey()), run_id="sim", epoch=0, slot=slot)
+        for seat in range(3):
+            lie = Ready(sender=liar.id, signer=bytes(liar.key.pubkey()), run_id="sim", epoch=0, seat=seat)
             assert liar.transport is not None
             await liar.transport.announce(encode_announcement(lie, liar.identity.secret()))
         await sim.until_round(0)
@@ -346,7 +346,7 @@ def test_what_witnesses_record_names_the_result_they_hold(tmp_path: Path) -> Non
         assert before is not None
         assert attesting is not None
         seen = await players[0].chain.attestations(attesting)
-        assert all(set(unpack_fingerprints(one, before.roster)) == set(bitmap.slots(before.roster)) for one in seen)
+        assert all(set(unpack_fingerprints(one, before.roster)) == set(bitmap.seats(before.roster)) for one in seen)
         assert len({tuple(unpack_fingerprints(one, before.roster).items()) for one in seen}) == 1
 
     play(tmp_path, story)

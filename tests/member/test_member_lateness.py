@@ -64,7 +64,7 @@ def test_who_is_always_late_costs_an_epoch_one_round_and_is_then_left_out(tmp_pa
     assert median(attacked) < 1.5 * median(control)
     assert sum(seconds > 0.78 * LIMIT for seconds in attacked) <= 2
     assert sum(attacked) < sum(control) + 1.2 * LIMIT, attacked
-    assert {sim.members.slots[slot].signer for _, slot in sim.record.dropped} == {sim.players[0].wallet}
+    assert {sim.members.seats[seat].signer for _, seat in sim.record.dropped} == {sim.players[0].wallet}
 
 
 @pytest.mark.parametrize(("times", "rounds"), [(3.0, 8), (4.5, 2)])
@@ -119,9 +119,9 @@ def test_a_machine_slower_than_it_said_is_told_and_left_behind_for_one_epoch(tmp
 
 
 def _plan(weights: tuple[int, ...] = (3, 3, 3), batch: int = 9) -> RoundPlan:
-    slots = {slot: builders.slot(slot, weight=weight) for slot, weight in enumerate(weights)}
+    seats = {seat: builders.seat(seat, weight=weight) for seat, weight in enumerate(weights)}
     header = builders.header(0b111, height=4, step=5, batch=batch, seed=7, data_index=100)
-    return plan_round("test", 2, header, builders.members(slots), 0)
+    return plan_round("test", 2, header, builders.members(seats), 0)
 
 
 def _waits(late: Lateness, missing: set[int], *times: float) -> list[bool]:
@@ -153,13 +153,13 @@ def test_nobody_is_late_before_two_thirds_of_the_members_and_of_the_weight_are_t
 
 
 @pytest.mark.parametrize(
-    ("weights", "batch", "slot", "until"),
+    ("weights", "batch", "seat", "until"),
     [((3, 3, 3), 9, 2, 30.0), ((8, 8, 2), 9, 2, 60.0), ((8, 7, 3), 18, 2, 60.0), ((5, 5, 5), 4, 1, 35.0)],
 )
 def test_a_slow_machine_has_longer_and_so_has_a_share_beyond_the_weight(
-    weights: tuple[int, ...], batch: int, slot: int, until: float
+    weights: tuple[int, ...], batch: int, seat: int, until: float
 ) -> None:
     plan = _plan(weights, batch)
     allowances = Allowances(1.0)
     late = Lateness(allowances, plan, 0.0)
-    assert _waits(late, {slot}, 10.0, until - 0.1, until + 0.1) == [True, True, False]
+    assert _waits(late, {seat}, 10.0, until - 0.1, until + 0.1) == [True, True, False]

@@ -119,7 +119,7 @@ def test_a_result_whose_state_does_not_go_on_is_not_attested_and_not_waited_for(
         assert desk.results.whole(candidate), "it is there all the same, should a quorum accept it"
         assert broken.digest == candidate.digest
         (refused,) = (event for event in desk.events if event["kind"] == "refused")
-        assert (refused["height"], refused["slot"]) == (5, 1)
+        assert (refused["height"], refused["seat"]) == (5, 1)
         assert refused["why"].startswith(BROKEN)
         desk.results.close()
 
@@ -266,9 +266,9 @@ def test_a_member_that_exchanges_its_state_has_delivered_nothing(tmp_path: Path)
     liar = sim.players[-1]
     assert sim.check(hostile=[liar]) > 0
     assert sim.run.lost_sequences == 0
-    slot = next(event["slot"] for event in liar.saw("joined") if event["slot"] is not None)
+    seat = next(event["seat"] for event in liar.saw("joined") if event["seat"] is not None)
     refused = [e for p in sim.players[:-1] for e in p.saw("refused") if str(e.get("why")).startswith(BROKEN)]
-    assert {event["slot"] for event in refused} == {slot}
+    assert {event["seat"] for event in refused} == {seat}
     assert sim.record.dropped, "it is dropped, as who delivers nothing is"
 
 

@@ -44,7 +44,7 @@ async def pester(player: Player, transport: SimTransport) -> None:
     """Tell and ask all others nonsense, for ever, and answer nonsense."""
     for topic in (COMMITMENTS, MODEL):
         transport.handle(topic, junk)
-    said = sign(player, Ready(sender=player.id, signer=bytes(player.key.pubkey()), run_id="sim", epoch=0, slot=0))
+    said = sign(player, Ready(sender=player.id, signer=bytes(player.key.pubkey()), run_id="sim", epoch=0, seat=0))
     while True:
         for data in noise(player, said):
             for peer in sorted(transport.reachable()):

@@ -200,12 +200,12 @@ def test_a_member_slower_than_a_round_loses_its_share_which_is_redone(tmp_path: 
 
     sim = play(tmp_path, story, warmup_time=200, max_round_train_time=10)
     slow = sim.players[2]
-    assert {sim.members.slots[slot].signer for _, slot in sim.record.dropped} == {bytes(slot_key(slow))}
+    assert {sim.members.seats[seat].signer for _, seat in sim.record.dropped} == {bytes(seat_key(slow))}
     assert sim.run.lost_sequences == 0
     sim.check(dropped=[slow])
 
 
-def slot_key(player: object) -> bytes:
+def seat_key(player: object) -> bytes:
     return bytes(player.key.pubkey())  # type: ignore[attr-defined]
 
 
@@ -265,7 +265,7 @@ def test_witnesses_lost_down_to_the_quorum_still_decide(tmp_path: Path) -> None:
         run = await sim.until_round(2)
         chosen = witnesses(run.current, run.current.roster)
         assert (len(chosen), quorum(run.current.elected)) == (3, 2)
-        wallet = sim.members.slots[chosen[0]].signer
+        wallet = sim.members.seats[chosen[0]].signer
         lost = next(player for player in players if bytes(player.key.pubkey()) == wallet)
         await sim.kill(lost)
         lost.events.append({"kind": "killed"})
@@ -327,7 +327,7 @@ def test_a_member_that_is_away_at_the_end_of_an_epoch_still_finishes_it(tmp_path
         assert away is not None
         await asyncio.sleep(1)
         away.down = True
-        await sim.until(lambda run: {slot.declared for slot in sim.members.slots[:3]} == {60, 90})
+        await sim.until(lambda run: {seat.declared for seat in sim.members.seats[:3]} == {60, 90})
         assert sim.run.state is RunState.WAITING_FOR_MEMBERS
         away.down = False
         await sim.until_finished()

@@ -128,11 +128,11 @@ def test_a_result_that_is_missing_comes_again_in_the_next_round(tmp_path: Path) 
             raise NonFiniteGradient("the gradient is not finite")
 
         replica.train = broken  # type: ignore[method-assign,assignment]
-        slot = next(slot for slot, one in enumerate(sim.members.slots) if one.signer == players[1].wallet)
+        seat = next(seat for seat, one in enumerate(sim.members.seats) if one.signer == players[1].wallet)
         header = (await sim.until_round(3)).current
         before = sim.run.round(2)
         assert before is not None
-        assert before.attested == before.roster & ~(1 << slot)
+        assert before.attested == before.roster & ~(1 << seat)
         assert [before.data_index <= one.start < before.data_index + 9 for one in header.redo] == [True]
         assert header.redone == 3
         await sim.until(lambda run: run.epoch == 1)
@@ -158,7 +158,7 @@ def test_who_signs_two_results_has_delivered_none(tmp_path: Path) -> None:
     sim = play(tmp_path, story, overlap=0, init_min_clients=4)
     liar, *honest = sim.players
     assert sim.check(hostile=[liar]) > 0
-    assert {sim.members.slots[slot].signer for _, slot in sim.record.dropped} == {liar.wallet}
+    assert {sim.members.seats[seat].signer for _, seat in sim.record.dropped} == {liar.wallet}
     assert all(any("another result" in e["why"] for e in player.saw("refused")) for player in honest)
 
 

@@ -18,7 +18,7 @@ from aftermath.sim.simulation import Player, Simulation, play
 
 
 def _tries(sim: Simulation, player: Player, duty: str, name: str | None = None) -> list[tuple[object, float]]:
-    """When a member tries a duty, and for which height or slot; refused by that name, if one is given."""
+    """When a member tries a duty, and for which height or seat; refused by that name, if one is given."""
     assert player.chain is not None
     call, tries = getattr(player.chain, duty), []
 

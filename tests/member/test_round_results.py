@@ -23,7 +23,7 @@ from member.desk import BATCH, SCHEMA, SECRETS, Desk, commitment_of, header_of, 
 
 def test_the_shares_of_a_plan_are_the_whole_batch() -> None:
     plan = plan_of()
-    spans = sorted((r.start, r.stop) for slot in range(3) for r in plan.ranges(slot))
+    spans = sorted((r.start, r.stop) for seat in range(3) for r in plan.ranges(seat))
     assert spans[0][0] == 100
     assert spans[-1][1] == 100 + BATCH
     assert all(left[1] == right[0] for left, right in pairwise(spans))
@@ -31,9 +31,9 @@ def test_the_shares_of_a_plan_are_the_whole_batch() -> None:
     assert plan.ranges(17) == []
 
 
-@pytest.mark.parametrize("slot", range(3))
-def test_what_was_assigned_is_admitted(slot: int) -> None:
-    assert plan_of().admits(commitment_of(None, slot), SCHEMA)
+@pytest.mark.parametrize("seat", range(3))
+def test_what_was_assigned_is_admitted(seat: int) -> None:
+    assert plan_of().admits(commitment_of(None, seat), SCHEMA)
 
 
 @pytest.mark.parametrize(
@@ -45,8 +45,8 @@ def test_what_was_assigned_is_admitted(slot: int) -> None:
         {"epoch": 3},
         {"height": 5},
         {"step": 6},
-        {"slot": 0},
-        {"slot": 200},
+        {"seat": 0},
+        {"seat": 200},
         {"tier": 2},
         {"intervals": (SequenceInterval(100, 109),)},
         {"intervals": (SequenceInterval(0, 3),)},
@@ -218,10 +218,10 @@ def test_a_payload_comes_from_another_holder_when_its_trainer_is_gone() -> None:
         for data in desk.transports[1]._blobs.values():
             desk.transports[0]._network._nodes[p2p_of(2)].publish(data)
         members = three_members()
-        slots = list(members.slots)
-        slots[2] = replace(slots[2], tier=0)
+        seats = list(members.seats)
+        seats[2] = replace(seats[2], tier=0)
         desk.results.begin(2)
-        desk.results.open(replace(plan_of(4), slots=tuple(slots)))
+        desk.results.open(replace(plan_of(4), seats=tuple(seats)))
         desk.transports[0]._network.crash(p2p_of(1))
         desk.results.hear(said, encode_announcement(said, SECRETS[1]))
         await asyncio.sleep(2)
@@ -283,14 +283,14 @@ def test_a_peers_answer_is_hostile_until_checked(reply: bytes) -> None:
     run_virtual(story())
 
 
-def test_an_answer_counts_only_if_it_is_of_the_round_and_slots_asked_for() -> None:
+def test_an_answer_counts_only_if_it_is_of_the_round_and_seats_asked_for() -> None:
     async def story() -> None:
         desk = Desk()
         desk.results.open(plan_of(4))
         replies = [commitment_of(None, 1), commitment_of(None, 2)]
 
         async def answer(peer: bytes, body: bytes) -> bytes:
-            return msgspec.msgpack.encode([encode_announcement(said, SECRETS[said.slot]) for said in replies])
+            return msgspec.msgpack.encode([encode_announcement(said, SECRETS[said.seat]) for said in replies])
 
         desk.transports[1].handle("commitments", answer)
         await Collector(desk.ports, desk.role.levels, desk.results, 2).ask(4, [2], lambda said: False)

@@ -122,11 +122,11 @@ def test_who_is_too_slow_for_the_rounds_is_told_before_joining(
     monkeypatch: pytest.MonkeyPatch, weight: int, least: int, share: int, told: str
 ) -> None:
     count = 2 if least != 2 else 1
-    slots = {slot: builders.slot(slot, p2p=bytes([slot]) * 32, declared=60, weight=1) for slot in range(count)}
+    seats = {seat: builders.seat(seat, p2p=bytes([seat]) * 32, declared=60, weight=1) for seat in range(count)}
     rules = builders.config(
         max_round_train_time=20, global_batch_size_start=96, global_batch_size_end=96, init_min_clients=least
     )
-    view = builders.view(builders.run(RunState.WARMUP, config=rules), builders.members(slots))
+    view = builders.view(builders.run(RunState.WARMUP, config=rules), builders.members(seats))
     assert expected_share(view, b"x" * 32, weight) == share
 
     async def measure() -> list[dict[str, object]]:
@@ -146,7 +146,7 @@ def test_who_is_too_slow_for_the_rounds_is_told_before_joining(
 
 def test_a_members_own_old_place_is_not_another_member() -> None:
     rules = builders.config(max_round_train_time=20, global_batch_size_start=96, global_batch_size_end=96)
-    slots = {0: builders.slot(0, p2p=b"x" * 32, declared=600)}
-    view = builders.view(builders.run(RunState.WARMUP, config=rules), builders.members(slots))
+    seats = {0: builders.seat(0, p2p=b"x" * 32, declared=600)}
+    view = builders.view(builders.run(RunState.WARMUP, config=rules), builders.members(seats))
     assert expected_share(view, b"x" * 32, 60) == 96
     assert expected_share(view, b"y" * 32, 60) == 8

@@ -61,8 +61,8 @@ class Joiner:
         self._model = builders.model(checkpoint=self._checkpoint)
         self.feed = RunFeed(self.view(self.run))
         self._ports = replace(self.desk.ports, feed=self.feed, coordinator=self)  # type: ignore[arg-type]
-        for slot in (1, 2):
-            ModelShare(self.desk.transports[slot])  # they answer, though they offer nothing yet
+        for seat in (1, 2):
+            ModelShare(self.desk.transports[seat])  # they answer, though they offer nothing yet
 
     def view(self, run: Run) -> View:
         return builders.view(run, three_members(), self._model)
@@ -78,10 +78,10 @@ class Joiner:
     def now(self) -> int:
         return 0
 
-    def offer(self, slot: int, seed: int, step: int = STEP) -> None:
-        """Member `slot`, of tier `slot`, offers these weights."""
-        ModelShare(self.desk.transports[slot]).offer(
-            snapshot(init_weights(CONFIG, seed, slot), SCHEMA.state, slot, step)
+    def offer(self, seat: int, seed: int, step: int = STEP) -> None:
+        """Member `seat`, of tier `seat`, offers these weights."""
+        ModelShare(self.desk.transports[seat]).offer(
+            snapshot(init_weights(CONFIG, seed, seat), SCHEMA.state, seat, step)
         )
 
     async def obtain(self, seed: int | None = None) -> Replica:
@@ -98,9 +98,9 @@ class Joiner:
     def said(self, kind: str, what: str) -> list[str]:
         return [event[what] for event in self.desk.events if event["kind"] == kind]
 
-    def sent(self, slot: int) -> int:
-        """Bytes of tensors that member `slot` has sent."""
-        return self.desk.transports[slot].stats().sent["blob"]
+    def sent(self, seat: int) -> int:
+        """Bytes of tensors that member `seat` has sent."""
+        return self.desk.transports[seat].stats().sent["blob"]
 
 
 def test_a_level_nobody_attested_on_which_two_differ_starts_from_the_checkpoint(tmp_path: Path) -> None:

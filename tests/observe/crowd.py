@@ -57,9 +57,11 @@ class Crowd:
 
     async def act(self, run: Run) -> None:
         """What is to be done in this state, by whoever has to."""
-        seats = (await self.place.coordinator.members(self.run_id)).slots
+        seats = (await self.place.coordinator.members(self.run_id)).seats
         for tier, member in self._members:
-            seat = next((seat for seat, slot in enumerate(seats) if slot.used and slot.signer == member.wallet), None)
+            seat = next(
+                (number for number, seat in enumerate(seats) if seat.used and seat.signer == member.wallet), None
+            )
             if seat is not None:
                 with contextlib.suppress(Refused):
                     await self._act(run, tier, member, seat)
@@ -72,7 +74,7 @@ class Crowd:
         elif run.state.training and not bitmap.contains(run.current.attested, seat):
             judged = run.round(run.config.judged(run.current.height))
             seen = judged.roster if judged is not None and judged.batch else 0
-            done = {slot: bytes([1]) * 32 for slot in bitmap.slots(seen)}
+            done = {seat: bytes([1]) * 32 for seat in bitmap.seats(seen)}
             marks = pack_fingerprints(done, judged.roster, run.current.salt) if judged and seen else bytes(320)
             step = run.current.step
             loss = 1.4 + 0.05 * tier + 4.2 * math.exp(-step / 12) + 0.06 * math.sin(step * (tier + 2))

@@ -38,7 +38,7 @@ class Story:
     def play(self) -> Story:
         for member in (0, 1):
             self.say(member, "started", run_id="told", tier=member, wallet=WALLETS[member], version="0.1.0")
-            self.say(member, "joined", slot=member, tier=member, weight=20 - 10 * member, epoch=0)
+            self.say(member, "joined", seat=member, tier=member, weight=20 - 10 * member, epoch=0)
         for member in (0, 1):
             self.say(member, "state", epoch=0, state="WARMUP", step=0, total_steps=20, since=100)
         for step in range(1, 9):
@@ -50,7 +50,7 @@ class Story:
                 self.say(member, "trained", loss=loss, tokens=100, tokens_per_sec=speed, bytes=10, **at)
                 self.say(member, "traffic", sent=1000 * step, received=10 * step, peers=1)
             if step == 6:
-                self.say(0, "dropped", slots=[1], height=5)
+                self.say(0, "dropped", seats=[1], height=5)
         self.say(0, "state", epoch=0, state="COOLDOWN", step=8, total_steps=20, since=130)
         return self
 

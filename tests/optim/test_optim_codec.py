@@ -25,7 +25,7 @@ LEVEL = 1
 
 
 def result(results, seed: int = 0, zeros: float = 0.97) -> tuple[np.ndarray, np.ndarray]:
-    """Indices and values of a level's slots, many of them unused, as encoding a sparse delta gives them."""
+    """Indices and values of a level's entries, many of them unused, as encoding a sparse delta gives them."""
     generator = torch.Generator().manual_seed(seed)
     layout = level_layout(results, LEVEL)
     kept = []
@@ -56,7 +56,7 @@ def test_round_trip(results, zeros: float) -> None:
 
 
 def test_layout_on_the_wire() -> None:
-    """Three blocks of 64, 4 slots each: 20 bits for the places of each, then the signs, lowest bit first.
+    """Three blocks of 64, 4 entries each: 20 bits for the places of each, then the signs, lowest bit first.
 
     2081 sets have fewer than 3 members and 1 fewer than 1; 2, 36 and 39711 are C(2, 1), C(9, 2) and C(63, 3).
     """
@@ -148,7 +148,7 @@ def test_the_smallest_and_the_largest_vote_count(value: float) -> None:
     assert decode_level(data, FLOAT, LEVEL).values[5] == value
 
 
-def test_value_in_an_unused_slot() -> None:
+def test_value_in_an_unused_entry() -> None:
     data = payload(FLOAT, zeros=1.0)
     struct.pack_into("<f", data, FLOAT.place_bytes(LEVEL), -0.0)
     with pytest.raises(BadPayload, match="entry 0: an unused entry with a value"):

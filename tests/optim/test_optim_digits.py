@@ -89,7 +89,7 @@ def test_blocks_come_back_and_those_that_keep_too_much_are_told(most: int, rows:
 
 
 def result(results: ResultFormat, level: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Indices and values of a level's slots; some blocks keep all they may, some less, one nothing."""
+    """Indices and values of a level's entries; some blocks keep all they may, some less, one nothing."""
     draw, indices, values = np.random.default_rng(seed), [], []
     for number, cut in enumerate(one for one in results.of_level(level) for _ in range(one.count)):
         kept = 0 if number == 1 else cut.topk if number % 2 else int(draw.integers(0, cut.topk + 1))

@@ -27,14 +27,14 @@ def test_replicas_of_all_tiers_stay_equal(one_bit: bool, sizes: dict[str, int]) 
     start = bits(members[0][0])
     for step in range(25):
         accepted: dict[int, list[bytes]] = {level: [] for level in range(schema.state.levels)}
-        for slot, (tier, (_, engine)) in enumerate(zip(tiers, members, strict=True)):
-            if (step + slot) % 4 == 0:
+        for seat, (tier, (_, engine)) in enumerate(zip(tiers, members, strict=True)):
+            if (step + seat) % 4 == 0:
                 continue
-            for level, data in encode(engine, gradients(schema, tier, 10 * step + slot), 1e-3, 1e-3).items():
+            for level, data in encode(engine, gradients(schema, tier, 10 * step + seat), 1e-3, 1e-3).items():
                 if step % 5 != level:
                     accepted[level].append(data)
-        for slot, (tier, (_, engine)) in enumerate(zip(tiers, members, strict=True)):
-            order = accepted if slot % 2 else {level: data[::-1] for level, data in accepted.items()}
+        for seat, (tier, (_, engine)) in enumerate(zip(tiers, members, strict=True)):
+            order = accepted if seat % 2 else {level: data[::-1] for level, data in accepted.items()}
             held = range(tier, schema.state.levels)
             votes = {level: [decode_level(d, schema.results, level) for d in order[level]] for level in held}
             engine.apply(votes, 1e-3)

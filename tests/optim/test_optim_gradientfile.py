@@ -25,7 +25,7 @@ from optim.optim_replica import SEQUENCES, encode, gradients, replica
 SIGNS = toy_schema(**RAGGED)
 FLOATS = toy_schema(**RAGGED, quantize_1bit=False)
 LATTICE = toy_inner(**RAGGED, inner_steps=1)
-ABOUT = About(run_id="r", epoch=1, round=3, step=12, slot=3, tier=1, learning_rate=0.004)
+ABOUT = About(run_id="r", epoch=1, round=3, step=12, seat=3, tier=1, learning_rate=0.004)
 
 
 def made(schema: Schema, tier: int = 1, lr: float = 0.1) -> GradientFile:
@@ -65,7 +65,7 @@ def at(place: Path, data: bytes) -> Path:
         epoch=st.integers(0, 2**16),
         round=st.integers(0, 2**16),
         step=st.integers(0, 2**32 - 1),
-        slot=st.integers(0, 255),
+        seat=st.integers(0, 255),
         tier=st.integers(0, 2),
         learning_rate=st.floats(0, 1e3),
     ),
@@ -106,7 +106,7 @@ def test_any_reader_of_safetensors_reads_it(tmp_path: Path) -> None:
         "epoch": "1",
         "round": "3",
         "step": "12",
-        "slot": "3",
+        "seat": "3",
         "tier": "1",
         "learning_rate": "0.1",
         "schema_hash": SIGNS.hash().hex(),
@@ -148,7 +148,7 @@ def changed(file: GradientFile, facts: dict[str, str] | None = None, drop: str =
         ({}, "", "x" * 5000, "sends no 'xxx"),
         ({"step": "-1"}, "", "", "its step '-1' is no number"),
         ({"epoch": "4294967296"}, "", "", "its epoch '4294967296' is no number"),
-        ({"slot": "٣"}, "", "", "its slot '٣' is no number"),
+        ({"seat": "٣"}, "", "", "its seat '٣' is no number"),
         ({"learning_rate": "nan"}, "", "", "its learning_rate 'nan' is none"),
         ({"learning_rate": "1e308"}, "", "", "its learning_rate '1e308' is none"),
         ({"learning_rate": "x"}, "", "", "its learning_rate 'x' is none"),

@@ -232,15 +232,15 @@ def test_replicas_of_all_tiers_stay_equal(changed: dict[str, Any], sizes: dict[s
     start = bits(members[0][0])
     for step in range(12):
         accepted: dict[int, list[bytes]] = {level: [] for level in range(3)}
-        for slot, (tier, (params, engine)) in enumerate(zip(tiers, members, strict=True)):
-            if (step + slot) % 4 == 0:
+        for seat, (tier, (params, engine)) in enumerate(zip(tiers, members, strict=True)):
+            if (step + seat) % 4 == 0:
                 continue
-            share = SEQUENCES[slot : slot + 3] + 10 * step
+            share = SEQUENCES[seat : seat + 3] + 10 * step
             for level, data in engine.train(share, pull(schema, tier, params), 1e-3, 1e-3).payloads.items():
                 if step % 5 != level:
                     accepted[level].append(data)
-        for slot, (tier, (_, engine)) in enumerate(zip(tiers, members, strict=True)):
-            order = accepted if slot % 2 else {level: data[::-1] for level, data in accepted.items()}
+        for seat, (tier, (_, engine)) in enumerate(zip(tiers, members, strict=True)):
+            order = accepted if seat % 2 else {level: data[::-1] for level, data in accepted.items()}
             engine.apply({k: [decode_level(d, schema.results, k) for d in order[k]] for k in range(tier, 3)}, 1e-3)
         for level in range(3):
             hashes = {

@@ -82,7 +82,7 @@ def test_sums_of_as_many_peers_as_there_can_be_stay_exact() -> None:
 
 
 def result(results: ResultFormat, seed: int = 0, zeros: float = 0.97) -> tuple[np.ndarray, np.ndarray]:
-    """Indices and lattice values of a level's slots, many of them unused; blocks of very different sizes."""
+    """Indices and lattice values of a level's entries, many of them unused; blocks of very different sizes."""
     generator = torch.Generator().manual_seed(seed)
     layout = level_layout(results, LEVEL)
     kept = []
@@ -105,14 +105,14 @@ def encoded_again(votes: Votes, results: ResultFormat) -> bytes:
     layout = level_layout(results, LEVEL)
     indices = np.full(layout.entries, UNUSED, np.uint16)
     values = np.zeros(layout.entries, np.float32)
-    slots = np.flatnonzero(layout.entry_first)
+    starts = np.flatnonzero(layout.entry_first)
     at = dict(zip(votes.positions.tolist(), votes.multiples().tolist(), strict=True))
-    for first, last in zip(slots, [*slots[1:], layout.entries], strict=True):
+    for first, last in zip(starts, [*starts[1:], layout.entries], strict=True):
         base = int(layout.entry_base[first])
         block = next(g.block for g in layout.groups if g.base <= base < g.base + g.blocks * g.block)
         own = sorted(position for position in at if base <= position < base + block)
-        for slot, position in zip(range(first, last), own, strict=False):
-            indices[slot], values[slot] = position - base, at[position] * SMALLEST
+        for entry, position in zip(range(first, last), own, strict=False):
+            indices[entry], values[entry] = position - base, at[position] * SMALLEST
     return encode_level(results, LEVEL, indices, values)
 
 
@@ -162,9 +162,9 @@ def test_values_off_the_lattice_are_not_encoded(values: tuple[float, float]) -> 
 
 def test_sizes() -> None:
     one, two = FORMATS[1], FORMATS[2]
-    slots, blocks = two.entries(LEVEL), sum(cut.count for cut in two.of_level(LEVEL))
-    assert one.value_bytes(LEVEL) == -(-6 * blocks // 8) + -(-slots // 8)
-    assert two.value_bytes(LEVEL) == -(-6 * blocks // 8) + 2 * -(-slots // 8)
+    entries, blocks = two.entries(LEVEL), sum(cut.count for cut in two.of_level(LEVEL))
+    assert one.value_bytes(LEVEL) == -(-6 * blocks // 8) + -(-entries // 8)
+    assert two.value_bytes(LEVEL) == -(-6 * blocks // 8) + 2 * -(-entries // 8)
     with pytest.raises(SchemaError, match="level 3"):
         decode_level(b"", two, 3)
 

@@ -102,7 +102,7 @@ def test_the_embedding_and_the_head_may_keep_more_than_the_rest() -> None:
 
 def test_payload_sizes_are_exact() -> None:
     built = schema().results
-    # Level 0 of a layer: gate and up strips of 256 x 128 (8 blocks each), down 128 x 256 (8 blocks); 2 layers, 8 slots.
+    # Level 0 of a layer: gate and up strips of 256 x 128 (8 blocks each), down 128 x 256 (8 blocks); 2 layers, 8 kept.
     assert built.entries(0) == 2 * 3 * 8 * 8
     # 48 blocks take 81 bits each for their places: C(4096, 8) and fewer are 2^80.7 sets.
     assert built.place_bytes(0) == 48 * 81 // 8
@@ -301,7 +301,7 @@ def test_inner_steps_out_of_range_are_sentences(change: dict[str, Any], says: st
 
 
 def test_payload_sizes_on_the_lattice_are_exact() -> None:
-    """Level 0 has 6 strips of 8 blocks: 267 bits of places each; 6 bits a block and the bits of all 32 slots."""
+    """Level 0 has 6 strips of 8 blocks: 267 bits of places each; 6 bits a block and the bits of all 32 entries."""
     assert inner().results.payload_bytes(0) == 48 * 267 // 8 + 36 + 2 * (48 * 32 // 8)
     assert inner(bits=1).results.payload_bytes(0) == 48 * 267 // 8 + 36 + 48 * 32 // 8
 

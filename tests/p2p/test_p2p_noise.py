@@ -42,7 +42,7 @@ async def test_a_member_hears_the_others_after_one_announced_what_is_nested_beyo
     for cheat, data in zip(cheats, bodies, strict=True):
         await cheat.announce(data)
     await until(lambda: ours.reachable() == {honest.node_id} and ours.stats().violations == 4)
-    ready = Ready(sender=honest.node_id, signer=b"w" * 32, run_id="test", epoch=2, slot=1)
+    ready = Ready(sender=honest.node_id, signer=b"w" * 32, run_id="test", epoch=2, seat=1)
     await honest.announce(encode_announcement(ready, secret(2)))
     await until(lambda: bool(heard) or listening.done())
     assert not listening.done()

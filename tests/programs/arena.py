@@ -88,11 +88,11 @@ def _fixed(run: Scenario, name: str, index: int | None) -> tuple[bytes, list[Acc
 
 
 def _fingerprints(held: Mapping[int, int]) -> bytes:
-    """A field in which small numbers stand for results; all slots are below 64."""
+    """A field in which small numbers stand for results; all seats are below 64."""
     field = 0
-    for slot, result in held.items():
-        for bit in bitmap.slots(result):
-            field |= 1 << (slot + 64 * bit)
+    for seat, result in held.items():
+        for bit in bitmap.seats(result):
+            field |= 1 << (seat + 64 * bit)
     return field.to_bytes(FINGERPRINT_BYTES, "little")
 
 
@@ -162,33 +162,33 @@ class Arena:
     def tick(self, index: int) -> bool:
         return self._send("tick", index, b"", ())
 
-    def ready(self, index: int, slot: int, at: Place) -> bool:
-        return self._send("warmup_witness", index, bytes([slot]) + _PLACE.pack(*at), (slot, at))
+    def ready(self, index: int, seat: int, at: Place) -> bool:
+        return self._send("warmup_witness", index, bytes([seat]) + _PLACE.pack(*at), (seat, at))
 
-    def witness(self, index: int, slot: int, at: Place, held: Mapping[int, int]) -> bool:
-        mask = bitmap.to_bytes(bitmap.from_slots(held))
-        data = bytes([slot]) + _PLACE.pack(*at) + mask + _fingerprints(held) + struct.pack("<IIII", 1, 1, 1, 1)
-        return self._send("witness", index, data, (slot, at, held))
+    def witness(self, index: int, seat: int, at: Place, held: Mapping[int, int]) -> bool:
+        mask = bitmap.to_bytes(bitmap.from_seats(held))
+        data = bytes([seat]) + _PLACE.pack(*at) + mask + _fingerprints(held) + struct.pack("<IIII", 1, 1, 1, 1)
+        return self._send("witness", index, data, (seat, at, held))
 
-    def verify(self, index: int, slot: int, at: Place, target: int, mismatch: bool) -> bool:
-        data = bytes([slot]) + _PLACE.pack(*at) + bytes([target, mismatch])
-        return self._send("verify", index, data, (slot, at, target, mismatch))
+    def verify(self, index: int, seat: int, at: Place, target: int, mismatch: bool) -> bool:
+        data = bytes([seat]) + _PLACE.pack(*at) + bytes([target, mismatch])
+        return self._send("verify", index, data, (seat, at, target, mismatch))
 
-    def attest(self, index: int, slot: int, at: Place, hashes: Mapping[int, bytes]) -> bool:
+    def attest(self, index: int, seat: int, at: Place, hashes: Mapping[int, bytes]) -> bool:
         told = dict(sorted(hashes.items()))
-        data = bytes([slot]) + _PLACE.pack(*at) + bytes([sum(1 << level for level in told)])
+        data = bytes([seat]) + _PLACE.pack(*at) + bytes([sum(1 << level for level in told)])
         data += struct.pack("<I", len(told)) + b"".join(told.values())
-        return self._send("attest", index, data, (slot, at, told))
+        return self._send("attest", index, data, (seat, at, told))
 
     def health_check(self, index: int, dropped: int) -> bool:
         return self._send("health_check", index, bitmap.to_bytes(dropped), (dropped,))
 
-    def prove(self, index: int, slot: int, *, same: bool = False) -> bool:
-        """Shows two results of the current round that its own key signed for a slot, or one of them twice."""
+    def prove(self, index: int, seat: int, *, same: bool = False) -> bool:
+        """Shows two results of the current round that its own key signed for a seat, or one of them twice."""
         place, results = self.place, (1, 1 if same else 2)
-        said = [evidence.commitment(self.scenario.run_id, place, slot, index, result) for result in results]
+        said = [evidence.commitment(self.scenario.run_id, place, seat, index, result) for result in results]
         before = [evidence.IX.check_signatures([evidence.sign(one, index) for one in said])]
-        return self._send("prove_equivocation", index, b"", (slot, same), before)
+        return self._send("prove_equivocation", index, b"", (seat, same), before)
 
     def checkpoint(self, index: int, hashes: tuple[bytes, ...]) -> bool:
         params = CHECKPOINT | {"hashes": list(hashes)}
@@ -328,12 +328,12 @@ class Arena:
     def _members_of(self) -> list[tuple[int, ...]]:
         names = ("tier", "declared", "weight", "state", "pending", "exited_height", "last_epoch", "points", "slashed")
         members = layout.coordinator_account("Members").read(self.world.data(self.scenario.accounts["members"]))[0]
-        slots = members["slots"][: len(self.oracle.members) + 1]
-        assert not slots[-1]["used"]
+        seats = members["seats"][: len(self.oracle.members) + 1]
+        assert not seats[-1]["used"]
         forfeited = bitmap.from_bytes(members["forfeited"].tobytes())
-        marked = [bitmap.contains(forfeited, slot) for slot in range(len(slots) - 1)]
-        owners = [_WALLETS.get(signer, NOBODY) for signer in slots["signer"][:-1].tolist()]
-        return list(zip(*(slots[name][:-1].tolist() for name in names), marked, owners, strict=True))
+        marked = [bitmap.contains(forfeited, seat) for seat in range(len(seats) - 1)]
+        owners = [_WALLETS.get(signer, NOBODY) for signer in seats["signer"][:-1].tolist()]
+        return list(zip(*(seats[name][:-1].tolist() for name in names), marked, owners, strict=True))
 
     def _memberships_of(self) -> dict[int, Held]:
         """What is written down of each wallet, and that the lamports of it are there."""

@@ -36,10 +36,10 @@ def p2p(index: int) -> bytes:
     return bytes(Keypair.from_seed(secret(index)).pubkey())
 
 
-def commitment(run_id: str, place: Place, slot: int, index: int = LIAR, result: int = 1) -> Commitment:
+def commitment(run_id: str, place: Place, seat: int, index: int = LIAR, result: int = 1) -> Commitment:
     """What a member announces of the round at a place; `result` tells its results apart."""
     return Commitment(
-        sender=p2p(index), signer=bytes(member(index).pubkey()), run_id=run_id, **place._asdict(), step=1, slot=slot,
+        sender=p2p(index), signer=bytes(member(index).pubkey()), run_id=run_id, **place._asdict(), step=1, seat=seat,
         tier=0, intervals=(SequenceInterval(0, 1),), schema_hash=b"s" * 32,
         levels={0: LevelPayload(bytes([result]) * 32, 9)},
         private=PrivateRoots(NOTHING, b"a" * 32, None), loss=1.0, tokens_per_sec=1.0,
@@ -48,7 +48,7 @@ def commitment(run_id: str, place: Place, slot: int, index: int = LIAR, result: 
 
 def said(run: Scenario, result: int = 1, index: int = LIAR, **changed: Any) -> Commitment:
     """The same of the current round of a run."""
-    found = commitment(run.run_id, run.run.place, run.slot_of(index), index, result)
+    found = commitment(run.run_id, run.run.place, run.seat_of(index), index, result)
     return msgspec.structs.replace(found, **changed)
 
 

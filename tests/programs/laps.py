@@ -28,7 +28,7 @@ def need(holds: bool, otherwise: str) -> None:
 
 @dataclass
 class Seat:
-    """A member's slot."""
+    """A member's seat."""
 
     wallet: int
     tier: int = 0
@@ -70,9 +70,9 @@ class Held:
 
 @dataclass
 class Vote:
-    """What a witness says that it holds: the result of each member, by its slot."""
+    """What a witness says that it holds: the result of each member, by its seat."""
 
-    slot: int
+    seat: int
     held: Mapping[int, int]
 
 
@@ -98,7 +98,7 @@ class Lap:
 
     @property
     def members(self) -> list[int]:
-        return list(bitmap.slots(self.roster))
+        return list(bitmap.seats(self.roster))
 
     @property
     def size(self) -> int:
@@ -106,17 +106,17 @@ class Lap:
 
     @property
     def voters(self) -> int:
-        return self.ready | bitmap.from_slots(vote.slot for vote in self.votes)
+        return self.ready | bitmap.from_seats(vote.seat for vote in self.votes)
 
     def ordered(self, purpose: bytes) -> list[int]:
-        """The slots of those who began the epoch, in the seeded order of a purpose."""
-        began = list(bitmap.slots(self.began))
+        """The seats of those who began the epoch, in the seeded order of a purpose."""
+        began = list(bitmap.seats(self.began))
         assert self.seed is not None
         return [began[rank] for rank in order(self.seed, purpose, len(began))]
 
     def of_round(self, purpose: bytes) -> list[int]:
         """The same of the round's members."""
-        return [slot for slot in self.ordered(purpose) if bitmap.contains(self.roster, slot)]
+        return [seat for seat in self.ordered(purpose) if bitmap.contains(self.roster, seat)]
 
 
 @dataclass(frozen=True)

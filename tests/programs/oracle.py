@@ -42,22 +42,22 @@ class Oracle(Transitions):
         held = self.memberships.get(wallet)
         if held is None:
             raise No("NotEnrolled")
-        slot = self.find(wallet)
-        lost = slot is not None and self.members[slot].forfeited
+        number = self.find(wallet)
+        lost = number is not None and self.members[number].forfeited
         need(not held.barred, "Barred")
         need(held.enrolled, "NotEnrolled")
         need((0 if lost else held.bond) >= self.config.join_bond, "BondTooLow")
-        if slot is not None:
-            self._settle_seat(self.members[slot], held)
-        slot = self._claim(wallet)
-        seat = self.members[slot]
+        if number is not None:
+            self._settle_seat(self.members[number], held)
+        number = self._claim(wallet)
+        seat = self.members[number]
         if seat.state is MemberState.IDLE:
             if seat.tier != tier:
-                self.finishers &= ~(1 << slot)
+                self.finishers &= ~(1 << number)
                 seat.established = False
             seat.tier, seat.declared = tier, weight
         if stateless:
-            self.finishers &= ~(1 << slot)
+            self.finishers &= ~(1 << number)
             self._withdraw(seat)
         added, seat.wish = seat.wish != WAITS, WAITS
         if stateless:
@@ -69,8 +69,8 @@ class Oracle(Transitions):
 
     def may_join(self, wallet: int) -> bool:
         """The wallet is enrolled with the bond that the run asks for, or is barred, which no money changes."""
-        held, slot = self.memberships.get(wallet), self.find(wallet)
-        lost = slot is not None and self.members[slot].forfeited
+        held, number = self.memberships.get(wallet), self.find(wallet)
+        lost = number is not None and self.members[number].forfeited
         paid = held is not None and held.enrolled and (0 if lost else held.bond) >= self.config.join_bond
         return paid or (held is not None and held.barred)
 
@@ -85,10 +85,10 @@ class Oracle(Transitions):
         """By anybody, of this wallet."""
         if wallet not in self.memberships:
             raise No("AccountDataTooSmall")
-        slot = self.find(wallet)
-        if slot is None:
+        number = self.find(wallet)
+        if number is None:
             raise No("NotAMember")
-        self._settle_seat(self.members[slot], self.memberships[wallet])
+        self._settle_seat(self.members[number], self.memberships[wallet])
         self.memberships[wallet].forfeited = 0
 
     def withdraw(self, wallet: int) -> None:
@@ -96,23 +96,23 @@ class Oracle(Transitions):
         if held is None:
             raise No("AccountDataTooSmall")
         need(held.enrolled, "Barred" if held.own else "NotOwnMembership")
-        slot = self.find(wallet)
-        if slot is not None:
-            seat = self.members[slot]
+        number = self.find(wallet)
+        if number is not None:
+            seat = self.members[number]
             need(seat.state is MemberState.IDLE and seat.wish != WAITS, "StillBound")
             self._settle_seat(seat, held)
-            self.members[slot] = Seat(NOBODY)
-            self.finishers &= ~(1 << slot)
+            self.members[number] = Seat(NOBODY)
+            self.finishers &= ~(1 << number)
         held.bond, held.forfeited, held.enrolled = 0, 0, False
         if not held.barred:
             del self.memberships[wallet]
 
     def leave_run(self, wallet: int, at: Place) -> None:
         need(any(self.named(at, back) for back in range(STORED_ROUNDS)), "StaleHeight")
-        slot = self.find(wallet)
-        if slot is None:
+        number = self.find(wallet)
+        if number is None:
             raise No("NotAMember")
-        seat = self.members[slot]
+        seat = self.members[number]
         need(seat.state is MemberState.HEALTHY or seat.wish == WAITS, "NotAMember")
         if seat.wish == WAITS:
             seat.wish = 0
@@ -125,75 +125,75 @@ class Oracle(Transitions):
         del wallet
         need(self._tick(), "NothingToTick")
 
-    def warmup_witness(self, wallet: int, slot: int, at: Place) -> None:
+    def warmup_witness(self, wallet: int, number: int, at: Place) -> None:
         need(self.state is RunState.WARMUP, "WrongState")
         need(not self.seed_slot and self.named(at, 0), "StaleHeight")
-        self._own(slot, wallet)
-        need(slot in self.witnesses() and bitmap.contains(self.lap.roster, slot), "NotElected")
-        need(not bitmap.contains(self.lap.ready, slot), "DuplicateWitness")
-        self.lap.ready |= 1 << slot
+        self._own(number, wallet)
+        need(number in self.witnesses() and bitmap.contains(self.lap.roster, number), "NotElected")
+        need(not bitmap.contains(self.lap.ready, number), "DuplicateWitness")
+        self.lap.ready |= 1 << number
         self._follow()
 
-    def witness(self, wallet: int, slot: int, at: Place, held: Mapping[int, int]) -> None:
+    def witness(self, wallet: int, number: int, at: Place, held: Mapping[int, int]) -> None:
         need(self.state.training, "WrongState")
         need(self.named(at, 0), "StaleHeight")
-        self._own(slot, wallet)
-        need(slot in self.witnesses(), "NotElected")
-        need(not bitmap.contains(self.lap.voters, slot), "DuplicateWitness")
+        self._own(number, wallet)
+        need(number in self.witnesses(), "NotElected")
+        need(not bitmap.contains(self.lap.voters, number), "DuplicateWitness")
         judged = self.judged_by(self.lap)
-        need(not bitmap.from_slots(held) & ~(judged.roster if judged else 0), "BadParticipation")
+        need(not bitmap.from_seats(held) & ~(judged.roster if judged else 0), "BadParticipation")
         if not self.lap.votes:
             self.judge()
-        self.lap.votes.append(Vote(slot, dict(held)))
+        self.lap.votes.append(Vote(number, dict(held)))
         self._follow()
 
-    def verify(self, wallet: int, slot: int, at: Place, target: int, mismatch: bool) -> None:
+    def verify(self, wallet: int, number: int, at: Place, target: int, mismatch: bool) -> None:
         need(self.state.active, "WrongState")
         newest = 1 if self.state is not RunState.COOLDOWN or self.config.overlap else 0
         back = next((back for back in range(newest, 3) if self.named(at, back)), None)
         lap = self._past(back) if back is not None else None
         if back is None:
             raise No("StaleHeight")
-        self._own(slot, wallet)
+        self._own(number, wallet)
         verifiers = self.verifiers(lap) if lap else []
-        need(slot in verifiers, "NotAVerifier")
+        need(number in verifiers, "NotAVerifier")
         assert lap is not None
         need(bool(self.shares(lap).get(target)), "NotATrainer")
-        need((slot, target) not in [verdict[:2] for verdict in lap.verdicts], "DuplicateVerdict")
-        given = sum(verdict[0] == slot for verdict in lap.verdicts)
+        need((number, target) not in [verdict[:2] for verdict in lap.verdicts], "DuplicateVerdict")
+        given = sum(verdict[0] == number for verdict in lap.verdicts)
         need(given < MAX_VERDICTS // len(verifiers), "VerdictsFull")
-        lap.verdicts.append((slot, target, mismatch))
+        lap.verdicts.append((number, target, mismatch))
         against = sum(about == target and wrong for _, about, wrong in lap.verdicts)
         if against >= max(3, quorum(len(verifiers))):
             self._eject(self.members[target])
         self._follow()
 
-    def prove_equivocation(self, wallet: int, slot: int, same: bool) -> None:
-        """Two results of the current round of one slot, or twice the same, signed by the key of that wallet."""
+    def prove_equivocation(self, wallet: int, number: int, same: bool) -> None:
+        """Two results of the current round of one seat, or twice the same, signed by the key of that wallet."""
         need(self.state.active, "WrongState")
         need(not same, "NoEquivocation")
-        need(slot < len(self.members) and self.members[slot].wallet == wallet, "SlotMismatch")
-        seat = self.members[slot]
+        need(number < len(self.members) and self.members[number].wallet == wallet, "SeatMismatch")
+        seat = self.members[number]
         need(seat.state not in (MemberState.IDLE, MemberState.EJECTED), "AlreadyEjected")
         self._eject(seat)
         self._follow()
 
-    def attest(self, wallet: int, slot: int, at: Place, hashes: Mapping[int, bytes]) -> None:
+    def attest(self, wallet: int, number: int, at: Place, hashes: Mapping[int, bytes]) -> None:
         need(self.state is RunState.COOLDOWN, "WrongState")
         need(self.named(at, 0), "StaleHeight")
         need(bool(hashes), "HashesInvalid")
-        self._own(slot, wallet)
-        need(bitmap.contains(self.proven, slot), "NotElected")
+        self._own(number, wallet)
+        need(bitmap.contains(self.proven, number), "NotElected")
         asked = {level: self.electees(level) for level in range(self.levels)}
         counted = []
         for level in sorted(hashes):
             need(hashes[level] not in (UNKNOWN, UNATTESTED), "HashesInvalid")
-            if slot in asked.get(level, ()):
-                need(slot not in self.statements[level], "DuplicateWitness")
+            if number in asked.get(level, ()):
+                need(number not in self.statements[level], "DuplicateWitness")
                 counted.append(level)
         need(bool(counted), "NotElected")
         for level in counted:
-            self.statements[level][slot] = hashes[level]
+            self.statements[level][number] = hashes[level]
             agreeing = sum(told == hashes[level] for told in self.statements[level].values())
             if not self.known.attested >> level & 1 and agreeing >= quorum(len(asked[level])):
                 self._record(level, hashes[level])
@@ -205,45 +205,45 @@ class Oracle(Transitions):
         judged = self.judged_by(judges) if judges else None
         if judges is None or judged is None:
             raise No("StaleHeight")
-        slot = self.find(wallet)
-        need(slot is not None, "NotAMember")
-        need(slot is not None and self.members[slot].state is MemberState.HEALTHY, "SlotMismatch")
-        remaining = [vote for vote in judges.votes if self.members[vote.slot].state is MemberState.HEALTHY]
+        number = self.find(wallet)
+        need(number is not None, "NotAMember")
+        need(number is not None and self.members[number].state is MemberState.HEALTHY, "SeatMismatch")
+        remaining = [vote for vote in judges.votes if self.members[vote.seat].state is MemberState.HEALTHY]
         without = [
             one
-            for one in bitmap.slots(judged.roster & ~(judges.attested or 0))
+            for one in bitmap.seats(judged.roster & ~(judges.attested or 0))
             if sum(one not in vote.held for vote in remaining) >= quorum(judges.elected)
         ]
-        healthy = bitmap.from_slots(one for one in without if self.members[one].state is MemberState.HEALTHY)
+        healthy = bitmap.from_seats(one for one in without if self.members[one].state is MemberState.HEALTHY)
         need(bool(dropped) and not dropped & ~healthy, "NotUnhealthy")
-        for one in bitmap.slots(dropped):
+        for one in bitmap.seats(dropped):
             self._exit(self.members[one], MemberState.DROPPED)
         self._reelect()
         self._follow()
 
     def checkpoint(self, wallet: int, hashes: tuple[bytes, ...]) -> None:
         """Names a place on the Hub."""
-        slot = self.find(wallet)
-        if slot is None:
+        number = self.find(wallet)
+        if number is None:
             raise No("NotAllowedToCheckpoint")
-        seat = self.members[slot]
+        seat = self.members[number]
         cooling = self.state is RunState.COOLDOWN and seat.state is MemberState.HEALTHY
-        cooling = cooling and bitmap.contains(self.lap.roster, slot)
-        holds = seat.tier == 0 and (cooling or bitmap.contains(self.finishers, slot))
+        cooling = cooling and bitmap.contains(self.lap.roster, number)
+        holds = seat.tier == 0 and (cooling or bitmap.contains(self.finishers, number))
         need(holds, "NotAllowedToCheckpoint")
         need(self.known.attested == self.every and hashes == self.known.hashes, "CheckpointMismatch")
         need(self.kept is None, "CheckpointMismatch")
-        turn, known = self._turn(slot), self.known
+        turn, known = self._turn(number), self.known
         same = known.step == self.durable.step and turn < self.durable.turn
         need(known.step > self.durable.step or same, "CheckpointNotNewer")
         self.durable = Named(known.hashes, known.step, known.data_index, turn)
         self._follow()
 
-    def _turn(self, slot: int) -> int:
+    def _turn(self, number: int) -> int:
         over = self.state not in (RunState.WARMUP, RunState.ROUND_TRAIN, RunState.ROUND_WITNESS) and self.laps
-        if not over or not bitmap.contains(self.lap.roster, slot):
+        if not over or not bitmap.contains(self.lap.roster, number):
             return _NO_TURN
-        return self.lap.ordered(b"checkpoint").index(slot)
+        return self.lap.ordered(b"checkpoint").index(number)
 
     # --- what the owner sends
 
@@ -266,14 +266,14 @@ class Oracle(Transitions):
         self._enter(RunState.FINISHED if over else RunState.WAITING_FOR_MEMBERS)
 
     def kick(self, wallet: int, barred: bool) -> None:
-        slot, held = self.find(wallet), self.memberships.get(wallet)
-        need(barred or slot is not None or (held is not None and held.barred), "NotAMember")
+        number, held = self.find(wallet), self.memberships.get(wallet)
+        need(barred or number is not None or (held is not None and held.barred), "NotAMember")
         held = self.memberships.setdefault(wallet, Held(own=False))
         held.barred = barred
         if not held.enrolled and not barred:
             del self.memberships[wallet]
-        if slot is None:
+        if number is None:
             return
-        self.members[slot].wish = BARRED if barred else REMOVED
+        self.members[number].wish = BARRED if barred else REMOVED
         if self.halted or self.state is RunState.WAITING_FOR_MEMBERS:
-            self.finishers &= ~(1 << slot)
+            self.finishers &= ~(1 << number)

@@ -122,10 +122,10 @@ class Scenario:
         offset, length = views.witnesses_backlog_range()
         return views.parse_backlog(self.world.data(self.accounts["witnesses"])[offset : offset + length])
 
-    def slot_of(self, index: int) -> int:
-        slot = self.members.find(bytes(member(index).pubkey()))
-        assert slot is not None
-        return slot
+    def seat_of(self, index: int) -> int:
+        seat = self.members.find(bytes(member(index).pubkey()))
+        assert seat is not None
+        return seat
 
     # ---- sending
     def instruction(
@@ -229,7 +229,7 @@ class Scenario:
         return self.by(index, "join_run", params, accounts=self.losing(loser))
 
     def losing(self, wallet: bytes | None) -> dict[str, Pubkey]:
-        """The account that a join needs besides if it takes the slot of this wallet."""
+        """The account that a join needs besides if it takes the seat of this wallet."""
         return {} if wallet is None else {"evicted": self.membership_key(Pubkey(wallet))}
 
     def enroll(self, index: int, most: int | None = None) -> Outcome:
@@ -265,7 +265,7 @@ class Scenario:
     def witness(
         self, index: int, participation: int | None = None, results: Mapping[int, bytes] | None = None, **forged: Any
     ) -> Outcome:
-        """Attests everything of the round that is judged, or `participation`, or {slot: commitment}."""
+        """Attests everything of the round that is judged, or `participation`, or {seat: commitment}."""
         run = self.run
         current = run.current
         if run.state is RunState.ROUND_TRAIN and self.world.now <= run.state_started_at:
@@ -275,16 +275,16 @@ class Scenario:
         seen = roster if participation is None else participation
         fingerprints = bytes(320)
         if results is not None:
-            seen, fingerprints = bitmap.from_slots(results), pack_fingerprints(results, roster, current.salt)
-        slot, at = forged.get("slot", self.slot_of(index)), forged.get("at", run.place)
+            seen, fingerprints = bitmap.from_seats(results), pack_fingerprints(results, roster, current.salt)
+        seat, at = forged.get("seat", self.seat_of(index)), forged.get("at", run.place)
         metadata = {"step": current.step, "loss_milli": 1, "tokens_per_sec": 1, "bytes_per_sec": 1}
-        return self.by(index, "witness", slot, at, seen.to_bytes(32, "little"), fingerprints, metadata)
+        return self.by(index, "witness", seat, at, seen.to_bytes(32, "little"), fingerprints, metadata)
 
     def elected(self) -> list[int]:
         """Indices of the members who are witnesses of the current round."""
         members = self.members
         chosen = committee.witnesses(self.run.current, members.mask(MemberState.HEALTHY))
-        return [self.index_of(members.slots[slot].signer) for slot in chosen]
+        return [self.index_of(members.seats[seat].signer) for seat in chosen]
 
     def index_of(self, signer: bytes) -> int:
         return next(index for index in range(2000) if bytes(member(index).pubkey()) == signer)
@@ -324,7 +324,7 @@ class Scenario:
 
     def attest(self, index: int, hashes: Mapping[int, bytes]) -> Outcome:
         mask = sum(1 << level for level in hashes)
-        return self.by(index, "attest", self.slot_of(index), mask, [hashes[level] for level in sorted(hashes)])
+        return self.by(index, "attest", self.seat_of(index), mask, [hashes[level] for level in sorted(hashes)])
 
-    def names(self, slots: Iterable[int]) -> bytes:
-        return bitmap.to_bytes(bitmap.from_slots(slots))
+    def names(self, seats: Iterable[int]) -> bytes:
+        return bitmap.to_bytes(bitmap.from_seats(seats))

@@ -12,8 +12,8 @@ from programs.scenario import Scenario
 EVERYBODY = range(4)
 
 
-def result(slot: int, variant: int = 0) -> bytes:
-    return bytes([slot + 1, variant]) * 16
+def result(seat: int, variant: int = 0) -> bytes:
+    return bytes([seat + 1, variant]) * 16
 
 
 @pytest.mark.parametrize("overlap", [0, 1])
@@ -30,8 +30,8 @@ def test_a_result_of_which_each_peer_has_another_is_trained_again(
     attesting = run.run.current.height
     judged = run.run.round(run.run.config.judged(attesting))
     assert judged is not None
-    liar = run.slot_of(3)
-    honest = {slot: result(slot) for slot in bitmap.slots(judged.roster) if slot != liar}
+    liar = run.seat_of(3)
+    honest = {seat: result(seat) for seat in bitmap.seats(judged.roster) if seat != liar}
     for index, variant in zip(EVERYBODY, variants, strict=True):
         run.witness(index, results=honest | {liar: result(liar, variant)}).ok()
     closed = run.run.round(attesting)

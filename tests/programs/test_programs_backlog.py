@@ -47,8 +47,8 @@ def test_nothing_is_lost_while_a_third_attests_and_delivers_nothing(world: World
         if judged is None or closed is None:
             continue
         shares = assignment.assign(judged, run.members, 0)
-        for slot, share in shares.items():
-            if bitmap.contains(closed.attested, slot):
+        for seat, share in shares.items():
+            if bitmap.contains(closed.attested, seat):
                 done = {index for span in assignment.sequences(judged, share) for index in span}
                 assert not done & trained
                 trained |= done
@@ -99,7 +99,7 @@ def test_random_intervals_stay_sorted_and_joined(world: World) -> None:
     predicted = backlog.Backlog()
     while run.run.state.training:
         round_ = run.run.current
-        heard = sum(1 << slot for slot in range(20) if rng.random() < 0.6)
+        heard = sum(1 << seat for seat in range(20) if rng.random() < 0.6)
         shares = assignment.assign(round_, run.members, 0)
         settled = backlog.settle(predicted, round_, shares, heard)
         step = run.run.step

@@ -35,8 +35,8 @@ BOND = 3_000_000
 BONDS = st.sampled_from([0, BOND])
 FALSE = (b"false" * 7)[:32]
 
-# What one wallet may send. Slots and rounds are its own and the present one, or any.
-slots = st.none() | st.integers(0, ALL)
+# What one wallet may send. Seats and rounds are its own and the present one, or any.
+seats = st.none() | st.integers(0, ALL)
 backs = st.integers(0, 4).map(lambda back: max(0, back - 2))
 results = st.just([None] * ALL) | st.lists(st.sampled_from([None, 0, 1, 1, 2]), min_size=ALL, max_size=ALL)
 hashes = st.sampled_from([None, FALSE, b"other" + bytes(27), b"t" * 32, UNKNOWN, UNATTESTED])
@@ -45,16 +45,16 @@ moves = st.one_of(
     st.tuples(st.just("join"), st.integers(0, 3), st.sampled_from([0, 1, 60, 65_535]), st.booleans()),
     st.tuples(st.just("leave"), backs),
     st.tuples(st.just("tick")),
-    st.tuples(st.just("ready"), slots, backs),
-    st.tuples(st.just("witness"), slots, backs, results),
-    st.tuples(st.just("verify"), slots, backs, st.integers(0, ALL), st.booleans()),
-    st.tuples(st.just("attest"), slots, backs, told),
+    st.tuples(st.just("ready"), seats, backs),
+    st.tuples(st.just("witness"), seats, backs, results),
+    st.tuples(st.just("verify"), seats, backs, st.integers(0, ALL), st.booleans()),
+    st.tuples(st.just("attest"), seats, backs, told),
     st.tuples(st.just("health_check"), st.none() | st.integers(0, 2**ALL - 1)),
     st.tuples(st.just("checkpoint"), st.booleans()),
     st.tuples(st.just("show"), results),
     st.tuples(st.just("show"), results),
     st.tuples(st.just("accuse"), st.integers(0, ALL)),
-    st.tuples(st.just("prove"), slots, st.booleans()),
+    st.tuples(st.just("prove"), seats, st.booleans()),
     st.tuples(st.just("enroll"), st.sampled_from([0, BOND])),
     st.tuples(st.just("withdraw")),
     st.tuples(st.just("settle"), st.integers(0, ALL - 1)),
@@ -71,9 +71,9 @@ def move(arena: Arena, index: int, verb: str, *more: Any) -> None:
     """Sends what one wallet thought of; refusals are fine, whatever they are."""
     us = arena.oracle
 
-    def mine(slot: int | None) -> int:
+    def mine(number: int | None) -> int:
         own = us.find(index)
-        return slot if slot is not None else (own if own is not None else index)
+        return number if number is not None else (own if own is not None else index)
 
     def at(back: int) -> Place:
         if len(us.laps) <= back:
@@ -88,23 +88,23 @@ def move(arena: Arena, index: int, verb: str, *more: Any) -> None:
             arena.leave(index, at(back))
         case "tick", *_:
             arena.tick(index)
-        case "ready", slot, back:
-            arena.ready(index, mine(slot), at(back))
-        case "witness", slot, back, held:
+        case "ready", number, back:
+            arena.ready(index, mine(number), at(back))
+        case "witness", number, back, held:
             arena.witness(
-                index, mine(slot), at(back), {one: found for one, found in enumerate(held) if found is not None}
+                index, mine(number), at(back), {one: found for one, found in enumerate(held) if found is not None}
             )
-        case "verify", slot, back, target, mismatch:
-            arena.verify(index, mine(slot), at(back), target, mismatch)
-        case "attest", slot, back, hashes:
+        case "verify", number, back, target, mismatch:
+            arena.verify(index, mine(number), at(back), target, mismatch)
+        case "attest", number, back, hashes:
             said = {level: one for level, one in enumerate(hashes) if one is not None}
-            arena.attest(index, mine(slot), at(back), said)
+            arena.attest(index, mine(number), at(back), said)
         case "accuse", target:  # all verifiers of the round before
             lap = us.laps[-2] if len(us.laps) > 1 and us.state.active else None
             for verifier in us.verifiers(lap) if lap else ():
                 arena.verify(us.members[verifier].wallet, verifier, at(1), target, True)
-        case "prove", slot, same:  # against itself, since it has no other key
-            arena.prove(index, mine(slot), same=same)
+        case "prove", number, same:  # against itself, since it has no other key
+            arena.prove(index, mine(number), same=same)
         case "enroll", most:
             arena.enroll(index, most)
         case "withdraw", *_:
@@ -131,9 +131,9 @@ def convicted(arena: Arena) -> int:
     if not found:
         return 0
     healthy, needed = arena.oracle.healthy, quorum(found[1].elected)
-    votes = [vote for vote in found[1].votes if bitmap.contains(healthy, vote.slot)]
-    missing = bitmap.slots(unseen(arena))
-    return bitmap.from_slots(slot for slot in missing if sum(slot not in vote.held for vote in votes) >= needed)
+    votes = [vote for vote in found[1].votes if bitmap.contains(healthy, vote.seat)]
+    missing = bitmap.seats(unseen(arena))
+    return bitmap.from_seats(number for number in missing if sum(number not in vote.held for vote in votes) >= needed)
 
 
 def unseen(arena: Arena) -> int:
@@ -176,30 +176,30 @@ class Members(RuleBasedStateMachine):
             move(self.arena, index, *what)
             return
         us = self.arena.oracle
-        slot = us.find(index)
-        if us.state.training and slot is not None:
-            self.shown[us.epoch, us.lap.height, slot] = what[1]
+        number = us.find(index)
+        if us.state.training and number is not None:
+            self.shown[us.epoch, us.lap.height, number] = what[1]
 
     def serve(self, index: int) -> bool:
         """One thing that this member owes, if there is any."""
         arena, us = self.arena, self.arena.oracle
-        slot = us.find(index)
+        number = us.find(index)
         if us.state is RunState.WAITING_FOR_MEMBERS:
-            waits = slot is not None and us.members[slot].wish == WAITS
+            waits = number is not None and us.members[number].wish == WAITS
             if not us.may_join(index):
                 return arena.enroll(index, BOND) and arena.join(index, self.tiers[index])
             return not waits and arena.join(index, self.tiers[index])
-        if slot is None or us.halted:
+        if number is None or us.halted:
             return False
         match us.state:
-            case RunState.WARMUP if not bitmap.contains(us.lap.ready, slot):
-                return arena.ready(index, slot, arena.place)
-            case RunState.ROUND_TRAIN | RunState.ROUND_WITNESS if missing := convicted(arena) & ~(1 << slot):
+            case RunState.WARMUP if not bitmap.contains(us.lap.ready, number):
+                return arena.ready(index, number, arena.place)
+            case RunState.ROUND_TRAIN | RunState.ROUND_WITNESS if missing := convicted(arena) & ~(1 << number):
                 return arena.health_check(index, missing)
-            case RunState.ROUND_TRAIN | RunState.ROUND_WITNESS if not bitmap.contains(us.lap.voters, slot):
-                return arena.witness(index, slot, arena.place, self.seen(index))
-            case RunState.COOLDOWN if (said := self.truth(slot)) and not us.spoke(slot):
-                return arena.attest(index, slot, arena.place, said)
+            case RunState.ROUND_TRAIN | RunState.ROUND_WITNESS if not bitmap.contains(us.lap.voters, number):
+                return arena.witness(index, number, arena.place, self.seen(index))
+            case RunState.COOLDOWN if (said := self.truth(number)) and not us.spoke(number):
+                return arena.attest(index, number, arena.place, said)
             case RunState.COOLDOWN if us.known.attested == us.every and us.durable.step < us.known.step:
                 return self.tiers[index] == 0 and arena.checkpoint(index, us.known.hashes)
         return False
@@ -208,20 +208,20 @@ class Members(RuleBasedStateMachine):
         """What a member holds: what others made of their share, or what they showed it."""
         us = self.arena.oracle
         judged, seen = us.judged_by(us.lap), {}
-        for slot in judged.members if judged else ():
-            shown = self.shown.get((us.epoch, judged.height, slot)) if judged else None
-            result = 1 if shown is None or us.members[slot].wallet in self.honest else shown[index]
+        for number in judged.members if judged else ():
+            shown = self.shown.get((us.epoch, judged.height, number)) if judged else None
+            result = 1 if shown is None or us.members[number].wallet in self.honest else shown[index]
             if result is not None:
-                seen[slot] = result
+                seen[number] = result
         return seen
 
-    def truth(self, slot: int) -> dict[int, bytes]:
+    def truth(self, number: int) -> dict[int, bytes]:
         """The hashes of the levels for which this member is elected, on which all members agree."""
         us = self.arena.oracle
         said = {
             level: f"epoch {us.epoch} step {us.step} level {level}".encode().ljust(32, b".")
             for level in range(us.levels)
-            if slot in us.electees(level)
+            if number in us.electees(level)
         }
         self.truths |= set(said.values())
         return said
@@ -303,9 +303,9 @@ class Coalition(Members):
     @invariant()
     def look(self) -> None:
         us = self.arena.oracle
-        honest = bitmap.from_slots(slot for slot, seat in enumerate(us.members) if seat.wallet in self.honest)
-        for slot in bitmap.slots(honest):
-            state = us.members[slot].state
+        honest = bitmap.from_seats(number for number, seat in enumerate(us.members) if seat.wallet in self.honest)
+        for number in bitmap.seats(honest):
+            state = us.members[number].state
             assert state in (MemberState.IDLE, MemberState.HEALTHY), f"an honest member is {state.name}"
         for index in self.honest:
             bond = us.memberships[index].bond

@@ -103,13 +103,13 @@ def test_the_convicted_have_no_say(world: World) -> None:
     before = run.run.round(1)
     assert before is not None
     roles = committee.roles(before, 30)
-    verifiers = [slot for slot, role in roles.items() if role is committee.Committee.VERIFIER]
-    target = next(slot for slot in roles if slot not in verifiers)
+    verifiers = [seat for seat, role in roles.items() if role is committee.Committee.VERIFIER]
+    target = next(seat for seat in roles if seat not in verifiers)
     assert bitmap.contains(run.members.proven, target)
-    for slot in verifiers:
-        run.by(slot, "verify", slot, 1, target, True).ok()
+    for seat in verifiers:
+        run.by(seat, "verify", seat, 1, target, True).ok()
     assert not bitmap.contains(run.members.proven, target)
-    _rounds(run, heard=bitmap.from_slots(set(range(10)) - {target}))
+    _rounds(run, heard=bitmap.from_seats(set(range(10)) - {target}))
     assert target not in _electees(run)
 
 
@@ -119,10 +119,10 @@ def test_every_level_has_a_committee_of_its_own_of_32(world: World) -> None:
     run.train(range(40)).finish_rounds()
     electees = committee.cooldown_electees(run.run, run.members, 0)
     assert len(electees) == 32
-    outsider = next(slot for slot in range(40) if slot not in electees)
+    outsider = next(seat for seat in range(40) if seat not in electees)
     run.attest(outsider, HASHES).refused("NotElected")
-    for slot in electees[:21]:
-        run.attest(slot, HASHES).ok()
+    for seat in electees[:21]:
+        run.attest(seat, HASHES).ok()
     assert run.run.levels_attested == 0
     run.attest(electees[21], HASHES).ok()
     assert run.run.levels_attested == 0b111

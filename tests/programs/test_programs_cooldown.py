@@ -40,11 +40,11 @@ def test_the_refusals_of_an_attestation(cool: Scenario) -> None:
     cool.by(0, "attest", 0, 0b1, [bytes(32)]).refused("HashesInvalid")
     cool.by(0, "attest", 0, 0b1, [b"\xff" * 32]).refused("HashesInvalid")
     cool.by(0, "attest", 0, 0b1000, [HASHES[0]]).refused("NotElected")  # there is no such level
-    cool.by(0, "attest", 1, 0b1, [HASHES[0]]).refused("SlotMismatch")
+    cool.by(0, "attest", 1, 0b1, [HASHES[0]]).refused("SeatMismatch")
     cool.attest(0, HASHES).ok()
     cool.attest(0, HASHES).refused("DuplicateWitness")
     cool.by(1, "leave_run").ok()
-    cool.attest(1, HASHES).refused("SlotMismatch")
+    cool.attest(1, HASHES).refused("SeatMismatch")
     cool.world.advance(31)
     cool.tick(2).ok()
     cool.by(0, "attest", 0, 1, [HASHES[0]]).refused("WrongState")
@@ -65,7 +65,7 @@ def test_a_tier_attests_the_levels_it_holds(world: World) -> None:
     # nobody holds level 0: what is known of it stays
     assert (run.run.levels_attested, run.run.level_hashes[0], run.run.level_hashes[1]) == (0b001, b"0" * 32, UNATTESTED)
     members = run.members
-    assert [committee.levels_to_attest(run.run, members, slot) for slot in range(3)] == [(1, 2), (2,), (2,)]
+    assert [committee.levels_to_attest(run.run, members, seat) for seat in range(3)] == [(1, 2), (2,), (2,)]
     run.attest(1, {1: HASHES[1]}).refused("NotElected")
     run.attest(0, HASHES).ok()  # of level 0 nothing is counted
     assert (run.run.levels_attested, run.run.level_hashes[0]) == (0b011, b"0" * 32)
@@ -214,7 +214,7 @@ def test_points_go_in_equal_parts_to_those_who_stayed(cool: Scenario) -> None:
     cool.by(2, "leave_run").ok()
     cool.world.advance(31)
     cool.tick().ok()
-    assert [cool.members.slots[index].points for index in range(3)] == [150, 150, 0]
+    assert [cool.members.seats[index].points for index in range(3)] == [150, 150, 0]
     assert cool.run.finishers == 0b011
     assert cool.run.model_source is ModelSource.CHECKPOINT  # no level was attested
 
@@ -234,7 +234,7 @@ def test_a_pause_in_training_pays_and_cools_down_first(run: Scenario) -> None:
     run.tick().ok()
     state = run.run
     assert (state.state, state.cold_start, state.pending_pause, state.epoch) == (RunState.PAUSED, True, False, 1)
-    assert [slot.points for slot in run.members.slots[:3]] == [100] * 3
+    assert [seat.points for seat in run.members.seats[:3]] == [100] * 3
     assert run.members.pending == 0
     run.tick().refused("NothingToTick")
     run.owner("set_paused", False).ok()

@@ -47,19 +47,19 @@ def show(run: Scenario, *signed: Signed, by: int = 0) -> Outcome:
 def test_who_signs_two_results_is_ejected_and_forfeits(training: Scenario) -> None:
     run = training
     record = run.world.record("Members", "test")
-    record["slots"][0]["points"][:3] = 20
+    record["seats"][0]["points"][:3] = 20
     run.world.store("Members", "test", record)
     show(run, *pair(run), by=77).ok()  # a wallet that has nothing to do with the run
-    assert run.members.slots[LIAR].state is MemberState.EJECTED
+    assert run.members.seats[LIAR].state is MemberState.EJECTED
     assert run.run.current.elected == 2
     show(run, *pair(run)).refused("AlreadyEjected")
-    run.witness(LIAR).refused("SlotMismatch")
+    run.witness(LIAR).refused("SeatMismatch")
     while run.run.state is not RunState.COOLDOWN:
         run.everyone_witnesses([0, 2])
     run.world.advance(31)
     run.tick().ok()
-    slots = run.members.slots
-    assert [(slot.points, slot.slashed, slot.weight) for slot in slots[:3]] == [(70, 0, 120), (11, 9, 1), (70, 0, 120)]
+    seats = run.members.seats
+    assert [(seat.points, seat.slashed, seat.weight) for seat in seats[:3]] == [(70, 0, 120), (11, 9, 1), (70, 0, 120)]
     show(run, *pair(run)).refused("WrongState")
 
 
@@ -69,8 +69,8 @@ def test_leaving_before_it_is_found_out_does_not_help(training: Scenario) -> Non
     run.by(LIAR, "leave_run").ok()
     run.everyone_witnesses([0, 2])
     show(run, *signed).ok()
-    slot = run.members.slots[LIAR]
-    assert (slot.state, slot.exited_height) == (MemberState.EJECTED, 0)
+    seat = run.members.seats[LIAR]
+    assert (seat.state, seat.exited_height) == (MemberState.EJECTED, 0)
 
 
 def test_what_is_no_contradiction_ejects_nobody(training: Scenario) -> None:
@@ -85,12 +85,12 @@ def test_what_is_no_contradiction_ejects_nobody(training: Scenario) -> None:
     against(height=1).refused("NoEquivocation")
     against(seed=first.seed ^ 1).refused("NoEquivocation")  # another attempt at the epoch, or another run of that name
     against(epoch=1).refused("NoEquivocation")
-    against(slot=2).refused("NoEquivocation")
+    against(seat=2).refused("NoEquivocation")
     against(run_id="other").refused("NoEquivocation")
     both = {"run_id": "other"}
     show(run, sign(said(run, 1, **both)), sign(said(run, 2, **both))).refused("StaleHeight")
     show(run, sign(said(run, 1, epoch=1)), sign(said(run, 2, epoch=1))).refused("StaleHeight")
-    ready = Ready(sender=p2p(LIAR), signer=first.signer, run_id="test", epoch=0, slot=LIAR)
+    ready = Ready(sender=p2p(LIAR), signer=first.signer, run_id="test", epoch=0, seat=LIAR)
     show(run, sign(ready), sign(msgspec.structs.replace(ready, signer=b"x" * 32))).refused("NoEquivocation")
     assert run.members.mask(MemberState.HEALTHY) == 0b111
 
@@ -100,9 +100,9 @@ def test_nobody_signs_for_another(training: Scenario) -> None:
     other = {"sender": p2p(2)}
     show(run, sign(said(run)), sign(said(run, 2, **other), 2)).refused("NoEquivocation")  # two keys
     mine = [sign(said(run, result, **other), 2) for result in (1, 2)]
-    show(run, *mine).refused("SlotMismatch")  # the key of slot 2 speaks of slot 1
-    unused = [sign(said(run, result, slot=9)) for result in (1, 2)]
-    show(run, *unused).refused("SlotMismatch")
+    show(run, *mine).refused("SeatMismatch")  # the key of seat 2 speaks of seat 1
+    unused = [sign(said(run, result, seat=9)) for result in (1, 2)]
+    show(run, *unused).refused("SeatMismatch")
     forged = sign(said(run, 2))._replace(signature=sign(said(run)).signature)
     assert show(run, sign(said(run)), forged).error is not None
     assert run.members.mask(MemberState.HEALTHY) == 0b111
@@ -172,7 +172,7 @@ def test_the_statement_of_a_result_keeps_its_form(world: World) -> None:
     """The program reads it at fixed places."""
     del world
     one = Commitment(
-        sender=p2p(0), signer=b"w" * 32, run_id="test", epoch=2, height=7, seed=2**64 - 2, step=27, slot=5, tier=0,
+        sender=p2p(0), signer=b"w" * 32, run_id="test", epoch=2, height=7, seed=2**64 - 2, step=27, seat=5, tier=0,
         intervals=(SequenceInterval(40, 42),), schema_hash=b"s" * 32, levels={0: LevelPayload(b"1" * 32, 9)},
         private=PrivateRoots(NOTHING, b"a" * 32, None), loss=1.0, tokens_per_sec=1.0,
     )  # fmt: skip

@@ -31,7 +31,7 @@ def crowd() -> Scenario:
     elected = run.draw().elected()
     assert len(elected) == 32
     for index in elected[:22]:
-        assert run.by(index, "warmup_witness", run.slot_of(index)).ok().units <= GOAL
+        assert run.by(index, "warmup_witness", run.seat_of(index)).ok().units <= GOAL
     assert run.run.state is RunState.ROUND_TRAIN
     return run
 
@@ -46,22 +46,22 @@ def test_an_epoch_of_256(crowd: Scenario) -> None:
     members = crowd.members
     for level in range(3):
         assert len(committee.cooldown_electees(state, members, level)) == 32
-    for slot in sorted({slot for level in range(3) for slot in committee.cooldown_electees(state, members, level)}):
-        levels = committee.levels_to_attest(state, members, slot)
-        assert crowd.attest(slot, {level: HASHES[level] for level in levels}).ok().units <= GOAL
+    for seat in sorted({seat for level in range(3) for seat in committee.cooldown_electees(state, members, level)}):
+        levels = committee.levels_to_attest(state, members, seat)
+        assert crowd.attest(seat, {level: HASHES[level] for level in levels}).ok().units <= GOAL
     assert crowd.run.levels_attested == 0b111
     named = {"kind": 1, "repo": "r", "revision": "", "hashes": list(HASHES.values())}
     assert crowd.by(0, "checkpoint", named).ok().units <= GOAL
     state = crowd.run
     assert (state.state, state.epoch, state.finishers) == (RunState.WAITING_FOR_MEMBERS, 1, 2**256 - 1)
-    assert {slot.points for slot in crowd.members.slots} == {10}
-    assert {slot.state for slot in crowd.members.slots} == {MemberState.IDLE}
+    assert {seat.points for seat in crowd.members.seats} == {10}
+    assert {seat.state for seat in crowd.members.seats} == {MemberState.IDLE}
 
 
 def test_the_data_of_silent_members_comes_back(crowd: Scenario) -> None:
     rng = random.Random(1)
     silent = set(rng.sample(range(256), 85))
-    heard = bitmap.from_slots(slot for slot in range(256) if slot not in silent)
+    heard = bitmap.from_seats(seat for seat in range(256) if seat not in silent)
     crowd.everyone_witnesses()
     first, fresh = crowd.run.rounds[0], crowd.run.current.data_index + 4096
     for index in crowd.elected():
@@ -74,9 +74,9 @@ def test_the_data_of_silent_members_comes_back(crowd: Scenario) -> None:
     assert state.current.redo == redo
     assert (crowd.backlog, state.backlog, state.lost_sequences) == (left.intervals, left.waiting, 0)
     assert state.data_index == fresh + 4096 - state.current.redone
-    owed_nothing = bitmap.from_slots(slot for slot, share in shares.items() if share.len == 0)
+    owed_nothing = bitmap.from_seats(seat for seat, share in shares.items() if share.len == 0)
     assert state.rounds[1].attested == heard | owed_nothing
-    missing = [slot for slot in range(256) if not bitmap.contains(state.rounds[1].attested, slot)]
+    missing = [seat for seat in range(256) if not bitmap.contains(state.rounds[1].attested, seat)]
     assert crowd.by(0 if 0 not in missing else 1, "health_check", crowd.names(missing)).ok().units <= GOAL
     assert crowd.members.mask(MemberState.DROPPED).bit_count() == len(missing)
 
@@ -98,12 +98,12 @@ def test_witnesses_who_disagree_are_counted(crowd: Scenario) -> None:
     crowd.everyone_witnesses()
     votes = [0] * 256
     for index in crowd.elected():
-        seen = sum(1 << slot for slot in range(256) if rng.random() < slot / 256)
-        for slot in range(256):
-            votes[slot] += seen >> slot & 1
+        seen = sum(1 << seat for seat in range(256) if rng.random() < seat / 256)
+        for seat in range(256):
+            votes[seat] += seen >> seat & 1
         assert crowd.witness(index, seen).ok().units <= 60_000
     state = crowd.run
     shares = assignment.assign(state.rounds[0], crowd.members, 10)
-    expected = bitmap.from_slots(slot for slot in range(256) if votes[slot] >= 22 or shares[slot].len == 0)
+    expected = bitmap.from_seats(seat for seat in range(256) if votes[seat] >= 22 or shares[seat].len == 0)
     assert state.rounds[1].attested == expected
     assert 0 < expected.bit_count() < 256

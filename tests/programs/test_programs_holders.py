@@ -32,19 +32,19 @@ def _begin(run: Scenario, tiers: dict[int, int]) -> None:
 
 def _rounds(run: Scenario, hidden: Iterable[int], from_holders: Iterable[int], liars: Iterable[int] = ()) -> None:
     """All rounds, in which some give their level 0 to no honest holder of it; the liars vouch for each other only."""
-    lost, liars = bitmap.from_slots(hidden), set(liars)
+    lost, liars = bitmap.from_seats(hidden), set(liars)
     while run.run.state.training:
         judged = run.run.round(run.run.current.height - 1)
         roster = judged.roster if judged else 0
         for index in run.elected():
-            seen = roster & bitmap.from_slots(liars | set(range(1, 7))) if index in liars else roster
+            seen = roster & bitmap.from_seats(liars | set(range(1, 7))) if index in liars else roster
             run.witness(index, seen & ~lost if index in from_holders else seen).ok()
 
 
 def _end(run: Scenario, tiers: dict[int, int], hashes: dict[int, bytes], away: Iterable[int] = ()) -> None:
     """Everybody who may states the truth, and the cooldown's time passes."""
     for index, tier in tiers.items():
-        levels = committee.levels_to_attest(run.run, run.members, run.slot_of(index))
+        levels = committee.levels_to_attest(run.run, run.members, run.seat_of(index))
         if levels and index not in away:
             run.attest(index, {level: hashes[level] for level in range(tier, 3) if level in levels})
     run.world.advance(31)
@@ -71,7 +71,7 @@ def test_two_of_nine_that_declare_a_tier_do_not_say_what_its_level_is(world: Wor
     run, honest = _grown(world)
     _begin(run, honest | dict.fromkeys(LIARS, 0))
     _rounds(run, hidden=LIARS, from_holders=(0,), liars=LIARS)
-    assert [run.members.delivered[run.slot_of(index)] for index in LIARS] == [
+    assert [run.members.delivered[run.seat_of(index)] for index in LIARS] == [
         4,
         4,
     ]  # a quorum of all has the rest of it
@@ -214,10 +214,10 @@ def test_the_convicted_are_not_established(world: World) -> None:
     before = run.run.round(run.run.current.height - 1)
     assert before is not None
     roles = committee.roles(before, 30)
-    verifiers = [slot for slot, role in roles.items() if role is committee.Committee.VERIFIER]
-    target = next(slot for slot in roles if slot not in verifiers)
-    for slot in verifiers:
-        run.by(slot, "verify", slot, before.height, target, True).ok()
+    verifiers = [seat for seat, role in roles.items() if role is committee.Committee.VERIFIER]
+    target = next(seat for seat in roles if seat not in verifiers)
+    for seat in verifiers:
+        run.by(seat, "verify", seat, before.height, target, True).ok()
     world.advance(31)
     run.tick(verifiers[0]).ok()
     assert run.members.established == (1 << 10) - 1 - (1 << target)

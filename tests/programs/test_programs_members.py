@@ -1,4 +1,4 @@
-"""Joining and leaving: authorization, gates, the choice of a slot, and what a member may change when."""
+"""Joining and leaving: authorization, gates, the choice of a seat, and what a member may change when."""
 
 from typing import Any
 
@@ -12,17 +12,17 @@ from programs.scenario import EVERYONE, SCHEMA, Scenario, member
 
 def test_a_member_waits_for_the_next_epoch(run: Scenario) -> None:
     run.join(0, tier=2, weight=7).ok()
-    slot = run.members.slots[0]
-    assert (slot.signer, slot.p2p) == (bytes(member(0).pubkey()), bytes(member(0).pubkey())[::-1])
-    assert (slot.tier, slot.declared, slot.state, slot.pending) == (2, 7, MemberState.IDLE, True)
+    seat = run.members.seats[0]
+    assert (seat.signer, seat.p2p) == (bytes(member(0).pubkey()), bytes(member(0).pubkey())[::-1])
+    assert (seat.tier, seat.declared, seat.state, seat.pending) == (2, 7, MemberState.IDLE, True)
     assert (run.run.seq, run.run.members_seq) == (4, 1)
 
 
 def test_a_waiting_member_may_change_its_terms(run: Scenario) -> None:
     run.join(0, tier=2, weight=7).ok()
     run.join(0, tier=1, weight=9, p2p=b"n" * 32).ok()
-    slot = run.members.slots[0]
-    assert (slot.tier, slot.declared, slot.p2p, run.members.pending) == (1, 9, b"n" * 32, 1)
+    seat = run.members.seats[0]
+    assert (seat.tier, seat.declared, seat.p2p, run.members.pending) == (1, 9, b"n" * 32, 1)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_nobody_keeps_another_one_out_by_taking_its_peer_key_first(run: Scenario
     """A key is public before it is on chain. Who may speak for it, peers are shown by its owner's signature."""
     run.join(1, p2p=b"k" * 32).ok()
     run.join(0, p2p=b"k" * 32).ok()
-    assert run.members.slots[0].p2p == run.members.slots[1].p2p == b"k" * 32
+    assert run.members.seats[0].p2p == run.members.seats[1].p2p == b"k" * 32
 
 
 def _authorize(run: Scenario, grantee: Keypair, scope: bytes, *, active: bool, grantor: Keypair | None = None) -> Any:
@@ -119,62 +119,62 @@ def test_a_delegate_joins_in_the_grantees_place(world: World) -> None:
 
 
 def _fill(run: Scenario, **fields: Any) -> Any:
-    """All 256 slots in use by strangers, idle and not waiting."""
+    """All 256 seats in use by strangers, idle and not waiting."""
     record = run.world.record("Members", "test")
-    slots = record["slots"][0]
+    seats = record["seats"][0]
     for index in range(256):
-        slots[index]["signer"] = bytes(member(1000 + index).pubkey())
-        slots[index]["p2p"] = bytes(member(1000 + index).pubkey())
-    slots["used"], slots["weight"], slots["declared"] = 1, 1, 1
+        seats[index]["signer"] = bytes(member(1000 + index).pubkey())
+        seats[index]["p2p"] = bytes(member(1000 + index).pubkey())
+    seats["used"], seats["weight"], seats["declared"] = 1, 1, 1
     for name, value in fields.items():
-        slots[name] = value
+        seats[name] = value
     run.world.store("Members", "test", record)
     for index in range(256):
         run.put_membership(1000 + index)
     return record
 
 
-def test_slots_without_points_are_reused_first(run: Scenario) -> None:
+def test_seats_without_points_are_reused_first(run: Scenario) -> None:
     record = _fill(run, points=5, last_epoch=3)
-    record["slots"][0]["points"][9] = 0
+    record["seats"][0]["points"][9] = 0
     run.world.store("Members", "test", record)
     run.join(0).ok()
-    assert run.slot_of(0) == 9
+    assert run.seat_of(0) == 9
 
 
-def test_the_member_away_longest_loses_its_slot_and_place(run: Scenario) -> None:
+def test_the_member_away_longest_loses_its_seat_and_place(run: Scenario) -> None:
     record = _fill(run, points=5, last_epoch=3)
-    record["slots"][0]["last_epoch"][77] = 2
+    record["seats"][0]["last_epoch"][77] = 2
     state = run.world.record("Run", "test")
     state["finishers"][0] = b"\xff" * 32
     run.world.store("Members", "test", record)
     run.world.store("Run", "test", state)
     run.join(0).ok()
-    assert run.slot_of(0) == 77
+    assert run.seat_of(0) == 77
     evicted = run.membership(1077)
     assert evicted is not None
-    assert (evicted.points, run.members.slots[77].points) == (5, 0)
+    assert (evicted.points, run.members.seats[77].points) == (5, 0)
     assert run.run.finishers == 2**256 - 1 - (1 << 77)
 
 
-def _finished(run: Scenario, slots: bytes, **fields: int) -> None:
+def _finished(run: Scenario, seats: bytes, **fields: int) -> None:
     state = run.world.record("Run", "test")
-    state["finishers"][0] = slots
+    state["finishers"][0] = seats
     for name, value in fields.items():
         state[name] = value
     run.world.store("Run", "test", state)
 
 
-def test_the_slot_of_a_finisher_is_the_last_to_go(run: Scenario) -> None:
+def test_the_seat_of_a_finisher_is_the_last_to_go(run: Scenario) -> None:
     _fill(run, points=0, last_epoch=3)
     _finished(run, run.names(range(255)))
     run.join(0).ok()
-    assert run.slot_of(0) == 255
+    assert run.seat_of(0) == 255
     run.join(1).ok()
-    assert run.slot_of(1) == 0
+    assert run.seat_of(1) == 0
 
 
-def test_those_who_hold_the_model_keep_their_slots_while_they_are_awaited(run: Scenario) -> None:
+def test_those_who_hold_the_model_keep_their_seats_while_they_are_awaited(run: Scenario) -> None:
     _fill(run, points=0, last_epoch=3)
     _finished(run, b"\xff" * 32, model_source=1, state_started_at=run.world.now)
     run.world.advance(34)
@@ -183,12 +183,12 @@ def test_those_who_hold_the_model_keep_their_slots_while_they_are_awaited(run: S
     run.join(0).ok()
 
 
-def test_an_own_slot_comes_before_everything(run: Scenario) -> None:
+def test_an_own_seat_comes_before_everything(run: Scenario) -> None:
     record = _fill(run, points=5)
-    record["slots"][0]["signer"][200] = bytes(member(0).pubkey())
+    record["seats"][0]["signer"][200] = bytes(member(0).pubkey())
     run.world.store("Members", "test", record)
     run.join(0).ok()
-    assert (run.slot_of(0), run.members.slots[200].points) == (200, 5)
+    assert (run.seat_of(0), run.members.seats[200].points) == (200, 5)
 
 
 @pytest.mark.parametrize("fields", [{"pending": 1}, {"state": 1}, {"state": 3}])
@@ -209,14 +209,14 @@ def test_leaving_in_training_withdraws_and_may_be_undone_for_the_next_epoch(run:
     run.train([0, 1, 2], weight=10)
     run.everyone_witnesses()
     run.join(0, weight=99).ok()  # healthy: only a wish for the next epoch
-    assert (run.members.slots[0].weight, run.members.slots[0].pending) == (10, True)
+    assert (run.members.seats[0].weight, run.members.seats[0].pending) == (10, True)
     run.by(0, "leave_run").ok()
-    slot = run.members.slots[0]
-    assert (slot.state, slot.pending, slot.exited_height) == (MemberState.WITHDRAWN, False, 1)
+    seat = run.members.seats[0]
+    assert (seat.state, seat.pending, seat.exited_height) == (MemberState.WITHDRAWN, False, 1)
     run.join(0, weight=99, tier=1, p2p=b"z" * 32).ok()
-    slot = run.members.slots[0]
+    seat = run.members.seats[0]
     # past assignments are computed from these: they stay until the epoch ends
-    assert (slot.state, slot.pending, slot.weight, slot.tier) == (MemberState.WITHDRAWN, True, 10, 0)
+    assert (seat.state, seat.pending, seat.weight, seat.tier) == (MemberState.WITHDRAWN, True, 10, 0)
 
 
 def test_a_stateless_member_leaves_the_running_epoch_and_the_finishers(run: Scenario) -> None:
@@ -225,8 +225,8 @@ def test_a_stateless_member_leaves_the_running_epoch_and_the_finishers(run: Scen
     state["finishers"][0] = b"\x07" + bytes(31)
     run.world.store("Run", "test", state)
     run.join(1, stateless=True).ok()
-    slot = run.members.slots[1]
-    assert (slot.state, slot.pending, run.run.finishers) == (MemberState.WITHDRAWN, True, 0b101)
+    seat = run.members.seats[1]
+    assert (seat.state, seat.pending, run.run.finishers) == (MemberState.WITHDRAWN, True, 0b101)
 
 
 def test_a_warm_up_that_loses_its_members_is_given_up_at_once(run: Scenario) -> None:
@@ -236,7 +236,7 @@ def test_a_warm_up_that_loses_its_members_is_given_up_at_once(run: Scenario) -> 
     run.by(1, "leave_run").ok()
     assert run.run.state is RunState.WAITING_FOR_MEMBERS
     assert run.members.pending == 0  # the one who stayed has to ask again: it may be dead
-    assert {slot.state for slot in run.members.slots} == {MemberState.IDLE}
+    assert {seat.state for seat in run.members.seats} == {MemberState.IDLE}
     run.join(2).ok()
     assert (run.members.pending, run.run.step, run.run.data_index) == (0b100, 1, 0)
 

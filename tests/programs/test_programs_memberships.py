@@ -152,7 +152,7 @@ def test_a_bond_stays_until_all_verdicts_are_given(bonded: Scenario) -> None:
     begin(bonded)
     withdraw(bonded, LIAR).refused("StillBound")
     bonded.by(LIAR, "leave_run").ok()
-    assert bonded.members.slots[bonded.slot_of(LIAR)].state is MemberState.WITHDRAWN
+    assert bonded.members.seats[bonded.seat_of(LIAR)].state is MemberState.WITHDRAWN
     withdraw(bonded, LIAR).refused("StillBound")
     end_epoch(bonded)
     before = held(bonded, LIAR)
@@ -177,8 +177,8 @@ def test_the_bond_of_who_is_convicted_after_it_left_is_destroyed(bonded: Scenari
 def test_anybody_has_a_forfeited_bond_destroyed_at_once(bonded: Scenario) -> None:
     begin(bonded)
     convict(bonded)
-    slot = bonded.slot_of(LIAR)
-    assert bonded.members.forfeited == 1 << slot
+    seat = bonded.seat_of(LIAR)
+    assert bonded.members.forfeited == 1 << seat
     bonded.settle(LIAR).ok()
     assert (bonded.world.lamports(key(bonded, LIAR)), bonded.members.forfeited) == (rent(bonded), 0)
     found = bonded.membership(LIAR)
@@ -203,7 +203,7 @@ def test_who_was_ejected_loses_its_place_in_the_line_and_pays_again(bonded: Scen
     bonded.settle(LIAR).ok()
     bonded.enroll(LIAR).ok()
     bonded.join(LIAR).ok()
-    assert bonded.members.pending == 1 << bonded.slot_of(LIAR)
+    assert bonded.members.pending == 1 << bonded.seat_of(LIAR)
     end_epoch(bonded)
     bonded.by(LIAR, "leave_run").ok()
     withdraw(bonded, LIAR).ok()
@@ -227,33 +227,33 @@ def test_an_eviction_does_not_wash_a_forfeited_bond(bonded: Scenario) -> None:
 def fill(run: Scenario, but: int | None = None) -> None:
     """Everybody else in 256 seats waits for the next epoch."""
     record = run.world.record("Members", run.run_id)
-    slots = record["slots"][0]
+    seats = record["seats"][0]
     for index in range(256):
-        if not slots["used"][index]:
-            slots["signer"][index] = bytes(member(1000 + index).pubkey())
-    slots["used"], slots["declared"], slots["pending"] = 1, 1, 1
+        if not seats["used"][index]:
+            seats["signer"][index] = bytes(member(1000 + index).pubkey())
+    seats["used"], seats["declared"], seats["pending"] = 1, 1, 1
     if but is not None:
-        slots["pending"][run.slot_of(but)] = 0
+        seats["pending"][run.seat_of(but)] = 0
     run.world.store("Members", run.run_id, record)
 
 
-# ---- points and slots
-def test_points_survive_the_loss_of_a_slot(bonded: Scenario) -> None:
+# ---- points and seats
+def test_points_survive_the_loss_of_a_seat(bonded: Scenario) -> None:
     bonded.join(3).ok()
     bonded.by(3, "leave_run").ok()
     record = bonded.world.record("Members", "test")
-    record["slots"][0]["points"][0], record["slots"][0]["slashed"][0] = 70, 7
+    record["seats"][0]["points"][0], record["seats"][0]["slashed"][0] = 70, 7
     bonded.world.store("Members", "test", record)
     fill(bonded, but=3)
     bonded.join(0).ok()
     found = bonded.membership(3)
     assert found is not None
-    assert (found.points, found.slashed, bonded.slot_of(0), bonded.members.slots[0].points) == (70, 7, 0, 0)
+    assert (found.points, found.slashed, bonded.seat_of(0), bonded.members.seats[0].points) == (70, 7, 0, 0)
     bonded.by(0, "leave_run").ok()
     withdraw(bonded, 0).ok()
     bonded.join(3).ok()
-    slot = bonded.members.slots[0]
-    assert (slot.signer, slot.points, slot.slashed) == (bytes(member(3).pubkey()), 70, 7)
+    seat = bonded.members.seats[0]
+    assert (seat.signer, seat.points, seat.slashed) == (bytes(member(3).pubkey()), 70, 7)
 
 
 def test_a_seat_is_taken_only_with_the_membership_of_its_owner(bonded: Scenario) -> None:
@@ -280,7 +280,7 @@ def test_a_seat_is_taken_only_with_the_membership_of_its_owner(bonded: Scenario)
     bonded.by(0, "join_run", JOIN, accounts={"evicted": right}).ok()
 
 
-def test_a_slot_that_was_given_up_goes_to_the_next(bonded: Scenario) -> None:
+def test_a_seat_that_was_given_up_goes_to_the_next(bonded: Scenario) -> None:
     for index in range(3):
         bonded.join(index).ok()
     bonded.by(1, "leave_run").ok()
@@ -291,20 +291,20 @@ def test_a_slot_that_was_given_up_goes_to_the_next(bonded: Scenario) -> None:
     withdraw(bonded, 1).ok()
     assert (bonded.run.seq, bonded.run.members_seq) == (seqs[0] + 1, seqs[1] + 1)
     assert bonded.run.finishers == 0b101
-    assert [slot.used for slot in bonded.members.slots[:4]] == [True, False, True, False]
+    assert [seat.used for seat in bonded.members.seats[:4]] == [True, False, True, False]
     bonded.join(2).ok()  # who comes after the gap is found
-    assert bonded.slot_of(2) == 2
+    assert bonded.seat_of(2) == 2
     bonded.join(9).ok()
-    assert bonded.slot_of(9) == 1
+    assert bonded.seat_of(9) == 1
     bonded.join(8).ok()
-    assert bonded.slot_of(8) == 3
+    assert bonded.seat_of(8) == 3
 
 
 def test_what_was_delivered_of_what_was_due_is_written_down(world: World) -> None:
     run = Scenario(world).start(rounds_per_epoch=2, overlap=0)
     for epoch in range(2):
         run.train([0, 1, 2])
-        silent = run.slot_of(2)
+        silent = run.seat_of(2)
         while run.run.state.training:
             for index in run.elected():
                 run.witness(index, run.run.current.roster & ~(1 << silent if run.run.current.height else 0)).ok()
@@ -365,13 +365,13 @@ def test_another_run_of_the_same_name_has_nothing_to_do_with_the_first_ones_memb
 
 
 # ---- bars
-def test_a_bar_takes_no_slot_and_its_rent_comes_back(bonded: Scenario) -> None:
-    """The exploit: every bar of a wallet that never came took a slot that nobody else could have."""
+def test_a_bar_takes_no_seat_and_its_rent_comes_back(bonded: Scenario) -> None:
+    """The exploit: every bar of a wallet that never came took a seat that nobody else could have."""
     owner = bonded.authority.pubkey()
     before = bonded.world.lamports(owner)
     kick(bonded, 9, barred=False).refused("NotAMember")
     kick(bonded, 9, barred=True).ok()
-    assert not any(slot.used for slot in bonded.members.slots)
+    assert not any(seat.used for seat in bonded.members.seats)
     bonded.enroll(9).refused("Barred")
     bonded.by(9, "join_run", JOIN).refused("Barred")
     withdraw(bonded, 9).refused("NotOwnMembership")
@@ -383,11 +383,11 @@ def test_a_bar_takes_no_slot_and_its_rent_comes_back(bonded: Scenario) -> None:
     bonded.join(9).ok()
 
 
-def test_a_bar_outlasts_slot_and_membership_but_keeps_no_bond(bonded: Scenario) -> None:
+def test_a_bar_outlasts_seat_and_membership_but_keeps_no_bond(bonded: Scenario) -> None:
     bonded.join(0).ok()
     kick(bonded, 0, barred=True).ok()
     fill(bonded, but=0)
-    bonded.join(3).ok()  # it loses its slot
+    bonded.join(3).ok()  # it loses its seat
     bonded.by(3, "leave_run").ok()
     bonded.by(0, "join_run", JOIN, accounts=bonded.losing(bytes(member(3).pubkey()))).refused("Barred")
     before = held(bonded, 0)

@@ -155,17 +155,17 @@ def test_a_removed_wallet_is_out_of_the_line_and_may_ask_again(run: Scenario) ->
     for index in range(3):
         run.join(index).ok()
     kick(run, 1, barred=False).ok()
-    assert (run.members.pending, run.members.slots[1].removed) == (0b101, True)
+    assert (run.members.pending, run.members.seats[1].removed) == (0b101, True)
     run.world.advance(6)
     run.tick().refused("NothingToTick")  # too few wait
     run.join(1).ok()
-    assert (run.members.pending, run.members.slots[1].removed) == (0b111, False)
+    assert (run.members.pending, run.members.seats[1].removed) == (0b111, False)
 
 
 def test_a_barred_wallet_stays_out_until_that_is_lifted(run: Scenario) -> None:
     run.train([0, 1, 2, 3])
     kick(run, 3, barred=True, signer=run.grantor).ok()
-    assert run.members.slots[3].state is MemberState.HEALTHY  # the running epoch goes on with it
+    assert run.members.seats[3].state is MemberState.HEALTHY  # the running epoch goes on with it
     run.join(3).refused("Barred")
     run.finish_rounds()
     for index in range(4):
@@ -187,17 +187,17 @@ def test_leaving_lifts_no_bar(run: Scenario) -> None:
     run.train([0, 1, 2, 3])
     kick(run, 3, barred=True).ok()
     run.by(3, "leave_run").ok()
-    assert run.members.slots[3].state is MemberState.WITHDRAWN
+    assert run.members.seats[3].state is MemberState.WITHDRAWN
     run.join(3).refused("Barred")
     run.by(3, "leave_run").refused("NotAMember")
 
 
 def test_256_bars_leave_room_for_others(run: Scenario) -> None:
-    """The exploit: each bar of a wallet that never came took a slot that was given to nobody."""
+    """The exploit: each bar of a wallet that never came took a seat that was given to nobody."""
     for index in range(256):
         kick(run, 1000 + index, barred=True).ok()
     run.join(0).ok()
-    assert run.slot_of(0) == 0
+    assert run.seat_of(0) == 0
     kick(run, 9, barred=False).refused("NotAMember")
 
 
@@ -230,7 +230,7 @@ def holders(run: Scenario, tiers: int = 5) -> list[int]:
         if run.run.levels_attested != 0b111:
             run.attest(index, hashes(0)).ok()
     order = committee.order(header.seed, b"checkpoint", header.clients)
-    return [run.index_of(run.members.slots[header.members[rank]].signer) for rank in order]
+    return [run.index_of(run.members.seats[header.members[rank]].signer) for rank in order]
 
 
 def name(run: Scenario, index: int, repo: str, kind: int = 2) -> Outcome:

@@ -62,8 +62,8 @@ def test_a_health_check_judges_the_round_that_closed_last(run: Scenario) -> None
     run.everyone_witnesses(participation=0b011)
     run.by(0, "health_check", run.names([1])).refused("NotUnhealthy")
     run.by(0, "health_check", run.names([2])).ok()
-    slot = run.members.slots[2]
-    assert (slot.state, slot.exited_height) == (MemberState.DROPPED, 1)
+    seat = run.members.seats[2]
+    assert (seat.state, seat.exited_height) == (MemberState.DROPPED, 1)
     run.everyone_witnesses([0, 1])
     assert (run.run.current.roster, run.run.next_roster) == (0b111, 0b011)
     run.by(0, "health_check", run.names([1])).refused("NotUnhealthy")
@@ -130,7 +130,7 @@ def test_a_round_without_a_witness_ends_the_epoch_and_its_data_comes_back_once(r
     assert [(one.start, one.len) for one in run.backlog] == [(48, 48)]
     run.world.advance(31)
     run.tick().ok()
-    assert {slot.points for slot in run.members.slots} == {0}
+    assert {seat.points for seat in run.members.seats} == {0}
     run.train([0, 1, 2])
     assert (run.run.current.redo, run.run.data_index) == ((Interval(48, 48),), 96)
 
@@ -150,7 +150,7 @@ def test_who_stays_to_the_last_round_is_paid(world: World) -> None:
     run.train([0, 1, 2]).finish_rounds()
     run.world.advance(31)
     run.tick().ok()
-    assert [slot.points for slot in run.members.slots[:3]] == [100, 100, 100]
+    assert [seat.points for seat in run.members.seats[:3]] == [100, 100, 100]
 
 
 @pytest.mark.parametrize(("overlap", "rounds", "changed"), [(0, 0, 0), (0, 1, 1), (1, 1, 0), (1, 2, 1)])
@@ -179,14 +179,14 @@ def test_verdicts_about_the_last_round_are_taken_in_cooldown(world: World) -> No
     run.everyone_witnesses()
     last = run.run.current
     roles = committee.roles(last, 50)
-    verifiers = [slot for slot, role in roles.items() if role is Committee.VERIFIER]
-    target = next(slot for slot, role in roles.items() if role is Committee.TRAINER)
+    verifiers = [seat for seat, role in roles.items() if role is Committee.VERIFIER]
+    target = next(seat for seat, role in roles.items() if role is Committee.TRAINER)
     run.by(verifiers[0], "verify", verifiers[0], last.height, target, True).refused("StaleHeight")  # it is not due yet
     run.everyone_witnesses()
     assert run.run.state is RunState.COOLDOWN
-    for slot in verifiers:
-        run.by(slot, "verify", slot, last.height, target, True).ok()
-    member = run.members.slots[target]
+    for seat in verifiers:
+        run.by(seat, "verify", seat, last.height, target, True).ok()
+    member = run.members.seats[target]
     assert (member.state, member.exited_height) == (MemberState.EJECTED, last.height + 1)
 
 
@@ -199,8 +199,8 @@ def test_with_overlap_the_current_round_is_never_judged(world: World) -> None:
     last = run.run.current
     assert (run.run.state, last.batch) == (RunState.COOLDOWN, 48)
     roles = committee.roles(last, 50)
-    verifier = next(slot for slot, role in roles.items() if role is Committee.VERIFIER)
-    target = next(slot for slot, role in roles.items() if role is Committee.TRAINER)
+    verifier = next(seat for seat, role in roles.items() if role is Committee.VERIFIER)
+    target = next(seat for seat, role in roles.items() if role is Committee.TRAINER)
     run.by(verifier, "verify", verifier, last.height, target, True).refused("StaleHeight")
 
 

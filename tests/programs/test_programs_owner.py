@@ -21,7 +21,7 @@ def test_a_run_is_created_in_one_transaction(world: World) -> None:
     assert run.main_authority == bytes(scenario.authority.pubkey())
     assert run.join_authority == bytes(scenario.grantor.pubkey())
     assert model.client_version == "v1"
-    assert not any(slot.used for slot in scenario.members.slots)
+    assert not any(seat.used for seat in scenario.members.seats)
     assert len(world.data(scenario.accounts["witnesses"])) == 55_504
 
 

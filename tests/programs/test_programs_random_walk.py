@@ -35,8 +35,8 @@ class Walk:
         if judged is None:
             return
         shares = assignment.assign(judged, self.run.members, PERCENT)
-        for slot, share in shares.items():
-            if bitmap.contains(after.rounds[before.head].attested, slot):
+        for seat, share in shares.items():
+            if bitmap.contains(after.rounds[before.head].attested, seat):
                 for indices in assignment.sequences(judged, share):
                     self.trained.update(indices)
 
@@ -48,7 +48,7 @@ class Walk:
         if choice < 0.85 and state.state.training:
             judged = state.round(state.config.judged(state.current.height))
             roster = judged.roster if judged else 0
-            silent = sum(1 << slot for slot in bitmap.slots(roster) if slot % 4 == state.epoch % 5)
+            silent = sum(1 << seat for seat in bitmap.seats(roster) if seat % 4 == state.epoch % 5)
             elected = run.elected()
             if elected:
                 run.witness(rng.choice(elected), roster & ~silent if rng.random() < 0.9 else 0)
@@ -59,7 +59,7 @@ class Walk:
         elif 0.86 <= choice < 0.89:
             closed = state.head - 1
             missing = state.rounds[closed - state.config.overlap].roster & ~state.rounds[closed].attested
-            run.by(index, "health_check", run.names(bitmap.slots(missing)))
+            run.by(index, "health_check", run.names(bitmap.seats(missing)))
         elif 0.89 <= choice < 0.9 or (choice < 0.5 and state.halted):
             run.owner("set_paused", not state.halted)
         elif choice < 0.7 and state.state is RunState.WARMUP:
@@ -97,6 +97,6 @@ def test_no_sequence_is_trained_twice_or_forgotten(seed: int, overlap: int) -> N
     assert walk.epochs >= 2
     assert len(walk.trained) > 50
     members = walk.run.members
-    paid = sum(slot.points + slot.slashed for slot in members.slots)
+    paid = sum(seat.points + seat.slashed for seat in members.seats)
     assert paid <= 1_000 * walk.epochs
-    assert all(slot.state in MemberState for slot in members.slots)
+    assert all(seat.state in MemberState for seat in members.seats)

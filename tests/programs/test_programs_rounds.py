@@ -27,7 +27,7 @@ def test_an_epoch_waits_for_enough_members_and_latecomers(run: Scenario) -> None
         7,
         3,
     )
-    assert {run.members.slots[slot].state for slot in range(3)} == {MemberState.HEALTHY}
+    assert {run.members.seats[seat].state for seat in range(3)} == {MemberState.HEALTHY}
     assert (run.members.pending, state.members_seq) == (0, 4)
 
 
@@ -47,7 +47,7 @@ def test_a_quorum_of_ready_witnesses_ends_the_warm_up(run: Scenario) -> None:
     run.join(0).ok()
     run.by(0, "warmup_witness", 0).refused("WrongState")
     run.warm_up([0, 1, 2])
-    run.by(0, "warmup_witness", 1).refused("SlotMismatch")
+    run.by(0, "warmup_witness", 1).refused("SeatMismatch")
     run.by(0, "warmup_witness", 0).ok()
     run.by(0, "warmup_witness", 0).refused("DuplicateWitness")
     assert (run.run.state, run.run.rounds[0].attested) == (RunState.WARMUP, 1)
@@ -59,12 +59,12 @@ def test_only_elected_witnesses_count(world: World) -> None:
     run = Scenario(world).start(witness_nodes=1)
     run.warm_up([0, 1, 2])
     (elected,) = run.elected()
-    others = [slot for slot in range(3) if slot != elected]
+    others = [seat for seat in range(3) if seat != elected]
     run.by(others[0], "warmup_witness", others[0]).refused("NotElected")
     run.by(elected, "warmup_witness", elected).ok()
     assert run.run.state is RunState.ROUND_TRAIN
     (elected,) = run.elected()
-    other = next(slot for slot in range(3) if slot != elected)
+    other = next(seat for seat in range(3) if seat != elected)
     run.witness(other).refused("NotElected")
     run.witness(elected).ok()
     assert run.run.current.height == 1  # the only witness closes the round
@@ -76,8 +76,8 @@ def test_the_refusals_of_a_witness(run: Scenario) -> None:
     run.world.advance(31)
     run.tick().ok()
     run.witness(0, at=Place(0, 1, 0)).refused("StaleHeight")
-    run.witness(0, slot=1).refused("SlotMismatch")
-    run.witness(0, slot=255).refused("SlotMismatch")
+    run.witness(0, seat=1).refused("SeatMismatch")
+    run.witness(0, seat=255).refused("SeatMismatch")
     run.witness(0, participation=1).refused("BadParticipation")  # round 0 has no round before it
     run.witness(0).ok()
     run.witness(0).refused("DuplicateWitness")
@@ -86,7 +86,7 @@ def test_the_refusals_of_a_witness(run: Scenario) -> None:
     run.witness(0, at=0).refused("StaleHeight")
     run.witness(0, participation=0b1000).refused("BadParticipation")
     run.by(1, "leave_run").ok()
-    run.witness(1).refused("SlotMismatch")
+    run.witness(1).refused("SeatMismatch")
 
 
 def test_a_quorum_opens_the_grace_and_all_witnesses_close_the_round(run: Scenario) -> None:
@@ -119,7 +119,7 @@ def test_no_transition_happens_twice_in_one_second(world: World) -> None:
     assert run.run.state is RunState.ROUND_TRAIN
 
 
-def test_seeds_change_with_the_slot_hash_and_the_previous_seed(world: World) -> None:
+def test_seeds_change_with_the_seat_hash_and_the_previous_seed(world: World) -> None:
     run = Scenario(world).start()
     run.train([0, 1, 2])
     seeds = [run.run.current.seed]
@@ -132,7 +132,7 @@ def test_seeds_change_with_the_slot_hash_and_the_previous_seed(world: World) -> 
     assert other.run.current.seed == seeds[0]  # same history, same seed
     other.world.advance(0)
     other.everyone_witnesses()
-    assert other.run.current.seed == seeds[1]  # its slot was fixed before
+    assert other.run.current.seed == seeds[1]  # its seat was fixed before
     other.everyone_witnesses()
     assert other.run.current.seed != seeds[2]
 
@@ -141,7 +141,7 @@ def test_untrained_data_is_trained_again(run: Scenario) -> None:
     run.train([0, 1, 2])
     first = run.run.current
     run.everyone_witnesses()
-    run.everyone_witnesses(participation=0b011)  # nobody holds the result of slot 2
+    run.everyone_witnesses(participation=0b011)  # nobody holds the result of seat 2
     state = run.run
     shares = assignment.assign(first, run.members, 0)
     redo, left = backlog.settle(backlog.Backlog(), first, shares, 0b011).backlog.take(48)
@@ -163,10 +163,10 @@ def test_a_health_check_drops_whom_nobody_saw(run: Scenario) -> None:
     run.by(0, "health_check", run.names([9])).refused("NotUnhealthy")
     run.by(9, "health_check", run.names([2])).refused("NotAMember")
     run.by(0, "health_check", run.names([2])).ok()
-    slot = run.members.slots[2]
-    assert (slot.state, slot.exited_height) == (MemberState.DROPPED, 2)
+    seat = run.members.seats[2]
+    assert (seat.state, seat.exited_height) == (MemberState.DROPPED, 2)
     run.by(0, "health_check", run.names([2])).refused("NotUnhealthy")
-    run.by(2, "health_check", run.names([2])).refused("SlotMismatch")
+    run.by(2, "health_check", run.names([2])).refused("SeatMismatch")
     run.everyone_witnesses([0, 1])  # nobody else is left to attest: the round closes without a grace
     assert (run.run.current.roster, run.run.next_roster) == (0b111, 0b011)
 
@@ -215,7 +215,7 @@ def test_a_round_without_a_witness_ends_the_epoch_and_loses_nothing(run: Scenari
     assert [(interval.start, interval.len) for interval in run.backlog] == [(0, 96)]
     run.world.advance(31)
     run.tick().ok()
-    assert {slot.points for slot in run.members.slots} == {0}  # nobody worked
+    assert {seat.points for seat in run.members.seats} == {0}  # nobody worked
     run.train([0, 1, 2])
     assert (run.run.current.redo, run.run.data_index) == ((Interval(0, 48),), 96)
 

@@ -198,12 +198,12 @@ def test_who_leaves_moves_nobody_else(world: World) -> None:
     assert (header.began, header.clients) == (0b111111111, 7)
     for purpose in (committee.WITNESS, committee.COMMITTEE, committee.DATA):
         assert sorted(committee.ordered(header, purpose)) == list(range(9))
-    in_order = [slot for slot in committee.ordered(header, committee.WITNESS) if slot not in (4, 7)]
+    in_order = [seat for seat in committee.ordered(header, committee.WITNESS) if seat not in (4, 7)]
     assert run.elected() == in_order[:3]
     shares = assignment.assign(header, run.members, 34)
-    assert list(shares) == [slot for slot in committee.ordered(header, committee.DATA) if slot not in (4, 7)]
+    assert list(shares) == [seat for seat in committee.ordered(header, committee.DATA) if seat not in (4, 7)]
     assert sum(share.len for share in shares.values()) == header.batch
-    assert set(bitmap.slots(header.roster)) == set(shares)
+    assert set(bitmap.seats(header.roster)) == set(shares)
 
 
 def test_who_left_before_a_round_has_no_part_in_it(world: World) -> None:

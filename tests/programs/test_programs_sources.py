@@ -1,4 +1,4 @@
-"""What honest members built is not thrown away by wallets that wait: sources, finishers, and the slots of members."""
+"""What honest members built is not thrown away by wallets that wait: sources, finishers, and the seats of members."""
 
 import pytest
 
@@ -105,7 +105,7 @@ def test_results_of_fewer_than_a_quorum_do_not_make_it_so(world: World) -> None:
     strangers_begin(run)
     run.world.advance(31)
     run.tick(10).ok()
-    one = 1 << run.slot_of(10)
+    one = 1 << run.seat_of(10)
     run.everyone_witnesses()
     while run.run.state.training:
         judged = run.run.round(run.run.config.judged(run.run.current.height))
@@ -145,49 +145,49 @@ def test_a_level_that_no_waiting_member_holds_comes_back_with_its_holder(world: 
     assert known(run) == before
 
 
-# ---- slots
+# ---- seats
 def full(run: Scenario, **fields: int) -> None:
-    """Every slot belongs to a wallet that is away; `fields` hold for all of them."""
+    """Every seat belongs to a wallet that is away; `fields` hold for all of them."""
     record = run.world.record("Members", "test")
-    slots = record["slots"][0]
-    slots["used"], slots["declared"] = 1, 60
+    seats = record["seats"][0]
+    seats["used"], seats["declared"] = 1, 60
     for name, value in fields.items():
-        slots[name] = value
+        seats[name] = value
     for index in range(256):
-        slots["signer"][index] = bytes(member(1000 + index).pubkey())
+        seats["signer"][index] = bytes(member(1000 + index).pubkey())
         run.put_membership(1000 + index)
     run.world.store("Members", "test", record)
 
 
 @pytest.mark.parametrize("worth", [{"points": 7}, {"weight": 120}, {"last_epoch": 8}])
-def test_a_slot_that_is_worth_nothing_is_taken_first(run: Scenario, worth: dict[str, int]) -> None:
-    """All wallets but one have points, have delivered, or were here lately; a newcomer takes that one's slot."""
+def test_a_seat_that_is_worth_nothing_is_taken_first(run: Scenario, worth: dict[str, int]) -> None:
+    """All wallets but one have points, have delivered, or were here lately; a newcomer takes that one's seat."""
     full(run, last_epoch=3)
     state = run.world.record("Run", "test")
     state["epoch"] = 9
     run.world.store("Run", "test", state)
     record = run.world.record("Members", "test")
     for name, value in worth.items():
-        record["slots"][0][name] = value
-        record["slots"][0][name][200] = 0
+        record["seats"][0][name] = value
+        record["seats"][0][name][200] = 0
     run.world.store("Members", "test", record)
     run.join(0).ok()
-    assert run.slot_of(0) == 200
+    assert run.seat_of(0) == 200
 
 
-def test_wallets_that_come_and_go_without_delivering_take_no_members_slot(run: Scenario) -> None:
-    """256 wallets of one person join and leave; whoever delivered keeps its slot, those wallets push each other out."""
+def test_wallets_that_come_and_go_without_delivering_take_no_members_seat(run: Scenario) -> None:
+    """256 wallets of one person join and leave; whoever delivered keeps its seat, those wallets push each other out."""
     full(run, last_epoch=9, weight=0)
     state = run.world.record("Run", "test")
     state["epoch"] = 9
     run.world.store("Run", "test", state)
     record = run.world.record("Members", "test")
-    record["slots"][0]["weight"][:40], record["slots"][0]["last_epoch"][:40] = 100, 8
+    record["seats"][0]["weight"][:40], record["seats"][0]["last_epoch"][:40] = 100, 8
     run.world.store("Members", "test", record)
     for index in range(30):
         run.join(index).ok()
         run.by(index, "leave_run").ok()
-    signers = [slot.signer for slot in run.members.slots[:40]]
+    signers = [seat.signer for seat in run.members.seats[:40]]
     assert signers == [bytes(member(1000 + index).pubkey()) for index in range(40)]
 
 
@@ -198,7 +198,7 @@ def test_what_may_still_be_undone_is_no_checkpoint(world: World) -> None:
     run.world.advance(31)
     run.tick(10).ok()
     while run.run.state.training:
-        run.everyone_witnesses(participation=1 << run.slot_of(10) if run.run.current.height else 0)
+        run.everyone_witnesses(participation=1 << run.seat_of(10) if run.run.current.height else 0)
     false = dict.fromkeys(range(3), b"x" * 32)
     for index in STRANGERS[1:]:
         run.attest(index, false).refused("NotElected")

@@ -13,11 +13,11 @@ def test_verdicts_eject_a_trainer(world: World) -> None:
     record_points = 20
     run.train(members)
     record = world.record("Members", "test")
-    record["slots"][0]["points"][:6] = record_points
+    record["seats"][0]["points"][:6] = record_points
     world.store("Members", "test", record)
     roles = committee.roles(run.run.current, 50)
-    verifiers = [slot for slot, role in roles.items() if role is Committee.VERIFIER]
-    trainers = [slot for slot, role in roles.items() if role is Committee.TRAINER]
+    verifiers = [seat for seat, role in roles.items() if role is Committee.VERIFIER]
+    trainers = [seat for seat, role in roles.items() if role is Committee.TRAINER]
     target = trainers[0]
     assert len(verifiers) == 3
     run.by(verifiers[0], "verify", verifiers[0], 1, target, True).refused("StaleHeight")
@@ -26,15 +26,15 @@ def test_verdicts_eject_a_trainer(world: World) -> None:
     run.by(target, "verify", target, 0, trainers[1], True).refused("NotAVerifier")
     run.by(verifiers[0], "verify", verifiers[0], 0, verifiers[1], True).refused("NotATrainer")
     run.by(verifiers[0], "verify", verifiers[0], 0, 200, True).refused("NotATrainer")
-    run.by(verifiers[0], "verify", verifiers[1], 0, target, True).refused("SlotMismatch")
+    run.by(verifiers[0], "verify", verifiers[1], 0, target, True).refused("SeatMismatch")
     run.by(verifiers[0], "verify", verifiers[0], 0, target, True).ok()
     run.by(verifiers[0], "verify", verifiers[0], 0, target, True).refused("DuplicateVerdict")
     run.by(verifiers[1], "verify", verifiers[1], 0, trainers[2], False).ok()
     run.by(verifiers[1], "verify", verifiers[1], 0, target, True).ok()
-    assert run.members.slots[target].state is MemberState.HEALTHY
+    assert run.members.seats[target].state is MemberState.HEALTHY
     run.everyone_witnesses()
     run.by(verifiers[2], "verify", verifiers[2], 0, target, True).ok()  # two rounds back may still be judged
-    assert run.members.slots[target].state is MemberState.EJECTED
+    assert run.members.seats[target].state is MemberState.EJECTED
     healthy = [index for index in run.elected() if index != target]
     run.everyone_witnesses(healthy)
     while run.run.state is not RunState.COOLDOWN:
@@ -44,15 +44,15 @@ def test_verdicts_eject_a_trainer(world: World) -> None:
             run.everyone_witnesses()
     run.world.advance(31)
     run.tick(healthy[0]).ok()
-    slots = run.members.slots
-    assert (slots[target].points, slots[target].slashed) == (record_points - 9, 9)
-    assert {slots[index].points for index in members if index != target} == {record_points + 100 // 5}
+    seats = run.members.seats
+    assert (seats[target].points, seats[target].slashed) == (record_points - 9, 9)
+    assert {seats[index].points for index in members if index != target} == {record_points + 100 // 5}
 
 
 def roles_of(run: Scenario) -> tuple[list[int], list[int]]:
     """The verifiers and the trainers of the current round."""
     roles = committee.roles(run.run.current, run.run.config.verification_percent)
-    by_role = {kind: [slot for slot, role in roles.items() if role is kind] for kind in Committee}
+    by_role = {kind: [seat for seat, role in roles.items() if role is kind] for kind in Committee}
     return by_role[Committee.VERIFIER], by_role[Committee.TRAINER]
 
 
@@ -64,9 +64,9 @@ def test_fewer_than_three_verifiers_convict_nobody(world: World) -> None:
         judges, trainers = roles_of(run)
         assert len(judges) == verifiers
         run.everyone_witnesses()
-        for slot in judges:
-            run.by(slot, "verify", slot, 0, trainers[0], True).ok()
-        ejected = run.members.slots[trainers[0]].state is MemberState.EJECTED
+        for seat in judges:
+            run.by(seat, "verify", seat, 0, trainers[0], True).ok()
+        ejected = run.members.seats[trainers[0]].state is MemberState.EJECTED
         assert ejected is (verifiers >= 3)
 
 
@@ -80,9 +80,9 @@ def test_one_verifier_does_not_take_the_room_of_the_others(world: World) -> None
     for target in trainers[1:9]:
         run.by(judges[0], "verify", judges[0], 0, target, True).ok()
     run.by(judges[0], "verify", judges[0], 0, trainers[10], True).refused("VerdictsFull")
-    for slot in judges[1:]:
-        run.by(slot, "verify", slot, 0, trainers[0], True).ok()
-    assert run.members.slots[trainers[0]].state is MemberState.EJECTED
+    for seat in judges[1:]:
+        run.by(seat, "verify", seat, 0, trainers[0], True).ok()
+    assert run.members.seats[trainers[0]].state is MemberState.EJECTED
 
 
 def test_who_leaves_before_it_is_found_out_is_ejected_all_the_same(world: World) -> None:
@@ -90,30 +90,30 @@ def test_who_leaves_before_it_is_found_out_is_ejected_all_the_same(world: World)
     run.owner("set_future_epoch_rates", 100, 9).ok()
     run.train(range(6))
     record = world.record("Members", "test")
-    record["slots"][0]["points"][:6] = 20
+    record["seats"][0]["points"][:6] = 20
     world.store("Members", "test", record)
     judges, trainers = roles_of(run)
     run.everyone_witnesses()
     target = trainers[0]
     run.by(target, "leave_run").ok()
-    height = run.members.slots[target].exited_height
-    for slot in judges:
-        run.by(slot, "verify", slot, 0, target, True).ok()
-    found = run.members.slots[target]
+    height = run.members.seats[target].exited_height
+    for seat in judges:
+        run.by(seat, "verify", seat, 0, target, True).ok()
+    found = run.members.seats[target]
     assert (found.state, found.exited_height) == (MemberState.EJECTED, height)
     while run.run.state is not RunState.COOLDOWN:
         run.everyone_witnesses([index for index in run.elected() if index != target])
     world.advance(31)
     run.tick(judges[0]).ok()
-    assert (run.members.slots[target].points, run.members.slots[target].slashed) == (11, 9)
+    assert (run.members.seats[target].points, run.members.seats[target].slashed) == (11, 9)
 
 
 def test_verdicts_are_bounded_and_old_rounds_closed(world: World) -> None:
     run = Scenario(world).start(verification_percent=50)
     run.train(range(6))
     roles = committee.roles(run.run.current, 50)
-    verifier = next(slot for slot, role in roles.items() if role is Committee.VERIFIER)
-    target = next(slot for slot, role in roles.items() if role is Committee.TRAINER)
+    verifier = next(seat for seat, role in roles.items() if role is Committee.VERIFIER)
+    target = next(seat for seat, role in roles.items() if role is Committee.TRAINER)
     record = world.record("Witnesses", "test")
     record["rounds"][0][0]["verdicts"]["target"] = 255
     record["rounds"][0][0]["verdicts"]["verifier"] = 255
@@ -131,14 +131,14 @@ def test_no_more_verify_than_verdicts_are_stored(world: World) -> None:
     run = Scenario(world).start(verification_percent=50, min_clients=100, init_min_clients=100)
     run.train(range(100))
     roles = committee.roles(run.run.current, 50)
-    verifiers = [slot for slot, role in roles.items() if role is Committee.VERIFIER]
-    target = next(slot for slot, role in roles.items() if role is Committee.TRAINER)
+    verifiers = [seat for seat, role in roles.items() if role is Committee.VERIFIER]
+    target = next(seat for seat, role in roles.items() if role is Committee.TRAINER)
     assert len(verifiers) == 32
     run.everyone_witnesses()
-    for slot in verifiers[:22]:
-        assert run.members.slots[target].state is MemberState.HEALTHY
-        run.by(slot, "verify", slot, 0, target, True).ok()
-    assert run.members.slots[target].state is MemberState.EJECTED
+    for seat in verifiers[:22]:
+        assert run.members.seats[target].state is MemberState.HEALTHY
+        run.by(seat, "verify", seat, 0, target, True).ok()
+    assert run.members.seats[target].state is MemberState.EJECTED
 
 
 def test_verdicts_belong_to_an_epoch(run: Scenario) -> None:

@@ -7,14 +7,14 @@ from programs.scenario import Scenario, member
 
 
 def weights(run: Scenario) -> dict[int, int]:
-    return {run.index_of(slot.signer): slot.weight for slot in run.members.slots if slot.used}
+    return {run.index_of(seat.signer): seat.weight for seat in run.members.seats if seat.used}
 
 
 def shares(run: Scenario) -> dict[int, int]:
     """How many sequences each member of the current round is to train."""
     planned = assignment.assign(run.run.current, run.members, run.run.config.verification_percent)
-    slots = run.members.slots
-    return {run.index_of(slots[slot].signer): share.len for slot, share in planned.items()}
+    seats = run.members.seats
+    return {run.index_of(seats[seat].signer): share.len for seat, share in planned.items()}
 
 
 def epoch(run: Scenario, silent: dict[int, int] | None = None) -> None:
@@ -25,7 +25,7 @@ def epoch(run: Scenario, silent: dict[int, int] | None = None) -> None:
         seen = judged.roster if judged else 0
         for index, delivers in (silent or {}).items():
             if judged and judged.height >= delivers:
-                seen &= ~(1 << run.slot_of(index))
+                seen &= ~(1 << run.seat_of(index))
         run.everyone_witnesses(participation=seen)
     run.world.advance(31)
     run.tick().ok()
@@ -45,7 +45,7 @@ def again(run: Scenario, declared: dict[int, int]) -> None:
 def test_newcomers_count_the_median_of_what_is_declared(run: Scenario) -> None:
     again(run, {0: 10, 1: 20, 2: 30, 3: 65_535})
     assert weights(run) == {0: 10, 1: 20, 2: 20, 3: 20}
-    assert [slot.declared for slot in run.members.slots[:4]] == [10, 20, 30, 65_535]
+    assert [seat.declared for seat in run.members.seats[:4]] == [10, 20, 30, 65_535]
 
 
 def test_a_wallet_that_declares_the_most_moves_no_more_than_it_delivers(world: World) -> None:
@@ -97,7 +97,7 @@ def test_who_is_dropped_or_leaves_counts_for_what_it_delivered(world: World) -> 
     run.by(1, "health_check", run.names([0])).ok()
     for index in (3, 4):
         run.by(index, "leave_run").ok()
-    assert run.members.slots[0].state is MemberState.DROPPED
+    assert run.members.seats[0].state is MemberState.DROPPED
     epoch(run, silent={0: 0, 4: 0})
     assert weights(run) == {0: 1, 1: 128, 2: 128, 3: 80, 4: 32}
 
@@ -138,18 +138,18 @@ def test_counts_of_many_members_are_exact() -> None:
     while run.run.state.training:
         height, step = run.run.current.height, run.run.step
         before = run.run.round(height - 1)
-        missing = bitmap.from_slots(slot for slot in range(0, 200, 25) if (height + slot) % 8 >= slot // 25)
+        missing = bitmap.from_seats(seat for seat in range(0, 200, 25) if (height + seat) % 8 >= seat // 25)
         seen = before.roster & ~missing if before else 0
         run.everyone_witnesses(participation=seen)
         if before:
             judged += 1
             assert run.run.step == step + 1
-            for slot in bitmap.slots(seen):
-                counts[slot] += 1
+            for seat in bitmap.seats(seen):
+                counts[seat] += 1
     run.world.advance(31)
     run.tick().ok()
     assert judged == 40
-    expected = {slot: max(1, 128 * (8 * count // judged) // 8) for slot, count in counts.items()}
-    owed = {slot: run.members.slots[slot].weight for slot in counts}
+    expected = {seat: max(1, 128 * (8 * count // judged) // 8) for seat, count in counts.items()}
+    owed = {seat: run.members.seats[seat].weight for seat in counts}
     assert owed == expected
-    assert bytes(member(0).pubkey()) == run.members.slots[0].signer
+    assert bytes(member(0).pubkey()) == run.members.seats[0].signer

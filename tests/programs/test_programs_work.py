@@ -14,7 +14,7 @@ def _attest_nothing(run: Scenario, index: int) -> str | None:
     """An attestation that names nobody's result, without waiting for anything."""
     metadata = {"step": 1, "loss_milli": 1, "tokens_per_sec": 1, "bytes_per_sec": 1}
     empty = (bytes(32), bytes(320))
-    return run.by(index, "witness", run.slot_of(index), run.run.place, *empty, metadata).error
+    return run.by(index, "witness", run.seat_of(index), run.run.place, *empty, metadata).error
 
 
 @pytest.mark.parametrize("overlap", [0, 1])
@@ -38,7 +38,7 @@ def test_idle_wallets_close_no_rounds_in_no_time_and_make_no_step(world: World, 
     world.advance(31)
     run.tick().ok()
     assert (run.run.state, run.run.epoch, run.run.step) == (RunState.WAITING_FOR_MEMBERS, 1, 1)
-    assert {slot.points for slot in run.members.slots} == {0}
+    assert {slot.points for slot in run.members.seats} == {0}
 
 
 def test_rounds_without_a_least_time_wait_for_slots_all_the_same(world: World) -> None:

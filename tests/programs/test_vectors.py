@@ -37,19 +37,19 @@ def inspect(run: Scenario, which: int) -> bytes:
 def write_round(run: Scenario, rng: random.Random) -> int:
     """A random round in ring place 0 and random members; returns the verification percentage."""
     clients = rng.choice([1, 2, 3, 5, 31, 32, 33, 64, 100, 255, 256, rng.randint(1, 256)])
-    slots = rng.sample(range(256), clients)
+    seats = rng.sample(range(256), clients)
     percent = rng.choice([0, 0, 1, 10, 50, 99, 100, rng.randint(0, 100)])
     state, members = run.world.record("Run", "test"), run.world.record("Members", "test")
     header = state["rounds"][0]
     header["seed"][0] = rng.getrandbits(64)
-    header["roster"][0] = bitmap.to_bytes(bitmap.from_slots(slots))
+    header["roster"][0] = bitmap.to_bytes(bitmap.from_seats(seats))
     header["clients"][0] = clients
     gone = rng.sample(range(256), rng.choice([0, 0, 1, 20, rng.randint(0, 256)]))
-    state["began"][0] = bitmap.to_bytes(bitmap.from_slots({*slots, *gone}))
+    state["began"][0] = bitmap.to_bytes(bitmap.from_seats({*seats, *gone}))
     header["batch"][0] = rng.choice([0, 1, clients, 65_535, rng.randint(0, 65_535)])
     state["config"]["verification_percent"] = percent
     scale = rng.choice([1, 60, 65_535])
-    members["slots"]["weight"] = np.array([rng.randint(1, scale) for _ in range(256)])
+    members["seats"]["weight"] = np.array([rng.randint(1, scale) for _ in range(256)])
     run.world.store("Run", "test", state)
     run.world.store("Members", "test", members)
     return percent
@@ -73,9 +73,9 @@ def test_program_and_client_agree_on_every_round(run: Scenario, seed: int) -> No
         assert padded(inspect(run, 1), began) == bytes(expected)
         shares = assignment.assign(header, members, percent)
         rows = struct.iter_unpack("<HH", padded(inspect(run, 2), 4 * began))
-        for slot, (start, length) in zip(bitmap.slots(header.began), rows, strict=True):
-            share = shares.get(slot)
-            assert (start, length) == (share.start, share.len) if share else not length, (slot, header)
+        for seat, (start, length) in zip(bitmap.seats(header.began), rows, strict=True):
+            share = shares.get(seat)
+            assert (start, length) == (share.start, share.len) if share else not length, (seat, header)
 
 
 def test_every_share_is_fair_and_the_batch_is_whole(run: Scenario) -> None:

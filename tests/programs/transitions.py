@@ -4,7 +4,7 @@ Decided: it says the same as the program in other words (sequences are sets of n
 and shares no code with it; only the shuffle, the cut into shares and the quorum are those of the client, which
 test_vectors.py compares with the program by themselves. Seeds are the one thing that it is told, and which slot it is:
 when a seed is drawn it must know. It knows as many
-members as never fill the slots, and none of the owner's changes of a run's config.
+members as never fill the seats, and none of the owner's changes of a run's config.
 """
 
 from __future__ import annotations
@@ -79,17 +79,17 @@ class Transitions:
 
     @property
     def healthy(self) -> int:
-        return self._slots(MemberState.HEALTHY)
+        return self._seats(MemberState.HEALTHY)
 
     @property
     def waiting(self) -> int:
-        return sum(1 << slot for slot, seat in enumerate(self.members) if seat.wish == WAITS)
+        return sum(1 << number for number, seat in enumerate(self.members) if seat.wish == WAITS)
 
-    def _slots(self, state: MemberState) -> int:
-        return sum(1 << slot for slot, seat in enumerate(self.members) if seat.state is state)
+    def _seats(self, state: MemberState) -> int:
+        return sum(1 << number for number, seat in enumerate(self.members) if seat.state is state)
 
     def find(self, wallet: int) -> int | None:
-        return next((slot for slot, seat in enumerate(self.members) if seat.wallet == wallet), None)
+        return next((number for number, seat in enumerate(self.members) if seat.wallet == wallet), None)
 
     def intervals(self) -> list[Interval]:
         """What waits, as intervals that do not touch."""
@@ -113,13 +113,13 @@ class Transitions:
     def _passed(self, since: int, seconds: int) -> bool:
         return self.now > since and self.now >= since + seconds
 
-    def _own(self, slot: int, wallet: int) -> None:
-        own = slot < len(self.members) and self.members[slot].wallet == wallet
-        need(own and self.members[slot].state is MemberState.HEALTHY, "SlotMismatch")
+    def _own(self, number: int, wallet: int) -> None:
+        own = number < len(self.members) and self.members[number].wallet == wallet
+        need(own and self.members[number].state is MemberState.HEALTHY, "SeatMismatch")
 
-    def _held(self, slots: int) -> int:
+    def _held(self, seats: int) -> int:
         """The levels that any of these members holds."""
-        tiers = [self.members[slot].tier for slot in bitmap.slots(slots)]
+        tiers = [self.members[number].tier for number in bitmap.seats(seats)]
         return self.every & ~((1 << min(tiers)) - 1) if tiers else 0
 
     def _unsaved(self) -> int:
@@ -136,8 +136,8 @@ class Transitions:
         if lap.elected >= len(lap.members):
             return set(lap.members)
         ordered = lap.ordered(committee.WITNESS)
-        return {slot for slot in ordered if bitmap.contains(seated, slot)} & set(
-            [slot for slot in ordered if bitmap.contains(seated, slot)][: lap.elected]
+        return {number for number in ordered if bitmap.contains(seated, number)} & set(
+            [number for number in ordered if bitmap.contains(seated, number)][: lap.elected]
         )
 
     def verifiers(self, lap: Lap) -> list[int]:
@@ -147,19 +147,19 @@ class Transitions:
     def shares(self, lap: Lap) -> dict[int, range]:
         """The positions of the batch that each member trains."""
         idle, ordered = set(self.verifiers(lap)), lap.of_round(committee.DATA)
-        weights = [0 if slot in idle else self.members[slot].weight for slot in ordered]
+        weights = [0 if number in idle else self.members[number].weight for number in ordered]
         cut = assignment.cut(lap.size, weights)
-        return {slot: range(share.start, share.stop) for slot, share in zip(ordered, cut, strict=True)}
+        return {number: range(share.start, share.stop) for number, share in zip(ordered, cut, strict=True)}
 
     def electees(self, level: int) -> list[int]:
         """Who has a place in the committee of a level: holders that have shown it, now or before, gone or not."""
 
-        def counts(slot: int) -> bool:
-            seat = self.members[slot]
+        def counts(number: int) -> bool:
+            seat = self.members[number]
             stayed = seat.state is MemberState.HEALTHY or seat.exited
-            return bool((seat.established and stayed) or bitmap.contains(self.proven, slot)) and seat.tier <= level
+            return bool((seat.established and stayed) or bitmap.contains(self.proven, number)) and seat.tier <= level
 
-        return [slot for slot in self.lap.ordered(committee.COOLDOWN) if counts(slot)][:MAX_WITNESSES]
+        return [number for number in self.lap.ordered(committee.COOLDOWN) if counts(number)][:MAX_WITNESSES]
 
     def _half(self, seat: Seat) -> bool:
         return 2 * seat.delivered >= self.judged and seat.shown >= 0
@@ -171,37 +171,39 @@ class Transitions:
         if lap is None or judged is None or not lap.counts:
             return
         agreed = self._agreed(lap)
-        for slot in judged.members:
-            seat = self.members[slot]
-            owed = slot in agreed or not bitmap.contains(lap.attested or 0, slot)
-            verdicts = [self._delivered(lap, slot, agreed.get(slot), level) for level in range(seat.tier, self.levels)]
+        for number in judged.members:
+            seat = self.members[number]
+            owed = number in agreed or not bitmap.contains(lap.attested or 0, number)
+            verdicts = [
+                self._delivered(lap, number, agreed.get(number), level) for level in range(seat.tier, self.levels)
+            ]
             if owed and None not in verdicts and seat.shown > -64:
                 seat.shown = min(63, seat.shown + 1) if all(verdicts) else seat.shown - 1
 
-    def _delivered(self, lap: Lap, slot: int, result: int | None, level: int) -> bool | None:
-        """Whether a quorum of the judges of a level recorded that result of a slot; None if there was no judge."""
+    def _delivered(self, lap: Lap, number: int, result: int | None, level: int) -> bool | None:
+        """Whether a quorum of the judges of a level recorded that result of a seat; None if there was no judge."""
         known = bool(self.known_levels >> level & 1)
-        seats = [(vote, self.members[vote.slot]) for vote in lap.votes]
-        said = [vote.held.get(slot) for vote, seat in seats if seat.tier <= level and (seat.established or not known)]
+        seats = [(vote, self.members[vote.seat]) for vote in lap.votes]
+        said = [vote.held.get(number) for vote, seat in seats if seat.tier <= level and (seat.established or not known)]
         return said.count(result) >= quorum(len(said)) and result is not None if said else None
 
-    def spoke(self, slot: int) -> bool:
-        return any(slot in told for told in self.statements.values())
+    def spoke(self, number: int) -> bool:
+        return any(number in told for told in self.statements.values())
 
     # --- members
 
     def _claim(self, wallet: int) -> int:
-        slot = self.find(wallet)
-        if slot is None:
-            slot = self.find(NOBODY)
+        number = self.find(wallet)
+        if number is None:
+            number = self.find(NOBODY)
             held = self.memberships[wallet]
             seat = Seat(wallet, points=held.points, slashed=held.slashed)
-            if slot is None:
-                slot = len(self.members)
+            if number is None:
+                number = len(self.members)
                 self.members.append(seat)
-            self.members[slot] = seat
-            self.finishers &= ~(1 << slot)
-        return slot
+            self.members[number] = seat
+            self.finishers &= ~(1 << number)
+        return number
 
     def _settle_seat(self, seat: Seat, held: Held) -> None:
         """Its membership says what the seat does; a bond that was lost is counted as that."""
@@ -297,15 +299,15 @@ class Transitions:
         return True
 
     def _begin(self, waiting: int) -> None:
-        for slot, seat in enumerate(self.members):
+        for number, seat in enumerate(self.members):
             seat.state, seat.delivered = MemberState.IDLE, 0
-            if bitmap.contains(waiting, slot):
+            if bitmap.contains(waiting, number):
                 seat.state, seat.wish, seat.exited, seat.last_epoch = MemberState.HEALTHY, 0, 0, self.epoch
         self.judged = self.proven = 0
         self.rostered = self.epoch
         self.began = self.next_roster = waiting
         self._fix()
-        self._weigh([self.members[slot] for slot in bitmap.slots(waiting)])
+        self._weigh([self.members[number] for number in bitmap.seats(waiting)])
         if self.known.source is ModelSource.PEERS:
             held = self._held(self.finishers & waiting)
             lost = self._unsaved() & ~held
@@ -335,7 +337,7 @@ class Transitions:
         if whole:
             self._use_durable()
         hashes, attested = list(self.known.hashes), self.known.attested
-        for level in bitmap.slots(0 if whole else lost):
+        for level in bitmap.seats(0 if whole else lost):
             hashes[level] = durable.hashes[level]
             attested = attested & ~(1 << level) | (durable.hashes[level] != UNKNOWN) << level
         known = self.known
@@ -360,8 +362,8 @@ class Transitions:
         if not ready and not self._passed(self.since, self.config.warmup_time):
             return False
         self.laps = []
-        known = [slot for slot in bitmap.slots(self.healthy) if self.members[slot].established]
-        self.known_levels = self._held(bitmap.from_slots(known))
+        known = [number for number in bitmap.seats(self.healthy) if self.members[number].established]
+        self.known_levels = self._held(bitmap.from_seats(known))
         for seat in self.members:
             seat.shown = 0 if seat.established or not known else -1
         self._start_round(0, 0)
@@ -419,8 +421,8 @@ class Transitions:
                 self.judged += 1
                 lap.counts = True
                 self.proven |= delivered
-                for slot in bitmap.slots(lap.attested):
-                    self.members[slot].delivered += 1
+                for number in bitmap.seats(lap.attested):
+                    self.members[number].delivered += 1
                 if self.kept and lap.attested.bit_count() >= quorum(len(lap.members)):
                     self.kept = None
         if self.draining:
@@ -452,10 +454,10 @@ class Transitions:
 
     def _settle(self, lap: Lap, judged: Lap) -> tuple[int, int]:
         """Who delivered, and who of them owed anything: if anybody did, it is a step. What is missing waits."""
-        agreed = bitmap.from_slots(self._agreed(lap)) & judged.roster
+        agreed = bitmap.from_seats(self._agreed(lap)) & judged.roster
         shares = self.shares(judged)
-        idle = bitmap.from_slots(slot for slot, share in shares.items() if not share)
-        missing = {place for slot, share in shares.items() if not bitmap.contains(agreed, slot) for place in share}
+        idle = bitmap.from_seats(number for number, share in shares.items() if not share)
+        missing = {place for number, share in shares.items() if not bitmap.contains(agreed, number) for place in share}
         gaps = behind(judged.batch, missing)
         if gaps and not self._has_room(len(gaps)):
             agreed, gaps = 0, list(judged.batch)
@@ -470,8 +472,8 @@ class Transitions:
 
     def _agreed(self, lap: Lap) -> dict[int, int]:
         """The results that a quorum of a round's witnesses recorded."""
-        found = Counter((slot, result) for vote in lap.votes for slot, result in vote.held.items())
-        return {slot: result for (slot, result), votes in found.items() if votes >= quorum(lap.elected)}
+        found = Counter((number, result) for vote in lap.votes for number, result in vote.held.items())
+        return {number: result for (number, result), votes in found.items() if votes >= quorum(lap.elected)}
 
     def _put_back(self, intervals: Iterable[Interval]) -> None:
         more = numbers(intervals)
@@ -485,9 +487,9 @@ class Transitions:
         if self.step != self.start_step:
             applied = 1 + self.config.overlap
             trained = self._held(
-                bitmap.from_slots(
-                    slot
-                    for slot, seat in enumerate(self.members)
+                bitmap.from_seats(
+                    number
+                    for number, seat in enumerate(self.members)
                     if seat.state is MemberState.HEALTHY
                     or (seat.state is not MemberState.IDLE and seat.exited >= applied)
                 )
@@ -497,8 +499,8 @@ class Transitions:
                 tuple(hashes), known.attested & ~trained, known.step, known.data_index, known.source, known.lost
             )
         self.statements = {level: {} for level in range(self.levels)}
-        for slot in bitmap.slots(self.proven & self.healthy):
-            self.proven &= ~(0 if self._half(self.members[slot]) else 1 << slot)
+        for number in bitmap.seats(self.proven & self.healthy):
+            self.proven &= ~(0 if self._half(self.members[number]) else 1 << number)
         self._enter(RunState.COOLDOWN)
 
     def _record(self, level: int, found: bytes) -> None:
@@ -518,9 +520,9 @@ class Transitions:
                 return False
             for level in range(self.levels):
                 told, silent = self.statements[level], set(self.electees(level)) - set(self.statements[level])
-                gone = any(not bitmap.contains(self.healthy, slot) for slot in silent)
+                gone = any(not bitmap.contains(self.healthy, number) for number in silent)
                 known = bool(self.known_levels >> level & 1)
-                new = known and not all(self.members[slot].established for slot in told)
+                new = known and not all(self.members[number].established for number in told)
                 enough = len(told) > len(silent) if gone and new else len(told) >= len(silent)
                 if enough and len(set(told.values())) == 1 and not self.known.attested >> level & 1:
                     self._record(level, next(iter(told.values())))
@@ -532,7 +534,7 @@ class Transitions:
         lost = 0
         for level in range(self.levels):
             asked = self.electees(level)
-            here = [slot for slot in asked if bitmap.contains(self.healthy, slot)]
+            here = [number for number in asked if bitmap.contains(self.healthy, number)]
             if self.known.hashes[level] == UNATTESTED and 2 * len(here) <= len(asked):
                 lost |= 1 << level
         return lost
@@ -570,10 +572,10 @@ class Transitions:
         return min(max(2 * seat.weight * (8 * seat.delivered // self.judged) // 8, 1), 0xFFFF)
 
     def _take_over(self, healthy: int, unknown: int) -> None:
-        for slot in bitmap.slots(healthy):
-            seat = self.members[slot]
-            seat.established = seat.shown >= 0 if seat.established else bitmap.contains(self.proven, slot)
-        unwanted = bitmap.from_slots(slot for slot, seat in enumerate(self.members) if seat.wish >= REMOVED)
+        for number in bitmap.seats(healthy):
+            seat = self.members[number]
+            seat.established = seat.shown >= 0 if seat.established else bitmap.contains(self.proven, number)
+        unwanted = bitmap.from_seats(number for number, seat in enumerate(self.members) if seat.wish >= REMOVED)
         self.finishers = healthy & ~unwanted
         if unknown == self.every:
             self._use_durable()

@@ -45,11 +45,11 @@ def blank() -> dict[str, torch.Tensor]:
     return {name: torch.zeros(shape) for name, shape in CONFIG.parameter_shapes(0).items()}
 
 
-def offered(desk: Desk, slot: int, seed: int) -> Offer:
+def offered(desk: Desk, seat: int, seed: int) -> Offer:
     """Let a member offer its replica; the offer of level 0."""
     taken = snapshot(replica(seed), SCHEMA.state, 0, STEP)
-    ModelShare(desk.transports[slot]).offer(taken)
-    return Offer(STEP, tuple(taken.manifest.levels[0]), (p2p_of(slot),))
+    ModelShare(desk.transports[seat]).offer(taken)
+    return Offer(STEP, tuple(taken.manifest.levels[0]), (p2p_of(seat),))
 
 
 def test_a_member_without_a_snapshot_refuses_and_is_silent_about_it(caplog: pytest.LogCaptureFixture) -> None:
@@ -82,8 +82,8 @@ def test_a_fault_of_ours_with_an_offer_costs_that_offer(
 
     async def story() -> None:
         desk = Desk()
-        for slot, step in ((1, 666), (2, STEP)):
-            ModelShare(desk.transports[slot]).offer(snapshot(replica(1), SCHEMA.state, 0, step))
+        for seat, step in ((1, 666), (2, STEP)):
+            ModelShare(desk.transports[seat]).offer(snapshot(replica(1), SCHEMA.state, 0, step))
         for _ in range(3):
             assert (await ask_offers(desk.transports[0], SCHEMA.state, PEERS, 5)).silent == (PEERS[0],)
 
@@ -95,13 +95,13 @@ def test_a_fault_of_ours_with_an_offer_costs_that_offer(
 def test_segments_are_taken_from_all_holders() -> None:
     async def story() -> None:
         desk = Desk()
-        offers = [offered(desk, slot, 1) for slot in (1, 2)]
+        offers = [offered(desk, seat, 1) for seat in (1, 2)]
         weights, wanted = blank(), level_hash(replica(1), SCHEMA.state, 0)
         both = Offer(STEP, offers[0].digests, PEERS)
         assert len(both.digests) >= 2, "the test needs something to spread"
         await fetcher_of(desk, 2, 10).fetch(0, [both], weights, wanted)
         assert level_hash(weights, SCHEMA.state, 0) == wanted
-        assert all(desk.transports[slot].stats().sent["blob"] > 0 for slot in (1, 2))
+        assert all(desk.transports[seat].stats().sent["blob"] > 0 for seat in (1, 2))
 
     run_virtual(story())
 

@@ -36,8 +36,8 @@ def told(outlines: Mapping[int, Outline], *, served: bytes | None = None) -> Out
 
     async def story() -> Outline | None:
         desk = Desk()
-        for slot, outline in outlines.items():
-            OutlineShare(desk.transports[slot], outline)
+        for seat, outline in outlines.items():
+            OutlineShare(desk.transports[seat], outline)
         if served is not None:
 
             async def answer(peer: bytes, body: bytes) -> bytes:

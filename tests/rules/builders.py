@@ -8,11 +8,11 @@ from typing import Any
 from aftermath.chain.views import VERSION
 from aftermath.coordinator.view import View
 from aftermath.rules import bitmap
-from aftermath.rules.accounts import Checkpoint, Config, LrSchedule, Members, Metadata, Model, Round, Run, Slot
+from aftermath.rules.accounts import Checkpoint, Config, LrSchedule, Members, Metadata, Model, Round, Run, Seat
 from aftermath.rules.state import CheckpointKind, ExitReason, MemberState, ModelSource, RunState, ScheduleKind
 from rules import program_rules
 
-IDLE_SLOT = Slot(
+IDLE_SEAT = Seat(
     signer=bytes(32),
     p2p=bytes(32),
     tier=0,
@@ -47,18 +47,18 @@ def header(roster: int, **given: Any) -> Round:
     return Round(**(values | given))
 
 
-def slot(index: int, **given: Any) -> Slot:
-    values: dict[str, Any] = {field.name: getattr(IDLE_SLOT, field.name) for field in fields(Slot)}
+def seat(index: int, **given: Any) -> Seat:
+    values: dict[str, Any] = {field.name: getattr(IDLE_SEAT, field.name) for field in fields(Seat)}
     values |= {"signer": index.to_bytes(32, "big"), "used": True, "state": MemberState.HEALTHY}
-    return Slot(**(values | given))
+    return Seat(**(values | given))
 
 
-def members(slots: dict[int, Slot], **given: Any) -> Members:
+def members(seats: dict[int, Seat], **given: Any) -> Members:
     """These members. All of them have delivered whatever was judged, unless the test says otherwise."""
-    healthy = bitmap.from_slots(index for index, one in slots.items() if one.state is MemberState.HEALTHY)
+    healthy = bitmap.from_seats(index for index, one in seats.items() if one.state is MemberState.HEALTHY)
     values: dict[str, Any] = {"epoch": 0, "forfeited": 0, "judged": 0, "delivered": (0,) * bitmap.MAX_MEMBERS}
-    values |= {"proven": bitmap.from_slots(slots), "established": 0, "healthy": healthy}
-    values |= {"slots": tuple(slots.get(index, IDLE_SLOT) for index in range(bitmap.MAX_MEMBERS))}
+    values |= {"proven": bitmap.from_seats(seats), "established": 0, "healthy": healthy}
+    values |= {"seats": tuple(seats.get(index, IDLE_SEAT) for index in range(bitmap.MAX_MEMBERS))}
     return Members(**(values | given))
 
 

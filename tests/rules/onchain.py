@@ -73,7 +73,7 @@ class Onchain:
         clock.slot += 8
         self.svm.set_clock(clock)
         passed = range(clock.slot - 1, max(0, clock.slot - 513), -1)
-        self.svm.set_slot_hashes([(slot, Hash(sha256(slot.to_bytes(8, "little")).digest())) for slot in passed])
+        self.svm.set_slot_hashes([(seat, Hash(sha256(seat.to_bytes(8, "little")).digest())) for seat in passed])
 
     def ix(self, signer: Keypair) -> CoordinatorInstructions:
         """Instruction builders for a wallet."""
@@ -124,22 +124,22 @@ class Onchain:
         self.tick()
 
     def begin(self, members: Mapping[int, tuple[int, int]]) -> None:
-        """Let wallets join as {number: (tier, weight)} and go to the first round; slot i is the i-th of them."""
+        """Let wallets join as {number: (tier, weight)} and go to the first round; seat i is the i-th of them."""
         for number, (tier, weight) in members.items():
             self.join(number, tier=tier, weight=weight)
         while self.run.state is not RunState.ROUND_TRAIN:
             self.tick_at_deadline()
 
-    def witness(self, slot: int, results: Mapping[int, bytes]) -> None:
-        """Let the member of a slot attest {slot: commitment} of the judged round; its wallet's number is slot + 1."""
-        run, wallet = self.run, self.wallet(slot + 1)
+    def witness(self, seat: int, results: Mapping[int, bytes]) -> None:
+        """Let the member of a seat attest {seat: commitment} of the judged round; its wallet's number is seat + 1."""
+        run, wallet = self.run, self.wallet(seat + 1)
         judged = run.round(run.config.judged(run.current.height))
         fingerprints = (
             pack_fingerprints(results, judged.roster, run.current.salt) if judged else bytes(FINGERPRINT_BYTES)
         )
-        participation = bitmap.from_slots(results)
+        participation = bitmap.from_seats(results)
         metadata = {"step": run.step, "loss_milli": 2500, "tokens_per_sec": 100, "bytes_per_sec": 1000}
-        self.send(wallet, self.ix(wallet).witness(RUN_ID, slot, run.place, participation, fingerprints, metadata))
+        self.send(wallet, self.ix(wallet).witness(RUN_ID, seat, run.place, participation, fingerprints, metadata))
 
     def join(self, number: int, *, tier: int = 0, weight: int = 1) -> None:
         """Let a wallet ask for the next epoch."""

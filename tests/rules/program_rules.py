@@ -28,4 +28,4 @@ def attested_mask(attesting: Round, attestations: Iterable[Attestation], judged:
     and always count.
     """
     everything = replace(attesting, attested=judged.roster)
-    return bitmap.from_slots(consensus(everything, attestations, judged.roster)) | idle & judged.roster
+    return bitmap.from_seats(consensus(everything, attestations, judged.roster)) | idle & judged.roster

@@ -49,18 +49,18 @@ def plain(value: Any) -> Any:
 
 
 def healthy(chain: Onchain) -> list[int]:
-    """The slots that are healthy now."""
-    return list(bitmap.slots(chain.members.mask(MemberState.HEALTHY)))
+    """The seats that are healthy now."""
+    return list(bitmap.seats(chain.members.mask(MemberState.HEALTHY)))
 
 
 def witness_round(chain: Onchain, missing: int) -> None:
     """One round in which every member attests all results but those of one slot."""
     run = chain.run
     before = run.round(run.current.height - 1)
-    delivered = [slot for slot in bitmap.slots(before.roster) if slot != missing] if before else []
-    results = {slot: bytes([run.current.height + 1, slot]) * 16 for slot in delivered}
-    for slot in healthy(chain):
-        chain.witness(slot, results)
+    delivered = [seat for seat in bitmap.seats(before.roster) if seat != missing] if before else []
+    results = {seat: bytes([run.current.height + 1, seat]) * 16 for seat in delivered}
+    for seat in healthy(chain):
+        chain.witness(seat, results)
     while chain.run.current.height == run.current.height and chain.run.state is not RunState.COOLDOWN:
         chain.tick_at_deadline()
 
@@ -69,10 +69,10 @@ def epoch(chain: Onchain) -> None:
     """Six rounds with failures, then the level hashes that the members report."""
     while chain.run.state is not RunState.COOLDOWN:
         witness_round(chain, missing=(chain.run.current.height + 1) % 5)
-    for slot in healthy(chain):
-        wallet, tier = chain.wallet(slot + 1), chain.members.slots[slot].tier
+    for seat in healthy(chain):
+        wallet, tier = chain.wallet(seat + 1), chain.members.seats[seat].tier
         hashes = {level: bytes([level + 1, chain.run.epoch]) * 16 for level in range(tier, 3)}
-        chain.send(wallet, chain.ix(wallet).attest(RUN_ID, slot, chain.run.place, hashes))
+        chain.send(wallet, chain.ix(wallet).attest(RUN_ID, seat, chain.run.place, hashes))
 
 
 def record() -> dict[str, bytes]:
@@ -115,7 +115,7 @@ def expected(data: dict[str, bytes]) -> dict[str, Any]:
     return {
         "run": plain(run),
         "model": plain(views.parse_model(data["model"])),
-        "members": plain(dataclasses.replace(members, slots=tuple(slot for slot in members.slots if slot.used))),
+        "members": plain(dataclasses.replace(members, seats=tuple(seat for seat in members.seats if seat.used))),
         "membership": plain(views.parse_membership(data["membership"])),
         "attestations": [
             plain(views.parse_witness_round(cut(data["witnesses"], views.witness_round_range(ring, count)), count))

@@ -62,7 +62,7 @@ def test_the_recording_holds_something_in_every_part() -> None:
     assert run.backlog
     assert all(round_.clients and round_.attestations for round_ in run.rounds)
     assert run.levels_attested == 0b111
-    assert any(slot.points for slot in views.parse_members(DATA["members"]).slots)
+    assert any(seat.points for seat in views.parse_members(DATA["members"]).seats)
     kept = views.parse_membership(DATA["membership"])
     assert kept.enrolled
     assert 0 < kept.delivered < kept.due
@@ -112,7 +112,7 @@ def test_values_the_program_never_writes_are_refused(name: str, field: str, valu
 
 def test_an_unknown_member_state_is_refused() -> None:
     data = bytearray(DATA["members"])
-    data[ACCOUNTS["members"]().offset("slots", 200, "state")] = 5
+    data[ACCOUNTS["members"]().offset("seats", 200, "state")] = 5
     with pytest.raises(AccountError, match="state"):
         views.parse_members(bytes(data))
 
@@ -129,7 +129,7 @@ def test_unset_parts_of_a_new_run_can_be_read() -> None:
     chain.create()
     assert plain(chain.model)["optimizer"]["kind"] == 0
     assert (chain.run.levels, chain.run.level_hashes, chain.run.backlog) == (0, (), 0)
-    assert not any(slot.used for slot in chain.members.slots)
+    assert not any(seat.used for seat in chain.members.seats)
 
 
 def test_reals_travel_as_their_bits() -> None:

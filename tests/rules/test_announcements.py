@@ -33,7 +33,7 @@ GOOD: dict[str, Any] = {
     "height": 7,
     "seed": 2**64 - 1,
     "step": 27,
-    "slot": 5,
+    "seat": 5,
     "tier": 1,
     "intervals": (SequenceInterval(40, 42), SequenceInterval(1000, 1003)),
     "schema_hash": b"s" * 32,
@@ -42,7 +42,7 @@ GOOD: dict[str, Any] = {
     "loss": 3.25,
     "tokens_per_sec": 800.0,
 }
-READY = Ready(sender=SENDER, signer=b"w" * 32, run_id="test", epoch=2, slot=5)
+READY = Ready(sender=SENDER, signer=b"w" * 32, run_id="test", epoch=2, seat=5)
 
 
 def signed(body: bytes) -> bytes:
@@ -91,7 +91,7 @@ def test_the_order_in_which_levels_were_added_does_not_matter() -> None:
         {"epoch": 3},
         {"height": 8},
         {"step": 28},
-        {"slot": 6},
+        {"seat": 6},
         {"signer": b"x" * 32},
         {"tier": 2, "levels": {2: LevelPayload(b"2" * 32, 99)}},
         {"intervals": (SequenceInterval(40, 42), SequenceInterval(1000, 1004))},
@@ -126,7 +126,7 @@ def test_the_commitment_keeps_its_value() -> None:
         {"epoch": -1},
         {"epoch": 2**32},
         {"height": 1.0},
-        {"slot": 256},
+        {"seat": 256},
         {"step": "27"},
         {"tier": 8},
         {"tier": 0},
@@ -204,7 +204,7 @@ def test_an_unsigned_body_is_never_parsed(monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_head_says_what_the_body_does() -> None:
     """The chain believes the head, and members the body."""
     body = encode_announcement(Commitment(**GOOD), SECRET)[96 + 82 :]
-    for changed in ({"epoch": 3}, {"height": 8}, {"seed": 0}, {"slot": 6}, {"run_id": "other"}, {"step": 28}):
+    for changed in ({"epoch": 3}, {"height": 8}, {"seed": 0}, {"seat": 6}, {"run_id": "other"}, {"step": 28}):
         head = commitment.head_of(Commitment(**(GOOD | changed)))
         assert len(head) == 82
         signature = bytes(Keypair.from_seed(SECRET).sign_message(commitment.statement(head, body)))

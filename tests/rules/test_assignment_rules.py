@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from aftermath.rules import assignment, bitmap, committee
 from aftermath.rules.accounts import REDO, Interval
 from aftermath.rules.state import Committee
-from rules.builders import config, header, members, slot
+from rules.builders import config, header, members, seat
 
 U64 = st.integers(0, 2**64 - 1)
 WEIGHTS = st.dictionaries(st.integers(0, 255), st.integers(1, 65535), min_size=1, max_size=256)
@@ -21,8 +21,8 @@ WEIGHTS = st.dictionaries(st.integers(0, 255), st.integers(1, 65535), min_size=1
 def test_shares_partition_the_batch_and_are_within_one_of_exact(
     seed: int, weights: dict[int, int], batch: int, percent: int
 ) -> None:
-    round_ = header(bitmap.from_slots(weights), seed=seed, batch=batch)
-    table = members({index: slot(index, weight=weight) for index, weight in weights.items()})
+    round_ = header(bitmap.from_seats(weights), seed=seed, batch=batch)
+    table = members({index: seat(index, weight=weight) for index, weight in weights.items()})
     shares = assignment.assign(round_, table, percent)
     cuts = [0, *chain.from_iterable(shares.values()), batch]
     assert all(before <= after for before, after in pairwise(cuts))
@@ -38,7 +38,7 @@ def test_shares_partition_the_batch_and_are_within_one_of_exact(
 @given(U64, st.integers(1, 40), st.integers(1, 500))
 def test_equal_weights_get_equal_shares(seed: int, clients: int, batch: int) -> None:
     round_ = header((1 << clients) - 1, seed=seed, batch=batch)
-    table = members({index: slot(index, weight=7) for index in range(clients)})
+    table = members({index: seat(index, weight=7) for index in range(clients)})
     sizes = [share.len for share in assignment.assign(round_, table, 0).values()]
     assert max(sizes) - min(sizes) <= 1
 
@@ -75,7 +75,7 @@ def test_a_share_across_the_redo_border_has_two_ranges() -> None:
 
 
 def test_nobody_trains_in_the_drain_round() -> None:
-    table = members({index: slot(index) for index in range(3)})
+    table = members({index: seat(index) for index in range(3)})
     assert all(share.len == 0 for share in assignment.assign(header(0b111, batch=0), table, 0).values())
 
 

@@ -12,11 +12,11 @@ from aftermath.rules import assignment
 from aftermath.rules.accounts import BACKLOG, REDO, Interval, Round
 from aftermath.rules.assignment import PositionInterval
 from rules.backlog import Backlog, put_back, settle
-from rules.builders import header, members, slot
+from rules.builders import header, members, seat
 
 CLIENTS = 30
 ROSTER = (1 << CLIENTS) - 1
-TABLE = members({index: slot(index, weight=index + 1) for index in range(CLIENTS)})
+TABLE = members({index: seat(index, weight=index + 1) for index in range(CLIENTS)})
 
 
 @given(st.integers(0, 2**32), st.lists(st.tuples(st.integers(1, 90), st.integers(0, ROSTER)), min_size=1, max_size=40))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from aftermath.rules import bitmap, committee
 from aftermath.rules.state import Committee, MemberState, RunState
 from rules import program_rules
-from rules.builders import header, members, run, slot
+from rules.builders import header, members, run, seat
 
 U64 = st.integers(0, 2**64 - 1)
 ROSTERS = st.integers(1, 2**256 - 1)
@@ -71,9 +71,9 @@ def test_witnesses_are_distinct_members_and_as_many_as_elected(seed: int, roster
     round_ = header(roster, seed=seed, elected=program_rules.elected_count(witness_nodes, clients))
     elected = committee.witnesses(round_, roster)
     assert len(set(elected)) == len(elected) == min(witness_nodes or 32, clients, 32)
-    assert all(bitmap.contains(roster, slot) for slot in elected)
-    positions = {slot: place for place, slot in enumerate(committee.ordered(round_, committee.WITNESS))}
-    assert [positions[slot] for slot in elected] == list(range(len(elected)))
+    assert all(bitmap.contains(roster, seat) for seat in elected)
+    positions = {seat: place for place, seat in enumerate(committee.ordered(round_, committee.WITNESS))}
+    assert [positions[seat] for seat in elected] == list(range(len(elected)))
 
 
 @given(U64, ROSTERS, st.integers(1, 32), st.data())
@@ -85,23 +85,23 @@ def test_who_leaves_makes_room_for_the_next_and_a_vote_does_not(
     round_ = header(roster, seed=seed, elected=program_rules.elected_count(witness_nodes, roster.bit_count()))
     for _ in range(20):
         seated = committee.witnesses(replace(round_, attested=attested), healthy)
-        still = [slot for slot in seated if not bitmap.contains(attested, slot)]
+        still = [seat for seat in seated if not bitmap.contains(attested, seat)]
         assert len(seated) == min(round_.elected, (attested | healthy).bit_count())
-        assert all(bitmap.contains(healthy, slot) for slot in still)
-        assert set(bitmap.slots(attested)) <= set(seated)
+        assert all(bitmap.contains(healthy, seat) for seat in still)
+        assert set(bitmap.seats(attested)) <= set(seated)
         if still and data.draw(st.booleans()):
             attested |= 1 << data.draw(st.sampled_from(still))
         elif healthy:
-            healthy &= ~(1 << data.draw(st.sampled_from(list(bitmap.slots(healthy)))))
+            healthy &= ~(1 << data.draw(st.sampled_from(list(bitmap.seats(healthy)))))
 
 
 @given(U64, ROSTERS, ROSTERS, st.integers(0, 100))
 def test_who_has_gone_moves_nobody_else(seed: int, began: int, stayed: int, percent: int) -> None:
     """Among those who stay, each order is the one of those who began."""
     whole, left = header(began, seed=seed), header(began & stayed, began=began, seed=seed)
-    before = [slot for slot in committee.roles(whole, percent) if bitmap.contains(stayed, slot)]
+    before = [seat for seat in committee.roles(whole, percent) if bitmap.contains(stayed, seat)]
     assert list(committee.roles(left, percent)) == before
-    in_order = [slot for slot in committee.ordered(whole, committee.WITNESS) if bitmap.contains(stayed, slot)]
+    in_order = [seat for seat in committee.ordered(whole, committee.WITNESS) if bitmap.contains(stayed, seat)]
     assert list(committee.witnesses(left, began)) == in_order[: left.elected]
 
 
@@ -115,7 +115,7 @@ def test_somebody_always_trains(seed: int, roster: int, percent: int) -> None:
     roles = committee.roles(header(roster, seed=seed), percent)
     verifiers = sum(role is Committee.VERIFIER for role in roles.values())
     clients = roster.bit_count()
-    assert set(roles) == set(bitmap.slots(roster))
+    assert set(roles) == set(bitmap.seats(roster))
     assert verifiers == min(clients - 1 if percent == 100 else clients * percent // 100, 32)
 
 
@@ -131,7 +131,7 @@ def test_a_committee_holds_its_level_and_has_delivered(
     exits = {index: data.draw(st.integers(0, 2)) for index in gone}
     table = members(
         {
-            index: slot(
+            index: seat(
                 index,
                 tier=tiers[index],
                 state=MemberState.DROPPED if index in gone else MemberState.HEALTHY,
@@ -139,10 +139,10 @@ def test_a_committee_holds_its_level_and_has_delivered(
             )
             for index in present
         },
-        proven=bitmap.from_slots(proven),
-        established=bitmap.from_slots(before),
+        proven=bitmap.from_seats(proven),
+        established=bitmap.from_seats(before),
     )
-    cooldown = run(RunState.COOLDOWN, rounds=(header(bitmap.from_slots(present), seed=seed),), levels=levels)
+    cooldown = run(RunState.COOLDOWN, rounds=(header(bitmap.from_seats(present), seed=seed),), levels=levels)
     for level in range(levels):
         shown = proven | {index for index in before if exits.get(index, 1)}
         holders = {index for index in shown if tiers[index] <= level}
@@ -157,11 +157,11 @@ def test_a_committee_holds_its_level_and_has_delivered(
 
 
 def test_a_bitmap_round_trips_and_ranks_count_from_below() -> None:
-    mask = bitmap.from_slots([3, 8, 255])
+    mask = bitmap.from_seats([3, 8, 255])
     data = bitmap.to_bytes(mask)
     assert (data[0], data[1], data[31]) == (0b1000, 1, 0x80)
     assert bitmap.from_bytes(data) == mask
-    assert list(bitmap.slots(mask)) == [3, 8, 255]
+    assert list(bitmap.seats(mask)) == [3, 8, 255]
     assert [bitmap.rank(mask, index) for index in (3, 8, 255)] == [0, 1, 2]
 
 

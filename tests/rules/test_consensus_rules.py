@@ -10,34 +10,34 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from aftermath.rules import bitmap, committee, consensus
-from aftermath.rules.accounts import FINGERPRINT_BYTES, Attestation, Slot
+from aftermath.rules.accounts import FINGERPRINT_BYTES, Attestation, Seat
 from rules import program_rules
-from rules.builders import header, slot
+from rules.builders import header, seat
 
 SEED = 0x0123_4567_89AB_CDEF
 FULL = (1 << 256) - 1
-SLOT_SETS = st.sets(st.integers(0, 255), min_size=1, max_size=256)
+SEAT_SETS = st.sets(st.integers(0, 255), min_size=1, max_size=256)
 
 
-def attest(slot: int, results: dict[int, bytes], roster: int) -> Attestation:
-    return Attestation(slot, bitmap.from_slots(results), consensus.pack_fingerprints(results, roster, SEED))
+def attest(seat: int, results: dict[int, bytes], roster: int) -> Attestation:
+    return Attestation(seat, bitmap.from_seats(results), consensus.pack_fingerprints(results, roster, SEED))
 
 
 @pytest.mark.parametrize("last", range(256))
 def test_fingerprints_round_trip_for_every_reach_of_a_roster(last: int) -> None:
     rng = random.Random(last)
-    roster = bitmap.from_slots([last, *rng.sample(range(last + 1), rng.randint(0, last))])
-    results = {slot: rng.randbytes(32) for slot in bitmap.slots(roster)}
+    roster = bitmap.from_seats([last, *rng.sample(range(last + 1), rng.randint(0, last))])
+    results = {seat: rng.randbytes(32) for seat in bitmap.seats(roster)}
     attestation = attest(0, results, roster)
     assert len(attestation.fingerprints) == FINGERPRINT_BYTES
     read = consensus.unpack_fingerprints(attestation, roster)
-    assert read == {slot: consensus.fingerprint(result, roster, SEED) for slot, result in results.items()}
-    assert all(consensus.matches(read[slot], result, SEED) for slot, result in results.items())
+    assert read == {seat: consensus.fingerprint(result, roster, SEED) for seat, result in results.items()}
+    assert all(consensus.matches(read[seat], result, SEED) for seat, result in results.items())
     assert read[last].bits == [40, 20, 10, 10][last // 64]
 
 
 def test_a_fingerprint_lies_in_planes_of_words() -> None:
-    """Bit k of slot s is bit s % 64 of word k * c + s // 64, where c words hold the roster."""
+    """Bit k of seat s is bit s % 64 of word k * c + s // 64, where c words hold the roster."""
     roster = 1 << 70 | 1
     packed = consensus.pack_fingerprints({70: b"c" * 32}, roster, SEED)
     words = [int.from_bytes(packed[8 * word : 8 * word + 8], "little") for word in range(40)]
@@ -45,10 +45,10 @@ def test_a_fingerprint_lies_in_planes_of_words() -> None:
     assert words == [(value >> word // 2 & 1) << 6 if word % 2 else 0 for word in range(40)]
 
 
-@given(SLOT_SETS, st.data())
-def test_nothing_is_recorded_for_who_did_not_deliver(slots: set[int], data: st.DataObject) -> None:
-    roster = bitmap.from_slots(slots)
-    delivered = data.draw(st.sets(st.sampled_from(sorted(slots))))
+@given(SEAT_SETS, st.data())
+def test_nothing_is_recorded_for_who_did_not_deliver(seats: set[int], data: st.DataObject) -> None:
+    roster = bitmap.from_seats(seats)
+    delivered = data.draw(st.sets(st.sampled_from(sorted(seats))))
     attestation = attest(0, dict.fromkeys(delivered, b"\xff" * 32), roster)
     seen = consensus.fingerprint(b"\xff" * 32, roster, SEED)
     assert consensus.unpack_fingerprints(attestation, roster) == dict.fromkeys(delivered, seen)
@@ -56,8 +56,8 @@ def test_nothing_is_recorded_for_who_did_not_deliver(slots: set[int], data: st.D
     assert field.bit_count() == len(delivered) * seen.value.bit_count()
 
 
-def test_a_slot_outside_the_roster_cannot_be_attested() -> None:
-    with pytest.raises(ValueError, match="slot 5 is not in the roster"):
+def test_a_seat_outside_the_roster_cannot_be_attested() -> None:
+    with pytest.raises(ValueError, match="seat 5 is not in the roster"):
         consensus.pack_fingerprints({5: bytes(32)}, 0b11, SEED)
 
 
@@ -92,7 +92,7 @@ def test_a_result_is_applied_exactly_when_a_quorum_recorded_the_same(
     elected = program_rules.elected_count(0, clients)
     needed = committee.quorum(elected)
     rng = random.Random(seed)
-    true, forged = ({slot: rng.randbytes(32) for slot in range(clients)} for _ in range(2))
+    true, forged = ({seat: rng.randbytes(32) for seat in range(clients)} for _ in range(2))
     watched = data.draw(st.integers(0, clients - 1))
     seen, other = (consensus.fingerprint(of[watched], roster, SEED) for of in (true, forged))
     assume(seen != other)  # of many members it has ten bits only
@@ -112,7 +112,7 @@ def test_a_result_is_applied_exactly_when_a_quorum_recorded_the_same(
 
 def test_a_quorum_is_of_the_elected_not_of_those_who_came() -> None:
     roster = 0b111111
-    results = {slot: bytes([slot]) * 32 for slot in range(6)}
+    results = {seat: bytes([seat]) * 32 for seat in range(6)}
     attesting = header(roster, attested=roster)
     assert consensus.consensus(attesting, [attest(w, results, roster) for w in range(3)], roster) == {}
     assert list(consensus.consensus(attesting, [attest(w, results, roster) for w in range(4)], roster)) == [*range(6)]
@@ -133,16 +133,16 @@ def test_members_without_a_share_always_count() -> None:
     assert program_rules.attested_mask(attesting, witnesses[:1], before, idle=0) == 0
 
 
-def tiers(*of: int) -> list[Slot]:
-    return [slot(number, tier=tier) for number, tier in enumerate(of)]
+def tiers(*of: int) -> list[Seat]:
+    return [seat(number, tier=tier) for number, tier in enumerate(of)]
 
 
-def vouched_by(recorded: dict[int, set[int]], slots: list[Slot], levels: range = range(3)) -> dict[int, frozenset[int]]:
+def vouched_by(recorded: dict[int, set[int]], seats: list[Seat], levels: range = range(3)) -> dict[int, frozenset[int]]:
     """What is applied of each level, where these witnesses recorded the true results of these members."""
-    roster = (1 << len(slots)) - 1
+    roster = (1 << len(seats)) - 1
     attestations = [attest(w, {s: bytes([s]) * 32 for s in of}, roster) for w, of in recorded.items()]
     accepted = consensus.consensus(header(roster, attested=roster), attestations, roster)
-    return consensus.vouched(accepted, attestations, roster, slots, levels)
+    return consensus.vouched(accepted, attestations, roster, seats, levels)
 
 
 def test_a_level_that_is_kept_from_one_of_two_holders_is_applied_by_nobody() -> None:
@@ -169,8 +169,8 @@ def test_a_level_is_applied_where_a_quorum_of_its_holders_agrees_and_the_common_
 ) -> None:
     everybody = set(range(len(of)))
     recorded = {w: data.draw(st.sets(st.sampled_from(sorted(everybody)))) for w in everybody}
-    slots = tiers(*of)
-    found = vouched_by(recorded, slots, range(4))
+    seats = tiers(*of)
+    found = vouched_by(recorded, seats, range(4))
     roster = (1 << len(of)) - 1
     attestations = [attest(w, {s: bytes([s]) * 32 for s in seen}, roster) for w, seen in recorded.items()]
     accepted = set(consensus.consensus(header(roster, attested=roster), attestations, roster))
@@ -182,4 +182,4 @@ def test_a_level_is_applied_where_a_quorum_of_its_holders_agrees_and_the_common_
             assert (member in found[level]) == enough
     shuffled = data.draw(st.permutations(attestations))
     fingerprints = consensus.consensus(header(roster, attested=roster), shuffled, roster)
-    assert consensus.vouched(fingerprints, shuffled, roster, slots, range(4)) == found
+    assert consensus.vouched(fingerprints, shuffled, roster, seats, range(4)) == found

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from aftermath.rules import bitmap, deadlines
 from aftermath.rules.state import MemberState, ModelSource, RunState
-from rules.builders import config, header, members, run, slot
+from rules.builders import config, header, members, run, seat
 
 TIMES = config(
     warmup_time=60,
@@ -63,9 +63,9 @@ def test_a_halted_run_has_no_deadline(state: RunState) -> None:
 
 def test_nothing_is_due_while_too_few_members_wait() -> None:
     waiting = run(RunState.WAITING_FOR_MEMBERS, config=TIMES, state_started_at=1000)
-    one = {0: slot(0, pending=True), 1: slot(1)}
+    one = {0: seat(0, pending=True), 1: seat(1)}
     assert deadlines.next_deadline(waiting, members(one)) is None
-    assert deadlines.next_deadline(waiting, members(one | {1: slot(1, pending=True)})) == 1005
+    assert deadlines.next_deadline(waiting, members(one | {1: seat(1, pending=True)})) == 1005
 
 
 @pytest.mark.parametrize(
@@ -73,8 +73,8 @@ def test_nothing_is_due_while_too_few_members_wait() -> None:
     [
         (0b0111, (0,), 65),  # the only tier 0 is away, and has what the durable checkpoint lacks
         (0b0111, (), 5),
-        (0b0111, (1,), 5),  # slot 1 holds that
-        (0b1111, (0,), 5),  # slot 3 does
+        (0b0111, (1,), 5),  # seat 1 holds that
+        (0b1111, (0,), 5),  # seat 3 does
         (0b0110, (0,), 5),  # nobody did
         (0b0001, (2,), 65),
     ],
@@ -82,7 +82,7 @@ def test_nothing_is_due_while_too_few_members_wait() -> None:
 def test_holders_that_are_away_are_waited_for_if_they_have_what_nobody_else_has(
     finishers: int, differing: tuple[int, ...], wait: int
 ) -> None:
-    table = members({i: slot(i, tier=(0, 1, 2, 0)[i], pending=i > 0, state=MemberState.IDLE) for i in range(4)})
+    table = members({i: seat(i, tier=(0, 1, 2, 0)[i], pending=i > 0, state=MemberState.IDLE) for i in range(4)})
     waiting = run(
         RunState.WAITING_FOR_MEMBERS,
         config=TIMES,
@@ -119,19 +119,19 @@ def test_every_healthy_member_has_one_place_in_the_tick_order(
     present: set[int], seed: int, started: int, data: st.DataObject
 ) -> None:
     gone = data.draw(st.sets(st.sampled_from(sorted(present))))
-    table = members({i: slot(i, state=MemberState.DROPPED if i in gone else MemberState.HEALTHY) for i in present})
-    state = run(RunState.ROUND_TRAIN, rounds=(header(bitmap.from_slots(present), seed=seed),), state_started_at=started)
+    table = members({i: seat(i, state=MemberState.DROPPED if i in gone else MemberState.HEALTHY) for i in present})
+    state = run(RunState.ROUND_TRAIN, rounds=(header(bitmap.from_seats(present), seed=seed),), state_started_at=started)
     assert sorted(deadlines.tick_order(state, table)) == sorted(present - gone)
     assert deadlines.tick_order(state, table) == deadlines.tick_order(state, table)
 
 
 def test_those_who_wait_may_tick_an_epoch_into_life() -> None:
-    table = members({3: slot(3, state=MemberState.IDLE, pending=True), 4: slot(4, state=MemberState.IDLE)})
+    table = members({3: seat(3, state=MemberState.IDLE, pending=True), 4: seat(4, state=MemberState.IDLE)})
     assert deadlines.tick_order(run(RunState.WAITING_FOR_MEMBERS), table) == [3]
 
 
 def test_the_fee_of_ticking_is_shared_over_time() -> None:
-    table = members({index: slot(index) for index in range(4)})
+    table = members({index: seat(index) for index in range(4)})
     first = [
         deadlines.tick_order(run(RunState.ROUND_TRAIN, rounds=(header(0b1111),), state_started_at=now), table)[0]
         for now in range(400)

@@ -59,9 +59,9 @@ def test_shuffles_committees_and_shares_are_the_programs(chain: Onchain, seed: i
     run_layout, members_layout = views.run_account(), views.members_account()
     for _ in range(150):
         clients = rng.choice([1, 2, 3, rng.randint(1, 256), 256])
-        roster = bitmap.from_slots(rng.sample(range(256), clients))
+        roster = bitmap.from_seats(rng.sample(range(256), clients))
         percent, batch = rng.choice([0, 10, 50, 100, rng.randint(0, 100)]), rng.choice([0, 1, clients, 65535])
-        began = roster | bitmap.from_slots(rng.sample(range(256), rng.choice([0, 1, 20])))
+        began = roster | bitmap.from_seats(rng.sample(range(256), rng.choice([0, 1, 20])))
         round_ = header(roster, began=began, seed=rng.getrandbits(64), batch=batch)
         rounds = np.zeros(4, run_layout.dtype["rounds"].base)
         rounds[2] = _round_record(rounds[2], round_)
@@ -69,16 +69,16 @@ def test_shuffles_committees_and_shares_are_the_programs(chain: Onchain, seed: i
         config["verification_percent"] = percent
         written = {"rounds": rounds, "config": config, "began": bitmap.to_bytes(began)}
         overwrite(chain, run_layout, chain.addresses.run, **written)
-        slots = np.zeros(256, members_layout.dtype["slots"].base)
-        slots["weight"] = [rng.choice([1, 7, 65535, rng.randint(1, 65535)]) for _ in range(256)]
-        overwrite(chain, members_layout, chain.addresses.members, slots=slots)
+        seats = np.zeros(256, members_layout.dtype["seats"].base)
+        seats["weight"] = [rng.choice([1, 7, 65535, rng.randint(1, 65535)]) for _ in range(256)]
+        overwrite(chain, members_layout, chain.addresses.members, seats=seats)
         assert list(chain.inspect(0, 2)) == program_rules.witness_positions(round_)
         positions = list(chain.inspect(1, 2))
         assert positions == committee.positions(round_.seed, committee.COMMITTEE, began.bit_count())
         shares = assignment.assign(round_, chain.members, percent)
-        rows = zip(bitmap.slots(began), struct.iter_unpack("<HH", chain.inspect(2, 2)), strict=True)
-        returned = {slot: row for slot, row in rows if bitmap.contains(roster, slot)}
-        assert returned == {slot: (share.start, share.len) for slot, share in shares.items()}
+        rows = zip(bitmap.seats(began), struct.iter_unpack("<HH", chain.inspect(2, 2)), strict=True)
+        returned = {seat: row for seat, row in rows if bitmap.contains(roster, seat)}
+        assert returned == {seat: (share.start, share.len) for seat, share in shares.items()}
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -88,21 +88,21 @@ def test_witnesses_of_a_round_that_members_leave_are_the_programs(chain: Onchain
     run_layout, members_layout = views.run_account(), views.members_account()
     for _ in range(150):
         clients = rng.choice([1, 2, 3, rng.randint(1, 256), 256])
-        slots_of_round = rng.sample(range(256), clients)
+        seats_of_round = rng.sample(range(256), clients)
         elected = program_rules.elected_count(rng.choice([0, 1, 2, rng.randint(1, 32)]), clients)
-        attested = bitmap.from_slots(rng.sample(slots_of_round, rng.randint(0, min(elected, clients))))
-        roster = bitmap.from_slots(slots_of_round)
-        began = roster | bitmap.from_slots(rng.sample(range(256), rng.choice([0, 1, 20])))
+        attested = bitmap.from_seats(rng.sample(seats_of_round, rng.randint(0, min(elected, clients))))
+        roster = bitmap.from_seats(seats_of_round)
+        began = roster | bitmap.from_seats(rng.sample(range(256), rng.choice([0, 1, 20])))
         round_ = header(roster, began=began, seed=rng.getrandbits(64), elected=elected, attested=attested)
         rounds = np.zeros(4, run_layout.dtype["rounds"].base)
         rounds[1] = _round_record(rounds[1], round_)
         rounds[1]["attested"] = bitmap.to_bytes(attested)
         overwrite(chain, run_layout, chain.addresses.run, rounds=rounds, began=bitmap.to_bytes(began))
-        healthy = bitmap.to_bytes(bitmap.from_slots(slot for slot in range(256) if rng.random() < 0.6))
+        healthy = bitmap.to_bytes(bitmap.from_seats(seat for seat in range(256) if rng.random() < 0.6))
         overwrite(chain, members_layout, chain.addresses.members, healthy=healthy)
         expected = committee.witnesses(round_, chain.members.healthy)
         seated = chain.inspect(3, 1).ljust(began.bit_count(), b"\0")
-        assert [slot for slot, one in zip(bitmap.slots(began), seated, strict=True) if one] == sorted(expected)
+        assert [seat for seat, one in zip(bitmap.seats(began), seated, strict=True) if one] == sorted(expected)
 
 
 def _round_record(record: Any, round_: Any) -> Any:
@@ -131,8 +131,8 @@ def test_a_whole_epoch_of_failures_leaves_the_backlog_that_the_model_predicts(
             assert round_.batch == predicted.batch(wanted)
             redo, predicted = predicted.take(wanted)
             assert round_.redo == redo
-        present = [slot for slot in committee.witnesses(round_, round_.roster) if rng.random() < 0.9]
-        sent = [_attest(chain, rng, slot, judged.roster if judged else 0) for slot in present]
+        present = [seat for seat in committee.witnesses(round_, round_.roster) if rng.random() < 0.9]
+        sent = [_attest(chain, rng, seat, judged.roster if judged else 0) for seat in present]
         while chain.run.current.height == round_.height and chain.run.state is not RunState.COOLDOWN:
             chain.tick_at_deadline()
         closed = chain.run.round(round_.height)
@@ -140,13 +140,13 @@ def test_a_whole_epoch_of_failures_leaves_the_backlog_that_the_model_predicts(
         assert chain.attestations(chain.run.ring(round_.height) or 0, len(sent)) == tuple(sent)
         if judged is not None:
             shares = assignment.assign(judged, chain.members, run.config.verification_percent)
-            idle = bitmap.from_slots(slot for slot, share in shares.items() if share.len == 0)
+            idle = bitmap.from_seats(seat for seat, share in shares.items() if share.len == 0)
             agreed = program_rules.attested_mask(round_, sent, judged, idle)
             settled = backlog.settle(predicted, judged, shares, agreed)
             attested, predicted = settled.attested, settled.backlog
             assert closed.attested == attested
             assert chain.run.step == run.step + settled.worked
-            applied = bitmap.from_slots(consensus.consensus(closed, sent, judged.roster))
+            applied = bitmap.from_seats(consensus.consensus(closed, sent, judged.roster))
             assert applied & ~idle == attested & ~idle
         if not sent and overlap and not run.draining:
             predicted = backlog.put_back(predicted, round_)
@@ -161,14 +161,14 @@ def test_a_whole_epoch_of_failures_leaves_the_backlog_that_the_model_predicts(
 def _attest(chain: Onchain, rng: random.Random, witness: int, roster: int) -> Any:
     """Most results as everybody has them, some that are missing, some of which this witness was shown another one."""
     results = {
-        slot: bytes([slot, 0 if rng.random() < 0.9 else rng.randint(1, 2)]) * 16
-        for slot in bitmap.slots(roster)
+        seat: bytes([seat, 0 if rng.random() < 0.9 else rng.randint(1, 2)]) * 16
+        for seat in bitmap.seats(roster)
         if rng.random() < 0.9
     }
     salt = chain.run.current.salt
     chain.witness(witness, results)
     packed = consensus.pack_fingerprints(results, roster, salt) if roster else bytes(320)
-    return views.Attestation(witness, bitmap.from_slots(results), packed)
+    return views.Attestation(witness, bitmap.from_seats(results), packed)
 
 
 @pytest.mark.parametrize("overlap", [0, 1])
@@ -183,9 +183,9 @@ def test_the_program_drops_whom_the_client_finds_left_out(chain: Onchain, seed: 
     chain.begin(dict.fromkeys(range(1, members + 1), (0, 1)))
     while chain.run.current.height < 2:
         chain.at(chain.now + 1)
-        for slot in range(members):
+        for seat in range(members):
             judged = chain.run.round(chain.run.config.judged(chain.run.current.height))
-            chain.witness(slot, dict.fromkeys(range(members), bytes(32)) if judged else {})
+            chain.witness(seat, dict.fromkeys(range(members), bytes(32)) if judged else {})
     taken = 0
     for _ in range(60):
         given = [rng.getrandbits(members) for _ in range(rng.randint(0, members))]
@@ -194,9 +194,9 @@ def test_the_program_drops_whom_the_client_finds_left_out(chain: Onchain, seed: 
         assert judges is not None
         assert judged is not None
         absent = consensus.left_out(judges, chain.attestations(chain.run.ring(1) or 0, len(given)))
-        for slot in range(members):
-            expected = bitmap.contains(judged.roster & ~judges.attested & absent, slot)
-            assert _takes(chain, 1 << slot) == expected, (given, slot)
+        for seat in range(members):
+            expected = bitmap.contains(judged.roster & ~judges.attested & absent, seat)
+            assert _takes(chain, 1 << seat) == expected, (given, seat)
             taken += expected
     assert 0 < taken < 60 * members
 
@@ -212,13 +212,13 @@ def _write_attestations(chain: Onchain, given: list[int], attested: int) -> None
         for name, value in change.items():
             rounds[ring][name] = value
         for place, participation in enumerate(given if not change else []):
-            rounds[ring]["attestations"][place]["slot"] = place
+            rounds[ring]["attestations"][place]["seat"] = place
             rounds[ring]["attestations"][place]["participation"] = bitmap.to_bytes(participation)
         overwrite(chain, layout, address, rounds=rounds)
 
 
 def _takes(chain: Onchain, dropped: int) -> bool:
-    """Whether a health check that names these slots is accepted; the chain is left as it was."""
+    """Whether a health check that names these seats is accepted; the chain is left as it was."""
     accounts = (chain.addresses.run, chain.addresses.members)
     before = {address: chain.svm.get_account(address) for address in accounts}
     wallet = chain.wallet(1)
@@ -265,20 +265,20 @@ def test_the_committees_of_levels_are_the_programs(chain: Onchain) -> None:
         judged = run.round(run.config.judged(run.current.height))
         (witness,) = committee.witnesses(run.current, chain.members.healthy)
         chain.at(chain.now + 1)
-        heard = [slot for slot in bitmap.slots(judged.roster if judged else 0) if rng.random() < (slot + 1) / 40]
+        heard = [seat for seat in bitmap.seats(judged.roster if judged else 0) if rng.random() < (seat + 1) / 40]
         chain.witness(witness, dict.fromkeys(heard, bytes(32)))
         if rng.random() < 0.3 and run.current.height and chain.run.state.training:
-            wallet = chain.wallet(rng.choice(list(bitmap.slots(chain.members.healthy))) + 1)
+            wallet = chain.wallet(rng.choice(list(bitmap.seats(chain.members.healthy))) + 1)
             chain.send(wallet, chain.ix(wallet).leave_run(RUN_ID, chain.run.place))
     run, members = chain.run, chain.members
     committees = [committee.cooldown_electees(run, members, level) for level in range(3)]
     assert 0 < len(committees[0]) < len(committees[2]) < 40
     expected: list[dict[int, bytes]] = [{} for _ in range(8)]
-    for slot in bitmap.slots(members.healthy):
-        owed = committee.levels_to_attest(run, members, slot)
-        wallet = chain.wallet(slot + 1)
+    for seat in bitmap.seats(members.healthy):
+        owed = committee.levels_to_attest(run, members, seat)
+        wallet = chain.wallet(seat + 1)
         instruction = chain.ix(wallet).attest(
-            RUN_ID, slot, run.place, {level: bytes([slot, 1]) * 16 for level in range(3)}
+            RUN_ID, seat, run.place, {level: bytes([seat, 1]) * 16 for level in range(3)}
         )
         if not owed:
             with pytest.raises(Refused, match="NotElected"):
@@ -286,7 +286,7 @@ def test_the_committees_of_levels_are_the_programs(chain: Onchain) -> None:
             continue
         chain.send(wallet, instruction)
         for level in owed:
-            expected[level][committees[level].index(slot)] = bytes([slot, 1]) * 16
+            expected[level][committees[level].index(seat)] = bytes([seat, 1]) * 16
         assert chain.cooldown() == tuple(expected)
 
 

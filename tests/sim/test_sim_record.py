@@ -113,9 +113,9 @@ def test_a_member_not_on_the_list_is_out_of_reach() -> None:
 
 def test_a_drop_is_noted_with_its_epoch() -> None:
     record = _record()
-    healthy = builders.members({3: builders.slot(3)})
+    healthy = builders.members({3: builders.seat(3)})
     run = builders.run(RunState.ROUND_TRAIN, epoch=4)
     record.note(run, healthy)
-    dropped = replace(healthy.slots[3], state=healthy.slots[3].state.__class__.DROPPED)
+    dropped = replace(healthy.seats[3], state=healthy.seats[3].state.__class__.DROPPED)
     record.note(run, builders.members({3: dropped}))
     assert record.dropped == [(4, 3)]

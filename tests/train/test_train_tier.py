@@ -21,11 +21,11 @@ RULES = builders.config(max_round_train_time=20, global_batch_size_start=96, glo
 
 def a_view(*tiers: int) -> View:
     """A run with members of these tiers, the first of them with our wallet."""
-    slots = {
-        place: builders.slot(place, p2p=bytes([place]) * 32, signer=bytes([place]) * 32, declared=60, tier=tier)
+    seats = {
+        place: builders.seat(place, p2p=bytes([place]) * 32, signer=bytes([place]) * 32, declared=60, tier=tier)
         for place, tier in enumerate(tiers, 1)
     }
-    return builders.view(builders.run(RunState.WARMUP, config=RULES), builders.members(slots))
+    return builders.view(builders.run(RunState.WARMUP, config=RULES), builders.members(seats))
 
 
 def by(view: View, free: int, weights: dict[int, int | None], wallet: bytes = WALLET) -> tuple[Choice, list[int]]:

@@ -92,7 +92,7 @@ def test_what_is_kept_is_bounded() -> None:
     board = Board("member", "demo", 1)
     for step in range(1, 5001):
         board.take(told("trained", step=step, loss=5.0 + step, tokens=10))
-        board.take(told("fetch_failed", height=step, slot=2, why="nobody answers"))
+        board.take(told("fetch_failed", height=step, seat=2, why="nobody answers"))
     assert (len(board.lines), board.said) == (1000, 5000)
     assert len(board.losses) == 2000
     assert (board.counts.tokens, board.counts.failed) == (50_000, 5000)

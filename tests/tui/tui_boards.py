@@ -27,8 +27,8 @@ def told(kind: str, **fields: Any) -> Told:
 
 def where(step: int = 41, *, count: int = 5, **given: Any) -> Standing:
     """A run of 120 steps in the middle of an epoch, with members of three tiers, of whom one is gone."""
-    slots = {
-        seat: builders.slot(
+    seats = {
+        seat: builders.seat(
             seat,
             signer=SIGNERS[seat],
             tier=seat % 3,
@@ -50,7 +50,7 @@ def where(step: int = 41, *, count: int = 5, **given: Any) -> Standing:
         "epoch_started_at": 900,
     }
     run = builders.run(RunState.ROUND_TRAIN, **{**values, "run_id": "demo", "epoch": 2, "start_step": 1} | given)
-    return standing(run, builders.model(), builders.members(slots), 1012)
+    return standing(run, builders.model(), builders.members(seats), 1012)
 
 
 def busy_member(steps: int = 41) -> list[MESSAGES]:
@@ -60,7 +60,7 @@ def busy_member(steps: int = 41) -> list[MESSAGES]:
         told("kernels", t=1.0, missing=None),
         told("measuring", t=2.0, tier=1, parameters=5_400_000, limit=10.0),
         told("measured", t=9.0, weight=312, seconds=7.0),
-        told("joined", t=10.0, slot=1, tier=1, weight=312, epoch=0),
+        told("joined", t=10.0, seat=1, tier=1, weight=312, epoch=0),
         told("state", t=11.0, epoch=0, state="WARMUP", step=0, total_steps=120, since=1000),
         told("model", t=14.0, source="peers", step=0),
     ]
@@ -71,7 +71,7 @@ def busy_member(steps: int = 41) -> list[MESSAGES]:
             told("round", **at, since=1014 + 2 * step),
             told("trained", **at, loss=loss, tokens=4096, tokens_per_sec=2345.6, seconds=1.31, encode_seconds=0.08),
             told("witnessed", t=at["t"] + 0.2, height=step - 1, held=4, sent=True, seconds=0.1),
-            told("fetched", t=at["t"] + 0.4, height=step - 1, slot=2, level=1),
+            told("fetched", t=at["t"] + 0.4, height=step - 1, seat=2, level=1),
             told("applied", **{**at, "t": at["t"] + 0.5}, results=4, waited=0.21),
         ]
     messages += [
@@ -97,11 +97,11 @@ def failing_member() -> list[MESSAGES]:
     return [
         *busy_member(),
         told("warning", t=60.0, message="this machine is not waited for any more: it is too slow for the run's rounds"),
-        told("fetch_failed", t=110.0, height=40, slot=2, why="nobody answers"),
-        told("refused", t=111.0, height=40, slot=4, why=EVIL),
+        told("fetch_failed", t=110.0, height=40, seat=2, why="nobody answers"),
+        told("refused", t=111.0, height=40, seat=4, why=EVIL),
         told("warning", t=120.0, message=f"a node says: {EVIL}"),
         told("warning", t=125.0, message=f"a node says: {EVIL}"),
-        told("dropped", t=126.0, slots=[3], height=39),
+        told("dropped", t=126.0, seats=[3], height=39),
         Line(127.0, f"UserWarning: {EVIL}"),
         told("error", t=128.0, message="the coordinator has not answered for ten minutes"),
     ]

@@ -30,9 +30,9 @@ class Run:
         self.history.take(Told(self.now, about, said(kind, **fields), Path("x")))
 
     def start(self, *wallets: str) -> None:
-        for slot, wallet in enumerate(wallets):
+        for seat, wallet in enumerate(wallets):
             self.say(wallet, "started")
-            self.say(wallet, "joined", slot=slot)
+            self.say(wallet, "joined", seat=seat)
 
     def step(self, step: int, **losses: float) -> None:
         for wallet, loss in losses.items():
@@ -81,8 +81,8 @@ def test_a_member_that_died_and_came_back_is_marked(reported: bool) -> None:
     run.step(1, a0=1.0, b1=1.0)
     run.step(2, a0=1.0)
     if reported:
-        run.say("a0", "dropped", slots=[1], height=1)
-        run.say("a0", "dropped", slots=[1], height=1)
+        run.say("a0", "dropped", seats=[1], height=1)
+        run.say("a0", "dropped", seats=[1], height=1)
     run.say("b1", "started")
     run.step(3, a0=1.0, b1=1.0)
     run.step(4, a0=1.0, b1=1.0)
@@ -107,8 +107,8 @@ def test_members_whose_events_are_not_here_are_called_by_their_places() -> None:
     run = Run()
     run.start("a0")
     run.step(7, a0=1.0)
-    run.say("a0", "dropped", slots=[5, 9], height=1)
-    run.say("a0", "ejected", slot=3, height=1)
+    run.say("a0", "dropped", seats=[5, 9], height=1)
+    run.say("a0", "ejected", seat=3, height=1)
     run.say("a0", "rewound", before=7, step=2)
     assert run.history.marks == [
         (7, "member 5 dropped"),
@@ -131,7 +131,7 @@ def test_a_plot_has_tiers_epochs_bytes_and_what_happened(tmp_path: Path, suffix:
     run.start("a0", "b1")
     for step in range(1, 30):
         run.step(step, a0=5 - step / 10, b1=6 - step / 10)
-    run.say("a0", "dropped", slots=[1, 8], height=1)
+    run.say("a0", "dropped", seats=[1, 8], height=1)
     told = run.history
     path = tmp_path / f"loss{suffix}"
     run_plot(path, told.loss_by_tier(), told.sent_by_tier(), told.epochs, told.marks, "run $x^$ <b>\x1b[2J")

@@ -61,7 +61,7 @@ def test_what_a_member_tells_is_served_while_it_lives() -> None:
         events.emit(said("trained", step=42, loss=None, tokens=500, tokens_per_sec=99.5))
         events.emit(said("fetch_failed"))
         events.emit(said("refused"))
-        events.emit(said("dropped", slots=[3, 4]))
+        events.emit(said("dropped", seats=[3, 4]))
         events.emit(said("warning", message="trouble"))
         found = scraped(port)
         none: frozenset[tuple[str, str]] = frozenset()

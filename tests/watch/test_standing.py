@@ -27,7 +27,7 @@ BEGAN = 1_000
 
 
 def members(count: int, **given: Any) -> Members:
-    return builders.members({seat: builders.slot(seat, tier=seat % 3, **given) for seat in range(count)})
+    return builders.members({seat: builders.seat(seat, tier=seat % 3, **given) for seat in range(count)})
 
 
 def at(
@@ -105,7 +105,7 @@ def test_a_cooldown_waits_for_hashes_and_a_checkpoint() -> None:
         RunState.COOLDOWN, levels_attested=0b111, attested_step=41, model=builders.model(checkpoint_step=41), **given
     )
     assert kept.waits == ()
-    small = builders.members({0: builders.slot(0, tier=2), 1: builders.slot(1, tier=2), 2: builders.slot(2, tier=1)})
+    small = builders.members({0: builders.seat(0, tier=2), 1: builders.seat(1, tier=2), 2: builders.seat(2, tier=1)})
     assert "0 of 2 levels" in at(RunState.COOLDOWN, members_=small, **given).waits[0], "nobody holds level 0"
 
 
@@ -130,21 +130,21 @@ def test_the_time_that_is_left_is_that_of_the_epoch_s_pace() -> None:
 
 
 def test_members_stand_as_the_chain_has_them() -> None:
-    slots = {
-        0: builders.slot(0, weight=7, points=1200, slashed=5, last_epoch=3),
-        1: builders.slot(1, state=MemberState.DROPPED, last_epoch=3),
-        2: builders.slot(2, state=MemberState.HEALTHY, pending=True, last_epoch=3),
-        5: builders.slot(5, state=MemberState.IDLE, pending=True),
-        6: builders.slot(6, state=MemberState.IDLE, removed=True, last_epoch=1),
-        7: builders.slot(7, state=MemberState.IDLE, barred=True),
-        9: builders.slot(9, state=MemberState.IDLE, last_epoch=2),
+    seats = {
+        0: builders.seat(0, weight=7, points=1200, slashed=5, last_epoch=3),
+        1: builders.seat(1, state=MemberState.DROPPED, last_epoch=3),
+        2: builders.seat(2, state=MemberState.HEALTHY, pending=True, last_epoch=3),
+        5: builders.seat(5, state=MemberState.IDLE, pending=True),
+        6: builders.seat(6, state=MemberState.IDLE, removed=True, last_epoch=1),
+        7: builders.seat(7, state=MemberState.IDLE, barred=True),
+        9: builders.seat(9, state=MemberState.IDLE, last_epoch=2),
     }
     before = builders.header(0b111, height=3, elected=2, attested=0b101, seed=1)
     now = builders.header(0b111, height=4, elected=2, attested=0b100, attestations=1, seed=2)
     run = replace(
         run_of(RunState.ROUND_TRAIN, epoch=3), rounds=(before, now, *run_of(RunState.PAUSED).rounds[2:]), head=1
     )
-    found = standing(run, builders.model(), builders.members(slots), BEGAN)
+    found = standing(run, builders.model(), builders.members(seats), BEGAN)
     assert found.round == 4
     assert [(member.seat, member.standing, member.seen) for member in found.members] == [
         (0, "takes part", "epoch 3, round 3"),
@@ -158,7 +158,7 @@ def test_members_stand_as_the_chain_has_them() -> None:
     first = found.members[0]
     assert (first.weight, first.points, first.slashed) == (7, 1200, 5)
     assert sum(member.witness for member in found.members) == 2
-    halted = standing(replace(run, state=RunState.PAUSED), builders.model(), builders.members(slots), BEGAN)
+    halted = standing(replace(run, state=RunState.PAUSED), builders.model(), builders.members(seats), BEGAN)
     assert not any(member.witness or "takes part" in member.standing for member in halted.members)
     assert [member.seen for member in halted.members][:1] == ["epoch 3"]
 

@@ -126,7 +126,7 @@ def test_a_log_of_lines_reads_from_the_first_to_the_last() -> None:
         said("started", run_id="demo", tier=1, wallet="Wal1et", version="0.1.0"),
         said("measuring", tier=1, parameters=672_896, limit=10.0),
         said("measured", weight=1_579, seconds=1.2),
-        said("joined", slot=0, tier=1, weight=1_579, epoch=0),
+        said("joined", seat=0, tier=1, weight=1_579, epoch=0),
         said("state", epoch=0, state="WAITING_FOR_MEMBERS", step=0, total_steps=120, since=5),
         said("round", epoch=0, height=0, step=1, since=6),
         said("model", source="the checkpoint", step=0),

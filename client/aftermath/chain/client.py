@@ -34,7 +34,7 @@ from aftermath.chain.views import (
 from aftermath.chain.wallet import Wallet
 from aftermath.coordinator.errors import CoordinatorError
 from aftermath.rules.accounts import Members, Membership, Model, Run
-from aftermath.rules.bitmap import slots
+from aftermath.rules.bitmap import seats
 
 TRANSITION_UNITS = 150_000
 """Compute units that closing a round or an epoch may add to an instruction (the program's own ceiling)."""
@@ -192,7 +192,7 @@ class CoordinatorClient:
         return await self.sender.send([self.ix.withdraw(run_id, held)])
 
     async def settle(self, run_id: str, wallet: Pubkey) -> Signature:
-        """Have written down what a member's slot says of it."""
+        """Have written down what a member's seat says of it."""
         run = await self.run(run_id)
         return await self.sender.send([self.ix.settle(run_id, run.created, wallet)])
 
@@ -207,8 +207,8 @@ class CoordinatorClient:
     async def close_run(self, run_id: str, *, spill: Pubkey | None = None) -> Signature:
         """Delete a halted run; its rent goes to `spill` or to this wallet. Bonds of the ejected are settled before."""
         members = await self.members(run_id)
-        for slot in slots(members.forfeited):
-            await self.settle(run_id, Pubkey(members.slots[slot].signer))
+        for seat in seats(members.forfeited):
+            await self.settle(run_id, Pubkey(members.seats[seat].signer))
         return await self.sender.send([self.ix.close_run(run_id, spill=spill)])
 
     async def tick(self, run_id: str) -> Signature:

@@ -133,7 +133,7 @@ class CoordinatorInstructions:
         return self._program.instruction("enroll", accounts, most=most)
 
     def settle(self, run_id: str, created: int, wallet: Pubkey) -> Instruction:
-        """Write what a member's slot says of it into its membership; a forfeited bond is destroyed."""
+        """Write what a member's seat says of it into its membership; a forfeited bond is destroyed."""
         membership = self.membership(run_id, created, wallet)
         return self._program.instruction("settle", self._four(run_id, membership=membership, incinerator=INCINERATOR))
 
@@ -163,7 +163,7 @@ class CoordinatorInstructions:
         evicted: Pubkey | None = None,
     ) -> Instruction:
         """Ask for a place in the next epoch. `stateless`: this member does not hold the model of the last one;
-        `evicted`: the wallet whose slot it takes (`rules.eviction`).
+        `evicted`: the wallet whose seat it takes (`rules.eviction`).
         """
         params = {
             "p2p": p2p,
@@ -188,36 +188,36 @@ class CoordinatorInstructions:
         """Perform the transition that is due."""
         return self._permissionless("tick", run_id)
 
-    def warmup_witness(self, run_id: str, slot: int, at: Place) -> Instruction:
+    def warmup_witness(self, run_id: str, seat: int, at: Place) -> Instruction:
         """An elected member has the model."""
-        return self._permissionless("warmup_witness", run_id, slot=slot, at=at._asdict())
+        return self._permissionless("warmup_witness", run_id, seat=seat, at=at._asdict())
 
     def witness(
-        self, run_id: str, slot: int, at: Place, participation: int, fingerprints: bytes, metadata: Table
+        self, run_id: str, seat: int, at: Place, participation: int, fingerprints: bytes, metadata: Table
     ) -> Instruction:
-        """State whose results of the judged round this witness holds (`participation` is a bit mask of slots)."""
+        """State whose results of the judged round this witness holds (`participation` is a bit mask of seats)."""
         return self._permissionless(
             "witness",
             run_id,
-            slot=slot,
+            seat=seat,
             at=at._asdict(),
             participation=participation.to_bytes(32, "little"),
             fingerprints=fingerprints,
             metadata=metadata,
         )
 
-    def verify(self, run_id: str, slot: int, at: Place, target: int, mismatch: bool) -> Instruction:
+    def verify(self, run_id: str, seat: int, at: Place, target: int, mismatch: bool) -> Instruction:
         """A verifier's verdict on a trainer's result in the round `at`."""
-        return self._permissionless("verify", run_id, slot=slot, at=at._asdict(), target=target, mismatch=mismatch)
+        return self._permissionless("verify", run_id, seat=seat, at=at._asdict(), target=target, mismatch=mismatch)
 
-    def attest(self, run_id: str, slot: int, at: Place, hashes: Mapping[int, bytes]) -> Instruction:
+    def attest(self, run_id: str, seat: int, at: Place, hashes: Mapping[int, bytes]) -> Instruction:
         """State the hashes of the levels (by number) this member holds at the end of an epoch."""
         mask = sum(1 << level for level in hashes)
         ascending = [hashes[level] for level in sorted(hashes)]
-        return self._permissionless("attest", run_id, slot=slot, at=at._asdict(), mask=mask, hashes=ascending)
+        return self._permissionless("attest", run_id, seat=seat, at=at._asdict(), mask=mask, hashes=ascending)
 
     def health_check(self, run_id: str, dropped: int) -> Instruction:
-        """Drop the members (bit mask of slots) whose results the witnesses did not see."""
+        """Drop the members (bit mask of seats) whose results the witnesses did not see."""
         return self._permissionless("health_check", run_id, dropped=dropped.to_bytes(32, "little"))
 
     def prove_equivocation(self, run_id: str) -> Instruction:

@@ -216,7 +216,7 @@ class SolanaMember:
 
     async def join(self, *, p2p: bytes, tier: int, weight: int, schema_hash: bytes, stateless: bool) -> None:
         """Ask for a place in the next epoch. Raises Refused, `NotAuthorized` when nobody admitted this wallet."""
-        view = self._view or await self.view(fresh=True)  # if it is old, whoever takes a slot is told, and asks again
+        view = self._view or await self.view(fresh=True)  # if it is old, whoever takes a seat is told, and asks again
         steps = [] if self._enrolled else await self._enrolment(view)
         join = self._coordinator.ix.join_run(
             self._run_id,
@@ -257,8 +257,8 @@ class SolanaMember:
 
     def _forfeited(self, view: View) -> bool:
         """This wallet was ejected, and its membership does not say so yet."""
-        slot = view.members.find(self.wallet)
-        return slot is not None and contains(view.members.forfeited, slot)
+        seat = view.members.find(self.wallet)
+        return seat is not None and contains(view.members.forfeited, seat)
 
     async def _enrolment(self, view: View) -> list[Instruction]:
         """What this wallet has to do before its first join, if anything."""
@@ -269,7 +269,7 @@ class SolanaMember:
         return [*settled, ix.enroll(self._run_id, run.created, run.config.join_bond)]
 
     def _evicted(self, view: View) -> Pubkey | None:
-        """Whose slot a join of this wallet takes."""
+        """Whose seat a join of this wallet takes."""
         wallet = evicted(view.run, view.members, self.wallet, self.now())
         return Pubkey(wallet) if wallet else None
 
@@ -288,13 +288,13 @@ class SolanaMember:
         """Perform the transition that is due; Refused `NothingToTick` if none is."""
         await self._send(self._coordinator.ix.tick(self._run_id))
 
-    async def warmup_witness(self, slot: int, at: Place) -> None:
+    async def warmup_witness(self, seat: int, at: Place) -> None:
         """Say that this elected member has the model."""
-        await self._send(self._coordinator.ix.warmup_witness(self._run_id, slot, at))
+        await self._send(self._coordinator.ix.warmup_witness(self._run_id, seat, at))
 
     async def witness(
         self,
-        slot: int,
+        seat: int,
         at: Place,
         participation: int,
         fingerprints: bytes,
@@ -306,12 +306,12 @@ class SolanaMember:
     ) -> None:
         """Attest the results that the round `at` judges; loss and speeds travel along for indexers."""
         metadata = witness_metadata(step, loss, tokens_per_sec, bytes_per_sec)
-        ix = self._coordinator.ix.witness(self._run_id, slot, at, participation, fingerprints, metadata)
+        ix = self._coordinator.ix.witness(self._run_id, seat, at, participation, fingerprints, metadata)
         await self._send(ix)
 
-    async def attest(self, slot: int, at: Place, hashes: Mapping[int, bytes]) -> None:
+    async def attest(self, seat: int, at: Place, hashes: Mapping[int, bytes]) -> None:
         """State the hashes of the levels this member holds."""
-        await self._send(self._coordinator.ix.attest(self._run_id, slot, at, hashes))
+        await self._send(self._coordinator.ix.attest(self._run_id, seat, at, hashes))
 
     async def health_check(self, dropped: int) -> None:
         """Drop the members (bit mask) that the witnesses did not see."""

@@ -124,7 +124,7 @@ _REASONS = {
     "StaleHeight": Refusal.TOO_LATE,
     "NothingToTick": Refusal.TOO_LATE,
     "NotElected": Refusal.NOT_ELECTED,
-    "SlotMismatch": Refusal.NOT_ELECTED,
+    "SeatMismatch": Refusal.NOT_ELECTED,
     "NotAMember": Refusal.NOT_A_MEMBER,
     "RunHalted": Refusal.HALTED,
     "MembersFull": Refusal.FULL,

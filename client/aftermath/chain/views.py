@@ -34,7 +34,7 @@ from aftermath.rules.accounts import (
     Recorded,
     Round,
     Run,
-    Slot,
+    Seat,
 )
 from aftermath.rules.limits import MAX_LEVELS
 
@@ -116,13 +116,13 @@ def parse_model(data: bytes) -> Model:
 def parse_members(data: bytes) -> Members:
     """Read a Members account (discriminator included). Raises AccountError."""
     record = members_account().read(data)
-    slots = record["slots"][0]
-    wish = slots["pending"]
+    seats = record["seats"][0]
+    wish = seats["pending"]
     _at_most(int(wish.max()), _BARRED, "pending")
     wishes = {"pending": _WAITS, "removed": _REMOVED, "barred": _BARRED}
     known = {name: (wish == value).tolist() for name, value in wishes.items()}
-    known["used"] = ((slots["used"] == 1) & (slots["declared"] > 0)).tolist()  # or its owner has withdrawn
-    return _one(Members, record, delivered=_counts(record["delivered"][0]), slots=tuple(_rows(Slot, slots, **known)))
+    known["used"] = ((seats["used"] == 1) & (seats["declared"] > 0)).tolist()  # or its owner has withdrawn
+    return _one(Members, record, delivered=_counts(record["delivered"][0]), seats=tuple(_rows(Seat, seats, **known)))
 
 
 def parse_membership(data: bytes) -> Membership:
@@ -133,7 +133,7 @@ def parse_membership(data: bytes) -> Membership:
 
 
 def _counts(planes: np.ndarray[Any, Any]) -> tuple[int, ...]:
-    """What each slot counts: bit i of that is in bitmap i."""
+    """What each seat counts: bit i of that is in bitmap i."""
     bits = np.unpackbits(planes.view(np.uint8).reshape(len(planes), -1), axis=1, bitorder="little").astype(np.int64)
     return tuple((bits << np.arange(len(planes))[:, None]).sum(axis=0).tolist())
 
@@ -197,7 +197,7 @@ def _text(data: bytes) -> str:
 
 _HASH_BYTES = 32
 _WAITS, _REMOVED, _BARRED = 1, 2, 3
-"""What a slot's `pending` says besides 0."""
+"""What a seat's `pending` says besides 0."""
 _MEMBER_STATES = {member.value: member for member in state.MemberState}
 _CONVERTERS: dict[type, dict[str, _Convert]] = {
     Run: {
@@ -231,7 +231,7 @@ _CONVERTERS: dict[type, dict[str, _Convert]] = {
         "forfeited": bitmap.from_bytes,
     },
     Membership: {"enrolled": bool, "barred": bool},
-    Slot: {"state": _MEMBER_STATES.__getitem__},
+    Seat: {"state": _MEMBER_STATES.__getitem__},
     Attestation: {"participation": bitmap.from_bytes},
 }
 

@@ -40,9 +40,9 @@ def obstacles(run: Run, members: Members, address: bytes, held: Membership | Non
     place = members.find(address)
     if held is not None and held.barred:
         reasons.append("the wallet is barred from the run (its owner or its join authority can lift that with kick)")
-    full = all(slot.used and (slot.pending or slot.state is not MemberState.IDLE) for slot in members.slots)
+    full = all(seat.used and (seat.pending or seat.state is not MemberState.IDLE) for seat in members.seats)
     if full and place is None:
-        reasons.append(f"all {len(members.slots)} places are taken")
+        reasons.append(f"all {len(members.seats)} places are taken")
     return reasons
 
 

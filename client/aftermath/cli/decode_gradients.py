@@ -90,7 +90,7 @@ def _described(path: Path, file: GradientFile, votes: Mapping[int, Votes]) -> di
 def _shown(found: Sequence[Mapping[str, Any]]) -> Any:
     rows = [
         (
-            *(entry[name] for name in ("file", "run_id", "step", "slot")),
+            *(entry[name] for name in ("file", "run_id", "step", "seat")),
             level,
             f"{of['bytes']:,}",
             f"{of['votes']:,} of {of['of']:,}",
@@ -138,7 +138,7 @@ def _write(target: Path, source: Path, file: GradientFile, votes: Mapping[int, V
         raise UsageError(f"--out {target.parent} is where {source} is", "Name another directory")
     shapes = {name: ("F32", shape) for name, shape in dense_shapes(file.schema).items()}
     about = file.about
-    facts = {"run_id": about.run_id, "step": str(about.step), "slot": str(about.slot), "format": "pt"}
+    facts = {"run_id": about.run_id, "step": str(about.step), "seat": str(about.seat), "format": "pt"}
     facts |= {"levels": " ".join(map(str, votes)), "schema_hash": file.schema.hash().hex()}
     with writing(target.parent), replacing(target) as stream:
         stream.write(header(shapes, facts))

@@ -1,7 +1,7 @@
 """Account views as JSON: what `json-dump-run` and `json-dump-user` print and other commands quote.
 
 Decided: keys are base58 like everywhere on Solana, peer ids and hashes hex, states their lower-case names, and
-member bitmaps lists of slots, so that a script needs neither our code nor 256-bit integers. Of the optimizer's numbers
+member bitmaps lists of seats, so that a script needs neither our code nor 256-bit integers. Of the optimizer's numbers
 those of its kind are shown: the others are zeros that mean nothing.
 """
 
@@ -14,8 +14,8 @@ from typing import Any
 
 from solders.pubkey import Pubkey
 
-from aftermath.rules.accounts import Members, Model, Optimizer, Run, Slot
-from aftermath.rules.bitmap import slots
+from aftermath.rules.accounts import Members, Model, Optimizer, Run, Seat
+from aftermath.rules.bitmap import seats
 
 KEYS = {"main_authority", "join_authority", "signer", "grantor", "grantee", "run", "wallet", "sponsor"}
 BITMAPS = {"roster", "attested", "finishers"}
@@ -37,22 +37,22 @@ def plain(value: object, name: str = "") -> Any:
     if isinstance(value, bytes):
         return str(Pubkey.from_bytes(value)) if name in KEYS else value.hex()
     if name in BITMAPS | MASKS and isinstance(value, int):
-        return list(slots(value))
+        return list(seats(value))
     return value
 
 
-def member(index: int, slot: Slot) -> dict[str, Any]:
-    """One member with the number of its slot."""
-    return {"slot": index, **plain(slot)}
+def member(index: int, seat: Seat) -> dict[str, Any]:
+    """One member with the number of its seat."""
+    return {"seat": index, **plain(seat)}
 
 
 def whole_run(run: Run, model: Model, members: Members) -> dict[str, Any]:
-    """Everything the three accounts say that a reader can use: the run, the model, and the slots in use."""
+    """Everything the three accounts say that a reader can use: the run, the model, and the seats in use."""
     return {
         "run": plain(run),
         "model": plain(model),
         "members": {
             "epoch": members.epoch,
-            "slots": [member(index, slot) for index, slot in enumerate(members.slots) if slot.used],
+            "seats": [member(index, seat) for index, seat in enumerate(members.seats) if seat.used],
         },
     }

@@ -36,7 +36,7 @@ async def json_dump_user(
         )
     data = {
         "run_id": run_id,
-        "member": member(index, members.slots[index]) if index is not None else None,
+        "member": member(index, members.seats[index]) if index is not None else None,
         "membership": plain(held),
     }
     return Result(data, Text(json.dumps(data, indent=2)))

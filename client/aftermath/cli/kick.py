@@ -35,7 +35,7 @@ async def kick(
     data = {
         "run_id": run_id,
         "wallet": str(whom),
-        "slot": members.find(bytes(whom)),
+        "seat": members.find(bytes(whom)),
         "barred": held is not None and held.barred,
         "signature": str(signature),
     }

@@ -60,12 +60,12 @@ class Coordinator(Protocol):
     async def tick(self) -> None:
         """Perform the transition that is due."""
 
-    async def warmup_witness(self, slot: int, at: Place) -> None:
+    async def warmup_witness(self, seat: int, at: Place) -> None:
         """Say that all have the model."""
 
     async def witness(
         self,
-        slot: int,
+        seat: int,
         at: Place,
         participation: int,
         fingerprints: bytes,
@@ -77,7 +77,7 @@ class Coordinator(Protocol):
     ) -> None:
         """Attest, in the round `at`, the results of the round that it judges."""
 
-    async def attest(self, slot: int, at: Place, hashes: Mapping[int, bytes]) -> None:
+    async def attest(self, seat: int, at: Place, hashes: Mapping[int, bytes]) -> None:
         """State the hashes of levels at the end of an epoch."""
 
     async def health_check(self, dropped: int) -> None:

@@ -42,7 +42,7 @@ class Collector:
     async def collect(
         self, height: int, salt: int, accepted: Mapping[int, Fingerprint], vouched: Mapping[int, frozenset[int]]
     ) -> list[Candidate]:
-        """The accepted results in slot order; waits until all of them that concerns us is here: by level those vouched
+        """The accepted results in seat order; waits until all of them that concerns us is here: by level those vouched
         for.
 
         `salt` is that of the attesting round. Raises Desync when the chain no longer stores the round and something is
@@ -50,7 +50,7 @@ class Collector:
         """
         asked, give_up = float("-inf"), float("inf")
         while True:
-            found = {slot: self._matching(height, salt, slot, seen) for slot, seen in sorted(accepted.items())}
+            found = {seat: self._matching(height, salt, seat, seen) for seat, seen in sorted(accepted.items())}
             here = [c for c in found.values() if c is not None and not _lacking(c, self._results, vouched)]
             if len(here) == len(accepted):
                 return here
@@ -58,10 +58,10 @@ class Collector:
             give_up = min(give_up, now + LINGER) if run.halted else give_up
             if self._too_late(run, height) or now > give_up:
                 raise Desync(f"results of round {height} could not be had from any peer")
-            unheard = {slot: accepted[slot] for slot, candidate in found.items() if candidate is None}
+            unheard = {seat: accepted[seat] for seat, candidate in found.items() if candidate is None}
             if unheard and now >= asked:
                 asked = now + ASK_EVERY
-                await self.ask(height, unheard, lambda said: matches(accepted[said.slot], said.digest, salt))
+                await self.ask(height, unheard, lambda said: matches(accepted[said.seat], said.digest, salt))
                 continue
             await first_of(
                 self._results.changed.wait(), self._ports.feed.after(run.seq), self._ports.clock.sleep(ASK_EVERY)
@@ -73,8 +73,8 @@ class Collector:
             return run.current.height > height + STORED_ROUNDS
         return run.epoch != self._epoch + 1 or run.active
 
-    def _matching(self, height: int, salt: int, slot: int, accepted: Fingerprint) -> Candidate | None:
-        candidates = self._results.candidates(height, slot)
+    def _matching(self, height: int, salt: int, seat: int, accepted: Fingerprint) -> Candidate | None:
+        candidates = self._results.candidates(height, seat)
         return next((c for c in candidates if matches(accepted, c.digest, salt)), None)
 
     def by_level(
@@ -84,24 +84,24 @@ class Collector:
         votes: dict[int, list[Votes]] = {level: [] for level in self._levels}
         for candidate in candidates:
             for level in (votes.keys() & candidate.said.levels.keys()) - candidate.bad:
-                if candidate.said.slot in vouched[level]:
+                if candidate.said.seat in vouched[level]:
                     votes[level].append(candidate.votes[level])  # without them this replica would be another
         return votes
 
     # --- commitments missed by announcement ---------------------------------------------------------------------
 
-    async def ask(self, height: int, slots: Collection[int], accepted: Callable[[Commitment], bool]) -> None:
+    async def ask(self, height: int, seats: Collection[int], accepted: Callable[[Commitment], bool]) -> None:
         """Ask a few reachable members for announcements that never reached us; `accepted` marks those we must have."""
         peers = sorted(self._ports.transport.reachable())
         start = self._turn % max(1, len(peers))
         self._turn += _ASKED_AT_ONCE
         chosen = (peers[start:] + peers[:start])[:_ASKED_AT_ONCE]
-        question = msgspec.msgpack.encode((height, sorted(slots)))
-        replies = await asyncio.gather(*(self._question(peer, question, 4 * len(slots)) for peer in chosen))
+        question = msgspec.msgpack.encode((height, sorted(seats)))
+        replies = await asyncio.gather(*(self._question(peer, question, 4 * len(seats)) for peer in chosen))
         for raw, peer in {raw: p for p, reply in zip(chosen, replies, strict=True) for raw in reply}.items():
             try:
                 said = decode_announcement(raw)
-                if isinstance(said, Commitment) and said.height == height and said.slot in slots:
+                if isinstance(said, Commitment) and said.height == height and said.seat in seats:
                     self._results.admit(said, raw, accepted=accepted(said))
             except BadAnnouncement as error:
                 self._ports.transport.bar(peer, f"an answer that is no announcement: {error}")
@@ -122,4 +122,4 @@ class Collector:
 
 def _lacking(candidate: Candidate, results: Results, vouched: Mapping[int, frozenset[int]]) -> bool:
     """Whether a level of it is not here that everybody applies."""
-    return any(candidate.said.slot in vouched[level] for level in results.missing(candidate))
+    return any(candidate.said.seat in vouched[level] for level in results.missing(candidate))

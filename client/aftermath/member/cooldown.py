@@ -34,10 +34,10 @@ class Cooldown:
         replica: Replica,
         keeper: Keeper,
         private: PrivateState,
-        slot: int,
+        seat: int,
     ) -> None:
         self._ports, self._role, self._compute, self._share, self._replica = ports, role, compute, share, replica
-        self._keeper, self._private, self._slot = keeper, private, slot
+        self._keeper, self._private, self._seat = keeper, private, seat
 
     async def live(self, run: Run) -> None:
         """Go through the cooldown of the epoch that `run` ended; returns when the chain has left it."""
@@ -55,7 +55,7 @@ class Cooldown:
         return now.epoch != started.epoch or now.state is not RunState.COOLDOWN
 
     async def _attest(self, run: Run, hashes: dict[int, bytes]) -> None:
-        elected = levels_to_attest(run, self._ports.feed.members, self._slot)
+        elected = levels_to_attest(run, self._ports.feed.members, self._seat)
         if elected:
             duty = Duty(
                 self._ports,
@@ -64,6 +64,6 @@ class Cooldown:
             )
             await duty.fulfil(
                 lambda: self._ports.coordinator.attest(
-                    self._slot, run.place, {level: hashes[level] for level in elected}
+                    self._seat, run.place, {level: hashes[level] for level in elected}
                 )
             )

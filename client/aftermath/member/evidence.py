@@ -50,16 +50,16 @@ def proves(pair: Pair) -> bool:
 
 
 def _place(said: Commitment) -> tuple[object, ...]:
-    return said.sender, said.signer, said.run_id, said.epoch, said.height, said.seed, said.slot
+    return said.sender, said.signer, said.run_id, said.epoch, said.height, said.seed, said.seat
 
 
 def disputed(attestations: Iterable[Attestation], roster: int) -> frozenset[int]:
-    """The slots of which witnesses recorded different results."""
+    """The seats of which witnesses recorded different results."""
     seen: dict[int, set[Fingerprint]] = {}
     for attestation in attestations:
-        for slot, found in unpack_fingerprints(attestation, roster).items():
-            seen.setdefault(slot, set()).add(found)
-    return frozenset(slot for slot, found in seen.items() if len(found) > 1)
+        for seat, found in unpack_fingerprints(attestation, roster).items():
+            seen.setdefault(seat, set()).add(found)
+    return frozenset(seat for seat, found in seen.items() if len(found) > 1)
 
 
 class Evidence:
@@ -78,7 +78,7 @@ class Evidence:
 
     def add(self, first: Commitment, raw: bytes, other_raw: bytes) -> None:
         """Keep two announcements of one place, unless there is a pair of it or they prove nothing."""
-        place, pair = (first.epoch, first.height, first.slot), Pair(raw, other_raw)
+        place, pair = (first.epoch, first.height, first.seat), Pair(raw, other_raw)
         if place in self._kept or not proves(pair):
             return
         self._kept[place] = pair
@@ -86,25 +86,25 @@ class Evidence:
             del self._kept[next(iter(self._kept))]
         self._events.emit(
             kinds.Equivocated(
-                epoch=first.epoch, height=first.height, slot=first.slot, first=raw.hex(), second=other_raw.hex()
+                epoch=first.epoch, height=first.height, seat=first.seat, first=raw.hex(), second=other_raw.hex()
             )
         )
         if self.show is not None:
             self.show(first, pair)
 
 
-async def show_equivocation(ports: Ports, slot: int, said: Commitment, pair: Pair) -> None:
-    """Have the member ejected that signed both, when it is our turn and nobody did it before us; `slot` is our own."""
-    order = [one for one in tick_order(ports.feed.run, ports.feed.members) if one != said.slot]
-    if slot not in order:
+async def show_equivocation(ports: Ports, seat: int, said: Commitment, pair: Pair) -> None:
+    """Have the member ejected that signed both, when it is our turn and nobody did it before us; `seat` is our own."""
+    order = [one for one in tick_order(ports.feed.run, ports.feed.members) if one != said.seat]
+    if seat not in order:
         return
-    await ports.clock.sleep(TICK_STEP * order.index(slot))
+    await ports.clock.sleep(TICK_STEP * order.index(seat))
 
     def wanted() -> bool:
-        run, member = ports.feed.run, ports.feed.members.slots[said.slot]
+        run, member = ports.feed.run, ports.feed.members.seats[said.seat]
         here = member.state not in (MemberState.IDLE, MemberState.EJECTED)
         return here and run.active and run.epoch == said.epoch
 
     duty = Duty(ports, "the proof that a member signed two results", wanted=wanted)
     if await duty.fulfil(lambda: ports.coordinator.prove_equivocation(pair.first, pair.second)):
-        ports.events.emit(kinds.Ejected(slot=said.slot, height=said.height))
+        ports.events.emit(kinds.Ejected(seat=said.seat, height=said.height))

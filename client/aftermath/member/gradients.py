@@ -65,7 +65,7 @@ class GradientFiles:
             epoch=said.epoch,
             round=said.height,
             step=said.step,
-            slot=said.slot,
+            seat=said.seat,
             tier=said.tier,
             learning_rate=learning_rate,
         )

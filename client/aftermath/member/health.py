@@ -48,15 +48,15 @@ class Excuses:
         attestations = await coordinator.attestations(attesting)
         seen = scores(attestations)
         needed = quorum(attesting.elected)
-        self._given &= ~bitmap.from_slots(member for member, votes in seen.items() if votes >= needed)
+        self._given &= ~bitmap.from_seats(member for member, votes in seen.items() if votes >= needed)
         missing &= left_out(attesting, attestations)
-        held_up = missing if not seen and any(bitmap.contains(missing, a.slot) for a in attestations) else 0
+        held_up = missing if not seen and any(bitmap.contains(missing, a.seat) for a in attestations) else 0
         excused = held_up & ~self._given
         self._given |= excused
         return missing & ~excused
 
 
-async def report_undelivered(ports: Ports, excuses: Excuses, run: Run, slot: int) -> None:
+async def report_undelivered(ports: Ports, excuses: Excuses, run: Run, seat: int) -> None:
     """Have those dropped that did not deliver, when it is our turn and nobody did it before us."""
     members = ports.feed.members
     try:
@@ -64,9 +64,9 @@ async def report_undelivered(ports: Ports, excuses: Excuses, run: Run, slot: int
     except Refused:
         return  # the run is far ahead: that round is no longer stored
     reporters = [other for other in tick_order(run, members) if not bitmap.contains(missing, other)]
-    if not missing or slot not in reporters:
+    if not missing or seat not in reporters:
         return
-    await ports.clock.sleep(TICK_STEP * reporters.index(slot))
+    await ports.clock.sleep(TICK_STEP * reporters.index(seat))
     missing &= ports.feed.members.mask(MemberState.HEALTHY)
 
     def current() -> bool:
@@ -79,4 +79,4 @@ async def report_undelivered(ports: Ports, excuses: Excuses, run: Run, slot: int
         ports, "a report of members that did not deliver", wanted=current, done_if=SETTLED | {Refusal.NOT_A_MEMBER}
     )
     if await duty.fulfil(lambda: ports.coordinator.health_check(missing)):
-        ports.events.emit(kinds.Dropped(slots=list(bitmap.slots(missing)), height=run.current.height))
+        ports.events.emit(kinds.Dropped(seats=list(bitmap.seats(missing)), height=run.current.height))

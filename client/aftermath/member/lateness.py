@@ -34,11 +34,11 @@ class Allowances:
         self.late: set[int] = set()
         """Who was late in the newest round of which that is known."""
 
-    def use(self, slot: int, seconds: float) -> None:
-        self._used[slot] += seconds
+    def use(self, seat: int, seconds: float) -> None:
+        self._used[seat] += seconds
 
-    def used_up(self, slot: int) -> bool:
-        return self._used[slot] >= self.seconds
+    def used_up(self, seat: int) -> bool:
+        return self._used[seat] >= self.seconds
 
 
 class Lateness:
@@ -59,28 +59,28 @@ class Lateness:
             return missing
         self._allowances.late -= there - self._charged.keys()
         passed, most_took = now - self._began, self._most_took
-        return frozenset(slot for slot in sorted(missing) if self._waits(slot, passed, most_took))
+        return frozenset(seat for seat in sorted(missing) if self._waits(seat, passed, most_took))
 
     def _are_most(self, there: frozenset[int], due: frozenset[int]) -> bool:
-        weight_there, weight = (sum(self._plan.slots[slot].weight for slot in those) for those in (there, due))
+        weight_there, weight = (sum(self._plan.seats[seat].weight for seat in those) for those in (there, due))
         return len(there) >= quorum(len(due)) and 3 * weight_there >= 2 * weight
 
-    def _waits(self, slot: int, passed: float, most_took: float) -> bool:
+    def _waits(self, seat: int, passed: float, most_took: float) -> bool:
         """Whether this one is still waited for; its allowance pays for what it has taken."""
-        if passed <= self._in_time(slot, most_took):
-            return not (self._allowances.used_up(slot) and slot in self._allowances.late)
+        if passed <= self._in_time(seat, most_took):
+            return not (self._allowances.used_up(seat) and seat in self._allowances.late)
         took = passed - most_took
-        self._allowances.use(slot, took - self._charged[slot])
-        self._charged[slot] = took
-        self._allowances.late.add(slot)
-        return not self._allowances.used_up(slot)
+        self._allowances.use(seat, took - self._charged[seat])
+        self._charged[seat] = took
+        self._allowances.late.add(seat)
+        return not self._allowances.used_up(seat)
 
-    def _in_time(self, slot: int, most_took: float) -> float:
+    def _in_time(self, seat: int, most_took: float) -> float:
         """Seconds from the round's beginning on until which this one is not late."""
-        shares, weights = self._plan.shares, {one: self._plan.slots[one].weight for one in self._plan.owing}
+        shares, weights = self._plan.shares, {one: self._plan.seats[one].weight for one in self._plan.owing}
         times = _TIMES
-        if weight := weights.get(slot):
+        if weight := weights.get(seat):
             part = sum(shares[one].len for one in weights) * weight / sum(weights.values())
-            times += max(0.0, shares[slot].len / part - 1)
+            times += max(0.0, shares[seat].len / part - 1)
             times *= min(max(1.0, sum(weights.values()) / len(weights) / weight), _MOST_SLOWER)
         return max(_LEAST, most_took * times)

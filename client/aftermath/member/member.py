@@ -37,7 +37,7 @@ from aftermath.replica.modelshare import ModelShare
 from aftermath.replica.origin import Origin
 from aftermath.replica.replica import Replica
 from aftermath.rules import bitmap
-from aftermath.rules.accounts import Members, Model, Run, Slot, steps_before
+from aftermath.rules.accounts import Members, Model, Run, Seat, steps_before
 from aftermath.rules.commitment import Commitment, Ready, decode_announcement
 from aftermath.rules.state import MemberState, ModelSource, RunState
 from aftermath.watch import kinds
@@ -87,7 +87,7 @@ class Member:
         self._reached = 0
         self._waits_for = -1
         self._halted_by: str | None = None
-        self.slot: int | None = None
+        self.seat: int | None = None
 
     async def live(self) -> None:
         """Take part until the run is finished; cancelled from outside to stop earlier (see `leave`)."""
@@ -110,7 +110,7 @@ class Member:
 
     async def leave(self) -> None:
         """Tell the chain that this member goes."""
-        if (self.slot is not None or self._enrolment.asked) and await self._enrolment.leave():
+        if (self.seat is not None or self._enrolment.asked) and await self._enrolment.leave():
             self._ports.events.emit(kinds.Left(finished=self._ports.feed.run.state is RunState.FINISHED))
 
     # --- epochs -------------------------------------------------------------------------------------------------
@@ -151,21 +151,21 @@ class Member:
     def _takes_part(self, view: View) -> bool:
         """Whether there is an epoch this member can begin: in warm-up, or just after it if it has kept its replica."""
         run, members = view.run, view.members
-        self.slot = members.find(self._ports.coordinator.wallet)
-        if self.slot is None or not bitmap.contains(run.current.roster, self.slot):
+        self.seat = members.find(self._ports.coordinator.wallet)
+        if self.seat is None or not bitmap.contains(run.current.roster, self.seat):
             return False
-        me = members.slots[self.slot]
+        me = members.seats[self.seat]
         early = run.state.training and run.current.height <= 1 and self._replica is not None
         return (run.state is RunState.WARMUP or early) and me.state is MemberState.HEALTHY and self._known_as_is(me)
 
     async def _epoch(self, view: View) -> None:
         """One epoch, from warm-up to the end of cooldown."""
-        assert self.slot is not None
+        assert self.seat is not None
         run, model = view.run, view.model
         self._results.begin(run.epoch)
         self._readiness.forget_before(run.epoch)
         self._tell_what_is_lost(run, model)
-        warm = WarmUp(self._ports, self._role, self._workers, self._origin, self._share, run, self.slot, self._parallel)
+        warm = WarmUp(self._ports, self._role, self._workers, self._origin, self._share, run, self.seat, self._parallel)
         self._own.withdraw()  # a replica that is of no use is to be gone before there is another
         self._replica = replica = await warm.obtain(self._take_replica())
         self._said_stateless = False
@@ -175,10 +175,10 @@ class Member:
             await self._workers.compute(replica.optimizer.reset)
         elif not warm.kept:
             await self._private.restore(replica, run.epoch)
-        await announce_ready(self._ports, self._role, self._readiness, run, self.slot)
+        await announce_ready(self._ports, self._role, self._readiness, run, self.seat)
         kept = self._results, self._share, self._gradients
         given = self._ports, self._role, self._workers, self._data, self._wishes
-        rounds = Rounds(*given, *kept, self._own, replica, run, model, self.slot, self._weight)
+        rounds = Rounds(*given, *kept, self._own, replica, run, model, self.seat, self._weight)
         try:
             ended = await rounds.live()
         finally:
@@ -189,7 +189,7 @@ class Member:
         if not ended.pending_pause:
             await self._join(ended)
         parts = self._share, replica, self._keeper, self._private
-        await Cooldown(self._ports, self._role, self._workers.compute, *parts, self.slot).live(ended)
+        await Cooldown(self._ports, self._role, self._workers.compute, *parts, self.seat).live(ended)
 
     def _tell_state(self, run: Run) -> None:
         self._ports.events.emit(
@@ -210,11 +210,11 @@ class Member:
 
     def _tell_of_kicks(self, members: Members) -> None:
         """Say whom an authority has removed or barred since the members were looked at last."""
-        unwanted = {one.signer: one.barred for one in members.slots if one.removed or one.barred}
-        for index, one in enumerate(members.slots):
+        unwanted = {one.signer: one.barred for one in members.seats if one.removed or one.barred}
+        for index, one in enumerate(members.seats):
             if one.signer in unwanted and self._unwanted.get(one.signer) is not one.barred and one.used:
                 wallet = based58.b58encode(one.signer).decode()
-                self._ports.events.emit(kinds.Kicked(slot=index, wallet=wallet, barred=one.barred))
+                self._ports.events.emit(kinds.Kicked(seat=index, wallet=wallet, barred=one.barred))
         self._unwanted = unwanted
 
     def _tell_what_is_lost(self, run: Run, model: Model) -> None:
@@ -239,7 +239,7 @@ class Member:
     def _tell_of_waiting(self, run: Run) -> None:
         """Say once per epoch that it goes on without this member."""
         late = run.state is RunState.WARMUP or run.state.active
-        if late and self.slot is not None and self._replica is None and self._waits_for != run.epoch + 1:
+        if late and self.seat is not None and self._replica is None and self._waits_for != run.epoch + 1:
             self._waits_for = run.epoch + 1
             self._ports.events.emit(kinds.Waiting(epoch=self._waits_for))
 
@@ -267,7 +267,7 @@ class Member:
         if run.state.halted:
             self._enrolment.halted()
             return
-        me = members.slots[self.slot] if self.slot is not None else None
+        me = members.seats[self.seat] if self.seat is not None else None
         between = run.state is RunState.WAITING_FOR_MEMBERS
         in_epoch = me is not None and me.state is MemberState.HEALTHY
         if me is not None and me.pending and not in_epoch and not (between and self._outdated(me)):
@@ -294,10 +294,10 @@ class Member:
             except Unavailable:
                 await self._ports.clock.sleep(_LOOK_AGAIN)
 
-    def _known_as_is(self, me: Slot) -> bool:
+    def _known_as_is(self, me: Seat) -> bool:
         return (me.p2p, me.tier) == (self._ports.transport.node_id, self._role.tier)
 
-    def _outdated(self, me: Slot) -> bool:
+    def _outdated(self, me: Seat) -> bool:
         """Whether the chain should hear anew what we declare. It takes effect only between epochs."""
         drift = max(me.declared, self._weight) / max(1, min(me.declared, self._weight))
         return not self._known_as_is(me) or drift > _WEIGHT_DRIFT
@@ -308,9 +308,9 @@ class Member:
         if not await self._enrolment.join(self._weight, stateless=stateless):
             return
         self._said_stateless |= stateless
-        self.slot = (await self._ports.feed.renew(self._ports.coordinator)).members.find(self._ports.coordinator.wallet)
+        self.seat = (await self._ports.feed.renew(self._ports.coordinator)).members.find(self._ports.coordinator.wallet)
         self._ports.events.emit(
-            kinds.Joined(slot=self.slot, tier=self._role.tier, weight=self._weight, epoch=run.epoch)
+            kinds.Joined(seat=self.seat, tier=self._role.tier, weight=self._weight, epoch=run.epoch)
         )
 
     # --- peers --------------------------------------------------------------------------------------------------
@@ -322,7 +322,7 @@ class Member:
             if run.members_seq != self._members_seq:
                 members = self._ports.feed.members
                 wanted = members.pending | members.mask(MemberState.HEALTHY) | run.finishers
-                self._ports.transport.set_members(members.slots[slot].p2p for slot in bitmap.slots(wanted))
+                self._ports.transport.set_members(members.seats[seat].p2p for seat in bitmap.seats(wanted))
                 self._tell_of_kicks(members)
                 self._members_seq = run.members_seq
             await self._ports.feed.after(run.seq)

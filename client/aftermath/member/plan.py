@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from aftermath.optim.schema import Schema
-from aftermath.rules.accounts import Members, Round, Slot
+from aftermath.rules.accounts import Members, Round, Seat
 from aftermath.rules.assignment import PositionInterval, assign, sequences
 from aftermath.rules.commitment import Commitment
 
@@ -17,31 +17,31 @@ class RoundPlan:
     run_id: str
     epoch: int
     header: Round
-    slots: tuple[Slot, ...]
+    seats: tuple[Seat, ...]
     shares: dict[int, PositionInterval]
 
     @property
     def owing(self) -> frozenset[int]:
-        """The slots whose result the round needs."""
-        return frozenset(slot for slot, share in self.shares.items() if share.len)
+        """The seats whose result the round needs."""
+        return frozenset(seat for seat, share in self.shares.items() if share.len)
 
-    def ranges(self, slot: int) -> list[range]:
-        """The sequences `slot` trains in this round; empty if it is not in it."""
-        share = self.shares.get(slot)
+    def ranges(self, seat: int) -> list[range]:
+        """The sequences `seat` trains in this round; empty if it is not in it."""
+        share = self.shares.get(seat)
         return sequences(self.header, share) if share is not None else []
 
     def admits(self, said: Commitment, schema: Schema) -> bool:
         """Whether a commitment comes from the member it names and covers exactly what that member was assigned."""
-        if said.slot not in self.owing:
+        if said.seat not in self.owing:
             return False
-        member = self.slots[said.slot]
+        member = self.seats[said.seat]
         return (
             said.run_id == self.run_id
             and (said.epoch, said.height, said.step) == (self.epoch, self.header.height, self.header.step)
             and said.seed == self.header.seed
             and (said.sender, said.signer, said.tier) == (member.p2p, member.signer, member.tier)
             and said.schema_hash == schema.hash()
-            and [(i.start, i.stop) for i in said.intervals] == [(r.start, r.stop) for r in self.ranges(said.slot)]
+            and [(i.start, i.stop) for i in said.intervals] == [(r.start, r.stop) for r in self.ranges(said.seat)]
             and list(said.levels) == list(range(said.tier, schema.state.levels))
             and all(payload.size == schema.results.payload_bytes(level) for level, payload in said.levels.items())
         )
@@ -49,4 +49,4 @@ class RoundPlan:
 
 def plan_round(run_id: str, epoch: int, header: Round, members: Members, verification_percent: int) -> RoundPlan:
     """The plan of a round of an epoch, of which `members` still holds the tiers and weights."""
-    return RoundPlan(run_id, epoch, header, members.slots, assign(header, members, verification_percent))
+    return RoundPlan(run_id, epoch, header, members.seats, assign(header, members, verification_percent))

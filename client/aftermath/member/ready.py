@@ -1,7 +1,7 @@
 """Readiness: who has the model in this warm-up, and what an elected witness tells the chain about it.
 
-Choices: a member's readiness counts under the key that signed it and the wallet that it speaks for, never under a slot
-it merely names: several slots of the chain may claim one key, which is one member's only. A witness waits for everybody
+Choices: a member's readiness counts under the key that signed it and the wallet that it speaks for, never under a seat
+it merely names: several seats of the chain may claim one key, which is one member's only. A witness waits for everybody
 who can be reached, and only a little for the others. Where the model comes from peers, it waits for half of the
 warm-up's time once two thirds of the members, who stand for two thirds of the weight, are ready, and longer only while
 somebody takes the model from it: one member that never says it is ready does not cost every epoch a warm-up's whole
@@ -46,21 +46,21 @@ class Readiness:
             del self._ready[old]
 
 
-async def announce_ready(ports: Ports, role: Role, readiness: Readiness, run: Run, slot: int) -> None:
+async def announce_ready(ports: Ports, role: Role, readiness: Readiness, run: Run, seat: int) -> None:
     """Tell the others, and as an elected witness tell the chain once all are ready (or out of reach)."""
     me = Ready(
         sender=ports.transport.node_id,
         signer=ports.coordinator.wallet,
         run_id=role.run_id,
         epoch=run.epoch,
-        slot=slot,
+        seat=seat,
     )
     readiness.hear(me)
     await ports.transport.announce(encode_announcement(me, role.p2p_secret))
-    await _witness(ports, readiness, run, slot)
+    await _witness(ports, readiness, run, seat)
 
 
-async def _witness(ports: Ports, readiness: Readiness, run: Run, slot: int) -> None:
+async def _witness(ports: Ports, readiness: Readiness, run: Run, seat: int) -> None:
     """Tell the chain when all are ready, if this member is a witness, or becomes one because others leave."""
     duty = Duty(
         ports,
@@ -70,13 +70,13 @@ async def _witness(ports: Ports, readiness: Readiness, run: Run, slot: int) -> N
     patient_until, reading = ports.clock.monotonic() + _PATIENCE, _Reading(ports)
     while not duty.refused and not warmup_over(run, now := ports.feed.run):
         members = ports.feed.members
-        elected = now.seed_is_drawn and slot in witnesses(now.current, members.mask(MemberState.HEALTHY))
+        elected = now.seed_is_drawn and seat in witnesses(now.current, members.mask(MemberState.HEALTHY))
         impatient = ports.clock.monotonic() >= patient_until
         taken, half = reading.lately(), run.state_started_at + run.config.warmup_time / 2
         most_suffice = _from_peers(run) and ports.coordinator.now() >= half and not taken
         if elected and duty.due and _all_ready(ports, readiness, run, members, impatient, most_suffice):
-            reported = await duty.fulfil(lambda: ports.coordinator.warmup_witness(slot, now.place))
-            if reported or bitmap.contains(ports.feed.run.current.attested, slot):
+            reported = await duty.fulfil(lambda: ports.coordinator.warmup_witness(seat, now.place))
+            if reported or bitmap.contains(ports.feed.run.current.attested, seat):
                 return
         await first_of(readiness.changed.wait(), ports.feed.after(now.seq), ports.clock.sleep(_LOOK_AGAIN))
 
@@ -85,12 +85,12 @@ def _all_ready(
     ports: Ports, readiness: Readiness, run: Run, members: Members, impatient: bool, most_suffice: bool
 ) -> bool:
     """Whether nobody is waited for any more; `most_suffice`: nor are the others, once two thirds are ready."""
-    waiting = list(bitmap.slots(run.current.roster & members.mask(MemberState.HEALTHY)))
-    whose = {slot: (members.slots[slot].p2p, members.slots[slot].signer) for slot in waiting}
-    missing = [slot for slot in waiting if whose[slot] not in readiness.of(run.epoch)]
+    waiting = list(bitmap.seats(run.current.roster & members.mask(MemberState.HEALTHY)))
+    whose = {seat: (members.seats[seat].p2p, members.seats[seat].signer) for seat in waiting}
+    missing = [seat for seat in waiting if whose[seat] not in readiness.of(run.epoch)]
     reachable = ports.transport.reachable()
-    waited_for = [slot for slot in missing if not impatient or whose[slot][0] in reachable]
-    weight, lacking = (sum(members.slots[slot].weight for slot in slots) for slots in (waiting, missing))
+    waited_for = [seat for seat in missing if not impatient or whose[seat][0] in reachable]
+    weight, lacking = (sum(members.seats[seat].weight for seat in seats) for seats in (waiting, missing))
     most = len(waiting) - len(missing) >= quorum(len(waiting)) and 3 * lacking <= weight
     return not waited_for or (most_suffice and most)
 

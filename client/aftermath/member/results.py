@@ -107,10 +107,10 @@ class Results:
     def plan(self, height: int) -> RoundPlan | None:
         return self._plans.get(height)
 
-    def sequences(self, height: int, slots: Iterable[int]) -> list[list[int]]:
-        """What the results of these slots were trained on: [start, stop) of each range of sequences."""
+    def sequences(self, height: int, seats: Iterable[int]) -> list[list[int]]:
+        """What the results of these seats were trained on: [start, stop) of each range of sequences."""
         plan = self._plans.get(height)
-        return [[r.start, r.stop] for slot in sorted(slots) for r in plan.ranges(slot)] if plan is not None else []
+        return [[r.start, r.stop] for seat in sorted(seats) for r in plan.ranges(seat)] if plan is not None else []
 
     def _forget(self, height: int) -> None:
         """Forget a round; its payloads are still served until `_retract`."""
@@ -160,44 +160,44 @@ class Results:
         if not plan.admits(said, self._role.schema):
             self._refuse(said, raw, plan)
             return
-        candidates, digest = self._found[said.height].setdefault(said.slot, []), said.digest
+        candidates, digest = self._found[said.height].setdefault(said.seat, []), said.digest
         if any(c.digest == digest for c in candidates) or (len(candidates) >= _MAX_PER_MEMBER and not accepted):
             return
         if candidates:
             self._ports.events.emit(
-                kinds.Refused(height=said.height, slot=said.slot, why="it announced another result too")
+                kinds.Refused(height=said.height, seat=said.seat, why="it announced another result too")
             )
             self.evidence.add(said, candidates[0].raw, raw)
         candidate = Candidate(said, raw, digest)
         candidates.append(candidate)
         self._lineage.hear(said)
-        self._follow(said.slot)
+        self._follow(said.seat)
         candidate.fetching = asyncio.ensure_future(self._fetch(candidate))
         candidate.fetching.add_done_callback(self._fetched)
         self.changed.fire()
 
-    def _follow(self, slot: int) -> None:
+    def _follow(self, seat: int) -> None:
         """Look whether a member's private states go on from each other; they may be heard in any order."""
-        for candidate in (c for found in self._found.values() for c in found.get(slot, ())):
+        for candidate in (c for found in self._found.values() for c in found.get(seat, ())):
             if not candidate.broken and (why := self._lineage.broken(candidate.said)) is not None:
                 candidate.broken = True
-                self._ports.events.emit(kinds.Refused(height=candidate.said.height, slot=slot, why=why))
+                self._ports.events.emit(kinds.Refused(height=candidate.said.height, seat=seat, why=why))
 
     def _refuse(self, said: Commitment, raw: bytes, plan: RoundPlan) -> None:
         """Say whose announcement is not what it was assigned, once a round; who goes on with such is kept out.
 
-        The slot is that of the key and the wallet that it is from, whatever slot it names: anybody may write another
+        The seat is that of the key and the wallet that it is from, whatever seat it names: anybody may write another
         one's key into the chain, but not sign with it. None if these are no member's.
         """
         whose = (said.sender, said.signer)
-        slot = next((index for index, member in enumerate(plan.slots) if (member.p2p, member.signer) == whose), None)
-        refused = self._refused[said.height].setdefault(slot, set())
+        seat = next((index for index, member in enumerate(plan.seats) if (member.p2p, member.signer) == whose), None)
+        refused = self._refused[said.height].setdefault(seat, set())
         if not refused:
-            self._ports.events.emit(kinds.Refused(height=said.height, slot=slot, why=_UNASSIGNED))
+            self._ports.events.emit(kinds.Refused(height=said.height, seat=seat, why=_UNASSIGNED))
         refused.add(raw)  # signed: nobody else can make them more
         if len(refused) > _MAX_UNASSIGNED:
             refused.pop()
-            if slot is None:  # these are many keys together, and peers can pass on those of anybody
+            if seat is None:  # these are many keys together, and peers can pass on those of anybody
                 return
             self._ports.transport.bar(said.sender, f"over {_MAX_UNASSIGNED} announcements of a round {_UNASSIGNED}")
 
@@ -205,7 +205,7 @@ class Results:
         """Add this member's own result, whose payloads are published already."""
         served = [payload.blake3 for payload in said.levels.values()]
         own = Candidate(said, raw, said.digest, dict(votes), dict(payloads), served)
-        self._found[said.height].setdefault(said.slot, []).append(own)
+        self._found[said.height].setdefault(said.seat, []).append(own)
         self.changed.fire()
 
     # --- fetching -----------------------------------------------------------------------------------------------
@@ -235,7 +235,7 @@ class Results:
                 if failure is not None and not isinstance(failure, TransportError):
                     raise failure
                 if failure is not None and not pauses.at_longest:
-                    self._ports.events.emit(kinds.FetchFailed(height=said.height, slot=said.slot, why=str(failure)))
+                    self._ports.events.emit(kinds.FetchFailed(height=said.height, seat=said.seat, why=str(failure)))
             if self.missing(candidate):
                 await self._ports.clock.sleep(pauses.next())
         self.changed.fire()
@@ -257,14 +257,14 @@ class Results:
         except BadPayload as error:
             candidate.bad.add(level)
             self._ports.events.emit(
-                kinds.Refused(height=candidate.said.height, slot=candidate.said.slot, why=str(error))
+                kinds.Refused(height=candidate.said.height, seat=candidate.said.seat, why=str(error))
             )
             return
         candidate.votes[level], candidate.payloads[level] = votes, data
         self._ports.events.emit(
             kinds.Fetched(
                 height=candidate.said.height,
-                slot=candidate.said.slot,
+                seat=candidate.said.seat,
                 level=level,
                 seconds=fetched - started,
                 decode_seconds=self._ports.clock.monotonic() - fetched,
@@ -274,47 +274,47 @@ class Results:
     def _holders(self, said: Commitment, level: int) -> list[bytes]:
         """Who may have this level's payload: its trainer first, then the reachable members that hold the level."""
         plan = self._plans[said.height]
-        others = {plan.slots[slot].p2p for slot in plan.shares if plan.slots[slot].tier <= level}
+        others = {plan.seats[seat].p2p for seat in plan.shares if plan.seats[seat].tier <= level}
         others &= self._ports.transport.reachable()
         return [said.sender, *sorted(others - {said.sender, self._ports.transport.node_id})]
 
     # --- what is known ------------------------------------------------------------------------------------------
 
-    def candidates(self, height: int, slot: int) -> list[Candidate]:
+    def candidates(self, height: int, seat: int) -> list[Candidate]:
         """What a member announced of a round, in the order it came."""
-        return self._found.get(height, {}).get(slot, [])
+        return self._found.get(height, {}).get(seat, [])
 
     def announced(self, height: int) -> frozenset[int]:
-        """The slots that have announced a result of this round."""
+        """The seats that have announced a result of this round."""
         return frozenset(self._found.get(height, {}))
 
     def held(self, height: int) -> dict[int, bytes]:
-        """The commitment of every slot whose one result can be attested: {slot: 32-byte digest}.
+        """The commitment of every seat whose one result can be attested: {seat: 32-byte digest}.
 
         That is held whole and valid, and its private state goes on from the one before, as far as that is known.
         """
         found = sorted(self._found.get(height, {}).items())
-        return {slot: c[0].digest for slot, c in found if len(c) == 1 and not c[0].broken and self.whole(c[0])}
+        return {seat: c[0].digest for seat, c in found if len(c) == 1 and not c[0].broken and self.whole(c[0])}
 
     def settled(self, height: int) -> frozenset[int]:
-        """The slots whose result is held, or is known to be worthless: nothing is left to wait for."""
+        """The seats whose result is held, or is known to be worthless: nothing is left to wait for."""
         found = self._found.get(height, {}).items()
-        return frozenset(slot for slot, c in found if len(c) > 1 or c[0].bad or c[0].broken or self.whole(c[0]))
+        return frozenset(seat for seat, c in found if len(c) > 1 or c[0].bad or c[0].broken or self.whole(c[0]))
 
     # --- what others may ask ------------------------------------------------------------------------------------
 
     async def _answer(self, peer: bytes, body: bytes) -> bytes:
-        """The announcements of a round by the slots asked for, as they were signed."""
+        """The announcements of a round by the seats asked for, as they were signed."""
         del peer
         if len(body) > _LONGEST_QUESTION:
             raise RequestRefused("a height and slots take fewer bytes")
         try:
             asked: tuple[int, list[int]] = msgpack_as(body, tuple[int, list[int]])
         except Malformed as error:
-            raise RequestRefused("a height and slots are expected") from error
-        height, slots = asked
+            raise RequestRefused("a height and seats are expected") from error
+        height, seats = asked
         found = self._found.get(height, {})
-        return msgspec.msgpack.encode([c.raw for slot in sorted(set(slots)) for c in found.get(slot, [])])
+        return msgspec.msgpack.encode([c.raw for seat in sorted(set(seats)) for c in found.get(seat, [])])
 
 
 def _all(found: Mapping[int, list[Candidate]]) -> Iterable[Candidate]:

@@ -72,13 +72,13 @@ class Rounds:
         replica: Replica,
         began: Run,
         model: Model,
-        slot: int,
+        seat: int,
         weight: int,
     ) -> None:
         self._ports, self._role, self._workers, self._wishes = ports, role, workers, wishes
         self._reading = Reading(ports, workers.read, data)
         self._results, self._share, self._gradients, self._own = results, share, gradients, own
-        self._replica, self._began, self._model, self._slot = replica, began, model, slot
+        self._replica, self._began, self._model, self._seat = replica, began, model, seat
         self._epoch = began.epoch
         self._members: Members | None = None
         self._excuses, self._allowances = Excuses(), Allowances(began.config.max_round_train_time)
@@ -154,7 +154,7 @@ class Rounds:
         if judged is None or not judged.batch:
             return last.step
         plan = self._plan(judged, self._members or self._ports.feed.members)
-        made = any(bitmap.contains(last.attested, slot) for slot in plan.owing)
+        made = any(bitmap.contains(last.attested, seat) for seat in plan.owing)
         return last.step - self._rules.overlap + made
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
@@ -168,13 +168,13 @@ class Rounds:
             self._ports.events.emit(kinds.Warning(message=f"a duty of this round failed: {error}"))
 
     def _show(self, said: Commitment, pair: Pair) -> None:
-        self._start(show_equivocation(self._ports, self._slot, said, pair))
+        self._start(show_equivocation(self._ports, self._seat, said, pair))
 
     # --- one round ----------------------------------------------------------------------------------------------
 
     async def _round(self, run: Run) -> None:
         self._height = run.current.height
-        if not bitmap.contains(run.current.roster, self._slot):
+        if not bitmap.contains(run.current.roster, self._seat):
             raise Desync("this member is no longer in the run's roster")
         self._open_plans(run)
         plan = self._results.plan(self._height)
@@ -184,14 +184,14 @@ class Rounds:
         since = run.state_started_at
         self._ports.events.emit(kinds.Round(epoch=self._epoch, height=self._height, step=plan.header.step, since=since))
         judged = self._rules.judged(self._height)
-        duty = WitnessDuty(self._ports, self._results, self._allowances, self._slot, plan, judged, self._duty)
+        duty = WitnessDuty(self._ports, self._results, self._allowances, self._seat, plan, judged, self._duty)
         self._duty = duty
         self._start(duty.attend())
         self._start(duty.inquire(self._collector))
         await self._apply_through(run, self._rules.judged(self._height - 1))
-        self._start(report_undelivered(self._ports, self._excuses, run, self._slot))
+        self._start(report_undelivered(self._ports, self._excuses, run, self._seat))
         trained = await self._train(plan)
-        if self._allowances.used_up(self._slot):
+        if self._allowances.used_up(self._seat):
             self.time.waited_for_enough(self._allowances.seconds)
         if trained is None:
             duty.own_share_done(0.0, 0.0)
@@ -240,8 +240,8 @@ class Rounds:
         accepted = consensus(attesting, attestations, done.roster)
         if others := disputed(attestations, done.roster) & self._results.announced(done.height):
             self._start(self._collector.ask(done.height, others, lambda _: False))
-        slots = (self._members or self._ports.feed.members).slots
-        levels = vouched(accepted, attestations, done.roster, slots, self._role.levels)
+        seats = (self._members or self._ports.feed.members).seats
+        levels = vouched(accepted, attestations, done.roster, seats, self._role.levels)
         results = await self._collect(done.height, attesting.salt, accepted, levels)
         self._tell_what_is_left_out(done.height, results, levels)
         votes = self._collector.by_level(results, levels)
@@ -275,11 +275,11 @@ class Rounds:
     ) -> None:
         """Say whose accepted results are applied without some of their levels."""
         for result in results:
-            slot = result.said.slot
-            if out := [level for level in vouched if level >= result.said.tier and slot not in vouched[level]]:
+            seat = result.said.seat
+            if out := [level for level in vouched if level >= result.said.tier and seat not in vouched[level]]:
                 what = f"level{'s' * (len(out) > 1)} {', '.join(map(str, out))}"
                 why = f"{what} left out: too few of the witnesses that hold it have it"
-                self._ports.events.emit(kinds.Refused(height=height, slot=slot, why=why))
+                self._ports.events.emit(kinds.Refused(height=height, seat=seat, why=why))
 
     async def _collect(
         self, height: int, salt: int, accepted: Mapping[int, Fingerprint], vouched: Mapping[int, frozenset[int]]
@@ -308,7 +308,7 @@ class Rounds:
     # --- training -----------------------------------------------------------------------------------------------
 
     def _share_of(self, plan: RoundPlan) -> list[int]:
-        return [index for span in plan.ranges(self._slot) for index in span]
+        return [index for span in plan.ranges(self._seat) for index in span]
 
     async def _train(self, plan: RoundPlan) -> Trained | None:
         """Train our share; None if we have none, the run moved past us, or the gradient was not finite."""
@@ -383,9 +383,9 @@ class Rounds:
             height=plan.header.height,
             seed=plan.header.seed,
             step=plan.header.step,
-            slot=self._slot,
+            seat=self._seat,
             tier=self._role.tier,
-            intervals=tuple(SequenceInterval(r.start, r.stop) for r in plan.ranges(self._slot)),
+            intervals=tuple(SequenceInterval(r.start, r.stop) for r in plan.ranges(self._seat)),
             schema_hash=self._role.schema.hash(),
             levels={
                 level: LevelPayload(self._ports.transport.publish(data), len(data))

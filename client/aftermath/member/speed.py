@@ -81,7 +81,7 @@ def too_slow(view: View, own: bytes, weight: int) -> str:
 def expected_share(view: View, own: bytes, weight: int) -> int:
     """Sequences of a round that a member of this weight, with this key, would train."""
     run, members = view.run, view.members
-    there = [members.slots[slot] for slot in bitmap.slots(members.mask(MemberState.HEALTHY) | members.pending)]
+    there = [members.seats[seat] for seat in bitmap.seats(members.mask(MemberState.HEALTHY) | members.pending)]
     weights = [weight, *(one.declared for one in there if one.p2p != own)]
     total = sum(weights) * max(len(weights), run.config.init_min_clients) / len(weights)
     return max(1, math.floor(batch_size(run.config, run.data_index) * weight / total))

@@ -54,8 +54,8 @@ class Ticker:
     def _delay(self, run: Run, members: Members) -> float:
         """Seconds after the deadline at which it is this member's turn to tick `run`."""
         order = tick_order(run, members)
-        slot = members.find(self._coordinator.wallet)
-        return tick_delay(order.index(slot) if slot in order else len(order))
+        seat = members.find(self._coordinator.wallet)
+        return tick_delay(order.index(seat) if seat in order else len(order))
 
     def _allow_for_absence(self, run: Run, deadline: int) -> None:
         """After the chain was out of reach, or we were held up, leave the others the time this state gives them: what

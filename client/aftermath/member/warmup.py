@@ -55,12 +55,12 @@ class WarmUp:
         origin: Origin,
         share: ModelShare,
         run: Run,
-        slot: int,
+        seat: int,
         parallel: int,
     ) -> None:
         self._ports, self._role, self._workers = ports, role, workers
         self._origin, self._share, self._run = origin, share, run
-        self._slot, self._parallel = slot, parallel
+        self._seat, self._parallel = seat, parallel
         self._weights: dict[str, Tensor] = {}
         self._lacking = set(role.levels)
         self._sought = frozenset(role.levels)  # without what is kept of an own replica
@@ -164,14 +164,14 @@ class WarmUp:
     def _own(self) -> Manifest | None:
         """What this member holds of the run's step, if the others ask it: whom the chain dropped, they do not."""
         own = self._share.manifest
-        asked = bitmap.contains(self._finishers(), self._slot)
+        asked = bitmap.contains(self._finishers(), self._seat)
         return own if asked and own is not None and own.step == self._run.step else None
 
     async def _offers(self) -> Offers:
         """What the members of the last epoch offer, this one apart."""
         members = self._ports.feed.members
-        slots = bitmap.slots(self._finishers() & ~(1 << self._slot))
-        peers = [members.slots[slot].p2p for slot in slots]
+        seats = bitmap.seats(self._finishers() & ~(1 << self._seat))
+        peers = [members.seats[seat].p2p for seat in seats]
         return await ask_offers(self._ports.transport, self._role.schema.state, peers, _ANSWER)
 
     def _contents(self, level: int, offers: Offers) -> set[tuple[bytes, ...]]:

@@ -45,13 +45,13 @@ class WitnessDuty:
         ports: Ports,
         results: Results,
         allowances: Allowances,
-        slot: int,
+        seat: int,
         plan: RoundPlan,
         judged: int,
         before: WitnessDuty | None = None,
     ) -> None:
         """`before`: the duty in the round before, if this member had one."""
-        self._ports, self._results, self._slot, self._plan, self._judged = ports, results, slot, plan, judged
+        self._ports, self._results, self._seat, self._plan, self._judged = ports, results, seat, plan, judged
         self._before = before  # which may still be sending its attestation
         if before is not None:
             before._before = None
@@ -94,8 +94,8 @@ class WitnessDuty:
         while not self._over() and not duty.refused:
             run, healthy = self._ports.feed.run, self._healthy()
             missing = self._waited_for(healthy)
-            due = duty.due and self._slot in witnesses(run.current, healthy) and self._time_has_come(run, missing)
-            if due and (await self._attest(duty) or bitmap.contains(self._ports.feed.run.current.attested, self._slot)):
+            due = duty.due and self._seat in witnesses(run.current, healthy) and self._time_has_come(run, missing)
+            if due and (await self._attest(duty) or bitmap.contains(self._ports.feed.run.current.attested, self._seat)):
                 return
             await first_of(
                 self._results.changed.wait(), self._ports.feed.after(run.seq), self._ports.clock.sleep(_LOOK_AGAIN)
@@ -108,7 +108,7 @@ class WitnessDuty:
         """As a witness, ask peers for announcements that should be here by now, until the round is over."""
         while not self._over():
             await self._ports.clock.sleep(ASK_EVERY)
-            if self._slot not in witnesses(self._ports.feed.run.current, self._healthy()):
+            if self._seat not in witnesses(self._ports.feed.run.current, self._healthy()):
                 continue
             for height in sorted({self._judged, self._plan.header.height}):
                 plan = self._results.plan(height)
@@ -125,16 +125,16 @@ class WitnessDuty:
             missing |= judged.owing - self._results.settled(self._judged)
         overlaps = self._judged < self._plan.header.height
         failing = self._before.lacked if self._before is not None and overlaps else frozenset()
-        due = frozenset(slot for slot in due if bitmap.contains(healthy, slot))
+        due = frozenset(seat for seat in due if bitmap.contains(healthy, seat))
         there, missing = due - missing, due & missing - failing
         if self._out_of_patience():
             here = self._ports.transport.reachable() | {self._ports.transport.node_id}
-            missing = frozenset(s for s in missing if self._plan.slots[s].p2p in here)
+            missing = frozenset(s for s in missing if self._plan.seats[s].p2p in here)
         if self._own_done is not None:
-            missing -= {self._slot}  # it works no longer: what is missing will not come
+            missing -= {self._seat}  # it works no longer: what is missing will not come
         if self._ports.attention.woke() < self._started:  # else what has passed says nothing of anybody
             missing = self._lateness.waited_for(due, there, missing, self._ports.clock.monotonic())
-        return missing - {self._slot}
+        return missing - {self._seat}
 
     def _time_has_come(self, run: Run, missing: frozenset[int]) -> bool:
         if run.state is RunState.ROUND_WITNESS or self._too_late_to_wait(run):
@@ -170,9 +170,9 @@ class WitnessDuty:
             nonlocal held
             held = self._results.held(self._judged) if judged is not None else {}
             await self._ports.coordinator.witness(
-                self._slot,
+                self._seat,
                 Place(self._plan.epoch, header.height, header.seed),
-                bitmap.from_slots(held),
+                bitmap.from_seats(held),
                 pack_fingerprints(held, roster, header.salt),
                 step=header.step,
                 loss=self.loss,

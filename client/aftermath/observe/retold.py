@@ -104,7 +104,7 @@ class Retold:
                 figures = Figures()
                 member = msgspec.structs.replace(member, tier=told.about.tier, seat=None)
             case kinds.Joined():
-                member = msgspec.structs.replace(member, seat=event.slot, weight=event.weight)
+                member = msgspec.structs.replace(member, seat=event.seat, weight=event.weight)
             case kinds.Trained():
                 member = msgspec.structs.replace(member, seen=f"epoch {event.epoch}, round {event.height}")
                 figures = msgspec.structs.replace(
@@ -116,9 +116,9 @@ class Retold:
                 self.sent.add(told.about.tier, self._comings.step_of(wallet), event.sent - (figures.sent or 0))
                 figures = msgspec.structs.replace(figures, sent=event.sent, received=event.received)
             case kinds.Dropped():
-                self._lost(event.slots, "dropped")
+                self._lost(event.seats, "dropped")
             case kinds.Ejected():
-                self._lost([event.slot], "ejected")
+                self._lost([event.seat], "ejected")
         self.members[wallet] = msgspec.structs.replace(member, figures=figures)
 
     def _lost(self, seats: list[int], how: str) -> None:

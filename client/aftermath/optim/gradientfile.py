@@ -46,7 +46,7 @@ class About:
     round: int
     """Of the epoch."""
     step: int
-    slot: int
+    seat: int
     """Of the member that trained it."""
     tier: int
     learning_rate: float
@@ -65,7 +65,7 @@ class GradientFile:
     @property
     def name(self) -> str:
         """What the file is called."""
-        return f"step-{self.about.step:06}-member-{self.about.slot}.safetensors"
+        return f"step-{self.about.step:06}-member-{self.about.seat}.safetensors"
 
     def to_bytes(self) -> bytes:
         """The file."""
@@ -121,7 +121,7 @@ def _parsed(file: Any, path: Path) -> GradientFile:
         epoch=_number(facts, "epoch"),
         round=_number(facts, "round"),
         step=_number(facts, "step"),
-        slot=_number(facts, "slot"),
+        seat=_number(facts, "seat"),
         tier=_number(facts, "tier"),
         learning_rate=_rate(facts),
     )

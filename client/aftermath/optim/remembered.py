@@ -1,8 +1,8 @@
 """What error feedback remembers, by the layouts of the levels that are held: names, sizes, and what cannot be there.
 
 Decided: what was sent is such as an encoder chooses, or it is refused: places of a block ascend, values are finite, not
-zero, and on the block's lattice if the format has one; unused slots come last and hold 0. The next round subtracts it,
-and a result that no encoder makes would be subtracted from a residual that never held it.
+zero, and on the block's lattice if the format has one; unused entries come last and hold 0. The next round subtracts
+it, and a result that no encoder makes would be subtracted from a residual that never held it.
 """
 
 from __future__ import annotations

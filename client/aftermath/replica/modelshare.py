@@ -183,7 +183,7 @@ class LevelFetcher:
     ) -> None:
         self._transport, self._clock, self._schema, self._decode = transport, clock, schema, decode
         self._ends = clock.monotonic() + deadline_s
-        self._slots = asyncio.Semaphore(parallel)
+        self._at_once = asyncio.Semaphore(parallel)
 
     async def fetch(
         self, level: int, offers: Sequence[Offer], params: Mapping[str, Tensor], expected: bytes | None
@@ -221,7 +221,7 @@ class LevelFetcher:
     async def _take(self, offer: Offer, index: int, segment: Segment, params: Mapping[str, Tensor]) -> None:
         turn = index % len(offer.holders)
         holders = offer.holders[turn:] + offer.holders[:turn]  # spread segments over all holders
-        async with self._slots:
+        async with self._at_once:
             left = max(0.0, self._ends - self._clock.monotonic())
             data = await self._transport.fetch(offer.digests[index], segment_size(segment), holders, left)
             await self._decode(lambda: write_segment(params, segment, data))

@@ -163,7 +163,7 @@ class Replica:
         self.model.zero_grad(set_to_none=True)
 
     def apply(self, results: Mapping[int, Sequence[Votes]], lr: float) -> None:
-        """Apply one round's accepted results (per level, in slot order) at its learning rate; exact."""
+        """Apply one round's accepted results (per level, in seat order) at its learning rate; exact."""
         self.optimizer.apply(results, lr)
 
     def hashes(self) -> dict[int, bytes]:

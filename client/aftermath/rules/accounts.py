@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from aftermath.rules.bitmap import slots
+from aftermath.rules.bitmap import seats
 from aftermath.rules.state import (
     CheckpointKind,
     DataKind,
@@ -130,8 +130,8 @@ class Round:
 
     @property
     def members(self) -> tuple[int, ...]:
-        """The slots of the roster, by rank."""
-        return tuple(slots(self.roster))
+        """The seats of the roster, by rank."""
+        return tuple(seats(self.roster))
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +184,7 @@ class Run:
 
     @property
     def seed_is_drawn(self) -> bool:
-        """Nothing waits for a slot; in warm-up, the witnesses are known."""
+        """Nothing waits for a seat; in warm-up, the witnesses are known."""
         return self.seed_slot == 0
 
     @property
@@ -398,7 +398,7 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class Seat:
     """A member's place. `declared` is its speed in sequences per minute, `weight` what its share is measured by in the
     running epoch (between epochs, the most that it may be in the next; 0 of a newcomer). `pending`: it wants the next
     epoch; `removed`: an authority has taken it out of the line; `barred`: it may not ask again.
@@ -422,7 +422,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """All 256 slots, used or not. `judged` counts the rounds of the epoch that were steps, `delivered` for each slot in
+    """All 256 seats, used or not. `judged` counts the rounds of the epoch that were steps, `delivered` for each seat in
     how many of them it delivered all it owed; `proven` are those who owed something then, or had delivered in half of
     the rounds when they left, and in cooldown those whose word counts about their levels; `established` those who
     have shown in an epoch before that they hold their levels; `forfeited` those who were ejected and whose memberships
@@ -436,15 +436,15 @@ class Members:
     established: int
     healthy: int
     forfeited: int
-    slots: tuple[Slot, ...]
+    seats: tuple[Seat, ...]
 
     def find(self, signer: bytes) -> int | None:
-        """The slot of this wallet, or None when it never joined (or its slot was given away)."""
-        return next((index for index, slot in enumerate(self.slots) if slot.used and slot.signer == signer), None)
+        """The seat of this wallet, or None when it never joined (or its seat was given away)."""
+        return next((index for index, seat in enumerate(self.seats) if seat.used and seat.signer == signer), None)
 
     def mask(self, state: MemberState) -> int:
-        """The bitmap of the used slots in this state."""
-        return sum(1 << index for index, slot in enumerate(self.slots) if slot.used and slot.state == state)
+        """The bitmap of the used seats in this state."""
+        return sum(1 << index for index, seat in enumerate(self.seats) if seat.used and seat.state == state)
 
     @property
     def present(self) -> int:
@@ -453,14 +453,14 @@ class Members:
 
     @property
     def pending(self) -> int:
-        """The bitmap of the slots that want the next epoch."""
-        return sum(1 << index for index, slot in enumerate(self.slots) if slot.used and slot.pending)
+        """The bitmap of the seats that want the next epoch."""
+        return sum(1 << index for index, seat in enumerate(self.seats) if seat.used and seat.pending)
 
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """What a run keeps of one wallet, with or without a slot. Amounts in lamports: the `bond` that comes back, and what
-    is `forfeited`. `delivered` of the `due` rounds of the epochs that it began; while it has a slot, its points there
+    """What a run keeps of one wallet, with or without a seat. Amounts in lamports: the `bond` that comes back, and what
+    is `forfeited`. `delivered` of the `due` rounds of the epochs that it began; while it has a seat, its points there
     are newer. `enrolled` is false where only a bar is kept.
     """
 
@@ -484,6 +484,6 @@ class Membership:
 class Attestation:
     """What one witness saw of the round it judges: who delivered, and a fingerprint of each result (`consensus`)."""
 
-    slot: int
+    seat: int
     participation: int
     fingerprints: bytes

@@ -26,10 +26,10 @@ class PositionInterval(NamedTuple):
 
 
 def assign(header: Round, members: Members, verification_percent: int) -> dict[int, PositionInterval]:
-    """The share of every slot of the roster, in shuffle order; verifiers and very small weights get an empty one."""
+    """The share of every seat of the roster, in shuffle order; verifiers and very small weights get an empty one."""
     roles = committee.roles(header, verification_percent)
-    ordered = [slot for slot in committee.ordered(header, committee.DATA) if slot in roles]
-    weights = [members.slots[slot].weight if roles[slot] is Committee.TRAINER else 0 for slot in ordered]
+    ordered = [seat for seat in committee.ordered(header, committee.DATA) if seat in roles]
+    weights = [members.seats[seat].weight if roles[seat] is Committee.TRAINER else 0 for seat in ordered]
     return dict(zip(ordered, cut(header.batch, weights), strict=True))
 
 

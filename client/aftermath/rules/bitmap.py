@@ -1,6 +1,6 @@
-"""Bitmaps of member slots: a Python `int` in memory, 32 little-endian bytes on chain.
+"""Bitmaps of member seats: a Python `int` in memory, 32 little-endian bytes on chain.
 
-Bit `i` (byte `i // 8`, bit `i % 8` on chain) stands for member slot `i`. An `int` gives set algebra (`&`, `|`, `& ~`)
+Bit `i` (byte `i // 8`, bit `i % 8` on chain) stands for member seat `i`. An `int` gives set algebra (`&`, `|`, `& ~`)
 for free.
 """
 
@@ -20,35 +20,35 @@ def from_bytes(data: bytes) -> int:
 
 
 def to_bytes(mask: int) -> bytes:
-    """The 32 on-chain bytes of a mask. Raises ValueError when the mask has bits beyond slot 255 or is negative."""
+    """The 32 on-chain bytes of a mask. Raises ValueError when the mask has bits beyond seat 255 or is negative."""
     if mask < 0 or mask >> MAX_MEMBERS:
-        raise ValueError(f"a member bitmap has bits for slots 0 to {MAX_MEMBERS - 1} only")
+        raise ValueError(f"a member bitmap has bits for seats 0 to {MAX_MEMBERS - 1} only")
     return mask.to_bytes(BITMAP_BYTES, "little")
 
 
-def from_slots(slots: Iterable[int]) -> int:
-    """The mask with exactly these slots set. Raises ValueError on a slot outside 0..255."""
+def from_seats(seats: Iterable[int]) -> int:
+    """The mask with exactly these seats set. Raises ValueError on a seat outside 0..255."""
     mask = 0
-    for slot in slots:
-        if not 0 <= slot < MAX_MEMBERS:
-            raise ValueError(f"member slot {slot} is outside 0 to {MAX_MEMBERS - 1}")
-        mask |= 1 << slot
+    for seat in seats:
+        if not 0 <= seat < MAX_MEMBERS:
+            raise ValueError(f"member seat {seat} is outside 0 to {MAX_MEMBERS - 1}")
+        mask |= 1 << seat
     return mask
 
 
-def slots(mask: int) -> Iterator[int]:
-    """The slots of a mask in ascending order; the position in this order is the slot's *rank*."""
+def seats(mask: int) -> Iterator[int]:
+    """The seats of a mask in ascending order; the position in this order is the seat's *rank*."""
     while mask:
         low = mask & -mask
         yield low.bit_length() - 1
         mask ^= low
 
 
-def contains(mask: int, slot: int) -> bool:
-    """Whether `slot` is set. A slot outside the bitmap is never set."""
-    return slot >= 0 and bool(mask >> slot & 1)
+def contains(mask: int, seat: int) -> bool:
+    """Whether `seat` is set. A seat outside the bitmap is never set."""
+    return seat >= 0 and bool(mask >> seat & 1)
 
 
-def rank(mask: int, slot: int) -> int:
-    """How many slots of the mask lie below `slot`: the index of a member within a round's roster."""
-    return (mask & ((1 << slot) - 1)).bit_count()
+def rank(mask: int, seat: int) -> int:
+    """How many seats of the mask lie below `seat`: the index of a member within a round's roster."""
+    return (mask & ((1 << seat) - 1)).bit_count()

@@ -37,7 +37,7 @@ NOTHING = bytes(32)
 """The root of a private state that a member has not: it begins with nothing."""
 _KEY, _SIGNED = 32, 32 + 64  # where the signature begins, and the head
 _RESULT, _READY = b"\x01", b"\x02"  # what the heads begin with
-_PLACE = struct.Struct(f"<{RUN_ID_BYTES}sIIQB32s")  # of a commitment: run id, epoch, height, seed, slot, digest
+_PLACE = struct.Struct(f"<{RUN_ID_BYTES}sIIQB32s")  # of a commitment: run id, epoch, height, seed, seat, digest
 _HEADS = {_RESULT: 1 + _PLACE.size, _READY: 1}
 
 U8 = Annotated[int, Meta(ge=0, le=0xFF)]
@@ -86,7 +86,7 @@ class Commitment(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag
     height: U32
     seed: U64
     step: U32
-    slot: U8
+    seat: U8
     tier: Level
     intervals: Annotated[tuple[SequenceInterval, ...], Meta(min_length=1, max_length=REDO + 1)]
     schema_hash: Bytes32
@@ -107,7 +107,7 @@ class Commitment(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag
             epoch=self.epoch,
             step=self.step,
             height=self.height,
-            slot=self.slot,
+            seat=self.seat,
             signer=self.signer,
             tier=self.tier,
             intervals=self.intervals,
@@ -124,7 +124,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=2, f
     signer: Bytes32
     run_id: RunId
     epoch: U32
-    slot: U8
+    seat: U8
 
 
 Announcement = Commitment | Ready
@@ -135,7 +135,7 @@ class _Committed(msgspec.Struct, frozen=True, array_like=True):
     epoch: int
     step: int
     height: int
-    slot: int
+    seat: int
     signer: bytes
     tier: int
     intervals: tuple[tuple[int, int], ...]
@@ -153,7 +153,7 @@ def commitment(
     epoch: int,
     step: int,
     height: int,
-    slot: int,
+    seat: int,
     signer: bytes,
     tier: int,
     intervals: Sequence[tuple[int, int]],
@@ -170,7 +170,7 @@ def commitment(
         epoch=epoch,
         step=step,
         height=height,
-        slot=slot,
+        seat=seat,
         signer=signer,
         tier=tier,
         intervals=tuple((start, stop) for start, stop in intervals),
@@ -230,7 +230,7 @@ def head_of(announcement: Announcement) -> bytes:
     if isinstance(announcement, Ready):
         return _READY
     said = announcement
-    return _RESULT + _PLACE.pack(said.run_id.encode(), said.epoch, said.height, said.seed, said.slot, said.digest)
+    return _RESULT + _PLACE.pack(said.run_id.encode(), said.epoch, said.height, said.seed, said.seat, said.digest)
 
 
 def statement(head: bytes, body: bytes) -> bytes:

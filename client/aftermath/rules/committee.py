@@ -2,7 +2,7 @@
 
 Decided: Fisher-Yates over ranks driven by a 64-bit LCG (Knuth's MMIX constants), taking the *high* half of the state
 because the low bits of such a generator have short periods. Each purpose starts from its own hash of the round's
-seed, so knowing one order says nothing about another. `order[position] = rank`; a rank is the index of a slot among
+seed, so knowing one order says nothing about another. `order[position] = rank`; a rank is the index of a seat among
 those who began the epoch: whoever leaves moves nobody else, and can choose no order.
 """
 
@@ -58,8 +58,8 @@ def positions(seed: int, purpose: bytes, n: int) -> list[int]:
 
 
 def ordered(header: Round, purpose: bytes) -> tuple[int, ...]:
-    """The slots of those who began the epoch in a round's order of one purpose, whoever has left since."""
-    began = tuple(bitmap.slots(header.began))
+    """The seats of those who began the epoch in a round's order of one purpose, whoever has left since."""
+    began = tuple(bitmap.seats(header.began))
     return tuple(began[rank] for rank in order(header.seed, purpose, len(began)))
 
 
@@ -69,12 +69,12 @@ def quorum(elected: int) -> int:
 
 
 def witnesses(header: Round, healthy: int) -> tuple[int, ...]:
-    """The slots that witness a round while it is running, in shuffle order; `healthy` is a bitmap of members.
+    """The seats that witness a round while it is running, in shuffle order; `healthy` is a bitmap of members.
 
     They are the first of those that have attested or still can: who leaves makes room for the next in the order.
     """
     seated = header.roster & (header.attested | healthy)
-    in_order = (slot for slot in ordered(header, WITNESS) if bitmap.contains(seated, slot))
+    in_order = (seat for seat in ordered(header, WITNESS) if bitmap.contains(seated, seat))
     return tuple(islice(in_order, header.elected))
 
 
@@ -84,32 +84,32 @@ def verifier_count(clients: int, verification_percent: int) -> int:
 
 
 def roles(header: Round, verification_percent: int) -> dict[int, Committee]:
-    """What each slot of the roster does in this round."""
-    in_order = [slot for slot in ordered(header, COMMITTEE) if bitmap.contains(header.roster, slot)]
+    """What each seat of the roster does in this round."""
+    in_order = [seat for seat in ordered(header, COMMITTEE) if bitmap.contains(header.roster, seat)]
     verifiers = verifier_count(len(in_order), verification_percent)
     return {
-        slot: Committee.VERIFIER if position < verifiers else Committee.TRAINER
-        for position, slot in enumerate(in_order)
+        seat: Committee.VERIFIER if position < verifiers else Committee.TRAINER
+        for position, seat in enumerate(in_order)
     }
 
 
-def _is_seated(members: Members, slot: int) -> bool:
+def _is_seated(members: Members, seat: int) -> bool:
     """Who has shown what it holds: in this epoch, or before, if it did not leave before the first round was over."""
-    member = members.slots[slot]
+    member = members.seats[seat]
     took_part = member.state is MemberState.HEALTHY or member.exited_height > 0
-    return bitmap.contains(members.proven, slot) or (took_part and bitmap.contains(members.established, slot))
+    return bitmap.contains(members.proven, seat) or (took_part and bitmap.contains(members.established, seat))
 
 
 def cooldown_electees(run: Run, members: Members, level: int) -> tuple[int, ...]:
     """The committee of a level in cooldown, by place: the first 32, in that order, who have shown that they hold it, in
     this epoch or before. Who they are does not change, whoever leaves.
     """
-    in_order = (slot for slot in ordered(run.current, COOLDOWN) if _is_seated(members, slot))
-    return tuple(islice((slot for slot in in_order if members.slots[slot].tier <= level), MAX_WITNESSES))
+    in_order = (seat for seat in ordered(run.current, COOLDOWN) if _is_seated(members, seat))
+    return tuple(islice((seat for seat in in_order if members.seats[seat].tier <= level), MAX_WITNESSES))
 
 
-def levels_to_attest(run: Run, members: Members, slot: int) -> tuple[int, ...]:
-    """The levels `slot` is elected to report at cooldown, ascending: none, if it has not delivered in this epoch."""
-    if not bitmap.contains(members.proven, slot):
+def levels_to_attest(run: Run, members: Members, seat: int) -> tuple[int, ...]:
+    """The levels `seat` is elected to report at cooldown, ascending: none, if it has not delivered in this epoch."""
+    if not bitmap.contains(members.proven, seat):
         return ()
-    return tuple(level for level in range(run.levels) if slot in cooldown_electees(run, members, level))
+    return tuple(level for level in range(run.levels) if seat in cooldown_electees(run, members, level))

@@ -4,8 +4,8 @@ They are those of the next round, or with an overlap of 0 those of the round its
 
 Decided: a witness stores, per member of the attested roster, one participation bit and a fingerprint of the commitment
 it accepted, at an exact place (no bloom filter, so no false positive among honest members). 2,560 bits are shared by
-64, 128 or 256 slots, whichever hold the roster: 40, 20 or 10 bits each. They lie in bit planes, so that the program
-compares 64 slots at a time. A fingerprint is the low bits of sha256(commitment, salt of the attesting round): nobody
+64, 128 or 256 seats, whichever hold the roster: 40, 20 or 10 bits each. They lie in bit planes, so that the program
+compares 64 seats at a time. A fingerprint is the low bits of sha256(commitment, salt of the attesting round): nobody
 who announced a result before that round began could have made two that look alike, because its salt was not known yet.
 (Its seed was: that is drawn a round ahead.)
 Whoever knows the salt in time can: a late announcer, and with an overlap of 0 everybody. Then only the level hashes
@@ -26,7 +26,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from aftermath.rules import bitmap, committee
-from aftermath.rules.accounts import FINGERPRINT_BYTES, Attestation, Round, Slot
+from aftermath.rules.accounts import FINGERPRINT_BYTES, Attestation, Round, Seat
 
 _WORD = 64
 _PLANES = FINGERPRINT_BYTES * 8 // _WORD
@@ -46,14 +46,14 @@ def fingerprint_bits(roster: int) -> int:
 
 
 def _columns(roster: int) -> int:
-    """Words of 64 slots that a plane has: 1, 2 or 4."""
+    """Words of 64 seats that a plane has: 1, 2 or 4."""
     return next(columns for columns in (1, 2, 4) if roster.bit_length() <= columns * _WORD)
 
 
-def _places(slot: int, roster: int) -> range:
-    """Where in the field the bits of a slot's fingerprint are, the lowest first."""
+def _places(seat: int, roster: int) -> range:
+    """Where in the field the bits of a seat's fingerprint are, the lowest first."""
     columns = _columns(roster)
-    return range(slot, slot + fingerprint_bits(roster) * columns * _WORD, columns * _WORD)
+    return range(seat, seat + fingerprint_bits(roster) * columns * _WORD, columns * _WORD)
 
 
 def fingerprint(commitment: bytes, roster: int, salt: int) -> Fingerprint:
@@ -74,37 +74,37 @@ def _low_bits(commitment: bytes, salt: int, bits: int) -> int:
 
 
 def pack_fingerprints(commitments: Mapping[int, bytes], roster: int, salt: int) -> bytes:
-    """The 320 bytes that a witness of `roster` sends for its {slot: commitment} in the attesting round of that salt.
+    """The 320 bytes that a witness of `roster` sends for its {seat: commitment} in the attesting round of that salt.
 
-    Raises ValueError for a slot outside the roster.
+    Raises ValueError for a seat outside the roster.
     """
     field = 0
-    for slot, commitment in commitments.items():
-        if not bitmap.contains(roster, slot):
-            raise ValueError(f"member slot {slot} is not in the roster that is being attested")
+    for seat, commitment in commitments.items():
+        if not bitmap.contains(roster, seat):
+            raise ValueError(f"member seat {seat} is not in the roster that is being attested")
         value = fingerprint(commitment, roster, salt).value
-        for bit, place in enumerate(_places(slot, roster)):
+        for bit, place in enumerate(_places(seat, roster)):
             field |= (value >> bit & 1) << place
     return field.to_bytes(FINGERPRINT_BYTES, "little")
 
 
 def unpack_fingerprints(attestation: Attestation, roster: int) -> dict[int, Fingerprint]:
-    """What a witness recorded: {slot: fingerprint} for every member of the roster whose result it took."""
+    """What a witness recorded: {seat: fingerprint} for every member of the roster whose result it took."""
     field = int.from_bytes(attestation.fingerprints, "little")
     bits = fingerprint_bits(roster)
     return {
-        slot: Fingerprint(sum((field >> place & 1) << bit for bit, place in enumerate(_places(slot, roster))), bits)
-        for slot in bitmap.slots(roster & attestation.participation)
+        seat: Fingerprint(sum((field >> place & 1) << bit for bit, place in enumerate(_places(seat, roster))), bits)
+        for seat in bitmap.seats(roster & attestation.participation)
     }
 
 
 def scores(attestations: Iterable[Attestation]) -> dict[int, int]:
-    """How many witnesses recorded a result of each slot; slots nobody recorded are absent."""
-    return dict(Counter(slot for attestation in attestations for slot in bitmap.slots(attestation.participation)))
+    """How many witnesses recorded a result of each seat; seats nobody recorded are absent."""
+    return dict(Counter(seat for attestation in attestations for seat in bitmap.seats(attestation.participation)))
 
 
 def left_out(attesting: Round, attestations: Collection[Attestation]) -> int:
-    """The slots (a bitmap of all 256) that a quorum of the witnesses did not record; none when they were too few.
+    """The seats (a bitmap of all 256) that a quorum of the witnesses did not record; none when they were too few.
 
     That no quorum recorded a result is not enough: it is also so when one of exactly a quorum of witnesses lies.
     """
@@ -112,35 +112,35 @@ def left_out(attesting: Round, attestations: Collection[Attestation]) -> int:
     if len(attestations) < needed:
         return 0
     seen = scores(attestations)
-    return bitmap.from_slots(s for s in range(bitmap.MAX_MEMBERS) if len(attestations) - seen.get(s, 0) >= needed)
+    return bitmap.from_seats(s for s in range(bitmap.MAX_MEMBERS) if len(attestations) - seen.get(s, 0) >= needed)
 
 
 def consensus(attesting: Round, attestations: Iterable[Attestation], roster: int) -> dict[int, Fingerprint]:
-    """The results of the round that `attesting` judges (of that roster) which everybody applies, by slot."""
+    """The results of the round that `attesting` judges (of that roster) which everybody applies, by seat."""
     needed = committee.quorum(attesting.elected)
     votes: Counter[tuple[int, Fingerprint]] = Counter()
     for attestation in attestations:
         votes.update(unpack_fingerprints(attestation, roster).items())
-    accepted = {slot: seen for (slot, seen), count in votes.items() if count >= needed}
-    return {slot: accepted[slot] for slot in sorted(accepted) if bitmap.contains(attesting.attested, slot)}
+    accepted = {seat: seen for (seat, seen), count in votes.items() if count >= needed}
+    return {seat: accepted[seat] for seat in sorted(accepted) if bitmap.contains(attesting.attested, seat)}
 
 
 def vouched(
     accepted: Mapping[int, Fingerprint],
     attestations: Collection[Attestation],
     roster: int,
-    slots: Sequence[Slot],
+    seats: Sequence[Seat],
     levels: range,
 ) -> dict[int, frozenset[int]]:
-    """For each level the members of which that level of their accepted result is applied; `slots` has the tiers.
+    """For each level the members of which that level of their accepted result is applied; `seats` has the tiers.
 
     They are all, where no holder of the level has attested: so there is nobody to ask.
     """
-    recorded = [(slots[one.slot].tier, unpack_fingerprints(one, roster)) for one in attestations]
+    recorded = [(seats[one.seat].tier, unpack_fingerprints(one, roster)) for one in attestations]
 
     def of_level(level: int) -> frozenset[int]:
         seen = [results for tier, results in recorded if tier <= level]
-        counts = Counter(slot for results in seen for slot in accepted if results.get(slot) == accepted[slot])
-        return frozenset(slot for slot in accepted if not seen or counts[slot] >= committee.quorum(len(seen)))
+        counts = Counter(seat for results in seen for seat in accepted if results.get(seat) == accepted[seat])
+        return frozenset(seat for seat in accepted if not seen or counts[seat] >= committee.quorum(len(seen)))
 
     return {level: of_level(level) for level in levels}

@@ -63,19 +63,19 @@ def _holders_are_away(run: Run, members: Members, model: Model) -> bool:
         return False
 
     def smallest(holders: int) -> int:
-        return min((members.slots[slot].tier for slot in bitmap.slots(holders)), default=run.levels)
+        return min((members.seats[seat].tier for seat in bitmap.seats(holders)), default=run.levels)
 
     away = range(smallest(run.finishers), smallest(run.finishers & members.pending))
     return any(run.level_hashes[level] != model.checkpoint_hashes[level] for level in away)
 
 
 def tick_order(run: Run, members: Members) -> list[int]:
-    """The slots that may tick, the first to try first; another order in every state, so that the fee is shared."""
+    """The seats that may tick, the first to try first; another order in every state, so that the fee is shared."""
     if run.state is RunState.WAITING_FOR_MEMBERS:
         mask = members.pending
     else:
         mask = run.current.roster & members.mask(MemberState.HEALTHY)
-    candidates = list(bitmap.slots(mask))
+    candidates = list(bitmap.seats(mask))
     purpose = b"tick" + bytes([run.state]) + run.state_started_at.to_bytes(8, "little")
     return [candidates[rank] for rank in committee.order(run.current.seed, purpose, len(candidates))]
 

@@ -74,7 +74,7 @@ class Faults:
         tiers = [player.tier for player in alive]
         members = self._sim.members
         seated = witnesses(self._sim.run.current, members.mask(MemberState.HEALTHY))
-        elected = {members.slots[slot].signer for slot in seated}
+        elected = {members.seats[seat].signer for seat in seated}
         groups = [
             alive,
             [player for player in alive if player.wallet == self._sim.chain.last_signer],

@@ -36,8 +36,8 @@ class Laws:
         sim.chain.observers.append(self._note_drops)
 
     def _note_drops(self) -> None:
-        for epoch, slot in self._sim.record.dropped[self._dropped :]:
-            signer = self._sim.members.slots[slot].signer
+        for epoch, seat in self._sim.record.dropped[self._dropped :]:
+            signer = self._sim.members.seats[seat].signer
             name = next(player.name for player in self._sim.players if player.wallet == signer)
             if not self._faults.excuses(name, self._sim.now):
                 self._unjust.append(f"{name} was dropped from epoch {epoch} without a reason")

@@ -37,11 +37,11 @@ class Record:
     """The run so far, as seen after every transaction."""
 
     settled: dict[tuple[int, int], Ranges] = field(default_factory=dict)
-    """(epoch, height): the sequences whose results were attested, as [start, stop), in slot order."""
+    """(epoch, height): the sequences whose results were attested, as [start, stop), in seat order."""
     steps: dict[tuple[int, int], int] = field(default_factory=dict)
     """(epoch, height): the step of every settled round that had data."""
     dropped: list[tuple[int, int]] = field(default_factory=list)
-    """(epoch, slot) of every member that was dropped or ejected."""
+    """(epoch, seat) of every member that was dropped or ejected."""
     _before: tuple[Run, Members] | None = None
 
     def note(self, run: Run, members: Members) -> None:
@@ -50,8 +50,8 @@ class Record:
             old, old_members = self._before
             if old.state.training and (run.state is RunState.COOLDOWN or run.current.height != old.current.height):
                 self._close(run, old.current.height, old_members)
-            for slot in bitmap.slots(_pushed_out(members) & ~_pushed_out(old_members)):
-                self.dropped.append((run.epoch, slot))
+            for seat in bitmap.seats(_pushed_out(members) & ~_pushed_out(old_members)):
+                self.dropped.append((run.epoch, seat))
         self._before = run, members
 
     def _close(self, run: Run, height: int, members: Members) -> None:
@@ -60,9 +60,9 @@ class Record:
         if closed is None or round_ is None or not round_.batch:
             return
         shares = assign(round_, members, run.config.verification_percent)
-        done = (slot for slot in sorted(shares) if shares[slot].len and bitmap.contains(closed.attested, slot))
+        done = (seat for seat in sorted(shares) if shares[seat].len and bitmap.contains(closed.attested, seat))
         place = run.epoch, round_.height
-        self.settled[place] = [[r.start, r.stop] for slot in done for r in sequences(round_, shares[slot])]
+        self.settled[place] = [[r.start, r.stop] for seat in done for r in sequences(round_, shares[seat])]
         self.steps[place] = round_.step
 
     def check_coverage(self, backlog: Iterable[Interval]) -> None:

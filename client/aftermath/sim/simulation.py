@@ -325,7 +325,7 @@ class Simulation:
             applied = [(e["epoch"], e["height"], e["step"], e["sequences"]) for e in player.saw("applied")]
             self.record.check_member(player.name, applied, [e["epoch"] for e in player.saw("cooldown")])
         wallets = {player.wallet for player in (*hostile, *dropped)}
-        unjust = [(e, s) for e, s in self.record.dropped if self.members.slots[s].signer not in wallets]
+        unjust = [(e, s) for e, s in self.record.dropped if self.members.seats[s].signer not in wallets]
         if unjust:
             raise Broken(f"dropped without a reason: {unjust}")
         return self.compare(honest)

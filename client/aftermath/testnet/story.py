@@ -26,7 +26,7 @@ class MemberStory:
     """Whether it has seen the run's end."""
     loss: float | None = None
     tokens_per_sec: float = 0.0
-    slot: int | None = None
+    seat: int | None = None
     sources: list[str] = field(default_factory=list)
     traffic: list[kinds.Traffic | None] = field(default_factory=list)
     """The last traffic report of every process of this member."""
@@ -76,7 +76,7 @@ class Story:
             case kinds.Started():
                 member.traffic.append(None)
             case kinds.Joined():
-                member.slot = event.slot
+                member.seat = event.seat
             case kinds.Model():
                 member.sources.append(event.source)
                 if member.came_back_with is None and len(member.traffic) > 1:

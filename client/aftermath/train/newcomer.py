@@ -36,7 +36,7 @@ _LEAVING = 10.0
 def others(run: Run, members: Members, wallet: bytes) -> list[bytes]:
     """The p2p keys of the members besides this wallet that are in the run, or wait to be."""
     there = members.mask(MemberState.HEALTHY) | members.pending | run.finishers
-    found = [members.slots[slot] for slot in bitmap.slots(there)]
+    found = [members.seats[seat] for seat in bitmap.seats(there)]
     return sorted({one.p2p for one in found if one.signer != wallet})
 
 

@@ -47,8 +47,8 @@ def check_alone(tier: int, place: Place) -> None:
 
 def held_tier(view: View, wallet: bytes) -> int | None:
     """The tier of a wallet that is a member of the run, None if it is none."""
-    slot = view.members.find(wallet)
-    return None if slot is None else view.members.slots[slot].tier
+    seat = view.members.find(wallet)
+    return None if seat is None else view.members.seats[seat].tier
 
 
 def chosen(

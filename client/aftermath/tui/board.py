@@ -114,10 +114,10 @@ class Board:
                 counts.fetched += 1
             case kinds.FetchFailed():
                 counts.failed += 1
-                counts.trouble = f"member {event.slot}, round {event.height}: {event.why}"
+                counts.trouble = f"member {event.seat}, round {event.height}: {event.why}"
             case kinds.Refused():
                 counts.refused += 1
-                counts.trouble = event.why if event.slot is None else f"member {event.slot}: {event.why}"
+                counts.trouble = event.why if event.seat is None else f"member {event.seat}: {event.why}"
             case kinds.Leaving():
                 self.leaving = True
 

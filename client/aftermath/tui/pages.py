@@ -154,8 +154,8 @@ def chain_page(board: Board, now: float, width: int, height: int) -> RenderableT
         rows["attested"] = counted(board.counts.attested, "time")
         if started is not None:
             rows["wallet"] = f"{started.wallet}"
-        if joined is not None and joined.slot is not None:
-            rows["seat"] = f"{joined.slot}, tier {joined.tier}, weight {joined.weight:,}"
+        if joined is not None and joined.seat is not None:
+            rows["seat"] = f"{joined.seat}, tier {joined.tier}, weight {joined.weight:,}"
         if (kept := board.of(kinds.Checkpoint)) is not None:
             rows["checkpoint"] = f"of step {kept.step:,} at {kept.path}"
         if traffic is not None:

@@ -22,7 +22,7 @@ class _Member:
     """Its process said so, or others did."""
     away: bool = False
     step: int = 0
-    slot: int | None = None
+    seat: int | None = None
 
 
 class Comings:
@@ -49,21 +49,21 @@ class Comings:
                 if not member.ended:
                     self._mark(member.step, f"{self._names[wallet]} gone")
                 member.away = member.processes > 0
-                member.ended, member.slot = False, None
+                member.ended, member.seat = False, None
                 member.processes += 1
             case kinds.Joined():
-                member.slot = event.slot
+                member.seat = event.seat
             case kinds.Trained():
                 self._trained(wallet, event.step, member, losing=event.loss is not None)
             case kinds.Left() | kinds.Finished() | kinds.Error():
                 self._ends(wallet, event, member)
             case kinds.Dropped():
-                for slot in event.slots:
-                    self._lost(slot, "dropped")
+                for seat in event.seats:
+                    self._lost(seat, "dropped")
             case kinds.Ejected():
-                self._lost(event.slot, "ejected")
+                self._lost(event.seat, "ejected")
             case kinds.Kicked():
-                self._lost(event.slot, "barred" if event.barred else "removed")
+                self._lost(event.seat, "barred" if event.barred else "removed")
             case kinds.Rewound():
                 self._mark(event.step, f"taken back from step {event.before}")
 
@@ -81,11 +81,11 @@ class Comings:
             self._mark(member.step, f"{self._names[wallet]} failed")
         member.ended = True
 
-    def _lost(self, slot: int, how: str) -> None:
+    def _lost(self, seat: int, how: str) -> None:
         """Told of another member, which may be one whose events are not here."""
-        wallet = next((wallet for wallet, member in self._members.items() if member.slot == slot), None)
+        wallet = next((wallet for wallet, member in self._members.items() if member.seat == seat), None)
         if wallet is None:
-            self._mark(self.newest_step, f"member {slot} {how}")
+            self._mark(self.newest_step, f"member {seat} {how}")
             return
         member = self._members[wallet]
         if how != "dropped" or not member.ended:

@@ -68,7 +68,7 @@ class Measured(Event, frozen=True, kw_only=True):
 class Joined(Event, frozen=True, kw_only=True):
     """The member has a place, or asked for one anew."""
 
-    slot: int | None
+    seat: int | None
     tier: int
     weight: int
     epoch: int
@@ -213,7 +213,7 @@ class Fetched(Event, frozen=True, kw_only=True):
     """A level of somebody's result is here and checked."""
 
     height: int
-    slot: int
+    seat: int
     level: int
     seconds: float
     decode_seconds: float
@@ -223,7 +223,7 @@ class FetchFailed(Event, frozen=True, kw_only=True):
     """A result could not be had yet."""
 
     height: int
-    slot: int
+    seat: int
     why: str
 
 
@@ -232,7 +232,7 @@ class Refused(Event, frozen=True, kw_only=True):
 
     why: str
     height: int | None = None
-    slot: int | None = None
+    seat: int | None = None
     peer: str | None = None
 
 
@@ -241,7 +241,7 @@ class Equivocated(Event, frozen=True, kw_only=True):
 
     epoch: int
     height: int
-    slot: int
+    seat: int
     first: str
     second: str
 
@@ -249,21 +249,21 @@ class Equivocated(Event, frozen=True, kw_only=True):
 class Ejected(Event, frozen=True, kw_only=True):
     """This member showed the program that another one signed two different results of one share."""
 
-    slot: int
+    seat: int
     height: int
 
 
 class Dropped(Event, frozen=True, kw_only=True):
     """Members that did not deliver were reported by this one."""
 
-    slots: list[int]
+    seats: list[int]
     height: int
 
 
 class Kicked(Event, frozen=True, kw_only=True):
     """An authority of the run has taken a wallet out of the next epoch; `barred`: for good."""
 
-    slot: int
+    seat: int
     wallet: str
     barred: bool
 

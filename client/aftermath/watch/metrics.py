@@ -79,7 +79,7 @@ class Metrics:
             case kinds.Refused():
                 self._refused.labels(*own).inc()
             case kinds.Dropped():
-                self._dropped.labels(*own).inc(len(event.slots))
+                self._dropped.labels(*own).inc(len(event.seats))
             case kinds.Warning():
                 self._warnings.labels(*own).inc()
             case kinds.Traffic():

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from aftermath.base.counted import counted
 from aftermath.rules import bitmap, committee
-from aftermath.rules.accounts import STORED_ROUNDS, Members, Model, Run, Slot, steps_before
+from aftermath.rules.accounts import STORED_ROUNDS, Members, Model, Run, Seat, steps_before
 from aftermath.rules.deadlines import next_deadline
 from aftermath.rules.state import ExitReason, MemberState, RunState
 
@@ -136,7 +136,7 @@ def _levels(run: Run, members: Members) -> Iterator[LevelStanding]:
     running = run.state is RunState.WARMUP or run.state.active
     here = members.mask(MemberState.HEALTHY) if running else run.finishers
     for level in range(run.levels):
-        holders = tuple(seat for seat in bitmap.slots(here) if members.slots[seat].tier <= level)
+        holders = tuple(seat for seat in bitmap.seats(here) if members.seats[seat].tier <= level)
         attested = run.attested_step == run.step and bool(run.levels_attested >> level & 1)
         yield LevelStanding(level, holders, attested, bool(run.levels_lost >> level & 1))
 
@@ -213,36 +213,36 @@ def _members(run: Run, members: Members) -> Iterator[MemberStanding]:
     elected: tuple[int, ...] = ()
     if run.state.training or run.state is RunState.WARMUP:
         elected = committee.witnesses(run.current, members.mask(MemberState.HEALTHY))
-    for seat, slot in enumerate(members.slots):
-        if slot.used:
+    for number, seat in enumerate(members.seats):
+        if seat.used:
             yield MemberStanding(
-                seat,
-                slot.signer,
-                slot.tier,
-                _words(run, slot),
-                slot.weight,
-                slot.points,
-                slot.slashed,
-                _seen(run, seat, slot),
-                seat in elected,
+                number,
+                seat.signer,
+                seat.tier,
+                _words(run, seat),
+                seat.weight,
+                seat.points,
+                seat.slashed,
+                _seen(run, number, seat),
+                number in elected,
             )
 
 
-def _words(run: Run, slot: Slot) -> str:
-    if slot.barred:
+def _words(run: Run, seat: Seat) -> str:
+    if seat.barred:
         return "barred"
     running = run.state is RunState.WARMUP or run.state.active
-    state = slot.state.name.lower() if running and slot.state is not MemberState.IDLE else ""
+    state = seat.state.name.lower() if running and seat.state is not MemberState.IDLE else ""
     state = _TAKES_PART if state == "healthy" else state
-    if slot.pending:
+    if seat.pending:
         return f"{state}, joins the next epoch" if state else "joins the next epoch"
-    return state or ("removed" if slot.removed else "away")
+    return state or ("removed" if seat.removed else "away")
 
 
-def _seen(run: Run, seat: int, slot: Slot) -> str:
+def _seen(run: Run, number: int, seat: Seat) -> str:
     if run.state.active:
         newest = run.current.height
         for height in range(newest, newest - STORED_ROUNDS, -1):
-            if (stored := run.round(height)) is not None and bitmap.contains(stored.attested, seat):
+            if (stored := run.round(height)) is not None and bitmap.contains(stored.attested, number):
                 return f"epoch {run.epoch}, round {height}"
-    return f"epoch {slot.last_epoch}"
+    return f"epoch {seat.last_epoch}"

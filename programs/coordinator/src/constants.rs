@@ -1,6 +1,6 @@
 //! Limits and seeds shared by accounts, rules and instructions.
 
-/// Member slots; a slot index fits a `u8` and a set of slots fits a 32-byte bitmap.
+/// Member seats; a seat index fits a `u8` and a set of seats fits a 32-byte bitmap.
 pub const MAX_MEMBERS: usize = 256;
 /// Witnesses elected and stored per round, and cooldown attestations stored per epoch.
 pub const MAX_WITNESSES: usize = 32;
@@ -10,7 +10,7 @@ pub const STORED_ROUNDS: usize = 4;
 pub const MAX_LEVELS: usize = 8;
 /// Field of commitment fingerprints in an attestation: ten bits for each possible member.
 pub const FINGERPRINT_BYTES: usize = 320;
-/// Bit planes of a counter of up to 63 votes for each slot.
+/// Bit planes of a counter of up to 63 votes for each seat.
 pub const VOTE_PLANES: usize = 6;
 /// Intervals of untrained sequences that wait to be assigned again: those of a third of 256 members, and some.
 pub const BACKLOG: usize = 96;
@@ -51,7 +51,7 @@ pub const JOIN_SCOPE: &[u8] = b"CoordinatorJoinRun";
 /// What a member's signature under a result begins with; the last byte says that it is one.
 pub const STATEMENT_DOMAIN: [u8; 25] = *b"aftermath announcement 3\x01";
 
-/// A set of member slots: bit `i % 8` of byte `i / 8` stands for slot `i`.
+/// A set of member seats: bit `i % 8` of byte `i / 8` stands for seat `i`.
 pub type Bitmap = [u8; 32];
 /// SHA-256 of a level's tensors or of the state schema; all zero means unknown.
 pub type Hash = [u8; 32];

@@ -161,7 +161,7 @@ pub enum CoordinatorError {
     WeightZero,
     #[msg("The peer-to-peer key must not be zero.")]
     P2pKeyZero,
-    #[msg("All 256 member slots are in use: try again when an epoch ends.")]
+    #[msg("All 256 member seats are in use: try again when an epoch ends.")]
     MembersFull,
     #[msg("This wallet is not a member of the run: join first.")]
     NotAMember,
@@ -177,7 +177,7 @@ pub enum CoordinatorError {
     BondAboveLimit,
     #[msg("The bond of this wallet is below what the run asks for now: pay the rest with `enroll`.")]
     BondTooLow,
-    #[msg("The slot that this wallet gets is another one's: pass as `evicted` the membership of its owner.")]
+    #[msg("The seat that this wallet gets is another one's: pass as `evicted` the membership of its owner.")]
     WrongEvicted,
     #[msg("The wallet is in the running epoch or wants the next one: leave, and withdraw once the epoch has ended.")]
     StillBound,
@@ -190,8 +190,8 @@ pub enum CoordinatorError {
     #[msg("Bonds of ejected members are not settled yet: call `settle` for each of `Members::forfeited`.")]
     BondsUnsettled,
     // rounds
-    #[msg("This slot belongs to another wallet, or its member is not healthy: look up the own slot again.")]
-    SlotMismatch,
+    #[msg("This seat belongs to another wallet, or its member is not healthy: look up the own seat again.")]
+    SeatMismatch,
     #[msg("Epoch, height and seed are not those of a round that this instruction accepts now: fetch the run and name its current round.")]
     StaleHeight,
     #[msg("This member is not elected for this: only elected members may attest.")]

@@ -90,7 +90,7 @@ pub mod coordinator {
         instructions::withdraw(ctx)
     }
 
-    /// Writes what a member's slot says of it into its membership, and destroys a forfeited bond.
+    /// Writes what a member's seat says of it into its membership, and destroys a forfeited bond.
     pub fn settle(ctx: &mut Context<Settle>) -> Result<()> {
         instructions::settle(ctx)
     }
@@ -111,26 +111,26 @@ pub mod coordinator {
     }
 
     /// An elected witness reports that it has the model.
-    pub fn warmup_witness(ctx: &mut Context<Permissionless>, slot: u8, at: Place) -> Result<()> {
-        instructions::warmup_witness(ctx, slot, &at)
+    pub fn warmup_witness(ctx: &mut Context<Permissionless>, seat: u8, at: Place) -> Result<()> {
+        instructions::warmup_witness(ctx, seat, &at)
     }
 
     /// An elected witness states whose results it holds of the round that is judged.
     pub fn witness(
         ctx: &mut Context<Permissionless>,
-        slot: u8,
+        seat: u8,
         at: Place,
         participation: [u8; 32],
         fingerprints: [u8; 320],
         metadata: WitnessMetadata,
     ) -> Result<()> {
         let _ = metadata; // for indexers
-        instructions::witness(ctx, (slot, &at), &participation, &fingerprints)
+        instructions::witness(ctx, (seat, &at), &participation, &fingerprints)
     }
 
     /// A verifier states whether a trainer's result matches its own recomputation.
-    pub fn verify(ctx: &mut Context<Permissionless>, slot: u8, at: Place, target: u8, mismatch: bool) -> Result<()> {
-        instructions::verify(ctx, (slot, &at), target, mismatch)
+    pub fn verify(ctx: &mut Context<Permissionless>, seat: u8, at: Place, target: u8, mismatch: bool) -> Result<()> {
+        instructions::verify(ctx, (seat, &at), target, mismatch)
     }
 
     /// Ejects a member that signed two different results of one share; an Ed25519 instruction before it checks both.
@@ -141,12 +141,12 @@ pub mod coordinator {
     /// An elected member states the hashes of the levels it holds at the end of an epoch.
     pub fn attest(
         ctx: &mut Context<Permissionless>,
-        slot: u8,
+        seat: u8,
         at: Place,
         mask: u8,
         hashes: Vec<[u8; 32]>,
     ) -> Result<()> {
-        instructions::attest(ctx, (slot, &at), mask, &hashes)
+        instructions::attest(ctx, (seat, &at), mask, &hashes)
     }
 
     /// Drops members whose results the witnesses did not see.

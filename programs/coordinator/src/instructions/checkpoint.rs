@@ -53,10 +53,10 @@ fn check_sender(run: &Run, members: &Members, sender: &Address) -> Result<u8> {
         return Ok(0);
     }
     let index = members::find(members, sender).ok_or(CoordinatorError::NotAllowedToCheckpoint)?;
-    let slot = &members.slots[index];
-    let cooling = run.state == run_state::COOLDOWN && slot.state == member_state::HEALTHY;
+    let seat = &members.seats[index];
+    let cooling = run.state == run_state::COOLDOWN && seat.state == member_state::HEALTHY;
     let healthy = cooling && bitmap::has(&run.current().roster, index as u8);
-    let holds = slot.tier == 0 && (healthy || bitmap::has(&run.finishers, index as u8));
+    let holds = seat.tier == 0 && (healthy || bitmap::has(&run.finishers, index as u8));
     require!(holds, CoordinatorError::NotAllowedToCheckpoint);
     Ok(checkpoints::turn(run, index as u8))
 }

@@ -23,8 +23,8 @@ pub fn health_check(ctx: &mut Context<Permissionless>, dropped: &Bitmap) -> Resu
     require!(training, CoordinatorError::WrongState);
     let judged = run.judged(LAST).ok_or(CoordinatorError::StaleHeight)?;
     let sender = members::find(&accounts.members, accounts.user.address()).ok_or(CoordinatorError::NotAMember)?;
-    let healthy = accounts.members.slots[sender].state == member_state::HEALTHY;
-    require!(healthy, CoordinatorError::SlotMismatch);
+    let healthy = accounts.members.seats[sender].state == member_state::HEALTHY;
+    require!(healthy, CoordinatorError::SeatMismatch);
     let missing = missing(run, &accounts.members, &accounts.witnesses, judged);
     require!(bitmap::is_subset(dropped, &missing) && !bitmap::is_empty(dropped), CoordinatorError::NotUnhealthy);
     require!(bitmap::is_subset(dropped, &accounts.members.healthy), CoordinatorError::NotUnhealthy);
@@ -41,7 +41,7 @@ fn missing(run: &Run, members: &Members, witnesses: &Witnesses, judged: usize) -
     let (roster, judges) = (&run.rounds[judged].roster, &run.rounds[ring]);
     let count = (judges.attestations as usize).min(MAX_WITNESSES);
     let attestations = &witnesses.rounds[ring].attestations[..count];
-    let remaining = attestations.iter().filter(|one| members.slots[one.slot as usize].state == member_state::HEALTHY);
+    let remaining = attestations.iter().filter(|one| members.seats[one.seat as usize].state == member_state::HEALTHY);
     let absent = quorum::left_out(remaining, quorum::of(u32::from(judges.elected)));
     bitmap::both(&bitmap::without(roster, &judges.attested), &absent)
 }

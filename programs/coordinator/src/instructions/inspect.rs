@@ -46,7 +46,7 @@ fn intervals(run: &Run, members: &Members, round: &Round) -> Vec<u8> {
 
 fn witnesses(run: &Run, members: &Members, round: &Round) -> Vec<u8> {
     let witnesses = committee::witnesses(round, &run.began, members);
-    bitmap::slots(&run.began).map(|slot| u8::from(bitmap::has(&witnesses, slot as u8))).collect()
+    bitmap::seats(&run.began).map(|seat| u8::from(bitmap::has(&witnesses, seat as u8))).collect()
 }
 
 #[cfg(target_os = "solana")]

@@ -31,7 +31,7 @@ pub struct JoinRun {
     /// Of the user. May be passed as `evicted` too, where it is not opened a second time.
     #[account(mut, unsafe(dup))]
     pub membership: UncheckedAccount,
-    /// The membership of the wallet whose slot this one takes; the own one again if it takes nobody's.
+    /// The membership of the wallet whose seat this one takes; the own one again if it takes nobody's.
     #[account(mut, unsafe(dup))]
     pub evicted: UncheckedAccount,
 }

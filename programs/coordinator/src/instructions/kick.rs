@@ -1,6 +1,6 @@
 //! An authority takes a wallet out of the next epoch, bars it, or lifts that. The running epoch stays as it is.
 //!
-//! A bar is in the wallet's membership, which the authority pays for if there is none: so it takes no slot, and outlasts
+//! A bar is in the wallet's membership, which the authority pays for if there is none: so it takes no seat, and outlasts
 //! the one that the wallet has. What an authority paid comes back to it when it lifts the bar.
 
 use crate::{
@@ -36,7 +36,7 @@ pub fn kick(ctx: &mut Context<Kick>, wallet: &Address, barred: bool) -> Result<(
     let sender = accounts.authority.address();
     let allowed = *sender == run.main_authority || *sender == run.join_authority;
     require!(allowed, CoordinatorError::NotAllowedToKick);
-    let slot = members::find(&accounts.members, wallet);
+    let seat = members::find(&accounts.members, wallet);
     let view = *accounts.membership.account();
     let whose = Whose { run: &this_run, created: run.created, wallet };
     if !membership::exists(&view) {
@@ -44,9 +44,9 @@ pub fn kick(ctx: &mut Context<Kick>, wallet: &Address, barred: bool) -> Result<(
         whose.create(&view, accounts.authority.account())?;
     }
     let mut membership = whose.open(&view)?;
-    require!(barred || slot.is_some() || membership.barred == 1, CoordinatorError::NotAMember);
+    require!(barred || seat.is_some() || membership.barred == 1, CoordinatorError::NotAMember);
     membership.barred = u8::from(barred);
-    if let Some(index) = slot {
+    if let Some(index) = seat {
         members::kick(run, &mut accounts.members, index, barred);
         sequence::bump(&mut run.members_seq)?;
     }

@@ -16,12 +16,12 @@ pub fn leave_run(ctx: &mut Context<Permissionless>, at: &Place) -> Result<()> {
     let stored = (0..STORED_ROUNDS).any(|back| accounts.run.is_at(at, back));
     require!(stored, CoordinatorError::StaleHeight);
     let index = members::find(&accounts.members, accounts.user.address()).ok_or(CoordinatorError::NotAMember)?;
-    let slot = &mut accounts.members.slots[index];
-    let healthy = slot.state == member_state::HEALTHY;
-    let waits = slot.pending == wish::WAITS;
+    let seat = &mut accounts.members.seats[index];
+    let healthy = seat.state == member_state::HEALTHY;
+    let waits = seat.pending == wish::WAITS;
     require!(healthy || waits, CoordinatorError::NotAMember);
     if waits {
-        slot.pending = wish::NONE;
+        seat.pending = wish::NONE;
     }
     if healthy {
         members::exit(&accounts.run, &mut accounts.members, &bitmap::only(index as u8), member_state::WITHDRAWN);

@@ -35,9 +35,9 @@ pub fn prove_equivocation(ctx: &mut Context<ProveEquivocation>) -> Result<()> {
     require!(*before.get_program_id() == equivocation::ED25519, CoordinatorError::NoEquivocation);
     let proven = equivocation::read(before.get_instruction_data()).ok_or(CoordinatorError::NoEquivocation)?;
     require!(*proven.run_id == run.run_id && proven.epoch == run.epoch, CoordinatorError::StaleHeight);
-    let member = &accounts.members.slots[proven.slot as usize];
-    require!(member.used == 1 && *proven.key == member.p2p, CoordinatorError::SlotMismatch);
-    let ejected = members::eject(run, &mut accounts.members, proven.slot);
+    let member = &accounts.members.seats[proven.seat as usize];
+    require!(member.used == 1 && *proven.key == member.p2p, CoordinatorError::SeatMismatch);
+    let ejected = members::eject(run, &mut accounts.members, proven.seat);
     require!(ejected, CoordinatorError::AlreadyEjected);
     sequence::bump(&mut run.members_seq)?;
     let moment = Moment::read(&accounts.slot_hashes)?;

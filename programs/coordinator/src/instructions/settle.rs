@@ -1,4 +1,4 @@
-//! Anybody has written down what a member's slot says of it; the bond of one that was ejected is destroyed.
+//! Anybody has written down what a member's seat says of it; the bond of one that was ejected is destroyed.
 
 use crate::{
     constants::*,

@@ -12,14 +12,14 @@ use anchor_lang::prelude::*;
 /// Rounds before the current one: older results may not be judged any more.
 const OLDEST: usize = 2;
 
-pub fn verify(ctx: &mut Context<Permissionless>, (slot, at): (u8, &Place), target: u8, mismatch: bool) -> Result<()> {
+pub fn verify(ctx: &mut Context<Permissionless>, (seat, at): (u8, &Place), target: u8, mismatch: bool) -> Result<()> {
     let accounts = &mut ctx.accounts;
     let run: &Run = &accounts.run;
     require!(run.active(), CoordinatorError::WrongState);
     let back = (newest(run)..=OLDEST).find(|back| run.is_at(at, *back)).ok_or(CoordinatorError::StaleHeight)?;
     let ring = run.ring(back);
-    members::check_healthy(&accounts.members, slot, accounts.user.address())?;
-    let verdict = Verdict { verifier: slot, target, mismatch: mismatch as u8 };
+    members::check_healthy(&accounts.members, seat, accounts.user.address())?;
+    let verdict = Verdict { verifier: seat, target, mismatch: mismatch as u8 };
     let votes = &mut accounts.witnesses.rounds[ring];
     let ejected = verdicts::cast(run, &accounts.members, votes, (ring, verdict))?;
     if ejected && members::eject(&mut accounts.run, &mut accounts.members, target) {

@@ -8,18 +8,18 @@ use crate::{
 };
 use anchor_lang::prelude::*;
 
-pub fn warmup_witness(ctx: &mut Context<Permissionless>, slot: u8, at: &Place) -> Result<()> {
+pub fn warmup_witness(ctx: &mut Context<Permissionless>, seat: u8, at: &Place) -> Result<()> {
     let accounts = &mut ctx.accounts;
     let run: &mut Run = &mut accounts.run;
     require!(run.state == run_state::WARMUP, CoordinatorError::WrongState);
     let drawn = run.seed_slot == 0; // or nobody is elected yet
     require!(drawn && run.is_at(at, 0), CoordinatorError::StaleHeight);
-    members::check_healthy(&accounts.members, slot, accounts.user.address())?;
-    let elected = committee::is_witness(&run.rounds[0], &run.began, &accounts.members, slot);
+    members::check_healthy(&accounts.members, seat, accounts.user.address())?;
+    let elected = committee::is_witness(&run.rounds[0], &run.began, &accounts.members, seat);
     require!(elected, CoordinatorError::NotElected);
     let round = &mut run.rounds[0];
-    require!(!bitmap::has(&round.attested, slot), CoordinatorError::DuplicateWitness);
-    bitmap::set(&mut round.attested, slot);
+    require!(!bitmap::has(&round.attested, seat), CoordinatorError::DuplicateWitness);
+    bitmap::set(&mut round.attested, seat);
     round.attestations = round.attestations.saturating_add(1);
     accounts.finish()
 }

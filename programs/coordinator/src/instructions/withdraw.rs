@@ -1,4 +1,4 @@
-//! A wallet leaves for good: its slot becomes free, its bond and rent come back, what it forfeited is destroyed.
+//! A wallet leaves for good: its seat becomes free, its bond and rent come back, what it forfeited is destroyed.
 //!
 //! While the run lives the wallet must be in no epoch and want none. Of a run that was closed nothing is left to wait for:
 //! whether its name was given to another run since makes no difference.
@@ -38,7 +38,7 @@ pub fn withdraw(ctx: &mut Context<Withdraw>) -> Result<()> {
     let enrolled = membership.enrolled == 1;
     let heir = if enrolled { &membership.wallet } else { &membership.sponsor };
     require!(accounts.user.address() == heir, CoordinatorError::NotOwnMembership);
-    let lives = give_up_slot(&accounts.run, &accounts.members, membership)?;
+    let lives = give_up_seat(&accounts.run, &accounts.members, membership)?;
     require!(enrolled || !lives, CoordinatorError::Barred);
     membership::burn(membership, &view, accounts.incinerator.account())?;
     let bond = core::mem::take(&mut membership.bond);
@@ -51,9 +51,9 @@ pub fn withdraw(ctx: &mut Context<Withdraw>) -> Result<()> {
     Ok(())
 }
 
-/// Frees the slot, if the run that this is a membership of still exists; returns whether it does.
+/// Frees the seat, if the run that this is a membership of still exists; returns whether it does.
 #[inline(never)]
-fn give_up_slot(run: &UncheckedAccount, members: &UncheckedAccount, membership: &mut Membership) -> Result<bool> {
+fn give_up_seat(run: &UncheckedAccount, members: &UncheckedAccount, membership: &mut Membership) -> Result<bool> {
     if !run.account().owned_by(&crate::ID) {
         return Ok(false);
     }

@@ -21,7 +21,7 @@ pub struct WitnessMetadata {
 
 pub fn witness(
     ctx: &mut Context<Permissionless>,
-    (slot, at): (u8, &Place),
+    (seat, at): (u8, &Place),
     participation: &Bitmap,
     fingerprints: &[u8; FINGERPRINT_BYTES],
 ) -> Result<()> {
@@ -31,12 +31,12 @@ pub fn witness(
     require!(training, CoordinatorError::WrongState);
     let head = run.ring(0);
     require!(run.is_at(at, 0), CoordinatorError::StaleHeight);
-    members::check_healthy(&accounts.members, slot, accounts.user.address())?;
+    members::check_healthy(&accounts.members, seat, accounts.user.address())?;
     require!(
-        committee::is_witness(&run.rounds[head], &run.began, &accounts.members, slot),
+        committee::is_witness(&run.rounds[head], &run.began, &accounts.members, seat),
         CoordinatorError::NotElected
     );
-    require!(!bitmap::has(&run.rounds[head].attested, slot), CoordinatorError::DuplicateWitness);
+    require!(!bitmap::has(&run.rounds[head].attested, seat), CoordinatorError::DuplicateWitness);
     let witnesses: &mut Witnesses = &mut accounts.witnesses;
     let count = (run.rounds[head].attestations as usize).min(MAX_WITNESSES - 1);
     let roster = run.judged(0).map_or([0; 32], |judged| run.rounds[judged].roster);
@@ -45,11 +45,11 @@ pub fn witness(
         holders::judge(run, &mut accounts.members, witnesses); // while what led in the round before is still there
     }
     let entry = &mut witnesses.rounds[head].attestations[count];
-    entry.slot = slot;
+    entry.seat = seat;
     entry.participation = *participation;
     entry.fingerprints = *fingerprints;
     agreement::vote(&mut witnesses.leading, entry, agreement::columns(&roster), count == 0);
     run.rounds[head].attestations = (count + 1) as u8;
-    bitmap::set(&mut run.rounds[head].attested, slot);
+    bitmap::set(&mut run.rounds[head].attested, seat);
     accounts.finish()
 }

@@ -3,7 +3,7 @@
 //! A member has delivered if a quorum recorded the same fingerprint of its result: who shows each peer another one has
 //! delivered to nobody. The candidates come from a majority vote that every attestation advances a little, and when the
 //! round closes it is counted how many agree with them: a quorum is more than half, so what it agrees on is there.
-//! Slots are treated 64 at a time (`Attestation::fingerprints`).
+//! Seats are treated 64 at a time (`Attestation::fingerprints`).
 
 use super::{bitmap, quorum};
 use crate::{
@@ -15,7 +15,7 @@ use alloc::vec::Vec;
 /// Words of a set, and what the words of a field of fingerprints are taken apart by.
 const WORDS: usize = bitmap::WORDS;
 
-/// Words of 64 slots that fingerprints are made for: 1, 2 or 4. The fewer, the longer the fingerprints.
+/// Words of 64 seats that fingerprints are made for: 1, 2 or 4. The fewer, the longer the fingerprints.
 pub fn columns(roster: &Bitmap) -> usize {
     match [1, 2, 3].map(|index| bitmap::word(roster, index) == 0) {
         [true, true, true] => 1,
@@ -45,7 +45,7 @@ pub struct Votes<'a> {
     pub quorum: u32,
 }
 
-/// Slots of which a quorum of the attestations recorded the same result.
+/// Seats of which a quorum of the attestations recorded the same result.
 #[inline(never)]
 pub fn agreed(votes: &Votes) -> Bitmap {
     let Votes { attestations, leading, quorum, .. } = *votes;
@@ -60,7 +60,7 @@ pub fn agreed(votes: &Votes) -> Bitmap {
     count(votes)
 }
 
-/// Slots for which the attestation and what leads name different results, or only one of them names any.
+/// Seats for which the attestation and what leads name different results, or only one of them names any.
 #[inline(always)]
 fn differences(leading: &Leading, attestation: &Attestation, columns: usize) -> [u64; WORDS] {
     let (ours, theirs) = (&leading.fingerprints, &attestation.fingerprints);
@@ -102,7 +102,7 @@ fn every_fourth(ours: &[u8; FINGERPRINT_BYTES], theirs: &[u8; FINGERPRINT_BYTES]
         | differ(9)
 }
 
-/// For each attestation the slots, a word for 64, for which it and what leads name different results.
+/// For each attestation the seats, a word for 64, for which it and what leads name different results.
 #[inline(never)]
 pub fn disagreeing(leading: &Leading, attestations: &[Attestation], columns: usize) -> Vec<[u64; WORDS]> {
     let mut result = alloc::vec![[0u64; WORDS]; attestations.len()];
@@ -124,7 +124,7 @@ fn count(votes: &Votes) -> Bitmap {
     result
 }
 
-/// One step of the majority vote, in every slot at once: who agrees adds to the margin, who does not takes from it, or
+/// One step of the majority vote, in every seat at once: who agrees adds to the margin, who does not takes from it, or
 /// replaces what leads by nothing any more.
 fn advance(leading: &mut Leading, attestation: &Attestation, columns: usize) {
     let different = differences(leading, attestation, columns);
@@ -147,7 +147,7 @@ fn advance(leading: &mut Leading, attestation: &Attestation, columns: usize) {
     mix(&mut leading.fingerprints, &attestation.fingerprints, &replaced[..columns]);
 }
 
-/// Takes the bits of the `replaced` slots from `theirs`.
+/// Takes the bits of the `replaced` seats from `theirs`.
 fn mix(ours: &mut [u8], theirs: &[u8], replaced: &[u64]) {
     let words = ours.chunks_exact_mut(8).zip(theirs.chunks_exact(8)).zip(replaced.iter().cycle());
     for ((ours, theirs), replaced) in words {
@@ -170,12 +170,12 @@ mod tests {
     use alloc::collections::BTreeMap;
     use bytemuck::Zeroable;
 
-    /// The fingerprint of a slot, its participation included; None if it has not delivered.
-    fn of_slot(attestation: &Attestation, slot: u8, columns: usize) -> Option<u64> {
-        let (column, bit) = (slot as usize / 64, slot % 64);
+    /// The fingerprint of a seat, its participation included; None if it has not delivered.
+    fn of_seat(attestation: &Attestation, seat: u8, columns: usize) -> Option<u64> {
+        let (column, bit) = (seat as usize / 64, seat % 64);
         let bits = (0..40 / columns).map(|plane| word(&attestation.fingerprints, plane * columns + column) >> bit & 1);
         let value = bits.enumerate().fold(0, |value, (plane, bit)| value | bit << plane);
-        bitmap::has(&attestation.participation, slot).then_some(value)
+        bitmap::has(&attestation.participation, seat).then_some(value)
     }
 
     #[test]
@@ -209,13 +209,13 @@ mod tests {
             }
             for needed in (witnesses as u32 / 2 + 1)..=witnesses as u32 {
                 let found = agreed(&Votes { attestations: &given, leading: &leading, columns, quorum: needed });
-                for slot in 0..64 * columns {
+                for seat in 0..64 * columns {
                     let mut votes = BTreeMap::new();
-                    for value in given.iter().filter_map(|one| of_slot(one, slot as u8, columns)) {
+                    for value in given.iter().filter_map(|one| of_seat(one, seat as u8, columns)) {
                         *votes.entry(value).or_insert(0u32) += 1;
                     }
                     let enough = votes.values().any(|count| *count >= needed);
-                    assert_eq!(bitmap::has(&found, slot as u8), enough, "case {case}, slot {slot}, of {needed}");
+                    assert_eq!(bitmap::has(&found, seat as u8), enough, "case {case}, seat {seat}, of {needed}");
                 }
             }
         }

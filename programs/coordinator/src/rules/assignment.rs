@@ -12,7 +12,7 @@ const LAST: usize = MAX_MEMBERS - 1;
 /// A member's interval of positions `[start, start + len)` in a round's batch.
 pub struct Share {
     pub rank: u8,
-    pub slot: u8,
+    pub seat: u8,
     pub start: u16,
     pub len: u16,
 }
@@ -24,7 +24,7 @@ pub struct Share {
 pub struct Plan {
     order: Order,
     /// By rank.
-    slots: Box<[u8; MAX_MEMBERS]>,
+    seats: Box<[u8; MAX_MEMBERS]>,
     /// By rank.
     weights: Box<[u16; MAX_MEMBERS]>,
     total: u64,
@@ -34,21 +34,21 @@ pub struct Plan {
 impl Plan {
     #[inline(never)]
     pub fn new(round: &Round, began: &Bitmap, members: &Members, percent: u8) -> Self {
-        let (mut slots, mut weights) = (bitmap::bytes(), Box::new([0u16; MAX_MEMBERS]));
+        let (mut seats, mut weights) = (bitmap::bytes(), Box::new([0u16; MAX_MEMBERS]));
         let (mut total, mut rank) = (0u64, 0usize);
         for index in 0..bitmap::WORDS {
-            let (mut rest, mut slot) = (bitmap::word(began, index), 64 * index);
+            let (mut rest, mut seat) = (bitmap::word(began, index), 64 * index);
             let mut members_of_round = bitmap::word(&round.roster, index);
             while rest != 0 {
-                // written always, kept only if the slot began the epoch: cheaper than a branch
-                let weight = u64::from(members.slots[slot & LAST].weight).wrapping_mul(members_of_round & 1);
-                slots[rank & LAST] = slot as u8;
+                // written always, kept only if the seat began the epoch: cheaper than a branch
+                let weight = u64::from(members.seats[seat & LAST].weight).wrapping_mul(members_of_round & 1);
+                seats[rank & LAST] = seat as u8;
                 weights[rank & LAST] = weight as u16;
                 total = total.wrapping_add(weight);
                 rank = rank.wrapping_add((rest & 1) as usize);
                 rest >>= 1;
                 members_of_round >>= 1;
-                slot = slot.wrapping_add(1);
+                seat = seat.wrapping_add(1);
             }
         }
         let verifiers = committee::verifiers(round.clients, percent) as usize;
@@ -65,7 +65,7 @@ impl Plan {
             }
         }
         let order = committee::order(round, began, committee::DATA);
-        Self { order, slots, weights, total: total.max(1), batch: u64::from(round.batch) }
+        Self { order, seats, weights, total: total.max(1), batch: u64::from(round.batch) }
     }
 
     /// The shares in ascending order of positions; everybody who began the epoch has one, possibly empty.
@@ -76,7 +76,7 @@ impl Plan {
         self.order.ranks().iter().map(move |rank| {
             before = before.wrapping_add(u64::from(self.weights[*rank as usize]));
             let end = (self.batch.wrapping_mul(before) / self.total) as u16;
-            let share = Share { rank: *rank, slot: self.slots[*rank as usize], start, len: end.wrapping_sub(start) };
+            let share = Share { rank: *rank, seat: self.seats[*rank as usize], start, len: end.wrapping_sub(start) };
             start = end;
             share
         })

@@ -1,11 +1,11 @@
-//! Sets of member slots, a word at a time.
+//! Sets of member seats, a word at a time.
 
 use crate::constants::{Bitmap, MAX_MEMBERS};
 use alloc::{boxed::Box, vec};
 
 pub const WORDS: usize = 4;
 
-/// Word `index` (64 slots) of a set.
+/// Word `index` (64 seats) of a set.
 #[inline(always)]
 pub fn word(set: &Bitmap, index: usize) -> u64 {
     let mut bytes = [0; 8];
@@ -19,24 +19,24 @@ pub fn set_word(set: &mut Bitmap, index: usize, word: u64) {
 }
 
 #[inline(always)]
-pub fn has(set: &Bitmap, slot: u8) -> bool {
-    set[slot as usize / 8] >> (slot % 8) & 1 == 1
+pub fn has(set: &Bitmap, seat: u8) -> bool {
+    set[seat as usize / 8] >> (seat % 8) & 1 == 1
 }
 
 #[inline(always)]
-pub fn set(set: &mut Bitmap, slot: u8) {
-    set[slot as usize / 8] |= 1 << (slot % 8);
+pub fn set(set: &mut Bitmap, seat: u8) {
+    set[seat as usize / 8] |= 1 << (seat % 8);
 }
 
 #[inline(always)]
-pub fn clear(set: &mut Bitmap, slot: u8) {
-    set[slot as usize / 8] &= !(1 << (slot % 8));
+pub fn clear(set: &mut Bitmap, seat: u8) {
+    set[seat as usize / 8] &= !(1 << (seat % 8));
 }
 
 /// The set of one slot.
-pub fn only(slot: u8) -> Bitmap {
+pub fn only(seat: u8) -> Bitmap {
     let mut result = [0; 32];
-    set(&mut result, slot);
+    set(&mut result, seat);
     result
 }
 
@@ -77,15 +77,15 @@ pub fn count(set: &Bitmap) -> u32 {
     (0..WORDS).map(|index| word(set, index).count_ones()).sum()
 }
 
-/// Number of members below `slot`: its place in everything that is indexed by rank.
-pub fn rank(set: &Bitmap, slot: u8) -> u32 {
-    let (full, rest) = (slot as usize / 64, slot as u32 % 64);
+/// Number of members below `seat`: its place in everything that is indexed by rank.
+pub fn rank(set: &Bitmap, seat: u8) -> u32 {
+    let (full, rest) = (seat as usize / 64, seat as u32 % 64);
     let below: u32 = (0..full).map(|index| word(set, index).count_ones()).sum();
     below + (word(set, full) & ((1 << rest) - 1)).count_ones()
 }
 
-/// The slots of a set in ascending order. For sets that are small or rare: finding a bit costs 30 units on sBPF.
-pub fn slots(set: &Bitmap) -> impl Iterator<Item = usize> + '_ {
+/// The seats of a set in ascending order. For sets that are small or rare: finding a bit costs 30 units on sBPF.
+pub fn seats(set: &Bitmap) -> impl Iterator<Item = usize> + '_ {
     (0..WORDS).flat_map(move |index| {
         let mut rest = word(set, index);
         core::iter::from_fn(move || {
@@ -99,22 +99,22 @@ pub fn slots(set: &Bitmap) -> impl Iterator<Item = usize> + '_ {
     })
 }
 
-/// The slots of a set by rank, and how many there are.
+/// The seats of a set by rank, and how many there are.
 pub fn by_rank(set: &Bitmap) -> (Box<[u8; MAX_MEMBERS]>, usize) {
-    let mut slots = bytes();
+    let mut seats = bytes();
     let mut count = 0usize;
     for index in 0..WORDS {
         let mut rest = word(set, index);
-        let mut slot = 64 * index;
+        let mut seat = 64 * index;
         while rest != 0 {
-            // written always, kept only if the slot is a member: cheaper than a branch
-            slots[count & (MAX_MEMBERS - 1)] = slot as u8;
+            // written always, kept only if the seat is a member: cheaper than a branch
+            seats[count & (MAX_MEMBERS - 1)] = seat as u8;
             count = count.wrapping_add((rest & 1) as usize);
             rest >>= 1;
-            slot = slot.wrapping_add(1);
+            seat = seat.wrapping_add(1);
         }
     }
-    (slots, count)
+    (seats, count)
 }
 
 /// 256 zero bytes on the heap: a stack frame holds 4 kB only.

@@ -48,13 +48,13 @@ pub fn forget(model: &mut Model) {
 /// When it is a holder's turn to name a checkpoint: its place in the order of the last round, while that is there. Who
 /// comes earlier may replace what another one has named of the same step; so nobody gains by being fast.
 #[inline(never)]
-pub fn turn(run: &Run, slot: u8) -> u8 {
+pub fn turn(run: &Run, seat: u8) -> u8 {
     let round = run.current();
     let over = !matches!(run.state, run_state::WARMUP | run_state::ROUND_TRAIN | run_state::ROUND_WITNESS);
-    if !over || !bitmap::has(&round.roster, slot) {
+    if !over || !bitmap::has(&round.roster, seat) {
         return LAST_TURN;
     }
-    let rank = bitmap::rank(&run.began, slot) as u8;
+    let rank = bitmap::rank(&run.began, seat) as u8;
     let order = committee::order(round, &run.began, committee::CHECKPOINT);
     order.ranks().iter().position(|one| *one == rank).map_or(LAST_TURN, |place| place as u8)
 }

@@ -28,13 +28,13 @@ pub fn first(round: &Round, began: &Bitmap, purpose: &[u8], count: usize) -> Ord
     Order::first(seeds::of_purpose(round.seed, purpose), len, drawn)
 }
 
-/// The first `count` slots of a `set` in an order of those who `began`.
+/// The first `count` seats of a `set` in an order of those who `began`.
 fn take(order: &Order, began: &Bitmap, set: &Bitmap, count: usize) -> Bitmap {
-    let (slots, _) = bitmap::by_rank(began);
+    let (seats, _) = bitmap::by_rank(began);
     let mut result = [0; 32];
-    let ordered = order.ranks().iter().map(|rank| slots[*rank as usize]);
-    for slot in ordered.filter(|slot| bitmap::has(set, *slot)).take(count) {
-        bitmap::set(&mut result, slot);
+    let ordered = order.ranks().iter().map(|rank| seats[*rank as usize]);
+    for seat in ordered.filter(|seat| bitmap::has(set, *seat)).take(count) {
+        bitmap::set(&mut result, seat);
     }
     result
 }
@@ -66,8 +66,8 @@ pub fn reelect(run: &mut Run, members: &Members) {
 
 /// Whether a healthy member of the running round is one of its witnesses.
 #[inline(never)]
-pub fn is_witness(round: &Round, began: &Bitmap, members: &Members, slot: u8) -> bool {
-    if !bitmap::has(&round.roster, slot) {
+pub fn is_witness(round: &Round, began: &Bitmap, members: &Members, seat: u8) -> bool {
+    if !bitmap::has(&round.roster, seat) {
         return false;
     }
     if u16::from(round.elected) >= round.clients {
@@ -75,9 +75,9 @@ pub fn is_witness(round: &Round, began: &Bitmap, members: &Members, slot: u8) ->
     }
     let state = seeds::of_purpose(round.seed, WITNESS);
     let first = Order::first(state, bitmap::count(began) as usize, round.elected as usize);
-    let rank = bitmap::rank(began, slot) as u8;
+    let rank = bitmap::rank(began, seat) as u8;
     // whoever leaves, those who were first stay witnesses
-    first.ranks().contains(&rank) || bitmap::has(&witnesses(round, began, members), slot)
+    first.ranks().contains(&rank) || bitmap::has(&witnesses(round, began, members), seat)
 }
 
 /// The witnesses of the running round: the first `elected` of those seated, in the round's order.
@@ -91,11 +91,11 @@ pub fn witnesses(round: &Round, began: &Bitmap, members: &Members) -> Bitmap {
     take(&order(round, began, WITNESS), began, &seated, elected)
 }
 
-/// Whether a slot is one of the first `verifiers` members of a round in the order of the committee.
+/// Whether a seat is one of the first `verifiers` members of a round in the order of the committee.
 #[inline(never)]
-pub fn is_verifier(round: &Round, began: &Bitmap, slot: u8, verifiers: u32) -> bool {
+pub fn is_verifier(round: &Round, began: &Bitmap, seat: u8, verifiers: u32) -> bool {
     let order = first(round, began, COMMITTEE, verifiers as usize);
-    verifiers > 0 && bitmap::has(&take(&order, began, &round.roster, verifiers as usize), slot)
+    verifiers > 0 && bitmap::has(&take(&order, began, &round.roster, verifiers as usize), seat)
 }
 
 /// How many of `clients` members verify: the percentage rounded down, no more than verdicts that can be stored about one

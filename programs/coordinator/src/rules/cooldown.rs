@@ -6,7 +6,7 @@ use anchor_lang::prelude::*;
 
 /// What a member states: one hash per set bit of the mask, ascending.
 pub struct Stated<'a> {
-    pub slot: u8,
+    pub seat: u8,
     pub mask: u8,
     pub hashes: &'a [Hash],
 }
@@ -34,7 +34,7 @@ fn held(run: &Run, members: &Members) -> u8 {
 /// epoch before, whether or not they are still here: too few who are left say nothing that is new. Nothing in cooldown
 /// changes who that is.
 #[inline(never)]
-fn elect(run: &Run, members: &Members, slot: u8) -> Committees {
+fn elect(run: &Run, members: &Members, seat: u8) -> Committees {
     let (by_rank, _) = bitmap::by_rank(&run.began);
     let levels = run.levels.min(MAX_LEVELS as u8) as usize;
     let mut committees = Committees {
@@ -50,11 +50,11 @@ fn elect(run: &Run, members: &Members, slot: u8) -> Committees {
         }
         let gone = u32::from(!bitmap::has(&members.healthy, holder));
         let known = if bitmap::has(&members.established, holder) { 0 } else { run.levels_established };
-        let first = members.slots[holder as usize].tier as usize;
+        let first = members.seats[holder as usize].tier as usize;
         for level in first..levels {
             let count = &mut committees.counts[level];
             if *count < MAX_WITNESSES as u8 {
-                if holder == slot {
+                if holder == seat {
                     committees.places[level] = *count;
                 }
                 committees.gone[level] |= gone << *count;
@@ -74,8 +74,8 @@ fn elect(run: &Run, members: &Members, slot: u8) -> Committees {
 /// committee now agrees.
 #[inline(never)]
 pub fn attest(run: &mut Run, members: &Members, witnesses: &mut Witnesses, stated: &Stated) -> Result<()> {
-    require!(bitmap::has(&members.proven, stated.slot), CoordinatorError::NotElected);
-    let committees = elect(run, members, stated.slot);
+    require!(bitmap::has(&members.proven, stated.seat), CoordinatorError::NotElected);
+    let committees = elect(run, members, stated.seat);
     let (mut elected, mut hashes) = (false, stated.hashes.iter());
     for level in (0..MAX_LEVELS).filter(|level| stated.mask >> level & 1 == 1) {
         let hash = *hashes.next().ok_or(CoordinatorError::HashesInvalid)?;

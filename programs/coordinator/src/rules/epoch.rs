@@ -9,13 +9,13 @@ impl Machine<'_> {
     /// Warm-up begins with everybody who waits.
     #[inline(never)]
     pub fn start_epoch(&mut self, pending: &Bitmap, moment: &Moment) -> Result<()> {
-        for slot in self.members.slots.iter_mut().take_while(|slot| slot.used == 1) {
-            let begins = slot.pending == wish::WAITS;
-            slot.state = if begins { member_state::HEALTHY } else { member_state::IDLE };
+        for seat in self.members.seats.iter_mut().take_while(|seat| seat.used == 1) {
+            let begins = seat.pending == wish::WAITS;
+            seat.state = if begins { member_state::HEALTHY } else { member_state::IDLE };
             if begins {
-                slot.pending = wish::NONE;
-                slot.exited_height = 0;
-                slot.last_epoch = self.run.epoch;
+                seat.pending = wish::NONE;
+                seat.exited_height = 0;
+                seat.last_epoch = self.run.epoch;
             }
         }
         self.members.epoch = self.run.epoch;
@@ -110,15 +110,15 @@ impl Machine<'_> {
     fn pay(&mut self, healthy: u32) {
         let worked = self.run.step > self.run.start_step;
         let share = self.run.earning_rate.checked_div(u64::from(healthy)).unwrap_or(0);
-        let Members { slots, established, .. } = &mut *self.members;
-        for (index, slot) in slots.iter_mut().take_while(|slot| slot.used == 1).enumerate() {
-            if slot.state == member_state::HEALTHY && worked {
-                slot.points = slot.points.saturating_add(share);
-            } else if slot.state == member_state::EJECTED {
+        let Members { seats, established, .. } = &mut *self.members;
+        for (index, seat) in seats.iter_mut().take_while(|seat| seat.used == 1).enumerate() {
+            if seat.state == member_state::HEALTHY && worked {
+                seat.points = seat.points.saturating_add(share);
+            } else if seat.state == member_state::EJECTED {
                 bitmap::clear(established, index as u8);
-                let taken = slot.points.min(self.run.slashing_rate);
-                slot.points -= taken;
-                slot.slashed = slot.slashed.saturating_add(taken);
+                let taken = seat.points.min(self.run.slashing_rate);
+                seat.points -= taken;
+                seat.slashed = seat.slashed.saturating_add(taken);
             }
         }
     }
@@ -130,9 +130,9 @@ pub fn pause(run: &mut Run, members: &mut Members, backlog: &mut Backlog, now: u
     if run.state == run_state::WARMUP {
         source::restore(run, members, backlog);
     }
-    for slot in members.slots.iter_mut().take_while(|slot| slot.used == 1) {
-        if slot.pending == wish::WAITS {
-            slot.pending = wish::NONE;
+    for seat in members.seats.iter_mut().take_while(|seat| seat.used == 1) {
+        if seat.pending == wish::WAITS {
+            seat.pending = wish::NONE;
         }
     }
     members::rest(members);

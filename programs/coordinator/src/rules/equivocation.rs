@@ -9,12 +9,12 @@ use anchor_lang::prelude::*;
 pub const ED25519: Address = anchor_lang::address!("Ed25519SigVerify111111111111111111111111111");
 pub const INSTRUCTIONS: Address = anchor_lang::address!("Sysvar1nstructions1111111111111111111111111");
 
-/// What a member signs of a result: the domain, the run's id padded with zeros, epoch, height, seed and slot, which are
+/// What a member signs of a result: the domain, the run's id padded with zeros, epoch, height, seed and seat, which are
 /// the place; then the commitment, and the hash of the announcement, which are what it says about it.
 const RUN: usize = STATEMENT_DOMAIN.len();
 const EPOCH: usize = RUN + 32;
-const SLOT: usize = EPOCH + 4 + 4 + 8;
-const COMMITMENT: usize = SLOT + 1;
+const SEAT: usize = EPOCH + 4 + 4 + 8;
+const COMMITMENT: usize = SEAT + 1;
 const ANNOUNCEMENT: usize = COMMITMENT + 32;
 const STATEMENT: usize = ANNOUNCEMENT + 32;
 
@@ -29,7 +29,7 @@ pub struct Proven<'a> {
     pub key: &'a [u8],
     pub run_id: &'a [u8],
     pub epoch: u32,
-    pub slot: u8,
+    pub seat: u8,
 }
 
 /// What the data of an Ed25519 instruction that succeeded proves; None if that is no equivocation.
@@ -46,7 +46,7 @@ pub fn read(data: &[u8]) -> Option<Proven<'_>> {
         key,
         run_id: &first[RUN..EPOCH],
         epoch: u32::from_le_bytes(*first[EPOCH..].first_chunk()?),
-        slot: first[SLOT],
+        seat: first[SEAT],
     })
 }
 

@@ -14,7 +14,7 @@ use crate::{constants::*, state::*};
 /// Where nothing has been shown yet.
 const EVEN: usize = SHOWN_BITS - 1;
 
-/// The slots that delivered every level in at least half of the rounds in which that was judged.
+/// The seats that delivered every level in at least half of the rounds in which that was judged.
 pub fn in_half(members: &Members) -> &Bitmap {
     &members.shown[EVEN]
 }
@@ -22,8 +22,8 @@ pub fn in_half(members: &Members) -> &Bitmap {
 /// Whether a member that began the epoch is of those that say what its levels contain, although it may not speak itself.
 /// Whoever left before the first round was over has no part in what the epoch made of them.
 pub fn is_seated(members: &Members, index: u8) -> bool {
-    let slot = &members.slots[index as usize];
-    let took_part = slot.state == member_state::HEALTHY || slot.exited_height > 0;
+    let seat = &members.seats[index as usize];
+    let took_part = seat.state == member_state::HEALTHY || seat.exited_height > 0;
     bitmap::has(&members.proven, index) || took_part && bitmap::has(&members.established, index)
 }
 
@@ -63,8 +63,8 @@ pub fn judge(run: &Run, members: &mut Members, witnesses: &Witnesses) {
             continue;
         }
         let (mut known, mut all) = (0u64, 0u64);
-        for (bit, slot) in members.slots[64 * index..64 * (index + 1)].iter().enumerate() {
-            let (judged, recorded) = &whole[slot.tier as usize % MAX_LEVELS];
+        for (bit, seat) in members.seats[64 * index..64 * (index + 1)].iter().enumerate() {
+            let (judged, recorded) = &whole[seat.tier as usize % MAX_LEVELS];
             known |= u64::from(*judged) << bit;
             all |= recorded[index] & 1 << bit;
         }
@@ -78,7 +78,7 @@ pub fn judge(run: &Run, members: &mut Members, witnesses: &Witnesses) {
     }
 }
 
-/// For each tier whether its levels could all be judged, and the slots of which enough judges of each recorded what leads.
+/// For each tier whether its levels could all be judged, and the seats of which enough judges of each recorded what leads.
 type Whole = [(bool, [u64; bitmap::WORDS]); MAX_LEVELS];
 
 #[inline(never)]
@@ -99,8 +99,8 @@ fn recorded(
             // only these from here on
         }
         for (one, disagreeing) in attestations.iter().zip(disagreeing) {
-            let tier = members.slots[one.slot as usize].tier as usize;
-            if least <= tier && tier <= level && (!known || bitmap::has(&members.established, one.slot)) {
+            let tier = members.seats[one.seat as usize].tier as usize;
+            if least <= tier && tier <= level && (!known || bitmap::has(&members.established, one.seat)) {
                 judges += 1;
                 for (planes, different) in planes.iter_mut().zip(disagreeing).take(columns) {
                     add(planes, !different);
@@ -121,7 +121,7 @@ fn recorded(
     whole
 }
 
-/// Adds one to the counters of these slots.
+/// Adds one to the counters of these seats.
 #[inline(always)]
 fn add(planes: &mut [u64; VOTE_PLANES], mut carry: u64) {
     for plane in planes.iter_mut() {
@@ -134,7 +134,7 @@ fn add(planes: &mut [u64; VOTE_PLANES], mut carry: u64) {
     }
 }
 
-/// Moves the counts of 64 slots one up or down; those at the bottom stay there, and those at the top do not rise.
+/// Moves the counts of 64 seats one up or down; those at the bottom stay there, and those at the top do not rise.
 #[inline(never)]
 fn advance(shown: &mut [Bitmap; SHOWN_BITS], index: usize, up: u64, down: u64) {
     let (mut any, mut full) = (0, u64::MAX);
@@ -159,15 +159,15 @@ mod tests {
     use super::*;
     use bytemuck::Zeroable;
 
-    fn value(members: &Members, slot: u8) -> u32 {
-        members.shown.iter().enumerate().map(|(bit, plane)| u32::from(bitmap::has(plane, slot)) << bit).sum()
+    fn value(members: &Members, seat: u8) -> u32 {
+        members.shown.iter().enumerate().map(|(bit, plane)| u32::from(bitmap::has(plane, seat)) << bit).sum()
     }
 
     #[test]
     fn what_is_shown_is_counted_between_its_ends() {
         let (mut run, mut members) = (Run::zeroed(), Members::zeroed());
         run.levels = 3;
-        members.slots[7].used = 1;
+        members.seats[7].used = 1;
         members.established = bitmap::only(7);
         members.healthy = [0xff; 32];
         begin(&mut run, &mut members);

@@ -17,8 +17,8 @@ pub fn all(levels: u8) -> u8 {
 /// Mask of the levels that members of `set` hold. A tier holds its own level and all higher ones.
 #[inline(never)]
 pub fn held_by(run: &Run, members: &Members, set: &Bitmap) -> u8 {
-    let used = members.slots.iter().take_while(|slot| slot.used == 1).enumerate();
-    from_smallest(run, used.filter(|(index, _)| bitmap::has(set, *index as u8)).map(|(_, slot)| slot))
+    let used = members.seats.iter().take_while(|seat| seat.used == 1).enumerate();
+    from_smallest(run, used.filter(|(index, _)| bitmap::has(set, *index as u8)).map(|(_, seat)| seat))
 }
 
 /// Mask of the levels that the running epoch may have changed, also by members that did not stay to its end.
@@ -28,19 +28,19 @@ pub fn trained(run: &Run, members: &Members) -> u8 {
         return 0; // members change their levels by attested results only
     }
     let first_applied = 1 + u32::from(run.config.overlap); // the round in which members apply the first results
-    let used = members.slots.iter().take_while(|slot| slot.used == 1);
+    let used = members.seats.iter().take_while(|seat| seat.used == 1);
     from_smallest(
         run,
-        used.filter(|slot| match slot.state {
+        used.filter(|seat| match seat.state {
             member_state::IDLE => false,
             member_state::HEALTHY => true,
-            _ => slot.exited_height >= first_applied,
+            _ => seat.exited_height >= first_applied,
         }),
     )
 }
 
-fn from_smallest<'a>(run: &Run, holders: impl Iterator<Item = &'a Slot>) -> u8 {
-    let smallest = holders.map(|slot| slot.tier).min().unwrap_or(MAX_LEVELS as u8);
+fn from_smallest<'a>(run: &Run, holders: impl Iterator<Item = &'a Seat>) -> u8 {
+    let smallest = holders.map(|seat| seat.tier).min().unwrap_or(MAX_LEVELS as u8);
     all(run.levels) & !all(smallest)
 }
 

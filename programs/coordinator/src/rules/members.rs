@@ -1,26 +1,26 @@
-//! The slots of members: finding, choosing, counting.
+//! The seats of members: finding, choosing, counting.
 
 use super::{bitmap, committee, membership, merit, moment::elapsed, Moment};
 use crate::{constants::*, errors::CoordinatorError, instructions::JoinParams, state::*};
 use anchor_lang::{address_eq, prelude::*};
 
-/// The slot that belongs to `signer`. Used slots come first, so the search ends at the first unused one.
+/// The seat that belongs to `signer`. Used seats come first, so the search ends at the first unused one.
 pub fn find(members: &Members, signer: &Address) -> Option<usize> {
-    let used = members.slots.iter().take_while(|slot| slot.used == 1);
-    used.enumerate().find(|(_, slot)| address_eq(&slot.signer, signer)).map(|(index, _)| index)
+    let used = members.seats.iter().take_while(|seat| seat.used == 1);
+    used.enumerate().find(|(_, seat)| address_eq(&seat.signer, signer)).map(|(index, _)| index)
 }
 
-/// The signer owns `slot` and its member is healthy.
+/// The signer owns `seat` and its member is healthy.
 #[inline(never)]
-pub fn check_healthy(members: &Members, slot: u8, signer: &Address) -> Result<()> {
-    let member = &members.slots[slot as usize];
+pub fn check_healthy(members: &Members, seat: u8, signer: &Address) -> Result<()> {
+    let member = &members.seats[seat as usize];
     let own = member.used == 1 && address_eq(&member.signer, signer);
-    require!(own && member.state == member_state::HEALTHY, CoordinatorError::SlotMismatch);
+    require!(own && member.state == member_state::HEALTHY, CoordinatorError::SeatMismatch);
     Ok(())
 }
 
 pub fn pending(members: &Members) -> Bitmap {
-    collect(members, |slot| slot.pending == wish::WAITS)
+    collect(members, |seat| seat.pending == wish::WAITS)
 }
 
 /// Takes members out of the running epoch: those of `set` are `state` from now on. What they have shown stays, if it was
@@ -28,12 +28,12 @@ pub fn pending(members: &Members) -> Bitmap {
 #[inline(never)]
 pub fn exit(run: &Run, members: &mut Members, set: &Bitmap, state: u8) {
     let height = run.exit_height();
-    for index in bitmap::slots(set) {
-        let slot = &mut members.slots[index];
-        if slot.state == member_state::HEALTHY {
-            slot.exited_height = height;
+    for index in bitmap::seats(set) {
+        let seat = &mut members.seats[index];
+        if seat.state == member_state::HEALTHY {
+            seat.exited_height = height;
         }
-        slot.state = state;
+        seat.state = state;
     }
     if run.state != run_state::COOLDOWN {
         let shown = if state == member_state::EJECTED { [0; 32] } else { merit::half_delivered(members) };
@@ -47,23 +47,23 @@ pub fn exit(run: &Run, members: &mut Members, set: &Bitmap, state: u8) {
 
 /// Returns everybody to idle.
 pub fn rest(members: &mut Members) {
-    for slot in members.slots.iter_mut().take_while(|slot| slot.used == 1) {
-        slot.state = member_state::IDLE;
+    for seat in members.seats.iter_mut().take_while(|seat| seat.used == 1) {
+        seat.state = member_state::IDLE;
     }
     members.healthy = [0; 32];
 }
 
 /// Those whom an authority has removed or barred.
 pub fn unwanted(members: &Members) -> Bitmap {
-    collect(members, |slot| slot.pending >= wish::REMOVED)
+    collect(members, |seat| seat.pending >= wish::REMOVED)
 }
 
 #[inline(always)]
-fn collect(members: &Members, wanted: impl Fn(&Slot) -> bool) -> Bitmap {
+fn collect(members: &Members, wanted: impl Fn(&Seat) -> bool) -> Bitmap {
     let mut result = [0; 32];
-    for (byte, slots) in result.iter_mut().zip(members.slots.chunks_exact(8)) {
-        let Ok([a, b, c, d, e, f, g, h]) = <&[Slot; 8]>::try_from(slots) else { break };
-        let bit = |slot: &Slot, place: u8| u8::from(wanted(slot)) << place; // unrolled: a loop costs as much again
+    for (byte, seats) in result.iter_mut().zip(members.seats.chunks_exact(8)) {
+        let Ok([a, b, c, d, e, f, g, h]) = <&[Seat; 8]>::try_from(seats) else { break };
+        let bit = |seat: &Seat, place: u8| u8::from(wanted(seat)) << place; // unrolled: a loop costs as much again
         *byte = bit(a, 0) | bit(b, 1) | bit(c, 2) | bit(d, 3) | bit(e, 4) | bit(f, 5) | bit(g, 6) | bit(h, 7);
         if h.used == 0 {
             break;
@@ -72,7 +72,7 @@ fn collect(members: &Members, wanted: impl Fn(&Slot) -> bool) -> Bitmap {
     result
 }
 
-/// The memberships that a join needs: the wallet's own, and that of whoever loses the slot to it.
+/// The memberships that a join needs: the wallet's own, and that of whoever loses the seat to it.
 pub struct Papers<'a> {
     pub own: &'a mut Membership,
     pub evicted: Option<&'a mut Membership>,
@@ -91,51 +91,51 @@ pub fn join(
 ) -> Result<bool> {
     let index = claim(run, members, papers, moment.now)?;
     membership::check_bond(papers.own, run.config.join_bond)?;
-    let slot = &mut members.slots[index];
-    if slot.state == member_state::IDLE {
-        if slot.tier != params.tier {
+    let seat = &mut members.seats[index];
+    if seat.state == member_state::IDLE {
+        if seat.tier != params.tier {
             bitmap::clear(&mut run.finishers, index as u8); // what it held is not what it holds now
             bitmap::clear(&mut members.established, index as u8);
         }
-        slot.p2p = params.p2p;
-        slot.tier = params.tier;
-        slot.declared = params.weight;
+        seat.p2p = params.p2p;
+        seat.tier = params.tier;
+        seat.declared = params.weight;
     }
-    let added = slot.pending != wish::WAITS;
-    slot.pending = wish::WAITS;
+    let added = seat.pending != wish::WAITS;
+    seat.pending = wish::WAITS;
     if params.stateless {
         forget_replica(run, members, index as u8);
     }
     Ok(added)
 }
 
-/// The slot of a wallet, which gets one if it has none. What slot and membership know of the wallet is the same then; what
-/// the slot knew of another wallet is in that one's membership.
+/// The seat of a wallet, which gets one if it has none. What seat and membership know of the wallet is the same then; what
+/// the seat knew of another wallet is in that one's membership.
 #[inline(never)]
 fn claim(run: &mut Run, members: &mut Members, papers: &mut Papers, now: u64) -> Result<usize> {
     let Papers { own, evicted } = papers;
     let index = choose(run, members, &own.wallet, awaits_finishers(run, now))?;
-    let slot = &members.slots[index];
-    if slot.used == 1 && address_eq(&slot.signer, &own.wallet) {
+    let seat = &members.seats[index];
+    if seat.used == 1 && address_eq(&seat.signer, &own.wallet) {
         membership::settle(members, index, own);
         return Ok(index);
     }
-    if slot.declared > 0 {
-        let evicted = evicted.as_mut().filter(|evicted| address_eq(&evicted.wallet, &slot.signer));
+    if seat.declared > 0 {
+        let evicted = evicted.as_mut().filter(|evicted| address_eq(&evicted.wallet, &seat.signer));
         let evicted = evicted.ok_or(CoordinatorError::WrongEvicted)?;
         membership::settle(members, index, evicted);
     }
     bitmap::clear(&mut run.finishers, index as u8);
     bitmap::clear(&mut members.established, index as u8);
     let (signer, points, slashed) = (own.wallet, own.points, own.slashed);
-    members.slots[index] = Slot { signer, points, slashed, used: 1, ..bytemuck::Zeroable::zeroed() };
+    members.seats[index] = Seat { signer, points, slashed, used: 1, ..bytemuck::Zeroable::zeroed() };
     Ok(index)
 }
 
-/// Takes the member of a slot out of the line and off the sources of the model; `barred` tells others why. The running
+/// Takes the member of a seat out of the line and off the sources of the model; `barred` tells others why. The running
 /// epoch goes on with it.
 pub fn kick(run: &mut Run, members: &mut Members, index: usize, barred: bool) {
-    members.slots[index].pending = if barred { wish::BARRED } else { wish::REMOVED };
+    members.seats[index].pending = if barred { wish::BARRED } else { wish::REMOVED };
     if run.halted() || run.state == run_state::WAITING_FOR_MEMBERS {
         bitmap::clear(&mut run.finishers, index as u8);
     }
@@ -144,13 +144,13 @@ pub fn kick(run: &mut Run, members: &mut Members, index: usize, barred: bool) {
 /// Ejects a member of the running epoch, also one that left or was dropped before it was found out; returns whether it
 /// was one, and was not ejected before. Its bond is forfeited.
 #[inline(never)]
-pub fn eject(run: &mut Run, members: &mut Members, slot: u8) -> bool {
-    if matches!(members.slots[slot as usize].state, member_state::IDLE | member_state::EJECTED) {
+pub fn eject(run: &mut Run, members: &mut Members, seat: u8) -> bool {
+    if matches!(members.seats[seat as usize].state, member_state::IDLE | member_state::EJECTED) {
         return false;
     }
-    exit(run, members, &bitmap::only(slot), member_state::EJECTED);
-    bitmap::set(&mut members.forfeited, slot);
-    let pending = &mut members.slots[slot as usize].pending;
+    exit(run, members, &bitmap::only(seat), member_state::EJECTED);
+    bitmap::set(&mut members.forfeited, seat);
+    let pending = &mut members.seats[seat as usize].pending;
     if *pending == wish::WAITS {
         *pending = wish::NONE; // the bond that it asked with is lost
     }
@@ -161,7 +161,7 @@ pub fn eject(run: &mut Run, members: &mut Members, slot: u8) -> bool {
 /// A member without a replica can neither give the model to joiners nor finish the running epoch.
 fn forget_replica(run: &mut Run, members: &mut Members, index: u8) {
     bitmap::clear(&mut run.finishers, index);
-    if members.slots[index as usize].state == member_state::HEALTHY {
+    if members.seats[index as usize].state == member_state::HEALTHY {
         exit(run, members, &bitmap::only(index), member_state::WITHDRAWN);
     }
 }
@@ -173,35 +173,35 @@ fn awaits_finishers(run: &Run, now: u64) -> bool {
     waiting && run.model_source == model_source::PEERS
 }
 
-/// Own slot; else one that is nobody's; else an idle one: of a member that did not finish the last epoch, then one without
+/// Own seat; else one that is nobody's; else an idle one: of a member that did not finish the last epoch, then one without
 /// points, then one that never delivered, then one that was in neither this epoch nor the last, then the one that was
-/// away longest. The slots of `finishers` are not given away while they are `awaited`: the run would forget who holds its
+/// away longest. The seats of `finishers` are not given away while they are `awaited`: the run would forget who holds its
 /// model.
 fn choose(run: &Run, members: &Members, signer: &Address, awaited: bool) -> Result<usize> {
     let (mut own, mut fresh, mut idle) = (None, None, None);
     let mut least = (u32::MAX, u32::MAX);
-    for (index, slot) in members.slots.iter().enumerate() {
-        if slot.used == 0 {
+    for (index, seat) in members.seats.iter().enumerate() {
+        if seat.used == 0 {
             fresh = fresh.or(Some(index));
             break;
         }
-        if address_eq(&slot.signer, signer) {
+        if address_eq(&seat.signer, signer) {
             own = Some(index);
             break;
         }
-        if slot.declared == 0 {
+        if seat.declared == 0 {
             fresh = fresh.or(Some(index)); // its owner has withdrawn
             continue;
         }
-        let live = slot.pending == wish::WAITS || slot.state != member_state::IDLE;
+        let live = seat.pending == wish::WAITS || seat.state != member_state::IDLE;
         let finisher = bitmap::has(&run.finishers, index as u8);
         if live || finisher && awaited {
             continue;
         }
-        let recent = slot.last_epoch.saturating_add(1) >= run.epoch;
-        let marks = [recent, slot.weight > 1, slot.points > 0, finisher];
+        let recent = seat.last_epoch.saturating_add(1) >= run.epoch;
+        let marks = [recent, seat.weight > 1, seat.points > 0, finisher];
         let rank = marks.iter().rev().fold(0, |rank, mark| 2 * rank + u32::from(*mark));
-        let worth = (rank, slot.last_epoch);
+        let worth = (rank, seat.last_epoch);
         if idle.is_none() || worth < least {
             (idle, least) = (Some(index), worth);
         }

@@ -1,7 +1,7 @@
-//! What passes between a wallet's slot and its membership, and where the bond goes.
+//! What passes between a wallet's seat and its membership, and where the bond goes.
 //!
-//! A slot is handed out anew when its owner stays away; the membership stays. So whatever a slot says of its owner is
-//! written down there before anybody else gets the slot, and when the owner leaves. A bond is marked as forfeited the
+//! A seat is handed out anew when its owner stays away; the membership stays. So whatever a seat says of its owner is
+//! written down there before anybody else gets the seat, and when the owner leaves. A bond is marked as forfeited the
 //! moment its owner is ejected, by a bit in `Members`, since the membership need not be at hand then; the mark is carried
 //! over with the rest, and no bond comes back before.
 
@@ -76,13 +76,13 @@ pub fn check_bond(membership: &Membership, bond: u64) -> Result<()> {
     Ok(())
 }
 
-/// Writes down what the slot of a wallet says of it; returns whether its bond was marked as forfeited.
+/// Writes down what the seat of a wallet says of it; returns whether its bond was marked as forfeited.
 #[inline(never)]
 pub fn settle(members: &mut Members, index: usize, membership: &mut Membership) -> bool {
-    let slot = &members.slots[index];
-    membership.points = slot.points;
-    membership.slashed = slot.slashed;
-    if slot.weight > 0 && slot.last_epoch == members.epoch {
+    let seat = &members.seats[index];
+    membership.points = seat.points;
+    membership.slashed = seat.slashed;
+    if seat.weight > 0 && seat.last_epoch == members.epoch {
         let delivered = merit::delivered(members, index as u8) as u16;
         let due = members.judged as u16;
         if membership.epoch != members.epoch {
@@ -121,19 +121,19 @@ pub fn pay(from: &AccountView, to: &AccountView, lamports: u64) -> Result<()> {
     Ok(())
 }
 
-/// Takes a wallet off its slot, if it has one and nothing holds it there: it is in no epoch, so that all verdicts about it
+/// Takes a wallet off its seat, if it has one and nothing holds it there: it is in no epoch, so that all verdicts about it
 /// are given, and it wants none. Returns whether it had one.
 #[inline(never)]
 pub fn vacate(run: &mut Run, members: &mut Members, membership: &mut Membership) -> Result<bool> {
     let Some(index) = super::members::find(members, &membership.wallet) else { return Ok(false) };
-    let slot = &members.slots[index];
-    let idle = slot.state == member_state::IDLE && slot.pending != wish::WAITS;
+    let seat = &members.seats[index];
+    let idle = seat.state == member_state::IDLE && seat.pending != wish::WAITS;
     require!(idle, CoordinatorError::StillBound);
     settle(members, index, membership);
     bitmap::clear(&mut run.finishers, index as u8);
     bitmap::clear(&mut members.established, index as u8);
-    let slot = &mut members.slots[index];
-    *slot = bytemuck::Zeroable::zeroed();
-    slot.used = 1; // used slots come first; this one is nobody's
+    let seat = &mut members.seats[index];
+    *seat = bytemuck::Zeroable::zeroed();
+    seat.used = 1; // used seats come first; this one is nobody's
     Ok(true)
 }

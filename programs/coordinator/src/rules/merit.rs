@@ -39,10 +39,10 @@ pub fn begin(members: &mut Members) {
     members.delivered = [[0; 32]; COUNT_BITS];
     members.proven = [0; 32];
     let newcomer = newcomers_most(members);
-    for slot in members.slots.iter_mut().take_while(|slot| slot.used == 1) {
-        if slot.state == member_state::HEALTHY {
-            let most = if slot.weight == 0 { newcomer } else { slot.weight };
-            slot.weight = slot.declared.min(most).max(1);
+    for seat in members.seats.iter_mut().take_while(|seat| seat.used == 1) {
+        if seat.state == member_state::HEALTHY {
+            let most = if seat.weight == 0 { newcomer } else { seat.weight };
+            seat.weight = seat.declared.min(most).max(1);
         }
     }
 }
@@ -50,12 +50,12 @@ pub fn begin(members: &mut Members) {
 /// The lower median of what those count for who have been in an epoch; of what all declare, if nobody has.
 fn newcomers_most(members: &Members) -> u16 {
     let healthy =
-        || members.slots.iter().take_while(|slot| slot.used == 1).filter(|slot| slot.state == member_state::HEALTHY);
-    let known = healthy().any(|slot| slot.weight > 0);
+        || members.seats.iter().take_while(|seat| seat.used == 1).filter(|seat| seat.state == member_state::HEALTHY);
+    let known = healthy().any(|seat| seat.weight > 0);
     let weights: alloc::vec::Vec<u16> = if known {
-        healthy().filter(|slot| slot.weight > 0).map(|slot| slot.declared.min(slot.weight)).collect()
+        healthy().filter(|seat| seat.weight > 0).map(|seat| seat.declared.min(seat.weight)).collect()
     } else {
-        healthy().map(|slot| slot.declared).collect()
+        healthy().map(|seat| seat.declared).collect()
     };
     lower_median(&weights)
 }
@@ -94,26 +94,26 @@ pub fn end(members: &mut Members) {
     for (part, set) in shown.iter_mut().enumerate() {
         *set = at_least(&members.delivered, (members.judged * (part as u32 + 1)).div_ceil(EIGHTHS));
     }
-    for (index, slot) in members.slots.iter_mut().take_while(|slot| slot.used == 1).enumerate() {
-        slot.weight = match slot.state {
+    for (index, seat) in members.seats.iter_mut().take_while(|seat| seat.used == 1).enumerate() {
+        seat.weight = match seat.state {
             member_state::IDLE => continue,
-            member_state::WITHDRAWN if slot.exited_height == 0 => continue, // there was nothing to deliver yet
+            member_state::WITHDRAWN if seat.exited_height == 0 => continue, // there was nothing to deliver yet
             member_state::EJECTED => 1,
             _ => {
                 let eighths = shown.iter().take_while(|set| bitmap::has(set, index as u8)).count() as u32;
-                (u32::from(slot.weight) * 2 * eighths / EIGHTHS).clamp(1, u32::from(u16::MAX)) as u16
+                (u32::from(seat.weight) * 2 * eighths / EIGHTHS).clamp(1, u32::from(u16::MAX)) as u16
             }
         };
     }
 }
 
-/// In how many of the epoch's rounds a slot delivered all that it owed.
-pub fn delivered(members: &Members, slot: u8) -> u32 {
+/// In how many of the epoch's rounds a seat delivered all that it owed.
+pub fn delivered(members: &Members, seat: u8) -> u32 {
     let bits = members.delivered.iter().enumerate();
-    bits.fold(0, |count, (bit, plane)| count | u32::from(bitmap::has(plane, slot)) << bit)
+    bits.fold(0, |count, (bit, plane)| count | u32::from(bitmap::has(plane, seat)) << bit)
 }
 
-/// The slots that delivered in at least half of the epoch's rounds so far, and every level of their tier in half of those
+/// The seats that delivered in at least half of the epoch's rounds so far, and every level of their tier in half of those
 /// in which that was judged.
 pub fn half_delivered(members: &Members) -> Bitmap {
     bitmap::both(&at_least(&members.delivered, members.judged.div_ceil(2)), holders::in_half(members))
@@ -128,7 +128,7 @@ pub fn settle(members: &mut Members) {
     members.proven = bitmap::either(&gone, &bitmap::both(&members.proven, &half_delivered(members)));
 }
 
-/// The slots whose count is at least `least`: compares from the lowest bit up.
+/// The seats whose count is at least `least`: compares from the lowest bit up.
 fn at_least(planes: &[Bitmap; COUNT_BITS], least: u32) -> Bitmap {
     let mut result = [0xff; 32];
     for (bit, plane) in planes.iter().enumerate() {
@@ -163,10 +163,10 @@ mod tests {
         let mut counters = [0u32; MAX_MEMBERS];
         for round in 0..300u32 {
             let mut attested = [0; 32];
-            for slot in 0..=255u8 {
-                if (u32::from(slot) * 31 + round * 17) % 256 <= u32::from(slot) {
-                    bitmap::set(&mut attested, slot);
-                    counters[slot as usize] += 1;
+            for seat in 0..=255u8 {
+                if (u32::from(seat) * 31 + round * 17) % 256 <= u32::from(seat) {
+                    bitmap::set(&mut attested, seat);
+                    counters[seat as usize] += 1;
                 }
             }
             count(&mut members, &attested, &attested);
@@ -174,9 +174,9 @@ mod tests {
         assert_eq!(members.judged, 300);
         for least in [1, 2, 100, 255, 256, 257, 300] {
             let found = at_least(&members.delivered, least);
-            for slot in 0..=255u8 {
-                assert_eq!(bitmap::has(&found, slot), counters[slot as usize] >= least);
-                assert_eq!(delivered(&members, slot), counters[slot as usize]);
+            for seat in 0..=255u8 {
+                assert_eq!(bitmap::has(&found, seat), counters[seat as usize] >= least);
+                assert_eq!(delivered(&members, seat), counters[seat as usize]);
             }
         }
     }

@@ -11,7 +11,7 @@ pub fn of(elected: u32) -> u32 {
     (2 * elected).div_ceil(3).max(1)
 }
 
-/// Slots that at least `quorum` attestations name, 64 at a time.
+/// Seats that at least `quorum` attestations name, 64 at a time.
 fn tally<'a>(attestations: impl Iterator<Item = &'a Attestation> + Clone, quorum: u32) -> Bitmap {
     let mut result = [0; 32];
     for index in 0..bitmap::WORDS {
@@ -24,7 +24,7 @@ fn tally<'a>(attestations: impl Iterator<Item = &'a Attestation> + Clone, quorum
     result
 }
 
-/// Slots that at least `quorum` attestations leave out; none when there are fewer attestations than that.
+/// Seats that at least `quorum` attestations leave out; none when there are fewer attestations than that.
 pub fn left_out<'a>(attestations: impl Iterator<Item = &'a Attestation> + Clone, quorum: u32) -> Bitmap {
     let count = attestations.clone().count() as u32;
     if count < quorum {
@@ -60,7 +60,7 @@ fn add(left: u64, middle: u64, right: u64) -> (u64, u64) {
     (both ^ right, left & middle | both & right)
 }
 
-/// Slots whose counter is at least `quorum`: compares from the lowest plane up.
+/// Seats whose counter is at least `quorum`: compares from the lowest plane up.
 pub(super) fn at_least(planes: &[u64; PLANES], quorum: u32) -> u64 {
     let mut result = u64::MAX;
     for (bit, plane) in planes.iter().enumerate() {
@@ -82,20 +82,20 @@ mod tests {
 
     #[test]
     fn tally_equals_counting() {
-        let mut attestations = [Attestation { slot: 0, participation: [0; 32], fingerprints: [0; 320] }; 32];
+        let mut attestations = [Attestation { seat: 0, participation: [0; 32], fingerprints: [0; 320] }; 32];
         for (index, attestation) in attestations.iter_mut().enumerate() {
-            for slot in 0..=255u8 {
-                if (slot as usize * 7 + index * 13) % 32 <= index {
-                    bitmap::set(&mut attestation.participation, slot);
+            for seat in 0..=255u8 {
+                if (seat as usize * 7 + index * 13) % 32 <= index {
+                    bitmap::set(&mut attestation.participation, seat);
                 }
             }
         }
         for quorum in 1..=32 {
             let result = tally(attestations.iter(), quorum);
-            for slot in 0..=255u8 {
-                let votes = attestations.iter().filter(|a| bitmap::has(&a.participation, slot)).count();
-                assert_eq!(bitmap::has(&result, slot), votes as u32 >= quorum);
-                assert_eq!(bitmap::has(&left_out(attestations.iter(), quorum), slot), 32 - votes as u32 >= quorum);
+            for seat in 0..=255u8 {
+                let votes = attestations.iter().filter(|a| bitmap::has(&a.participation, seat)).count();
+                assert_eq!(bitmap::has(&result, seat), votes as u32 >= quorum);
+                assert_eq!(bitmap::has(&left_out(attestations.iter(), quorum), seat), 32 - votes as u32 >= quorum);
             }
         }
     }

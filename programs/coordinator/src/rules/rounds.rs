@@ -101,8 +101,8 @@ impl Machine<'_> {
         let plan = Plan::new(&judged, &self.run.began, self.members, self.run.config.verification_percent);
         for share in plan.shares() {
             if share.len == 0 {
-                bitmap::set(&mut idle, share.slot);
-            } else if !bitmap::has(&attested, share.slot) {
+                bitmap::set(&mut idle, share.seat);
+            } else if !bitmap::has(&attested, share.seat) {
                 gaps.add(share.start, share.len);
             }
         }

@@ -29,9 +29,9 @@ pub fn cast(run: &Run, members: &Members, votes: &mut WitnessRound, (ring, verdi
     Ok(mismatches as u32 >= quorum::of(verifiers).max(LEAST))
 }
 
-fn trained(run: &Run, members: &Members, round: &Round, slot: u8) -> bool {
+fn trained(run: &Run, members: &Members, round: &Round, seat: u8) -> bool {
     let plan = Plan::new(round, &run.began, members, run.config.verification_percent);
-    let of_round = bitmap::has(&round.roster, slot);
-    let found = of_round && plan.shares().any(|share| share.slot == slot && share.len > 0);
+    let of_round = bitmap::has(&round.roster, seat);
+    let found = of_round && plan.shares().any(|share| share.seat == seat && share.len > 0);
     found
 }

@@ -1,10 +1,10 @@
-//! `Members`: one slot for each of up to 256 wallets. A slot index identifies a member throughout an epoch.
+//! `Members`: one slot for each of up to 256 wallets. A seat index identifies a member throughout an epoch.
 
 use crate::constants::*;
 use anchor_lang::prelude::*;
 use bytemuck::{Pod, Zeroable};
 
-/// Values of `Slot::pending`.
+/// Values of `Seat::pending`.
 pub mod wish {
     pub const NONE: u8 = 0;
     /// Wants to be in the next epoch.
@@ -15,7 +15,7 @@ pub mod wish {
     pub const BARRED: u8 = 3;
 }
 
-/// Values of `Slot::state`.
+/// Values of `Seat::state`.
 pub mod member_state {
     /// Not in the running epoch.
     pub const IDLE: u8 = 0;
@@ -30,7 +30,7 @@ pub mod member_state {
 
 #[derive(Clone, Copy, Pod, Zeroable, IdlType)]
 #[repr(C)]
-pub struct Slot {
+pub struct Seat {
     pub signer: Address,
     /// Key of the peer-to-peer endpoint.
     pub p2p: [u8; 32],
@@ -50,7 +50,7 @@ pub struct Slot {
     pub state: u8,
     /// See `wish`.
     pub pending: u8,
-    /// 1 = the slot has an owner, or had one that has withdrawn: used slots come first.
+    /// 1 = the seat has an owner, or had one that has withdrawn: used seats come first.
     pub used: u8,
 }
 
@@ -76,20 +76,20 @@ pub struct Members {
     pub epoch: u32,
     /// Rounds of the running epoch that made a step, up to 4,095.
     pub judged: u32,
-    /// In how many of these a slot delivered all it owed: bit i of the count is in the bitmap i.
+    /// In how many of these a seat delivered all it owed: bit i of the count is in the bitmap i.
     pub delivered: [[u8; 32]; COUNT_BITS],
-    /// Slots that delivered anything that they owed; of those who have gone, the ones that did so in half of the rounds. In
+    /// Seats that delivered anything that they owed; of those who have gone, the ones that did so in half of the rounds. In
     /// cooldown: whose word counts about the levels of its tier.
     pub proven: [u8; 32],
-    /// Of the rounds in which the holders of all its levels judged a slot: by how many more it delivered every level than
+    /// Of the rounds in which the holders of all its levels judged a seat: by how many more it delivered every level than
     /// not, plus 64, and not below 0, where it stays, nor above 127. Bit i is in the bitmap i.
     pub shown: [[u8; 32]; SHOWN_BITS],
-    /// Slots that delivered every level of their tier in an epoch before, and not less than half since.
+    /// Seats that delivered every level of their tier in an epoch before, and not less than half since.
     pub established: [u8; 32],
-    /// Slots of healthy members.
+    /// Seats of healthy members.
     pub healthy: [u8; 32],
-    /// Slots of ejected members whose bonds are not yet marked as forfeited in their memberships.
+    /// Seats of ejected members whose bonds are not yet marked as forfeited in their memberships.
     pub forfeited: [u8; 32],
     pub before: Source,
-    pub slots: [Slot; MAX_MEMBERS],
+    pub seats: [Seat; MAX_MEMBERS],
 }

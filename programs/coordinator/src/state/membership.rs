@@ -1,8 +1,8 @@
-//! `Membership`: what a run keeps of one wallet for longer than that has a slot: its bond, its points, what it delivered
+//! `Membership`: what a run keeps of one wallet for longer than that has a seat: its bond, its points, what it delivered
 //! of what was due, and whether it is barred.
 //!
 //! It is bound to the run's address and to the moment the run was created: another run of the same name has memberships
-//! of its own. While the wallet has a slot, its points there are newer; see `rules::membership`.
+//! of its own. While the wallet has a seat, its points there are newer; see `rules::membership`.
 
 use anchor_lang::prelude::*;
 

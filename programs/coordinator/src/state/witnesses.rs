@@ -10,23 +10,23 @@ use bytemuck::{Pod, Zeroable};
 #[derive(Clone, Copy, Pod, Zeroable, IdlType)]
 #[repr(C)]
 pub struct Attestation {
-    pub slot: u8,
+    pub seat: u8,
     /// Members whose results the witness holds.
     pub participation: [u8; 32],
-    /// A fingerprint of each of these results, in bit planes: with c = 1, 2 or 4 words of 64 slots, as many as hold the
-    /// roster, bit k of slot s, for k < 40 / c, is bit s % 64 of the 64-bit word k * c + s / 64. The bits are the lowest
+    /// A fingerprint of each of these results, in bit planes: with c = 1, 2 or 4 words of 64 seats, as many as hold the
+    /// roster, bit k of seat s, for k < 40 / c, is bit s % 64 of the 64-bit word k * c + s / 64. The bits are the lowest
     /// of sha256(commitment || this round's seed as 8 little-endian bytes).
     pub fingerprints: [u8; FINGERPRINT_BYTES],
 }
 
-/// What most witnesses of the running round recorded about each slot, by the majority vote of Boyer and Moore: whatever
+/// What most witnesses of the running round recorded about each seat, by the majority vote of Boyer and Moore: whatever
 /// more than half of them agree on is here.
 #[derive(Clone, Copy, Pod, Zeroable, IdlType)]
 #[repr(C)]
 pub struct Leading {
     pub participation: [u8; 32],
     pub fingerprints: [u8; FINGERPRINT_BYTES],
-    /// How far ahead each slot's entry is, in bit planes, lowest first.
+    /// How far ahead each seat's entry is, in bit planes, lowest first.
     pub margins: [[u8; 32]; VOTE_PLANES],
 }
 
