@@ -7,7 +7,7 @@ from pathlib import Path
 
 from aftermath.member import lineage, results
 from aftermath.optim.private_blocks import BLOCK
-from aftermath.p2p import announce, blobs, complaints, door, link, links, pace, quota, requests, watch
+from aftermath.p2p import announce, arrivals, blobs, complaints, door, link, links, pace, quota, requests, watch
 from aftermath.p2p.transport import MAX_ANNOUNCEMENT, MAX_REQUEST
 from aftermath.replica import stateshare
 from aftermath.rules.accounts import STORED_ROUNDS
@@ -21,7 +21,7 @@ SMALL = SERVED - blobs.LARGE_PIECES
 ROWS = [
     f"handshakes | {door.MAX_HANDSHAKES_OF_ADDRESS} at a time and {door.ADDRESS_RATE:.0f} a second, after the first "
     f"{door.ADDRESS_BURST:.0f}, of one address (of IPv6: of one /64) or of one key by way of a relay; "
-    f"{links.HANDSHAKE_S:.0f} seconds each | {door.MAX_HANDSHAKES}; while {door.MAX_HANDSHAKES // 2} are under way, "
+    f"{arrivals.HANDSHAKE_S:.0f} seconds each | {door.MAX_HANDSHAKES}; while {door.MAX_HANDSHAKES // 2} are under way, "
     f"addresses have to be proven first; {door.LOOKED_AT_RATE:.0f} connections a second are looked at after the first "
     f"{door.LOOKED_AT_BURST:.0f}, {door.REFUSED_RATE:.0f} more are refused unseen, others wait in QUIC",
     f"greetings | one at a time, and {link.MOST_BEFORE_GREETING >> 10} KiB until it is done, looked at every "

@@ -10,7 +10,7 @@ import psutil
 import pytest
 from blake3 import blake3
 
-from aftermath.p2p import announce, bars, door, links, quota, watch
+from aftermath.p2p import announce, arrivals, bars, door, quota, watch
 from aftermath.p2p.announce import Announcer
 from aftermath.p2p.link import Link, close_reason, greet
 from aftermath.p2p.pace import Pace
@@ -38,7 +38,7 @@ class FlakyEndpoint:
 
 async def test_a_failing_accept_does_not_lock_others_out(opened):
     node, *others = [await opened(seed) for seed in (1, 2, 3, 4)]
-    node._links._endpoint = FlakyEndpoint(node._endpoint)
+    node._links._endpoint = node._links._arrivals._endpoint = FlakyEndpoint(node._endpoint)
     join([node, *others])
     await until(lambda: len(node.reachable()) == 3, 30)
 
@@ -162,7 +162,7 @@ async def test_one_address_cannot_hold_all_handshakes(opened, monkeypatch):
         where.append(host)
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(links.Links, "_welcome", stuck)
+    monkeypatch.setattr(arrivals.Arrivals, "_welcome", stuck)
     strangers = [await opened(seed) for seed in range(2, 8)]
     for one in strangers:
         one.set_members([node.node_id])

@@ -115,15 +115,15 @@ async def test_who_goes_on_connecting_beyond_its_quota_is_kept_out(opened, rogue
 async def test_a_busy_door_has_addresses_proven_and_lets_them_in(opened):
     node, other = await opened(1), await opened(2)
     inside = [f"192.0.2.{number}" for number in range(MAX_HANDSHAKES // 2)]
-    assert all(node._links._door.enter(place) for place in inside)
-    assert node._links._door.busy
+    assert all(node._links._arrivals.door.enter(place) for place in inside)
+    assert node._links._arrivals.door.busy
     node.set_members([other.node_id])
     node._links._seats[other.node_id].keeper.cancel()  # it has to come by itself
     other.set_members([node.node_id])
     await until(lambda: other.node_id in node.reachable())
     for place in inside:
-        node._links._door.leave(place)
-    assert not node._links._door._inside
+        node._links._arrivals.door.leave(place)
+    assert not node._links._arrivals.door._inside
 
 
 def test_an_address_has_few_handshakes_at_a_time_and_few_a_second() -> None:
@@ -163,7 +163,7 @@ async def test_who_pours_in_without_a_greeting_is_closed_and_kept_out(opened, ro
     await asyncio.gather(*pouring)
     await until(lambda: node.stats().violations == 1)
     assert node._links._bars.left(cheat.node_id) > 0
-    assert not node._links._door._inside
+    assert not node._links._arrivals.door._inside
 
 
 async def _pour(connection: iroh.Connection) -> None:

@@ -1,9 +1,8 @@
-"""The table of connections: who may connect, who dials whom and when again, which of two connections stays.
+"""The table of connections: who dials whom and when again, which of two connections stays.
 
 Decided: every pair of members keeps one connection. The smaller id dials at once, the larger after a short grace,
 so that one side behind a NAT suffices. Whatever one connection or one stranger causes, the others are kept. Who broke
-the protocol is closed and neither let in nor dialled for a growing time (`bars`). Who may begin a handshake is for the
-`door` to say; of one member one greeting is heard at a time, and one that says more than a greeting is closed.
+the protocol is closed and neither let in (`arrivals`) nor dialled for a growing time (`bars`).
 """
 
 from __future__ import annotations
@@ -15,29 +14,19 @@ from typing import Any
 
 import iroh
 
-from aftermath.base.wait import cancel, first_of
+from aftermath.base.wait import cancel
+from aftermath.p2p.arrivals import Arrivals
 from aftermath.p2p.bars import Bars
 from aftermath.p2p.complaints import Complaints
-from aftermath.p2p.door import Door, place_of
-from aftermath.p2p.link import (
-    Link,
-    answer_greeting,
-    close_connection,
-    close_reason,
-    greet,
-    hear_greeting,
-    only_a_greeting,
-    run_link,
-)
+from aftermath.p2p.link import Link, close_connection, close_reason, greet, run_link
 from aftermath.p2p.pace import Pace
 from aftermath.p2p.quota import Quota
-from aftermath.p2p.seat import SHORTEST_PAUSE_S, Seat, backoff
+from aftermath.p2p.seat import Seat, backoff
 from aftermath.p2p.transport import PeerUnreachable, TransportError, escaped, short
 from aftermath.p2p.watch import watch_pulse, watch_unread
 from aftermath.p2p.wire import ALPN, Code, ProtocolViolation, cause
 
 DIAL_S = 10.0
-HANDSHAKE_S = 10.0
 GRACE_S = 1.0
 STABLE_S = 10.0
 LINGER_S = 2.0
@@ -63,10 +52,10 @@ class Links:
         self._bars = Bars(pace.clock)
         self._tasks: set[asyncio.Task[None]] = set()
         self._complaints = Complaints(log)
-        self._door = Door(pace.clock)
         self._open: set[Link] = set()
         self._closed = False
-        self._spawn(self._accept())
+        self._arrivals = Arrivals(endpoint, instance, self._seats, self._bars, pace, self._offer, self._spawn)
+        self._spawn(self._arrivals.accept())
         self._spawn(watch_pulse(self._seats, pace))
         self._spawn(watch_unread(self._open))
 
@@ -190,95 +179,6 @@ class Links:
         seat = self._seats.get(peer)
         quota = seat.quota if seat is not None else Quota(self._pace.clock)
         self._offer(Link(peer, connection, self._me, instance, self._pace.clock(), quota))
-
-    # --- accepting ------------------------------------------------------------------------------------------------
-
-    async def _accept(self) -> None:
-        """Take incoming connections until the endpoint closes."""
-        while True:
-            try:
-                incoming = await self._endpoint.accept_next()
-                if incoming is None:
-                    return
-                if not self._door.looks.spare():
-                    await self._pace.throttle(self._door.refusals)
-                    await self._refuse(incoming)
-                    continue
-                address = await incoming.remote_addr()
-                where = place_of(address)
-                direct = isinstance(address, iroh.IncomingAddr.IP)
-                if self._door.busy and direct and not await incoming.remote_addr_validated():
-                    await incoming.retry()
-                elif self._door.enter(where):
-                    self._spawn(self._welcome(incoming, where))
-                else:
-                    await self._refuse(incoming)
-            except Exception as error:  # whatever a stranger causes, others must be able to connect
-                log.debug("accepting a connection failed: %s", cause(error))
-                await asyncio.sleep(SHORTEST_PAUSE_S)
-
-    async def _refuse(self, incoming: iroh.Incoming) -> None:
-        self._pace.events["refused"] += 1
-        await incoming.refuse()
-
-    async def _welcome(self, incoming: iroh.Incoming, where: str) -> None:
-        """Let a member in, tell anyone else why not."""
-        connection = None
-        try:
-            async with asyncio.timeout(HANDSHAKE_S):
-                connection = await (await incoming.accept()).connect()
-                await self._receive(connection)
-        except Exception as error:  # costs this connection only
-            known = isinstance(error, (iroh.IrohError, ProtocolViolation, TimeoutError))
-            log.debug("an incoming connection failed: %s", cause(error))
-            if not known:
-                self._complaints.about("welcoming", b"", error)
-            if connection is not None:
-                close_connection(connection, Code.VIOLATION, "no greeting")
-        finally:
-            self._door.leave(where)
-
-    async def _receive(self, connection: iroh.Connection) -> None:
-        """Check who connected, greet it, and offer the link."""
-        peer = bytes(connection.remote_id().to_bytes())
-        seat = self._seats.get(peer)
-        objection = self._objection(peer, seat)
-        if seat is None or objection:
-            self._pace.events["refused"] += 1
-            close_connection(connection, Code.NOT_A_MEMBER, objection)
-            return
-        if seat.greeting is not None:
-            close_connection(seat.greeting, Code.DUPLICATE, "another one came meanwhile")
-        seat.greeting = connection
-        try:
-            instance, stream = await first_of(hear_greeting(connection), only_a_greeting(connection))
-        except ProtocolViolation:
-            self._pace.events["violations"] += 1
-            self._bars.offended(peer)
-            raise
-        finally:
-            if seat.greeting is connection:
-                seat.greeting = None
-        link = Link(peer, connection, peer, instance, self._pace.clock(), seat.quota)
-        if seat.link is not None and not link.supersedes(seat.link):
-            link.close(Code.DUPLICATE, "already connected")
-            return
-        await answer_greeting(stream, self._instance)
-        self._offer(link)
-
-    def _objection(self, peer: bytes, seat: Seat | None) -> str:
-        """Why whoever has this seat may not connect now, or nothing."""
-        if seat is None:
-            return "not a member of this run"
-        if self._bars.left(peer):
-            return "barred for breaking the protocol"
-        if seat.quota.arrivals.spare():
-            return ""
-        if not seat.quota.excess.spare():
-            if seat.link is None:
-                self._bars.offended(peer)
-            self.bar(peer, "connecting too often, and going on")
-        return "connecting too often"
 
     # --- the table ------------------------------------------------------------------------------------------------
 
