@@ -257,7 +257,10 @@ def test_questions_of_peers_are_answered_and_nonsense_is_not() -> None:
             encode_announcement(said, SECRETS[1])
         ]
         assert msgspec.msgpack.decode(await ask(b"", msgspec.msgpack.encode((77, [1])))) == []
-        for nonsense in (b"", b"\xff", msgspec.msgpack.encode("what"), msgspec.msgpack.encode((1, "2"))):
+        everybody = msgspec.msgpack.encode((4, list(range(256))))
+        assert len(msgspec.msgpack.decode(await ask(b"", everybody))) == 1
+        endless = msgspec.msgpack.encode((4, [1] * 1024))
+        for nonsense in (b"", b"\xff", msgspec.msgpack.encode("what"), msgspec.msgpack.encode((1, "2")), endless):
             with pytest.raises(RequestRefused):
                 await ask(b"", nonsense)
 

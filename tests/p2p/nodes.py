@@ -12,6 +12,14 @@ from aftermath.p2p.iroh import IrohTransport
 from aftermath.p2p.link import greet
 from aftermath.p2p.wire import ALPN, BlobRequest, CallRequest, Reply, Status, frame_of, read_request
 
+ECHOED = 8
+"""Bytes of what a flooded member is asked to say again."""
+LARGE_ANSWER, LARGE_BLOB = 1 << 18, 1 << 30
+"""Bytes of what else it can be asked for."""
+QUIC_STREAMS, QUIC_WINDOW = 200, 1_250_000
+"""What QUIC gives a peer before we have said anything: streams, a half of each kind, and bytes unread on each."""
+QUIC_SENDS = 10_000_000
+"""Bytes that it keeps of what we send until they are acknowledged, on each connection."""
 Answer = Callable[[BlobRequest | CallRequest, iroh.BiStream], Awaitable[None]]
 
 
@@ -54,14 +62,14 @@ class Rogue:
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     @classmethod
-    async def open(cls, seed: int) -> "Rogue":
+    async def open(cls, seed: int, host: str = "127.0.0.1") -> "Rogue":
         """Bind an endpoint on loopback."""
         options = iroh.EndpointOptions(
             preset=iroh.preset_minimal(),
             secret_key=secret(seed),
             alpns=[ALPN],
             relay_mode=iroh.RelayMode.disabled(),
-            bind_addr="127.0.0.1:0",
+            bind_addr=f"{host}:0",
         )
         return cls(await iroh.Endpoint.bind(options), identity(seed))
 

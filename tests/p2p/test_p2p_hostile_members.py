@@ -10,7 +10,7 @@ import psutil
 import pytest
 from blake3 import blake3
 
-from aftermath.p2p import announce, bars, links, requests, watch
+from aftermath.p2p import announce, arrivals, bars, door, quota, watch
 from aftermath.p2p.announce import Announcer
 from aftermath.p2p.link import Link, close_reason, greet
 from aftermath.p2p.pace import Pace
@@ -38,7 +38,7 @@ class FlakyEndpoint:
 
 async def test_a_failing_accept_does_not_lock_others_out(opened):
     node, *others = [await opened(seed) for seed in (1, 2, 3, 4)]
-    node._links._endpoint = FlakyEndpoint(node._endpoint)
+    node._links._endpoint = node._links._arrivals._endpoint = FlakyEndpoint(node._endpoint)
     join([node, *others])
     await until(lambda: len(node.reachable()) == 3, 30)
 
@@ -154,16 +154,15 @@ async def test_undecodable_announcements_end_the_connection_for_longer_each_time
 
 
 async def test_one_address_cannot_hold_all_handshakes(opened, monkeypatch):
-    monkeypatch.setattr(links, "MAX_HANDSHAKES_OF_ADDRESS", 3)
+    monkeypatch.setattr(door, "MAX_HANDSHAKES_OF_ADDRESS", 3)
     node = await opened(1)
     where = []
 
     async def stuck(self, incoming, host):
-        self._handshakes[host] += 1
         where.append(host)
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(links.Links, "_welcome", stuck)
+    monkeypatch.setattr(arrivals.Arrivals, "_welcome", stuck)
     strangers = [await opened(seed) for seed in range(2, 8)]
     for one in strangers:
         one.set_members([node.node_id])
@@ -173,15 +172,18 @@ async def test_one_address_cannot_hold_all_handshakes(opened, monkeypatch):
 
 def test_who_comes_by_a_relay_is_told_apart_by_key_and_not_by_relay():
     one, other = (iroh.SecretKey.from_bytes(bytes([seed]) * 32).public() for seed in (1, 2))
-    relayed = [links._host(iroh.IncomingAddr.RELAY("https://relay.example./", key)) for key in (one, one, other)]
+    relayed = [door.place_of(iroh.IncomingAddr.RELAY("https://relay.example./", key)) for key in (one, one, other)]
     assert relayed[0] == relayed[1] != relayed[2]
-    direct = [links._host(iroh.IncomingAddr.IP(f"[2001:db8::1]:{port}")) for port in (1, 2)]
-    assert direct == ["[2001:db8::1]"] * 2
+    places = ["[2001:db8::1]:1", "[2001:db8::2:1]:2", "[2001:db8:0:1::1]:1", "[::ffff:192.0.2.7]:1", "192.0.2.7:1"]
+    direct = [door.place_of(iroh.IncomingAddr.IP(place)) for place in places]
+    assert direct[0] == direct[1] == "2001:db8::/64" != direct[2]
+    assert direct[3] != direct[2]
+    assert direct[4] == "192.0.2.7"
 
 
 async def test_requests_are_answered_no_faster_than_allowed(opened, rogue, monkeypatch):
-    monkeypatch.setattr(requests, "RATE", 50.0)
-    monkeypatch.setattr(requests, "BURST", 5.0)
+    monkeypatch.setattr(quota, "ASKED_RATE", 50.0)
+    monkeypatch.setattr(quota, "ASKED_BURST", 5.0)
     node, cheat = await opened(1), await rogue(2)
     node.set_members([cheat.node_id])
     connection = await cheat.dial(node)
@@ -209,8 +211,8 @@ async def test_who_breaks_the_protocol_again_and_again_is_spoken_of_once(opened,
 
 
 async def test_a_member_that_connects_again_and_again_is_refused_after_a_while(opened, rogue, monkeypatch):
-    monkeypatch.setattr(links, "ARRIVALS_RATE", 1e-3)
-    monkeypatch.setattr(links, "ARRIVALS_BURST", 3.0)
+    monkeypatch.setattr(quota, "ARRIVALS_RATE", 1e-3)
+    monkeypatch.setattr(quota, "ARRIVALS_BURST", 3.0)
     node, cheat = await opened(1), await rogue(2)
     node.set_members([cheat.node_id])
     for _ in range(3):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,9 +14,9 @@ from torch import Tensor
 from aftermath.base.merkle import DIGEST
 from aftermath.optim import private_blocks
 from aftermath.optim.engine import Engine, outline_of
-from aftermath.optim.private_blocks import Outline
+from aftermath.optim.private_blocks import Outline, Place
 from aftermath.p2p.iroh import IrohTransport
-from aftermath.p2p.transport import PeerUnreachable, RequestFailed, RequestRefused
+from aftermath.p2p.transport import MAX_REQUEST, PeerUnreachable, RequestFailed, RequestRefused
 from aftermath.replica import stateshare
 from aftermath.replica.stateshare import TOPIC, FalseBlock, Kept, StateShare, ask_block, kept_of, proven, question
 from aftermath.rules.commitment import NOTHING
@@ -143,6 +145,26 @@ async def test_a_state_that_is_too_large_to_copy_is_served_until_it_changes(
     assert await ask_block(checker, member.node_id, root, parts, 0, 10), "of what has not changed"
 
 
+async def test_however_many_ask_one_block_at_a_time_waits_for_the_devices(
+    opened: Callable[..., Awaitable[IrohTransport]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stateshare, "COPIES", 1000)
+    share, (_, _, kept) = StateShare(await opened(1)), state_of()
+    reading, most = 0, 0
+
+    def read(place: Place) -> bytes:
+        nonlocal reading, most
+        reading += 1
+        most = max(most, reading)
+        time.sleep(0.02)
+        reading -= 1
+        return kept.read(place)
+
+    share.offer(replace(kept, read=read))
+    await asyncio.gather(*(share.answer(b"", question(kept.tree.root, 0)) for _ in range(8)))
+    assert most == 1
+
+
 async def test_all_copies_together_are_bounded(opened: Callable[..., Awaitable[IrohTransport]]) -> None:
     node = await opened(1)
     share = StateShare(node)
@@ -157,7 +179,7 @@ async def test_all_copies_together_are_bounded(opened: Callable[..., Awaitable[I
             share.withdraw()
 
 
-@pytest.mark.parametrize("body", [b"", bytes(35), bytes(37), bytes(1 << 16)])
+@pytest.mark.parametrize("body", [b"", bytes(35), bytes(37), bytes(MAX_REQUEST)])
 async def test_questions_of_another_form_are_refused(mesh: Mesh, body: bytes) -> None:
     member, checker = await mesh(1, 2)
     StateShare(member).offer(state_of()[2])

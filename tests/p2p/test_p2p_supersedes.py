@@ -8,13 +8,14 @@ import pytest
 
 from aftermath.p2p import links
 from aftermath.p2p.link import Link
+from aftermath.p2p.quota import Quota
 
 SMALL, LARGE = b"\x01" * 32, b"\x02" * 32
 OLD, NEW = b"o" * 16, b"n" * 16
 
 
 def link(dialer: bytes, instance: bytes = OLD) -> Link:
-    return Link(LARGE, cast(iroh.Connection, None), dialer, instance, 0.0)
+    return Link(LARGE, cast(iroh.Connection, None), dialer, instance, 0.0, Quota(lambda: 0.0))
 
 
 @pytest.mark.parametrize("dialer", [SMALL, LARGE], ids=["small", "large"])
@@ -61,7 +62,7 @@ async def test_an_older_connection_that_the_other_side_dialled_lingers(
     assert seat.link is not None
     seat.link.dialer = larger
     monkeypatch.setattr(links, "LINGER_S", 1000.0)
-    newer = Link(peer.node_id, seat.link.connection, smaller, OLD, 0.0)
+    newer = Link(peer.node_id, seat.link.connection, smaller, OLD, 0.0, seat.quota)
     node._links._retire(seat.link, newer)
     await asyncio.sleep(0.2)
     assert first.close_reason() is None

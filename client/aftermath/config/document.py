@@ -20,10 +20,10 @@ from aftermath.config.meaning import Means, Seconds, SomeSeconds
 from aftermath.config.sources import Checkpoint, DataLocation
 from aftermath.config.tables import U8, U16, U32, U64, Table
 from aftermath.config.training import LearningRate, Optimizer
-from aftermath.rules.model import marked
-from aftermath.rules.run import MAX_WITNESSES
 from aftermath.rules.bitmap import MAX_MEMBERS
 from aftermath.rules.limits import MAX_LEVELS, MAX_SEQ_LEN, MAX_WARMUP_TOKENS
+from aftermath.rules.model import marked
+from aftermath.rules.run import MAX_WITNESSES
 from aftermath.rules.state import Architecture, DataType
 
 MAX_CONFIG_BYTES = 1 << 20

@@ -39,6 +39,7 @@ TOPIC = "commitments"
 _MAX_UNASSIGNED = 16  # announcements of one peer in one round that are not what it was assigned, until it is kept out
 _MAX_PER_MEMBER = 2  # two different commitments of one member in one round prove that it lies; no more are kept
 _UNASSIGNED = "not what it was assigned"
+_LONGEST_QUESTION = 1024  # bytes: a height and 256 seats take fewer, and reading one takes time for each value
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
 _FETCH_SECONDS, _SLOWEST_BYTES = 5.0, 200_000  # one attempt: so long, and longer by a byte rate that anyone has
 
@@ -305,6 +306,8 @@ class Results:
     async def _answer(self, peer: bytes, body: bytes) -> bytes:
         """The announcements of a round by the seats asked for, as they were signed."""
         del peer
+        if len(body) > _LONGEST_QUESTION:
+            raise RequestRefused("a height and seats take fewer bytes")
         try:
             asked: tuple[int, list[int]] = msgpack_as(body, tuple[int, list[int]])
         except Malformed as error:

@@ -1,9 +1,10 @@
 """Announcements: small messages to all members, best effort, repaired after every reconnect.
 
 Decided: one unidirectional stream per connection carries them in order; whoever opens a second one breaks the
-protocol, so that what waits unread is one stream's. Each peer has its own bounded queue, so a
-slow one loses its oldest messages and delays nobody else. The last REPLAY own messages open every connection; the
-receiver remembers what it delivered per sender and drops repeats. A peer that floods is read no faster than RATE.
+protocol, so that what waits unread is one stream's. Each peer has its own bounded queue, so a slow one loses its oldest
+messages and delays nobody else. The last REPLAY own messages open every connection; the receiver remembers what it
+delivered per sender and drops repeats. A peer that floods is read no faster than its quota; if it goes on, saying
+something else each time, it breaks the protocol.
 """
 
 from __future__ import annotations
@@ -18,20 +19,19 @@ import iroh
 from blake3 import blake3
 
 from aftermath.base.wait import first_of
-from aftermath.p2p.bucket import Bucket
 from aftermath.p2p.link import Link
 from aftermath.p2p.pace import Pace
+from aftermath.p2p.quota import ALL_TOLD_BURST, ALL_TOLD_RATE, Shared
 from aftermath.p2p.transport import MAX_ANNOUNCEMENT, Announcement
 from aftermath.p2p.wire import Code, ProtocolViolation, check_announcement, frame, read_frame
 
 REPLAY = 64
 OUTBOX = 256
 INBOX = 4096
-REMEMBERED = 1024
+REMEMBERED = 256
+"""Announcements of a sender: of an honest one the last REPLAY suffice."""
 REMEMBERED_SENDERS = 512
 """Twice the members a run can have; those that spoke last."""
-RATE = 100.0
-BURST = 300.0
 WRITE_S = 30.0
 
 
@@ -101,6 +101,7 @@ class Announcer:
         self._subscriptions: WeakSet[Subscription] = WeakSet()
         self._early: deque[Announcement] = deque(maxlen=INBOX)
         self._subscribed = False
+        self._all = Shared(pace.clock, ALL_TOLD_RATE, ALL_TOLD_BURST)
 
     def announce(self, data: bytes) -> None:
         """Queue `data` for every connected peer and remember it for those that connect later."""
@@ -141,20 +142,21 @@ class Announcer:
         raise ProtocolViolation("a second stream of announcements")
 
     async def _read_all(self, link: Link, stream: iroh.RecvStream) -> NoReturn:
-        bucket = Bucket(self._pace.clock, RATE, BURST)
         while True:
-            await self._receive(link, await read_frame(stream, MAX_ANNOUNCEMENT), bucket)
+            await self._receive(link, await read_frame(stream, MAX_ANNOUNCEMENT))
 
-    async def _receive(self, link: Link, data: bytes, bucket: Bucket) -> None:
+    async def _receive(self, link: Link, data: bytes) -> None:
         """Count, throttle, de-duplicate and deliver one announcement."""
         sender = link.peer
         link.taken += len(data) + 4
         self._pace.received["announce"] += len(data) + 4
-        await self._pace.throttle(bucket)
-        if self._is_new(sender, data):
-            self._deliver(Announcement(sender, data))
-        else:
+        in_time = await self._pace.throttle(link.quota.told, self._all)
+        if not self._is_new(sender, data):
             self._pace.events["duplicates"] += 1
+            return
+        if not in_time and not link.quota.excess.spare():
+            raise ProtocolViolation("announcing too often, and going on")
+        self._deliver(Announcement(sender, data))
 
     def _is_new(self, sender: bytes, data: bytes) -> bool:
         """Remember an announcement; False if this sender's was delivered before."""

@@ -3,7 +3,8 @@
 A blob is bytes named by their BLAKE3 digest: kept here (`publish`), or produced piece by piece by its owner
 (`publish_source`), so that a model is served without a second copy in memory. Nothing is evicted: who publishes
 retracts. Ranges go out in pieces, each with a deadline, so a reader that stops reading costs one stream for a while.
-It is long, because a member with a thin uplink serves many at once, and a piece cut off would count against it.
+It is long, because a member with a thin uplink serves many at once, and a piece cut off would count against it. Since
+slow readers can be many, few pieces are large: what all of them hold of us together is bounded.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from aftermath.p2p.transport import ReadRange
 from aftermath.p2p.wire import BlobRequest, Code, Reply, Status, frame_of
 
 PIECE = 1 << 20
+SMALL_PIECE = 1 << 16
+LARGE_PIECES = 64
+"""Of all that is being sent, so many pieces are large; where more streams are served, theirs are small."""
 PIECE_S = 120.0
 _THREADED = 1 << 20
 
@@ -38,6 +42,7 @@ class BlobStore:
     def __init__(self) -> None:
         self._sources: dict[bytes, Source] = {}
         self._data: dict[bytes, bytes] = {}
+        self._large = 0
 
     def publish(self, data: bytes) -> bytes:
         """Keep `data`; returns its digest. ValueError if it is empty."""
@@ -76,7 +81,26 @@ class BlobStore:
         elif request.offset + request.length > source.size:
             await _finish_with(stream, Reply(Status.REFUSED, source.size))
         else:
-            await _send_range(source, request, stream, pace)
+            await self._send_range(source, request, stream, pace)
+
+    async def _send_range(self, source: Source, request: BlobRequest, stream: iroh.SendStream, pace: Pace) -> None:
+        """Send the reply and the range; a source that cannot deliver, or a reader that stalls, resets the stream."""
+        async with asyncio.timeout(PIECE_S):
+            await stream.write_all(frame_of(Reply(Status.OK, source.size)))
+        offset, end = request.offset, request.offset + request.length
+        while offset < end:
+            large = self._large < LARGE_PIECES
+            self._large += large
+            try:
+                sent = await _send_piece(source, offset, min(PIECE if large else SMALL_PIECE, end - offset), stream)
+            finally:
+                self._large -= large
+            if not sent:
+                await stream.reset(int(Code.STALLED))
+                return
+            pace.sent["blob"] += sent
+            offset += sent
+        await stream.finish()
 
 
 async def _finish_with(stream: iroh.SendStream, reply: Reply) -> None:
@@ -86,22 +110,14 @@ async def _finish_with(stream: iroh.SendStream, reply: Reply) -> None:
         await stream.finish()
 
 
-async def _send_range(source: Source, request: BlobRequest, stream: iroh.SendStream, pace: Pace) -> None:
-    """Send the reply and the range; a source that cannot deliver, or a reader that stalls, resets the stream."""
+async def _send_piece(source: Source, offset: int, length: int, stream: iroh.SendStream) -> int:
+    """Send so many bytes, and return how many they were: none if the source could not give them."""
+    piece = await asyncio.to_thread(source.read, offset, length) if source.blocking else source.read(offset, length)
+    if len(piece) != length:
+        return 0
     async with asyncio.timeout(PIECE_S):
-        await stream.write_all(frame_of(Reply(Status.OK, source.size)))
-    offset, end = request.offset, request.offset + request.length
-    while offset < end:
-        length = min(PIECE, end - offset)
-        piece = await asyncio.to_thread(source.read, offset, length) if source.blocking else source.read(offset, length)
-        if len(piece) != length:
-            await stream.reset(int(Code.STALLED))
-            return
-        async with asyncio.timeout(PIECE_S):
-            await stream.write_all(piece)
-        pace.sent["blob"] += length
-        offset += length
-    await stream.finish()
+        await stream.write_all(piece)
+    return length
 
 
 def hash_of(data: bytes | bytearray) -> bytes:

@@ -20,6 +20,16 @@ class Bucket:
         self._tokens = min(self._burst, self._tokens + (now - self._at) * self._rate)
         self._at = now
 
+    @property
+    def left(self) -> float:
+        """Tokens after the last one was taken; less than none if it is not paid for yet."""
+        return self._tokens
+
+    def next_in(self) -> float:
+        """Seconds until there is a token to spare."""
+        self._refill()
+        return max(0.0, (1 - self._tokens) / self._rate)
+
     def take(self) -> float:
         """Take one token; the seconds to wait until it is paid for."""
         self._refill()

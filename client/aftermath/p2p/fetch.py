@@ -32,6 +32,8 @@ STRIKES = 3
 PARTS_OF_DEADLINE = 3
 """A holder is waited for at most this part of the deadline, and a range should take no more of what is left."""
 TICK_S = 0.2
+TRICKLE, TRICKLE_S = 16384, 0.005
+"""What comes in fewer bytes than that is read again after so long: who sends single bytes costs us no more reads."""
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 2.0
 
@@ -240,6 +242,8 @@ class Fetch:
             self._waited[pull.holder] = 0.0
             if not attempt.put(pull, chunk):
                 return False
+            if len(chunk) < TRICKLE:
+                await asyncio.sleep(TRICKLE_S)
         return True
 
     async def _verified(self, attempt: Attempt) -> bool:

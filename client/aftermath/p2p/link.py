@@ -13,12 +13,13 @@ import logging
 import math
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import iroh
 
 from aftermath.base.wait import cancel
 from aftermath.p2p.complaints import Complaints
+from aftermath.p2p.quota import Quota
 from aftermath.p2p.transport import PeerUnreachable, escaped, short
 from aftermath.p2p.wire import Code, Hello, ProtocolViolation, cause, frame_of, read_message
 
@@ -27,6 +28,13 @@ STREAMS_OPEN = 32
 """Streams of a peer that wait or are served at a time; of a new connection QUIC allows 100."""
 MOST_UNREAD = 32 << 20
 """Bytes of a peer that QUIC holds for us and that we have not read: more is no delay of ours."""
+MOST_UNREAD_OF_ALL = 256 << 20
+"""The same of all peers together: where it is more, whoever pours in most is closed."""
+MOST_BEFORE_GREETING = 64 << 10
+"""Bytes of a connection until it has greeted: handshake, greeting and probes of the path take a few thousand."""
+GREETING_LOOK_S = 0.1
+_AROUND_REQUEST = 256
+"""Bytes of QUIC and ours around a request, beside its body."""
 _PAYLOAD = 0.95
 """The least part of QUIC's datagrams that is data, where there is much of it."""
 _ACKNOWLEDGED = 0.05
@@ -47,6 +55,7 @@ class Link:
     dialer: bytes
     instance: bytes
     opened_at: float
+    quota: Quota
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     broke_rules: str = ""
     heard: int = -1
@@ -75,6 +84,10 @@ class Link:
         self.given_up -= excused
         self.unread = max(0.0, self.unread + more - excused)
         return self.unread <= MOST_UNREAD
+
+    def took_request(self, size: int) -> None:
+        """A request with a body of so many bytes was read."""
+        self.taken += size + _AROUND_REQUEST
 
     def give_up(self, size: int) -> None:
         """So many bytes that we asked for will not be read, and may be on their way."""
@@ -140,6 +153,15 @@ async def hear_greeting(connection: iroh.Connection) -> tuple[bytes, iroh.SendSt
     """The accepting side's half: the peer's instance, and the stream to answer on."""
     stream = await connection.accept_bi()
     return (await read_message(stream.recv(), Hello)).instance, stream.send()
+
+
+async def only_a_greeting(connection: iroh.Connection) -> NoReturn:
+    """ProtocolViolation once a peer that has not greeted yet has sent more than a greeting can be."""
+    while True:
+        await asyncio.sleep(GREETING_LOOK_S)
+        received = connection.stats().udp_rx_bytes
+        if received > MOST_BEFORE_GREETING:
+            raise ProtocolViolation(f"{received} bytes before it has greeted")
 
 
 async def answer_greeting(stream: iroh.SendStream, instance: bytes) -> None:

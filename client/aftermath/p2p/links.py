@@ -1,49 +1,35 @@
-"""The table of connections: who may connect, who dials whom and when again, which of two connections stays.
+"""The table of connections: who dials whom and when again, which of two connections stays.
 
 Decided: every pair of members keeps one connection. The smaller id dials at once, the larger after a short grace,
 so that one side behind a NAT suffices. Whatever one connection or one stranger causes, the others are kept. Who broke
-the protocol is closed and neither let in nor dialled for a growing time (`bars`). Handshakes are bounded in all and for
-each address, since before the handshake nobody has a key; streams by QUIC itself, before there is anything to serve.
+the protocol is closed and neither let in (`arrivals`) nor dialled for a growing time (`bars`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 import iroh
 
 from aftermath.base.wait import cancel
+from aftermath.p2p.arrivals import Arrivals
 from aftermath.p2p.bars import Bars
-from aftermath.p2p.bucket import Bucket
 from aftermath.p2p.complaints import Complaints
-from aftermath.p2p.link import (
-    Link,
-    answer_greeting,
-    close_connection,
-    close_reason,
-    greet,
-    hear_greeting,
-    run_link,
-)
+from aftermath.p2p.link import Link, close_connection, close_reason, greet, run_link
 from aftermath.p2p.pace import Pace
-from aftermath.p2p.seat import SHORTEST_PAUSE_S, Seat, backoff
+from aftermath.p2p.quota import Quota
+from aftermath.p2p.seat import Seat, backoff
 from aftermath.p2p.transport import PeerUnreachable, TransportError, escaped, short
 from aftermath.p2p.watch import watch_pulse, watch_unread
 from aftermath.p2p.wire import ALPN, Code, ProtocolViolation, cause
 
 DIAL_S = 10.0
-HANDSHAKE_S = 10.0
 GRACE_S = 1.0
 STABLE_S = 10.0
 LINGER_S = 2.0
-MAX_HANDSHAKES = 64
-MAX_HANDSHAKES_OF_ADDRESS = 16
-ARRIVALS_RATE = 0.5
-ARRIVALS_BURST = 10.0
 
 log = logging.getLogger(__name__)
 Services = Callable[[Link], list[Coroutine[Any, Any, None]]]
@@ -66,11 +52,12 @@ class Links:
         self._bars = Bars(pace.clock)
         self._tasks: set[asyncio.Task[None]] = set()
         self._complaints = Complaints(log)
-        self._handshakes: Counter[str] = Counter()
+        self._open: set[Link] = set()
         self._closed = False
-        self._spawn(self._accept())
+        self._arrivals = Arrivals(endpoint, instance, self._seats, self._bars, pace, self._offer, self._spawn)
+        self._spawn(self._arrivals.accept())
         self._spawn(watch_pulse(self._seats, pace))
-        self._spawn(watch_unread(self._seats))
+        self._spawn(watch_unread(self._open))
 
     def set_members(self, node_ids: Iterable[bytes]) -> None:
         """Keep connections to exactly these peers (our own id is ignored)."""
@@ -78,7 +65,7 @@ class Links:
         for peer in [one for one in self._seats if one not in wanted]:
             self._evict(peer)
         for peer in sorted(wanted - self._seats.keys()):
-            seat = self._seats[peer] = Seat(Bucket(self._pace.clock, ARRIVALS_RATE, ARRIVALS_BURST))
+            seat = self._seats[peer] = Seat(Quota(self._pace.clock))
             seat.keeper = self._spawn(self._keep(peer, seat))
 
     def members(self) -> list[bytes]:
@@ -189,71 +176,9 @@ class Links:
             if connection is not None:
                 close_connection(connection, Code.VIOLATION, "no greeting")
             raise PeerUnreachable(cause(error)) from error
-        self._offer(Link(peer, connection, self._me, instance, self._pace.clock()))
-
-    # --- accepting ------------------------------------------------------------------------------------------------
-
-    async def _accept(self) -> None:
-        """Take incoming connections until the endpoint closes."""
-        while True:
-            try:
-                incoming = await self._endpoint.accept_next()
-                if incoming is None:
-                    return
-                where = _host(await incoming.remote_addr())
-                if self._handshakes.total() < MAX_HANDSHAKES and self._handshakes[where] < MAX_HANDSHAKES_OF_ADDRESS:
-                    self._spawn(self._welcome(incoming, where))
-                else:
-                    self._pace.events["refused"] += 1
-                    await incoming.refuse()
-            except Exception as error:  # whatever a stranger causes, others must be able to connect
-                log.debug("accepting a connection failed: %s", cause(error))
-                await asyncio.sleep(SHORTEST_PAUSE_S)
-
-    async def _welcome(self, incoming: iroh.Incoming, where: str) -> None:
-        """Let a member in, tell anyone else why not."""
-        self._handshakes[where] += 1
-        connection = None
-        try:
-            async with asyncio.timeout(HANDSHAKE_S):
-                connection = await (await incoming.accept()).connect()
-                await self._receive(connection)
-        except Exception as error:  # costs this connection only
-            known = isinstance(error, (iroh.IrohError, ProtocolViolation, TimeoutError))
-            log.debug("an incoming connection failed: %s", cause(error))
-            if not known:
-                self._complaints.about("welcoming", b"", error)
-            if connection is not None:
-                close_connection(connection, Code.VIOLATION, "no greeting")
-        finally:
-            self._handshakes[where] -= 1
-            if not self._handshakes[where]:
-                del self._handshakes[where]
-
-    async def _receive(self, connection: iroh.Connection) -> None:
-        """Check who connected, greet it, and offer the link."""
-        peer = bytes(connection.remote_id().to_bytes())
         seat = self._seats.get(peer)
-        objection = self._objection(peer, seat)
-        if seat is None or objection:
-            self._pace.events["refused"] += 1
-            close_connection(connection, Code.NOT_A_MEMBER, objection)
-            return
-        instance, stream = await hear_greeting(connection)
-        link = Link(peer, connection, peer, instance, self._pace.clock())
-        if seat.link is not None and not link.supersedes(seat.link):
-            link.close(Code.DUPLICATE, "already connected")
-            return
-        await answer_greeting(stream, self._instance)
-        self._offer(link)
-
-    def _objection(self, peer: bytes, seat: Seat | None) -> str:
-        """Why whoever has this seat may not connect now, or nothing."""
-        if seat is None:
-            return "not a member of this run"
-        if self._bars.left(peer):
-            return "barred for breaking the protocol"
-        return "" if seat.arrivals.spare() else "connecting too often"
+        quota = seat.quota if seat is not None else Quota(self._pace.clock)
+        self._offer(Link(peer, connection, self._me, instance, self._pace.clock(), quota))
 
     # --- the table ------------------------------------------------------------------------------------------------
 
@@ -285,9 +210,11 @@ class Links:
 
     async def _serve(self, seat: Seat, link: Link) -> None:
         """Run a link until it closes, then free its seat."""
+        self._open.add(link)
         try:
             await run_link(link, self._services(link), self._complaints)
         finally:
+            self._open.discard(link)
             self._pace.events["disconnects"] += 1
             if link.broke_rules:
                 self._pace.events["violations"] += 1
@@ -308,10 +235,3 @@ class Links:
             escaped(link.broke_rules),
             seconds,
         )
-
-
-def _host(address: iroh.IncomingAddr) -> str:
-    """What the handshakes of one place have in common: the IP address, or the key that a relay saw the sender prove."""
-    if isinstance(address, iroh.IncomingAddr.IP):
-        return address.addr.rpartition(":")[0]
-    return str(address.endpoint_id if isinstance(address, iroh.IncomingAddr.RELAY) else address)

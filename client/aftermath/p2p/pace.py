@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from aftermath.p2p.bucket import Bucket
+from aftermath.p2p.quota import Shared
 from aftermath.p2p.transport import KINDS, Kind, PeerStats, TransportStats
 
 PATIENCE_S = 5.0
@@ -34,6 +35,8 @@ STALE_S = 60.0
 FAILURE_S = 30.0
 FAILURES_TO_EXCLUDE = 3
 BLAMED_S = 600.0
+REMEMBERED = 512
+"""Twice the members a run can have; those that were asked about last."""
 
 
 @dataclass
@@ -72,14 +75,21 @@ class Pace:
 
     def peer(self, node_id: bytes) -> PeerPace:
         """The measurements of one peer, empty at first."""
-        return self.peers.setdefault(node_id, PeerPace())
+        found = self.peers.pop(node_id) if node_id in self.peers else PeerPace()
+        self.peers[node_id] = found
+        if len(self.peers) > REMEMBERED:
+            del self.peers[next(iter(self.peers))]
+        return found
 
-    async def throttle(self, bucket: Bucket) -> None:
-        """Take a token, waiting until it is paid for."""
+    async def throttle(self, bucket: Bucket, shared: Shared | None = None) -> bool:
+        """Take a token, waiting until it is paid for, and then a turn in what all peers share; whether it had one."""
         wait = bucket.take()
         if wait:
             self.events["throttled"] += 1
             await asyncio.sleep(wait)
+        if shared is not None and await shared.turn(bucket.left):
+            self.events["throttled"] += not wait
+        return not wait
 
     def patience(self, node_id: bytes) -> float:
         """Seconds without progress after which this peer is given up."""

@@ -1,8 +1,9 @@
 """Requests: small calls to one peer, and the dispatch of everything a peer asks of us (calls and blob ranges).
 
 Decided: each call is one bidirectional stream; sizes are stated before the bytes, so nothing oversized is read. A
-peer has at most STREAMS of its streams served at a time, and no more than RATE a second; the rest wait unaccepted,
-and QUIC allows few of those. What follows a request on its stream is not read and not kept.
+peer has at most STREAMS of its streams served at a time, and no more a second than its quota; the rest wait unaccepted,
+and QUIC allows few of those. What follows a request on its stream is not read and not kept. Answers that nobody takes
+are few: who has some already is refused another one while there is no room.
 """
 
 from __future__ import annotations
@@ -10,16 +11,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 
 import iroh
 
 from aftermath.base.wait import cancel
 from aftermath.p2p.blobs import BlobStore
-from aftermath.p2p.bucket import Bucket
 from aftermath.p2p.complaints import Complaints
 from aftermath.p2p.link import Link
 from aftermath.p2p.links import Links
 from aftermath.p2p.pace import Pace
+from aftermath.p2p.quota import ALL_ASKED_BURST, ALL_ASKED_RATE, Shared
 from aftermath.p2p.transport import MAX_REQUEST, Handler, PeerUnreachable, RequestFailed, RequestRefused, short
 from aftermath.p2p.wire import (
     MAX_TOPIC,
@@ -37,10 +39,12 @@ from aftermath.p2p.wire import (
 )
 
 STREAMS = 16
-RATE = 200.0
-BURST = 1000.0
 HEADER_S = 10.0
 LONGEST_HANDLER_S = 120.0
+ANSWERS = 8 << 20
+"""Bytes of answers that one peer has not taken yet; an answer that is its only one may be larger."""
+ALL_ANSWERS = 64 << 20
+"""The same of all peers, beside one answer to each."""
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +64,8 @@ class Requests:
         self._pace = pace
         self._complaints = Complaints(log)
         self._handlers: dict[str, Handler] = {}
+        self._all = Shared(pace.clock, ALL_ASKED_RATE, ALL_ASKED_BURST)
+        self._untaken: Counter[bytes] = Counter()
 
     def handle(self, topic: str, handler: Handler) -> None:
         """Answer `topic` with `handler`."""
@@ -118,13 +124,12 @@ class Requests:
     async def serve(self, link: Link) -> None:
         """Service of a link: answer what the peer asks, at most STREAMS at a time."""
         free = asyncio.Semaphore(STREAMS)
-        bucket = Bucket(self._pace.clock, RATE, BURST)
         tasks: set[asyncio.Task[None]] = set()
         try:
             while True:
                 await free.acquire()
                 stream = await link.connection.accept_bi()
-                await self._pace.throttle(bucket)
+                await self._pace.throttle(link.quota.asked, self._all)
                 task = asyncio.create_task(self._answer(link, stream))
                 tasks.add(task)
                 task.add_done_callback(tasks.discard)
@@ -140,7 +145,7 @@ class Requests:
                 body = await _body_of(request, stream.recv())
                 with contextlib.suppress(iroh.IrohError):  # nothing follows: the peer has finished it
                     await stream.recv().stop(int(Code.DONE))
-            link.taken += len(body)
+            link.took_request(len(body))
             self._pace.received["request"] += len(body)
             if isinstance(request, BlobRequest):
                 await self._store.serve(request, stream.send(), self._pace)
@@ -156,11 +161,24 @@ class Requests:
     async def _answer_call(self, peer: bytes, request: CallRequest, body: bytes, stream: iroh.SendStream) -> None:
         """Run the handler, send its reply."""
         status, reply = await self._handled(peer, request, body)
-        data = frame_of(Reply(status, len(reply))) + reply
-        async with asyncio.timeout(HEADER_S + self._pace.patience(peer)):
-            await stream.write_all(data)
-            await stream.finish()
-        self._pace.sent["request"] += len(data)
+        if reply and not self._room(peer, len(reply)):
+            status, reply = Status.REFUSED, b""
+        reply, size = frame_of(Reply(status, len(reply))) + reply, len(reply)
+        self._untaken[peer] += size
+        try:
+            async with asyncio.timeout(HEADER_S + self._pace.patience(peer)):
+                await stream.write_all(reply)
+                await stream.finish()
+        finally:
+            self._untaken[peer] -= size
+            if not self._untaken[peer]:
+                del self._untaken[peer]
+        self._pace.sent["request"] += len(reply)
+
+    def _room(self, peer: bytes, size: int) -> bool:
+        """Whether an answer of so many bytes may be held for this peer."""
+        own = self._untaken[peer] + size
+        return own == size or (own <= ANSWERS and self._untaken.total() + size <= ALL_ANSWERS)
 
     async def _handled(self, peer: bytes, request: CallRequest, body: bytes) -> tuple[Status, bytes]:
         """Run the topic's handler within the caller's deadline."""

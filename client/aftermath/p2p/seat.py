@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
+import iroh
 from blake3 import blake3
 
 from aftermath.base.backoff import doubled
-from aftermath.p2p.bucket import Bucket
 from aftermath.p2p.link import Link
+from aftermath.p2p.quota import Quota
 
 FIRST_PAUSE_S = 0.25
 LONGEST_PAUSE_S = 10.0
@@ -22,13 +23,14 @@ SHORTEST_PAUSE_S = 0.1
 
 @dataclass(eq=False)
 class Seat:
-    """`arrivals` limits how often the peer may connect: each time, our last announcements go out again.
+    """`quota`: what the peer may make us do, over whatever connections; `greeting`: one that is being greeted.
 
     `stir` is set by someone who needs the peer now; `trouble` says why it is not connected.
     """
 
-    arrivals: Bucket
+    quota: Quota
     link: Link | None = None
+    greeting: iroh.Connection | None = None
     up: asyncio.Event = field(default_factory=asyncio.Event)
     stir: asyncio.Event = field(default_factory=asyncio.Event)
     trouble: str = "it has not answered a dial yet"

@@ -16,7 +16,7 @@ from aftermath.rules.commitment import MAX_ANNOUNCEMENT_BYTES
 MAX_ANNOUNCEMENT = MAX_ANNOUNCEMENT_BYTES
 """Largest announcement in bytes: what the rules of a run let a member say at once."""
 
-MAX_REQUEST = 1 << 16
+MAX_REQUEST = 1 << 12
 """Largest body of a request in bytes; larger things are blobs."""
 
 Kind = Literal["announce", "blob", "request"]

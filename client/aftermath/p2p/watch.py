@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
-from aftermath.p2p.link import MOST_UNREAD
+from aftermath.p2p.link import MOST_UNREAD, MOST_UNREAD_OF_ALL, Link
 from aftermath.p2p.pace import Pace
 from aftermath.p2p.seat import Seat
 from aftermath.p2p.transport import short
@@ -35,13 +35,19 @@ async def watch_pulse(seats: Mapping[bytes, Seat], pace: Pace) -> None:
                 log.debug("link to %s: %s", short(peer), cause(error))
 
 
-async def watch_unread(seats: Mapping[bytes, Seat]) -> None:
-    """Close the links of peers that send far more than we read, for ever."""
+async def watch_unread(links: Collection[Link]) -> None:
+    """Close the links of peers that send far more than we read, and the worst while all together do, for ever."""
     while True:
         await asyncio.sleep(UNREAD_S)
-        for peer, seat in list(seats.items()):
+        for link in list(links):
             try:
-                if seat.link is not None and not seat.link.asked_for():
-                    seat.link.violated(ProtocolViolation(f"over {MOST_UNREAD >> 20} MiB that nobody asked for"))
+                if not link.asked_for():
+                    link.violated(ProtocolViolation(f"over {MOST_UNREAD >> 20} MiB that nobody asked for"))
             except Exception as error:
-                log.debug("link to %s: %s", short(peer), cause(error))
+                log.debug("link to %s: %s", short(link.peer), cause(error))
+        held = sum(link.unread for link in links)
+        for link in sorted(links, key=lambda one: -one.unread):
+            if held <= MOST_UNREAD_OF_ALL:
+                break
+            held -= link.unread
+            link.close(Code.STALLED, "peers sent more than could be read")

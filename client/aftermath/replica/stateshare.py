@@ -63,6 +63,7 @@ class StateShare:
 
     def __init__(self, transport: Transport) -> None:
         self._kept: dict[bytes, Kept] = {}
+        self._reading = asyncio.Lock()
         transport.handle(TOPIC, self.answer)
 
     def offer(self, kept: Kept) -> None:
@@ -88,8 +89,9 @@ class StateShare:
         place = kept.outline.place(index)
         if kept.copies is not None:
             block = kept.read(place)
-        else:  # it waits for what the devices compute
-            block = await asyncio.to_thread(kept.read, place)
+        else:  # it waits for what the devices compute; one at a time, since others need threads too
+            async with self._reading:
+                block = await asyncio.to_thread(kept.read, place)
         if block_digest(block) != kept.tree.digest(index):
             raise RequestRefused("the state has changed since")
         return b"".join([*kept.tree.proof(index), block])

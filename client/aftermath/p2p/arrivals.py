@@ -1,0 +1,136 @@
+"""Incoming connections: who gets a handshake, who is a member and may connect now, and their greeting.
+
+Decided: whatever one connection or one stranger causes, the others are let in. Of one member one greeting is heard at a
+time, and one that says more than a greeting is closed, and its sender kept out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+import iroh
+
+from aftermath.base.wait import first_of
+from aftermath.p2p.bars import Bars
+from aftermath.p2p.complaints import Complaints
+from aftermath.p2p.door import Door, place_of
+from aftermath.p2p.link import Link, answer_greeting, close_connection, hear_greeting, only_a_greeting
+from aftermath.p2p.pace import Pace
+from aftermath.p2p.seat import SHORTEST_PAUSE_S, Seat
+from aftermath.p2p.wire import Code, ProtocolViolation, cause
+
+HANDSHAKE_S = 10.0
+
+log = logging.getLogger(__name__)
+Spawn = Callable[[Coroutine[Any, Any, None]], object]
+
+
+class Arrivals:
+    """Those of one endpoint. `offer` is called with each link that has greeted, `spawn` with what is to run beside."""
+
+    def __init__(
+        self,
+        endpoint: iroh.Endpoint,
+        instance: bytes,
+        seats: Mapping[bytes, Seat],
+        bars: Bars,
+        pace: Pace,
+        offer: Callable[[Link], None],
+        spawn: Spawn,
+    ) -> None:
+        self._endpoint, self._instance = endpoint, instance
+        self._seats, self._bars, self._pace = seats, bars, pace
+        self._offer, self._spawn = offer, spawn
+        self._complaints = Complaints(log)
+        self.door = Door(pace.clock)
+
+    async def accept(self) -> None:
+        """Take incoming connections until the endpoint closes."""
+        while True:
+            try:
+                incoming = await self._endpoint.accept_next()
+                if incoming is None:
+                    return
+                if not self.door.looks.spare():
+                    await self._pace.throttle(self.door.refusals)
+                    await self._refuse(incoming)
+                    continue
+                address = await incoming.remote_addr()
+                where = place_of(address)
+                direct = isinstance(address, iroh.IncomingAddr.IP)
+                if self.door.busy and direct and not await incoming.remote_addr_validated():
+                    await incoming.retry()
+                elif self.door.enter(where):
+                    self._spawn(self._welcome(incoming, where))
+                else:
+                    await self._refuse(incoming)
+            except Exception as error:  # whatever a stranger causes, others must be able to connect
+                log.debug("accepting a connection failed: %s", cause(error))
+                await asyncio.sleep(SHORTEST_PAUSE_S)
+
+    async def _refuse(self, incoming: iroh.Incoming) -> None:
+        self._pace.events["refused"] += 1
+        await incoming.refuse()
+
+    async def _welcome(self, incoming: iroh.Incoming, where: str) -> None:
+        """Let a member in, tell anyone else why not."""
+        connection = None
+        try:
+            async with asyncio.timeout(HANDSHAKE_S):
+                connection = await (await incoming.accept()).connect()
+                await self._receive(connection)
+        except Exception as error:  # costs this connection only
+            known = isinstance(error, (iroh.IrohError, ProtocolViolation, TimeoutError))
+            log.debug("an incoming connection failed: %s", cause(error))
+            if not known:
+                self._complaints.about("welcoming", b"", error)
+            if connection is not None:
+                close_connection(connection, Code.VIOLATION, "no greeting")
+        finally:
+            self.door.leave(where)
+
+    async def _receive(self, connection: iroh.Connection) -> None:
+        """Check who connected, greet it, and offer the link."""
+        peer = bytes(connection.remote_id().to_bytes())
+        seat = self._seats.get(peer)
+        objection = self._objection(peer, seat)
+        if seat is None or objection:
+            self._pace.events["refused"] += 1
+            close_connection(connection, Code.NOT_A_MEMBER, objection)
+            return
+        if seat.greeting is not None:
+            close_connection(seat.greeting, Code.DUPLICATE, "another one came meanwhile")
+        seat.greeting = connection
+        try:
+            instance, stream = await first_of(hear_greeting(connection), only_a_greeting(connection))
+        except ProtocolViolation:
+            self._pace.events["violations"] += 1
+            self._bars.offended(peer)
+            raise
+        finally:
+            if seat.greeting is connection:
+                seat.greeting = None
+        link = Link(peer, connection, peer, instance, self._pace.clock(), seat.quota)
+        if seat.link is not None and not link.supersedes(seat.link):
+            link.close(Code.DUPLICATE, "already connected")
+            return
+        await answer_greeting(stream, self._instance)
+        self._offer(link)
+
+    def _objection(self, peer: bytes, seat: Seat | None) -> str:
+        """Why whoever has this seat may not connect now, or nothing."""
+        if seat is None:
+            return "not a member of this run"
+        if self._bars.left(peer):
+            return "barred for breaking the protocol"
+        if seat.quota.arrivals.spare():
+            return ""
+        if not seat.quota.excess.spare():
+            if seat.link is None:
+                self._bars.offended(peer)
+            else:
+                seat.link.violated(ProtocolViolation("connecting too often, and going on"))
+        return "connecting too often"

@@ -1,0 +1,78 @@
+"""The bounds on peers that docs/security.md states are those of the code: each row, made anew from the constants."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from aftermath.member import lineage, results
+from aftermath.optim.private_blocks import BLOCK
+from aftermath.p2p import announce, arrivals, blobs, complaints, door, link, links, pace, quota, requests, watch
+from aftermath.p2p.transport import MAX_ANNOUNCEMENT, MAX_REQUEST
+from aftermath.replica import stateshare
+from aftermath.rules.bitmap import MAX_MEMBERS
+from aftermath.rules.run import STORED_ROUNDS
+from p2p.nodes import QUIC_SENDS, QUIC_STREAMS, QUIC_WINDOW
+
+PAGE = Path(__file__).parents[2] / "docs/security.md"
+OTHERS = MAX_MEMBERS - 1
+SERVED = OTHERS * requests.STREAMS
+SMALL = SERVED - blobs.LARGE_PIECES
+ROWS = [
+    f"handshakes | {door.MAX_HANDSHAKES_OF_ADDRESS} at a time and {door.ADDRESS_RATE:.0f} a second, after the first "
+    f"{door.ADDRESS_BURST:.0f}, of one address (of IPv6: of one /64) or of one key by way of a relay; "
+    f"{arrivals.HANDSHAKE_S:.0f} seconds each | {door.MAX_HANDSHAKES}; while {door.MAX_HANDSHAKES // 2} are under way, "
+    f"addresses have to be proven first; {door.LOOKED_AT_RATE:.0f} connections a second are looked at after the first "
+    f"{door.LOOKED_AT_BURST:.0f}, {door.REFUSED_RATE:.0f} more are refused unseen, others wait in QUIC",
+    f"greetings | one at a time, and {link.MOST_BEFORE_GREETING >> 10} KiB until it is done, looked at every "
+    f"{link.GREETING_LOOK_S} seconds | as handshakes",
+    f"connections | one, for {links.LINGER_S:.0f} seconds two; {quota.ARRIVALS_BURST:.0f} at once, then one in "
+    f"{ {2: 'two'}[round(1 / quota.ARRIVALS_RATE)] } seconds; who tries "
+    f"{quota.EXCESS_BURST:.0f} times more is kept out | {OTHERS}",
+    f"streams | one of announcements (a second one breaks the protocol); {link.STREAMS_OPEN} of requests open "
+    f"({QUIC_STREAMS // 2} of a new connection), {requests.STREAMS} of them served; {quota.ASKED_RATE:.0f} a second "
+    f"after the first {quota.ASKED_BURST:.0f} | {SERVED:,} served; {quota.ALL_ASKED_RATE:.0f} a second after the first "
+    f"{quota.ALL_ASKED_BURST:,.0f}",
+    f"bytes that QUIC holds unread | {link.MOST_UNREAD >> 20} MiB, and {link._MOST_GIVEN_UP >> 20} MiB of what was "
+    f"asked for and given up, looked at every {watch.UNREAD_S} seconds; who pours in more is closed and kept out. "
+    f"{QUIC_STREAMS * QUIC_WINDOW // 10**6} MB in between | {link.MOST_UNREAD_OF_ALL >> 20} MiB; while it is more, "
+    "whoever has most is closed",
+    f"announcements | {MAX_ANNOUNCEMENT:,} bytes each, {quota.TOLD_RATE:.0f} a second after the first "
+    f"{quota.TOLD_BURST:.0f}; who says {quota.EXCESS_BURST:.0f} more is closed and kept out; {announce.REMEMBERED} "
+    f"hashes are remembered, and {announce.OUTBOX} wait for a peer that reads slowly | {quota.ALL_TOLD_RATE:.0f} a "
+    f"second after the first {quota.ALL_TOLD_BURST:,.0f}; {announce.INBOX:,} wait to be heard",
+    f"a request | {MAX_REQUEST >> 10} KiB, {requests.HEADER_S:.0f} seconds to arrive, "
+    f"{requests.LONGEST_HANDLER_S:.0f} seconds to be answered | {-(-SERVED * MAX_REQUEST // 2**20)} MiB",
+    f"what is being sent of blobs | {requests.STREAMS} pieces of {blobs.PIECE >> 20} MiB, each for {blobs.PIECE_S:.0f} "
+    f"seconds | {blobs.LARGE_PIECES} pieces of {blobs.PIECE >> 20} MiB and {SMALL:,} of {blobs.SMALL_PIECE >> 10} KiB: "
+    f"{blobs.LARGE_PIECES * blobs.PIECE + SMALL * blobs.SMALL_PIECE >> 20} MiB",
+    f"answers that were not taken | {requests.ANSWERS >> 20} MiB, or one larger answer; for "
+    f"{requests.HEADER_S + pace.PATIENCE_S:.0f} to {requests.HEADER_S + pace.LONGEST_PATIENCE_S:.0f} seconds | "
+    f"{requests.ALL_ANSWERS >> 20} MiB, beside one for each",
+    f"what QUIC keeps until it is acknowledged | {QUIC_SENDS // 10**6} MB | {OTHERS * QUIC_SENDS // 10**6:,} MB",
+    f"what is kept of it | { {2: 'two'}[results._MAX_PER_MEMBER] } results for each of {STORED_ROUNDS} rounds, "
+    f"{ {2: 'two'}[results._MAX_PER_MEMBER] } announcements for each of {STORED_ROUNDS} rounds to come, and the roots "
+    f"of {lineage._PLACES} rounds | as many times {OTHERS}",
+    f"a block of our private state | {BLOCK >> 10} KiB and its proof, from copies that are there anyway; where there "
+    f"are none, one is read at a time | {stateshare.COPIES >> 20} MiB",
+    f"lines in the log | one for each kind of thing it does | {complaints.MOST:,} of each part of a member",
+]
+
+
+def test_the_table_of_bounds_is_that_of_the_code() -> None:
+    after = PAGE.read_text(encoding="utf-8").split("**What peers can take of us**")[1].split("**From files")[0]
+    assert [row.strip("| ") for row in after.splitlines() if row.startswith("| ")][1:] == ROWS
+    prose = re.sub(r"\s+", " ", after)
+    assert f"nothing is heard for {link.SILENT_PROBES * watch.PROBE_S:.0f} seconds is closed" in prose
+    assert (
+        f"what {quota.ALL_ASKED_RATE:.0f} requests, {quota.ALL_TOLD_RATE:.0f} announcements, "
+        f"{door.LOOKED_AT_RATE:.0f} handshakes and {door.REFUSED_RATE:.0f} refusals cost in each second"
+    ) in prose
+    assert f"all {OTHERS} others together" in prose
+
+
+def test_what_is_remembered_of_members_outlasts_a_run_that_changes_all_of_them() -> None:
+    assert min(announce.REMEMBERED_SENDERS, pace.REMEMBERED) >= 2 * MAX_MEMBERS
+    assert announce.REMEMBERED >= 2 * announce.REPLAY
+    assert quota.TOLD_BURST >= 2 * announce.REPLAY
+    assert quota.ALL_TOLD_BURST >= MAX_MEMBERS * announce.REPLAY

@@ -1,0 +1,266 @@
+"""Floods by real peers of a member that is a process of its own: its memory, its processor, and the others meanwhile.
+
+What a message costs is compared with what an honest one costs the same process, so that no machine is too slow for it.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import iroh
+import psutil
+import pytest
+
+from aftermath.p2p import announce, blobs, door, link, quota, requests
+from aftermath.p2p.discovery import LocalDirectory
+from aftermath.p2p.iroh import IrohTransport
+from aftermath.p2p.link import greet
+from aftermath.p2p.transport import MAX_ANNOUNCEMENT, MAX_REQUEST, PeerUnreachable
+from aftermath.p2p.wire import ALPN
+from p2p.nodes import ECHOED, LARGE_ANSWER, LARGE_BLOB, QUIC_SENDS, QUIC_STREAMS, QUIC_WINDOW, Rogue, identity, until
+
+pytestmark = pytest.mark.slow
+VICTIM, HONEST, NEWCOMER = 1, 2, 9
+ONE, SEVERAL = (3,), (3, 4, 5)
+FLOOD_S, AGAIN_S, LOOK_S = 5.0, 3.0, 0.1
+TRIES, TRY_S = 3, 10.0
+NEWCOMER_TRIES = 200
+COSTLIER = 2.0
+"""How many times the processor time of an honest message one of a flood may cost: it does cost about as much."""
+NOISE = 0.02
+"""Of the processor: what a second without a flood may cost more at one time than at another."""
+SLACK = 16 << 20
+"""Bytes that the interpreter, its allocator and QUIC take for whatever is done."""
+REMEMBERED_BYTES = 256
+"""Of one announcement: its hash, and its place in a table."""
+
+Figures = dict[str, float]
+
+
+@dataclass
+class Victim:
+    """The flooded member, the honest one that we are, and where it can be reached."""
+
+    process: asyncio.subprocess.Process
+    place: str
+    honest: IrohTransport
+    folder: Path
+    cost: dict[str, float] = field(default_factory=dict)
+    """Seconds of processor time: of an honest request, announcement and connection, of a second without any, and of
+    saying what it takes."""
+
+    async def taken(self) -> Figures:
+        """What it takes now."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(b"\n")
+        figures: Figures = json.loads(await _line(self.process))
+        return figures
+
+    async def ask(self) -> int:
+        """Ask it something as an honest member does; after how many tries it answered."""
+        for number in range(1, TRIES + 1):
+            with contextlib.suppress(PeerUnreachable):
+                body = os.urandom(ECHOED)
+                assert await self.honest.request(identity(VICTIM), "echo", body, ECHOED, TRY_S) == body
+                return number
+        raise AssertionError(f"no answer after {TRIES} tries")
+
+    async def learn_costs(self) -> None:
+        """Measure what honest members cost it."""
+        began = await self.taken()
+        await asyncio.sleep(1)
+        idle = await self.taken()
+        for _ in range(50):
+            looked = await self.taken()
+        for _ in range(200):
+            await self.ask()
+        asked = await self.taken()
+        told = int(quota.TOLD_BURST)
+        for number in range(told):
+            await self.honest.announce(number.to_bytes(4, "big") + os.urandom(MAX_ANNOUNCEMENT - 4))
+            await asyncio.sleep(0.01)
+        while (heard := await self.taken())["heard"] < told:
+            await asyncio.sleep(0.02)
+        newcomer = await Rogue.open(NEWCOMER)
+        for _ in range(5):
+            await self.connect(newcomer)
+        met = await self.taken()
+        await newcomer.close()
+        self.cost = {
+            "second": idle["cpu"] - began["cpu"],
+            "look": (looked["cpu"] - idle["cpu"]) / 50,
+            "request": (asked["cpu"] - looked["cpu"]) / 200,
+            "announcement": (heard["cpu"] - asked["cpu"]) / told,
+            "connection": (met["cpu"] - heard["cpu"]) / 5,
+        }
+
+    async def connect(self, newcomer: Rogue) -> iroh.Connection:
+        """Connect as an honest member that the victim cannot dial. IrohError or PeerUnreachable if refused."""
+        where = iroh.EndpointAddr(iroh.EndpointId.from_bytes(identity(VICTIM)), None, [self.place])
+        connection = await newcomer.endpoint.connect(where, ALPN)
+        await greet(connection, os.urandom(16))
+        return connection
+
+    @contextlib.asynccontextmanager
+    async def flooded(self, how: str, seeds: tuple[int, ...]) -> AsyncIterator[None]:
+        """While these members flood it, from another address."""
+        command = [Path(__file__).with_name("flooder.py"), self.place, VICTIM, how, ",".join(map(str, seeds))]
+        flooder = await _started(command)
+        try:
+            assert await _line(flooder) == "flooding"
+            yield
+        finally:
+            flooder.kill()
+            await flooder.wait()
+
+    async def all_freed(self, before: Figures) -> None:
+        """Wait until nothing is left of a flood."""
+        async with asyncio.timeout(30):
+            while True:
+                now = await self.taken()
+                if now["links"] <= before["links"] and now["tasks"] <= before["tasks"] + 2:
+                    return
+                await asyncio.sleep(0.5)
+
+
+async def _started(command: list[object]) -> asyncio.subprocess.Process:
+    pipe = asyncio.subprocess.PIPE
+    return await asyncio.create_subprocess_exec(sys.executable, *map(str, command), stdin=pipe, stdout=pipe)
+
+
+async def _line(process: asyncio.subprocess.Process) -> str:
+    assert process.stdout is not None
+    return (await asyncio.wait_for(process.stdout.readline(), 30)).decode().strip()
+
+
+@pytest.fixture
+async def victim(opened, tmp_path: Path) -> AsyncIterator[Victim]:
+    folder = tmp_path / "run"
+    members = ",".join(map(str, (HONEST, *SEVERAL, NEWCOMER)))
+    process = await _started([Path(__file__).with_name("flood_victim.py"), folder, VICTIM, members])
+    try:
+        assert await _line(process) == "ready"
+        honest = await opened(HONEST)
+        honest.set_members([identity(VICTIM)])
+        await until(lambda: bool(honest.reachable()))
+        found = LocalDirectory(folder, honest.node_id).read(identity(VICTIM))
+        assert found is not None
+        one = Victim(process, found.addresses[0], honest, folder)
+        await one.learn_costs()
+        yield one
+    finally:
+        process.kill()
+        await process.wait()
+
+
+MEMORY = {
+    "connections": lambda peers: door.MAX_HANDSHAKES * link.MOST_BEFORE_GREETING,
+    "ungreeted": lambda peers: peers * QUIC_STREAMS * QUIC_WINDOW // 8,
+    "half_open": lambda peers: peers * requests.STREAMS * MAX_REQUEST,
+    "resets": lambda peers: peers * requests.STREAMS * MAX_REQUEST,
+    "requests": lambda peers: peers * requests.STREAMS * MAX_REQUEST,
+    "announcements": lambda peers: peers * (announce.REMEMBERED * REMEMBERED_BYTES + QUIC_WINDOW),
+    "unread_blobs": lambda peers: peers * (requests.STREAMS * 2 * blobs.PIECE + QUIC_SENDS),
+    "unread_answers": lambda peers: peers * (requests.STREAMS * 2 * LARGE_ANSWER + QUIC_SENDS),
+}
+"""Bytes that a flood by so many peers may take, beside the slack, by what it is."""
+
+
+ALONE = ("connections", "requests", "unread_blobs")
+
+
+@pytest.mark.parametrize(
+    ("how", "seeds"),
+    [pytest.param(how, SEVERAL, id=f"{how}-several") for how in MEMORY]
+    + [pytest.param(how, ONE, id=f"{how}-one") for how in ALONE],
+)
+async def test_a_flood_is_bounded_and_the_others_are_answered(victim: Victim, how: str, seeds: tuple[int, ...]) -> None:
+    before = await victim.taken()
+    peaks, asked = [], 0
+    for lasts in (FLOOD_S, AGAIN_S):
+        async with victim.flooded(how, seeds):
+            began, start, peak, asks = time.monotonic(), await victim.taken(), 0.0, 0
+            while time.monotonic() - began < lasts:
+                assert await victim.ask() <= TRIES
+                asks += 1
+                await asyncio.sleep(LOOK_S)
+                now = await victim.taken()
+                peak = max(peak, now["memory"])
+            seconds = time.monotonic() - began
+        _check_cost(how, len(seeds), {name: now[name] - start[name] for name in now}, asks, seconds, victim.cost)
+        peaks.append(peak)
+        asked += asks
+        await victim.all_freed(before)
+    assert asked > 0
+    most = before["memory"] + MEMORY[how](len(seeds)) + SLACK
+    assert max(peaks) <= most, "the second flood takes no more than the first may"
+
+
+def _check_cost(how: str, peers: int, did: Figures, asks: int, seconds: float, cost: dict[str, float]) -> None:
+    """That no more was done than the peers' quotas allow, and at what honest messages cost."""
+    streams = _most(peers, quota.ASKED_BURST, quota.ASKED_RATE, seconds)
+    looked_at = _most(1, door.LOOKED_AT_BURST, door.LOOKED_AT_RATE, seconds)
+    assert did["heard"] <= _most(peers, quota.TOLD_BURST, quota.TOLD_RATE, seconds)
+    assert did["answered"] - asks <= streams
+    assert did["looked_at"] <= looked_at + _most(1, door.REFUSED_BURST, door.REFUSED_RATE, seconds)
+    if how == "requests":
+        streams = did["answered"] - asks
+    elif how not in ("half_open", "resets", "unread_blobs", "unread_answers"):
+        streams = 0
+    own = did["cpu"] - seconds * cost["second"] - asks * (cost["request"] + cost["look"])
+    done = streams * cost["request"] + did["heard"] * cost["announcement"] + did["looked_at"] * cost["connection"]
+    assert own <= COSTLIER * done + NOISE * seconds
+
+
+def _most(peers: int, burst: float, rate: float, seconds: float) -> float:
+    return peers * (burst + rate * (seconds + 1))
+
+
+async def test_what_a_peer_does_not_acknowledge_is_what_we_reckon_with(opened, monkeypatch):
+    """Of a peer whose process stands still: until it is found out, QUIC keeps so much of what we send."""
+    monkeypatch.setattr(blobs, "LARGE_PIECES", 0)
+    node, stands_still = await opened(VICTIM), threading.Event()
+
+    def read(offset: int, length: int) -> bytes:
+        stands_still.wait(30)
+        return bytes(length)
+
+    node.publish_source(bytes(32), LARGE_BLOB, read)
+    node.set_members([identity(seed) for seed in ONE])
+    command = [Path(__file__).with_name("flooder.py"), node._endpoint.bound_sockets()[0], VICTIM, "frozen", ONE[0]]
+    flooder = await _started(command)
+    try:
+        await until(lambda: psutil.Process(flooder.pid).status() == psutil.STATUS_STOPPED, 30)
+        stands_still.set()
+        await until(lambda: node.stats().sent["blob"] > QUIC_SENDS - requests.STREAMS * blobs.SMALL_PIECE)
+        assert node.reachable()
+        await until(lambda: not node.reachable(), 30)
+        assert node.stats().sent["blob"] <= QUIC_SENDS
+    finally:
+        flooder.kill()
+        await flooder.wait()
+
+
+@pytest.mark.parametrize("how", ["connections", "ungreeted"])
+async def test_a_newcomer_gets_in_while_others_flood_with_connections(victim: Victim, how: str) -> None:
+    newcomer = await Rogue.open(NEWCOMER)
+    async with victim.flooded(how, SEVERAL):
+        await asyncio.sleep(FLOOD_S)
+        for _ in range(NEWCOMER_TRIES):
+            with contextlib.suppress(iroh.IrohError, PeerUnreachable, TimeoutError):
+                async with asyncio.timeout(TRY_S):
+                    connection = await victim.connect(newcomer)
+                    break
+            await asyncio.sleep(0.05)
+        else:
+            raise AssertionError("it was always refused")
+        await asyncio.sleep(1)
+        assert connection.close_reason() is None
+    await newcomer.close()

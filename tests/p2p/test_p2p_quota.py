@@ -1,0 +1,313 @@
+"""What a peer and all peers together may make us do and hold: each bound by itself, with endpoints on loopback."""
+
+import asyncio
+import contextlib
+import time
+
+import iroh
+import pytest
+from blake3 import blake3
+
+from aftermath.p2p import attempt, blobs, door, fetch, link, pace, quota, requests, watch
+from aftermath.p2p.door import ADDRESS_BURST, MAX_HANDSHAKES, MAX_HANDSHAKES_OF_ADDRESS, Door
+from aftermath.p2p.pace import Pace
+from aftermath.p2p.quota import Shared
+from aftermath.p2p.transport import PeerUnreachable
+from aftermath.p2p.wire import ALPN, BlobRequest, CallRequest, Reply, Status, frame, frame_of, read_message
+from p2p.nodes import QUIC_STREAMS, QUIC_WINDOW, content, join, until
+
+
+async def test_who_has_most_left_of_its_own_goes_first() -> None:
+    shared, order = Shared(time.monotonic, 50, 1), list[str]()
+    assert not await shared.turn(0), "there is one to spare"
+
+    async def wait(name: str, left: float) -> None:
+        assert await shared.turn(left)
+        order.append(name)
+
+    flooding = [asyncio.create_task(wait(f"flooder {number}", -1)) for number in range(5)]
+    await asyncio.sleep(0)
+    await asyncio.gather(wait("honest", 100), *flooding)
+    assert order == ["honest", *(f"flooder {number}" for number in range(5))]
+
+
+async def test_all_together_get_no_more_turns_than_there_are() -> None:
+    shared, began = Shared(time.monotonic, 100, 10), time.monotonic()
+    await asyncio.gather(*(shared.turn(left) for left in range(40)))
+    assert time.monotonic() - began >= 30 / 100 * 0.9
+
+
+async def test_who_stops_waiting_takes_no_turn() -> None:
+    shared = Shared(time.monotonic, 20, 1)
+    await shared.turn(0)
+    first, second = asyncio.create_task(shared.turn(9)), asyncio.create_task(shared.turn(1))
+    await asyncio.sleep(0)
+    first.cancel()
+    assert await second
+    assert not shared._waiting
+    with pytest.raises(asyncio.CancelledError):
+        await first
+
+
+async def test_connecting_anew_fills_no_bucket(opened, rogue, monkeypatch):
+    monkeypatch.setattr(quota, "ASKED_RATE", 1e-3)
+    monkeypatch.setattr(quota, "ASKED_BURST", 5.0)
+    node, cheat = await opened(1), await rogue(2)
+    node.set_members([cheat.node_id])
+    for _ in range(2):
+        connection = await cheat.dial(node)
+        streams = [await connection.open_bi() for _ in range(4)]
+        for stream in streams:
+            await stream.send().write_all(frame_of(BlobRequest(bytes(32), 0, 1)))
+        answers = asyncio.gather(*(read_message(stream.recv(), Reply) for stream in streams))
+        with contextlib.suppress(TimeoutError, iroh.IrohError):
+            async with asyncio.timeout(1):
+                await answers
+    assert node._links._seats[cheat.node_id].quota.asked.left < 0
+    assert node.stats().throttled == 1, "the second of its connections waits at its second request"
+
+
+async def test_who_goes_on_announcing_beyond_its_quota_is_kept_out(opened, rogue, monkeypatch):
+    monkeypatch.setattr(quota, "TOLD_RATE", 200.0)
+    monkeypatch.setattr(quota, "TOLD_BURST", 5.0)
+    monkeypatch.setattr(quota, "EXCESS_BURST", 10.0)
+    node, honest, cheat = await opened(1), await opened(2), await rogue(3)
+    join([node, honest], cheat.node_id)
+    connection = await cheat.dial(node)
+    stream = await connection.open_uni()
+    await stream.write_all(b"".join(frame(b"the same") for _ in range(40)))
+    await until(lambda: node.stats().duplicates == 39)
+    assert connection.close_reason() is None, "repeats wait, and that is all"
+    reader = node.announcements()
+    with contextlib.suppress(iroh.IrohError):
+        await stream.write_all(b"".join(frame(b"%d" % number) for number in range(1000)))
+    await asyncio.wait_for(connection.closed(), 10)
+    await until(lambda: node.stats().violations == 1 and honest.node_id in node.reachable())
+    assert node._links._bars.left(cheat.node_id) > 0
+    await honest.announce(b"still heard")
+    async with asyncio.timeout(10):
+        while (await anext(reader)).sender != honest.node_id:
+            pass
+
+
+@pytest.mark.parametrize("connected", [True, False], ids=["connected", "alone"])
+async def test_who_goes_on_connecting_beyond_its_quota_is_kept_out(opened, rogue, monkeypatch, connected):
+    monkeypatch.setattr(quota, "ARRIVALS_RATE", 1e-3)
+    monkeypatch.setattr(quota, "ARRIVALS_BURST", 1.0)
+    monkeypatch.setattr(quota, "EXCESS_BURST", 3.0)
+    node, cheat = await opened(1), await rogue(2)
+    node.set_members([cheat.node_id])
+    first = await cheat.dial(node)
+    if not connected:
+        first.close(0, b"")
+        await until(lambda: not node.reachable())
+    for _ in range(4):
+        assert node._links._bars.left(cheat.node_id) == 0
+        with pytest.raises(PeerUnreachable, match="connecting too often"):
+            await cheat.dial(node)
+    await until(lambda: node._links._bars.left(cheat.node_id) > 0)
+    with pytest.raises(PeerUnreachable, match="barred"):
+        await cheat.dial(node)
+    await until(lambda: not node.reachable())
+    assert node._links._bars._known[cheat.node_id].offences == 1
+
+
+async def test_a_busy_door_has_addresses_proven_and_lets_them_in(opened):
+    node, other = await opened(1), await opened(2)
+    inside = [f"192.0.2.{number}" for number in range(MAX_HANDSHAKES // 2)]
+    assert all(node._links._arrivals.door.enter(place) for place in inside)
+    assert node._links._arrivals.door.busy
+    node.set_members([other.node_id])
+    node._links._seats[other.node_id].keeper.cancel()  # it has to come by itself
+    other.set_members([node.node_id])
+    await until(lambda: other.node_id in node.reachable())
+    for place in inside:
+        node._links._arrivals.door.leave(place)
+    assert not node._links._arrivals.door._inside
+
+
+def test_an_address_has_few_handshakes_at_a_time_and_few_a_second() -> None:
+    now = 0.0
+    one = Door(lambda: now)
+    assert sum(one.enter("here") for _ in range(100)) == MAX_HANDSHAKES_OF_ADDRESS
+    assert one.enter("there")
+    for _ in range(MAX_HANDSHAKES_OF_ADDRESS):
+        one.leave("here")
+    entered = 0
+    for _ in range(1000):
+        if one.enter("here"):
+            entered += 1
+            one.leave("here")
+    assert entered == ADDRESS_BURST - MAX_HANDSHAKES_OF_ADDRESS
+
+
+def test_what_is_known_of_addresses_and_peers_is_bounded() -> None:
+    one, measured = Door(time.monotonic), Pace(time.monotonic)
+    for number in range(2 * door.REMEMBERED):
+        one.enter(str(number))
+        one.leave(str(number))
+        measured.failed(number.to_bytes(32, "big"))
+    assert len(one._rates) == door.REMEMBERED
+    assert len(measured.peers) == pace.REMEMBERED
+    assert not one._inside
+
+
+async def test_who_pours_in_without_a_greeting_is_closed_and_kept_out(opened, rogue):
+    node, cheat = await opened(1), await rogue(2)
+    node.set_members([cheat.node_id])
+    connection = await cheat.endpoint.connect(node._endpoint.addr(), ALPN)
+    greeting = await connection.open_bi()
+    await greeting.send().write_all(b"\0\0")
+    pouring = [asyncio.create_task(_pour(connection)) for _ in range(QUIC_STREAMS // 2)]
+    await asyncio.wait_for(connection.closed(), 10)
+    await asyncio.gather(*pouring)
+    await until(lambda: node.stats().violations == 1)
+    assert node._links._bars.left(cheat.node_id) > 0
+    assert not node._links._arrivals.door._inside
+
+
+async def _pour(connection: iroh.Connection) -> None:
+    with contextlib.suppress(iroh.IrohError):
+        stream = (await connection.open_bi()).send()
+        while True:
+            await stream.write_all(bytes(1 << 16))
+
+
+async def test_what_quic_lets_a_peer_pour_in_is_what_we_reckon_with(opened, rogue, monkeypatch):
+    monkeypatch.setattr(link, "MOST_BEFORE_GREETING", 1 << 40)
+    node, cheat = await opened(1), await rogue(2)
+    node.set_members([cheat.node_id])
+    connection = await cheat.endpoint.connect(node._endpoint.addr(), ALPN)
+    greeting = await connection.open_bi()
+    await greeting.send().write_all(b"\0\0")
+    most = QUIC_STREAMS // 2 * QUIC_WINDOW
+    pouring = [asyncio.create_task(_pour(connection)) for _ in range(QUIC_STREAMS)]
+
+    def received() -> int:
+        return connection.stats().udp_tx_bytes
+
+    await until(lambda: received() > 0.9 * most, 60)
+    await asyncio.sleep(0.5)
+    assert received() < 1.2 * most, "of one kind of streams; there are as many of the other"
+    connection.close(0, b"")
+    await asyncio.gather(*pouring)
+
+
+async def test_a_member_greets_over_one_connection_at_a_time(opened, rogue):
+    node, cheat = await opened(1), await rogue(2)
+    node.set_members([cheat.node_id])
+    first = await cheat.endpoint.connect(node._endpoint.addr(), ALPN)
+    await until(lambda: node._links._seats[cheat.node_id].greeting is not None)
+    second = await cheat.endpoint.connect(node._endpoint.addr(), ALPN)
+    assert "another one came" in await asyncio.wait_for(first.closed(), 5)
+    assert second.close_reason() is None
+
+
+async def test_of_all_that_pour_in_together_the_worst_is_closed(opened, rogue, monkeypatch):
+    monkeypatch.setattr(watch, "MOST_UNREAD_OF_ALL", 3 << 20)
+    node, little, much = await opened(1), await rogue(2), await rogue(3)
+    node.handle("slow", _never)
+    node.set_members([little.node_id, much.node_id])
+    await little.dial(node)
+    await much.dial(node)
+    for cheat in (little, much):
+        streams = [await cheat.connection.open_bi() for _ in range(link.STREAMS_OPEN - 2)]
+        for one in streams:
+            await one.send().write_all(frame_of(CallRequest("slow", 0, 9, 60_000)))
+    for one in streams:  # of the second: as much as those that wait can hold
+        with contextlib.suppress(iroh.IrohError, TimeoutError):
+            async with asyncio.timeout(0.2):
+                await one.send().write_all(bytes(1 << 20))
+    assert "more than could be read" in await asyncio.wait_for(much.connection.closed(), 10)
+    assert little.connection.close_reason() is None
+    assert node.stats().violations == 0
+
+
+async def _never(peer: bytes, body: bytes) -> bytes:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+async def test_answers_that_nobody_takes_are_few_and_the_others_get_theirs(opened, rogue, monkeypatch):
+    monkeypatch.setattr(requests, "ANSWERS", 5 << 20)
+    monkeypatch.setattr(requests, "ALL_ANSWERS", 5 << 20)
+    node, other, deaf = await opened(1), await opened(2), await rogue(3)
+    join([node, other], deaf.node_id)
+
+    async def large(peer: bytes, body: bytes) -> bytes:
+        return bytes(2 << 20)
+
+    node.handle("large", large)
+    connection = await deaf.dial(node)
+    streams = [await connection.open_bi() for _ in range(6)]
+    for stream in streams:
+        await stream.send().write_all(frame_of(CallRequest("large", 0, 1 << 30, 60_000)))
+        await stream.send().finish()
+    await until(lambda: node._requests._untaken[deaf.node_id] == 4 << 20)
+    assert len(await other.request(node.node_id, "large", b"", 4 << 20, 10)) == 2 << 20
+    told = [(await read_message(stream.recv(), Reply)).status for stream in streams]
+    assert sorted(told) == [Status.OK] * 2 + [Status.REFUSED] * 4
+    connection.close(0, b"")
+    await until(lambda: not node._requests._untaken)
+
+
+async def test_few_of_the_pieces_that_are_being_sent_are_large(opened, rogue, monkeypatch):
+    monkeypatch.setattr(blobs, "LARGE_PIECES", 1)
+    node, deaf = await opened(1), await rogue(2)
+    node.set_members([deaf.node_id])
+    sizes: dict[bytes, list[int]] = {bytes(32): [], bytes([1] * 32): []}
+    for digest, read in sizes.items():
+
+        def piece(offset: int, length: int, read: list[int] = read) -> bytes:
+            read.append(length)
+            return bytes(length)
+
+        node.publish_source(digest, 1 << 30, piece)
+    connection, streams = await deaf.dial(node), []
+    for digest, read in sizes.items():
+        streams.append(stream := await connection.open_bi())
+        await stream.send().write_all(frame_of(BlobRequest(digest, 0, 1 << 30)))
+        await until(lambda read=read: len(read) >= 2)
+    first, second = sizes.values()
+    assert set(first) == {blobs.PIECE}
+    await until(lambda: sum(second) > QUIC_WINDOW)
+    assert set(second) == {blobs.SMALL_PIECE}
+
+
+async def test_who_sends_single_bytes_costs_few_reads(opened, rogue, monkeypatch):
+    monkeypatch.setattr(fetch, "TRICKLE_S", 0.2)
+    node, cheat = await opened(1), await rogue(2)
+    node.set_members([cheat.node_id])
+    data = content(500)
+    puts = 0
+    put = attempt.Attempt.put
+
+    def counted(self, pull, chunk):
+        nonlocal puts
+        puts += 1
+        return put(self, pull, chunk)
+
+    monkeypatch.setattr(attempt.Attempt, "put", counted)
+
+    async def drip(request, stream):
+        await stream.send().write_all(frame_of(Reply(Status.OK, len(data))))
+        for byte in data:
+            await stream.send().write_all(bytes([byte]))
+            await asyncio.sleep(0.001)
+        await stream.send().finish()
+
+    await cheat.dial(node, drip)
+    began = time.monotonic()
+    assert await node.fetch(blake3(data).digest(), len(data), [cheat.node_id], 30) == data
+    assert puts <= 2 + (time.monotonic() - began) / 0.2
+
+
+async def test_a_door_that_is_overrun_refuses_unseen(opened, monkeypatch):
+    monkeypatch.setattr(door, "LOOKED_AT_RATE", 1e-3)
+    monkeypatch.setattr(door, "LOOKED_AT_BURST", 1.0)
+    node, first, second = await opened(1), await opened(2), await opened(3)
+    for one in (first, second):
+        one.set_members([node.node_id])
+    await until(lambda: node.stats().refused >= 3)
+    with pytest.raises(PeerUnreachable):
+        await second.request(node.node_id, "any", b"", 10, 0.5)
