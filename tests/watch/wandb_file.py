@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import struct
 from collections.abc import Iterator
@@ -29,12 +30,12 @@ def _records(data: bytes) -> Iterator[bytes]:
 
 def kept(file: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """What is said of the run, with its `config`; and its rows, each by series, without wandb's own."""
-    from wandb.proto import wandb_internal_pb2
+    proto = importlib.import_module("wandb.proto.wandb_internal_pb2")  # its stub knows no messages
 
     about: dict[str, Any] = {}
     rows = []
     for data in _records(file.read_bytes()):
-        record = wandb_internal_pb2.Record()
+        record = proto.Record()
         record.ParseFromString(data)
         if record.HasField("run"):
             run = record.run
