@@ -94,23 +94,13 @@ def _end(steps: int, rates: Mapping[float, Sequence[Mapping[str, Any]]]) -> dict
     }
 
 
-def by_tokens(end: Mapping[str, Any], members: int, alone: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What members who ended at a loss are worth if only tokens count: all there is where seconds do not compare."""
-    needed = steps_to([(point["steps"], point["held_out"]) for point in alone], end["held_out"])
-    efficiency = None if needed is None else needed / (members * end["steps"])
-    return {
-        "steps_alone": None if needed is None else round(needed),
-        "token_efficiency": None if efficiency is None else round(efficiency, 3),
-        "compute_share": None,
-        "worth": None,
-        "worth_without_protocol": None,
-    }
-
-
 def compared(
-    end: Mapping[str, Any], training: Training, sent: int, alone: Sequence[Mapping[str, Any]]
+    end: Mapping[str, Any], training: Training, sent: int, alone: Sequence[Mapping[str, Any]], *, seconds: bool = True
 ) -> dict[str, Any]:
-    """What members who ended at a loss with results of `sent` bytes are worth against one machine of curve `alone`."""
+    """What members who ended at a loss with results of `sent` bytes are worth against one machine of curve `alone`.
+
+    Without `seconds`, which do not compare then, only what tokens say is known.
+    """
     members = training.members
     needed = steps_to([(point["steps"], point["held_out"]) for point in alone], end["held_out"])
     one = fmean(point["cpu_seconds_per_step"] for point in alone)
@@ -118,10 +108,13 @@ def compared(
     beside = protocol_seconds(members, sent) / training.inner_steps
     share = one / (max(own, beside) if training.overlap else own + beside)
     efficiency = None if needed is None else needed / (members * end["steps"])
-    return by_tokens(end, members, alone) | {
-        "compute_share": round(share, 4),
-        "worth": None if efficiency is None else round(members * efficiency * share, 3),
-        "worth_without_protocol": None if efficiency is None else round(members * efficiency * one / own, 3),
+    timed = efficiency if seconds else None
+    return {
+        "steps_alone": None if needed is None else round(needed),
+        "token_efficiency": None if efficiency is None else round(efficiency, 3),
+        "compute_share": round(share, 4) if seconds else None,
+        "worth": None if timed is None else round(members * timed * share, 3),
+        "worth_without_protocol": None if timed is None else round(members * timed * one / own, 3),
     }
 
 
@@ -179,12 +172,10 @@ def of_size(size: str) -> dict[str, Any]:
         seconds[arm.name] = seconds_of([line for _, line in ended])
         for name, end in itertools.product(ALONE if first.members > 1 else (), ends):
             if name in measured:
-                pair = on_one_machine(end, measured[name]["ends"], seconds[arm.name], seconds[name])
-                end[f"against_{name}"] = (
-                    by_tokens(end, first.members, measured[name]["ends"])
-                    if pair is None
-                    else compared(pair[0], first, sent, pair[1])
-                )
+                curve = measured[name]["ends"]
+                pair = on_one_machine(end, curve, seconds[arm.name], seconds[name])
+                own, one = pair or (end, curve)
+                end[f"against_{name}"] = compared(own, first, sent, one, seconds=pair is not None)
         measured[arm.name] = {
             "question": arm.question,
             "expected": arm.expected[size],
