@@ -69,8 +69,8 @@ class ConstantRate(Variant):
         return _schedule(ScheduleKind.CONSTANT, self)
 
 
-class LinearRate(Variant):
-    """A straight line from `base_lr` to `final_lr` at `total_steps`."""
+class _FallingRate(Variant):
+    """From `base_lr` to `final_lr` at `total_steps`."""
 
     base_lr: HighestRate = Field(examples=[4e-4], description=_BASE)
     warmup_init_lr: FurtherRate = Field(default=0.0, description=_INIT)
@@ -79,21 +79,17 @@ class LinearRate(Variant):
     total_steps: Steps = Field(
         examples=[1000], description="The step at which `final_lr` is reached. More than `warmup_steps`."
     )
+
+
+class LinearRate(_FallingRate):
+    """A straight line from `base_lr` to `final_lr` at `total_steps`."""
 
     def to_chain(self) -> dict[str, Any]:
         return _schedule(ScheduleKind.LINEAR, self)
 
 
-class CosineRate(Variant):
+class CosineRate(_FallingRate):
     """Half a cosine wave from `base_lr` to `final_lr` at `total_steps`."""
-
-    base_lr: HighestRate = Field(examples=[4e-4], description=_BASE)
-    warmup_init_lr: FurtherRate = Field(default=0.0, description=_INIT)
-    final_lr: FurtherRate = Field(default=0.0, description="Learning rate at `total_steps`, and from there on.")
-    warmup_steps: Steps = Field(default=0, description=_WARMUP)
-    total_steps: Steps = Field(
-        examples=[1000], description="The step at which `final_lr` is reached. More than `warmup_steps`."
-    )
 
     def to_chain(self) -> dict[str, Any]:
         return _schedule(ScheduleKind.COSINE, self)
