@@ -318,6 +318,18 @@ class Scenario:
         self.tick().ok()
         return self
 
+    def train_of(self, tiers: Mapping[int, int]) -> "Scenario":
+        """Members of these tiers join, warm up once nobody waits for more, and round 0 begins."""
+        for index, tier in tiers.items():
+            self.join(index, tier=tier).ok()
+        self.world.advance(40)
+        self.tick().ok()
+        self.draw()
+        self.world.advance(31)
+        self.tick().ok()
+        assert self.run.state is RunState.ROUND_TRAIN
+        return self
+
     def finish_rounds(self) -> "Scenario":
         """Everybody elected attests every round until the cooldown begins."""
         while self.run.state.training:

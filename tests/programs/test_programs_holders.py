@@ -19,17 +19,6 @@ LIARS = (7, 8)
 TIERS = (0, 1, 1, 2, 2, 2, 1)  # of the honest
 
 
-def _begin(run: Scenario, tiers: dict[int, int]) -> None:
-    for index, tier in tiers.items():
-        run.join(index, tier=tier).ok()
-    run.world.advance(40)
-    run.tick().ok()
-    run.draw()
-    run.world.advance(31)
-    run.tick().ok()
-    assert run.run.state is RunState.ROUND_TRAIN
-
-
 def _rounds(run: Scenario, hidden: Iterable[int], from_holders: Iterable[int], liars: Iterable[int] = ()) -> None:
     """All rounds, in which some give their level 0 to no honest holder of it; the liars vouch for each other only."""
     lost, liars = bitmap.from_seats(hidden), set(liars)
@@ -59,7 +48,7 @@ def _grown(world: World, tiers: Iterable[int] = TIERS, rounds: int = 4) -> tuple
     for level, digest in OLD.items():
         record["checkpoint_hashes"][0][level] = digest
     world.store("Model", "test", record)
-    _begin(run, honest)
+    run.train_of(honest)
     _rounds(run, (), ())
     _end(run, honest, TRUE)
     assert (run.run.levels_attested, run.run.level_hashes) == (0b111, tuple(TRUE.values()))
@@ -69,7 +58,7 @@ def _grown(world: World, tiers: Iterable[int] = TIERS, rounds: int = 4) -> tuple
 def test_two_of_nine_that_declare_a_tier_do_not_say_what_its_level_is(world: World) -> None:
     """They never give level 0 to its holder, vouch for each other, and are two of three that say they hold it."""
     run, honest = _grown(world)
-    _begin(run, honest | dict.fromkeys(LIARS, 0))
+    run.train_of(honest | dict.fromkeys(LIARS, 0))
     _rounds(run, hidden=LIARS, from_holders=(0,), liars=LIARS)
     assert [run.members.delivered[run.seat_of(index)] for index in LIARS] == [
         4,
@@ -83,7 +72,7 @@ def test_two_of_nine_that_declare_a_tier_do_not_say_what_its_level_is(world: Wor
 
 def test_who_gives_its_level_to_those_who_hold_it_is_one_of_them(world: World) -> None:
     run, honest = _grown(world)
-    _begin(run, honest | dict.fromkeys(LIARS, 0))
+    run.train_of(honest | dict.fromkeys(LIARS, 0))
     _rounds(run, (), ())
     assert set(committee.cooldown_electees(run.run, run.members, 0)) == {0, *LIARS}
     for index in LIARS:
@@ -95,7 +84,7 @@ def test_who_gives_its_level_to_those_who_hold_it_is_one_of_them(world: World) -
 def test_half_of_the_rounds_in_which_a_level_was_judged_are_enough(world: World) -> None:
     """One holder more than the first has given level 0 in two of four rounds, another one in one of them."""
     run, honest = _grown(world, tiers=(0, 0, 1, 1, 2, 2, 1), rounds=5)
-    _begin(run, honest)
+    run.train_of(honest)
     short = iter((0, 0, 0b11, 0b10, 0b10, 0))
     while run.run.state.training:
         judged, lost = run.run.round(run.run.current.height - 1), next(short)
@@ -111,7 +100,7 @@ def test_half_of_the_rounds_in_which_a_level_was_judged_are_enough(world: World)
 def test_an_established_holder_that_is_gone_is_missed(world: World) -> None:
     """A newcomer has delivered all it owed, and is the only one left to say what level 0 is."""
     run, honest = _grown(world)
-    _begin(run, honest | {7: 0})
+    run.train_of(honest | {7: 0})
     for _ in range(3):
         run.everyone_witnesses()
     run.by(0, "leave_run").ok()
@@ -136,7 +125,7 @@ def test_a_level_that_nobody_delivered_stays_what_it_was(world: World) -> None:
     record["checkpoint_step"] = run.run.step
     world.store("Model", "test", record)
     del honest[0]
-    _begin(run, honest | dict.fromkeys(LIARS, 0))
+    run.train_of(honest | dict.fromkeys(LIARS, 0))
     _rounds(run, hidden=LIARS, from_holders=LIARS)
     _end(run, honest, NEW)
     state = run.run
@@ -146,7 +135,7 @@ def test_a_level_that_nobody_delivered_stays_what_it_was(world: World) -> None:
 
 def test_a_sole_holder_speaks_for_its_level(world: World) -> None:
     run, honest = _grown(world)
-    _begin(run, honest)
+    run.train_of(honest)
     _rounds(run, (), ())
     run.attest(0, NEW).ok()
     assert run.run.level_hashes[0] == NEW[0]
@@ -156,7 +145,7 @@ def test_half_of_those_who_have_shown_it_suffice_if_nobody_disagrees(world: Worl
     """Two hold level 0: one that is silent, or has left, does not cost the epoch."""
     run, honest = _grown(world, tiers=(0, 0, 1, 1, 2, 2, 1))
     for left in (False, True):
-        _begin(run, honest)
+        run.train_of(honest)
         _rounds(run, (), ())
         if left:
             run.by(1, "leave_run").ok()
@@ -171,7 +160,7 @@ def test_half_that_is_new_does_not_suffice_where_the_others_have_gone(
 ) -> None:
     """Two have shown level 0 before, and two newcomers in this epoch, who alone are not believed."""
     run, honest = _grown(world, tiers=(0, 0, 1, 1, 2, 2, 1))
-    _begin(run, honest | dict.fromkeys(LIARS, 0))
+    run.train_of(honest | dict.fromkeys(LIARS, 0))
     for _ in range(3):
         run.everyone_witnesses()
     for index in gone:
@@ -187,7 +176,7 @@ def test_half_that_is_new_does_not_suffice_where_the_others_have_gone(
 def test_rounds_without_a_judge_count_for_nobody(world: World) -> None:
     """The holder of level 0 attests none: a newcomer has not shown it, and the holder is as good as before."""
     run, honest = _grown(world)
-    _begin(run, honest | {7: 0})
+    run.train_of(honest | {7: 0})
     while run.run.state.training:
         for index in set(run.elected()) - {0}:
             run.witness(index).ok()

@@ -8,7 +8,7 @@ import pytest
 
 from aftermath.chain import views
 from aftermath.rules import bitmap, conviction
-from aftermath.rules.state import MemberState, RunState
+from aftermath.rules.state import MemberState
 from programs.harness import World
 from programs.scenario import Scenario
 
@@ -18,14 +18,7 @@ LONG = 4 * conviction.OFTEN
 
 
 def _begin(run: Scenario, tiers: Mapping[int, int]) -> None:
-    for index, tier in tiers.items():
-        run.join(index, tier=tier).ok()
-    run.world.advance(40)
-    run.tick().ok()
-    run.draw()
-    run.world.advance(31)
-    run.tick().ok()
-    assert run.run.state is RunState.ROUND_TRAIN
+    run.train_of(tiers)
     for _ in range(2):
         _round(run, {})  # a round is judged only then
 
