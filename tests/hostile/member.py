@@ -106,8 +106,8 @@ class Hostile:
 
     def link(self, peer: bytes) -> iroh.Connection | None:
         """The bare connection to a peer."""
-        seat = self.transport._links._seats.get(peer)
-        return seat.link.connection if seat is not None and seat.link is not None else None
+        contact = self.transport._links._contacts.get(peer)
+        return contact.link.connection if contact is not None and contact.link is not None else None
 
     async def other_of_tier(self, tier: int) -> bytes:
         """The p2p key of another member that holds so much."""

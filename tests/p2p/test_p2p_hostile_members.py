@@ -148,7 +148,7 @@ async def test_undecodable_announcements_end_the_connection_for_longer_each_time
                 break
             await asyncio.sleep(0.02)
         closed_for.append(time.monotonic() - began)
-        node._links._seats[cheat.node_id].link.close(Code.DONE, "on to the next")
+        node._links._contacts[cheat.node_id].link.close(Code.DONE, "on to the next")
         await until(lambda: not node.reachable())
     assert all(seconds >= 0.9 * 0.4 * 2**number for number, seconds in enumerate(closed_for))
 

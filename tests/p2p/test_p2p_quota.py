@@ -63,7 +63,7 @@ async def test_connecting_anew_fills_no_bucket(opened, rogue, monkeypatch):
         with contextlib.suppress(TimeoutError, iroh.IrohError):
             async with asyncio.timeout(1):
                 await answers
-    assert node._links._seats[cheat.node_id].quota.asked.left < 0
+    assert node._links._contacts[cheat.node_id].quota.asked.left < 0
     assert node.stats().throttled == 1, "the second of its connections waits at its second request"
 
 
@@ -118,7 +118,7 @@ async def test_a_busy_door_has_addresses_proven_and_lets_them_in(opened):
     assert all(node._links._arrivals.door.enter(place) for place in inside)
     assert node._links._arrivals.door.busy
     node.set_members([other.node_id])
-    node._links._seats[other.node_id].keeper.cancel()  # it has to come by itself
+    node._links._contacts[other.node_id].keeper.cancel()  # it has to come by itself
     other.set_members([node.node_id])
     await until(lambda: other.node_id in node.reachable())
     for place in inside:
@@ -197,7 +197,7 @@ async def test_a_member_greets_over_one_connection_at_a_time(opened, rogue):
     node, cheat = await opened(1), await rogue(2)
     node.set_members([cheat.node_id])
     first = await cheat.endpoint.connect(node._endpoint.addr(), ALPN)
-    await until(lambda: node._links._seats[cheat.node_id].greeting is not None)
+    await until(lambda: node._links._contacts[cheat.node_id].greeting is not None)
     second = await cheat.endpoint.connect(node._endpoint.addr(), ALPN)
     assert "another one came" in await asyncio.wait_for(first.closed(), 5)
     assert second.close_reason() is None

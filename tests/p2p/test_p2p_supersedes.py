@@ -58,15 +58,15 @@ async def test_an_older_connection_that_the_other_side_dialled_lingers(
     node.set_members([peer.node_id])
     smaller, larger = sorted((node.node_id, peer.node_id))
     first = await peer.dial(node, instance=OLD)
-    seat = node._links._seats[peer.node_id]
-    assert seat.link is not None
-    seat.link.dialer = larger
+    contact = node._links._contacts[peer.node_id]
+    assert contact.link is not None
+    contact.link.dialer = larger
     monkeypatch.setattr(links, "LINGER_S", 1000.0)
-    newer = Link(peer.node_id, seat.link.connection, smaller, OLD, 0.0, seat.quota)
-    node._links._retire(seat.link, newer)
+    newer = Link(peer.node_id, contact.link.connection, smaller, OLD, 0.0, contact.quota)
+    node._links._retire(contact.link, newer)
     await asyncio.sleep(0.2)
     assert first.close_reason() is None
     monkeypatch.setattr(links, "LINGER_S", 0.0)
-    node._links._retire(seat.link, newer)
+    node._links._retire(contact.link, newer)
     async with asyncio.timeout(15):
         await first.closed()

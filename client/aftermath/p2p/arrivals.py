@@ -16,10 +16,10 @@ import iroh
 from aftermath.base.wait import first_of
 from aftermath.p2p.bars import Bars
 from aftermath.p2p.complaints import Complaints
+from aftermath.p2p.contact import SHORTEST_PAUSE_S, Contact
 from aftermath.p2p.door import Door, place_of
 from aftermath.p2p.link import Link, answer_greeting, close_connection, hear_greeting, only_a_greeting
 from aftermath.p2p.pace import Pace
-from aftermath.p2p.seat import SHORTEST_PAUSE_S, Seat
 from aftermath.p2p.wire import Code, ProtocolViolation, cause
 
 HANDSHAKE_S = 10.0
@@ -35,14 +35,14 @@ class Arrivals:
         self,
         endpoint: iroh.Endpoint,
         instance: bytes,
-        seats: Mapping[bytes, Seat],
+        contacts: Mapping[bytes, Contact],
         bars: Bars,
         pace: Pace,
         offer: Callable[[Link], None],
         spawn: Spawn,
     ) -> None:
         self._endpoint, self._instance = endpoint, instance
-        self._seats, self._bars, self._pace = seats, bars, pace
+        self._contacts, self._bars, self._pace = contacts, bars, pace
         self._offer, self._spawn = offer, spawn
         self._complaints = Complaints(log)
         self.door = Door(pace.clock)
@@ -95,15 +95,15 @@ class Arrivals:
     async def _receive(self, connection: iroh.Connection) -> None:
         """Check who connected, greet it, and offer the link."""
         peer = bytes(connection.remote_id().to_bytes())
-        seat = self._seats.get(peer)
-        objection = self._objection(peer, seat)
-        if seat is None or objection:
+        contact = self._contacts.get(peer)
+        objection = self._objection(peer, contact)
+        if contact is None or objection:
             self._pace.events["refused"] += 1
             close_connection(connection, Code.NOT_A_MEMBER, objection)
             return
-        if seat.greeting is not None:
-            close_connection(seat.greeting, Code.DUPLICATE, "another one came meanwhile")
-        seat.greeting = connection
+        if contact.greeting is not None:
+            close_connection(contact.greeting, Code.DUPLICATE, "another one came meanwhile")
+        contact.greeting = connection
         try:
             instance, stream = await first_of(hear_greeting(connection), only_a_greeting(connection))
         except ProtocolViolation:
@@ -111,26 +111,26 @@ class Arrivals:
             self._bars.offended(peer)
             raise
         finally:
-            if seat.greeting is connection:
-                seat.greeting = None
-        link = Link(peer, connection, peer, instance, self._pace.clock(), seat.quota)
-        if seat.link is not None and not link.supersedes(seat.link):
+            if contact.greeting is connection:
+                contact.greeting = None
+        link = Link(peer, connection, peer, instance, self._pace.clock(), contact.quota)
+        if contact.link is not None and not link.supersedes(contact.link):
             link.close(Code.DUPLICATE, "already connected")
             return
         await answer_greeting(stream, self._instance)
         self._offer(link)
 
-    def _objection(self, peer: bytes, seat: Seat | None) -> str:
-        """Why whoever has this seat may not connect now, or nothing."""
-        if seat is None:
+    def _objection(self, peer: bytes, contact: Contact | None) -> str:
+        """Why this peer may not connect now, or nothing."""
+        if contact is None:
             return "not a member of this run"
         if self._bars.left(peer):
             return "barred for breaking the protocol"
-        if seat.quota.arrivals.spare():
+        if contact.quota.arrivals.spare():
             return ""
-        if not seat.quota.excess.spare():
-            if seat.link is None:
+        if not contact.quota.excess.spare():
+            if contact.link is None:
                 self._bars.offended(peer)
             else:
-                seat.link.violated(ProtocolViolation("connecting too often, and going on"))
+                contact.link.violated(ProtocolViolation("connecting too often, and going on"))
         return "connecting too often"

@@ -22,7 +22,7 @@ SHORTEST_PAUSE_S = 0.1
 
 
 @dataclass(eq=False)
-class Seat:
+class Contact:
     """`quota`: what the peer may make us do, over whatever connections; `greeting`: one that is being greeted.
 
     `stir` is set by someone who needs the peer now; `trouble` says why it is not connected.

@@ -18,10 +18,10 @@ from aftermath.base.wait import cancel
 from aftermath.p2p.arrivals import Arrivals
 from aftermath.p2p.bars import Bars
 from aftermath.p2p.complaints import Complaints
+from aftermath.p2p.contact import Contact, backoff
 from aftermath.p2p.link import Link, close_connection, close_reason, greet, run_link
 from aftermath.p2p.pace import Pace
 from aftermath.p2p.quota import Quota
-from aftermath.p2p.seat import Seat, backoff
 from aftermath.p2p.transport import PeerUnreachable, TransportError, escaped, short
 from aftermath.p2p.watch import watch_pulse, watch_unread
 from aftermath.p2p.wire import ALPN, Code, ProtocolViolation, cause
@@ -48,39 +48,39 @@ class Links:
         self._locate = locate
         self._pace = pace
         self._services = services
-        self._seats: dict[bytes, Seat] = {}
+        self._contacts: dict[bytes, Contact] = {}
         self._bars = Bars(pace.clock)
         self._tasks: set[asyncio.Task[None]] = set()
         self._complaints = Complaints(log)
         self._open: set[Link] = set()
         self._closed = False
-        self._arrivals = Arrivals(endpoint, instance, self._seats, self._bars, pace, self._offer, self._spawn)
+        self._arrivals = Arrivals(endpoint, instance, self._contacts, self._bars, pace, self._offer, self._spawn)
         self._spawn(self._arrivals.accept())
-        self._spawn(watch_pulse(self._seats, pace))
+        self._spawn(watch_pulse(self._contacts, pace))
         self._spawn(watch_unread(self._open))
 
     def set_members(self, node_ids: Iterable[bytes]) -> None:
         """Keep connections to exactly these peers (our own id is ignored)."""
         wanted = set(node_ids) - {self._me}
-        for peer in [one for one in self._seats if one not in wanted]:
+        for peer in [one for one in self._contacts if one not in wanted]:
             self._evict(peer)
-        for peer in sorted(wanted - self._seats.keys()):
-            seat = self._seats[peer] = Seat(Quota(self._pace.clock))
-            seat.keeper = self._spawn(self._keep(peer, seat))
+        for peer in sorted(wanted - self._contacts.keys()):
+            contact = self._contacts[peer] = Contact(Quota(self._pace.clock))
+            contact.keeper = self._spawn(self._keep(peer, contact))
 
     def members(self) -> list[bytes]:
         """The members we keep a place for, in order."""
-        return sorted(self._seats)
+        return sorted(self._contacts)
 
     def live(self) -> frozenset[bytes]:
         """Members with a connection now."""
-        return frozenset(peer for peer, seat in self._seats.items() if seat.link is not None)
+        return frozenset(peer for peer, contact in self._contacts.items() if contact.link is not None)
 
     def bar(self, peer: bytes, why: str) -> None:
         """Close the connection of a peer that broke the rules, and keep it out for a while."""
-        seat = self._seats.get(peer)
-        if seat is not None and seat.link is not None:
-            seat.link.violated(ProtocolViolation(why))
+        contact = self._contacts.get(peer)
+        if contact is not None and contact.link is not None:
+            contact.link.violated(ProtocolViolation(why))
 
     async def get(self, peer: bytes, wait_s: float) -> Link:
         """The link to a member, waiting up to `wait_s` for it to come up.
@@ -89,34 +89,34 @@ class Links:
         """
         if self._closed:
             raise TransportError("the transport is closed")
-        seat = self._seats.get(peer)
-        if seat is None:
+        contact = self._contacts.get(peer)
+        if contact is None:
             raise PeerUnreachable(f"peer {short(peer)} is not a member of this run")
-        if seat.link is None and self._bars.left(peer):
+        if contact.link is None and self._bars.left(peer):
             raise PeerUnreachable(f"peer {short(peer)} is kept out for breaking the protocol")
-        if seat.link is None:
-            seat.stir.set()
+        if contact.link is None:
+            contact.stir.set()
             try:
                 async with asyncio.timeout(wait_s):
-                    await seat.up.wait()
+                    await contact.up.wait()
             except TimeoutError:
                 pass
-        if seat.link is None:
+        if contact.link is None:
             raise PeerUnreachable(
-                f"peer {short(peer)} cannot be reached within {wait_s:.1f} s: {seat.trouble}",
+                f"peer {short(peer)} cannot be reached within {wait_s:.1f} s: {contact.trouble}",
                 "Check that it runs, that both sides see the same run, and that UDP between you is not blocked",
             )
-        return seat.link
+        return contact.link
 
     async def close(self) -> None:
         """Close every connection and stop dialling and accepting."""
         self._closed = True
-        for seat in self._seats.values():
-            seat.up.set()
-            if seat.link is not None:
-                seat.link.close(Code.SHUTDOWN, "shutting down")
+        for contact in self._contacts.values():
+            contact.up.set()
+            if contact.link is not None:
+                contact.link.close(Code.SHUTDOWN, "shutting down")
         await cancel(self._tasks)
-        self._seats.clear()
+        self._contacts.clear()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -125,33 +125,33 @@ class Links:
         return task
 
     def _evict(self, peer: bytes) -> None:
-        seat = self._seats.pop(peer)
-        if seat.keeper is not None:
-            seat.keeper.cancel()
-        if seat.link is not None:
-            seat.link.close(Code.NOT_A_MEMBER, "no longer a member of this run")
+        contact = self._contacts.pop(peer)
+        if contact.keeper is not None:
+            contact.keeper.cancel()
+        if contact.link is not None:
+            contact.link.close(Code.NOT_A_MEMBER, "no longer a member of this run")
 
     # --- dialling -------------------------------------------------------------------------------------------------
 
-    async def _keep(self, peer: bytes, seat: Seat) -> None:
+    async def _keep(self, peer: bytes, contact: Contact) -> None:
         """Keep one member connected for as long as it is one."""
         attempt = 0
         while True:
-            if seat.link is not None:
-                link = seat.link
+            if contact.link is not None:
+                link = contact.link
                 await link.gone.wait()
                 attempt = 0 if self._pace.clock() - link.opened_at > STABLE_S else attempt + 1
             if peer < self._me:
-                await seat.pause(GRACE_S)
+                await contact.pause(GRACE_S)
             await self._barred(peer)
             if attempt:
-                await seat.pause(backoff(self._me, peer, attempt))
-            if seat.link is not None:
+                await contact.pause(backoff(self._me, peer, attempt))
+            if contact.link is not None:
                 continue
             try:
                 await self._dial(peer)
             except PeerUnreachable as error:
-                seat.trouble = error.message
+                contact.trouble = error.message
                 attempt += 1
             except Exception as error:
                 self._complaints.about("dialling", peer, error)
@@ -176,40 +176,40 @@ class Links:
             if connection is not None:
                 close_connection(connection, Code.VIOLATION, "no greeting")
             raise PeerUnreachable(cause(error)) from error
-        seat = self._seats.get(peer)
-        quota = seat.quota if seat is not None else Quota(self._pace.clock)
+        contact = self._contacts.get(peer)
+        quota = contact.quota if contact is not None else Quota(self._pace.clock)
         self._offer(Link(peer, connection, self._me, instance, self._pace.clock(), quota))
 
     # --- the table ------------------------------------------------------------------------------------------------
 
     def _offer(self, link: Link) -> None:
-        """Seat a greeted link, unless its peer is no member any more, is kept out, or a better link is there."""
-        seat = self._seats.get(link.peer)
-        if seat is None:
+        """Take a greeted link, unless its peer is no member any more, is kept out, or a better link is there."""
+        contact = self._contacts.get(link.peer)
+        if contact is None:
             link.close(Code.NOT_A_MEMBER, "not a member of this run")
             return
         if self._bars.left(link.peer):
             link.close(Code.NOT_A_MEMBER, "barred for breaking the protocol")
             return
-        old = seat.link
+        old = contact.link
         if old is not None:
             if not link.supersedes(old):
                 link.close(Code.DUPLICATE, "already connected")
                 return
             self._retire(old, link)
-        seat.link = link
-        seat.up.set()
-        seat.stir.set()
+        contact.link = link
+        contact.up.set()
+        contact.stir.set()
         self._pace.connected(link.peer, link.instance, link.rtt())
-        self._spawn(self._serve(seat, link))
+        self._spawn(self._serve(contact, link))
 
     def _retire(self, old: Link, new: Link) -> None:
         """Close a superseded link: at once if its peer is gone, else after what is under way had time to end."""
         delay = LINGER_S if old.instance == new.instance and old.dialer != new.dialer else 0.0
         asyncio.get_running_loop().call_later(delay, old.close, Code.DUPLICATE, "superseded")
 
-    async def _serve(self, seat: Seat, link: Link) -> None:
-        """Run a link until it closes, then free its seat."""
+    async def _serve(self, contact: Contact, link: Link) -> None:
+        """Run a link until it closes, then be without one."""
         self._open.add(link)
         try:
             await run_link(link, self._services(link), self._complaints)
@@ -219,10 +219,10 @@ class Links:
             if link.broke_rules:
                 self._pace.events["violations"] += 1
                 self._tell(link, self._bars.offended(link.peer))
-            if seat.link is link:
-                seat.link = None
-                seat.trouble = close_reason(link.connection) or "the connection was lost"
-                seat.up.clear()
+            if contact.link is link:
+                contact.link = None
+                contact.trouble = close_reason(link.connection) or "the connection was lost"
+                contact.up.clear()
             link.gone.set()
 
     def _tell(self, link: Link, seconds: float) -> None:

@@ -9,9 +9,9 @@ import asyncio
 import logging
 from collections.abc import Collection, Mapping
 
+from aftermath.p2p.contact import Contact
 from aftermath.p2p.link import MOST_UNREAD, MOST_UNREAD_OF_ALL, Link
 from aftermath.p2p.pace import Pace
-from aftermath.p2p.seat import Seat
 from aftermath.p2p.transport import short
 from aftermath.p2p.wire import Code, ProtocolViolation, cause
 
@@ -21,16 +21,16 @@ UNREAD_S = 0.5
 log = logging.getLogger(__name__)
 
 
-async def watch_pulse(seats: Mapping[bytes, Seat], pace: Pace) -> None:
+async def watch_pulse(contacts: Mapping[bytes, Contact], pace: Pace) -> None:
     """Take every link's pulse and drop the silent ones, for ever."""
     while True:
         await asyncio.sleep(PROBE_S)
-        for peer, seat in list(seats.items()):
+        for peer, contact in list(contacts.items()):
             try:
-                if seat.link is not None:
-                    pace.peer(peer).rtt = seat.link.rtt()
-                    if not seat.link.pulse():
-                        seat.link.close(Code.SILENT, "nothing heard for too long")
+                if contact.link is not None:
+                    pace.peer(peer).rtt = contact.link.rtt()
+                    if not contact.link.pulse():
+                        contact.link.close(Code.SILENT, "nothing heard for too long")
             except Exception as error:
                 log.debug("link to %s: %s", short(peer), cause(error))
 
