@@ -9,6 +9,7 @@ Decided
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,9 +45,16 @@ def settle(partial: Path, target: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Force a file, or the names in a directory, to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+    """Force a file, or the names in a directory, to disk; Windows, which opens no directory, sees to names itself."""
+    if sys.platform == "win32" and path.is_dir():
+        return
+    descriptor = os.open(path, os.O_RDWR if sys.platform == "win32" else os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sync_bytes(descriptor: int) -> None:
+    """Force what was written to disk, without what nobody reads it by, where the system knows the difference."""
+    getattr(os, "fdatasync", os.fsync)(descriptor)

@@ -22,6 +22,7 @@ from aftermath.data.spans import File, Span
 from aftermath.data.tokens import TokenFiles
 
 OPEN = 64
+_READING = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 _KINDS = (*SUFFIXES, PARQUET)
 
 
@@ -65,7 +66,9 @@ class LocalFiles:
     def _bytes(self, number: int, start: int, length: int) -> bytes:
         try:
             with self._lock:
-                data = os.pread(self._descriptor(number), length, start)
+                descriptor = self._descriptor(number)
+                os.lseek(descriptor, start, os.SEEK_SET)
+                data = os.read(descriptor, length)
         except OSError as error:
             raise DataError(f"cannot read {self._paths[number]}: {error.strerror}") from None
         if len(data) < length:
@@ -79,7 +82,7 @@ class LocalFiles:
         if number not in self._open:
             if len(self._open) >= OPEN:
                 os.close(self._open.popitem(last=False)[1])
-            self._open[number] = os.open(self._paths[number], os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+            self._open[number] = os.open(self._paths[number], _READING)
         self._open.move_to_end(number)
         return self._open[number]
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 from collections.abc import Callable
 
+from aftermath.base.signals import heard
 from aftermath.localnet.config import Engine, LocalnetConfig, Network
 from aftermath.localnet.server import RunningLocalnet, serve
 
@@ -31,9 +31,13 @@ def run_localnet(config: LocalnetConfig, engine: Engine, announce: Callable[[Net
 
 async def _until_signal(config: LocalnetConfig, engine: Engine, announce: Callable[[Network], None]) -> None:
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
+    with heard(stop.set):
+        await _until(stop, config, engine, announce)
+
+
+async def _until(
+    stop: asyncio.Event, config: LocalnetConfig, engine: Engine, announce: Callable[[Network], None]
+) -> None:
     starting = asyncio.ensure_future(engine.start(config))
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)

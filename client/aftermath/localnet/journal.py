@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 
+from aftermath.base.files import sync_bytes
 from aftermath.localnet.errors import LedgerError
 from aftermath.localnet.records import Head, Record, decode, encode
 
@@ -64,7 +65,7 @@ class Journal:
         block = b"".join(frame(record) for record in records)
         try:
             self._write(block)
-            os.fdatasync(self._file)
+            sync_bytes(self._file)
         except OSError as error:
             self._cut_back()
             self.trouble = error.strerror

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import psutil
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
@@ -262,9 +263,6 @@ def _remove_leftovers(directory: Path, prefix: str) -> None:
 
 def _running(pid: int) -> bool:
     try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
+        return bool(psutil.pid_exists(pid))
+    except OverflowError:
         return False
-    except OSError:
-        return True
-    return True

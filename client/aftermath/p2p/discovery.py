@@ -90,7 +90,7 @@ class LocalDirectory:
         try:
             self.path.mkdir(mode=0o700, exist_ok=True)
             with replacing(target) as file:
-                os.fchmod(file.fileno(), 0o600)
+                Path(file.name).chmod(0o600)
                 file.write(msgspec.json.encode(whereabouts))
         except OSError as error:
             raise DiscoveryFailed(

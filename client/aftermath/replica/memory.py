@@ -6,10 +6,10 @@ container's limit, says.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import torch
 
 _CPU_ALLOCATOR = "can't allocate memory"
@@ -41,7 +41,7 @@ def give_back(device: torch.device) -> None:
 
 def _available() -> int:
     found = _number(Path("/proc/meminfo"), lambda text: text.partition("MemAvailable:")[2].split()[0])
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2 if found is None else found << 10
+    return int(psutil.virtual_memory().available) if found is None else found << 10
 
 
 def _left_of_the_group() -> int:

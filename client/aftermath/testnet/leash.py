@@ -5,7 +5,7 @@ the standard input, of which the command then has none. The command must be the 
 
 Decided: the end of a pipe tells, since every system closes the files of a process that ends; the command keeps the
 process id, so that its exit status and its signals are nobody else's. It runs before every command, so it imports next
-to nothing. What it does is Unix's: another system needs another such file.
+to nothing. What it does is Unix's, and so are groups: another system needs another such file.
 """
 
 from __future__ import annotations
@@ -41,8 +41,18 @@ def watch(watched: int, leader: int) -> None:
         readable, _, _ = select.select([watched], [], [], CHECK_SECONDS)
         if readable and not os.read(watched, 1):
             if os.getppid() == leader:
-                os.killpg(leader, signal.SIGKILL)
+                kill(leader)
             return
+
+
+def kill(leader: int) -> None:
+    """Kill the group of a process that was started as the leader of one."""
+    os.killpg(leader, signal.SIGKILL)
+
+
+def interrupt(leader: int) -> None:
+    """Ask that group to end as Ctrl-C does."""
+    os.killpg(leader, signal.SIGINT)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 Decided: tmux runs in the foreground as a child like any other, so that it ends with us; so do the commands in its
 panes, by a named pipe each, whatever becomes of it. A pane stays when its command ends, and takes the next one of its
-name.
+name. There is a tmux on Unix alone, so that what is Unix's may stand here.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from aftermath.testnet import leash
 from aftermath.testnet.errors import StageError
 from aftermath.testnet.processes import STOP_SECONDS, Process, leashed, wait_for
 
@@ -41,23 +42,23 @@ class Pane:
 
     def kill(self) -> None:
         """kill -9, as a power cut would."""
-        self._signal(signal.SIGKILL)
+        self._signal(leash.kill)
         until = time.monotonic() + STOP_SECONDS
         while self._panes.code(self.name, fresh=True) is None and time.monotonic() < until:
             time.sleep(0.02)
 
     def interrupt(self) -> None:
         """Ask to end as Ctrl-C does."""
-        self._signal(signal.SIGINT)
+        self._signal(leash.interrupt)
 
     def last_words(self) -> str:
         """What its screen shows."""
         return self._panes.screen(self.name)
 
-    def _signal(self, number: signal.Signals) -> None:
+    def _signal(self, send: Callable[[int], None]) -> None:
         if self._panes.code(self.name, fresh=True) is None:
             with suppress(ProcessLookupError):
-                os.killpg(self._pid, number)
+                send(self._pid)
 
 
 class Panes:

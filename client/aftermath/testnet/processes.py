@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -75,13 +73,13 @@ class Process:
     def kill(self) -> None:
         """kill -9, as a power cut would."""
         if self.running:
-            os.killpg(self._child.pid, signal.SIGKILL)
+            leash.kill(self._child.pid)
         self._child.wait()
 
     def interrupt(self) -> None:
         """Ask to end as Ctrl-C does."""
         if self.running:
-            os.killpg(self._child.pid, signal.SIGINT)
+            leash.interrupt(self._child.pid)
 
     def stop(self, seconds: float = STOP_SECONDS) -> None:
         """Ask to end as Ctrl-C does; kill if that takes too long."""

@@ -7,9 +7,10 @@ hang when the network does; a signal never cancels the leaving, since people pre
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import Callable, Coroutine
 from typing import Any
+
+from aftermath.base.signals import heard
 
 EXIT_SECONDS = 1.7  # of the two that are promised; the rest is for the process to end
 CLOSE_SECONDS = 0.4  # of these, for closing connections
@@ -32,16 +33,12 @@ class Interrupts:
         """
         task = self._work = asyncio.ensure_future(work)
         over = asyncio.ensure_future(self._over.wait())
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._signalled)
         try:
-            await asyncio.wait([task, over], return_when=asyncio.FIRST_COMPLETED)
-            if task.done() and not task.cancelled():
-                task.result()
+            with heard(self._signalled):
+                await asyncio.wait([task, over], return_when=asyncio.FIRST_COMPLETED)
+                if task.done() and not task.cancelled():
+                    task.result()
         finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.remove_signal_handler(number)
             over.cancel()
             task.cancel()
 

@@ -11,20 +11,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
-import termios
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Self
 
 import msgspec
 from rich.console import Console
 
+from aftermath.tui import terminal
 from aftermath.tui.board import Role
 from aftermath.tui.messages import MESSAGES, End, Facts, Line, Stands, Told, line_of
 from aftermath.tui.opening import Opening, errors_of
@@ -38,10 +37,6 @@ _LOOK = 1.0  # seconds between two looks at where the run stands
 _CLOSE = 0.6  # seconds that the screen has to close
 _MOST = 5000  # messages that wait for a screen that is slow
 _LAST = 20  # events that are said once more when it is closed
-_DEAF = frozenset((signal.SIGINT, signal.SIGHUP, signal.SIGTTOU))
-"""What the screen does not hear: before it reads keys, Ctrl-C is for this process alone, and if this one dies, it must
-live long enough to put the terminal back, which is not its own any more then.
-"""
 _ORDINARY = b"\x1b[<u\x1b[?1049l\x1b[?25h\x1b[?1000l\x1b[?1003l\x1b[?1006l\x1b[?1004l\x1b[?2004l\x1b[?7h"
 """A terminal's usual modes: no other screen, keys, mouse or cursor."""
 
@@ -51,7 +46,7 @@ def can_show(console: Console) -> bool:
     that of a process in the background.
     """
     try:
-        return redraws(console) and sys.stdin.isatty() and os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
+        return redraws(console) and sys.stdin.isatty() and terminal.is_ours(sys.stdin.fileno())
     except (OSError, ValueError, AttributeError):  # it is closed, or not there
         return False
 
@@ -124,11 +119,11 @@ class Screen:
         sys.stdout.flush()
         sys.stderr.flush()
         self._terminal = os.dup(sys.stdout.fileno())
-        self._usual = termios.tcgetattr(sys.stdin.fileno())
+        self._usual = terminal.modes(sys.stdin.fileno())
         ours, self._told = os.pipe()
         opening = msgspec.json.encode(self._opening).decode()
         command = [sys.executable, "-P", "-m", "aftermath.tui", str(ours), opening]
-        with _unheard(_DEAF):
+        with terminal.unheard():
             self._process = subprocess.Popen(command, stdout=self._terminal, stderr=self._terminal, pass_fds=[ours])
         os.close(ours)
         self._open = True
@@ -164,8 +159,8 @@ class Screen:
                 self._process.kill()
                 code = self._process.wait()
             if code:
-                with contextlib.suppress(termios.error, OSError):
-                    termios.tcsetattr(sys.stdin.fileno(), termios.TCSANOW, self._usual)
+                with contextlib.suppress(OSError):
+                    terminal.put_back(sys.stdin.fileno(), self._usual)
                     os.write(self._terminal, _ORDINARY)
             self._caught.release()
             self._open = False
@@ -229,13 +224,3 @@ class _Caught:
         for number, before in self._kept.items():
             os.dup2(before, number)
             os.close(before)
-
-
-@contextlib.contextmanager
-def _unheard(signals: frozenset[signal.Signals]) -> Iterator[None]:
-    """A process that is started meanwhile never hears these signals."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

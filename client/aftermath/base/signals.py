@@ -1,0 +1,28 @@
+"""Ctrl-C and a plain `kill`, as an event loop hears of them, and the one place that knows how the system tells it.
+
+Decided: where a loop cannot be told by the system (on Windows), Python's own handlers wake it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+ENDING = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextmanager
+def heard(told: Callable[[], None]) -> Iterator[None]:
+    """Every Ctrl-C and SIGTERM meanwhile calls this on the running loop, and does nothing else."""
+    loop = asyncio.get_running_loop()
+    with ExitStack() as undone:
+        for number in ENDING:
+            try:
+                loop.add_signal_handler(number, told)
+                undone.callback(loop.remove_signal_handler, number)
+            except NotImplementedError:
+                before = signal.signal(number, lambda *_: loop.call_soon_threadsafe(told))
+                undone.callback(signal.signal, number, before)
+        yield

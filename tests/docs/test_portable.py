@@ -1,0 +1,50 @@
+"""What only Unix has stands in the few files that are about it; the others can be loaded everywhere."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+CLIENT = Path(__file__).parents[2] / "client" / "aftermath"
+MODULES = {"fcntl", "grp", "pty", "pwd", "resource", "termios", "tty"}
+NAMES = {
+    "os": {"fchmod", "fdatasync", "fork", "getpgrp", "killpg", "mkfifo", "pread", "setpgrp", "setsid", "sysconf"}
+    | {"tcgetpgrp", "O_NONBLOCK", "statvfs", "sched_getaffinity", "nice"},
+    "signal": {"SIGALRM", "SIGCHLD", "SIGHUP", "SIGKILL", "SIGTTOU", "SIGUSR1", "SIGUSR2", "alarm", "pthread_sigmask"},
+    "loop": {"add_reader", "add_signal_handler"},
+}
+PLACES = {
+    "base/signals.py": "tries, and has another way",
+    "testnet/leash.py": "groups of processes, and their end with whoever started them",
+    "testnet/panes.py": "tmux",
+    "tui/terminal.py": "the screen, which is not drawn elsewhere",
+}
+
+
+def of_unix(source: str) -> set[str]:
+    """What a file names that only Unix has; a name that is asked for by getattr is not named."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names} & MODULES
+        elif isinstance(node, ast.ImportFrom):
+            found |= {str(node.module)} & MODULES
+            found |= {alias.name for alias in node.names} & NAMES.get(str(node.module), set())
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            found |= {node.attr} & NAMES.get(node.value.id, set())
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "os.kill" and ast.unparse(node.args[1]) == "0":
+            found.add("os.kill(…, 0)")  # which ends the process on Windows
+    return found
+
+
+def test_what_only_unix_has_is_found() -> None:
+    assert of_unix("import fcntl\nfrom os import fork\nos.killpg(1, signal.SIGKILL)\nloop.add_reader(2, f)") == {
+        "fcntl", "fork", "killpg", "SIGKILL", "add_reader",
+    }  # fmt: skip
+    assert of_unix("os.kill(pid, 0)\nos.kill(pid, signal.SIGINT)") == {"os.kill(…, 0)"}
+    assert of_unix("import os\nos.getpid()\ngetattr(os, 'fdatasync', os.fsync)(1)") == set()
+
+
+def test_what_only_unix_has_stands_where_it_is_about_it() -> None:
+    found = {str(file.relative_to(CLIENT)): of_unix(file.read_text()) for file in CLIENT.rglob("*.py")}
+    assert {name for name, names in found.items() if names} == set(PLACES), {n: w for n, w in found.items() if w}
