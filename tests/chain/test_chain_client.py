@@ -19,7 +19,7 @@ from aftermath.chain.funds import ensure_funds
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.sender import pack, transaction_size
 from aftermath.chain.wallet import Wallet
-from aftermath.coordinator.errors import CoordinatorError, Refused
+from aftermath.coordinator.errors import CoordinatorError, NoSuchRun, Refused
 from aftermath.rules.state import RunState
 from chain.networks import Place, config_table, model_table
 
@@ -38,7 +38,7 @@ async def test_a_run_is_created_configured_started_and_closed(place: Place) -> N
     await coordinator.close_run("first")
     assert await balance(place.pool, place.wallet.pubkey) > before + 500_000_000
     assert await coordinator.list_runs() == []
-    with pytest.raises(CoordinatorError, match="there is no run 'first'"):
+    with pytest.raises(NoSuchRun, match="there is no run 'first'"):
         await coordinator.run("first")
 
 

@@ -19,7 +19,7 @@ from aftermath.chain.funds import ensure_funds
 from aftermath.chain.member import SolanaMember
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.wallet import Wallet
-from aftermath.coordinator.errors import CoordinatorError, Refused, Unavailable
+from aftermath.coordinator.errors import NoSuchRun, Refused, Unavailable
 from aftermath.rules.run import FINGERPRINT_BYTES, Run
 from aftermath.rules.state import MemberState, RunState
 from chain.faults import proxy
@@ -148,7 +148,7 @@ async def test_a_wallet_nobody_admitted_is_told_whom_to_ask(place: Place) -> Non
 
 
 async def test_an_unknown_run_is_told_at_the_start(place: Place) -> None:
-    with pytest.raises(CoordinatorError, match="there is no run 'nowhere'"):
+    with pytest.raises(NoSuchRun, match="there is no run 'nowhere'"):
         async with member_of(place, run_id="nowhere"):
             pass
 

@@ -389,7 +389,36 @@ def test_close_run_asks_on_a_terminal(configured: Shell, run_id: str) -> None:
     code, said = answered(b"y\n")
     assert code == 0, said
     assert f"run {run_id} is closed" in said
-    assert "there is no run" in configured("show-run", "--run-id", run_id).error["error"]
+    told = configured("show-run", "--run-id", run_id).error
+    assert "there is no run" in told["error"]
+    assert told["code"] == "no-such-run"
+    assert "list-runs" in told["fix"]
+
+
+def test_every_command_says_of_a_closed_run_that_there_is_none(
+    configured: Shell, run_id: str, material: Path, tmp_path: Path
+) -> None:
+    assert configured("close-run", "--run-id", run_id, "--yes").code == 0
+    wallet = str(load_wallet(configured.wallet).pubkey)
+    for command, *arguments in (
+        ("show-run",),
+        ("json-dump-run",),
+        ("json-dump-user", "--address", wallet),
+        ("can-join", "--address", wallet),
+        ("predownload",),
+        ("tick", "--count", "1"),
+        ("set-paused",),
+        ("update-config", "--config-path", material / "config.toml"),
+        ("checkpoint", "--path", tmp_path),
+        ("rewind",),
+        ("reopen", "--total-steps", "9"),
+        ("kick", "--wallet", wallet),
+        ("set-future-epoch-rates", "--earning-rate-total-shared", "1"),
+        ("close-run", "--yes"),
+    ):
+        told = configured(command, "--run-id", run_id, *arguments).error
+        assert told["code"] == "no-such-run", (command, told)
+        assert "list-runs" in told["fix"], command
 
 
 def test_close_run_asks_nothing_where_it_would_be_refused(configured: Shell, run_id: str) -> None:

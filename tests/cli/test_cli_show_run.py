@@ -73,6 +73,8 @@ def test_a_run_that_is_not_there_is_said(owner: Shell) -> None:
     for command in ("show-run", "watch"):
         done = invoke(command, "--rpc", owner.rpc, "--run-id", "nowhere", "--json")
         assert "there is no run 'nowhere'" in done.error["error"]
+        assert done.error["code"] == "no-such-run"
+        assert "list-runs" in done.error["fix"]
 
 
 @pytest.mark.parametrize("as_json", [False, True])
@@ -135,4 +137,7 @@ def test_watching_ends_when_the_run_is_closed(owner: Shell, run: str) -> None:
         assert owner("close-run", "--run-id", run, "--yes").code == 0
         assert process.wait(60) == 1
         assert process.stderr is not None
-        assert "the run has been closed" in process.stderr.read()
+        told = json.loads(process.stderr.read().splitlines()[-1])
+        assert "the run has been closed" in told["error"]
+        assert told["code"] == "no-such-run"
+        assert "list-runs" in told["fix"]

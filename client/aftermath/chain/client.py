@@ -33,7 +33,7 @@ from aftermath.chain.views import (
     witnesses_account,
 )
 from aftermath.chain.wallet import Wallet
-from aftermath.coordinator.errors import CoordinatorError
+from aftermath.coordinator.errors import CoordinatorError, NoSuchRun
 from aftermath.rules.bitmap import seats
 from aftermath.rules.members import Members
 from aftermath.rules.model import Model
@@ -81,8 +81,9 @@ class CoordinatorClient:
         return self._sender(self.pool, self._signer(), errors=errors, max_priority_fee=self._max_priority_fee)
 
     async def run(self, run_id: str) -> Run:
-        """The run. Raises CoordinatorError when it does not exist on this cluster, AccountError when it is of another
-        version.
+        """The run. Raises NoSuchRun when it does not exist on this cluster, AccountError when it is of another version.
+
+        CoordinatorError when there is no such program, or it does not own the account.
         """
         return parse_run((await self._account(run_id, run_addresses(self.program_id, run_id).run)).data)
 
@@ -231,7 +232,7 @@ class CoordinatorClient:
                     f"there is no program {self.program_id} on this cluster",
                     "Check --rpc and --coordinator-program-id, or deploy it: aftermath-solana deploy",
                 )
-            raise CoordinatorError(
+            raise NoSuchRun(
                 f"there is no run {run_id!r} on this cluster",
                 "Check the run id, --rpc and --coordinator-program-id; aftermath-solana list-runs shows what is there",
             )

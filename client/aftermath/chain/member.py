@@ -27,10 +27,10 @@ from aftermath.chain.failures import BadReply
 from aftermath.chain.instructions import witness_metadata
 from aftermath.chain.memberships import check_bond, lacking, membership_of
 from aftermath.chain.rpc import FAILURES_BEFORE_LEAVING, MAX_ENDPOINTS, RpcPool
-from aftermath.chain.subscription import GIVE_UP_SECONDS, RunWatcher
+from aftermath.chain.subscription import GIVE_UP_SECONDS, RunWatcher, run_closed
 from aftermath.chain.views import parse_members, parse_model, parse_run, parse_witness_round, witness_round_range
 from aftermath.chain.wallet import Wallet
-from aftermath.coordinator.errors import CoordinatorError, Refusal, Refused, Unavailable
+from aftermath.coordinator.errors import Refusal, Refused, Unavailable
 from aftermath.coordinator.view import View
 from aftermath.rules.bitmap import contains
 from aftermath.rules.commitment import signed_part
@@ -83,9 +83,7 @@ class SolanaMember:
         self._enrolled = False
 
     async def start(self) -> None:
-        """Check the endpoints, find the run, and follow it. Raises Unavailable, or CoordinatorError when there is no
-        such run.
-        """
+        """Check the endpoints, find the run, and follow it. Raises Unavailable, NoSuchRun."""
         await self._pool.check()
         await self._coordinator.run(self._run_id)
         await self._watcher.start()
@@ -151,7 +149,7 @@ class SolanaMember:
         def legible(accounts: list[AccountData | None]) -> None:
             if any(account is None or account.owner != self._coordinator.program_id for account in accounts):
                 absence.reported()
-                raise CoordinatorError(f"an account of run {self._run_id!r} is gone: the run was closed")
+                raise run_closed()
             run, members, model = (account.data for account in accounts if account is not None)
             found[:] = [View(parse_run(run), parse_members(members), parse_model(model))]
             if found[0].run.seq < wanted.seq:
@@ -350,7 +348,7 @@ class SolanaMember:
         def read(account: AccountData | None) -> T:
             if account is None or account.owner != self._coordinator.program_id:
                 absence.reported()
-                raise CoordinatorError(f"an account of run {self._run_id!r} is gone: the run was closed")
+                raise run_closed()
             return parse(account)
 
         slot = self._watcher.slot or None

@@ -38,6 +38,14 @@ MUTE_AFTER = 2
 GIVE_UP_SECONDS = 600.0
 
 
+def run_closed() -> NoSuchRun:
+    """The error of a run that was there and is no more."""
+    return NoSuchRun(
+        "the run has been closed: its accounts are gone",
+        "Its owner closed it, for good; aftermath-solana list-runs shows the runs that there are",
+    )
+
+
 class RunWatcher:
     """The newest state of one run. `give_up`: after so many seconds without any contact `updates` raises
     Unavailable.
@@ -91,7 +99,7 @@ class RunWatcher:
     async def start(self) -> None:
         """Subscribe, read the run, and keep following it until `close`.
 
-        Raises Unavailable, CoordinatorError when there is no such run, AccountError when it is of another version.
+        Raises Unavailable, NoSuchRun, AccountError when it is of another version.
         """
         self._spawn(self._socket.run())
         try:
@@ -125,7 +133,7 @@ class RunWatcher:
         )
         if account is None or account.owner != self._program:
             if self._latest is not None:
-                raise NoSuchRun("the run has been closed: its accounts are gone")
+                raise run_closed()
             raise NoSuchRun(
                 "there is no such run on this cluster (never created, or closed)",
                 "Check the run id, --rpc and the program id: aftermath-solana list-runs",
@@ -144,7 +152,7 @@ class RunWatcher:
     async def updates(self) -> AsyncIterator[Run]:
         """The newest state at once, then after every change; states that a slow reader missed are skipped.
 
-        Raises CoordinatorError when the run was closed, Unavailable when the chain stayed out of reach.
+        Raises NoSuchRun when the run was closed, Unavailable when the chain stayed out of reach.
         """
         seen = -1
         while True:

@@ -26,7 +26,7 @@ class RunFollower:
         self._view: View | None = None
 
     async def now(self) -> Standing:
-        """Where it stands, read now. Raises CoordinatorError when there is no such run."""
+        """Where it stands, read now. Raises NoSuchRun."""
         await self._read()
         await self._watcher.refresh()  # which reads the chain's clock
         return self.standing()
@@ -43,7 +43,7 @@ class RunFollower:
 
     @asynccontextmanager
     async def following(self) -> AsyncIterator[AsyncIterator[Standing]]:
-        """Where it stands, now and after every change. Raises as `now`, and CoordinatorError when the run is closed."""
+        """Where it stands, now and after every change. Raises as `now`, and NoSuchRun when the run is closed."""
         await self._read()
         await self._watcher.start()
         try:
