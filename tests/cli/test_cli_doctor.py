@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import socket
 import stat
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -14,11 +17,14 @@ import pytest
 from aiohttp import web
 
 from aftermath.chain.wallet import create_wallet
-from aftermath.cli import checkup_machine
+from aftermath.cli import checkup_machine, checkup_network
+from aftermath.cli.checkup import Status, Subject
 from aftermath.cli.checkup_chain import SKEW_SECONDS
 from cli.cli_runs import Shell, invoke
+from p2p.real_relay import real_relay
 
-ALONE = {"python", "torch", "disk", "wallet", "udp", "hub-token", "memory"}
+ALONE = {"python", "torch", "disk", "wallet", "udp", "relay", "hub-token", "memory"}
+WITHOUT_NETWORK = ("unshare", "--user", "--map-root-user", "--net")
 
 
 def examined(*arguments: str | Path | int) -> tuple[int, dict[str, dict[str, Any]]]:
@@ -79,6 +85,97 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
     assert "--bind-p2p-port" in checks["udp"]["fix"]
 
 
+def test_the_port_for_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, checks = examined("--metrics-port", port)
+        assert (code, checks["metrics-port"]["status"]) == (1, "failure")
+        assert str(port) in checks["metrics-port"]["message"]
+        assert "--metrics-port" in checks["metrics-port"]["fix"]
+    assert examined("--metrics-port", port)[1]["metrics-port"]["status"] == "ok"
+    monkeypatch.setenv("METRICS_PORT", str(port))  # as train reads it
+    assert "metrics-port" in examined()[1]
+
+
+def test_an_interface_that_this_machine_has_not() -> None:
+    for address, word in (("192.0.2.7", "cannot listen"), ("nowhere", "no IPv4 address")):
+        code, checks = examined("--bind-p2p-interface", address)
+        assert (code, checks["udp"]["status"]) == (1, "failure")
+        assert word in checks["udp"]["message"]
+    assert "of 127.0.0.1" in examined("--bind-p2p-interface", "127.0.0.1")[1]["udp"]["message"]
+
+
+def test_udp_that_is_blocked() -> None:
+    """On a machine whose every interface is down, loopback too."""
+    if subprocess.run([*WITHOUT_NETWORK, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no network namespace may be made here")
+    line = [*WITHOUT_NETWORK, sys.executable, "-m", "aftermath.cli.main", "doctor", "--device", "cpu", "--json"]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1, done.stderr
+    (udp,) = [one for one in json.loads(done.stdout)["checks"] if one["check"] == "udp"]
+    assert "UDP is blocked" in udp["message"]
+    assert "firewall" in udp["fix"]
+
+
+def test_a_relay_that_is_not_there_is_given_up_within_seconds() -> None:
+    code, checks = examined("--iroh-relay", "http://127.0.0.1:9")
+    assert (code, checks["relay"]["status"]) == (1, "failure")
+    assert f"within {checkup_network.RELAY_SECONDS} s" in checks["relay"]["message"]
+    assert "TCP port 9" in checks["relay"]["fix"]
+
+
+async def test_a_relay_that_answers_and_takes_nobody_is_none() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if (await reader.readuntil(b"\r\n\r\n")).startswith(b"GET /ping"):
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+            await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    subject = Subject("cpu", None, None, 0, mend=False, relay=url)
+    found = await checkup_network.relay(subject)
+    server.close()
+    assert found.status is Status.FAILURE
+    assert url in found.message
+
+
+def test_a_relay_that_is_there(tmp_path: Path) -> None:
+    with real_relay(tmp_path / "relay") as url:
+        code, checks = examined("--iroh-relay", url)
+    assert (code, checks["relay"]["status"]) == (0, "ok")
+    assert f"{url} takes this machine" in checks["relay"]["message"]
+
+
+def test_no_relay() -> None:
+    assert "directly" in examined("--iroh-relay", "disabled")[1]["relay"]["message"]
+    assert "--iroh-relay n0" in examined()[1]["relay"]["fix"]
+    assert invoke("doctor", "--iroh-relay", "nonsense").code == 2
+
+
+@pytest.mark.parametrize(
+    ("chosen", "addresses", "named", "status", "word"),
+    [
+        ("n0", None, False, "warning", "--iroh-relay URL"),
+        ("n0", None, True, "failure", "TCP port 443"),
+        ("https://r.example", None, True, "failure", "port 443"),
+        ("http://r.example", None, True, "failure", "port 80"),
+        ("n0", ["10.0.0.3:4", "[fe80::1%2]:4", "100.64.0.9:7"], False, "warning", "UDP"),
+        ("http://r.example", ["10.0.0.3:4"], True, "ok", "enable_quic_addr_discovery"),
+        ("n0", ["10.0.0.3:4", "8.8.8.8:44"], False, "ok", ""),
+        ("n0", ["[2606:4700::1]:44"], False, "ok", ""),
+    ],
+)
+def test_what_a_relay_sees_says_by_what_way_others_come(
+    chosen: str, addresses: list[str] | None, named: bool, status: str, word: str
+) -> None:
+    found = checkup_network.judged(chosen, addresses, named=named)
+    assert (found.status, bool(found.fix)) == (status, bool(word))
+    assert word in found.fix
+    if addresses and not word:
+        assert addresses[-1] in found.message
+
+
 def test_a_device_that_is_not_there() -> None:
     outcome = invoke("doctor", "--device", "cuda:63", "--json")
     assert outcome.code == 1
@@ -96,7 +193,7 @@ async def test_what_the_hub_says_of_the_token(monkeypatch: pytest.MonkeyPatch) -
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     port = runner.addresses[0][1]
-    subject = checkup_machine.Subject("cpu", None, None, 0, mend=False)
+    subject = Subject("cpu", None, None, 0, mend=False)
     monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{port}")
     told = {}
     for token in ("good", "bad"):

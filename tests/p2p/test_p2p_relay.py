@@ -6,9 +6,28 @@ from pathlib import Path
 import pytest
 
 from aftermath.base.errors import UsageError
+from aftermath.p2p.discovery import LocalDirectory, Whereabouts
 from aftermath.p2p.iroh import open_iroh, whereabouts
 from aftermath.p2p.relay import relay_named
-from p2p.nodes import join, secret, until
+from p2p.nodes import content, identity, join, secret, until
+from p2p.real_relay import real_relay
+
+
+class OnlyRelay:
+    """A directory that tells by what relay a peer is reached, and nothing else."""
+
+    def __init__(self, inner: LocalDirectory, relay: str) -> None:
+        self._inner, self._relay = inner, relay
+        self.prepare, self.remove = inner.prepare, inner.remove
+
+    def write(self, whereabouts: Whereabouts) -> None:
+        self._inner.write(Whereabouts((), self._relay))
+
+    def refresh(self, whereabouts: Whereabouts) -> None:
+        self._inner.refresh(Whereabouts((), self._relay))
+
+    def read(self, node_id: bytes) -> Whereabouts | None:
+        return self._inner.read(node_id)
 
 
 @pytest.mark.parametrize(
@@ -58,6 +77,31 @@ async def test_an_endpoint_turns_to_the_relay_that_it_is_given_and_peers_still_m
         for node in nodes:
             await node.close()
         server.close()
+
+
+async def test_members_that_have_a_relay_alone_exchange_blobs_over_it(tmp_path: Path) -> None:
+    """Each knows of the other by what relay it is reached, and no address."""
+    with real_relay(tmp_path / "relay") as url:
+        places = tmp_path / "peers"
+        nodes = [
+            await open_iroh(
+                secret(seed),
+                bind_host="127.0.0.1",
+                relay=url,
+                discovery="local",
+                directory=OnlyRelay(LocalDirectory(places, identity(seed)), url),
+            )
+            for seed in (1, 2)
+        ]
+        try:
+            join(nodes)
+            await until(lambda: all(len(node.reachable()) == 1 for node in nodes), 60)
+            blob = content(300_000)
+            digest = nodes[0].publish(blob)
+            assert await nodes[1].fetch(digest, len(blob), [nodes[0].node_id], 60) == blob
+        finally:
+            for node in nodes:
+                await node.close()
 
 
 async def test_a_url_that_iroh_does_not_take_is_told(tmp_path: Path) -> None:

@@ -48,6 +48,10 @@ class Subject:
     bind_port: int
     mend: bool
     """Whether a check may mend what it can (--fix)."""
+    interface: str | None = None
+    relay: str = "auto"
+    """As `p2p.relay` takes it."""
+    metrics_port: int | None = None
     chain: Cluster | None = None
     run_id: str | None = None
     authorizer: str | None = None

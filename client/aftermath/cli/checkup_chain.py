@@ -13,7 +13,7 @@ from aftermath.cli.checkup import Check, Finding, Subject, broken, dubious, fine
 
 SKEW_SECONDS = 60.0
 """What clocks may differ: the chain's is behind by seconds, and certificates are minded by minutes."""
-SOCKET_SECONDS = 10.0
+SOCKET_SECONDS = 5.0
 
 
 async def rpc(subject: Subject) -> Finding | None:

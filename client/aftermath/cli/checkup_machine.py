@@ -1,20 +1,14 @@
-"""What `doctor` looks at on this machine alone: Python, torch, memory, disk, the wallet's file, UDP, the Hub's token.
-
-Decided: who else reaches this machine over UDP cannot be seen from it, so that this is said and not guessed.
-"""
+"""What `doctor` looks at on this machine alone: Python, torch, memory, disk, the wallet's file, the Hub's token."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import platform
 import re
-import secrets
 import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import AsyncExitStack
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
@@ -22,8 +16,7 @@ from aftermath.cli.checkup import Check, Finding, Subject, broken, dubious, fine
 
 LEAST_DISK = 2 << 30
 """Bytes for caches, logs and locks; a checkpoint comes on top."""
-CONNECT_SECONDS = 10.0
-_HUB_SECONDS = 10.0
+_HUB_SECONDS = 5.0
 _DRIVER = Path("/proc/driver/nvidia/version")
 
 
@@ -172,46 +165,6 @@ async def wallet(subject: Subject) -> Finding:
     )
 
 
-async def udp(subject: Subject) -> Finding:
-    """Whether two QUIC endpoints of this machine reach each other, the first at the port that a member would have."""
-    from aftermath.p2p.iroh import IrohTransport, open_iroh
-    from aftermath.p2p.transport import BindFailed
-
-    opened: list[IrohTransport] = []
-    with tempfile.TemporaryDirectory() as place:
-        async with AsyncExitStack() as stack:
-            for port in (subject.bind_port, 0):
-                try:
-                    transport = await open_iroh(
-                        secrets.token_bytes(32),
-                        bind_port=port,
-                        relay="disabled",
-                        discovery="local",
-                        discovery_dir=Path(place) / "peers",
-                    )
-                except BindFailed as error:
-                    return broken(error.message, error.fix)
-                stack.push_async_callback(transport.close)
-                opened.append(transport)
-            for transport in opened:
-                transport.set_members([one.node_id for one in opened])
-            try:
-                async with asyncio.timeout(CONNECT_SECONDS):
-                    while not all(one.reachable() for one in opened):
-                        await asyncio.sleep(0.02)
-            except TimeoutError:
-                return broken(
-                    f"two endpoints of this machine do not reach each other over UDP in {CONNECT_SECONDS:.0f} s",
-                    "Let the firewall of this machine pass UDP, on loopback as well",
-                )
-    which = f"UDP port {subject.bind_port}" if subject.bind_port else "a UDP port that the system chose"
-    return fine(
-        f"QUIC works on this machine, at {which}; whether others reach it cannot be found out from here",
-        "If they do not: forward a UDP port of the router and name it with --bind-p2p-port, name members of your own "
-        "network with --peer KEY@HOST:PORT, or have a relay carry what UDP cannot: --iroh-relay n0, or its URL",
-    )
-
-
 async def hub_token(_: Subject) -> Finding:
     """Whether the Hub takes the token; without one only what is public can be read."""
     token = os.environ.get("HF_TOKEN", "")
@@ -237,6 +190,5 @@ ON_THE_MACHINE: tuple[tuple[str, Check], ...] = (
     ("torch", torch_and_device),
     ("disk", disk),
     ("wallet", wallet),
-    ("udp", udp),
     ("hub-token", hub_token),
 )

@@ -24,6 +24,7 @@ from aftermath.cli.options import (
     shared,
 )
 from aftermath.cli.present import EXIT_KNOWN, Result
+from aftermath.p2p.relay import AUTO, relay_named
 from aftermath.rules.limits import MAX_LEVELS
 
 
@@ -51,22 +52,41 @@ async def doctor(
     ] = None,
     device: Device = "auto",
     bind_p2p_port: Annotated[
-        int, typer.Option(min=0, max=65535, help="The UDP port that train would have; 0: any that is free.")
+        int,
+        shared("--bind-p2p-port", text="The UDP port that train would have; 0: any that is free.", least=0, most=65535),
     ] = 0,
+    bind_p2p_interface: Annotated[
+        str | None, shared("--bind-p2p-interface", text="The address that it would bind; by default all interfaces.")
+    ] = None,
+    iroh_relay: Annotated[
+        str,
+        shared(
+            "--iroh-relay",
+            text="The relay that it would have, which is asked: disabled, n0, or the URL of one of yours; auto: n0 if "
+            "--rpc is not on this machine.",
+            parser=relay_named,
+        ),
+    ] = AUTO,
+    metrics_port: Annotated[
+        int | None,
+        shared("--metrics-port", text="The TCP port at which it would serve metrics.", least=1, most=65535),
+    ] = None,
     authorizer: Authorizer = None,
     max_bond: MaxBond = 0,
 ) -> Result:
     """Say what is wrong with this machine, wallet and cluster, and how to mend it.
 
-    Python and its packages, PyTorch and the device, disk, the wallet's file, UDP, the token for the Hub; with --rpc the
-    nodes, their websockets, the chain's clock and the wallet's balance; with --run-id also the run's version, whether
-    it admits the wallet, its model and data, and which tier fits into memory. Exits 1 if something fails, else 0.
+    Python and its packages, PyTorch and the device, disk, the wallet's file, the token for the Hub, the ports asked
+    for, UDP, and whether the relay takes this machine; with --rpc the nodes, their websockets, the chain's clock and
+    the wallet's balance; with --run-id also the run's version, whether it admits the wallet, its model and data, and
+    which tier fits into memory. Exits 1 if something fails, else 0. Ways to others are given up after 5 seconds each.
     """
     from dataclasses import replace
 
     from aftermath.cli.checkup import Status, Subject, as_data, as_text, examine
     from aftermath.cli.checkup_chain import ON_THE_CLUSTER
     from aftermath.cli.checkup_machine import ON_THE_MACHINE, memory
+    from aftermath.cli.checkup_network import AFTER_THE_CLUSTER, BEFORE_THE_CLUSTER
     from aftermath.cli.connection import connect
 
     subject = Subject(
@@ -74,17 +94,21 @@ async def doctor(
         tier=matformer_tier,
         wallet_path=options.wallet_private_key_path,
         bind_port=bind_p2p_port,
+        interface=bind_p2p_interface,
+        relay=iroh_relay,
+        metrics_port=metrics_port,
         mend=fix,
         run_id=run_id,
         authorizer=authorizer,
         max_bond=max_bond,
     )
-    found = await examine(subject, ON_THE_MACHINE)
+    found = await examine(subject, [*ON_THE_MACHINE, *BEFORE_THE_CLUSTER])
     if options.rpc or run_id:
         async with connect(replace(options, rpc=options.rpc or defaults.RPC)) as chain:
             subject.chain = chain
             found += await examine(subject, ON_THE_CLUSTER)
-    found += await examine(subject, [("memory", memory)])  # which tier fits is known when the run is
+    # which relay it is and which tier fits is known when the cluster and the run are
+    found += await examine(subject, [*AFTER_THE_CLUSTER, ("memory", memory)])
     failed = sum(finding.status is Status.FAILURE for _, finding in found)
     data = {"ok": not failed, "checks": as_data(found)}
     return Result(data, as_text(found), EXIT_KNOWN if failed else 0)

@@ -217,7 +217,7 @@ async def open_iroh(
     if discovery == "local" and discovery_dir is None and directory is None:
         raise ValueError("local discovery needs a directory")
     fastffi.install(iroh_ffi)
-    endpoint = await _bind(secret, bind_host, bind_port, relay, discovery)
+    endpoint = await bound(secret, bind_host, bind_port, relay, discovery)
     if discovery == "local" and discovery_dir is not None:
         directory = LocalDirectory(discovery_dir, bytes(endpoint.id().to_bytes()))
     if named:
@@ -256,7 +256,7 @@ def _relay_mode(relay: str) -> iroh.RelayMode:
         ) from error
 
 
-async def _bind(secret: bytes, host: str | None, port: int, relay: str, discovery: Discovery) -> iroh.Endpoint:
+async def bound(secret: bytes, host: str | None, port: int, relay: str, discovery: Discovery) -> iroh.Endpoint:
     """Bind the endpoint; BindFailed names the port and what to do."""
     preset = iroh.preset_n0() if discovery == "n0" else iroh.preset_minimal()
     address = f"{host or '0.0.0.0'}:{port}"
