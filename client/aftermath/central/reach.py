@@ -12,7 +12,7 @@ import contextlib
 import os
 import re
 import ssl
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from solders.keypair import Keypair
@@ -27,6 +27,7 @@ from aftermath.chain.endpoints import endpoint
 from aftermath.chain.member import SolanaMember
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.wallet import IDENTITY_VARIABLE, Wallet, identity_secret
+from aftermath.cli.connection import PATIENCE_SECONDS
 from aftermath.coordinator.errors import CoordinatorError, Unavailable
 from aftermath.p2p.discovery import Whereabouts
 from aftermath.rules.run import Place
@@ -96,17 +97,40 @@ def identity_of(path: Path | None) -> Wallet:
     return Wallet(Keypair.from_seed(secret), str(path or IDENTITY_VARIABLE))
 
 
-def reaching(address: str, tls: ssl.SSLContext | None, identity: Path | None) -> Callable[[TrainSettings], Reach]:
-    """What makes the way to the server at HOST:PORT. Raises UsageError, and WalletError when it is called."""
+def check_address(address: str) -> None:
+    """Raise UsageError for what is no HOST:PORT."""
     found = _ADDRESS.fullmatch(address)
     if found is None or not 0 < int(found[2]) < 65536:
         raise UsageError(f"--server-addr {address!r} is no address", "Write HOST:PORT")
 
+
+def _linked(
+    address: str, tls: ssl.SSLContext | None, run_id: str, wallet: Wallet, patience: float
+) -> tuple[Link, CentralPool, bytes]:
+    """The link of an identity, the server as it is asked over it, and the secret of the key that peers see."""
+    secret = identity_secret(run_id, wallet, env={})
+    link = Link(address, tls, run_id, wallet, Keypair.from_seed(secret))
+    return link, CentralPool(link, patience=patience, seed=int.from_bytes(os.urandom(4))), secret
+
+
+@contextlib.asynccontextmanager
+async def visiting(
+    address: str, tls: ssl.SSLContext | None, identity: Path | None, run_id: str
+) -> AsyncIterator[CoordinatorClient]:
+    """The run of the server at HOST:PORT, to look at. Raises UsageError, WalletError."""
+    check_address(address)
+    _, pool, _ = _linked(address, tls, run_id, identity_of(identity), PATIENCE_SECONDS)
+    async with pool:
+        yield CoordinatorClient(pool)
+
+
+def reaching(address: str, tls: ssl.SSLContext | None, identity: Path | None) -> Callable[[TrainSettings], Reach]:
+    """What makes the way to the server at HOST:PORT. Raises UsageError, and WalletError when it is called."""
+    check_address(address)
+
     def reach(settings: TrainSettings) -> Reach:
         wallet = identity_of(identity)
-        secret = identity_secret(settings.run_id, wallet, env={})
-        link = Link(address, tls, settings.run_id, wallet, Keypair.from_seed(secret))
-        pool = CentralPool(link, patience=START_PATIENCE, seed=int.from_bytes(os.urandom(4)))
+        link, pool, secret = _linked(address, tls, settings.run_id, wallet, START_PATIENCE)
 
         async def beside(chain: SolanaMember) -> None:
             await leave_wills(chain, link, CoordinatorClient(pool, wallet), settings.run_id)

@@ -15,10 +15,7 @@ async def show_run(options: ClusterOptions, run_id: RunId) -> Result:
     weight and points, and in which round the chain last saw it. json-dump-run prints all that the chain knows.
     """
     from aftermath.cli.connection import connect
-    from aftermath.cli.dump import plain
-    from aftermath.cli.run_page import page
-    from aftermath.observe.following import RunFollower
+    from aftermath.cli.look import shown
 
     async with connect(options) as chain:
-        found = await RunFollower(chain.coordinator, run_id).now()
-    return Result(plain(found), page(found))
+        return await shown(chain.coordinator, run_id)

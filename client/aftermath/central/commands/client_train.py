@@ -5,20 +5,16 @@ a cluster, a wallet or where peers are found, and how the server is reached.
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 
-from aftermath.base.errors import UsageError
-from aftermath.central.commands.options import Identity
+from aftermath.central.commands.options import ServerOptions, trusted
 from aftermath.cli.command import OptionGroup, command
-from aftermath.cli.options import SigningOptions, shared
+from aftermath.cli.options import SigningOptions
 from aftermath.cli.train import build_settings, ending_at_once, settings_options, take_part
 from aftermath.train.settings import TrainSettings
 
-SERVER = "Server"
 OF_A_CLUSTER = {
     *SigningOptions.__dataclass_fields__,
     "authorizer",
@@ -26,22 +22,6 @@ OF_A_CLUSTER = {
     "iroh_discovery",
     "discovery_dir",
 }
-
-
-@dataclass(frozen=True)
-class ServerOptions:
-    """Where the server is, and how it is known."""
-
-    server_addr: Annotated[str, shared("--server-addr", text="The server, HOST:PORT.", panel=SERVER)]
-    identity_secret_key_path: Identity = None
-    tls: Annotated[
-        bool,
-        typer.Option("--tls", help="The server has a certificate that this machine trusts.", rich_help_panel=SERVER),
-    ] = False
-    tls_ca: Annotated[
-        Path | None,
-        typer.Option(help="The server has this certificate, or one that it signed (PEM).", rich_help_panel=SERVER),
-    ] = None
 
 
 def options() -> list[inspect.Parameter]:
@@ -78,18 +58,6 @@ def client_train(
         from aftermath.train.session import run_member
 
     def train(chosen: TrainSettings) -> None:
-        run_member(chosen, reaching(server.server_addr, _tls(server), server.identity_secret_key_path))
+        run_member(chosen, reaching(server.server_addr, trusted(server), server.identity_secret_key_path))
 
     take_part(settings, train, as_json=json_output)
-
-
-def _tls(server: ServerOptions) -> Any:
-    """How the server's certificate is checked, None without one. Raises UsageError."""
-    import ssl
-
-    if not server.tls and server.tls_ca is None:
-        return None
-    try:
-        return ssl.create_default_context(cafile=server.tls_ca)
-    except (OSError, ssl.SSLError):
-        raise UsageError(f"--tls-ca {server.tls_ca} is no certificate that can be read", "It is a PEM file") from None

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from aftermath.base.errors import UsageError
 from aftermath.cli.options import checked_run_id, shared
+
+if TYPE_CHECKING:
+    import ssl
+
+SERVER = "Server"
 
 State = Annotated[Path, typer.Option("--state", help="The run's state.toml: a run's config file, and its run_id.")]
 DataConfig = Annotated[
@@ -25,3 +32,31 @@ Identity = Annotated[
         text="The member's secret key, 32 bytes (openssl rand 32 > secret.key); else RAW_IDENTITY_SECRET_KEY, in hex.",
     ),
 ]
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """Where the server is, and how it is known."""
+
+    server_addr: Annotated[str, shared("--server-addr", text="The server, HOST:PORT.", panel=SERVER)]
+    identity_secret_key_path: Identity = None
+    tls: Annotated[
+        bool,
+        typer.Option("--tls", help="The server has a certificate that this machine trusts.", rich_help_panel=SERVER),
+    ] = False
+    tls_ca: Annotated[
+        Path | None,
+        typer.Option(help="The server has this certificate, or one that it signed (PEM).", rich_help_panel=SERVER),
+    ] = None
+
+
+def trusted(server: ServerOptions) -> ssl.SSLContext | None:
+    """How the server's certificate is checked, None without one. Raises UsageError."""
+    import ssl
+
+    if not server.tls and server.tls_ca is None:
+        return None
+    try:
+        return ssl.create_default_context(cafile=server.tls_ca)
+    except (OSError, ssl.SSLError):
+        raise UsageError(f"--tls-ca {server.tls_ca} is no certificate that can be read", "It is a PEM file") from None
