@@ -11,8 +11,8 @@ import msgspec
 import pytest
 from solders.keypair import Keypair
 
-from aftermath.member.collect import Collector
 from aftermath.member.plan import plan_round
+from aftermath.member.rounds.collect import Collector
 from aftermath.p2p.transport import RequestRefused
 from aftermath.rules.commitment import LevelPayload, SequenceInterval, encode_announcement
 from aftermath.sim.clock import run_virtual

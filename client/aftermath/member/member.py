@@ -18,7 +18,6 @@ from aftermath.coordinator.errors import Refused, Unavailable
 from aftermath.coordinator.view import View
 from aftermath.data.source import Source
 from aftermath.member.archive import Archive, Keeper
-from aftermath.member.collect import LINGER
 from aftermath.member.cooldown import Cooldown
 from aftermath.member.enrolment import Enrolment
 from aftermath.member.gradients import GradientFiles
@@ -27,7 +26,9 @@ from aftermath.member.ports import Desync, Ports, Role, Workers
 from aftermath.member.private import PrivateState
 from aftermath.member.ready import Readiness, announce_ready
 from aftermath.member.results import Results
-from aftermath.member.rounds import Rounds
+from aftermath.member.rounds.collect import LINGER
+from aftermath.member.rounds.epoch import Beginning, Kept
+from aftermath.member.rounds.rounds import Rounds
 from aftermath.member.ticker import Ticker
 from aftermath.member.warmup import NoModel, WarmUp
 from aftermath.member.wishes import Wishes
@@ -71,7 +72,7 @@ class Member:
         parallel: int,
     ) -> None:
         self._ports, self._role, self._workers = ports, role, workers
-        self._data, self._wishes, self._origin, self._parallel = data, wishes, origin, parallel
+        self._wishes, self._origin, self._parallel = wishes, origin, parallel
         self._keeper = Keeper(ports, role, workers, archive)
         self._gradients = GradientFiles(ports.events, workers.write, role.schema, wishes.gradients_dir)
         self._own = OwnState(ports, workers.state)
@@ -79,6 +80,7 @@ class Member:
         self._weight = weight
         self._share = ModelShare(ports.transport)
         self._results = Results(ports, role, workers.decode)
+        self._kept = Kept(data, self._results, self._share, self._gradients, self._own)
         self._readiness = Readiness()
         self._enrolment = Enrolment(ports, role)
         self._complaints = Complaints(_log)
@@ -178,9 +180,8 @@ class Member:
         elif not warm.kept:
             await self._private.restore(replica, run.epoch)
         await announce_ready(self._ports, self._role, self._readiness, run, self.seat)
-        kept = self._results, self._share, self._gradients
-        given = self._ports, self._role, self._workers, self._data, self._wishes
-        rounds = Rounds(*given, *kept, self._own, replica, run, model, self.seat, self._weight)
+        began = Beginning(run, model, replica, self.seat, self._weight)
+        rounds = Rounds(self._ports, self._role, self._workers, self._wishes, self._kept, began)
         try:
             ended = await rounds.live()
         finally:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from aftermath.base.errors import UsageError
 from aftermath.evals.suite import wanted
 from aftermath.member.archive import Hub
-from aftermath.member.evaluations import Evaluations
+from aftermath.member.rounds.evaluations import Evaluations
 from aftermath.model.outline import Outline
 from aftermath.model.text import Prompt, check_vocabulary
 from aftermath.optim.schema import Schema
