@@ -159,13 +159,13 @@ async def test_model_and_members_are_read_again_only_when_they_changed(
     await place.open_run(RUN)
     async with member_of(place) as member:
         reads: list[object] = []
-        read = member._read_together
+        read = member._reader._read_together
 
         async def counted(*arguments: object) -> object:
             reads.append(arguments)
             return await read(*arguments)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(member, "_read_together", counted)
+        monkeypatch.setattr(member._reader, "_read_together", counted)
         assert await member.view() is await member.view()
         assert len(reads) == 1
         before = (await member.view()).run

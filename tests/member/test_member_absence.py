@@ -17,7 +17,8 @@ from aftermath.rules.committee import witnesses
 from aftermath.rules.run import Run
 from aftermath.rules.state import ExitReason, MemberState, ModelSource, RunState
 from aftermath.sim.clock import hold_up
-from aftermath.sim.simulation import Player, Simulation, play
+from aftermath.sim.player import Player
+from aftermath.sim.simulation import Simulation, play
 
 
 def _witness(sim: Simulation) -> Player:

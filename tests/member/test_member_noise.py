@@ -15,7 +15,8 @@ from aftermath.member.results import TOPIC as COMMITMENTS
 from aftermath.p2p.transport import Announcement, PeerUnreachable
 from aftermath.replica.modelshare import TOPIC as MODEL
 from aftermath.rules.commitment import MAX_ANNOUNCEMENT_BYTES, Ready, statement
-from aftermath.sim.simulation import Player, Simulation, play
+from aftermath.sim.player import Player
+from aftermath.sim.simulation import Simulation, play
 from aftermath.sim.transport import SimTransport
 from fuzz.mutations import mutations, nested
 from member.saboteurs import sign

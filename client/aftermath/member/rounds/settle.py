@@ -13,8 +13,9 @@ from typing import NoReturn
 from aftermath.base.wait import first_of
 from aftermath.coordinator.errors import Refused
 from aftermath.member.evidence import disputed
+from aftermath.member.payloads import Candidate
 from aftermath.member.ports import Desync, Ports
-from aftermath.member.results import Candidate, Results
+from aftermath.member.results import Results
 from aftermath.member.rounds.collect import Collector
 from aftermath.member.rounds.duties import Duties
 from aftermath.member.rounds.epoch import Epoch
