@@ -30,7 +30,7 @@ from aftermath.rules.bitmap import contains
 from aftermath.rules.commitment import signed_part
 from aftermath.rules.eviction import evicted
 from aftermath.rules.members import Membership
-from aftermath.rules.run import Attestation, Place, Round
+from aftermath.rules.run import Attestation, Round, RoundId
 
 log = logging.getLogger(__name__)
 
@@ -211,7 +211,7 @@ class SolanaMember:
         """Give up the place in the run."""
         for tries_left in reversed(range(_LEAVINGS)):
             try:
-                await self._send(self._coordinator.ix.leave_run(self._run_id, self._watcher.latest.place))
+                await self._send(self._coordinator.ix.leave_run(self._run_id, self._watcher.latest.round_id))
                 return
             except Refused as refusal:
                 if refusal.reason is not Refusal.TOO_LATE or not tries_left:
@@ -222,14 +222,14 @@ class SolanaMember:
         """Perform the transition that is due; Refused `NothingToTick` if none is."""
         await self._send(self._coordinator.ix.tick(self._run_id))
 
-    async def warmup_witness(self, seat: int, at: Place) -> None:
+    async def warmup_witness(self, seat: int, at: RoundId) -> None:
         """Say that this elected member has the model."""
         await self._send(self._coordinator.ix.warmup_witness(self._run_id, seat, at))
 
     async def witness(
         self,
         seat: int,
-        at: Place,
+        at: RoundId,
         participation: int,
         fingerprints: bytes,
         *,
@@ -243,7 +243,7 @@ class SolanaMember:
         ix = self._coordinator.ix.witness(self._run_id, seat, at, participation, fingerprints, metadata)
         await self._send(ix)
 
-    async def attest(self, seat: int, at: Place, hashes: Mapping[int, bytes]) -> None:
+    async def attest(self, seat: int, at: RoundId, hashes: Mapping[int, bytes]) -> None:
         """State the hashes of the levels this member holds."""
         await self._send(self._coordinator.ix.attest(self._run_id, seat, at, hashes))
 

@@ -24,7 +24,7 @@ class BackendName(StrEnum):
 
 
 @dataclass(frozen=True)
-class Place:
+class Deployment:
     """What keeps the run, and where."""
 
     backend: Annotated[
@@ -164,7 +164,7 @@ def local_testnet_start(
         ),
     ],
     *,
-    place: Place,
+    deployment: Deployment,
     clients: ClientOptions,
     kills: KillOptions,
     show: ShowOptions,
@@ -204,7 +204,7 @@ def local_testnet_start(
         trackio_project=clients.trackio_project,
     )
     trackers.check()
-    config = chosen(config_path, place.first_client_checkpoint)
+    config = chosen(config_path, deployment.first_client_checkpoint)
     them = clients_of(num_clients, clients.client_matformer_tiers, config)
     wishes = Wishes(
         device=clients.client_device,
@@ -216,17 +216,23 @@ def local_testnet_start(
     )
     drawn = not show.headless and sys.stdout.isatty() and shutil.which("tmux") is not None
     plan = Plan(
-        config, them, place.dir.expanduser().absolute(), place.server_port, wishes, drawn, drawn and show.tui == "true"
+        config,
+        them,
+        deployment.dir.expanduser().absolute(),
+        deployment.server_port,
+        wishes,
+        drawn,
+        drawn and show.tui == "true",
     )
     killed = Kills(kills.random_kill_num, kills.random_kill_interval, allowed_of(kills.allowed_to_kill, them))
     own = (
         environment()
         | {"OMP_NUM_THREADS": str(plan.threads)}
-        | ({"HF_TOKEN": place.hf_token} if place.hf_token else {})
+        | ({"HF_TOKEN": deployment.hf_token} if deployment.hf_token else {})
     )
     console = Console(stderr=json_output, quiet=drawn)
     lines = Lines(console, Level(show.log), max(len(client.name) for client in them))
-    backend = Solana(plan, own) if place.backend is BackendName.SOLANA else Centralized(plan)
+    backend = Solana(plan, own) if deployment.backend is BackendName.SOLANA else Centralized(plan)
     with claimed(plan.place, "testnet", "--dir DIR"):
         testnet = Testnet(plan, backend, killed, own, lines)
         summary = testnet.perform(show.headless_exit_after_secs)

@@ -27,7 +27,7 @@ from aftermath.member.rounds.lateness import Allowances, Lateness
 from aftermath.rules import bitmap
 from aftermath.rules.committee import quorum, witnesses
 from aftermath.rules.consensus import pack_fingerprints
-from aftermath.rules.run import Config, Place, Run
+from aftermath.rules.run import Config, RoundId, Run
 from aftermath.rules.state import MemberState, RunState
 from aftermath.watch import kinds
 
@@ -171,7 +171,7 @@ class WitnessDuty:
             held = self._results.held(self._judged) if judged is not None else {}
             await self._ports.coordinator.witness(
                 self._seat,
-                Place(self._plan.epoch, header.height, header.seed),
+                RoundId(self._plan.epoch, header.height, header.seed),
                 bitmap.from_seats(held),
                 pack_fingerprints(held, roster, header.salt),
                 step=header.step,
