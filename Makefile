@@ -89,6 +89,9 @@ gpu-check: $(STAMP)  ## check a GPU: tests, exactness, speed, memory
 	$(RUN) benchmarks/gpu.py
 
 # The seed's recipes: set a run up on a local network or on devnet, then train in it.
+airdrop-devnet: $(STAMP)  ## test SOL on devnet for the wallet that WALLET_PRIVATE_KEY_PATH names
+	$(RUN) scripts/airdrop.py devnet
+
 setup-solana-localnet-light-test-run:  ## a run of 8.5 M parameters on `aftermath-solana localnet`
 setup-solana-localnet-test-run:  ## the same with 0.97 B parameters
 setup-solana-devnet-light-test-run:  ## the small one on devnet (WALLET_PRIVATE_KEY_PATH names a funded wallet)

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
 import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from aftermath.chain.wallet import create_wallet
+from aftermath.localnet import validator_binary
 from cli.cli_runs import CONSOLE, invoke
 from cli.conftest import ROOT
 
 FIRST_STEPS_SECONDS = 120
+BINARY = validator_binary()  # looked for before a test has another home
 
 
 @pytest.fixture
@@ -65,6 +71,67 @@ def test_the_light_recipe(project: Path, variables: dict[str, str], rpc: str, ru
     owner = project / "runs" / "wallets" / "owner.json"
     paused = invoke("set-paused", "--rpc", rpc, "--run-id", run_id, "-w", owner, "pause", "--json").data
     assert paused["run_id"] == run_id
+
+
+@pytest.fixture
+def validator() -> Iterator[str]:
+    """A real solana-test-validator that knows neither program."""
+    if BINARY is None:
+        pytest.skip("solana-test-validator not found (PATH, AFTERMATH_VALIDATOR or ~/.cache/aftermath/bin)")
+    line = [sys.executable, "-m", "aftermath.localnet", "--rpc-port", "0", "--engine", "validator"]
+    environment = {**os.environ, "AFTERMATH_VALIDATOR": str(BINARY)}
+    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        said = process.stdout.readline()
+        assert "rpc=" in said
+        yield said.partition("rpc=")[2].split()[0]
+        process.send_signal(signal.SIGINT)
+
+
+@pytest.mark.slow
+def test_the_recipes_of_devnet_from_the_airdrop_to_a_trained_round(
+    project: Path, variables: dict[str, str], validator: str, tmp_path: Path
+) -> None:
+    create_wallet(tmp_path / "wallet.json")
+    here = {key: value for key, value in variables.items() if key != "RPC"}
+    here["WALLET_PRIVATE_KEY_PATH"] = str(tmp_path / "wallet.json")
+    given = airdrop(project, validator, "--sol", "5", "--json", env=here)
+    assert given.returncode == 0, given.stderr
+    assert json.loads(given.stdout)["lamports"] == 5_000_000_000
+    setup = script(project, "setup-run.sh", validator, "light", env=here)
+    assert setup.returncode == 0, setup.stderr
+    assert "ready; join with" in setup.stdout
+    line = ["sh", "scripts/start-training.sh", validator, "light", "--logs", "json", "--micro-batch-size", "1"]
+    with subprocess.Popen(line, cwd=project, env=here, stdout=subprocess.PIPE, text=True) as member:
+        assert member.stdout is not None
+        try:
+            trained = next((text for text in member.stdout if '"kind":"trained"' in text), "")
+            member.send_signal(signal.SIGINT)
+            member.stdout.read()
+            assert member.wait(30) == 0
+        finally:
+            member.kill()
+    assert trained
+
+
+def airdrop(project: Path, *arguments: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "scripts/airdrop.py", *arguments]
+    return subprocess.run(line, cwd=project, env=env, capture_output=True, text=True, check=False)
+
+
+def test_an_airdrop_names_the_variable_and_what_else_gives(
+    project: Path, variables: dict[str, str], tmp_path: Path, rpc: str
+) -> None:
+    here = {key: value for key, value in variables.items() if key != "WALLET_PRIVATE_KEY_PATH"}
+    done = airdrop(project, "devnet", env=here)
+    assert done.returncode == 1
+    assert "WALLET_PRIVATE_KEY_PATH is not set" in done.stderr
+    assert "show-identity --create" in done.stderr
+    create_wallet(tmp_path / "wallet.json")
+    named = here | {"WALLET_PRIVATE_KEY_PATH": str(tmp_path / "wallet.json")}
+    assert json.loads(airdrop(project, rpc, "--json", env=named).stdout)["lamports"] == 2_000_000_000
+    assert airdrop(project, "nowhere", env=named).returncode == 2
+    assert airdrop(project, rpc, "--sol", "0", env=named).returncode == 2
 
 
 @pytest.mark.parametrize("name", ["setup-run.sh", "start-training.sh"])
