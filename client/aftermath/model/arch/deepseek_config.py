@@ -21,9 +21,9 @@ from pydantic import Field, model_validator
 
 from aftermath.base.errors import shown
 from aftermath.model.arch.deepseek_shape import DeepseekShape
+from aftermath.model.arch.known_keys import refuse_ideas
 from aftermath.model.arch.rope_config import rope_table
 from aftermath.model.arch.scaled_config import POSITIONS, fields_of_positions
-from aftermath.model.arch.transformer_config import IDEAS
 from aftermath.model.config import ModelConfigError, stored_tier
 from aftermath.model.tiers import KEY
 
@@ -71,8 +71,7 @@ class DeepseekConfig(DeepseekShape):
     @classmethod
     def from_hf(cls, hf_config: Mapping[str, Any]) -> Self:
         """As it says there."""
-        if other := next((key for key in IDEAS if hf_config.get(key)), None):
-            raise ModelConfigError(f"config.json: {other} is a NanoGPT's", 'Set model_type to "nanogpt", or remove it')
+        refuse_ideas(hf_config)
         only_these = {"moe_layer_freq": 1, "num_key_value_heads": hf_config.get("num_attention_heads"), **cls.ONLY}
         for key, only in only_these.items():
             if hf_config.get(key) is not None and hf_config[key] != only:
