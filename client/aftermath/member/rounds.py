@@ -230,10 +230,10 @@ class Rounds:
             if done is None or attesting is None:
                 raise Desync(f"round {height} is no longer stored on chain")
             if done.batch:
-                await self._apply(done, attesting)
+                await self._apply(run, done, attesting)
             self._applied = height
 
-    async def _apply(self, done: Round, attesting: Round) -> None:
+    async def _apply(self, run: Run, done: Round, attesting: Round) -> None:
         started = self._ports.clock.monotonic()
         try:
             attestations = await self._ports.coordinator.attestations(attesting)
@@ -242,8 +242,8 @@ class Rounds:
         accepted = consensus(attesting, attestations, done.roster)
         if others := disputed(attestations, done.roster) & self._results.announced(done.height):
             self._start(self._collector.ask(done.height, others, lambda _: False))
-        seats = (self._members or self._ports.feed.members).seats
-        levels = vouched(accepted, attestations, done.roster, seats, self._role.levels)
+        members = self._members or self._ports.feed.members
+        levels = vouched(accepted, attestations, done.roster, run, members, self._role.levels)
         results = await self._collect(done.height, attesting.salt, accepted, levels)
         self._tell_what_is_left_out(done.height, results, levels)
         votes = self._collector.by_level(results, levels)
@@ -280,7 +280,7 @@ class Rounds:
             seat = result.said.seat
             if out := [level for level in vouched if level >= result.said.tier and seat not in vouched[level]]:
                 what = f"level{'s' * (len(out) > 1)} {', '.join(map(str, out))}"
-                why = f"{what} left out: too few of the witnesses that hold it have it"
+                why = f"{what} left out: too few of the witnesses that judge it have it"
                 self._ports.events.emit(kinds.Refused(height=height, seat=seat, why=why))
 
     async def _collect(
