@@ -8,7 +8,8 @@ moments, and each has its part. Bytes are of tensors that were counted: `first_w
 that the first rank has at once, from its replica's making to the end of a second share, and `moments` what each rank
 told of its own. Seconds are medians. `steps` are the inner optimizer's of a share, which beside what the ranks compute
 at the same time have what they send each other over the loopback, 12 bytes for each parameter of another rank's;
-`share` is all of its training. Ratios are of what is dealt over what is not.
+`first_cpu` is what the first rank's processor spent on them, which other processes of the machine do not change;
+`share` is all of the training. Ratios are of what is dealt over what is not.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ KINDS: tuple[Kind, ...] = ("adamw", "muon")
 STEPS, SEQUENCES, TOKENS = 4, 4, 64
 SIZES = MODEL | {"num_hidden_layers": 4}
 CPU = torch.device("cpu")
+MEASURED = ("steps", "first_cpu", "share")
 
 
 class Member:
@@ -70,17 +72,18 @@ class Member:
         """Train one, and note what it took."""
         draws = torch.Generator().manual_seed(number)
         share = torch.randint(0, 260, (SEQUENCES, TOKENS), generator=draws)
-        plain, took = self.inner.step, list[float]()
+        plain, took = self.inner.step, list[tuple[float, float]]()
 
         def timed(lr: float) -> None:
-            began = time.perf_counter()
+            began = time.perf_counter(), time.process_time()
             plain(lr)
-            took.append(time.perf_counter() - began)
+            took.append((time.perf_counter() - began[0], time.process_time() - began[1]))
 
         self.inner.step = timed  # type: ignore[method-assign]
         trained = self.replica.train(share, RATE, RATE, threading.Event())
         self.inner.step = plain  # type: ignore[method-assign]
-        spent.note("steps", sum(took))
+        spent.note("steps", sum(seconds for seconds, _ in took))
+        spent.note("first_cpu", sum(seconds for _, seconds in took))
         spent.note("share", trained.seconds)
 
     def moments(self) -> list[int]:
@@ -123,9 +126,9 @@ def measure(lead: Lead, kind: Kind, repetitions: int) -> dict[str, Any]:
         "first_ratio": round(peaks[True] / peaks[False], 3),
         "moments": moments,
         "most_of_moments": round(max(moments) / sum(moments), 3),
-        **{f"{what}_ratio": round(middle[True][what] / middle[False][what], 2) for what in ("steps", "share")},
-        **{f"{what}_whole_s": round(middle[False][what], 3) for what in ("steps", "share")},
-        **{f"{what}_dealt_s": round(middle[True][what], 3) for what in ("steps", "share")},
+        **{f"{what}_ratio": round(middle[True][what] / middle[False][what], 2) for what in MEASURED},
+        **{f"{what}_whole_s": round(middle[False][what], 3) for what in MEASURED},
+        **{f"{what}_dealt_s": round(middle[True][what], 3) for what in MEASURED},
     }
 
 
@@ -142,7 +145,7 @@ def report(ranks: int, repetitions: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2, help="of one thread each (default 2)")
-    parser.add_argument("--repetitions", type=int, default=3, help="of two shares each (default 3)")
+    parser.add_argument("--repetitions", type=int, default=2, help="of two shares each (default 2)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     chosen = parser.parse_args()
     found = report(chosen.ranks, chosen.repetitions)

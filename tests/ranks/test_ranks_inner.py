@@ -171,6 +171,34 @@ def test_moments_that_are_gone_are_not_read(ranks: Ranks) -> None:
     learnt(next_one, 0)
 
 
+def test_a_moment_is_read_while_a_share_is_trained(ranks: Ranks) -> None:
+    alone, led = two(ranks, "llama", 0, 1, settings("muon"))
+    for replica in (alone, led):
+        learnt(replica, 0)
+    state = alone.optimizer.state()
+    name = "private.momentum/" + next(name for name in sharded(led)._plan.dealt[1] if "proj" in name)
+    place = Place(name, 0, state[name].nbytes)
+    read, found = threading.Event(), list[bytes]()
+
+    class Waiting(threading.Event):
+        """Before the first pass of the share, until the block was read."""
+
+        def is_set(self) -> bool:
+            assert read.wait(30)
+            return False
+
+    def ask() -> None:
+        found.append(led.optimizer.block(place))
+        read.set()
+
+    reader = threading.Thread(target=ask)
+    reader.start()
+    results = [alone.train(share(6), RATE, RATE, threading.Event()), led.train(share(6), RATE, RATE, Waiting())]
+    reader.join()
+    assert found == [block_of(state, place)]
+    assert results[0].payloads == results[1].payloads
+
+
 @pytest.mark.parametrize("inner", INNER)
 def test_a_rank_holds_its_part_of_the_moments_alone(ranks: Ranks, inner: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MODELS, "wide", WIDE | {"num_hidden_layers": 8, "vocab_size": 100})
