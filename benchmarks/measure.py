@@ -27,6 +27,7 @@ COMMANDS = {
     "data": "python benchmarks/data.py --json",
     "memory": "python benchmarks/memory.py --json",
     "step": "python benchmarks/step.py --json",
+    "ranks": "python benchmarks/ranks.py --json",
     "worth": "python benchmarks/worth.py --json",
     "heterogeneity": "python benchmarks/heterogeneity.py --json",
     "rolling": "python benchmarks/rolling.py --json",

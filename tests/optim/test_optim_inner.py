@@ -14,7 +14,7 @@ from aftermath.model.segments import level_hash, view
 from aftermath.optim.clip import NonFiniteGradient, clip_gradients
 from aftermath.optim.codec import decode_level
 from aftermath.optim.engine import Engine
-from aftermath.optim.inner import BETAS
+from aftermath.optim.inner_optimizer import BETAS
 from aftermath.optim.lattice import SMALLEST, quantise
 from aftermath.optim.layout import level_layout
 from aftermath.optim.muon import Muon, MuonSettings

@@ -12,12 +12,15 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from torch import Tensor
 
+from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.ranks.launch import RankLost, launched
 from aftermath.ranks.place import Place
-from ranks.rank_processes import RATE, Standing, ranks_on_cpu, share, two
+from ranks.rank_processes import RATE, Standing, learnt, ranks_on_cpu, share, two
 
 CPU = torch.device("cpu")
+MUON = SparseLoCo(inner_steps=3, inner_optimizer="muon", chunk=16, topk=16)
 
 
 async def _for_ever() -> None:
@@ -61,6 +64,39 @@ async def test_a_rank_that_ends_is_named_by_whoever_asks_for_its_part_of_the_opt
         with pytest.raises(RankLost, match="rank 1 of this member, on cpu, has ended by SIGKILL") as caught:
             await processes.while_all_run(hash_state())
         assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+@pytest.mark.parametrize("when", ["a share is trained", "a share begins", "a state is kept"])
+async def test_a_rank_that_holds_moments_and_is_killed_is_named(when: str) -> None:
+    """Nobody waits for it: neither who steps its parameters, nor who undoes the share."""
+    with ranks_on_cpu(2) as (processes, ranks):
+        _, led = two(ranks, "llama", 0, 1, MUON)
+        learnt(led, 0)
+        [follower] = processes.processes
+        count = 0
+
+        def backward(part: Tensor) -> float:
+            nonlocal count
+            count += 1
+            if count == 2:
+                os.kill(follower, signal.SIGKILL)
+            for tensor in led.params.values():
+                tensor.grad = torch.full_like(tensor, 0.5)
+            return 1.0
+
+        async def work() -> None:
+            if when == "a share is trained":
+                led.optimizer.train(share(4), backward, RATE, RATE)
+            os.kill(follower, signal.SIGKILL)
+            if when == "a share begins":
+                learnt(led, 1)
+            led.optimizer.state()
+
+        before = led.hashes()
+        with pytest.raises(RankLost, match="rank 1 of this member, on cpu, has ended by SIGKILL") as caught:
+            await processes.while_all_run(work())
+        assert isinstance(caught.value.__cause__, RuntimeError)
+        assert led.hashes() == before
 
 
 async def test_an_error_that_has_nothing_to_do_with_the_ranks_stays_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from aftermath.kernels.use import missing
 from aftermath.model.architectures import config_of
 from aftermath.optim.blocks import Blocks
 from aftermath.optim.distro import Distro
+from aftermath.optim.inner import InnerSteps
 from aftermath.optim.layout import level_layout
 from aftermath.optim.parts import BadState
 from aftermath.optim.private_blocks import Place, block_of, outline, tree_of
@@ -23,7 +25,9 @@ from aftermath.ranks.group import Ranks
 from aftermath.ranks.lead import LedReplica
 from aftermath.ranks.pieces import dealt
 from aftermath.ranks.sharded_feedback import ShardedFeedback
+from aftermath.ranks.sharded_inner import ShardedInner
 from aftermath.replica import stateshare
+from aftermath.replica.replica import Replica
 from ranks.rank_processes import LLAMA, MODELS, RATE, apply, learnt, share, two
 from replica.as_on_a_gpu import gpu_at_hand
 
@@ -41,6 +45,14 @@ pytestmark = pytest.mark.skipif(missing() is not None, reason="torch's transform
 def shape(request: pytest.FixtureRequest) -> tuple[int, int]:
     data, tensor = request.param
     return data, tensor
+
+
+def moments_here(led: Replica) -> dict[str, Tensor]:
+    """Those that the first rank holds."""
+    step = led.optimizer._step
+    assert isinstance(step, InnerSteps)
+    assert isinstance(step._inner, ShardedInner)
+    return step._inner._shard.moments()
 
 
 def bits(state: dict[str, Tensor]) -> dict[str, bytes]:
@@ -83,20 +95,26 @@ def test_states_of_many_blocks_have_one_root_and_each_block_is_read_from_who_has
 
 
 def test_a_part_that_is_on_a_gpu_gives_the_same(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
-    alone, _ = two(ranks, "deepseek", 0, 1, SPARSE)
+    """With Muon, whose steps are the same operations there; torch's fused AdamW is the CPU's alone."""
+    settings = replace(SPARSE, inner_optimizer="muon")
+    alone, _ = two(ranks, "deepseek", 0, 1, settings)
     with gpu_at_hand() as gpu:
         monkeypatch.setattr(ranks, "device", gpu)  # of the first rank: what it holds is there
-        _, led = two(ranks, "deepseek", 0, 1, SPARSE)
+        _, led = two(ranks, "deepseek", 0, 1, settings)
         for number in range(2):
             assert learnt(led, number).payloads == learnt(alone, number).payloads
         assert isinstance(led.optimizer._result, ShardedFeedback)
         held = led.optimizer._result._shard._feedback.remembered().values()
         assert {tensor.device for tensor in held} == {gpu}
+        of_moments = moments_here(led)
+        assert {tensor.device for tensor in of_moments.values() if tensor.dim()} == {gpu}
         tree = led.optimizer.tree()
         state = led.optimizer.state()
         assert tree.root == alone.optimizer.tree().root == tree_of(state).root
         place = Place("result.residual.2.0", 0, 64)
         assert led.optimizer.block(place) == block_of(state, place)
+        moment = Place(name := "private." + min(of_moments), 0, state[name].nbytes)
+        assert led.optimizer.block(moment) == block_of(state, moment)
         led.optimizer.restore(state)
         assert learnt(led, 2, measured=True).payloads == learnt(alone, 2).payloads
 

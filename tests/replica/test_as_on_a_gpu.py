@@ -29,7 +29,7 @@ torch.set_num_threads(1)
 def _by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """In both places: kernels, and torch's fused AdamW, are the CPU's alone and round otherwise (`tests/kernels`)."""
     monkeypatch.setattr("aftermath.optim.proof.unfit", lambda: "torch is compared with itself")
-    monkeypatch.setattr("aftermath.optim.inner.may_fuse", lambda _: False)
+    monkeypatch.setattr("aftermath.optim.inner_optimizer.may_fuse", lambda _: False)
 
 
 HERE = [name for name in MODELS if name != "auto-experts"]

@@ -24,10 +24,11 @@ from aftermath.optim.feedback import ErrorFeedback
 from aftermath.optim.format import ResultFormat
 from aftermath.optim.gradient import GradientStep
 from aftermath.optim.inner import InnerSteps
+from aftermath.optim.inner_optimizer import InnerOptimizer, MakeInner
 from aftermath.optim.mean import MeanApply
 from aftermath.optim.outer_muon import OuterMuon
 from aftermath.optim.parts import Apply, Backward, BadState, Measured, PrivateStep, Result
-from aftermath.optim.private_blocks import Outline, Place, block_of, digests_of, outline
+from aftermath.optim.private_blocks import Outline, Place, outline
 from aftermath.optim.schema import Schema
 from aftermath.optim.sign import SignApply
 
@@ -66,11 +67,12 @@ class Engine:
         params: Mapping[str, Tensor],
         stopwatch: Callable[[], float] = lambda: 0.0,
         result: MakeResult = ErrorFeedback,
+        inner: MakeInner = InnerOptimizer,
     ) -> None:
         """Raises SchemaError or SegmentError if these are not the tensors of a tier-`tier` replica."""
         self._params, self._stopwatch, self._training = params, stopwatch, False
         self._levels = range(tier, schema.results.levels)
-        self._step, self._result, self._apply = _parts(schema, tier, params, result)
+        self._step, self._result, self._apply = _parts(schema, tier, params, result, inner)
 
     def train(
         self,
@@ -128,8 +130,7 @@ class Engine:
 
         With equal parameters `restore` continues from them bit by bit.
         """
-        private = {name: tensor.to("cpu", copy=True) for name, tensor in self._step.remembered().items()}
-        return _joined(private, self._result.state())
+        return _joined(self._step.state(), self._result.state())
 
     def remembered(self) -> dict[str, Tensor]:
         """The same tensors where they are: the next share that is trained changes them, and nothing else does."""
@@ -137,13 +138,13 @@ class Engine:
 
     def tree(self) -> Tree:
         """The tree over the blocks of them, once a share was trained."""
-        return Tree([*digests_of(self._step.remembered()), *self._result.digests()])  # in the order of their names
+        return Tree([*self._step.digests(), *self._result.digests()])  # in the order of their names
 
     def block(self, place: Place) -> bytes:
         """The bytes of a block of them, as they are now."""
         part, dot, name = place.name.partition(".")
         inside = place._replace(name=name)
-        return block_of(self._step.remembered(), inside) if part + dot == _PRIVATE else self._result.block(inside)
+        return (self._step if part + dot == _PRIVATE else self._result).block(inside)
 
     def sizes(self) -> dict[str, int]:
         """How many bytes each of them has, once a share was trained."""
@@ -191,7 +192,7 @@ def outline_of(schema: Schema, tier: int) -> Outline:
 
 
 def _parts(
-    schema: Schema, tier: int, params: Mapping[str, Tensor], result: MakeResult
+    schema: Schema, tier: int, params: Mapping[str, Tensor], result: MakeResult, inner: MakeInner
 ) -> tuple[PrivateStep, Result, Apply]:
     """What an optimizer of that kind is made of."""
     settings, results = schema.optimizer, schema.results
@@ -205,4 +206,4 @@ def _parts(
     def ahead(lr: float) -> None:
         apply.apply({level: [decode_level(sent, results, level)] for level, sent in feedback.sent().items()}, lr)
 
-    return InnerSteps(params, settings, ahead, balances), feedback, apply
+    return InnerSteps(params, settings, ahead, balances, inner), feedback, apply

@@ -19,6 +19,7 @@ from aftermath.optim.balance import Balances, learnt, load_error, nothing_balanc
 from aftermath.optim.clip import clip_gradients
 from aftermath.optim.layout import Part
 from aftermath.optim.parts import Backward, BadState, PseudoGradient
+from aftermath.optim.private_blocks import Place
 from aftermath.optim.rounding import to_fp32
 from aftermath.optim.transform import subtract
 
@@ -70,9 +71,22 @@ class GradientStep:
         """Nothing."""
         return {}
 
+    def state(self) -> dict[str, Tensor]:
+        """Nothing."""
+        return {}
+
     def sizes(self) -> dict[str, int]:
         """Of nothing."""
         return {}
+
+    def digests(self) -> list[bytes]:
+        """Of nothing."""
+        return []
+
+    def block(self, place: Place) -> bytes:
+        """There is none."""
+        del place
+        return b""
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Raises BadState if there is anything."""

@@ -4,7 +4,7 @@ Decided
 - The share is cut into so many parts as there are inner steps (fewer if it has fewer sequences), and each is one step
   of AdamW or Muon at the round's learning rate. The pseudo-gradient is start - end.
 - Moments stay from round to round; they are the member's own, and nobody else has to know them. They are kept with the
-  replica, and a share that was given up or refused leaves them as they were before it.
+  replica, and a share that was given up or refused leaves them as they were before it (`optim.inner_optimizer`).
 - Gradients are clipped and refused as everywhere, each step's own. Vectors that even out experts go by their own rule
   (`optim.balance`).
 - While the member's last result travels, the steps begin where its apply alone would lead: else they would go the same
@@ -20,12 +20,11 @@ from torch import Tensor
 
 from aftermath.optim.balance import Balances, balance, learnt, nothing_balances
 from aftermath.optim.clip import LARGEST_RESIDUAL, clip_gradients, refuse_beyond
-from aftermath.optim.moments import may_fuse, moment_sizes, moments, take_moments
-from aftermath.optim.muon import Muon, MuonSettings, vector_rate
+from aftermath.optim.inner_optimizer import InnerOptimizer, MakeInner, rate_of_vectors
 from aftermath.optim.parts import Backward, PseudoGradient
+from aftermath.optim.private_blocks import Place
 from aftermath.optim.sparseloco import SparseLoCo
 
-BETAS, EPSILON = (0.9, 0.95), 1e-8
 _LARGEST_GRADIENT = 1e19  # the square of a larger one is beyond fp32: the moment would stay infinite, and learn nothing
 
 
@@ -38,16 +37,17 @@ class InnerSteps:
         settings: SparseLoCo,
         ahead: Callable[[float], None],
         balances: Balances = nothing_balances,
+        inner: MakeInner = InnerOptimizer,
     ) -> None:
         self._params, self._settings, self._ahead = dict(params), settings, ahead
         self._learnt, self._balances = learnt(params, balances), balances
-        self._optimizer = _optimizer(self._learnt, settings)
+        self._inner = inner(self._learnt, settings)
 
     def make(
         self, sequences: Tensor, backward: Backward, lr: float, ahead_lr: float, travelling: bool
     ) -> PseudoGradient:
         """Train on the share, part by part."""
-        before = {name: tensor.clone() for name, tensor in self.remembered().items()}
+        self._inner.begin()
         shared = self._copies()
         try:
             if travelling:
@@ -58,8 +58,10 @@ class InnerSteps:
                 moved = {name: start[name] - tensor.detach() for name, tensor in self._params.items()}
             refuse_beyond(moved, LARGEST_RESIDUAL)
         except BaseException:
-            take_moments(self._optimizer, self._learnt, before)
+            self._inner.undo()
             raise
+        else:
+            self._inner.end()
         finally:
             with torch.no_grad():
                 for name, tensor in shared.items():
@@ -71,8 +73,6 @@ class InnerSteps:
 
     def _train(self, sequences: Tensor, backward: Backward, lr: float) -> float:
         """All inner steps; the mean loss."""
-        for group in self._optimizer.param_groups:
-            group["lr"] = lr
         total = 0.0
         for part in sequences.tensor_split(min(self._settings.inner_steps, len(sequences))):
             for tensor in self._params.values():
@@ -82,32 +82,34 @@ class InnerSteps:
             if self._settings.clip is not None:
                 clip_gradients(grads, self._settings.clip)
             refuse_beyond(grads, _LARGEST_GRADIENT)
-            self._optimizer.step()
-            balance(self._params, self._balances, vector_rate(self._optimizer))
+            self._inner.step(lr)
+            balance(self._params, self._balances, rate_of_vectors(lr, self._settings))
         return total / len(sequences)
 
     def remembered(self) -> dict[str, Tensor]:
         """The moments."""
-        return moments(self._optimizer, self._learnt)
+        return self._inner.remembered()
+
+    def state(self) -> dict[str, Tensor]:
+        """Copies of them."""
+        return self._inner.state()
 
     def sizes(self) -> dict[str, int]:
         """Of the moments."""
-        return moment_sizes(self._optimizer, self._learnt)
+        return self._inner.sizes()
+
+    def digests(self) -> list[bytes]:
+        """Of their blocks."""
+        return self._inner.digests()
+
+    def block(self, place: Place) -> bytes:
+        """One of them."""
+        return self._inner.block(place)
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Take over the moments. Raises BadState, leaving all as it was, unless they are of this optimizer."""
-        take_moments(self._optimizer, self._learnt, state)
+        self._inner.restore(state)
 
     def reset(self) -> None:
         """Begin without moments."""
-        self._optimizer.state.clear()
-
-
-def _optimizer(params: Mapping[str, Tensor], settings: SparseLoCo) -> torch.optim.Optimizer:
-    """The inner optimizer; each round sets its rate."""
-    if settings.inner_optimizer == "muon":
-        return Muon(params, 0.0, MuonSettings(weight_decay=settings.weight_decay, betas=BETAS, epsilon=EPSILON))
-    own = list(params.values())
-    return torch.optim.AdamW(
-        own, lr=0.0, betas=BETAS, eps=EPSILON, weight_decay=settings.weight_decay, fused=may_fuse(own)
-    )
+        self._inner.reset()

@@ -6,6 +6,7 @@ Decided: it is taken over whole or not at all, since moments without their count
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +15,11 @@ from aftermath.optim.muon import Muon
 from aftermath.optim.parts import BadState
 
 _ADAMW, _MATRIX, _REST = {"step", "exp_avg", "exp_avg_sq"}, {"momentum"}, {"count", "first", "second"}
+_COUNTS = {"step": torch.float32, "count": torch.int64}
+Kind = tuple[tuple[int, ...], torch.dtype]
+"""Of a tensor."""
+States = dict[str, dict[str, Any]]
+"""What an optimizer's own state has of each parameter, by the parameter's name."""
 
 
 def may_fuse(params: Iterable[Tensor]) -> bool:
@@ -23,32 +29,55 @@ def may_fuse(params: Iterable[Tensor]) -> bool:
 
 def moments(optimizer: torch.optim.Optimizer, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The optimizer's own tensors, `what/parameter`, and its counts as such; nothing before the first step."""
+    return moments_in({name: optimizer.state.get(parameter, {}) for name, parameter in params.items()})
+
+
+def moments_in(states: Mapping[str, Mapping[str, Any]]) -> dict[str, Tensor]:
+    """The same of an optimizer's states by parameter."""
     return {
-        f"{key}/{name}": torch.as_tensor(value).detach()
-        for name, parameter in params.items()
-        for key, value in optimizer.state.get(parameter, {}).items()
+        f"{key}/{name}": torch.as_tensor(value).detach() for name, own in states.items() for key, value in own.items()
     }
 
 
-def moment_sizes(optimizer: torch.optim.Optimizer, params: Mapping[str, Tensor]) -> dict[str, int]:
-    """Bytes of each of them after the first step."""
-    counts = {"step": torch.float32.itemsize, "count": torch.int64.itemsize}
+def moment_kinds(optimizer: torch.optim.Optimizer, params: Mapping[str, Tensor]) -> dict[str, Kind]:
+    """Shape and type of each of them after the first step."""
     return {
-        f"{key}/{name}": counts.get(key, parameter.nbytes)
+        f"{key}/{name}": ((), _COUNTS[key]) if key in _COUNTS else (tuple(parameter.shape), torch.float32)
         for name, parameter in params.items()
         for key in _keys(optimizer, parameter)
     }
 
 
-def take_moments(optimizer: torch.optim.Optimizer, params: Mapping[str, Tensor], kept: Mapping[str, Tensor]) -> None:
-    """Go on from what `moments` gave. Raises BadState, leaving all as it was, unless it is of this optimizer."""
-    wanted = {f"{key}/{name}" for name, tensor in params.items() for key in _keys(optimizer, tensor)}
-    if kept and kept.keys() != wanted:
-        raise BadState(f"an optimizer's state lacks or has too much of {sorted(kept.keys() ^ wanted)[0]}")
-    found: dict[str, dict[str, Tensor | int]] = {}
+def bytes_of(kind: Kind) -> int:
+    """Of a tensor of that kind."""
+    shape, dtype = kind
+    return torch.Size(shape).numel() * dtype.itemsize
+
+
+def check_moments(kinds: Mapping[str, Kind], kept: Mapping[str, Tensor]) -> None:
+    """Raises BadState unless these are all moments of an optimizer with such, or none."""
+    if kept and kept.keys() != kinds.keys():
+        raise BadState(f"an optimizer's state lacks or has too much of {sorted(kept.keys() ^ kinds.keys())[0]}")
+    for path, tensor in kept.items():
+        if (tuple(tensor.shape), tensor.dtype) != kinds[path] or not bool(torch.isfinite(tensor).all()):
+            raise BadState(f"{path} of an optimizer's state is not of this optimizer, or holds what cannot be there")
+
+
+def states_of(kept: Mapping[str, Tensor], devices: Mapping[str, torch.device]) -> States:
+    """What an optimizer goes on from: copies of moments where `devices` has their parameters, counts on the CPU."""
+    found: States = {}
     for path, tensor in kept.items():
         key, _, name = path.partition("/")
-        found.setdefault(name, {})[key] = _restored(path, tensor, params[name])
+        dtype = _COUNTS.get(key)
+        value = int(tensor) if dtype == torch.int64 else tensor.to("cpu" if dtype else devices[name], copy=True)
+        found.setdefault(name, {})[key] = value
+    return found
+
+
+def take_moments(optimizer: torch.optim.Optimizer, params: Mapping[str, Tensor], kept: Mapping[str, Tensor]) -> None:
+    """Go on from what `moments` gave. Raises BadState, leaving all as it was, unless it is of this optimizer."""
+    check_moments(moment_kinds(optimizer, params), kept)
+    found = states_of(kept, {name: parameter.device for name, parameter in params.items()})
     optimizer.state.clear()
     for name, values in found.items():
         optimizer.state[params[name]] = values
@@ -59,15 +88,3 @@ def _keys(optimizer: torch.optim.Optimizer, tensor: Tensor) -> set[str]:
         return _ADAMW
     matrices = (own for group in optimizer.param_groups if group["orthogonal"] for own in group["params"])
     return _MATRIX if any(own is tensor for own in matrices) else _REST
-
-
-def _restored(path: str, kept: Tensor, parameter: Tensor) -> Tensor | int:
-    """A count as it was, or a tensor where its parameter is; AdamW counts in a tensor, on the CPU. Raises BadState."""
-    counts = path.startswith(("step/", "count/"))
-    dtype = torch.int64 if path.startswith("count/") else torch.float32
-    shape = () if counts else parameter.shape
-    if kept.dtype != dtype or kept.shape != shape or not bool(torch.isfinite(kept).all()):
-        raise BadState(f"{path} of an optimizer's state is not of this optimizer, or holds what cannot be there")
-    if counts:
-        return int(kept) if dtype == torch.int64 else kept.clone()
-    return kept.to(parameter.device, copy=True)

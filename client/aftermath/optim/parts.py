@@ -62,6 +62,15 @@ class Remembering(Protocol):
         What may change in the next round is these themselves.
         """
 
+    def state(self) -> dict[str, Tensor]:
+        """Copies of what is remembered, on the CPU."""
+
+    def digests(self) -> list[bytes]:
+        """Of the blocks of what is remembered (`optim.private_blocks`)."""
+
+    def block(self, place: Place) -> bytes:
+        """A block of what is remembered."""
+
     def sizes(self) -> dict[str, int]:
         """How many bytes each of these has, once a round was trained."""
 
@@ -108,15 +117,6 @@ class Result(Remembering, Protocol):
 
     def sent(self) -> dict[int, bytes]:
         """The last result, per held level; nothing before the first."""
-
-    def state(self) -> dict[str, Tensor]:
-        """Copies of what is remembered, on the CPU."""
-
-    def digests(self) -> list[bytes]:
-        """Of the blocks of what is remembered (`optim.private_blocks`)."""
-
-    def block(self, place: Place) -> bytes:
-        """A block of what is remembered."""
 
 
 class Apply(Protocol):

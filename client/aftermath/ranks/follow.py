@@ -18,8 +18,11 @@ import torch
 
 from aftermath.base.errors import AftermathError
 from aftermath.model.architectures import config_of
+from aftermath.optim.schema import Schema
+from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.ranks.group import Ranks
-from aftermath.ranks.orders import Begin, Gather, Hold, Join, Make, Measure, Step
+from aftermath.ranks.inner_shard import InnerShard
+from aftermath.ranks.orders import Begin, Gather, Hold, Join, Make, Measure, OfMoments, Step
 from aftermath.ranks.shard import Shard
 from aftermath.ranks.sharded import ShardedModel, is_short
 from aftermath.replica.exactness import set_exact
@@ -29,15 +32,21 @@ _LINGER = 2.0  # seconds for the first rank to name who ended first; who fails b
 
 def follow(ranks: Ranks) -> NoReturn:
     """Do as the first rank says."""
-    model, micro, share, shard = None, 1, torch.empty(0), None
+    model, micro, share, shard, inner = None, 1, torch.empty(0), None, None
     while True:
         order = ranks.hear()
         if isinstance(order, Make):
             model = ShardedModel(config_of(order.config), order.tier, ranks.mesh, bf16=order.bf16)
             continue
         if isinstance(order, Hold):
-            shard = None  # there is no room for two
-            shard = Shard(ranks, order)
+            shard = inner = None  # there is no room for two
+            schema = Schema.from_json(order.schema)
+            shard = Shard(ranks, schema, order.tier)
+            inner = InnerShard(ranks, schema, order.tier) if isinstance(schema.optimizer, SparseLoCo) else None
+            continue
+        if isinstance(order, OfMoments):
+            assert inner is not None, "of moments that there are not"
+            inner.follow(order)
             continue
         assert model is not None, "the first order is to make the network"
         match order:
@@ -45,7 +54,7 @@ def follow(ranks: Ranks) -> NoReturn:
                 share = ranks.sequences(torch.empty(shape, dtype=torch.int64))
                 model.begin(None, recompute=recompute)
             case Measure():
-                ranks.figures(model.measure(share))
+                ranks.figures(model.measure(share, ranks.reserved))
             case Step(first):
                 model.step(share, micro, first)
             case Gather(steps):

@@ -39,6 +39,8 @@ class Ranks:
         """Of who gives orders."""
         self.holder: object = None
         """Whose optimizer's state the ranks hold."""
+        self.reserved = 0
+        """Bytes of this rank's device that this state takes beside what there is of it from the beginning."""
         self.device = device = torch.device(join.device)
         if device.type == "cuda":
             torch.cuda.init()
@@ -85,3 +87,8 @@ class Ranks:
         if found.numel():
             dist.recv(found, rank)
         return found
+
+
+def octets(data: bytes) -> Tensor:
+    """Bytes as ranks send them to each other."""
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)

@@ -1,11 +1,11 @@
 """The member's own process as the first of its ranks: its replica is trained by all of them.
 
 Decided
-- The shared weights, and the moments of an inner optimizer, are the first rank's, in the machine's memory; the exact
-  apply is computed on its CPU.
+- The shared weights are the first rank's, in the machine's memory; the exact apply is computed on its CPU.
 - A rank holds its part of the network while a share is trained, and all along its part of what was not sent yet
-  (`ranks.sharded_feedback`).
-- The price is that weights go to the ranks, and gradients come back, once for every gradient that is taken.
+  (`ranks.sharded_feedback`) and of an inner optimizer's moments (`ranks.sharded_inner`).
+- The price is that weights go to the ranks, and gradients come back, once for every gradient that is taken; and with
+  an inner optimizer both once more to whose moments they need, and the weights back.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from aftermath.ranks.group import Ranks
 from aftermath.ranks.orders import Begin, Gather, Make, Measure, Step
 from aftermath.ranks.sharded import ShardedModel, is_short
 from aftermath.ranks.sharded_feedback import ShardedFeedback
+from aftermath.ranks.sharded_inner import ShardedInner
 from aftermath.replica.arithmetic import PLAIN, Arithmetic
 from aftermath.replica.memory import is_out_of_memory
 from aftermath.replica.pass_size import OutOfMemory, PassSize
@@ -102,7 +103,7 @@ class Lead:
         share = self._begin(params, sequence)
         with self.ranks.turn:
             self.ranks.tell(Measure())
-            peaks, free = self.ranks.figures(self._model.measure(share)).tolist()
+            peaks, free = self.ranks.figures(self._model.measure(share, self.ranks.reserved)).tolist()
         self._pass_size.settle(*min(zip(map(int, peaks), map(int, free), strict=True), key=lambda of: of[1] / of[0]))
 
     def _add(self, params: Mapping[str, Tensor]) -> None:
@@ -122,7 +123,10 @@ class LedReplica(Replica):
 
     def __init__(self, lead: Lead, *given: Any, **named: Any) -> None:
         """The rest is what a replica takes, the schema first."""
-        super().__init__(*given, **named, result=functools.partial(ShardedFeedback, lead.ranks, given[0]))
+        schema, _, tier = given[:3]
+        result = functools.partial(ShardedFeedback, lead.ranks, schema)
+        inner = functools.partial(ShardedInner, lead.ranks, schema, tier)
+        super().__init__(*given, **named, result=result, inner=inner)
         self._lead = lead
 
     @property

@@ -106,6 +106,50 @@ class Forget(msgspec.Struct, frozen=True, tag=True):
     """Forget all that was learnt."""
 
 
+class Mark(msgspec.Struct, frozen=True, tag=True):
+    """Copy the moments of the inner optimizer: a share begins."""
+
+
+class Advance(msgspec.Struct, frozen=True, tag=True):
+    """Make a step of every own parameter, whose gradient and numbers come, and give it back, one after the other."""
+
+    rate: float
+    without: tuple[str, ...]
+    """Parameters that have no gradient, and do not come."""
+
+
+class Settle(msgspec.Struct, frozen=True, tag=True):
+    """Drop the copies: the share is trained; or `undo` it, and have them for moments."""
+
+    undo: bool
+
+
+class MomentDigests(msgspec.Struct, frozen=True, tag=True):
+    """Tell the digests of the moments' blocks."""
+
+
+class MomentBlock(msgspec.Struct, frozen=True, tag=True):
+    """Tell the bytes of a moment, whoever has it."""
+
+    name: str
+    start: int
+    stop: int
+
+
+class CopyMoments(msgspec.Struct, frozen=True, tag=True):
+    """Tell all moments."""
+
+
+class TakeMoments(msgspec.Struct, frozen=True, tag=True):
+    """Take over moments, which follow."""
+
+
+class ForgetMoments(msgspec.Struct, frozen=True, tag=True):
+    """Go on without moments."""
+
+
 OfState = Directions | Choose | Weigh | Digests | Read | Copy | Restore | Forget
-"""What is told of the optimizer's state."""
-Order = Make | Begin | Measure | Step | Gather | Hold | OfState
+"""What is told of what was not sent."""
+OfMoments = Mark | Advance | Settle | MomentDigests | MomentBlock | CopyMoments | TakeMoments | ForgetMoments
+"""What is told of the inner optimizer."""
+Order = Make | Begin | Measure | Step | Gather | Hold | OfState | OfMoments

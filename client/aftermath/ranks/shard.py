@@ -19,8 +19,8 @@ from aftermath.optim.layout import level_layout
 from aftermath.optim.parts import PseudoGradient
 from aftermath.optim.private_blocks import Place, block_of, told_of, told_size
 from aftermath.optim.schema import Schema
-from aftermath.ranks.group import Ranks
-from aftermath.ranks.orders import Choose, Copy, Digests, Directions, Forget, Hold, OfState, Read, Restore, Weigh
+from aftermath.ranks.group import Ranks, octets
+from aftermath.ranks.orders import Choose, Copy, Digests, Directions, Forget, OfState, Read, Restore, Weigh
 from aftermath.ranks.pieces import Rows, dealt
 
 Shape = tuple[tuple[int, ...], torch.dtype]
@@ -102,9 +102,9 @@ class Plan:
 class Shard:
     """What this rank holds, and what it does with it."""
 
-    def __init__(self, ranks: Ranks, order: Hold) -> None:
-        schema = Schema.from_json(order.schema)
-        self.plan = Plan(schema, order.tier, ranks.size)
+    def __init__(self, ranks: Ranks, schema: Schema, tier: int) -> None:
+        ranks.reserved = 0  # what another replica had is gone
+        self.plan = Plan(schema, tier, ranks.size)
         self._rank, self._device, self._held = ranks.rank, ranks.device, self.plan.held[ranks.rank]
         blank = {
             piece.blocks.segment.name: torch.empty(piece.blocks.segment.shape, device=ranks.device)
@@ -113,7 +113,7 @@ class Shard:
         whole = schema.state.config.balances
         balanced = {p.blocks.segment.name for p in self._held.pieces if whole(p.part.segment.name)}
         decay = schema.optimizer.decay
-        self._feedback = ErrorFeedback(self._held.results, order.tier, blank, decay, balanced.__contains__)
+        self._feedback = ErrorFeedback(self._held.results, tier, blank, decay, balanced.__contains__)
 
     def perform(self, order: OfState, given: Sequence[Tensor]) -> list[Tensor]:
         """Do what is said with what came; what is told, of the shapes that the plan has."""
@@ -134,13 +134,13 @@ class Shard:
                 return [torch.tensor(found, dtype=torch.float64)]
             case Digests():
                 told = (told_of(tensor, *self._span(name)) for name, tensor in self._remembered().items())
-                return [_octets(b"".join(told))]
+                return [octets(b"".join(told))]
             case Read(name, start, stop):
                 first, last = self.plan.overlap(self._rank, name, start, stop)
                 at = self.plan.span(self._rank, name)[0]
                 if first == last:
-                    return [_octets(b"")]
-                return [_octets(block_of(self._remembered(), Place(name, first - at, last - at)))]
+                    return [octets(b"")]
+                return [octets(block_of(self._remembered(), Place(name, first - at, last - at)))]
             case Copy():
                 return list(self._remembered().values())
             case Restore(sent):
@@ -178,7 +178,3 @@ class Shard:
 def _edges(edges: tuple[int, ...]) -> tuple[int, int]:
     height, width = (1, *edges)[-2:]
     return height, width
-
-
-def _octets(data: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)

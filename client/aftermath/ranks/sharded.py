@@ -147,10 +147,10 @@ class ShardedModel:
         give_back(torch.device(self._mesh.device_type))
         self._motions.finish()
 
-    def measure(self, sequences: Tensor) -> Tensor:
+    def measure(self, sequences: Tensor, reserved: int) -> Tensor:
         """What the pass of one sequence takes of this rank's memory, and what there is beside gradients: bytes.
 
-        What is kept of a pass is to be forgotten before the next (`begin`).
+        `reserved` of them are somebody else's. What is kept of a pass is to be forgotten before the next (`begin`).
         """
         device = torch.device(self._mesh.device_type)
         sharers = self._mesh.size() if device.type == "cpu" else 1  # of one memory
@@ -160,7 +160,7 @@ class ShardedModel:
         if self.short:
             return torch.tensor([1, 0], dtype=torch.float64)  # nothing fits
         kept = 2 * self.held * torch.float32.itemsize  # the gradient, and the sum that is gone on with
-        return torch.tensor([live.peak, free - kept], dtype=torch.float64)
+        return torch.tensor([live.peak, free - kept - reserved], dtype=torch.float64)
 
     def losses(self, steps: int) -> Tensor:
         """What this rank's micro-batch of every step added to the share's mean loss; 0 where it had none. On the CPU.

@@ -52,11 +52,10 @@ class ShardedFeedback:
         self._layouts = {level: level_layout(results, level) for level in range(tier, results.levels)}
         self._sent: dict[int, bytes] = {}
         self._own = object()
-        order = Hold(schema.to_json(), tier)
         with ranks.turn:
-            ranks.tell(order)
+            ranks.tell(Hold(schema.to_json(), tier))
             ranks.holder = self._own
-        self._shard = Shard(ranks, order)
+        self._shard = Shard(ranks, schema, tier)
         self._plan = self._shard.plan
 
     def _ask(self, order: OfState, given: Callable[[int], Sequence[Tensor]] = lambda rank: ()) -> list[list[Tensor]]:

@@ -21,6 +21,7 @@ from aftermath.model.segments import level_hash
 from aftermath.optim.codec import Votes
 from aftermath.optim.engine import Engine, MakeResult, Trained
 from aftermath.optim.feedback import ErrorFeedback
+from aftermath.optim.inner_optimizer import InnerOptimizer, MakeInner
 from aftermath.optim.schema import Schema
 from aftermath.replica.arithmetic import PLAIN, Arithmetic
 from aftermath.replica.live_bytes import LiveBytes
@@ -50,6 +51,7 @@ class Replica:
         stopwatch: Callable[[], float],
         arithmetic: Arithmetic = PLAIN,
         result: MakeResult = ErrorFeedback,
+        inner: MakeInner = InnerOptimizer,
     ) -> None:
         self.schema, self.tier = schema, tier
         self._device, self._pass_size = device, pass_size
@@ -59,7 +61,7 @@ class Replica:
             pass_size.forbid_recompute()
         self.passes = Passes(self.model, arithmetic)
         self.params: dict[str, Tensor] = dict(self.model.named_parameters())
-        self.optimizer = Engine(schema, tier, self.params, stopwatch, result)
+        self.optimizer = Engine(schema, tier, self.params, stopwatch, result, inner)
 
     @property
     def levels(self) -> range:

@@ -1,0 +1,160 @@
+"""What it brings that a member's ranks hold an inner optimizer's moments among them, and what it costs.
+
+Usage: python benchmarks/ranks.py [--json] [--ranks 2]
+
+A member of the light recipe's model, of which it has four layers, trains shares of 4 sequences of 64 tokens in four
+inner steps, on ranks of the CPU with one thread each. In turns, in another order each time, the first rank has all
+moments, and each has its part. Bytes are of tensors that were counted: `first_whole` and `first_dealt` are the most
+that the first rank has at once, from its replica's making to the end of a second share, and `moments` what each rank
+told of its own. Seconds are medians. `steps` are the inner optimizer's of a share, which beside what the ranks compute
+at the same time have what they send each other over the loopback, 12 bytes for each parameter of another rank's;
+`first_cpu` is what the first rank's processor spent on them, which other processes of the machine do not change;
+`share` is all of the training. Ratios are of what is dealt over what is not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import threading
+import time
+from typing import Any
+
+import torch
+
+from aftermath.model.architectures import config_of
+from aftermath.model.initial import init_weights
+from aftermath.optim.inner import InnerSteps
+from aftermath.optim.inner_optimizer import InnerOptimizer
+from aftermath.optim.schema import build_schema
+from aftermath.optim.sparseloco import SparseLoCo
+from aftermath.ranks.launch import launched
+from aftermath.ranks.lead import Lead, LedReplica
+from aftermath.ranks.orders import CopyMoments
+from aftermath.ranks.place import Place
+from aftermath.ranks.sharded_inner import ShardedInner
+from aftermath.replica.live_bytes import LiveBytes
+from aftermath.replica.pass_size import PassSize
+from aftermath.rules.sparseloco import InnerOptimizer as Kind
+from step import MODEL, RATE, Spent
+
+KINDS: tuple[Kind, ...] = ("adamw", "muon")
+STEPS, SEQUENCES, TOKENS = 4, 4, 64
+SIZES = MODEL | {"num_hidden_layers": 4}
+CPU = torch.device("cpu")
+MEASURED = ("steps", "first_cpu", "share")
+
+
+class Member:
+    """One that has its moments dealt out, or all on the first rank."""
+
+    def __init__(self, lead: Lead, kind: Kind, dealt: bool) -> None:
+        config = config_of(SIZES)
+        settings = SparseLoCo(inner_steps=STEPS, inner_optimizer=kind)
+        self.replica = LedReplica(
+            lead,
+            build_schema(config.to_hf(), 3, settings),
+            config,
+            0,
+            init_weights(config, 0),
+            device=CPU,
+            pass_size=PassSize(1, "off"),
+            stopwatch=time.perf_counter,
+        )
+        step = self.replica.optimizer._step
+        assert isinstance(step, InnerSteps)
+        if not dealt:
+            step._inner = InnerOptimizer(step._learnt, settings)
+        self.inner = step._inner
+
+    def share(self, number: int, spent: Spent) -> None:
+        """Train one, and note what it took."""
+        draws = torch.Generator().manual_seed(number)
+        share = torch.randint(0, 260, (SEQUENCES, TOKENS), generator=draws)
+        plain, took = self.inner.step, list[tuple[float, float]]()
+
+        def timed(lr: float) -> None:
+            began = time.perf_counter(), time.process_time()
+            plain(lr)
+            took.append((time.perf_counter() - began[0], time.process_time() - began[1]))
+
+        self.inner.step = timed  # type: ignore[method-assign]
+        trained = self.replica.train(share, RATE, RATE, threading.Event())
+        self.inner.step = plain  # type: ignore[method-assign]
+        spent.note("steps", sum(seconds for seconds, _ in took))
+        spent.note("first_cpu", sum(seconds for _, seconds in took))
+        spent.note("share", trained.seconds)
+
+    def moments(self) -> list[int]:
+        """Bytes of the moments of each rank."""
+        assert isinstance(self.inner, ShardedInner)
+        told = self.inner._ask(CopyMoments(), lambda rank: self.inner._held(rank).values())  # type: ignore[attr-defined]
+        return [sum(tensor.nbytes for tensor in own) for own in told]
+
+
+def most_bytes(lead: Lead, kind: Kind, dealt: bool) -> int:
+    """Of the first rank's tensors."""
+    spent = Spent(time.perf_counter)
+    with LiveBytes() as live:
+        member = Member(lead, kind, dealt)
+        for number in range(2):
+            member.share(number, spent)
+    peak: int = live.peak
+    return peak
+
+
+def measure(lead: Lead, kind: Kind, repetitions: int) -> dict[str, Any]:
+    """The figures of one inner optimizer."""
+    spent = {dealt: Spent(time.perf_counter) for dealt in (False, True)}
+    moments: list[int] = []
+    for repetition in range(repetitions):
+        for dealt in (False, True) if repetition % 2 else (True, False):
+            member = Member(lead, kind, dealt)
+            member.share(0, Spent(time.perf_counter))  # moments, and what is warmed, are made
+            for number in range(1, 3):
+                member.share(number, spent[dealt])
+            if dealt:
+                moments = member.moments()
+    peaks = {dealt: most_bytes(lead, kind, dealt) for dealt in spent}
+    middle = {
+        dealt: {what: statistics.median(all_) for what, all_ in own.seconds.items()} for dealt, own in spent.items()
+    }
+    return {
+        "first_whole": peaks[False],
+        "first_dealt": peaks[True],
+        "first_ratio": round(peaks[True] / peaks[False], 3),
+        "moments": moments,
+        "most_of_moments": round(max(moments) / sum(moments), 3),
+        **{f"{what}_ratio": round(middle[True][what] / middle[False][what], 2) for what in MEASURED},
+        **{f"{what}_whole_s": round(middle[False][what], 3) for what in MEASURED},
+        **{f"{what}_dealt_s": round(middle[True][what], 3) for what in MEASURED},
+    }
+
+
+def report(ranks: int, repetitions: int) -> dict[str, Any]:
+    """All figures, by inner optimizer."""
+    torch.set_num_threads(1)
+    with launched(Place((CPU,) * ranks, ranks, 1), 1) as processes:
+        lead = Lead(processes.join(), config_of(SIZES), 0, PassSize(1, "off"))
+        found: dict[str, Any] = {kind: measure(lead, kind, repetitions) for kind in KINDS}
+    parameters = build_schema(SIZES, 3, SparseLoCo()).state.parameters(0)
+    return {"ranks": ranks, "parameters": parameters, **found}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=2, help="of one thread each (default 2)")
+    parser.add_argument("--repetitions", type=int, default=2, help="of two shares each (default 2)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    chosen = parser.parse_args()
+    found = report(chosen.ranks, chosen.repetitions)
+    if chosen.json:
+        print(json.dumps(found))
+        return
+    for kind in KINDS:
+        print(f"{kind}: " + ", ".join(f"{name} {value}" for name, value in found[kind].items()))
+
+
+if __name__ == "__main__":
+    main()

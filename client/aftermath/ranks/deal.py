@@ -1,0 +1,46 @@
+"""Whose the parameters' moments are: whole tensors, dealt out to the ranks of a member.
+
+Decided
+- A tensor's step is one rank's, since a matrix is made orthogonal as a whole. What that costs is about its numbers
+  times its shorter edge, which is beyond all that is done to other tensors. So matrices that Muon makes orthogonal are
+  dealt by this, and the rest by numbers, to even out memory.
+- The largest go first, each to the rank that has least; of equals to the first one. So all ranks come to one deal.
+- AdamW's steps cost as many operations as there are numbers: all tensors are the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from math import prod
+
+from aftermath.model.levels import is_hidden_matrix
+from aftermath.optim.schema import Schema
+from aftermath.optim.sparseloco import SparseLoCo
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def moments_of(schema: Schema, tier: int) -> tuple[dict[str, tuple[int, ...]], bool]:
+    """The shapes of the parameters that an inner optimizer steps, and whether it is Muon; none where there is none."""
+    settings, config = schema.optimizer, schema.state.config
+    if not isinstance(settings, SparseLoCo):
+        return {}, False
+    shapes = {name: tuple(shape) for name, shape in config.parameter_shapes(tier).items() if not config.balances(name)}
+    return shapes, settings.inner_optimizer == "muon"
+
+
+def deal(shapes: Shapes, orthogonal: bool, ranks: int) -> list[list[str]]:
+    """Whose each tensor is, in the order in which a rank steps them. `orthogonal`: hidden matrices are made so."""
+    hidden = {name for name, shape in shapes.items() if orthogonal and is_hidden_matrix(name, shape)}
+    dealt: list[list[str]] = [[] for _ in range(ranks)]
+
+    def hand_out(names: Collection[str], weight: Callable[[str], int]) -> None:
+        held = [sum(map(weight, own)) for own in dealt]
+        for name in sorted(names, key=lambda name: (-weight(name), name)):
+            least = held.index(min(held))
+            dealt[least].append(name)
+            held[least] += weight(name)
+
+    hand_out(hidden, lambda name: prod(shapes[name]) * min(shapes[name][-2:]))
+    hand_out(shapes.keys() - hidden, lambda name: prod(shapes[name]))
+    return dealt

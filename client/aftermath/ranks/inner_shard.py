@@ -1,0 +1,138 @@
+"""One rank's part of a member's inner optimizer: the moments of its own parameters, and their steps.
+
+Decided
+- Moments lie on the rank's device. Parameters are the first rank's: with its gradient one comes, is stepped, and goes
+  back whole. Differences would not do, since adding one to a weight can lose a bit of what the step made of it.
+- A tensor's step is what one rank makes of it, whoever makes the others.
+- What a device needs for moments and their copies is kept free when it is measured how much fits into a pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aftermath.optim.inner_optimizer import inner_optimizer, step_at
+from aftermath.optim.moments import Kind, States, bytes_of, moment_kinds, moments_in, states_of
+from aftermath.optim.private_blocks import Place, block_of, digests_of
+from aftermath.optim.schema import Schema
+from aftermath.optim.sparseloco import SparseLoCo
+from aftermath.ranks.deal import deal, moments_of
+from aftermath.ranks.group import Ranks, octets
+from aftermath.ranks.orders import (
+    Advance,
+    CopyMoments,
+    Mark,
+    MomentBlock,
+    MomentDigests,
+    OfMoments,
+    Settle,
+    TakeMoments,
+)
+
+
+class InnerPlan:
+    """Which parameters are whose."""
+
+    def __init__(self, schema: Schema, tier: int, ranks: int) -> None:
+        assert isinstance(schema.optimizer, SparseLoCo)
+        self.settings = schema.optimizer
+        self.shapes, orthogonal = moments_of(schema, tier)
+        self.dealt = deal(self.shapes, orthogonal, ranks)
+        blank = {name: torch.empty(shape, device="meta") for name, shape in self.shapes.items()}
+        self.kinds = moment_kinds(inner_optimizer(blank, self.settings), blank)
+        """Of all moments, as `optim.moments` names them."""
+        self._owner = {name: rank for rank, own in enumerate(self.dealt) for name in own}
+
+    def owner(self, path: str) -> int:
+        """Whose a moment is."""
+        return self._owner[parameter_of(path)]
+
+    def of(self, rank: int, stepped: frozenset[str]) -> dict[str, Kind]:
+        """A rank's moments once these parameters were stepped, in the order of their names."""
+        return {
+            path: kind
+            for path, kind in sorted(self.kinds.items())
+            if parameter_of(path) in stepped and self.owner(path) == rank
+        }
+
+
+class InnerShard:
+    """What this rank remembers, and what it does with it."""
+
+    def __init__(self, ranks: Ranks, schema: Schema, tier: int) -> None:
+        self.plan = InnerPlan(schema, tier, ranks.size)
+        self._ranks, self._own = ranks, self.plan.dealt[ranks.rank]
+        self._states: States = {}
+        self._before: States = {}
+        held = self.plan.of(ranks.rank, frozenset(self._own))
+        ranks.reserved = 2 * sum(map(bytes_of, held.values()))
+
+    def follow(self, order: OfMoments) -> None:
+        """Do what the first rank says, and tell it what it asks for."""
+        if isinstance(order, Advance):
+            for name in self._own:
+                if name not in order.without:
+                    shape = self.plan.shapes[name]
+                    gradient, weight = (self._ranks.receive(shape, torch.float32, 0) for _ in range(2))
+                    self._ranks.send(self.step(name, gradient, weight, order.rate), 0)
+            return
+        taken: dict[str, Tensor] = {}
+        if isinstance(order, TakeMoments):
+            kinds = self.plan.of(self._ranks.rank, frozenset(self._own))
+            taken = {path: self._ranks.receive(*kind, 0) for path, kind in kinds.items()}
+        for told in self.perform(order, taken):
+            self._ranks.send(told, 0)
+
+    @torch.no_grad()
+    def step(self, name: str, gradient: Tensor, weight: Tensor, rate: float) -> Tensor:
+        """The parameter after a step; in place where it is on this rank's device."""
+        here = weight.detach().to(self._ranks.device)
+        here.grad = gradient.to(self._ranks.device)
+        optimizer = inner_optimizer({name: here}, self.plan.settings)
+        optimizer.state[here] = self._states.setdefault(name, {})
+        step_at(optimizer, rate)
+        return here
+
+    def perform(self, order: OfMoments, taken: Mapping[str, Tensor]) -> Sequence[Tensor]:
+        """Do what is said of moments; what is told."""
+        match order:
+            case Mark():
+                self._before = _copied(self._states)
+            case Settle(undo):
+                if undo:
+                    self._states = self._before
+                self._before = {}
+            case TakeMoments():
+                self._states = states_of(taken, dict.fromkeys(self._own, self._ranks.device))
+            case MomentDigests():
+                return [octets(b"".join(digests_of(self.moments())))]
+            case MomentBlock(name, start, stop):
+                return [octets(block_of(self.moments(), Place(name, start, stop)))] if self._is_own(name) else []
+            case CopyMoments():
+                return [tensor for _, tensor in sorted(self.moments().items())]
+            case _:
+                self._states, self._before = {}, {}
+        return []
+
+    def moments(self) -> dict[str, Tensor]:
+        """Those that are here."""
+        return moments_in(self._states)
+
+    def _is_own(self, path: str) -> bool:
+        return self.plan.owner(path) == self._ranks.rank
+
+
+def parameter_of(path: str) -> str:
+    """Of which parameter a moment is."""
+    return path.partition("/")[2]
+
+
+def _copied(states: States) -> States:
+    def copy(value: Any) -> Any:
+        return value.clone() if isinstance(value, Tensor) else value
+
+    return {name: {key: copy(value) for key, value in own.items()} for name, own in states.items()}

@@ -1,0 +1,181 @@
+"""A member's inner optimizer whose moments every rank holds a part of: what `InnerOptimizer` does where one holds all.
+
+Decided
+- The first rank hands out a parameter and its gradient, and gets the parameter back: one tensor for each rank at a
+  time, so that nobody holds more of them beside what it has. Gradients are clipped before, by one norm, so a step has
+  the bits that a single rank's has.
+- The state comes to the first rank only to be kept, or copied for those who check it, or a block at a time.
+- A share that failed is not undone at once, but before the next thing that is asked of moments: it may have failed
+  because a rank is not there any more, and nobody must wait for that one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate, zip_longest
+
+import torch
+from torch import Tensor
+
+from aftermath.base.merkle import DIGEST
+from aftermath.optim.moments import Kind, bytes_of, check_moments
+from aftermath.optim.private_blocks import BLOCK, Place
+from aftermath.optim.schema import Schema
+from aftermath.optim.sparseloco import SparseLoCo
+from aftermath.ranks.group import Ranks
+from aftermath.ranks.inner_shard import InnerShard, parameter_of
+from aftermath.ranks.orders import (
+    Advance,
+    CopyMoments,
+    ForgetMoments,
+    Mark,
+    MomentBlock,
+    MomentDigests,
+    OfMoments,
+    Settle,
+    TakeMoments,
+)
+
+_BYTES = torch.uint8
+
+
+class ShardedInner:
+    """The steps of one replica's parameters, for the first rank to have made."""
+
+    def __init__(
+        self, ranks: Ranks, schema: Schema, tier: int, params: Mapping[str, Tensor], settings: SparseLoCo
+    ) -> None:
+        """Of the replica whose state the ranks hold now (`ranks.sharded_feedback`)."""
+        del settings  # the schema has them
+        self._ranks, self._params, self._own = ranks, dict(params), ranks.holder
+        self._shard = InnerShard(ranks, schema, tier)
+        self._plan = self._shard.plan
+        self._stepped = self._before = frozenset[str]()
+        """Which parameters were, now and before the share."""
+        self._failed = False
+
+    def _tell(self, order: OfMoments) -> None:
+        """Within this thread's turn."""
+        if self._ranks.holder is not self._own:
+            raise RuntimeError("the ranks hold another replica's state by now")
+        if self._failed:
+            self._failed = False
+            self._ranks.tell(back := Settle(undo=True))
+            self._shard.perform(back, {})
+        self._ranks.tell(order)
+
+    def _ask(
+        self, order: OfMoments, tells: Callable[[int], Iterable[Kind]] = lambda rank: ()
+    ) -> list[Sequence[Tensor]]:
+        """What every rank tells, on the CPU; `tells` says of what kinds that is."""
+        ranks = self._ranks
+        with ranks.turn:
+            self._tell(order)
+            own = [tensor.to("cpu") for tensor in self._shard.perform(order, {})]
+            return [own, *([ranks.receive(*kind, rank) for kind in tells(rank)] for rank in range(1, ranks.size))]
+
+    def begin(self) -> None:
+        """Have all ranks copy their moments."""
+        self._ask(Mark())
+        self._before = self._stepped
+
+    @torch.no_grad()
+    def step(self, lr: float) -> None:
+        """Hand out, step and take back all parameters that have a gradient."""
+        without = tuple(name for name, tensor in self._params.items() if tensor.grad is None)
+        dealt = [[name for name in own if name not in without] for own in self._plan.dealt]
+        with self._ranks.turn:
+            self._tell(Advance(lr, without))
+            for own, *others in zip_longest(*dealt):
+                self._step(own, [(rank, name) for rank, name in enumerate(others, 1) if name is not None], lr)
+        self._stepped |= self._params.keys() - set(without)
+
+    def _step(self, own: str | None, others: Sequence[tuple[int, str]], lr: float) -> None:
+        """Of one tensor of each rank that has one left."""
+        for rank, name in others:
+            self._ranks.send(_gradient(self._params[name]), rank)
+            self._ranks.send(self._params[name].detach(), rank)
+        if own is not None:
+            tensor = self._params[own].detach()
+            tensor.copy_(self._shard.step(own, _gradient(self._params[own]), tensor, lr))
+        for rank, name in others:
+            tensor = self._params[name].detach()
+            tensor.copy_(self._ranks.receive(tuple(tensor.shape), torch.float32, rank))
+
+    def end(self) -> None:
+        """Have all ranks drop the copies."""
+        self._ask(Settle(undo=False))
+
+    def undo(self) -> None:
+        """The share failed."""
+        self._stepped, self._failed = self._before, True
+
+    def remembered(self) -> dict[str, Tensor]:
+        """All moments put together, on the CPU."""
+        told = self._ask(CopyMoments(), lambda rank: self._held(rank).values())
+        return {
+            path: tensor
+            for rank, tensors in enumerate(told)
+            for path, tensor in zip(self._held(rank), tensors, strict=True)
+        }
+
+    def _held(self, rank: int) -> dict[str, Kind]:
+        """What a rank remembers by now."""
+        return self._plan.of(rank, self._stepped)
+
+    def state(self) -> dict[str, Tensor]:
+        """The same, of which the first rank's own are copied."""
+        own = self._held(0)
+        return {path: tensor.clone() if path in own else tensor for path, tensor in self.remembered().items()}
+
+    def sizes(self) -> dict[str, int]:
+        """Of all moments."""
+        return {path: bytes_of(kind) for path, kind in self._plan.kinds.items()}
+
+    def digests(self) -> list[bytes]:
+        """Of the moments' blocks, each made where it lies."""
+        told = self._ask(MomentDigests(), lambda rank: [((DIGEST * sum(_blocks(self._held(rank)).values()),), _BYTES)])
+        found: dict[str, bytes] = {}
+        for rank, [own] in enumerate(told):
+            counts, data = _blocks(self._held(rank)), own.numpy().tobytes()
+            ends = accumulate(DIGEST * count for count in counts.values())
+            found |= {path: data[end - DIGEST * counts[path] : end] for path, end in zip(counts, ends, strict=True)}
+        return [data[at : at + DIGEST] for _, data in sorted(found.items()) for at in range(0, len(data), DIGEST)]
+
+    def block(self, place: Place) -> bytes:
+        """A block of a moment, from whoever holds it; nothing of what is not there any more."""
+        if self._ranks.holder is not self._own or parameter_of(place.name) not in self._stepped:
+            return b""
+        owner = self._plan.owner(place.name)
+        told = self._ask(MomentBlock(*place), lambda rank: [((place.size,), _BYTES)] if rank == owner else [])
+        return b"".join(tensor.numpy().tobytes() for own in told for tensor in own)
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Deal out what `state` gave. Raises BadState, leaving all as it was, unless it is of this optimizer."""
+        check_moments(self._plan.kinds, state)
+        if not state:
+            self.reset()
+            return
+        whole = frozenset(self._params)
+        with self._ranks.turn:
+            self._tell(order := TakeMoments())
+            for rank in range(1, self._ranks.size):
+                for path in self._plan.of(rank, whole):
+                    self._ranks.send(state[path], rank)
+            self._shard.perform(order, {path: state[path] for path in self._plan.of(0, whole)})
+        self._stepped = whole
+
+    def reset(self) -> None:
+        """Have all ranks begin without moments."""
+        self._ask(ForgetMoments())
+        self._stepped = frozenset()
+
+
+def _gradient(tensor: Tensor) -> Tensor:
+    assert tensor.grad is not None
+    return tensor.grad
+
+
+def _blocks(kinds: Mapping[str, Kind]) -> dict[str, int]:
+    """How many blocks each moment has."""
+    return {path: -(-bytes_of(kind) // BLOCK) for path, kind in kinds.items()}

@@ -1,0 +1,25 @@
+"""Both ways to hold moments train the same, and the figures are what their names say."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks.test_benchmarks_step import BENCHMARKS
+
+
+@pytest.mark.slow
+def test_figures_are_of_both_ways_and_of_both_optimizers() -> None:
+    line = [sys.executable, str(BENCHMARKS / "ranks.py"), "--json", "--repetitions", "1"]
+    found = json.loads(subprocess.run(line, stdout=subprocess.PIPE, check=True, timeout=280).stdout)
+    for kind, per_parameter in (("adamw", 8), ("muon", 4)):
+        figures = found[kind]
+        assert len(figures["moments"]) == found["ranks"]
+        assert sum(figures["moments"]) == pytest.approx(per_parameter * found["parameters"], rel=0.05)
+        assert figures["first_dealt"] < figures["first_whole"]
+        saved = figures["first_whole"] - figures["first_dealt"]
+        assert saved > sum(figures["moments"]) - figures["moments"][0], "the other ranks' moments at least"
+        assert figures["share_whole_s"] > figures["steps_whole_s"] > 0

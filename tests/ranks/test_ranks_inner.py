@@ -1,0 +1,269 @@
+"""An inner optimizer's moments are dealt out to the ranks, and every step made of them is one rank's, bit by bit."""
+
+from __future__ import annotations
+
+import threading
+from math import prod
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from aftermath.kernels.use import missing
+from aftermath.model.architectures import config_of
+from aftermath.model.levels import is_hidden_matrix
+from aftermath.optim.clip import NonFiniteGradient
+from aftermath.optim.inner import InnerSteps
+from aftermath.optim.parts import BadState
+from aftermath.optim.private_blocks import BLOCK, Place, block_of, tree_of
+from aftermath.optim.schema import build_schema
+from aftermath.optim.sparseloco import SparseLoCo
+from aftermath.ranks.deal import deal, moments_of
+from aftermath.ranks.group import Ranks
+from aftermath.ranks.sharded_inner import ShardedInner
+from aftermath.replica.replica import Cancelled, Replica
+from ranks.rank_processes import LLAMA, MODELS, RATE, Standing, apply, learnt, share, two
+
+INNER = ("adamw", "muon")
+WIDE = LLAMA | {"vocab_size": 1000, "hidden_size": 96, "intermediate_size": 252, "num_hidden_layers": 2}
+
+pytestmark = pytest.mark.skipif(missing() is not None, reason="torch's transforms round otherwise in other batches")
+
+
+@pytest.fixture(scope="module", params=[(2, 1), pytest.param((4, 1), marks=pytest.mark.slow)], ids=["two", "four"])
+def shape(request: pytest.FixtureRequest) -> tuple[int, int]:
+    data, tensor = request.param
+    return data, tensor
+
+
+def settings(inner: Any, **changed: Any) -> SparseLoCo:
+    return SparseLoCo(inner_steps=3, inner_optimizer=inner, chunk=16, topk=16, clip=1.0, weight_decay=0.1, **changed)
+
+
+def bits(state: dict[str, Tensor]) -> dict[str, bytes]:
+    return {name: tensor.numpy().tobytes() for name, tensor in state.items()}
+
+
+def sharded(led: Replica) -> ShardedInner:
+    step = led.optimizer._step
+    assert isinstance(step, InnerSteps)
+    assert isinstance(step._inner, ShardedInner)
+    return step._inner
+
+
+@pytest.mark.parametrize("inner", INNER)
+@pytest.mark.parametrize(("model", "tier"), [("llama", 0), ("uneven", 2), ("deepseek", 0), ("nanogpt", 0)])
+def test_rounds_give_payloads_moments_and_weights_of_one_rank(ranks: Ranks, model: str, tier: int, inner: str) -> None:
+    alone, led = two(ranks, model, tier, 1, settings(inner))
+    for number in range(3):
+        results = [
+            replica.train(share(5, number), RATE, RATE, threading.Event(), travelling=number > 0)
+            for replica in (alone, led)
+        ]
+        assert results[0].payloads == results[1].payloads
+        assert results[0].loss == results[1].loss
+        assert bits(alone.optimizer.state()) == bits(led.optimizer.state())
+        assert alone.optimizer.tree().root == led.optimizer.tree().root == tree_of(led.optimizer.remembered()).root
+        for replica in (alone, led):
+            apply(replica, results[0].payloads)
+        assert alone.hashes() == led.hashes()
+
+
+@pytest.mark.parametrize("inner", INNER)
+@pytest.mark.parametrize("why", ["given up", "not finite"])
+@pytest.mark.parametrize("first", [True, False], ids=["first share", "later share"])
+def test_a_share_that_fails_between_steps_leaves_moments_as_they_were(
+    ranks: Ranks, inner: str, why: str, first: bool
+) -> None:
+    alone, led = two(ranks, "llama", 0, 1, settings(inner))
+    if not first:
+        for replica in (alone, led):
+            learnt(replica, 0)
+    before, count = bits(alone.optimizer.state()), 0
+
+    def backward(part: Tensor) -> float:
+        nonlocal count
+        count += 1
+        if count == 3 and why == "given up":
+            raise Cancelled
+        for tensor in led.params.values():
+            tensor.grad = torch.full_like(tensor, torch.nan if count == 3 else 0.5)
+        return 1.0
+
+    with pytest.raises(Cancelled if why == "given up" else NonFiniteGradient):
+        led.optimizer.train(share(4), backward, RATE, RATE)
+    assert count == 3, "two steps were made"
+    assert bits(led.optimizer.state()) == before
+    assert learnt(led, 1).payloads == learnt(alone, 1).payloads
+    assert bits(led.optimizer.state()) == bits(alone.optimizer.state())
+
+
+@pytest.mark.parametrize("inner", INNER)
+def test_what_was_kept_is_gone_on_with_by_ranks_that_were_not_there(ranks: Ranks, inner: str) -> None:
+    """The file of a member's own state is the same, whoever wrote it."""
+    alone, led = two(ranks, "llama", 0, 1, settings(inner))
+    for number in range(2):
+        for replica in (alone, led):
+            apply(replica, learnt(replica, number).payloads)
+    kept = led.optimizer.state()
+    assert any(name.startswith("private.") for name in kept)
+    expected = learnt(alone, 2).payloads
+    weights = {name: tensor.detach().clone() for name, tensor in led.params.items()}
+    with torch.no_grad():
+        _, later = two(ranks, "llama", 0, 1, settings(inner))
+        for name, tensor in weights.items():
+            later.params[name].copy_(tensor)
+    later.optimizer.restore(kept)
+    assert bits(later.optimizer.state()) == bits(kept)
+    assert learnt(later, 2).payloads == expected
+    later.optimizer.reset()
+    assert not any(name.startswith("private.") for name in later.optimizer.state())
+
+
+@pytest.mark.parametrize("inner", INNER)
+def test_a_state_that_does_not_fit_changes_nothing(ranks: Ranks, inner: str) -> None:
+    _, led = two(ranks, "llama", 1, 1, settings(inner))
+    learnt(led, 0)
+    before = led.optimizer.state()
+    for name in (name for name in before if name.startswith("private.")):
+        without = {other: tensor for other, tensor in before.items() if other != name}
+        for wrong in (without, before | {name: before[name][None]}, before | {name: before[name].double()}):
+            with pytest.raises(BadState):
+                led.optimizer.restore(wrong)
+    spoilt = next(name for name in before if name.startswith("result.residual"))
+    with pytest.raises(BadState):
+        led.optimizer.restore(before | {spoilt: torch.full_like(before[spoilt], torch.nan)})
+    assert bits(led.optimizer.state()) == bits(before)
+
+
+@pytest.mark.parametrize("inner", INNER)
+def test_moments_of_many_blocks_are_read_from_who_has_them(
+    ranks: Ranks, inner: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(MODELS, "wide", WIDE)
+    alone, led = two(ranks, "wide", 0, 1, settings(inner))
+    for replica in (alone, led):
+        learnt(replica, 0)
+    assert led.optimizer.sizes() == alone.optimizer.sizes()
+    assert led.optimizer.tree().root == alone.optimizer.tree().root
+    state = alone.optimizer.state()
+    names = [name for name in state if name.startswith("private.")]
+    assert max(state[name].nbytes for name in names) > BLOCK
+    for name in names:
+        for start in range(0, state[name].nbytes, BLOCK):
+            place = Place(name, start, min(start + BLOCK, state[name].nbytes))
+            assert led.optimizer.block(place) == block_of(state, place)
+
+
+def test_moments_that_are_gone_are_not_read(ranks: Ranks) -> None:
+    _, led = two(ranks, "llama", 0, 1, settings("muon"))
+    place = Place("private.momentum/model.layers.0.mlp.up_proj.weight", 0, 4)
+    assert led.optimizer.block(place) == b"", "nothing was trained"
+    learnt(led, 0)
+    assert len(led.optimizer.block(place)) == 4
+    _, next_one = two(ranks, "llama", 0, 1, settings("muon"))
+    assert led.optimizer.block(place) == b"", "the ranks hold another replica's"
+    with pytest.raises(RuntimeError, match="another replica's state"):
+        led.optimizer.tree()
+    learnt(next_one, 0)
+
+
+def test_a_moment_is_read_while_a_share_is_trained(ranks: Ranks) -> None:
+    alone, led = two(ranks, "llama", 0, 1, settings("muon"))
+    for replica in (alone, led):
+        learnt(replica, 0)
+    state = alone.optimizer.state()
+    name = "private.momentum/" + next(name for name in sharded(led)._plan.dealt[1] if "proj" in name)
+    place = Place(name, 0, state[name].nbytes)
+    read, found = threading.Event(), list[bytes]()
+
+    class Waiting(threading.Event):
+        """Before the first pass of the share, until the block was read."""
+
+        def is_set(self) -> bool:
+            assert read.wait(30)
+            return False
+
+    def ask() -> None:
+        found.append(led.optimizer.block(place))
+        read.set()
+
+    reader = threading.Thread(target=ask)
+    reader.start()
+    results = [alone.train(share(6), RATE, RATE, threading.Event()), led.train(share(6), RATE, RATE, Waiting())]
+    reader.join()
+    assert found == [block_of(state, place)]
+    assert results[0].payloads == results[1].payloads
+
+
+@pytest.mark.parametrize("inner", INNER)
+def test_a_rank_holds_its_part_of_the_moments_alone(ranks: Ranks, inner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MODELS, "wide", WIDE | {"num_hidden_layers": 8, "vocab_size": 100})
+    _, led = two(ranks, "wide", 0, 1, settings(inner))
+    learnt(led, 0)
+    whole = sum(size for name, size in led.optimizer.sizes().items() if name.startswith("private."))
+    held = sharded(led)._shard
+    first = sum(tensor.nbytes for tensor in held.moments().values())
+    assert first * ranks.size == pytest.approx(whole, rel=0.1)
+    assert not held._before, "the copies of a share that is trained are dropped"
+    assert ranks.reserved == 2 * first, "which is kept free when passes are measured"
+
+
+def test_a_replica_without_inner_steps_reserves_nothing(ranks: Ranks) -> None:
+    two(ranks, "llama", 0, 1, settings("adamw"))
+    assert ranks.reserved > 0
+    two(ranks, "llama", 0, 1)
+    assert ranks.reserved == 0
+
+
+def test_ranks_go_on_with_the_next_replica_after_one_that_failed(standing: Standing) -> None:
+    """What was to be undone is not undone in the next one's state."""
+    ranks = standing.ranks()
+    _, led = two(ranks, "llama", 0, 1, settings("adamw"))
+
+    def fail(part: Tensor) -> float:
+        raise Cancelled
+
+    with pytest.raises(Cancelled):
+        led.optimizer.train(share(4), fail, RATE, RATE)
+    alone, later = two(ranks, "llama", 0, 1, settings("adamw"))
+    for number in range(2):
+        assert learnt(later, number).payloads == learnt(alone, number).payloads
+
+
+NAMES = st.sampled_from(["model.layers.{}.mlp.up_proj.weight", "model.layers.{}.input_layernorm.weight"])
+EDGES = st.integers(1, 300)
+SHAPES = st.dictionaries(
+    st.builds(lambda name, number: name.format(number), NAMES, st.integers(0, 30)),
+    st.lists(EDGES, min_size=1, max_size=3).map(tuple),
+)
+
+
+@given(SHAPES, st.booleans(), st.integers(1, 9))
+def test_every_tensor_is_dealt_once_and_no_rank_has_more_than_a_tensor_too_much(
+    shapes: dict[str, tuple[int, ...]], orthogonal: bool, ranks: int
+) -> None:
+    dealt = deal(shapes, orthogonal, ranks)
+    assert sorted(name for own in dealt for name in own) == sorted(shapes)
+    assert dealt == deal(dict(reversed(shapes.items())), orthogonal, ranks), "in whatever order they come"
+    hidden = {name for name, shape in shapes.items() if orthogonal and is_hidden_matrix(name, shape)}
+    work = {name: prod(shapes[name]) * min(shapes[name][-2:]) for name in hidden}
+    each = [sum(work[name] for name in own if name in hidden) for own in dealt]
+    assert max(each) - min(each) <= max(work.values(), default=0)
+    if not hidden:
+        numbers = [sum(prod(shapes[name]) for name in own) for own in dealt]
+        assert max(numbers) - min(numbers) <= max(map(prod, shapes.values()), default=0)
+
+
+@pytest.mark.parametrize("inner", INNER)
+@pytest.mark.parametrize("model", MODELS)
+def test_what_is_dealt_are_the_parameters_that_a_replica_learns(model: str, inner: str) -> None:
+    config = config_of(MODELS[model])
+    schema = build_schema(config.to_hf(), 3, settings(inner))
+    for tier in range(3):
+        shapes, orthogonal = moments_of(schema, tier)
+        assert shapes == {n: s for n, s in config.parameter_shapes(tier).items() if not config.balances(n)}
+        assert orthogonal == (inner == "muon")
