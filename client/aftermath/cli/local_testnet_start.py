@@ -12,7 +12,6 @@ import typer
 from aftermath.cli.command import command
 from aftermath.cli.present import EXIT_INTERRUPTED, Result
 
-Switch = Literal["true", "false"]
 FAULTS, CLIENTS, SHOWN = "Faults", "Clients", "What is shown"
 
 
@@ -136,7 +135,12 @@ class ShowOptions:
     """How it is seen."""
 
     tui: Annotated[
-        Switch, typer.Option(help="Pictures of the run and of every client in tmux panes.", rich_help_panel=SHOWN)
+        Literal["true", "screen", "false"],
+        typer.Option(
+            help="true: pictures in tmux panes, without tmux a screen of tabs; screen: that screen, with tmux too; "
+            "false: lines, in panes where there is tmux.",
+            rich_help_panel=SHOWN,
+        ),
     ] = "true"
     log: Annotated[
         Literal["warning", "info", "debug"],
@@ -175,11 +179,11 @@ def local_testnet_start(
     """Start a run and its clients on this machine, and show them.
 
     Everything is the real thing: the programs on a local network, or a centralized server, and a process for each
-    client. Without tmux, and where the output is no terminal, what clients tell comes as lines. It ends when the run is
-    finished, with Ctrl-C, and with Ctrl-B d in tmux; nothing that it started outlives it.
+    client. They are shown in tmux panes, without tmux on a screen of tabs, and where there is no terminal what clients
+    tell comes as lines. It ends when the run is finished, with q on the screen, with Ctrl-C, and with Ctrl-B d in tmux;
+    nothing that it started outlives it.
     """
     import shutil
-    import sys
 
     from rich.console import Console
 
@@ -189,10 +193,12 @@ def local_testnet_start(
     from aftermath.testnet.claim import claimed
     from aftermath.testnet.configs import chosen
     from aftermath.testnet.kills import Kills
-    from aftermath.testnet.lines import Level, Lines
+    from aftermath.testnet.lines import Level
     from aftermath.testnet.plan import Plan, Wishes, allowed_of, clients_of
     from aftermath.testnet.run import Testnet
+    from aftermath.testnet.showing import Showing, Wish, showing_of, shown
     from aftermath.testnet.summary import Ending
+    from aftermath.tui.screen import can_show
     from aftermath.watch.trackers import Wanted
 
     if show.headless_exit_after_secs is not None and not show.headless:
@@ -214,9 +220,11 @@ def local_testnet_start(
         eval_tasks=clients.eval_tasks,
         trackers=trackers,
     )
-    drawn = not show.headless and sys.stdout.isatty() and shutil.which("tmux") is not None
+    terminal = not show.headless and can_show(Console())
+    showing = showing_of(Wish(show.tui), terminal=terminal, tmux=shutil.which("tmux") is not None)
+    panes = showing is Showing.PANES
     plan = Plan(
-        config, them, place.dir.expanduser().absolute(), place.server_port, wishes, drawn, drawn and show.tui == "true"
+        config, them, place.dir.expanduser().absolute(), place.server_port, wishes, panes, panes and show.tui == "true"
     )
     killed = Kills(kills.random_kill_num, kills.random_kill_interval, allowed_of(kills.allowed_to_kill, them))
     own = (
@@ -224,11 +232,13 @@ def local_testnet_start(
         | {"OMP_NUM_THREADS": str(plan.threads)}
         | ({"HF_TOKEN": place.hf_token} if place.hf_token else {})
     )
-    console = Console(stderr=json_output, quiet=drawn)
-    lines = Lines(console, Level(show.log), max(len(client.name) for client in them))
+    console = Console(stderr=json_output, quiet=panes)
     backend = Solana(plan, own) if place.backend is BackendName.SOLANA else Centralized(plan)
-    with claimed(plan.place, "testnet", "--dir DIR"):
+    with (
+        claimed(plan.place, "testnet", "--dir DIR"),
+        shown(showing, plan, backend.keeper, console, Level(show.log)) as lines,
+    ):
         testnet = Testnet(plan, backend, killed, own, lines)
         summary = testnet.perform(show.headless_exit_after_secs)
-    interrupted = summary.ending is Ending.LEFT and not drawn
+    interrupted = summary.ending is Ending.LEFT and showing is Showing.LINES
     return Result(summary.data(), summary.line(), EXIT_INTERRUPTED if interrupted else int(not summary.good))

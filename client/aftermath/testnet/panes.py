@@ -33,7 +33,7 @@ class Pane:
     """A process in a pane."""
 
     def __init__(self, name: str, panes: Panes, pid: int) -> None:
-        self.name, self._panes, self._pid = name, panes, pid
+        self.name, self.pid, self._panes = name, pid, panes
 
     @property
     def code(self) -> int | None:
@@ -57,7 +57,7 @@ class Pane:
     def _signal(self, number: signal.Signals) -> None:
         if self._panes.code(self.name, fresh=True) is None:
             with suppress(ProcessLookupError):
-                os.killpg(self._pid, number)
+                os.killpg(self.pid, number)
 
 
 class Panes:
