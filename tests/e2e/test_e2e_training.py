@@ -93,6 +93,6 @@ def test_a_member_that_is_asked_questions_trains_as_the_others(company: Company,
     for player in players:
         assert applied_sequences(player.diary) == list(range(company.run.data_index))
         assert [event["step"] for event in player.diary.saw("applied")] == list(range(1, STEPS + 1))
-        # Not every round: a machine that was busy when it measured its speed gets few sequences, and in some rounds none.
+        # Not every round: who was busy when its speed was measured gets few sequences, and in some rounds none.
         assert player.diary.saw("trained")
         assert not player.diary.saw("warning")

@@ -19,6 +19,7 @@ from aftermath.model.arch.deepseek_config import DeepseekConfig
 from aftermath.model.architectures import config_of
 from aftermath.model.checkpoint import load
 from aftermath.model.config import ModelConfigError, WidthNotDivisible
+from aftermath.model.export import export_tiers
 from aftermath.model.generate import generate
 from aftermath.model.initial import init_weights
 from aftermath.model.schema import state_schema
@@ -174,6 +175,28 @@ def test_a_tier_is_a_prefix_that_computes_what_the_full_model_does_without_the_r
             tensor[:, held[name].shape[1] :] = 0
     torch.testing.assert_close(shape.build(tier, held)(ids), shape.build(0, full)(ids), rtol=1e-5, atol=1e-5)
     assert config_of(json.loads((tmp_path / "tier" / "config.json").read_text())) == shape
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("hidden", "width"), [(32, 8), (32, 16), (20, 16), (12, 8)])
+@BOTH
+def test_a_tier_with_narrow_experts_is_computed_by_transformers_as_it_comes(
+    file: dict[str, Any], hidden: int, width: int, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    """Without a word of whoever loads it, in either precision, though its grouped products want wider rows."""
+    from transformers import AutoModelForCausalLM
+
+    shape = config(file, hidden_size=hidden, moe_intermediate_size=width)
+    write_checkpoint(tmp_path / "m", weights(shape), shape, tier=0, companions={})
+    places = [tmp_path / "m", *export_tiers(tmp_path / "m", [1, 2, 3]).tiers]
+    for tier, place in enumerate(places):
+        other = AutoModelForCausalLM.from_pretrained(place, dtype=dtype)
+        whole = hidden % 8 == 0 and (width >> tier) % 8 == 0
+        assert other.config._experts_implementation == ("grouped_mm" if whole else "eager")
+        logits = other(tokens()).logits
+        if dtype is torch.float32:
+            ours = shape.build(tier, load(place, tier))(tokens())
+            torch.testing.assert_close(ours, logits, rtol=1e-4, atol=1e-4)
 
 
 TIERS: dict[str, list[dict[str, Any]]] = {

@@ -105,6 +105,29 @@ def test_logits_and_gradients_are_those_of_transformers(number: int, tmp_path: P
         torch.testing.assert_close(parameter.grad, gradients[name], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("padded", [False, True], ids=["not read", "read"])
+def test_the_row_of_the_padding_token_learns_here_if_the_text_has_it(tied: bool, padded: bool, tmp_path: Path) -> None:
+    """Logits and every other gradient are those of transformers, which gives that row nothing from the input."""
+    pad = 5
+    config = LlamaConfig.from_hf({**random_config(0), "pad_token_id": pad, "tie_word_embeddings": tied})
+    weights = random_weights(config, 0)
+    write_checkpoint(tmp_path / "ours", weights, config, tier=0, companions={})
+    theirs, ours = theirs_of(tmp_path / "ours"), Llama.of(config, 0, weights)
+    assert theirs.model.embed_tokens.padding_idx == pad
+    tokens = torch.randint(6, config.vocab_size, (2, 24), generator=torch.Generator().manual_seed(0))
+    if padded:
+        tokens[:, 7] = pad
+    logits = theirs(tokens[:, :-1]).logits
+    torch.testing.assert_close(ours(tokens[:, :-1]), logits, rtol=1e-4, atol=1e-4)
+    torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
+    ours.loss(tokens).backward()
+    found, expected = ours.model.embed_tokens.weight.grad, theirs.model.embed_tokens.weight.grad
+    others = torch.arange(config.vocab_size) != pad
+    torch.testing.assert_close(found[others], expected[others], rtol=1e-4, atol=1e-4)
+    assert torch.allclose(found[pad], expected[pad], rtol=1e-4, atol=1e-4) is not padded
+
+
 @pytest.mark.parametrize("number", range(CASES))
 def test_a_checkpoint_of_transformers_is_ours(number: int, tmp_path: Path) -> None:
     given_config = random_config(number)
@@ -192,8 +215,8 @@ def test_biases_and_norms_begin_without_effect() -> None:
         ({"model_type": "qwen3", "layer_types": ["sliding_attention"]}, "layer_types"),
         ({"rope_parameters": {"rope_type": "longrope", "long_factor": [1.0]}}, "of type 'longrope'"),
         ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "has no low_freq_factor"),
-        ({"rope_parameters": {"rope_type": "linear", "factor": 0.5}}, "rope_factor"),
-        ({"rope_parameters": {"rope_type": "linear", "factor": "2"}}, "rope_factor"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 0.5}}, "rope_parameters.factor 0.5"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": "2"}}, "rope_parameters.factor '2'"),
         ({"attention_bias": "yes"}, "attention_bias 'yes'"),
         ({"mlp_bias": 1}, "mlp_bias 1"),
     ],

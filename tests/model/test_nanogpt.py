@@ -152,8 +152,8 @@ def test_it_learns_a_text_by_heart_at_every_tier() -> None:
         ({"logit_softcap": -1.0}, "logit_softcap: "),
         ({"relu_squared": 1}, "relu_squared: "),
         ({"logit_softcap": None}, "logit_softcap None says nothing here"),
-        ({"x0_residuals": True}, "x0_residuals True says nothing here"),
-        ({"qk_norms": False}, "qk_norms False says nothing here"),
+        ({"x0_residuals": True}, "'x0_residuals' True says nothing here"),
+        ({"qk_norms": False}, "'qk_norms' False says nothing here"),
         ({"model_type": "llama", "qk_norm": True}, "qk_norm is a NanoGPT's"),
         ({"hidden_act": "silu"}, "hidden_act 'silu' is not supported"),
         ({"rope_scaling": {"rope_type": "linear", "factor": 8.0}}, "positions of type 'linear' are not supported"),
@@ -167,6 +167,40 @@ def test_it_learns_a_text_by_heart_at_every_tier() -> None:
 def test_a_config_that_says_something_else_is_refused(keys: dict[str, Any], said: str) -> None:
     with pytest.raises(ModelConfigError, match=said):
         config_of(HF | keys)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "near"),
+    [
+        ("softcap", 0, "logit_softcap"),
+        ("final_logit_softcapping", 30.0, "logit_softcap"),
+        ("n_layer", 12, "num_hidden_layers"),
+        ("n_head", 12, "num_attention_heads"),
+        ("n_embd", 32, "hidden_size"),
+        ("tie_weights", True, "tie_word_embeddings"),
+        ("x0", True, "x0_residual"),
+        ("value_embeds", 2, "value_embeddings"),
+        ("norm_eps", 1e-6, "rms_norm_eps"),
+    ],
+)
+def test_a_strange_key_is_refused_with_the_nearest_that_is_known(key: str, value: object, near: str) -> None:
+    with pytest.raises(ModelConfigError, match=f"{key}.* says nothing here") as refused:
+        config_of(HF | {key: value})
+    assert refused.value.fix.startswith(f"Say {near} if that is meant")
+
+
+def test_a_key_that_is_like_no_other_is_refused_too() -> None:
+    with pytest.raises(ModelConfigError, match="'zzz' 1 says nothing here"):
+        config_of(HF | {"zzz": 1})
+
+
+def test_what_every_file_carries_passes() -> None:
+    """As transformers writes it for a model of a base class, and as other files say that there is nothing."""
+    written = pytest.importorskip("transformers").PreTrainedConfig().to_dict()
+    carried = written | {"torch_dtype": "bfloat16", "_name_or_path": "a/b", "eos_token_id": [1, 2], "use_cache": True}
+    nothing = {"attention_bias": False, "sliding_window": None, "use_smear_gate": False, "attention_dropout": 0.0}
+    rope = {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}
+    assert config_of(carried | nothing | rope | HF) == config_of(HF | {"eos_token_id": [1, 2], "rope_theta": 500.0})
 
 
 def _distro() -> Distro:

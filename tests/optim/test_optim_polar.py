@@ -233,6 +233,30 @@ def test_any_finite_number_has_its_sign(value: float) -> None:
     assert found[0, 1] == found[1, 0] == 0
 
 
+@pytest.mark.parametrize(
+    ("shape", "rank", "noise", "part"),
+    [
+        ((64, 64), 1, 0.15, (0.4, 0.6)),
+        ((64, 64), 32, 0.15, (0.03, 0.07)),
+        ((256, 1024), 1, 0.35, (2.5, 3.5)),
+        ((256, 1024), 128, 0.35, (0.15, 0.25)),
+    ],
+)
+def test_of_low_rank_the_directions_that_are_there_come_near_one_and_the_rest_is_small_noise(
+    shape: tuple[int, int], rank: int, noise: float, part: tuple[float, float]
+) -> None:
+    """As the docstring has it: no direction of the noise is long, and all together are where there are many."""
+    generator = torch.Generator().manual_seed(0)
+    matrix = torch.randn(shape[0], rank, generator=generator) @ torch.randn(rank, shape[1], generator=generator)
+    u, _, v = torch.linalg.svd(matrix.double(), full_matrices=False)
+    u, v, found = u[:, :rank], v[:rank], exact_polar(matrix).double()
+    own = u.T @ found @ v.T
+    values, rest = torch.linalg.svdvals(own), found - u @ own @ v
+    assert 0.87 < values.min() <= values.max() < 1.13
+    assert torch.linalg.svdvals(rest).max() < noise
+    assert part[0] < torch.linalg.matrix_norm(rest) / torch.linalg.matrix_norm(own) < part[1]
+
+
 def test_zeros_stay() -> None:
     assert torch.equal(exact_polar(torch.zeros(3, 5)), torch.zeros(3, 5))
 

@@ -17,7 +17,7 @@ from solders.pubkey import Pubkey
 
 from aftermath.chain import layout
 from aftermath.rules import bitmap
-from aftermath.rules.run import FINGERPRINT_BYTES, Config, Place
+from aftermath.rules.run import FINGERPRINT_BYTES, Config, RoundId
 from programs import evidence
 from programs.harness import PROGRAM, START, World, encode, instruction_of
 from programs.laps import NOBODY, Held, No
@@ -142,12 +142,12 @@ class Arena:
         self.oracle.now, self.oracle.slot = self.world.now, self.world.slot
 
     @property
-    def place(self) -> Place:
+    def place(self) -> RoundId:
         """The current round's."""
         if not self.oracle.laps:
-            return Place(self.oracle.epoch, 0, 0)
+            return RoundId(self.oracle.epoch, 0, 0)
         lap = self.oracle.lap
-        return Place(self.oracle.epoch, lap.height, lap.seed or 0)
+        return RoundId(self.oracle.epoch, lap.height, lap.seed or 0)
 
     # --- what is sent; each returns whether it was accepted
 
@@ -156,25 +156,25 @@ class Arena:
         params |= {"client_version": "", "stateless": stateless}
         return self._send("join_run", index, self._encoded("join_run", params), (tier, weight, stateless))
 
-    def leave(self, index: int, at: Place) -> bool:
+    def leave(self, index: int, at: RoundId) -> bool:
         return self._send("leave_run", index, _PLACE.pack(*at), (at,))
 
     def tick(self, index: int) -> bool:
         return self._send("tick", index, b"", ())
 
-    def ready(self, index: int, seat: int, at: Place) -> bool:
+    def ready(self, index: int, seat: int, at: RoundId) -> bool:
         return self._send("warmup_witness", index, bytes([seat]) + _PLACE.pack(*at), (seat, at))
 
-    def witness(self, index: int, seat: int, at: Place, held: Mapping[int, int]) -> bool:
+    def witness(self, index: int, seat: int, at: RoundId, held: Mapping[int, int]) -> bool:
         mask = bitmap.to_bytes(bitmap.from_seats(held))
         data = bytes([seat]) + _PLACE.pack(*at) + mask + _fingerprints(held) + struct.pack("<IIII", 1, 1, 1, 1)
         return self._send("witness", index, data, (seat, at, held))
 
-    def verify(self, index: int, seat: int, at: Place, target: int, mismatch: bool) -> bool:
+    def verify(self, index: int, seat: int, at: RoundId, target: int, mismatch: bool) -> bool:
         data = bytes([seat]) + _PLACE.pack(*at) + bytes([target, mismatch])
         return self._send("verify", index, data, (seat, at, target, mismatch))
 
-    def attest(self, index: int, seat: int, at: Place, hashes: Mapping[int, bytes]) -> bool:
+    def attest(self, index: int, seat: int, at: RoundId, hashes: Mapping[int, bytes]) -> bool:
         told = dict(sorted(hashes.items()))
         data = bytes([seat]) + _PLACE.pack(*at) + bytes([sum(1 << level for level in told)])
         data += struct.pack("<I", len(told)) + b"".join(told.values())
@@ -323,7 +323,8 @@ class Arena:
             "forfeited",
             "wallet",
         ]
-        return [tuple(getattr(seat, name) for name in names) for seat in self.oracle.members]
+        us = self.oracle
+        return [(*(getattr(seat, name) for name in names), *us.words(number)) for number, seat in enumerate(us.members)]
 
     def _members_of(self) -> list[tuple[int, ...]]:
         names = ("tier", "declared", "weight", "state", "pending", "exited_height", "last_epoch", "points", "slashed")
@@ -333,7 +334,15 @@ class Arena:
         forfeited = bitmap.from_bytes(members["forfeited"].tobytes())
         marked = [bitmap.contains(forfeited, seat) for seat in range(len(seats) - 1)]
         owners = [_WALLETS.get(signer, NOBODY) for signer in seats["signer"][:-1].tolist()]
-        return list(zip(*(seats[name][:-1].tolist() for name in names), marked, owners, strict=True))
+        words = [self._words_of(members, number) for number in range(len(seats) - 1)]
+        plain = zip(*(seats[name][:-1].tolist() for name in names), marked, owners, strict=True)
+        return [(*one, *said) for one, said in zip(plain, words, strict=True)]
+
+    def _words_of(self, members: Any, number: int) -> tuple[int, ...]:
+        """Whether a seat is established, judges and is proven; in an epoch, what it has shown."""
+        said = [bitmap.contains(_mask(members[name]), number) for name in ("established", "judges", "proven")]
+        shown = sum(bitmap.contains(_mask(plane), number) << bit for bit, plane in enumerate(members["shown"])) - 64
+        return *said, shown if self.oracle.counts(number) else 0
 
     def _memberships_of(self) -> dict[int, Held]:
         """What is written down of each wallet, and that the lamports of it are there."""

@@ -41,6 +41,9 @@ def test_layers_that_are_cut_give_the_same_gradient_but_for_rounding(ranks: Rank
     assert found.keys() == expected.keys()
     for name, gradient in expected.items():
         torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6, msg=name)
+        if name.endswith("e_score_correction_bias"):  # how often experts were chosen, every token once
+            assert torch.equal(found[name], gradient)
+            assert int(gradient.sum()) == 2 * 7 * 15
         assert bool(found[name].any()) or name.endswith("bias")
 
 

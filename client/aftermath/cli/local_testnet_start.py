@@ -5,12 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from aftermath.cli.command import command
 from aftermath.cli.present import EXIT_INTERRUPTED, Result
+
+if TYPE_CHECKING:
+    from aftermath.testnet.plan import Wishes
+    from aftermath.testnet.showing import Showing
+    from aftermath.watch.trackers import Wanted
 
 FAULTS, CLIENTS, SHOWN = "Faults", "Clients", "What is shown"
 
@@ -23,7 +28,7 @@ class BackendName(StrEnum):
 
 
 @dataclass(frozen=True)
-class Place:
+class Deployment:
     """What keeps the run, and where."""
 
     backend: Annotated[
@@ -51,6 +56,11 @@ class Place:
             show_default=False,
         ),
     ] = None
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """What the processes are told of it by their environment."""
+        return {"HF_TOKEN": self.hf_token} if self.hf_token else {}
 
 
 @dataclass(frozen=True)
@@ -112,6 +122,19 @@ class ClientOptions:
         ),
     ] = None
 
+    def wishes(self, trackers: Wanted) -> Wishes:
+        """These as the plan of a testnet takes them."""
+        from aftermath.testnet.plan import Wishes
+
+        return Wishes(
+            device=self.client_device,
+            write_log=self.write_log,
+            distro_data=self.write_distro_data,
+            optim_stats=self.optim_stats,
+            eval_tasks=self.eval_tasks,
+            trackers=trackers,
+        )
+
 
 @dataclass(frozen=True)
 class KillOptions:
@@ -154,6 +177,18 @@ class ShowOptions:
         typer.Option(min=1, help="With --headless: end so many seconds after the start.", rich_help_panel=SHOWN),
     ] = None
 
+    def showing(self) -> Showing:
+        """What that comes to, on this terminal."""
+        import shutil
+
+        from rich.console import Console
+
+        from aftermath.testnet.showing import Wish, showing_of
+        from aftermath.tui.screen import can_show
+
+        terminal = not self.headless and can_show(Console())
+        return showing_of(Wish(self.tui), terminal=terminal, tmux=shutil.which("tmux") is not None)
+
 
 @command(
     "local-testnet start",
@@ -168,7 +203,7 @@ def local_testnet_start(
         ),
     ],
     *,
-    place: Place,
+    deployment: Deployment,
     clients: ClientOptions,
     kills: KillOptions,
     show: ShowOptions,
@@ -183,8 +218,6 @@ def local_testnet_start(
     tell comes as lines. It ends when the run is finished, with q on the screen, with Ctrl-C, and with Ctrl-B d in tmux;
     nothing that it started outlives it.
     """
-    import shutil
-
     from rich.console import Console
 
     from aftermath.base.errors import UsageError
@@ -194,50 +227,28 @@ def local_testnet_start(
     from aftermath.testnet.configs import chosen
     from aftermath.testnet.kills import Kills
     from aftermath.testnet.lines import Level
-    from aftermath.testnet.plan import Plan, Wishes, allowed_of, clients_of
+    from aftermath.testnet.plan import Plan, allowed_of, clients_of
     from aftermath.testnet.run import Testnet
-    from aftermath.testnet.showing import Showing, Wish, showing_of, shown
+    from aftermath.testnet.showing import Showing, shown
     from aftermath.testnet.summary import Ending
-    from aftermath.tui.screen import can_show
     from aftermath.watch.trackers import Wanted
 
     if show.headless_exit_after_secs is not None and not show.headless:
         raise UsageError("--headless-exit-after-secs goes with --headless", "Pass both")
-    trackers = Wanted(
-        wandb_project=clients.wandb_project,
-        wandb_group=clients.wandb_group,
-        wandb_entity=clients.wandb_entity,
-        trackio_project=clients.trackio_project,
-    )
+    trackers = Wanted.of(clients)
     trackers.check()
-    config = chosen(config_path, place.first_client_checkpoint)
+    config = chosen(config_path, deployment.first_client_checkpoint)
     them = clients_of(num_clients, clients.client_matformer_tiers, config)
-    wishes = Wishes(
-        device=clients.client_device,
-        write_log=clients.write_log,
-        distro_data=clients.write_distro_data,
-        optim_stats=clients.optim_stats,
-        eval_tasks=clients.eval_tasks,
-        trackers=trackers,
-    )
-    terminal = not show.headless and can_show(Console())
-    showing = showing_of(Wish(show.tui), terminal=terminal, tmux=shutil.which("tmux") is not None)
+    wishes, showing = clients.wishes(trackers), show.showing()
     panes = showing is Showing.PANES
-    plan = Plan(
-        config, them, place.dir.expanduser().absolute(), place.server_port, wishes, panes, panes and show.tui == "true"
-    )
+    place, port = deployment.dir.expanduser().absolute(), deployment.server_port
+    plan = Plan(config, them, place, port, wishes, panes, panes and show.tui == "true")
     killed = Kills(kills.random_kill_num, kills.random_kill_interval, allowed_of(kills.allowed_to_kill, them))
-    own = (
-        environment()
-        | {"OMP_NUM_THREADS": str(plan.threads)}
-        | ({"HF_TOKEN": place.hf_token} if place.hf_token else {})
-    )
-    console = Console(stderr=json_output, quiet=panes)
-    backend = Solana(plan, own) if place.backend is BackendName.SOLANA else Centralized(plan)
-    with (
-        claimed(plan.place, "testnet", "--dir DIR"),
-        shown(showing, plan, backend.keeper, console, Level(show.log)) as lines,
-    ):
+    own = environment() | {"OMP_NUM_THREADS": str(plan.threads)} | deployment.variables
+    console, level = Console(stderr=json_output, quiet=panes), Level(show.log)
+    backend = Solana(plan, own) if deployment.backend is BackendName.SOLANA else Centralized(plan)
+    seen = shown(showing, plan, backend.keeper, console, level)
+    with claimed(plan.place, "testnet", "--dir DIR"), seen as lines:
         testnet = Testnet(plan, backend, killed, own, lines)
         summary = testnet.perform(show.headless_exit_after_secs)
     interrupted = summary.ending is Ending.LEFT and showing is Showing.LINES

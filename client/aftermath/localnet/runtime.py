@@ -151,7 +151,7 @@ class Runtime:
         payer = before[0][1]
         if payer is None or payer.lamports < fee.total:
             return _refused("AccountNotFound" if payer is None else "InsufficientFundsForFee", fee, message)
-        error, meta, after = self._call(tx, fee, before)
+        error, meta, after = self._call(tx, fee, payer, before)
         error = self._explain(error, message, keys)
         landed = error is None or _is_charged(error)
         error = error if error is not None else _rent_error(writable, before, after)
@@ -164,12 +164,11 @@ class Runtime:
         return Outcome(error, landed, meta, fee, keys, *loaded, writable, pre, post, before, after)
 
     def _call(
-        self, tx: VersionedTransaction, fee: Fee, before: list[AccountState]
+        self, tx: VersionedTransaction, fee: Fee, payer: Account, before: list[AccountState]
     ) -> tuple[Any, TransactionMetadata, list[AccountState]]:
         """(error, metadata, accounts afterwards); the priority fee is off the payer's balance while it runs."""
-        key, payer = before[0]
-        if fee.priority and payer is not None:
-            self._svm.set_account(key, _with_lamports(payer, payer.lamports - fee.priority))
+        if fee.priority:
+            self._svm.set_account(before[0][0], _with_lamports(payer, payer.lamports - fee.priority))
         try:
             result = self._svm.simulate_transaction(tx)
         except BaseException as error:

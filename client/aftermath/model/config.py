@@ -5,7 +5,9 @@ Decided
   `stored_tier`.
 - Tier k holds, and computes with, the first 1/2^k of the hidden units of every feed-forward, unless the file says what
   its tiers keep (`model/tiers.py`). Which dimension of which tensor these are is the architecture's to say.
-- Token ids (one or several that end a text, the one that pads) change no function: they are kept and written back.
+- Token ids (one or several that end a text, the one that pads) change no function: they are kept and written back. The
+  row of the token that pads learns as any other does, which it would not in transformers: texts are not padded here,
+  and where a file says the same token for padding and for the end of a text, that token must learn.
 - An architecture is a subclass in `model/arch/`, named in `model/architectures.py`; docs/models.md says how to add one.
 
 No torch here: a network is imported when it is built.

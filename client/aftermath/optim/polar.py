@@ -59,6 +59,12 @@ def exact_polar(matrices: Tensor) -> Tensor:
 
     Singular values above 0.005 of the fourth root of the sum of their fourth powers come near 1, within 0.13. A matrix
     of zeros stays one. Entries must be finite.
+
+    Of a matrix of low rank, the directions without a singular value do not stay empty: the rounding of the integers has
+    a part in each, and is raised with what is small. That is noise, the same on all machines and no direction of its
+    own: up to 0.13 in each such direction of matrices 64 x 64, and 0.32 of 256 x 1024. Where these are many it is more
+    than the rest: of rank 1 half as long and three times as long as the matrix's own part, of half the full rank a
+    twentieth and a fifth.
     """
     if matrices.device.type == "mps":
         matrices = matrices.cpu()

@@ -76,7 +76,7 @@ class Config:
         return height + self.overlap
 
 
-class Place(NamedTuple):
+class RoundId(NamedTuple):
     """Names a round, for votes: no other epoch, nor another attempt at the same, has one of this seed."""
 
     epoch: int
@@ -126,7 +126,8 @@ class Round:
 class Run:
     """The account that changes at every transition, and to subscribe to. Times are unix seconds of the chain;
     `backlog` is how many sequences wait to be trained again. The next round's seed is drawn from the hash of the slot
-    `seed_slot`, which is 0 once that is done. `created` is the slot in which the run was created.
+    `seed_slot`, which is 0 once that is done. `created` is the slot in which the run was created. Of the levels of the
+    bits `levels_established` only `Members.judges` say who delivers them, since the rounds began.
     """
 
     version: int
@@ -140,6 +141,7 @@ class Run:
     levels: int
     levels_attested: int
     levels_lost: int
+    levels_established: int
     run_id: str
     main_authority: bytes
     join_authority: bytes
@@ -193,9 +195,9 @@ class Run:
         return self.rounds[self.head]
 
     @property
-    def place(self) -> Place:
+    def round_id(self) -> RoundId:
         """The current round's."""
-        return Place(self.epoch, self.current.height, self.current.seed)
+        return RoundId(self.epoch, self.current.height, self.current.seed)
 
     def round(self, height: int) -> Round | None:
         """The header of round `height` of this epoch while the ring of four still holds it, else None."""

@@ -4,8 +4,8 @@ Decided
 - Equal scores go to the expert with the lower number, by a stable sort. Experts add to their tokens in the order of
   their numbers, each token once an expert: no sum depends on the order in which a device writes.
 - Every expert takes part in the graph, also with no token: its gradient is then zero, not absent.
-- Choices are counted where the backward pass comes by, which is once for every token that is learnt from, however
-  often layers are computed.
+- Choices are counted where the backward pass comes by, which is once for every token of a share, however often layers
+  are computed; what no backward pass follows is not counted.
 - The norms of the latent vectors have epsilon 1e-6 whatever `rms_norm_eps` says, as in the published model.
 
 Shapes in comments: B sequences, T tokens, N = B T, D hidden size, H heads, P and R head dimensions without and with

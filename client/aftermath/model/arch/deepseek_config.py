@@ -5,6 +5,8 @@ Decided
   nothing else (`optim.balance`). No auxiliary loss is computed.
 - Where transformers and the published model differ (V2 with `norm_topk_prob`, V3 with it and one expert a token,
   `moe_layer_freq`), the key is refused. What published files have beside plain weights is `model/published.py`'s.
+- transformers multiplies all experts at once, where rows of the experts' matrices must be multiples of 16 bytes. Where
+  they are not, as in a narrow tier, the file asks for one expert after the other: nobody has to know of it.
 
 Sources: DeepSeek-V2 (arXiv 2405.04434), DeepSeek-V3 (arXiv 2412.19437).
 """
@@ -19,9 +21,9 @@ from pydantic import Field, model_validator
 
 from aftermath.base.errors import shown
 from aftermath.model.arch.deepseek_shape import DeepseekShape
+from aftermath.model.arch.known_keys import refuse_ideas
 from aftermath.model.arch.rope_config import rope_table
 from aftermath.model.arch.scaled_config import POSITIONS, fields_of_positions
-from aftermath.model.arch.transformer_config import IDEAS
 from aftermath.model.config import ModelConfigError, stored_tier
 from aftermath.model.tiers import KEY
 
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
 
 _BIASES = ("attention_bias", "mlp_bias", "sliding_window")
+_AT_ONCE = 8  # numbers of bf16 in 16 bytes; what fp32 needs is half of it
 
 
 class DeepseekConfig(DeepseekShape):
@@ -68,8 +71,7 @@ class DeepseekConfig(DeepseekShape):
     @classmethod
     def from_hf(cls, hf_config: Mapping[str, Any]) -> Self:
         """As it says there."""
-        if other := next((key for key in IDEAS if hf_config.get(key)), None):
-            raise ModelConfigError(f"config.json: {other} is a NanoGPT's", 'Set model_type to "nanogpt", or remove it')
+        refuse_ideas(hf_config)
         only_these = {"moe_layer_freq": 1, "num_key_value_heads": hf_config.get("num_attention_heads"), **cls.ONLY}
         for key, only in only_these.items():
             if hf_config.get(key) is not None and hf_config[key] != only:
@@ -112,10 +114,13 @@ class DeepseekConfig(DeepseekShape):
     def to_hf(self, tier: int = 0) -> dict[str, Any]:
         """Loads in any Hugging Face client."""
         name = self.MODEL_TYPE.replace("deepseek_v", "DeepseekV")
+        rows = {self.hidden_size, self.expert_width(tier), *self.shape(tier).moe_intermediate_size}
+        apart = {"experts_implementation": "eager"} if any(row % _AT_ONCE for row in rows) else {}
         said = {key: value for key, value in self.common_hf(tier).items() if key not in POSITIONS}
         return (
             said
             | self.positions()
+            | apart
             | dict(self.ONLY)
             | {
                 "architectures": [f"{name}ForCausalLM"],

@@ -34,6 +34,7 @@ from aftermath.model.arch.hf_auto_document import (
     width_of,
     with_width,
 )
+from aftermath.model.arch.known_keys import SILENT
 from aftermath.model.config import ModelConfig, ModelConfigError, Piece, stored_tier
 from aftermath.model.tensor_plan import TensorPlan
 
@@ -41,14 +42,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from aftermath.model.arch.hf_auto import HfAuto
-
-_SILENT = frozenset(
-    {
-        *("_name_or_path", "transformers_version", "torch_dtype", "dtype", "architectures", "use_cache"),
-        *("bos_token_id", "eos_token_id", "decoder_start_token_id", "task_specific_params"),
-        *("matformer_tier", "matformer_base_intermediate_size"),
-    }
-)
 
 
 class HfAutoConfig(ModelConfig):
@@ -76,7 +69,7 @@ class HfAutoConfig(ModelConfig):
                 raise ModelConfigError(
                     f"config.json: {key} is not supported", "Use a checkpoint of plain weights without code of its own"
                 )
-        said = {key: value for key, value in hf_config.items() if key not in _SILENT}
+        said = {key: value for key, value in hf_config.items() if key not in SILENT}
         document, width = _whole(said, hf_config)
         text = config_of_document(document).get_text_config()
         tokens = {key: hf_config.get(key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}

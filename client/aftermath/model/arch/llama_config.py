@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 from pydantic import Field, model_validator
 
 from aftermath.base.errors import shown
+from aftermath.model.arch.known_keys import refuse_ideas
 from aftermath.model.arch.scaled_config import POSITIONS, ScaledConfig, fields_of_positions
-from aftermath.model.arch.transformer_config import IDEAS
 from aftermath.model.config import ModelConfigError
 
 if TYPE_CHECKING:
@@ -77,8 +77,7 @@ class LlamaConfig(ScaledConfig):
     @classmethod
     def from_hf(cls, hf_config: Mapping[str, Any]) -> Self:
         """As it says there. Raises ModelConfigError also for what is none of these models."""
-        if other := next((key for key in IDEAS if hf_config.get(key)), None):
-            raise ModelConfigError(f"config.json: {other} is a NanoGPT's", 'Set model_type to "nanogpt", or remove it')
+        refuse_ideas(hf_config)
         name = str(hf_config.get("model_type") or cls.MODEL_TYPE)
         family = _FAMILIES[name]
         _refuse_windows(hf_config, family)

@@ -8,7 +8,8 @@ Decided
   of the second half that is kept has its skip, and a skip into a layer that is not kept is none. Where tiers differ in
   heads, a value embedding is cut by columns; a tier has the columns of its widest layer that takes them.
 - `skip_lambdas` is one vector, whole in every tier that has a skip: of one that it lacks, the gradient is zero.
-- `use_...` keys are those of another NanoGPT, whose functions of these names differ: they are refused.
+- `use_...` keys are those of another NanoGPT, whose functions of these names differ: they are refused. So is any key
+  that is not known (`known_keys`), since no other program says what a NanoGPT's keys mean.
 
 Source: Jordan et al., modded-nanogpt (github.com/KellerJordan/modded-nanogpt); relu^2: So et al. (arXiv 2109.08668);
 value embeddings: Zhou et al. (arXiv 2410.17897); the soft-cap: Gemma 2 (arXiv 2408.00118).
@@ -17,14 +18,14 @@ value embeddings: Zhou et al. (arXiv 2410.17897); the soft-cap: Gemma 2 (arXiv 2
 from __future__ import annotations
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from aftermath.base.errors import shown
+from aftermath.model.arch.known_keys import IDEAS, refuse_strange
 from aftermath.model.arch.rope_config import rope_table
-from aftermath.model.arch.transformer_config import IDEAS, TransformerConfig
+from aftermath.model.arch.transformer_config import JUDGED, TransformerConfig
 from aftermath.model.config import ModelConfigError
 
 if TYPE_CHECKING:
@@ -66,12 +67,11 @@ class NanoGPTConfig(TransformerConfig):
     def from_hf(cls, hf_config: Mapping[str, Any]) -> Self:
         """As it says there."""
         for key in hf_config:
-            meant = [] if key.startswith("use_") else get_close_matches(key, IDEAS, 1, 0.75)
-            if (meant and key not in IDEAS) or (key in IDEAS and hf_config[key] is None):
+            if key in IDEAS and hf_config[key] is None:
                 raise ModelConfigError(
-                    f"config.json: {key} {shown(hf_config[key])} says nothing here", f"Say {meant[0]}"
+                    f"config.json: {key} None says nothing here", f"Say what {key} is, or leave it out"
                 )
-            if key.startswith("use_") and key != "use_cache" and hf_config[key]:
+            if key.startswith("use_") and key not in JUDGED and hf_config[key]:
                 raise ModelConfigError(
                     f"config.json: {key} is of another NanoGPT",
                     f"Say what is meant by {', '.join(IDEAS)}, if the weights were trained so",
@@ -81,6 +81,8 @@ class NanoGPTConfig(TransformerConfig):
                 f"config.json: {other} {shown(hf_config[other])} is not supported",
                 f"A NanoGPT has no {other}: leave it out",
             )
+        passed = {key for key in hf_config if key.startswith("use_")}  # each of them says no
+        refuse_strange(hf_config, cls.model_fields, JUDGED | passed | {*_LLAMAS, "num_key_value_heads"})
         if (kind := rope_table(hf_config)["rope_type"]) != "default":
             raise ModelConfigError(
                 f"config.json: positions of type {shown(kind)} are not supported", "A NanoGPT has plain positions"

@@ -1,9 +1,12 @@
 """How positions are turned into angles, as a `config.json` states it: plain, or scaled for texts longer than were seen.
 
 Decided
-- What a table means is what transformers 5 makes of it. Kinds that are not here, and keys that no kind has, are refused
-  by name; a kind without a number that it needs is too.
+- What a table means is what transformers 5 makes of it. Kinds that are not here are refused by name; a kind without a
+  number that it needs is too, and a number that is none or out of bounds. Keys that its kind does not have change
+  nothing there, and pass.
 - Numbers are kept as they were written; what follows from them is computed where the angles are.
+- In a config's fields 0 is "not said" where a number may be left out; so a file's own 0 is refused where it would say
+  something.
 """
 
 from __future__ import annotations
@@ -39,6 +42,19 @@ ROPE_FIELDS: Mapping[str, str] = {
     "truncate": "rope_truncate",
 }
 """The keys of a table, and the fields of a config that hold them."""
+_BOUNDS: Mapping[str, tuple[float, bool, float]] = {
+    "rope_theta": (1, True, 1e12),
+    "factor": (1, True, 1e6),
+    _LENGTH: (1, True, 1 << 24),
+    "low_freq_factor": (0, False, 1e6),
+    "high_freq_factor": (0, False, 1e6),
+    "beta_fast": (0, False, 1e6),
+    "beta_slow": (0, False, 1e6),
+    "attention_factor": (0, False, 1e3),
+    "mscale": (0, True, 1e3),
+    "mscale_all_dim": (0, True, 1e3),
+}
+"""From where a number may be, whether that itself is allowed, and up to where."""
 
 
 def rope_table(hf_config: Mapping[str, Any]) -> dict[str, Any]:
@@ -90,14 +106,35 @@ def _plain(hf_config: Mapping[str, Any], key: str) -> dict[str, Any]:
             "This client turns whole heads only",
         )
     said.setdefault("rope_theta", hf_config.get("rope_theta", 10000.0))
-    if kind in ("llama3", "yarn"):
-        said.setdefault(_LENGTH, hf_config.get(_LENGTH))
+    if kind in ("llama3", "yarn") and _LENGTH in hf_config:  # it counts before the table's, also if it is null
+        said[_LENGTH] = hf_config[_LENGTH]
+    if "truncate" in table and table["truncate"] is None:
+        said["truncate"] = False
     needed = _NEEDS[kind]
     for name in needed:
         if said.get(name) is None:
             raise ModelConfigError(f"config.json: {key} of type {kind} has no {name}", "Take the file as published")
     kept = {"rope_type", "rope_theta", *needed, *_MAY.get(kind, ())}
-    return {name: value for name, value in said.items() if name in kept}
+    found = {name: value for name, value in said.items() if name in kept}
+    for name, value in found.items():
+        _require_number(key, name, value)
+    return found
+
+
+def _require_number(key: str, name: str, value: object) -> None:
+    """Raises ModelConfigError, with what is expected, for what a table may not say."""
+    if name == "truncate" and not isinstance(value, bool):
+        raise ModelConfigError(f"config.json: {key}.{name} {shown(value)} is not supported", "Say true or false")
+    if name not in _BOUNDS:
+        return
+    (low, touched, high), whole = _BOUNDS[name], name == _LENGTH
+    real = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+    if not real or not (low < value <= high or (touched and value == low)):  # type: ignore[operator]
+        raise ModelConfigError(
+            f"config.json: {key}.{name} {shown(value)} is not supported",
+            f"Say a {'whole ' * whole}number {'from' if touched else 'above'} {low:g} up to {high:,.0f}, or take the "
+            "file as published",
+        )
 
 
 def _number(key: str, value: object) -> object:

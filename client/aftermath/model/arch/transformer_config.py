@@ -22,8 +22,13 @@ _OTHER_FUNCTIONS = (
     "per_layer_config",
     "attention_chunk_size",
 )
-IDEAS = ("relu_squared", "qk_norm", "logit_softcap", "value_embeddings", "x0_residual", "unet_skips")
-"""Keys of a NanoGPT alone."""
+JUDGED = frozenset(
+    {
+        *("hidden_act", "attention_dropout", "partial_rotary_factor", "is_causal", "layer_types"),
+        *("quantization_config", "num_nextn_predict_layers", "use_cache", *_OTHER_FUNCTIONS),
+    }
+)
+"""Keys that are no fields, of which `known` refuses what would be another function."""
 
 
 class TransformerConfig(ModelConfig):

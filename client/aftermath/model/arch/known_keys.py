@@ -1,0 +1,61 @@
+"""The keys of a `config.json`: which say nothing of a function, whose they are, and what is done about strange ones.
+
+Decided
+- Of models that transformers knows, what it does not read changes nothing, and passes. Of a NanoGPT nobody else says
+  what a key means: one that is not known is refused by its name, with the known one that is nearest.
+- Keys that any file of transformers carries say nothing of the function: names, versions, tokens, what is returned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from aftermath.base.errors import shown
+from aftermath.model.config import ModelConfigError
+
+IDEAS = ("relu_squared", "qk_norm", "logit_softcap", "value_embeddings", "x0_residual", "unet_skips")
+"""Keys of a NanoGPT alone."""
+SILENT = frozenset(
+    {
+        *("_name_or_path", "transformers_version", "torch_dtype", "dtype", "architectures", "use_cache"),
+        *("bos_token_id", "eos_token_id", "decoder_start_token_id", "task_specific_params"),
+        *("matformer_tier", "matformer_base_intermediate_size"),
+    }
+)
+"""Keys that change no function, whatever the model."""
+_ANYWHERE = SILENT | {
+    *("model_type", "name_or_path", "pad_token_id", "sep_token_id", "unk_token_id", "tokenizer_class"),
+    *("chunk_size_feed_forward", "id2label", "label2id", "problem_type", "finetuning_task", "is_decoder"),
+    *("is_encoder_decoder", "output_attentions", "output_hidden_states", "return_dict", "torchscript"),
+    *("matformer_base", "rope_scaling", "rope_parameters", "original_max_position_embeddings", "pretraining_tp"),
+}
+_GPT2S: Mapping[str, str] = {
+    "n_layer": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "n_embd": "hidden_size",
+    "n_inner": "intermediate_size",
+    "n_positions": "max_position_embeddings",
+    "n_ctx": "max_position_embeddings",
+    "block_size": "max_position_embeddings",
+}
+_NEAR = 0.3
+
+
+def refuse_ideas(hf_config: Mapping[str, Any]) -> None:
+    """Raises ModelConfigError for what only a NanoGPT has."""
+    if other := next((key for key in IDEAS if hf_config.get(key)), None):
+        raise ModelConfigError(f"config.json: {other} is a NanoGPT's", 'Set model_type to "nanogpt", or remove it')
+
+
+def refuse_strange(hf_config: Mapping[str, Any], options: Collection[str], others: Collection[str]) -> None:
+    """Raises ModelConfigError for a key that is none of a model's options, nor of `others` that it judges itself."""
+    for key, value in hf_config.items():
+        if key in options or key in others or key in _ANYWHERE:
+            continue
+        near = [_GPT2S[key]] if key in _GPT2S else get_close_matches(key, options, 1, _NEAR)
+        raise ModelConfigError(
+            f"config.json: {shown(key)} {shown(value)} says nothing here",
+            f"Say {near[0]} if that is meant, or leave it out" if near else "Leave it out",
+        )

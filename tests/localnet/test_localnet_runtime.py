@@ -1,0 +1,75 @@
+"""Where the runtime draws its lines, to the lamport: who can pay a fee, what is left to spend beside it, and rent."""
+
+from __future__ import annotations
+
+import pytest
+from solders.account import Account
+from solders.compute_budget import set_compute_unit_limit, set_compute_unit_price
+from solders.hash import Hash
+from solders.keypair import Keypair
+from solders.system_program import ID as SYSTEM_ID
+from solders.transaction import VersionedTransaction
+
+from aftermath.localnet.fees import LAMPORTS_PER_SIGNATURE
+from aftermath.localnet.runtime import Outcome, Runtime, minimum_balance
+from localnet.chainwork import SOL, move, sign
+
+
+def holding(runtime: Runtime, lamports: int) -> Keypair:
+    """An account with so much; less than the minimum balance too."""
+    payer = Keypair()
+    runtime.store([(payer.pubkey(), Account(lamports, b"", SYSTEM_ID, False))])
+    return payer
+
+
+def moving(runtime: Runtime, payer: Keypair, lamports: int, priority: int, there_is: int = SOL) -> Outcome:
+    """What comes of moving so much to an account that is there, with a priority fee of so many lamports."""
+    there = holding(runtime, there_is).pubkey()
+    units, price = 10_000, 100 * priority
+    extra = [set_compute_unit_limit(units), set_compute_unit_price(price)] if priority else []
+    tx: VersionedTransaction = sign([*extra, move(payer, there, lamports)], Hash.default(), payer)
+    outcome = runtime.execute(tx)
+    assert outcome.fee.priority == priority
+    return outcome
+
+
+@pytest.mark.parametrize("priority", [0, 1, 2, 5_000])
+def test_who_has_the_fee_to_the_lamport_pays_it_and_who_has_less_does_not(priority: int) -> None:
+    fee = LAMPORTS_PER_SIGNATURE + priority
+    runtime = Runtime()
+    payer = holding(runtime, fee)
+    outcome = moving(runtime, payer, 0, priority)
+    assert outcome.landed
+    assert outcome.error is None
+    assert runtime.balance(payer.pubkey()) == 0
+    payer = holding(runtime, fee - 1)
+    outcome = moving(runtime, payer, 0, priority)
+    assert (outcome.landed, outcome.error) == (False, "InsufficientFundsForFee")
+    assert runtime.balance(payer.pubkey()) == fee - 1
+
+
+@pytest.mark.parametrize("priority", [0, 1, 2, 5_000])
+def test_what_the_fee_takes_cannot_be_spent_beside_it_however_small_it_is(priority: int) -> None:
+    fee = LAMPORTS_PER_SIGNATURE + priority
+    runtime = Runtime()
+    payer = holding(runtime, SOL)
+    outcome = moving(runtime, payer, SOL - fee + 1, priority)
+    assert outcome.error is not None
+    assert outcome.landed
+    assert runtime.balance(payer.pubkey()) == SOL - fee
+    payer = holding(runtime, SOL)
+    assert moving(runtime, payer, SOL - fee, priority).error is None
+    assert runtime.balance(payer.pubkey()) == 0
+
+
+def test_an_account_at_its_minimum_may_not_go_below_it_and_one_below_may_go_on() -> None:
+    least = minimum_balance(0)
+    runtime = Runtime()
+    payer = holding(runtime, least)
+    outcome = moving(runtime, payer, 0, 0)
+    assert outcome.error == {"InsufficientFundsForRent": {"account_index": 0}}
+    payer = holding(runtime, least - 1)
+    assert moving(runtime, payer, 0, 0).error is None
+    assert moving(runtime, holding(runtime, SOL), 0, 0, least - 1).error is None
+    refused = moving(runtime, holding(runtime, SOL), 1, 0, least - 2)
+    assert refused.error == {"InsufficientFundsForRent": {"account_index": 1}}

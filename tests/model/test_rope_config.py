@@ -1,0 +1,102 @@
+"""Tables of positions with numbers of every kind: what is read is what transformers makes of it, or it is refused."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from aftermath.model.arch.llama_config import LlamaConfig
+from aftermath.model.arch.rotary import scaled_rotary
+from aftermath.model.architectures import config_of
+from aftermath.model.config import ModelConfigError
+
+torch.set_num_threads(1)
+LENGTH = 80
+SHAPE: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 64,
+}
+PLAIN: dict[str, Any] = {
+    "rope_theta": 500.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": True,
+}
+KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
+KEYS = (*PLAIN, "attention_factor", "mscale", "mscale_all_dim", "partial_rotary_factor")
+VALUES = (0, 0.0, -1, -2.5, 0.5, 1, 2, 16, 8192.0, math.nan, math.inf, -math.inf, True, False, None, "2", "", [])
+
+
+def theirs(file: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Cosine and sine [T, K] of transformers; None where it has none."""
+    transformers = pytest.importorskip("transformers")
+    try:
+        rotary = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(
+            transformers.AutoConfig.for_model(**file)
+        )
+        cosine, sine = rotary(torch.zeros(1, LENGTH, 1), torch.arange(LENGTH)[None])
+    except (TypeError, ValueError, ArithmeticError):
+        return None
+    return cosine[0], sine[0]
+
+
+@pytest.mark.parametrize("where", ["rope_scaling", "rope_parameters", "beside the table"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_whatever_a_number_of_a_table_is_it_is_what_transformers_makes_of_it_or_refused(kind: str, where: str) -> None:
+    beside = where == "beside the table"
+    for key in ("original_max_position_embeddings",) if beside else KEYS:
+        for value in VALUES:
+            table = {"rope_type": kind, **PLAIN, **({"mscale": 0.7, "mscale_all_dim": 1.3} if "mscale" in key else {})}
+            file = SHAPE | (
+                {"rope_parameters": table, key: value} if beside else {where: table | {key: value}, "rope_theta": 500.0}
+            )
+            try:
+                config = config_of(file)
+            except ModelConfigError as error:
+                assert error.message.startswith("config.json: ")  # noqa: PT017
+                continue
+            assert isinstance(config, LlamaConfig)
+            expected = theirs(file)
+            if expected is None:
+                assert value is None  # it stumbles over a null that says nothing here
+                continue
+            found = scaled_rotary(config, config.head_dim, LENGTH, torch.device("cpu"))
+            for ours, other in zip(found, expected, strict=True):
+                torch.testing.assert_close(ours, other, rtol=0, atol=1e-4, msg=f"{kind} {key} {value}")
+
+
+@pytest.mark.parametrize("key", ["attention_factor", "beta_fast", "beta_slow"])
+@pytest.mark.parametrize("value", [0, 0.0, -1.0, math.nan, math.inf, True, "1"])
+def test_a_number_that_yarn_cannot_have_is_refused_with_what_is_expected(key: str, value: object) -> None:
+    with pytest.raises(ModelConfigError) as refused:
+        config_of(SHAPE | {"rope_parameters": {"rope_type": "yarn", **PLAIN, key: value}})
+    assert refused.value.message == f"config.json: rope_parameters.{key} {value!r} is not supported"
+    assert refused.value.fix
+    assert refused.value.fix.startswith("Say a number above 0 up to 1,000")
+
+
+def test_a_length_beside_the_table_counts_before_that_in_it() -> None:
+    file = SHAPE | {"rope_parameters": {"rope_type": "yarn", **PLAIN}, "original_max_position_embeddings": 32}
+    config = config_of(file)
+    assert isinstance(config, LlamaConfig)
+    assert config.rope_original_length == 32
+    assert config_of(config.to_hf()) == config
+
+
+def test_null_is_no_where_a_table_says_whether_it_truncates() -> None:
+    file = SHAPE | {"rope_parameters": {"rope_type": "yarn", **PLAIN, "truncate": None}}
+    config = config_of(file)
+    assert isinstance(config, LlamaConfig)
+    assert config.rope_truncate is False
