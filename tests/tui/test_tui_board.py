@@ -93,7 +93,7 @@ def test_what_is_kept_is_bounded() -> None:
     for step in range(1, 5001):
         board.take(told("trained", step=step, loss=5.0 + step, tokens=10))
         board.take(told("fetch_failed", height=step, seat=2, why="nobody answers"))
-    assert (len(board.lines), board.said) == (1000, 5000)
+    assert (len(board.log.lines), board.log.said) == (1000, 5000)
     assert len(board.losses) == 2000
     assert (board.counts.tokens, board.counts.failed) == (50_000, 5000)
     assert board.counts.trouble == "member 2, round 5000: nobody answers"

@@ -10,10 +10,11 @@ import pytest
 from textual.pilot import Pilot
 from textual.widgets import DataTable, RichLog, TabbedContent
 
-from aftermath.tui.app import Help, Tui
 from aftermath.tui.board import Role
 from aftermath.tui.messages import MESSAGES, TABS, Facts, Line, Stands
+from aftermath.tui.tabbed import Help
 from tui.tui_boards import EVIL, NOW, busy_member, failing_member, screen_of, server, told, where
+from tui.tui_drawn import drawn, seen
 
 SIZES = [(80, 24), (120, 40), (40, 12)]
 ROWS = {
@@ -37,17 +38,9 @@ STATES: dict[str, tuple[Role, Callable[[], list[MESSAGES]]]] = {
 }
 
 
-def seen(app: Tui) -> str:
-    """The characters on the terminal, without what surrounds them."""
-    lines = app.screen._compositor.render_strips()
-    return "\n".join(strip.text.rstrip() for strip in lines)
-
-
 async def on(pilot: Pilot[None], tab: str) -> str:
     await pilot.press(str(TABS.index(tab) + 1))
-    await pilot.pause()
-    await pilot.pause()
-    return seen(pilot.app)  # type: ignore[arg-type]
+    return await drawn(pilot)
 
 
 async def until(pilot: Pilot[None], true: Callable[[], bool]) -> None:
@@ -99,13 +92,13 @@ async def test_up_and_down_move_in_the_table_and_in_the_log() -> None:
         assert table.cursor_row == 57
         app._board.take(Stands(where(step=42, count=60)))
         app.draw()
-        await pilot.pause()
+        await drawn(pilot)
         assert table.cursor_row == 57, "what changes leaves the eye where it was"
         await on(pilot, "Log")
         log = app.query_one(RichLog)
         bottom = log.scroll_y
         await pilot.press("pageup")
-        await pilot.pause()
+        await drawn(pilot)
         assert log.scroll_y < bottom
 
 
@@ -113,10 +106,10 @@ async def test_the_question_mark_says_what_the_keys_do_and_any_key_closes_it() -
     async with screen_of(busy_member()).run_test(size=(80, 24)) as pilot:
         for key in ("x", "tab", "escape"):
             await pilot.press("question_mark")
-            await pilot.pause()
-            assert "leave the run, and end within two seconds" in seen(pilot.app)  # type: ignore[arg-type]
+            await drawn(pilot)
+            assert "leave the run, and end within two seconds" in seen(pilot.app)
             await pilot.press(key)
-            await pilot.pause()
+            await drawn(pilot)
             assert not isinstance(pilot.app.screen, Help)
 
 
@@ -130,7 +123,7 @@ async def test_leaving_is_said_at_once_and_the_screen_stays_until_it_is_done(key
     async with app.run_test(size=(80, 24)) as pilot:
         assert says not in seen(app)
         await pilot.press(key)
-        await pilot.pause()
+        await drawn(pilot)
         assert left == [1]
         assert says in seen(app)
         assert app.is_running
@@ -138,8 +131,8 @@ async def test_leaving_is_said_at_once_and_the_screen_stays_until_it_is_done(key
 
 async def test_a_signal_from_elsewhere_is_said_too() -> None:
     async with screen_of([*busy_member(), told("leaving", t=129.0)]).run_test(size=(80, 24)) as pilot:
-        await pilot.pause()
-        assert "Leaving: the run" in seen(pilot.app)  # type: ignore[arg-type]
+        await drawn(pilot)
+        assert "Leaving: the run" in seen(pilot.app)
 
 
 async def test_leaving_works_while_help_is_open() -> None:
@@ -148,7 +141,7 @@ async def test_leaving_works_while_help_is_open() -> None:
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("question_mark")
         await pilot.press("ctrl+c")
-        await pilot.pause()
+        await drawn(pilot)
     assert left == [1]
 
 
@@ -176,13 +169,13 @@ async def test_the_log_follows_what_is_said_and_is_wrapped_anew_for_another_widt
         await on(pilot, "Log")
         app._board.take(Line(NOW, "word " * 20 + "end"))
         app.draw()
-        await pilot.pause()
+        await drawn(pilot)
         assert "end" in seen(app).split()
         await pilot.resize_terminal(140, 24)
         await until(pilot, lambda: "word " * 20 + "end" in seen(app))
         for number in range(1500):
             app._board.take(Line(NOW, f"line {number}"))
         app.draw()
-        await pilot.pause()
+        await drawn(pilot)
         assert "line 1499" in seen(app)
         assert len(app.query_one(RichLog).lines) <= 1000

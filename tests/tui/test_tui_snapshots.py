@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from textual.pilot import Pilot
 
 from aftermath.tui.board import Role
 from aftermath.tui.messages import MESSAGES
 from tui.tui_boards import busy_member, failing_member, screen_of, server
+from tui.tui_drawn import drawn
 
 CASES: dict[str, tuple[Role, Callable[[], list[MESSAGES]], str]] = {
     "empty-run": ("member", list, "1"),
@@ -30,4 +32,9 @@ CASES: dict[str, tuple[Role, Callable[[], list[MESSAGES]], str]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_it_is_drawn_as_it_was(case: str, snap_compare: Callable[..., bool]) -> None:
     role, told, key = CASES[case]
-    assert snap_compare(screen_of(told(), role), press=[key], terminal_size=(80, 24))
+
+    async def turned_over(pilot: Pilot[None]) -> None:
+        await pilot.press(key)
+        await drawn(pilot)
+
+    assert snap_compare(screen_of(told(), role), run_before=turned_over, terminal_size=(80, 24))

@@ -21,7 +21,14 @@ PATIENCE = 60.0
 class Terminal:
     """What a process draws on a terminal of 80 by 24; use as a context manager."""
 
-    def __init__(self, command: Sequence[str | Path], environment: Mapping[str, str], **given: Any) -> None:
+    def __init__(
+        self,
+        command: Sequence[str | Path],
+        environment: Mapping[str, str],
+        patience: float = PATIENCE,
+        **given: Any,
+    ) -> None:
+        self._patience = patience
         self._ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
         self._theirs = theirs
@@ -56,7 +63,7 @@ class Terminal:
 
     def until(self, true: Callable[[], bool]) -> None:
         """Read what is drawn until something holds."""
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + self._patience
         while not true():
             assert time.monotonic() < end, self.seen[-3000:]
             if select.select([self._ours], [], [], 0.02)[0]:

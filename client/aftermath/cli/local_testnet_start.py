@@ -14,9 +14,9 @@ from aftermath.cli.present import EXIT_INTERRUPTED, Result
 
 if TYPE_CHECKING:
     from aftermath.testnet.plan import Wishes
+    from aftermath.testnet.showing import Showing
     from aftermath.watch.trackers import Wanted
 
-Switch = Literal["true", "false"]
 FAULTS, CLIENTS, SHOWN = "Faults", "Clients", "What is shown"
 
 
@@ -158,7 +158,12 @@ class ShowOptions:
     """How it is seen."""
 
     tui: Annotated[
-        Switch, typer.Option(help="Pictures of the run and of every client in tmux panes.", rich_help_panel=SHOWN)
+        Literal["true", "screen", "false"],
+        typer.Option(
+            help="true: pictures in tmux panes, without tmux a screen of tabs; screen: that screen, with tmux too; "
+            "false: lines, in panes where there is tmux.",
+            rich_help_panel=SHOWN,
+        ),
     ] = "true"
     log: Annotated[
         Literal["warning", "info", "debug"],
@@ -171,6 +176,18 @@ class ShowOptions:
         int | None,
         typer.Option(min=1, help="With --headless: end so many seconds after the start.", rich_help_panel=SHOWN),
     ] = None
+
+    def showing(self) -> Showing:
+        """What that comes to, on this terminal."""
+        import shutil
+
+        from rich.console import Console
+
+        from aftermath.testnet.showing import Wish, showing_of
+        from aftermath.tui.screen import can_show
+
+        terminal = not self.headless and can_show(Console())
+        return showing_of(Wish(self.tui), terminal=terminal, tmux=shutil.which("tmux") is not None)
 
 
 @command(
@@ -197,12 +214,10 @@ def local_testnet_start(
     """Start a run and its clients on this machine, and show them.
 
     Everything is the real thing: the programs on a local network, or a centralized server, and a process for each
-    client. Without tmux, and where the output is no terminal, what clients tell comes as lines. It ends when the run is
-    finished, with Ctrl-C, and with Ctrl-B d in tmux; nothing that it started outlives it.
+    client. They are shown in tmux panes, without tmux on a screen of tabs, and where there is no terminal what clients
+    tell comes as lines. It ends when the run is finished, with q on the screen, with Ctrl-C, and with Ctrl-B d in tmux;
+    nothing that it started outlives it.
     """
-    import shutil
-    import sys
-
     from rich.console import Console
 
     from aftermath.base.errors import UsageError
@@ -211,9 +226,10 @@ def local_testnet_start(
     from aftermath.testnet.claim import claimed
     from aftermath.testnet.configs import chosen
     from aftermath.testnet.kills import Kills
-    from aftermath.testnet.lines import Level, Lines
+    from aftermath.testnet.lines import Level
     from aftermath.testnet.plan import Plan, allowed_of, clients_of
     from aftermath.testnet.run import Testnet
+    from aftermath.testnet.showing import Showing, shown
     from aftermath.testnet.summary import Ending
     from aftermath.watch.trackers import Wanted
 
@@ -223,17 +239,17 @@ def local_testnet_start(
     trackers.check()
     config = chosen(config_path, deployment.first_client_checkpoint)
     them = clients_of(num_clients, clients.client_matformer_tiers, config)
-    wishes = clients.wishes(trackers)
-    drawn = not show.headless and sys.stdout.isatty() and shutil.which("tmux") is not None
+    wishes, showing = clients.wishes(trackers), show.showing()
+    panes = showing is Showing.PANES
     place, port = deployment.dir.expanduser().absolute(), deployment.server_port
-    plan = Plan(config, them, place, port, wishes, drawn, drawn and show.tui == "true")
+    plan = Plan(config, them, place, port, wishes, panes, panes and show.tui == "true")
     killed = Kills(kills.random_kill_num, kills.random_kill_interval, allowed_of(kills.allowed_to_kill, them))
     own = environment() | {"OMP_NUM_THREADS": str(plan.threads)} | deployment.variables
-    console = Console(stderr=json_output, quiet=drawn)
-    lines = Lines(console, Level(show.log), max(len(client.name) for client in them))
+    console, level = Console(stderr=json_output, quiet=panes), Level(show.log)
     backend = Solana(plan, own) if deployment.backend is BackendName.SOLANA else Centralized(plan)
-    with claimed(plan.place, "testnet", "--dir DIR"):
+    seen = shown(showing, plan, backend.keeper, console, level)
+    with claimed(plan.place, "testnet", "--dir DIR"), seen as lines:
         testnet = Testnet(plan, backend, killed, own, lines)
         summary = testnet.perform(show.headless_exit_after_secs)
-    interrupted = summary.ending is Ending.LEFT and not drawn
+    interrupted = summary.ending is Ending.LEFT and showing is Showing.LINES
     return Result(summary.data(), summary.line(), EXIT_INTERRUPTED if interrupted else int(not summary.good))

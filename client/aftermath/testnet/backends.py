@@ -25,7 +25,9 @@ Open = Callable[[str, list[str]], Running]
 
 
 class Backend(Protocol):
-    """What keeps the run."""
+    """What keeps the run. `keeper`: the name of the process that does."""
+
+    keeper: str
 
     def start(self, seen: Open) -> Running:
         """Bring it up, with a run that waits for its clients; the process that everything hangs on."""
@@ -37,6 +39,8 @@ class Backend(Protocol):
 class Solana:
     """An embedded network with the programs on it, and a run on chain."""
 
+    keeper = "localnet"
+
     def __init__(self, plan: Plan, environment: Mapping[str, str]) -> None:
         self._plan, self._environment = plan, environment
         self._chain = Chain(plan.port)
@@ -45,7 +49,7 @@ class Solana:
         plan, own = self._plan, self._environment
         if plan.port:
             refuse_taken(plan.port, plan.port + 1)
-        process, self._chain = start_chain(plan.place / "ledger", plan.log("localnet"), own, port=plan.port)
+        process, self._chain = start_chain(plan.place / "ledger", plan.log(self.keeper), own, port=plan.port)
         create = [*SOLANA, "show-identity", "--create", "-w"]
         names = ["owner", *(client.name for client in plan.clients)]
         at_once(([*create, str(plan.keys(name))] for name in names), plan.log("keys"), own)
@@ -72,6 +76,8 @@ class Solana:
 class Centralized:
     """A server, which also serves the tokens of a data.toml beside the config."""
 
+    keeper = "server"
+
     def __init__(self, plan: Plan) -> None:
         self._plan, self._port = plan, plan.port
 
@@ -88,7 +94,7 @@ class Centralized:
         command = [sys.executable, "-m", "aftermath.central", "server", "run", "--state", str(state), "--host", HERE]
         command += ["-s", str(self._port), "--save-state-dir", str(plan.place / "server")]
         command += ["--data-config", str(data.absolute())] if data.exists() else []
-        process = seen("server", [*command, "--tui", "true" if plan.tui else "false"])
+        process = seen(self.keeper, [*command, "--tui", "true" if plan.tui else "false"])
         wait_for("the server", lambda: _listens(self._port), SERVER_SECONDS, process)
         return process
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from aftermath.testnet.story import member_of
+from aftermath.tui.messages import Clients
 from aftermath.watch import kinds
 from aftermath.watch.reader import EventRecord
 from aftermath.watch.sentences import Sentences, in_full
@@ -38,7 +39,7 @@ class Lines:
 
     def own(self, sentence: str) -> None:
         """Something that the testnet itself did."""
-        self._print(OWN, escape(sentence))
+        self._tell(OWN, escape(sentence))
 
     def told(self, events: Iterable[EventRecord]) -> None:
         """What clients told, as far as the level goes."""
@@ -49,7 +50,10 @@ class Lines:
             if sentence is None and self._level is Level.DEBUG:
                 sentence = in_full(told.event)
             if sentence is not None and (serious or self._level is not Level.WARNING):
-                self._print(name, sentence)
+                self._tell(name, sentence)
 
-    def _print(self, name: str, markup: str) -> None:
+    def stands(self, clients: Clients) -> None:
+        """Where all stand now: lines say what happens, and not that."""
+
+    def _tell(self, name: str, markup: str) -> None:
         self._console.print(f"[dim]{escape(name):{self._width}} |[/dim] {markup}", highlight=False, soft_wrap=True)

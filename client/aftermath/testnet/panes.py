@@ -34,7 +34,7 @@ class Pane:
     """A process in a pane."""
 
     def __init__(self, name: str, panes: Panes, pid: int) -> None:
-        self.name, self._panes, self._pid = name, panes, pid
+        self.name, self.pid, self._panes = name, pid, panes
 
     @property
     def code(self) -> int | None:
@@ -58,7 +58,7 @@ class Pane:
     def _signal(self, send: Callable[[int], None]) -> None:
         if self._panes.code(self.name, fresh=True) is None:
             with suppress(ProcessLookupError):
-                send(self._pid)
+                send(self.pid)
 
 
 class Panes:

@@ -24,6 +24,10 @@ class Running(Protocol):
     name: str
 
     @property
+    def pid(self) -> int:
+        """The number that the system knows it by."""
+
+    @property
     def code(self) -> int | None:
         """Its exit status, the number of the signal that ended it below 0, or None while it runs."""
 

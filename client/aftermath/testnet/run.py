@@ -7,6 +7,7 @@ would again, and the testnet tells of it when the others are done.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 
@@ -20,6 +21,7 @@ from aftermath.testnet.plan import Client, Plan
 from aftermath.testnet.processes import Running, stop_all
 from aftermath.testnet.story import MemberStory, Story
 from aftermath.testnet.summary import Ending, Summary, summary_of
+from aftermath.tui.messages import ClientRow, Clients
 
 LOOK_SECONDS = 0.2
 
@@ -36,6 +38,7 @@ class Testnet:
         self._back: dict[Client, float] = {}
         """When killed clients are started again."""
         self._failed: list[str] = []
+        self._killed, self._returned = Counter[Client](), Counter[Client]()
         self.story = Story([MemberStory(client.name, client.tier) for client in plan.clients])
 
     def perform(self, seconds: float | None) -> Summary:
@@ -92,6 +95,34 @@ class Testnet:
 
     def _read(self) -> None:
         self._lines.told(self.story.read(time.monotonic()))
+        progress = self.story.progress
+        clients = tuple(map(self._row, self._plan.clients, self.story.members))
+        self._lines.stands(
+            Clients(
+                config=str(self._plan.chosen.path),
+                state=self.story.state,
+                progress=progress.words(),
+                step=progress.step,
+                total=progress.total,
+                clients=clients,
+            )
+        )
+
+    def _row(self, client: Client, member: MemberStory) -> ClientRow:
+        process, state = self._running.get(client), member.state
+        if client in self._back:
+            state = "killed, comes back"
+        elif client.name in self._failed:
+            state = "ended with an error"
+        return ClientRow(
+            name=client.name,
+            tier=client.tier,
+            state=state,
+            loss=member.loss,
+            killed=self._killed[client],
+            back=self._returned[client],
+            pid=process.pid if process is not None and process.code is None else None,
+        )
 
     @property
     def _finished(self) -> bool:
@@ -114,6 +145,7 @@ class Testnet:
                 continue
             del self._running[client]
             if code < 0:
+                self._killed[client] += 1
                 self._back[client] = now + BACK_SECONDS
             elif code:
                 self._failed.append(client.name)
@@ -122,4 +154,5 @@ class Testnet:
             del self._back[client]
             if not self._finished:
                 self._start(client)
+                self._returned[client] += 1
                 self._lines.own(f"{client.name} is started again")

@@ -53,6 +53,8 @@ class Story:
         """By epoch, round (-1: its end), step and level: the hash that each member told."""
         self.first_loss_at: float | None = None
         self._reader: EventReader | None = None
+        self.state = "being started"
+        """What the run does, as the member says that told of it last."""
 
     def follow(self, directory: Path) -> None:
         """Where the events of the members are, a directory for each under its name."""
@@ -72,6 +74,8 @@ class Story:
         self.history.take(told)
         member.state = phase(event) or member.state
         member.progress.take(event)
+        if isinstance(event, kinds.State | kinds.Round | kinds.Cooldown | kinds.Finished):
+            self.state = member.state
         match event:
             case kinds.Started():
                 member.traffic.append(None)

@@ -22,25 +22,27 @@ from aftermath.tui.app import Tui
 from aftermath.tui.board import Board
 from aftermath.tui.messages import End, message_of
 from aftermath.tui.opening import Opening, errors_of
+from aftermath.tui.overview import Overview
+from aftermath.tui.overview_board import OverviewBoard
+from aftermath.tui.tabbed import Tabbed
 
 _LONGEST = 1 << 24  # bytes of a message
 
 
-class Process(Tui):
-    """The screen of the process that started this one."""
+class Told(Tabbed):
+    """A screen that is told by the process that started this one; beside the screen that it is."""
 
-    def __init__(self, opening: Opening, told: int) -> None:
-        parent = os.getppid()
-        board = Board(opening.role, opening.run_id, opening.tier)
-        super().__init__(board, lambda: time.monotonic() - opening.started, lambda: os.kill(parent, signal.SIGINT))
-        self._told = told
-        self.deserted = False
-        """Whether the process went without saying so."""
+    learns: Board | OverviewBoard
+    """What it is told goes there."""
+    told: int
+    """The descriptor of what it is told."""
+    deserted = False
+    """Whether the process went without saying so."""
 
     @property
     def last_words(self) -> str:
         """What the process said last."""
-        return self._board.last_words()
+        return self.learns.last_words()
 
     def on_ready(self) -> None:
         """Begin to listen, now that it could be closed too."""
@@ -49,19 +51,49 @@ class Process(Tui):
     async def _listen(self) -> None:
         reader = asyncio.StreamReader(limit=_LONGEST)
         loop = asyncio.get_running_loop()
-        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(self._told, "rb"))
+        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(self.told, "rb"))
         while line := await reader.readline():
             message = message_of(line)
             if isinstance(message, End):
                 return self.exit()
-            self._board.take(message)
+            self.learns.take(message)
         self.deserted = True
         return self.exit()
 
 
+class ToldTui(Told, Tui):
+    """The screen of a run."""
+
+
+class ToldOverview(Told, Overview):
+    """The screen of a testnet."""
+
+
+def screen_of(opening: Opening, told: int) -> Told:
+    """The screen of the process that started this one."""
+    app: Told
+    board: Board | OverviewBoard
+    parent = os.getppid()
+
+    def clock() -> float:
+        return time.monotonic() - opening.started
+
+    def leave() -> None:
+        os.kill(parent, signal.SIGINT)
+
+    if opening.role == "testnet":
+        board = OverviewBoard(opening.run_id, opening.names)
+        app = ToldOverview(board, clock, leave)
+    else:
+        board = Board(opening.role, opening.run_id, opening.tier)
+        app = ToldTui(board, clock, leave)
+    app.learns, app.told = board, told
+    return app
+
+
 def main() -> None:
     """Show, until it is over."""
-    app = Process(msgspec.json.decode(sys.argv[2], type=Opening), int(sys.argv[1]))
+    app = screen_of(msgspec.json.decode(sys.argv[2], type=Opening), int(sys.argv[1]))
     app.error_console = Console(file=(errors := io.StringIO()), width=100)
     app.run()
     if errors.getvalue():

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from aftermath.tui import messages
 from aftermath.tui.alerts import Alerts
+from aftermath.tui.kept import Kept
 from aftermath.watch import kinds
 from aftermath.watch.phase import phase
 from aftermath.watch.printable import printable
@@ -20,10 +21,9 @@ from aftermath.watch.progress import Progress
 from aftermath.watch.sentences import Sentences
 from aftermath.watch.standing import Standing
 
-Role = Literal["member", "server", "watch"]
+Role = Literal["member", "server", "watch", "testnet"]
 E = TypeVar("E", bound=kinds.Event)
 _LOSSES = 2000
-_LINES = 1000
 _LAST = 5  # lines that are said again when the process dies
 _FIRST = "starting"
 
@@ -55,9 +55,7 @@ class Board:
     progress: Progress = field(default_factory=Progress)
     alerts: Alerts = field(default_factory=Alerts)
     losses: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_LOSSES))
-    lines: deque[tuple[float, Text]] = field(default_factory=lambda: deque(maxlen=_LINES))
-    said: int = 0
-    """Lines in all, with those that are not kept."""
+    log: Kept = field(default_factory=Kept)
     newest: dict[type[kinds.Event], kinds.Event] = field(default_factory=dict)
     asked: dict[str, kinds.Evaluated] = field(default_factory=dict)
     counts: Counts = field(default_factory=Counts)
@@ -75,7 +73,7 @@ class Board:
             case messages.Facts():
                 self.facts.setdefault(message.tab, {}).update(message.rows)
             case messages.Line():
-                self._say(message.t, Text(printable(message.text)))
+                self.log.say(message.t, Text(printable(message.text)))
 
     def of(self, kind: type[E]) -> E | None:
         """The newest event of a kind."""
@@ -84,8 +82,7 @@ class Board:
 
     def last_words(self) -> str:
         """What was said last."""
-        lines = [text.plain for _, text in self.lines][-_LAST:]
-        return "\n".join(["the process has ended without a word; it said last:", *lines])
+        return last_words(self.log)
 
     def _take(self, event: kinds.Event) -> None:
         self.newest[type(event)] = event
@@ -95,7 +92,7 @@ class Board:
         self._count(event)
         sentence = self._sentences.of(event)
         if sentence is not None:
-            self._say(event.t, Text.from_markup(sentence))
+            self.log.say(event.t, Text.from_markup(sentence))
 
     def _count(self, event: kinds.Event) -> None:
         counts = self.counts
@@ -121,6 +118,8 @@ class Board:
             case kinds.Leaving():
                 self.leaving = True
 
-    def _say(self, t: float, text: Text) -> None:
-        self.lines.append((t, text))
-        self.said += 1
+
+def last_words(log: Kept) -> str:
+    """What a process said last that is gone."""
+    lines = [text.plain for _, text in log.lines][-_LAST:]
+    return "\n".join(["the process has ended without a word; it said last:", *lines])

@@ -44,11 +44,51 @@ class Line(Message, frozen=True):
     text: str
 
 
+class ClientRow(msgspec.Struct, frozen=True):
+    """One process of a testnet that takes part. `loss`: of its last share; `pid`: None while it is away."""
+
+    name: str
+    tier: int
+    state: str
+    loss: float | None
+    killed: int
+    """How often a signal has ended it."""
+    back: int
+    """How often it was started again."""
+    pid: int | None
+
+
+class Clients(Message, frozen=True):
+    """A testnet and its clients stand like this. `progress`: how far the run is, in words."""
+
+    config: str
+    state: str
+    progress: str
+    step: int
+    total: int
+    clients: tuple[ClientRow, ...]
+
+
+class Said(Message, frozen=True):
+    """A client of a testnet told this; `t` in seconds since the start."""
+
+    t: float
+    name: str
+    text: str
+
+
+class Output(Message, frozen=True):
+    """A process of a testnet printed these lines."""
+
+    name: str
+    lines: tuple[str, ...]
+
+
 class End(Message, frozen=True):
     """It is over: the screen closes."""
 
 
-MESSAGES = Told | Stands | Facts | Line | End
+MESSAGES = Told | Stands | Facts | Line | Clients | Said | Output | End
 
 
 def line_of(message: MESSAGES) -> bytes:

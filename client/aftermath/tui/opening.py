@@ -13,12 +13,15 @@ from aftermath.tui.board import Role
 
 
 class Opening(msgspec.Struct, frozen=True):
-    """`started`: on the machine's monotonic clock, which all its processes share."""
+    """`started`: on the machine's monotonic clock, which all its processes share. `names`: the processes of a testnet,
+    in the order of their tabs.
+    """
 
     role: Role
     run_id: str
     tier: int | None
     started: float
+    names: tuple[str, ...] = ()
 
 
 def errors_of(process: int) -> Path:

@@ -22,9 +22,10 @@ from aftermath.watch.spark import course
 from aftermath.watch.standing import Standing
 from aftermath.watch.standing_words import facts_of, steps_of, taking_part
 
-Rows = dict[str, str | Text | Sequence[str]]
-_UNKNOWN = "-"
-_NAMES = 11  # columns of the rows' names, with what is between
+Facts = dict[str, str | Text | Sequence[str]]
+UNKNOWN = "-"
+NAMES = 11
+"""Columns of the rows' names, with what is between."""
 _CHART = 9  # lines
 _TALL = 32  # lines of a terminal that has room for more than 24 have
 
@@ -38,15 +39,15 @@ def progress_words(board: Board) -> str:
 
 def run_page(board: Board, now: float, width: int, height: int) -> RenderableType:
     """Where the run stands, what the member does, and what is wrong."""
-    rows: Rows = {"run": board.run_id, "name": _UNKNOWN}
+    rows: Facts = {"run": board.run_id, "name": UNKNOWN}
     if board.role == "member":
         rows["now"] = board.now
-    rows |= dict.fromkeys(("state", "steps", "deadline", "members", "waits for"), _UNKNOWN)
+    rows |= dict.fromkeys(("state", "steps", "deadline", "members", "waits for"), UNKNOWN)
     if (found := board.standing) is not None:
         known = facts_of(found)
         rows |= {name: known[name] for name in ("name", "state", "deadline", "waits for")}
         rows["members"] = f"{taking_part(found)} take part, {known['members']}"
-    rows["steps"] = _steps(board, width - _NAMES)
+    rows["steps"] = _steps(board, width - NAMES)
     parts: list[RenderableType] = [_rows(board, "Run", rows)]
     drawn = chart(board.losses, width, _CHART) if height >= _TALL else []
     if board.role == "member" and not drawn:
@@ -64,7 +65,7 @@ def training_page(board: Board, now: float, width: int, height: int) -> Renderab
     if board.role != "member":
         return _training_from_outside(board)
     counts, trained, applied = board.counts, board.of(kinds.Trained), board.of(kinds.Applied)
-    rows: Rows = dict.fromkeys(("loss", "speed", "share", "applied", "model", "asked", "text"), _UNKNOWN)
+    rows: Facts = dict.fromkeys(("loss", "speed", "share", "applied", "model", "asked", "text"), UNKNOWN)
     if board.losses:
         step, loss = board.losses[-1]
         rows["loss"] = f"{loss:.4f} at step {step:,}, of this member's share"
@@ -91,13 +92,13 @@ def training_page(board: Board, now: float, width: int, height: int) -> Renderab
 
 
 def _training_from_outside(board: Board) -> RenderableType:
-    rows: Rows = dict.fromkeys(("steps", "pace", "tiers", "losses"), _UNKNOWN)
+    rows: Facts = dict.fromkeys(("steps", "pace", "tiers", "losses"), UNKNOWN)
     rows["steps"] = progress_words(board)
     rows["losses"] = "members tell them: train --logs tui, or plot of what train --events-dir keeps"
     if (found := board.standing) is not None:
         if found.left is not None and found.total_steps > found.step:
             rows["pace"] = f"{found.left / (found.total_steps - found.step):.1f} s a step, in this epoch"
-        rows["tiers"] = _tiers(found) or _UNKNOWN
+        rows["tiers"] = _tiers(found) or UNKNOWN
     return _rows(board, "Training", rows)
 
 
@@ -115,10 +116,10 @@ def _tiers(found: Standing) -> list[str]:
 
 def network_page(board: Board, now: float, width: int, height: int) -> RenderableType:
     """Peers and bytes."""
-    rows: Rows = {}
+    rows: Facts = {}
     if board.role == "member":
         rows = dict.fromkeys(
-            ("peers", "sent", "received", "fetched", "not had", "refused", "trouble", "sent as"), _UNKNOWN
+            ("peers", "sent", "received", "fetched", "not had", "refused", "trouble", "sent as"), UNKNOWN
         )
         traffic, counts = board.of(kinds.Traffic), board.counts
         if traffic is not None:
@@ -140,17 +141,17 @@ def network_page(board: Board, now: float, width: int, height: int) -> Renderabl
 
 def chain_page(board: Board, now: float, width: int, height: int) -> RenderableType:
     """What whoever keeps the run says of it, and what talking to it has cost."""
-    rows: Rows = dict.fromkeys(("epoch", "round", "state", "deadline", "witnesses"), _UNKNOWN)
+    rows: Facts = dict.fromkeys(("epoch", "round", "state", "deadline", "witnesses"), UNKNOWN)
     if (found := board.standing) is not None:
         known = facts_of(found)
         rows["epoch"] = f"{found.epoch}"
-        rows["round"] = _UNKNOWN if found.round is None else f"{found.round}"
+        rows["round"] = UNKNOWN if found.round is None else f"{found.round}"
         rows |= {name: known[name] for name in ("state", "deadline")}
         elected = [str(member.seat) for member in found.members if member.witness]
         rows["witnesses"] = f"members {', '.join(elected)}" if elected else "none elected now"
     if board.role == "member":
         started, joined, traffic = board.of(kinds.Started), board.of(kinds.Joined), board.of(kinds.Traffic)
-        rows |= dict.fromkeys(("wallet", "seat", "attested", "checkpoint", "costs"), _UNKNOWN)
+        rows |= dict.fromkeys(("wallet", "seat", "attested", "checkpoint", "costs"), UNKNOWN)
         rows["attested"] = counted(board.counts.attested, "time")
         if started is not None:
             rows["wallet"] = f"{started.wallet}"
@@ -173,11 +174,16 @@ PAGES: Mapping[str, Page] = {
 """The tabs that are text; Members is a table, Log a list."""
 
 
-def _rows(board: Board, tab: str, rows: Rows) -> Table:
+def _rows(board: Board, tab: str, rows: Facts) -> Table:
+    return grid({**rows, **board.facts.get(tab, {})})
+
+
+def grid(rows: Facts) -> Table:
+    """Names and what is to be said of them."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    for name, value in {**rows, **board.facts.get(tab, {})}.items():
+    for name, value in rows.items():
         table.add_row(Text(printable(name)), _cell(value))
     return table
 
@@ -186,7 +192,7 @@ def _cell(value: str | Text | Sequence[str]) -> Text:
     if isinstance(value, Text):
         return value
     lines = [value] if isinstance(value, str) else value
-    return Text("\n".join(printable(line) for line in lines) or _UNKNOWN)
+    return Text("\n".join(printable(line) for line in lines) or UNKNOWN)
 
 
 def _steps(board: Board, width: int) -> Text:
@@ -194,6 +200,11 @@ def _steps(board: Board, width: int) -> Text:
     step, total = board.progress.step, board.progress.total
     if not total and board.standing is not None:
         step, total = board.standing.step, board.standing.total_steps
+    return bar(words, step, total, width)
+
+
+def bar(words: str, step: int, total: int, width: int) -> Text:
+    """Words, and how much of it is done as a line in what is left of so many columns."""
     room = min(30, width - len(words) - 4)
     if not total or room < 10:
         return Text(words)

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -25,7 +25,7 @@ from rich.console import Console
 
 from aftermath.tui import terminal
 from aftermath.tui.board import Role
-from aftermath.tui.messages import MESSAGES, End, Facts, Line, Stands, Told, line_of
+from aftermath.tui.messages import MESSAGES, Clients, End, Facts, Line, Output, Said, Stands, Told, line_of
 from aftermath.tui.opening import Opening, errors_of
 from aftermath.watch import kinds
 from aftermath.watch.console import ConsoleLines, redraws
@@ -55,15 +55,22 @@ class Screen:
     """Shows a run; use as a context manager. As a sink it is told a member's events. `started`: by time.monotonic."""
 
     def __init__(
-        self, console: Console, wall: Wall, started: float, role: Role, run_id: str, tier: int | None = None
+        self,
+        console: Console,
+        wall: Wall,
+        started: float,
+        role: Role,
+        run_id: str,
+        tier: int | None = None,
+        names: tuple[str, ...] = (),
     ) -> None:
         self._console, self._lines = console, ConsoleLines(console, wall)
-        self._opening = Opening(role, run_id, tier, started)
+        self._opening = Opening(role, run_id, tier, started, names)
         self._progress = Progress()
         self._last: deque[kinds.Event] = deque(maxlen=_LAST)
         self._going = False
         self._queue: deque[MESSAGES] = deque(maxlen=_MOST)
-        self._stands: Stands | None = None
+        self._newest: dict[type[MESSAGES], MESSAGES] = {}
         self._look: Callable[[], Standing] | None = None
         self._changed = threading.Condition()
         self._open = self._closing = False
@@ -91,9 +98,19 @@ class Screen:
 
     def stands(self, standing: Standing, here: frozenset[bytes] | None = None) -> None:
         """Where the run stands now."""
-        with self._changed:
-            self._stands = Stands(standing, here)
-            self._changed.notify()
+        self._renew(Stands(standing, here))
+
+    def clients(self, clients: Clients) -> None:
+        """Where a testnet and its clients stand now."""
+        self._renew(clients)
+
+    def said(self, name: str, text: str) -> None:
+        """A client of a testnet told this."""
+        self._put(Said(self.elapsed(), name, text))
+
+    def output(self, name: str, lines: Sequence[str]) -> None:
+        """A process of a testnet printed this."""
+        self._put(Output(name, tuple(lines)))
 
     def facts(self, tab: str, rows: Mapping[str, str]) -> None:
         """Rows of a tab that only this process knows."""
@@ -106,6 +123,12 @@ class Screen:
     def _put(self, message: MESSAGES) -> None:
         with self._changed:
             self._queue.append(message)
+            self._changed.notify()
+
+    def _renew(self, message: MESSAGES) -> None:
+        """Tell the newest of a kind; those before it need not be told any more."""
+        with self._changed:
+            self._newest[type(message)] = message
             self._changed.notify()
 
     @property
@@ -179,19 +202,18 @@ class Screen:
     def _tell(self) -> None:
         """Write what is told into the pipe, as fast as it is read."""
         with os.fdopen(self._told, "wb", buffering=0) as pipe, contextlib.suppress(BrokenPipeError):
-            known: Stands | None = None
+            known: dict[type[MESSAGES], MESSAGES] = {}
             while True:
                 with self._changed:
-                    if not (self._queue or self._closing or self._stands is not None):
+                    if not (self._queue or self._closing or self._newest):
                         self._changed.wait(_LOOK)
                     messages, closing = list(self._queue), self._closing
-                    stands, self._stands = self._stands, None
+                    newest, self._newest = self._newest, {}
                     self._queue.clear()
                 if self._look is not None and not closing:
-                    stands = Stands(self._look())
-                if stands is not None and stands != known:
-                    messages.append(stands)
-                    known = stands
+                    newest[Stands] = Stands(self._look())
+                messages += [message for kind, message in newest.items() if message != known.get(kind)]
+                known |= newest
                 for message in [*messages, End()] if closing else messages:
                     pipe.write(line_of(message))
                 if closing:

@@ -1,0 +1,81 @@
+"""The screen of a local testnet on a real terminal: left by a key, killed itself, and where there are lines."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from e2e.material import Material
+from e2e.processes import CONSOLE, PATIENCE
+from tui.tui_terminal import Terminal
+
+pytestmark = pytest.mark.slow
+SHORT = {"init_min_clients": 2, "min_clients": 1, "min_round_time": 0, "total_steps": 5000}
+
+
+@pytest.fixture
+def line(material: Material, tmp_path: Path) -> list[str | Path]:
+    config = material.config(tmp_path / "config", **SHORT)
+    given = ["--num-clients", "2", "--backend", "centralized", "--server-port", "0", "--client-device", "cpu"]
+    place = ["--dir", tmp_path / "testnet", "--tui", "screen"]
+    return [CONSOLE, "local-testnet", "start", "--config-path", config, *place, *given]
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> dict[str, str]:
+    return {"XDG_STATE_HOME": str(tmp_path / "state")}
+
+
+def family(terminal: Terminal) -> list[psutil.Process]:
+    return psutil.Process(terminal.process.pid).children(recursive=True)
+
+
+def test_it_shows_clients_a_kill_and_their_logs_and_ends_with_q(
+    line: list[str | Path], state: dict[str, str], tmp_path: Path
+) -> None:
+    kills = ["--random-kill-num", "1", "--random-kill-interval", "2", "--allowed-to-kill", "2"]
+    with Terminal([*line, *kills], state, PATIENCE) as terminal:
+        terminal.shows("local testnet of run local-testnet")
+        terminal.shows("client-2 was killed (kill -9)")
+        terminal.shows("client-2 is started again")
+        terminal.press("3")
+        terminal.shows("server ready run=local-testnet")
+        terminal.press("4")
+        terminal.shows("joined as member")
+        descendants = family(terminal)
+        assert len(descendants) >= 5  # a server, a client, a watcher of each, and the screen
+        terminal.press("q")
+        terminal.shows("Ending: clients leave")
+        assert terminal.ended() == 0
+        assert "stopped: step" in terminal.after
+        assert terminal.modes() == terminal.usual
+    assert psutil.wait_procs(descendants, 10)[1] == []
+
+
+def test_nothing_outlives_it_when_it_is_killed_and_the_terminal_is_as_before(
+    line: list[str | Path], state: dict[str, str]
+) -> None:
+    with Terminal(line, state, PATIENCE) as terminal:
+        terminal.shows("started 2 clients")
+        terminal.shows("2 of 2 run")
+        descendants = family(terminal)
+        assert len(descendants) >= 7
+        terminal.process.send_signal(signal.SIGKILL)
+        terminal.shows("the process has ended without a word; it said last:")
+        terminal.until(lambda: terminal.modes() == terminal.usual)
+        terminal.ended()
+    assert psutil.wait_procs(descendants, 10)[1] == []
+
+
+def test_a_dumb_terminal_gets_lines(line: list[str | Path], state: dict[str, str]) -> None:
+    with Terminal(line, {**state, "TERM": "dumb"}, PATIENCE) as terminal:
+        terminal.shows("testnet  | started 2 clients")
+        terminal.shows("client-1 | ")
+        descendants = family(terminal)
+        terminal.press("\x03")
+        assert terminal.ended() == 130
+        assert "\x1b[?1049h" not in terminal.seen
+    assert psutil.wait_procs(descendants, 10)[1] == []
