@@ -178,14 +178,14 @@ async def duty(chain: SolanaMember, feed: RunFeed) -> None:
     if seat not in witnesses(current, members.mask(MemberState.HEALTHY)):
         return
     if run.state is RunState.WARMUP:
-        await chain.warmup_witness(seat, run.place)
+        await chain.warmup_witness(seat, run.round_id)
     elif run.state.training:
         judged = run.round(run.config.judged(current.height))
         seen = judged.roster if judged is not None and judged.batch else 0
         said = {place: FINGERPRINT for place in range(256) if seen >> place & 1}
         prints = pack_fingerprints(said, judged.roster, current.seed) if judged and seen else bytes(320)
         await chain.witness(
-            seat, run.place, seen, prints, step=current.step, loss=1.0, tokens_per_sec=1.0, bytes_per_sec=1.0
+            seat, run.round_id, seen, prints, step=current.step, loss=1.0, tokens_per_sec=1.0, bytes_per_sec=1.0
         )
 
 

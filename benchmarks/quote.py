@@ -20,6 +20,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -135,22 +136,27 @@ def pages_of_experiments() -> str:
         parts.append(f"## {size} parameters\n\n![loss by steps](experiments-{size}.svg)\n\n")
         if found["missing"]:
             parts.append(f"{_not_trained(found)}\n\n")
-        if needed := found["step_seconds_for"]:
-            parts.append(f"{_step_seconds(needed)}\n\n")
         if has_curve(found):
             parts.append(_bytes_at_loss(size, found["bytes_at_loss"]))
         for question, those in asked.items():
-            parts.append(f"### {size}: {question}\n\n{_table_of_arms(those)}\n")
+            parts.append(f"### {size}: {question}\n\n{_table_of_arms(those, processors_of(found))}\n")
     return "".join(parts)
 
 
+def processors_of(found: Mapping[str, Any]) -> list[str]:
+    """The processors of which a size has any worth."""
+    ends = [end for arm in found["arms"].values() for end in arm["ends"]]
+    return sorted({machine for end in ends for machine in end.get("against_adamw", {}).get("by_processor", {})})
+
+
 def table_of_worth() -> str:
-    """For every size what eight members are worth, what they could be at most, and from which step on."""
+    """For every size and processor what eight members are worth, what they could be at most, and from which step on."""
     heads = (
         "size",
-        "worth of eight, with the protocol",
-        "without its time",
         "by their tokens at most",
+        "seconds of processor",
+        "worth without the protocol's time",
+        "with it",
         *(f"from this step on {worth}" for worth in (2, 4, 6)),
     )
     lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
@@ -158,22 +164,62 @@ def table_of_worth() -> str:
         ends = found["arms"].get(WINNER, {"ends": []})["ends"]
         if not ends or (against := ends[-1].get("against_adamw")) is None:
             continue
-        reached = (against["worth"], against["worth_without_protocol"], 8 * against["token_efficiency"])
-        steps = ("never" if at is None else f"{at:.2f} s" for at in found["step_seconds_for"].values())
-        lines.append(f"| {' | '.join((size, *(f'{value:.2f}' for value in reached), *steps))} |")
+        ends_of = (UNKNOWN if at is None else f"{at / ends[-1]['steps']:.1f}" for at in against["steps_alone_range"])
+        tokens = f"{8 * against['token_efficiency']:.2f} ({' to '.join(ends_of)})"
+        for machine in (machine for machine in processors_of(found) if machine in against["by_processor"]):
+            told, needed = against["by_processor"][machine], found["step_seconds_for"][machine]
+            worth = (f"{told['worth_without_protocol']:.2f}", f"{told['worth']:.2f}")
+            lines.append(f"| {' | '.join((size, tokens, machine, *worth, *map(_from_step, needed.values())))} |")
     return "\n".join(lines) + "\n"
+
+
+def _from_step(seconds: Sequence[float | None]) -> str:
+    """From which length of a step on: if members are worth a tenth more than measured, as much, and a tenth less."""
+    more, same, less = seconds
+    if more is None:
+        return "never"
+    if same is None or less is None:
+        return f"hardly: {more:.1f} s or never"
+    return f"{same:.2f} s ({more:.2f} to {less:.2f})"
 
 
 def table_of_bars() -> str:
     """For every size what eight members reached, beside the bars they are held to."""
     lines = [
-        f"| {' | '.join(('size', *(f'{what}: {bar}' for what, _, _, bar in BARS)))} |",
-        f"|{'---|' * (len(BARS) + 1)}",
+        f"| {' | '.join(('size', *(f'{what}: {bar}' for what, _, _, bar in BARS), AT_EDGE))} |",
+        f"|{'---|' * (len(BARS) + 2)}",
     ]
     for size, found in figures("worth").items():
         if found["loss_over_adamw"] is not None:
-            lines.append(f"| {size} | {' | '.join(_against_bar(found, *one) for one in BARS)} |")
+            cells = (*(_against_bar(found, *one) for one in BARS), ", ".join(_at_edge(found)))
+            lines.append(f"| {size} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+AT_EDGE = "best rate at the edge of those tried, or the only one"
+
+
+def _at_edge(found: Mapping[str, Any]) -> Iterable[str]:
+    """Arms of the bars whose best rate is the least or the largest tried: a better one may lie beyond.
+
+    Of machines alone, at the lengths between which members' loss lies.
+    """
+    end = found["arms"][WINNER]["ends"][-1]
+    for name in (WINNER, "adamw-8x", "muon-8x"):
+        at = [one for one in found["arms"].get(name, {"ends": []})["ends"] if one["steps"] == end["steps"]]
+        if any(map(is_at_edge, at)):
+            yield f"`{name}`"
+    for name in ("adamw", "muon"):
+        needed = end.get(f"against_{name}", {}).get("steps_alone")
+        ends = found["arms"].get(name, {"ends": []})["ends"]
+        for few, many in pairwise(ends) if needed else ():
+            if few["steps"] <= needed <= many["steps"]:
+                yield from (f"`{name}` after {one['steps']:,} steps" for one in (few, many) if is_at_edge(one))
+
+
+def is_at_edge(end: Mapping[str, Any]) -> bool:
+    """Whether the best rate of an end is the least or the largest that was tried."""
+    return f"{end['lr']:g}" in (min(end["by_rate"], key=float), max(end["by_rate"], key=float))
 
 
 BARS: tuple[tuple[str, str, float, str], ...] = (
@@ -187,14 +233,23 @@ BARS: tuple[tuple[str, str, float, str], ...] = (
 
 
 def _against_bar(found: Mapping[str, Any], what: str, key: str, bar: float, _: str) -> str:
-    value = found[key]["8"] if isinstance(found[key], dict) else found[key]
-    if value is None:
-        most = found.get(f"{key}_at_most", {}).get("8")  # of tokens alone, where seconds do not compare
-        return UNKNOWN if most is None or most >= -bar else f"**at most {most:.2f}**"
-    shown = f"{value:+.1%}" if what.startswith("loss") else f"{value:.2f}" if bar < 0 else f"{value:.4f}"
+    if what.startswith("worth"):
+        return _worth_against_bar(found, key, -bar)
+    if (value := found[key]) is None:
+        return UNKNOWN
+    shown = f"{value:+.1%}" if what.startswith("loss") else f"{value:.4f}"
     if found.get(f"{key}_interval") is not None:
         shown += f" ± {found[f'{key}_interval']:.1%}"
-    return shown if (value <= bar if bar > 0 else value >= -bar) else f"**{shown}**"
+    return shown if value <= bar else f"**{shown}**"
+
+
+def _worth_against_bar(found: Mapping[str, Any], key: str, bar: float) -> str:
+    """By processor; of tokens alone where none has both."""
+    if not (told := found[key]["8"]):
+        most = found[f"{key}_at_most"]["8"]
+        return UNKNOWN if most is None or most >= bar else f"**at most {most:.2f}**"
+    shown = (f"{told[machine]:.2f} ({machine})" for machine in processors_of(found) if machine in told)
+    return ", ".join(shown if max(told.values()) >= bar else (f"**{one}**" for one in shown))
 
 
 def has_curve(found: Mapping[str, Any]) -> bool:
@@ -206,7 +261,7 @@ def _bytes_at_loss(size: str, lengths: Mapping[str, Any]) -> str:
     """What sending less costs, with a picture."""
     parts = [f"### {size}: what sending less costs eight members\n\n![loss by bytes](experiments-{size}-bytes.svg)\n\n"]
     for steps, own in lengths.items():
-        needed = "none of these" if own["bytes_for_bar"] is None else f"{own['bytes_for_bar']:.5f} on the curve"
+        needed = _needed(own)
         said = (
             f"After {int(steps):,} steps. The bar is {own['bar']:.3f}: one percent more than AdamW with all sequences. "
             f"Bytes for each parameter and step that reach it: {needed}."
@@ -224,6 +279,14 @@ def _bytes_at_loss(size: str, lengths: Mapping[str, Any]) -> str:
             )
         parts.append("\n".join(lines) + "\n\n")
     return "".join(parts)
+
+
+def _needed(own: Mapping[str, Any]) -> str:
+    """The bytes at which the curve crosses the bar, and between which arms."""
+    for fewer, more in pairwise(point for point in own["points"] if point["on_curve"]):
+        if more["held_out"] <= own["bar"] < fewer["held_out"]:
+            return f"{own['bytes_for_bar']:.5f}, on a line from `{fewer['arm']}` to `{more['arm']}`"
+    return "all of these" if own["points"][0]["held_out"] <= own["bar"] else "none of these"
 
 
 def tables_of_ideas() -> str:
@@ -313,7 +376,8 @@ def _of_unequal(kind: str, size: str, found: Mapping[str, Any]) -> str:
     for one in found["gains"]:
         clear = "yes" if one["clear"] else "no"
         lines.append(f"| {one['question']} | {one['gain']:+.3f} ± {one['interval']:.3f} | {one['seeds']} | {clear} |")
-    share = _or_unknown(found["recovered_per_compute"])
+    part = found["recovered_per_compute"]
+    share = UNKNOWN if part is None else f"{part:.2f}"
     lines += [
         "",
         f"Of what two large members give, two small ones give {share} times as much for the same computing.",
@@ -325,12 +389,6 @@ def _not_trained(found: Mapping[str, Any]) -> str:
     return f"Named and not trained yet: {found['missing']} trainings."
 
 
-def _step_seconds(needed: Mapping[str, float | None]) -> str:
-    """From which length of a step on members are worth so much."""
-    words = [f"{worth}: {'never' if seconds is None else f'{seconds:.2f} s'}" for worth, seconds in needed.items()]
-    return f"Seconds that a step must take one machine for eight to be worth as many as named: {', '.join(words)}."
-
-
 def _by_rate(end: Mapping[str, Any]) -> str:
     return ", ".join(f"{rate}: {loss:.3f}" for rate, loss in end["by_rate"].items())
 
@@ -339,35 +397,44 @@ def _with_interval(end: Mapping[str, float] | None) -> str:
     return f"{end['mean']:.3f} ± {end['interval']:.3f}" if end else ""
 
 
-def _table_of_arms(those: list[tuple[str, Any]]) -> str:
-    lines = [
-        "| arm | steps of a machine | held out | at rate | by rate | bytes per parameter and step | as alone after | "
-        "worth |",
-        f"|{'---|' * 8}",
-    ]
+def _table_of_arms(those: list[tuple[str, Any]], processors: Sequence[str]) -> str:
+    joined = any("against_adamw" in end for _, arm in those for end in arm["ends"])
+    heads = ["arm", "steps of a machine", "held out", "at rate", "by rate"]
+    if joined:
+        heads += ["bytes per parameter and step", "as alone after", *(f"worth, {machine}" for machine in processors)]
+    lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
     for name, arm in those:
         for end in arm["ends"]:
-            against, sent = end.get("against_adamw"), arm["bytes_per_parameter_step"]
             words = [
                 f"`{name}`",
                 f"{end['steps']:,}",
                 f"{end['held_out']:.3f}" + (f" ± {end['interval']:.3f}" if end["interval"] is not None else ""),
                 f"{end['lr']:g}",
                 _by_rate(end),
-                f"{sent:.5f}" if sent else "",
-                f"{against['steps_alone'] or UNKNOWN}" if against else "",
-                f"{_or_unknown(against['worth'])} ({_or_unknown(against['worth_without_protocol'])})"
-                if against
-                else "",
             ]
+            if joined:
+                against = end["against_adamw"]
+                told = (against["by_processor"].get(machine, {}) for machine in processors)
+                words += [f"{arm['bytes_per_parameter_step']:.5f}", _alone_after(against), *map(_worth, told)]
             lines.append(f"| {' | '.join(words)} |")
     lines += ["", "| arm | members | expected |", "|---|---|---|"]
     lines += [f"| `{name}` | {arm['members']} | {arm['expected']} |" for name, arm in those]
     return "\n".join(lines) + "\n"
 
 
-def _or_unknown(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value:.2f}"
+def _alone_after(against: Mapping[str, Any]) -> str:
+    """With its range; what lies beyond the curve's ends is not known."""
+    if against["steps_alone"] is None:
+        return UNKNOWN
+    few, many = (UNKNOWN if at is None else f"{at:,}" for at in against["steps_alone_range"])
+    return f"{against['steps_alone']:,} ({few} to {many})"
+
+
+def _worth(told: Mapping[str, float | None]) -> str:
+    """With the protocol's time, and without it; a dash where there are no seconds, or the loss is beyond the curve."""
+    if told.get("worth") is None:
+        return UNKNOWN
+    return f"{told['worth']:.2f} ({told['worth_without_protocol']:.2f})"
 
 
 def table_of_attacks() -> str:

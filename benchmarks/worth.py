@@ -11,10 +11,11 @@ Decided
 - Token efficiency: the steps that one machine alone needs to the loss, over the steps of all members together. Alone is
   the best rate of the curve in arms.toml at each length; between two lengths loss is a straight line over the logarithm
   of steps. What lies beyond the curve's ends is not guessed.
+- Steps alone have a range: what they are if the losses of members and of the machine alone are as far off, by their
+  seeds, as noise.py says 95 of 100 are at most.
 - Compute share: the seconds that one machine alone would need for a member's steps, over the seconds of a member's
-  rounds: its own computing with encoding and applying, as measured, and the protocol's time by the model below.
-- The protocol's time is a model of home lines and a public chain, the same for every arm. With an overlap of 1 a
-  round's results travel while the next one trains, so that a round lasts as long as the longer of the two.
+  rounds: its own computing with encoding and applying, as measured, and the protocol's time by the model of seconds.py.
+  It is of one processor, and so is worth: one of each that has trained both.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ from typing import Any
 import torch
 
 from arms import ARMS, RUNS, Training, arms, interval, keep, kept, missing, result_bytes, train, winner
+from noise import Noise, kind_of, noise
+from seconds import seconds_of, shares, spread, step_seconds_for
 
 ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / "runs" / "worth"
@@ -44,20 +47,10 @@ QUICK = ("adamw", "sparseloco-8", "outer-4-muon")
 BARRED, MORE_LOSS = 8, 0.01
 """Members that are held against bars, and how much of AdamW's loss they may have beyond it."""
 
-SLOT, LATENCY = 0.4, 0.1  # seconds
-UP, DOWN = 110e6 / 8, 500e6 / 8  # bytes a second
-SLOTS_OF_A_ROUND = 1.5  # a witness waits half a slot to get into one, and the close is seen at its end
-LATENCIES_OF_A_ROUND = 4  # an announcement, a request, its answer, and the witness on its way to the chain
-
-
-def protocol_seconds(members: int, result_bytes: float) -> float:
-    """What a round takes beside training: every member sends its result to all others, and gets theirs."""
-    carried = (members - 1) * result_bytes
-    return SLOTS_OF_A_ROUND * SLOT + LATENCIES_OF_A_ROUND * LATENCY + carried / UP + carried / DOWN
-
-
 Curve = Sequence[tuple[float, float]]
 """Steps alone (or bytes) and the loss there, by steps."""
+Shares = tuple[float, float]
+"""The seconds of one machine alone over those of a member, with and without the protocol's."""
 
 
 def steps_to(curve: Curve, loss: float) -> float | None:
@@ -90,108 +83,98 @@ def _end(steps: int, rates: Mapping[float, Sequence[Mapping[str, Any]]]) -> dict
         "by_rate": {f"{rate:g}": round(mean, 4) for rate, mean in means.items()},
         "by_seed": losses,
         "interval": round(reach, 4) if math.isfinite(reach) else None,
-        "cpu_seconds_per_step": round(fmean(line["cpu_seconds_per_step"] for line in rates[lr]), 5),
     }
 
 
 def compared(
-    end: Mapping[str, Any], training: Training, sent: int, alone: Sequence[Mapping[str, Any]], *, seconds: bool = True
+    end: Mapping[str, Any],
+    training: Training,
+    alone: Sequence[Mapping[str, Any]],
+    told: Mapping[str, Shares],
+    reach: float,
 ) -> dict[str, Any]:
-    """What members who ended at a loss with results of `sent` bytes are worth against one machine of curve `alone`.
+    """What members who ended at a loss are worth against one machine of curve `alone`.
 
-    Without `seconds`, which do not compare then, only what tokens say is known.
+    `told` are the shares by processor, `reach` how far seeds may have moved the loss against the curve.
     """
-    members = training.members
-    needed = steps_to([(point["steps"], point["held_out"]) for point in alone], end["held_out"])
-    one = fmean(point["cpu_seconds_per_step"] for point in alone)
-    own = end["cpu_seconds_per_step"] / members
-    beside = protocol_seconds(members, sent) / training.inner_steps
-    share = one / (max(own, beside) if training.overlap else own + beside)
-    efficiency = None if needed is None else needed / (members * end["steps"])
-    timed = efficiency if seconds else None
+    curve = [(point["steps"], point["held_out"]) for point in alone]
+    needed, *ends = (steps_to(curve, end["held_out"] + off) for off in (0.0, reach, -reach))
+    tokens = None if needed is None else needed / end["steps"]
     return {
         "steps_alone": None if needed is None else round(needed),
-        "token_efficiency": None if efficiency is None else round(efficiency, 3),
-        "compute_share": round(share, 4) if seconds else None,
-        "worth": None if timed is None else round(members * timed * share, 3),
-        "worth_without_protocol": None if timed is None else round(members * timed * one / own, 3),
+        "steps_alone_range": [None if steps is None else round(steps) for steps in ends],
+        "token_efficiency": None if tokens is None else round(tokens / training.members, 5),
+        "by_processor": {
+            machine: {
+                "compute_share": round(share, 4),
+                "worth": None if tokens is None else round(tokens * share, 3),
+                "worth_without_protocol": None if tokens is None else round(tokens * without, 3),
+            }
+            for machine, (share, without) in told.items()
+        },
     }
-
-
-def step_seconds_for(worth: float, end: Mapping[str, Any], training: Training, sent: int) -> float | None:
-    """How long a step must take one machine for members to be worth so much; None if they never are.
-
-    Supposed: tokens count as they did for `end`, results are as large, and what members compute beside the gradient
-    takes the same part of a step.
-    """
-    against = end["against_adamw"]
-    if against["worth"] is None or against["worth_without_protocol"] <= worth:
-        return None
-    most = training.members * against["token_efficiency"]
-    beside = protocol_seconds(training.members, sent) / training.inner_steps
-    own = most / against["worth_without_protocol"]  # of a step, in steps of one machine alone
-    seconds: float = round(beside / (most / worth - own), 3)
-    return seconds
-
-
-Seconds = Mapping[str, float]
-"""Of a step of an arm, by processor."""
-
-
-def seconds_of(lines: Sequence[Mapping[str, Any]]) -> Seconds:
-    """The least of all trainings of an arm on each processor: other work on a machine only adds."""
-    found: dict[str, float] = {}
-    for line in lines:
-        machine, took = line.get("machine", ""), line["cpu_seconds_per_step"]
-        found[machine] = min(took, found.get(machine, took))
-    return found
-
-
-def on_one_machine(
-    end: Mapping[str, Any], alone: Sequence[Mapping[str, Any]], own: Seconds, one: Seconds
-) -> tuple[dict[str, Any], list[dict[str, Any]]] | None:
-    """An end and the curve alone with the seconds of the last processor that has both; None if there is none."""
-    if not (common := sorted(own.keys() & one.keys())):
-        return None
-    machine = common[-1]
-    curve = [{**point, "cpu_seconds_per_step": one[machine]} for point in alone]
-    return {**end, "cpu_seconds_per_step": own[machine]}, curve
 
 
 def of_size(size: str) -> dict[str, Any]:
     """Every arm that was measured at a size, and the figures of the winner."""
-    done = kept(size)
+    done, apart = kept(size), noise()
     measured: dict[str, Any] = {}
-    seconds: dict[str, Seconds] = {}
+    lines: dict[str, list[dict[str, Any]]] = {}
     for arm in arms():
         ended = [(one, done[one.key]) for one in arm.trainings if one.size == size and one.key in done]
         if not ended:
             continue
         first, ends = ended[0][0], best(ended)
         sent, parameters = result_bytes(first)
-        seconds[arm.name] = seconds_of([line for _, line in ended])
+        lines[arm.name] = [line for _, line in ended]
+        own = seconds_of(lines[arm.name])
         for name, end in itertools.product(ALONE if first.members > 1 else (), ends):
             if name in measured:
-                curve = measured[name]["ends"]
-                pair = on_one_machine(end, curve, seconds[arm.name], seconds[name])
-                own, one = pair or (end, curve)
-                end[f"against_{name}"] = compared(own, first, sent, one, seconds=pair is not None)
+                told = shares(first, sent, own, seconds_of(lines[name]))
+                off = _reach(apart[kind_of(first.said)], len(end["by_seed"]), apart[_kind_alone(name)])
+                end[f"against_{name}"] = compared(end, first, measured[name]["ends"], told, off)
         measured[arm.name] = {
             "question": arm.question,
             "expected": arm.expected[size],
             "members": first.members,
             "bytes_per_parameter_step": round(sent / parameters / first.inner_steps, 6),
+            "cpu_seconds_per_step": own,
             "ends": ends,
         }
         if first.members > 1 and not first.overlap and "against_adamw" in ends[-1]:
-            measured[arm.name]["step_seconds_for"] = {
-                str(worth): step_seconds_for(worth, ends[-1], first, sent) for worth in WORTHS
-            }
+            measured[arm.name]["step_seconds_for"] = _step_seconds(ends[-1]["against_adamw"], first, sent)
     return {
         **headline(measured),
         "bytes_at_loss": bytes_at(measured),
+        "noise": apart,
+        "seconds_spread": round(spread(lines.values()), 2),
         "missing": sum(1 for _ in missing(size)),
         "arms": measured,
+    }
+
+
+def _kind_alone(name: str) -> str:
+    return "machine" if name in ("adamw", "muon") else "polar"
+
+
+def _reach(members: Noise, seeds: int, alone: Noise) -> float:
+    """How far seeds may have moved the members' mean against a curve of one seed."""
+    return math.hypot(members["reach"] / math.sqrt(seeds), alone["reach"])
+
+
+def _step_seconds(
+    against: Mapping[str, Any], training: Training, sent: int
+) -> dict[str, dict[str, list[float | None]]]:
+    """By processor and worth."""
+    if against["token_efficiency"] is None:
+        return {}
+    tokens = training.members * against["token_efficiency"]
+    return {
+        machine: {
+            str(worth): step_seconds_for(worth, tokens, found["worth_without_protocol"] / tokens, training, sent)
+            for worth in WORTHS
+        }
+        for machine, found in against["by_processor"].items()
     }
 
 
@@ -236,21 +219,21 @@ def headline(measured: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     ends = {n: measured[name]["ends"][-1] if (name := winner(n)) in measured and name else None for n in MEMBERS}
     for name in ALONE:
-        found[f"worth_{name}"] = {
-            str(n): end.get(f"against_{name}", {}).get("worth") if end else None for n, end in ends.items()
-        }
+        found[f"worth_{name}"] = {str(n): _worth_by_processor(end, name) for n, end in ends.items()}
         found[f"worth_{name}_at_most"] = {str(n): _by_tokens_alone(end, n, name) for n, end in ends.items()}
         bound = measured.get(f"{name}-8x", {"ends": []})["ends"]
         at = [point for point in bound if ends[8] and point["steps"] == ends[8]["steps"]]
         found |= over(ends[8], at[0] if at else None, f"loss_over_{name}")
     eight = measured.get(winner(8) or "", {})
-    against = ends[8].get("against_adamw", {}) if ends[8] else {}
     return found | {
         "bytes_per_parameter_step": eight.get("bytes_per_parameter_step"),
-        "token_efficiency": against.get("token_efficiency"),
-        "compute_share": against.get("compute_share"),
         "step_seconds_for": eight.get("step_seconds_for"),
     }
+
+
+def _worth_by_processor(end: Mapping[str, Any] | None, name: str) -> dict[str, float]:
+    told = (end or {}).get(f"against_{name}", {}).get("by_processor", {})
+    return {machine: one["worth"] for machine, one in told.items() if one["worth"] is not None}
 
 
 def _by_tokens_alone(end: Mapping[str, Any] | None, members: int, name: str) -> float | None:
@@ -335,7 +318,8 @@ def table(report: Mapping[str, Any]) -> str:
         for name, arm in found["arms"].items():
             for end in arm["ends"]:
                 against = end.get("against_adamw", {})
-                worth = f"  {against['steps_alone']} steps alone, worth {against['worth']}" if against else ""
+                told = ", ".join(f"{one['worth']} ({name})" for name, one in against.get("by_processor", {}).items())
+                worth = f"  {against['steps_alone']} steps alone, worth {told or 'not timed'}" if against else ""
                 lines.append(f"  {name:22} {end['steps']:6} steps  {end['held_out']:.3f} at {end['lr']:g}{worth}")
     return "\n".join(lines)
 

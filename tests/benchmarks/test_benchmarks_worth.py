@@ -28,9 +28,14 @@ def module(name: str) -> ModuleType:
     return sys.modules[name]
 
 
-arms, worth = module("arms"), module("worth")
+arms, noise, seconds, worth, quote = (module(name) for name in ("arms", "noise", "seconds", "worth", "quote"))
 CURVE = [(100, 3.0), (200, 2.0), (400, 2.0), (800, 1.0)]
-ALONE = [{"steps": steps, "held_out": loss, "cpu_seconds_per_step": 2.0} for steps, loss in CURVE]
+ALONE = [{"steps": steps, "held_out": loss} for steps, loss in CURVE]
+FIGURES = json.loads((BENCHMARKS / "measured" / "worth.json").read_text())["figures"]
+
+
+def members(steps: int = 400, **said: Any) -> Any:
+    return arms.Training("a", "0.2M", steps, 0.1, 0, {"optimizer": "sparseloco", "members": 8, "inner_steps": 4} | said)
 
 
 def test_a_loss_is_reached_on_a_line_over_the_logarithm_of_steps() -> None:
@@ -43,39 +48,104 @@ def test_a_loss_is_reached_on_a_line_over_the_logarithm_of_steps() -> None:
 
 def test_members_are_worth_what_they_are_by_hand() -> None:
     """Eight members, 400 steps each in rounds of four, as good as 800 alone: a quarter of the tokens counts."""
-    training = arms.Training("a", "0.2M", 400, 0.1, 0, {"optimizer": "sparseloco", "members": 8, "inner_steps": 4})
-    found = worth.compared({"steps": 400, "held_out": 1.0, "cpu_seconds_per_step": 20.0}, training, 11_000_000, ALONE)
+    shares = seconds.shares(members(), 11_000_000, {"p": 20.0}, {"p": 2.0})
+    found = worth.compared({"steps": 400, "held_out": 1.0}, members(), ALONE, shares, 0.0)
     sent = 7 * 11_000_000 * 8 * (1 / 110e6 + 1 / 500e6)
     round_seconds = 4 * 20 / 8 + 1.5 * 0.4 + 4 * 0.1 + sent
-    assert found["steps_alone"] == 800
+    assert (found["steps_alone"], found["steps_alone_range"]) == (800, [800, 800])
     assert found["token_efficiency"] == 800 / (8 * 400)
-    assert found["compute_share"] == pytest.approx(4 * 2 / round_seconds, abs=1e-4)
-    assert found["worth"] == pytest.approx(800 * 2 / (100 * round_seconds), abs=1e-3)
-    assert found["worth_without_protocol"] == pytest.approx(800 * 2 / (100 * 10), abs=1e-3)
-    beyond = worth.compared({"steps": 400, "held_out": 0.5, "cpu_seconds_per_step": 20.0}, training, 11_000_000, ALONE)
-    assert beyond["worth"] is None
+    assert found["by_processor"]["p"]["compute_share"] == pytest.approx(4 * 2 / round_seconds, abs=1e-4)
+    assert found["by_processor"]["p"]["worth"] == pytest.approx(800 * 2 / (100 * round_seconds), abs=1e-3)
+    assert found["by_processor"]["p"]["worth_without_protocol"] == pytest.approx(800 * 2 / (100 * 10), abs=1e-3)
+    beyond = worth.compared({"steps": 400, "held_out": 0.5}, members(), ALONE, shares, 0.0)
+    assert beyond["by_processor"]["p"]["worth"] is None
 
 
-@pytest.mark.parametrize(("seconds", "longest"), [(20.0, 4 * 20 / 8), (0.2, 1.5 * 0.4 + 4 * 0.1)])
-def test_what_travels_while_members_train_costs_no_time_of_its_own(seconds: float, longest: float) -> None:
-    said = {"optimizer": "sparseloco", "members": 8, "inner_steps": 4, "overlap": "1"}
-    training = arms.Training("a", "0.2M", 400, 0.1, 0, said)
-    found = worth.compared({"steps": 400, "held_out": 1.0, "cpu_seconds_per_step": seconds}, training, 0, ALONE)
-    assert found["compute_share"] == pytest.approx(4 * 2 / longest, abs=1e-4)
+def test_steps_alone_have_the_range_that_seeds_leave() -> None:
+    found = worth.compared({"steps": 400, "held_out": 1.5}, members(), ALONE, {}, 0.25)
+    assert found["steps_alone_range"] == [round(400 * 2**0.25), round(400 * 2**0.75)]
+    assert worth.compared({"steps": 400, "held_out": 1.1}, members(), ALONE, {}, 0.2)["steps_alone_range"][1] is None
+    own, one = {"reach": 0.3}, {"reach": 0.4}
+    assert worth._reach(own, 1, one) == pytest.approx(0.5)
+    assert worth._reach(own, 9, one) == pytest.approx((0.1**2 + 0.4**2) ** 0.5), "the curve alone has one seed"
+
+
+@pytest.mark.parametrize(("took", "longest"), [(20.0, 4 * 20 / 8), (0.2, 1.5 * 0.4 + 4 * 0.1)])
+def test_what_travels_while_members_train_costs_no_time_of_its_own(took: float, longest: float) -> None:
+    found = seconds.shares(members(overlap="1"), 0, {"p": took}, {"p": 2.0})
+    assert found["p"][0] == pytest.approx(4 * 2 / longest)
+
+
+def test_a_worth_is_of_one_processor_that_has_trained_both() -> None:
+    """The faster processor of either never stands against the slower one of the other."""
+    own, one = {"fast": 8.0, "slow": 80.0, "other": 1.0}, {"fast": 1.0, "slow": 5.0}
+    found = seconds.shares(members(), 0, own, one)
+    assert {machine: without for machine, (_, without) in found.items()} == {"fast": 1.0, "slow": 0.5}
+    assert seconds.shares(members(), 0, {"other": 1.0}, one) == {}
+
+
+def test_seconds_are_the_least_of_each_processor() -> None:
+    lines = [{"machine": name, "cpu_seconds_per_step": took} for name, took in [("a", 3.0), ("a", 2.0), ("b", 1.0)]]
+    lines.append({"cpu_seconds_per_step": 9.0})
+    assert seconds.seconds_of(lines) == {"a": 2.0, "b": 1.0, seconds.UNNAMED: 9.0}
+    assert seconds.spread([lines, lines[:1]]) == 1.5, "of one processor, and of one arm"
+    assert seconds.spread([]) == 1.0
+
+
+@pytest.mark.parametrize("name", worth.ALONE)
+def test_every_worth_that_is_kept_is_of_a_processor_that_both_were_timed_on(name: str) -> None:
+    for found in FIGURES.values():
+        for arm in found["arms"].values():
+            for end in arm["ends"]:
+                told = end.get(f"against_{name}", {"by_processor": {}})["by_processor"]
+                assert set(told) <= set(arm["cpu_seconds_per_step"])
+                assert not told or set(told) <= set(found["arms"][name]["cpu_seconds_per_step"])
 
 
 @pytest.mark.parametrize("wanted", [2, 3.5])
 def test_the_seconds_of_a_step_that_members_need_are_those_that_make_them_worth_so_much(wanted: float) -> None:
     """The same figures with steps of that length, and results of that size, give the worth that was asked for."""
-    said = {"optimizer": "sparseloco", "members": 8, "inner_steps": 4}
-    training = arms.Training("a", "0.2M", 150, 0.1, 0, said)
-    end = {"steps": 150, "held_out": 1.0, "cpu_seconds_per_step": 2.0 * 8 * 1.2}
-    end["against_adamw"] = worth.compared(end, training, 11_000_000, ALONE)
-    seconds = worth.step_seconds_for(wanted, end, training, 11_000_000)
-    alone = [point | {"cpu_seconds_per_step": seconds} for point in ALONE]
-    slower = end | {"cpu_seconds_per_step": seconds * 8 * 1.2}
-    assert worth.compared(slower, training, 11_000_000, alone)["worth"] == pytest.approx(wanted, rel=2e-3)
-    assert worth.step_seconds_for(4.5, end, training, 11_000_000) is None, "not even without the protocol"
+    training, sent, tokens = members(150), 11_000_000, 5.0
+    for times, step in zip(
+        (1.1, 1, 1 / 1.1), seconds.step_seconds_for(wanted, tokens, 1 / 1.2, training, sent), strict=True
+    ):
+        share, without = seconds.shares(training, sent, {"p": step * 8 * 1.2}, {"p": step})["p"]
+        assert without == pytest.approx(1 / 1.2)
+        assert times * tokens * share == pytest.approx(wanted, rel=2e-3)
+
+
+def test_a_worth_that_hangs_by_a_thread_is_told_as_such() -> None:
+    """Of 5 by tokens 4.17 are left without the protocol: 4.5 with a tenth more, and 4 not with a tenth less."""
+    for wanted, shown in [(3, "s ("), (4, "hardly: "), (4.5, "hardly: "), (4.6, "never")]:
+        assert shown in quote._from_step(seconds.step_seconds_for(wanted, 5.0, 1 / 1.2, members(), 11_000_000))
+
+
+def test_noise_is_pooled_by_what_trains() -> None:
+    found = noise.pooled({"polar": [(1.0, 3.0), (5.0, 5.0)], "mean": [(0.0, 1.0, 2.0)]})
+    assert found["polar"]["deviation"] == pytest.approx(1.0)
+    assert found["polar"]["freedom"] == 2
+    assert found["polar"]["apart"] == pytest.approx(2**0.5 * 4.303, abs=1e-3)
+    assert found["mean"]["deviation"] == pytest.approx(1.0)
+    assert noise.student(35) == pytest.approx(2.030, abs=5e-3)
+    assert [noise.kind_of(said) for said in ({"optimizer": "muon"}, {"optimizer": "distro"})] == ["machine", "mean"]
+    assert noise.kind_of({"optimizer": "sparseloco", "orthogonal_lr": 1.5}) == "polar"
+
+
+def test_a_training_that_is_kept_in_two_files_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(noise, "RUNS", tmp_path)
+    line = {"arm": "a", "steps": 1, "lr": 0.1, "said": {"optimizer": "adamw"}}
+    same = "\n".join(json.dumps(line | {"seed": seed, "held_out": float(seed)}) for seed in range(3))
+    for name in ("one", "other"):
+        (tmp_path / f"{name}.jsonl").write_text(same)
+    (tmp_path / "rolling.jsonl").write_text(json.dumps({"seed": 0}))
+    assert noise.noise()["machine"]["freedom"] == 2
+
+
+def test_a_best_rate_at_the_edge_of_what_was_tried_is_named() -> None:
+    by_rate = {"0.001": 2.0, "0.002": 1.0, "0.01": 3.0}
+    assert not quote.is_at_edge({"lr": 0.002, "by_rate": by_rate})
+    assert quote.is_at_edge({"lr": 0.01, "by_rate": by_rate})
+    assert quote.is_at_edge({"lr": 0.02, "by_rate": {"0.02": 1.0}})
 
 
 @pytest.mark.parametrize(("optimizer", "late"), [("distro", True), ("sparseloco", False), ("adamw", False)])
@@ -88,7 +158,7 @@ def test_the_best_rate_is_that_of_the_least_mean_over_seeds() -> None:
     tried = [
         (
             arms.Training("a", "0.2M", steps, lr, seed, said),
-            {"held_out": loss, "cpu_seconds_per_step": 1.0, "tokens": 7, "steps": steps, "lr": lr, "seed": seed},
+            {"held_out": loss, "tokens": 7, "steps": steps, "lr": lr, "seed": seed},
         )
         for steps, lr, seed, loss in [(10, 0.1, 0, 2.0), (10, 0.1, 1, 4.0), (10, 0.2, 0, 2.5), (5, 0.2, 0, 3.0)]
     ]
@@ -137,6 +207,14 @@ def test_bytes_for_a_loss_lie_on_the_curve_of_those_that_send_least() -> None:
     assert worth.bytes_at({name: arm for name, arm in measured.items() if name != "adamw-8x"}) == {}
 
 
+def test_bytes_that_reach_the_bar_are_told_with_the_arms_they_lie_between() -> None:
+    few, many = ({"arm": name, "held_out": loss, "on_curve": True} for name, loss in [("few", 2.0), ("many", 1.0)])
+    own = {"points": [few, many], "bytes_for_bar": 0.04}
+    assert quote._needed(own | {"bar": 1.5}) == "0.04000, on a line from `few` to `many`"
+    assert quote._needed(own | {"bar": 2.5}) == "all of these"
+    assert quote._needed(own | {"bar": 0.5}) == "none of these"
+
+
 def test_every_arm_can_be_trained_and_says_what_was_expected() -> None:
     named = arms.arms()
     assert len({arm.name for arm in named}) == len(named)
@@ -153,18 +231,16 @@ def test_every_arm_can_be_trained_and_says_what_was_expected() -> None:
 
 def test_the_page_is_made_from_all_that_was_trained() -> None:
     """A line that no arm names any more is taken out, and `measure.py worth` is run after a training."""
-    written = json.loads((BENCHMARKS / "measured" / "worth.json").read_text())["figures"]
     for size in worth.SIZES:
         if (arms.RUNS / f"{size}.jsonl").exists():
             named = {one.key for arm in arms.arms() for one in arm.trainings if one.size == size}
             assert set(arms.kept(size)) <= named
-            assert json.loads(json.dumps(worth.of_size(size))) == written[size], "run: benchmarks/measure.py worth"
+            assert json.loads(json.dumps(worth.of_size(size))) == FIGURES[size], "run: benchmarks/measure.py worth"
 
 
 def test_the_pictures_are_of_these_figures() -> None:
-    module("quote")  # which plots reads
-    plots, figures = module("plots"), json.loads((BENCHMARKS / "measured" / "worth.json").read_text())["figures"]
-    for size, found in figures.items():
+    plots = module("plots")
+    for size, found in FIGURES.items():
         drawn = (BENCHMARKS.parent / "docs" / f"experiments-{size}.svg").read_text()
         assert plots.digest(found) in drawn, "run: make docs"
         if plots.has_curve(found):

@@ -200,7 +200,9 @@ async def test_nobody_can_leave_the_will_of_another() -> None:
         await two.join()
         client = CoordinatorClient(two.pool, two.wallet)
         run = (await two.chain.view()).run
-        message = Message.new_with_blockhash([client.ix.leave_run(RUN, run.place)], two.wallet.pubkey, Hash.default())
+        message = Message.new_with_blockhash(
+            [client.ix.leave_run(RUN, run.round_id)], two.wallet.pubkey, Hash.default()
+        )
         for tx in (
             VersionedTransaction(message, [two.wallet.keypair]),  # of another identity
             VersionedTransaction.populate(message, [Keypair().sign_message(b"x")]),

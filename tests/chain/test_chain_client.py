@@ -55,7 +55,7 @@ async def test_refusals_carry_the_programs_name_and_sentence(place: Place) -> No
         await coordinator.update("strict", config=config_table(min_clients=0))
     assert caught.value.name == "MinClientsZero"
     with pytest.raises(Refused) as caught:
-        await coordinator.transact(coordinator.ix.leave_run("strict", (await coordinator.run("strict")).place))
+        await coordinator.transact(coordinator.ix.leave_run("strict", (await coordinator.run("strict")).round_id))
     assert caught.value.name == "NotAMember"
     assert coordinator.sender.spend.transactions == spent, "a refused transaction is not sent and costs nothing"
 

@@ -72,15 +72,15 @@ async def test_one_member_lives_through_an_epoch(place: Place) -> None:
         run = await until(member, lambda r: r.state is RunState.WARMUP and r.seed_is_drawn)
         assert (await member.view()).members.seats[0].state is MemberState.HEALTHY
         assert -5 < member.now() - run.state_started_at < 5 + time.monotonic() - began
-        await member.warmup_witness(0, run.place)
+        await member.warmup_witness(0, run.round_id)
         with pytest.raises(Refused) as caught:
-            await member.warmup_witness(0, run.place)
+            await member.warmup_witness(0, run.round_id)
         assert caught.value.name in ("DuplicateWitness", "WrongState")
         for height in range(3):  # two rounds and the drain round
             run = await until(member, partial(at_height, height))
             await witness(member, run)
         run = await until(member, lambda r: r.state is RunState.COOLDOWN)
-        await member.attest(0, run.place, {0: b"\1" * 32, 1: b"\2" * 32})
+        await member.attest(0, run.round_id, {0: b"\1" * 32, 1: b"\2" * 32})
         run = (await member.view(fresh=True)).run
         assert run.level_hashes == (b"\1" * 32, b"\2" * 32)
         await member.checkpoint(2, "/tmp/saved", "", run.level_hashes)
@@ -104,7 +104,7 @@ async def witness(member: SolanaMember, run: Run) -> None:
     fingerprints = bytes(FINGERPRINT_BYTES)
     await member.witness(
         0,
-        run.place,
+        run.round_id,
         participation,
         fingerprints,
         step=run.step,
@@ -118,7 +118,7 @@ async def witness(member: SolanaMember, run: Run) -> None:
     assert (attestation.seat, attestation.participation) == (0, participation)
     with pytest.raises(Refused) as caught:
         await member.witness(
-            0, run.place, participation, fingerprints, step=1, loss=1.0, tokens_per_sec=1, bytes_per_sec=1
+            0, run.round_id, participation, fingerprints, step=1, loss=1.0, tokens_per_sec=1, bytes_per_sec=1
         )
     assert caught.value.name in ("StaleHeight", "WrongState", "DuplicateWitness", "NotElected")
 
@@ -159,13 +159,13 @@ async def test_model_and_members_are_read_again_only_when_they_changed(
     await place.open_run(RUN)
     async with member_of(place) as member:
         reads: list[object] = []
-        read = member._read_together
+        read = member._reader._read_together
 
         async def counted(*arguments: object) -> object:
             reads.append(arguments)
             return await read(*arguments)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(member, "_read_together", counted)
+        monkeypatch.setattr(member._reader, "_read_together", counted)
         assert await member.view() is await member.view()
         assert len(reads) == 1
         before = (await member.view()).run

@@ -49,13 +49,13 @@ async def test_what_a_witness_states_is_read(embedded: Place) -> None:
             while not (run := await coordinator.run("stated")).state.training:
                 try:
                     if run.state is RunState.WARMUP and run.seed_is_drawn:
-                        await member.warmup_witness(0, run.place)
+                        await member.warmup_witness(0, run.round_id)
                     else:
                         await member.tick()
                 except Exception:
                     await asyncio.sleep(0.05)
         told = {"loss": 2.3456, "tokens_per_sec": 1234.0, "bytes_per_sec": 99.0}
-        await member.witness(0, run.place, 0, bytes(320), step=1, **told)
+        await member.witness(0, run.round_id, 0, bytes(320), step=1, **told)
         newest = (await reader(embedded, "stated").read(1))[0]
     assert newest.stated == (Stated(0, 1, 2.346, 1234, 99),)
 

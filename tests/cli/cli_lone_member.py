@@ -52,7 +52,7 @@ async def one_epoch(rpc: str, wallet_path: Path, run_id: str, level_hashes: Mapp
             with contextlib.suppress(Refused):
                 await _act(chain, run)
             await asyncio.sleep(STEP_SECONDS)
-        await chain.attest(0, run.place, level_hashes)
+        await chain.attest(0, run.round_id, level_hashes)
         return (await chain.view(fresh=True)).run
 
 
@@ -63,7 +63,7 @@ async def _act(chain: SolanaMember, run: Run) -> None:
     elif run.state is RunState.WARMUP and not run.seed_is_drawn:
         await chain.tick()  # as a member does: nobody is elected before
     elif run.state is RunState.WARMUP:
-        await chain.warmup_witness(0, run.place)
+        await chain.warmup_witness(0, run.round_id)
     elif run.current.attested:
         await chain.tick()  # as soon as the round has lasted long enough
     else:
@@ -72,4 +72,4 @@ async def _act(chain: SolanaMember, run: Run) -> None:
         seen = before.roster if before is not None and before.batch else 0
         done = {0: bytes(31) + b"\1"}
         fingerprints = pack_fingerprints(done, before.roster, now.salt) if before and seen else bytes(320)
-        await chain.witness(0, run.place, seen, fingerprints, step=now.step, **TOLD)
+        await chain.witness(0, run.round_id, seen, fingerprints, step=now.step, **TOLD)

@@ -17,7 +17,7 @@ from aftermath.base.bounded import Malformed
 from aftermath.data.remote import RemoteTokens
 from aftermath.data.server import DataServer, load_settings, served
 from aftermath.data.source import DataError, SourceAway
-from aftermath.data.wire import Description, Read, Refused, Tokens, answered, asked, packed
+from aftermath.data.wire import Description, ErrorReply, Read, Tokens, answered, asked, packed
 
 TOML = """
 dir = "tokens"
@@ -105,7 +105,7 @@ def test_nonsense_is_told_and_cut_off(place: Path, sent: bytes) -> None:
             held = b""
             while chunk := client.recv(4096):
                 held += chunk
-        assert isinstance(answered(held[4:]), Refused)
+        assert isinstance(answered(held[4:]), ErrorReply)
         assert len(RemoteTokens(f"127.0.0.1:{port}", 16, 4800).read([1])) == 1
 
 

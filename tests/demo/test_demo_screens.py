@@ -18,7 +18,7 @@ from aftermath.demo.outcome import Outcome
 from aftermath.demo.report import findings
 from aftermath.demo.screen import LINE_EVERY, Screen, line, picture
 from aftermath.testnet.story import MemberStory, Story
-from aftermath.watch.reader import About, Told
+from aftermath.watch.reader import About, EventRecord
 from watch.said import said
 
 TOTAL = 120
@@ -43,7 +43,7 @@ def story_of(steps: int, *, back_at: int | None = None) -> Story:
 
 def say(story: Story, member: MemberStory, kind: str, **fields: Any) -> None:
     about = About("demo", f"wallet of {member.name}", member.tier, "0.1.0")
-    story._take(Told(datetime.now(UTC), about, said(kind, **fields), Path(member.name) / "events.jsonl"), 1.0)
+    story._take(EventRecord(datetime.now(UTC), about, said(kind, **fields), Path(member.name) / "events.jsonl"), 1.0)
 
 
 def train(story: Story, member: MemberStory, step: int) -> None:

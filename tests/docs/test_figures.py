@@ -66,6 +66,15 @@ SET_BY_US = {
         "10,000",  # the default of --max-priority-fee
         "2,000",  # lamports at that default, rounded up
     },
+    "experiments.md": {
+        *(
+            "1.5",
+            "400",
+            "100",
+        ),  # slots of a round and milliseconds, of the model of the protocol: benchmarks/seconds.py
+        "320",  # steps of most runs: benchmarks/arms.toml
+        "95",  # % of an interval
+    },
     "program.md": {"200,000"},  # Solana's limit
 }
 """Figures that are settings, limits, rules or arithmetic, by page: nobody measures them."""

@@ -25,7 +25,7 @@ from aftermath.evals import source_choice
 from aftermath.evals.likelihood import asked_of, likelihood, written
 from aftermath.evals.suite import evaluated, wanted
 from aftermath.evals.wish import SOURCE_CHOICE, Wanted
-from aftermath.member.evaluations import Evaluations
+from aftermath.member.rounds.evaluations import Evaluations
 from aftermath.model.architectures import config_of
 from aftermath.model.initial import init_weights
 from aftermath.model.network import LanguageModel

@@ -24,7 +24,7 @@ def questions() -> tuple[list[bytes], Decode]:
 
 def answers() -> tuple[list[bytes], Decode]:
     described = wire.Description(2, 32, 10, [FileRecord("a.bin", 640, "ab" * 32)])
-    said = (described, wire.Tokens(bytes(64)), wire.Refused("there are 10"))
+    said = (described, wire.Tokens(bytes(64)), wire.ErrorReply("there are 10"))
     return [wire.packed(one)[wire.LENGTH :] for one in said], wire.answered
 
 

@@ -32,7 +32,7 @@ from aftermath.localnet.config import LocalnetConfig
 from aftermath.localnet.errors import RpcError
 from aftermath.localnet.node import Node
 from aftermath.p2p.discovery import Whereabouts
-from aftermath.rules.run import Place
+from aftermath.rules.run import RoundId
 from config.config_cases import SEED
 from fuzz.decoder import Decode, Decoder, now, through_file
 
@@ -66,7 +66,7 @@ def transactions() -> tuple[list[bytes], Decode]:
     """The bytes of transactions, as the gate is asked to let them through."""
     gate = Gate(Node(LocalnetConfig()), PROGRAM, RUN)
     ix = CoordinatorInstructions(coordinator_program(), ME.pubkey())
-    steps = [ix.leave_run("demo", Place(1, 2, 3))], [ix.tick("demo"), ix.tick("demo")]
+    steps = [ix.leave_run("demo", RoundId(1, 2, 3))], [ix.tick("demo"), ix.tick("demo")]
     made = [VersionedTransaction(Message.new_with_blockhash(s, ME.pubkey(), Hash.default()), [ME]) for s in steps]
 
     def decode(data: bytes) -> object:

@@ -12,7 +12,7 @@ from aftermath.data.bytelevel import byte_tokenizer
 from aftermath.data.server import load_settings
 from aftermath.data.source import DataError
 from aftermath.lab.saving import STATE, Counters, load_state, save_state
-from aftermath.member.own_state import Told
+from aftermath.member.own_state import StateRoot
 from aftermath.member.private import _Bound, _read, _save
 from aftermath.model.documents import CheckpointError
 from aftermath.model.text import tokenizer_of
@@ -38,7 +38,7 @@ def kept_optimizers() -> tuple[list[bytes], Decode]:
     state, bound = engine.state(), _Bound("demo", "ab" * 32, "cd" * 32, 2, 3, {"2": "ef" * 32})
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "kept.safetensors"
-        _save(file, state, bound, Told(tree_of(state).root, 2, 5))
+        _save(file, state, bound, StateRoot(tree_of(state).root, 2, 5))
         return [file.read_bytes()], through_file("kept.safetensors", lambda path: _read(path, bound))
 
 

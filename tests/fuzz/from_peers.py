@@ -60,7 +60,9 @@ def model_manifests() -> tuple[list[bytes], Decode]:
 
 
 def outlines() -> tuple[list[bytes], Decode]:
-    told = outlineshare.Told(Outline(CONFIG.to_hf()).config_json(), {"tokenizer.json": outlineshare.File(2, bytes(32))})
+    told = outlineshare.OutlineReply(
+        Outline(CONFIG.to_hf()).config_json(), {"tokenizer.json": outlineshare.File(2, bytes(32))}
+    )
     return [msgspec.msgpack.encode(told)], outlineshare.checked
 
 

@@ -29,6 +29,7 @@ from aftermath.replica.origin import Origin
 from aftermath.rules.run import Run
 from aftermath.rules.state import RunState
 from aftermath.train import session, sinks
+from aftermath.train.named import named_by
 from aftermath.train.settings import TrainSettings
 from e2e.network import read
 from hostile.attacks import ATTACKS
@@ -120,7 +121,7 @@ async def _session(settings: TrainSettings) -> None:
     with contextlib.ExitStack() as stack:
         events = sinks.events_of(settings, stack)
         try:
-            named = session._named(settings)
+            named = named_by(settings)
             session._introduce(settings, named.reach.wallet, events)
             await session._session(settings, named, events)
         except Exception:  # an honest member's end is of no account here

@@ -15,7 +15,7 @@ from aftermath.lab.settings import LabSettings
 from aftermath.lab.start import start
 from aftermath.model.initial import init_weights
 from aftermath.model.store import write_checkpoint
-from aftermath.sim.simulation import Said
+from aftermath.sim.player import Said
 from aftermath.sim.tiny import CONFIG
 from aftermath.watch.events import plain
 from aftermath.watch.kinds import Event

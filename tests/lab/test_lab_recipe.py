@@ -19,7 +19,7 @@ from aftermath.lab.advice import advice
 from aftermath.lab.fill_in import recipe_of
 from aftermath.lab.recipe import Recipe
 from aftermath.lab.settings import LabSettings
-from aftermath.optim.agreed import distro_of
+from aftermath.optim.distro import Distro
 from aftermath.optim.muon import MuonSettings
 from aftermath.optim.sparseloco import Divisor, SparseLoCo
 from aftermath.rules.schedules import learning_rate
@@ -86,7 +86,7 @@ def test_without_a_config_the_defaults_are_in_one_place() -> None:
     assert bare(optimizer="adamw").numbers == optimizer_of(ADAMW)
     assert bare(optimizer="muon").schedule.base_lr == 0.02
     assert MuonSettings().weight_decay == 0.0
-    assert bare().agreed == distro_of(optimizer_of(DISTRO))
+    assert bare().agreed == Distro.of(optimizer_of(DISTRO))
     assert bare(optimizer="adamw").agreed is None
 
 
@@ -117,11 +117,11 @@ def test_what_members_agree_on_is_said_by_options() -> None:
     )
     assert json.loads(msgspec.json.encode(asdict(found)))["agreed"]["divisor"] == "root"
     plain = bare(topk=16, feedback_decay=0.9)
-    assert plain.agreed == replace(distro_of(optimizer_of(DISTRO)), topk=16, topk_embeddings=16, decay=0.9)
+    assert plain.agreed == replace(Distro.of(optimizer_of(DISTRO)), topk=16, topk_embeddings=16, decay=0.9)
     config = recipe(config_path=DISTRO_RUN)
-    assert config.agreed == distro_of(config.numbers)
+    assert config.agreed == Distro.of(config.numbers)
     assert recipe(config_path=DISTRO_RUN, topk=16).agreed == replace(
-        distro_of(config.numbers), topk=16, topk_embeddings=16
+        Distro.of(config.numbers), topk=16, topk_embeddings=16
     )
     assert recipe(config_path=DISTRO_RUN, optimizer="sparseloco", lr=2e-3).agreed == SparseLoCo(clip=1.0)
 
@@ -136,7 +136,7 @@ def test_a_config_with_sparseloco_is_taken_and_options_beside_it_count(tmp_path:
     said = {"inner_steps": 2, "value_bits": "2", "topk": 5, "outer_lr": 0.5, "mean": "all", "feedback_decay": 0.5}
     beside = replace(of_file, inner_steps=2, bits=2, topk=5, topk_embeddings=5, outer_lr=0.5, decay=0.5)
     assert recipe(config_path=given, **said).agreed == replace(beside, divisor=Divisor.ALL)
-    assert recipe(config_path=given, optimizer="distro", lr=1e-3).agreed == distro_of(optimizer_of(SOFT_DISTRO))
+    assert recipe(config_path=given, optimizer="distro", lr=1e-3).agreed == Distro.of(optimizer_of(SOFT_DISTRO))
     with pytest.raises(UsageError, match=r"--inner-optimizer muon: the learning rate in .* is for adamw") as told:
         recipe(config_path=given, inner_optimizer="muon")
     assert told.value.fix == "Pass --lr as well, for example --lr 0.02"

@@ -12,8 +12,8 @@ import torch
 
 from aftermath.data.local import open_tokens
 from aftermath.lab.together import ReplicasDiffer, Together
-from aftermath.member import rounds
 from aftermath.member.plan import RoundPlan, plan_round
+from aftermath.member.rounds import epoch
 from aftermath.model.initial import init_weights
 from aftermath.optim.codec import decode_level
 from aftermath.optim.schema import Schema
@@ -63,7 +63,7 @@ def test_it_computes_what_the_members_of_a_run_compute(
         plan = plan_round(*given)
         return plans.setdefault(plan.header.step, plan)
 
-    monkeypatch.setattr(rounds, "plan_round", noted)
+    monkeypatch.setattr(epoch, "plan_round", noted)
 
     async def story(sim: Simulation) -> None:
         for tier in (0, 1, 2):

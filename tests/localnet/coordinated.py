@@ -55,7 +55,7 @@ class LoneMember:
         while not (run := await self.coordinator.run(RUN)).state.training:
             self._time.advance(2)
             if run.state is RunState.WARMUP and run.seed_is_drawn:
-                await self.coordinator.transact(self.coordinator.ix.warmup_witness(RUN, 0, run.place))
+                await self.coordinator.transact(self.coordinator.ix.warmup_witness(RUN, 0, run.round_id))
             else:
                 await self.coordinator.tick(RUN)
         return run
@@ -69,7 +69,7 @@ class LoneMember:
             pack_fingerprints({0: bytes(31) + b"\1"}, judged.roster, now.salt) if judged and seen else bytes(320)
         )
         metadata = witness_metadata(now.step, 1.0, 1.0, 1.0)
-        await self.coordinator.transact(self.coordinator.ix.witness(RUN, 0, run.place, seen, fingerprints, metadata))
+        await self.coordinator.transact(self.coordinator.ix.witness(RUN, 0, run.round_id, seen, fingerprints, metadata))
         self._time.advance(3)
         after = await self.coordinator.run(RUN)
         if after.state.training and after.current.height == now.height:

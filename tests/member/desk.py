@@ -28,7 +28,7 @@ from aftermath.rules.members import Members
 from aftermath.rules.run import Round, Run
 from aftermath.rules.state import RunState
 from aftermath.sim.clock import InlineWorker, VirtualClock
-from aftermath.sim.simulation import Said
+from aftermath.sim.player import Said
 from aftermath.sim.tiny import CONFIG
 from aftermath.sim.transport import SimNetwork, SimTransport
 from aftermath.watch.events import Events, plain

@@ -11,7 +11,8 @@ from aftermath.member.results import TOPIC as COMMITMENTS_TOPIC
 from aftermath.replica.modelshare import TOPIC as MODEL_TOPIC
 from aftermath.replica.modelshare import Manifest, segment_size
 from aftermath.rules.commitment import Commitment, LevelPayload, decode_announcement, encode_announcement
-from aftermath.sim.simulation import Player, Simulation
+from aftermath.sim.player import Player
+from aftermath.sim.simulation import Simulation
 from aftermath.sim.transport import SimTransport
 
 Lie = Callable[[Commitment, SimTransport], Awaitable[None]]

@@ -13,7 +13,8 @@ from aftermath.model.documents import CheckpointError
 from aftermath.model.segments import level_hash
 from aftermath.rules.run import steps_before
 from aftermath.rules.state import CheckpointKind, RunState
-from aftermath.sim.simulation import Player, Simulation, play
+from aftermath.sim.player import Player
+from aftermath.sim.simulation import Simulation, play
 from member.repository import Repository, raising
 
 

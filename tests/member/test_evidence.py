@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from aftermath.member import evidence
 from aftermath.member.evidence import Evidence, Pair, disputed, proves
 from aftermath.rules.commitment import Commitment, encode_announcement
-from aftermath.sim.simulation import Player, Simulation, play
+from aftermath.sim.player import Player
+from aftermath.sim.simulation import Simulation, play
 from aftermath.sim.transport import SimTransport
 from member.desk import SECRETS, Desk, commitment_of
 from member.saboteurs import Lie, other_result, sabotage, sign, tell_all

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import torch
 
-from aftermath.member.health import unseen
+from aftermath.member.rounds.health import unseen
 from aftermath.model.initial import init_weights
 from aftermath.replica.modelshare import Manifest, checked, segment_size, snapshot
 from aftermath.rules import bitmap

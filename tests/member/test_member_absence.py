@@ -11,13 +11,14 @@ import pytest
 
 from aftermath.chain.refusals import refusal
 from aftermath.member.plan import RoundPlan
-from aftermath.member.rounds import Rounds
+from aftermath.member.rounds.announce import Announcing
 from aftermath.optim.engine import Trained
 from aftermath.rules.committee import witnesses
 from aftermath.rules.run import Run
 from aftermath.rules.state import ExitReason, MemberState, ModelSource, RunState
 from aftermath.sim.clock import hold_up
-from aftermath.sim.simulation import Player, Simulation, play
+from aftermath.sim.player import Player
+from aftermath.sim.simulation import Simulation, play
 
 
 def _witness(sim: Simulation) -> Player:
@@ -147,19 +148,19 @@ def test_a_stall_of_all_is_held_against_nobody(tmp_path: Path) -> None:
 
 def test_who_withholds_its_share_and_attests_it_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a round of one sequence nobody else owes a result: that looks like a stall of all, once."""
-    announce = Rounds._announce
+    announce = Announcing.announce
     withheld: list[int] = []
 
     async def story(sim: Simulation) -> None:
         _, _, _, sly = [sim.add(tier) for tier in (0, 1, 2, 2)]
 
-        async def announced_by_others(rounds: Rounds, plan: RoundPlan, trained: Trained) -> None:
-            if sly.member is not None and rounds._seat == sly.member.seat:
+        async def announced_by_others(announcing: Announcing, plan: RoundPlan, trained: Trained) -> None:
+            if sly.member is not None and announcing.epoch.began.seat == sly.member.seat:
                 withheld.append(plan.header.height)
             else:
-                await announce(rounds, plan, trained)
+                await announce(announcing, plan, trained)
 
-        monkeypatch.setattr(Rounds, "_announce", announced_by_others)
+        monkeypatch.setattr(Announcing, "announce", announced_by_others)
         await sim.until(lambda run: run.epoch == 1)
 
     batch = {"global_batch_size_start": 1, "global_batch_size_end": 1}

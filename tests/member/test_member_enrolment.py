@@ -9,7 +9,8 @@ import pytest
 
 from aftermath.coordinator.errors import Refused
 from aftermath.rules.state import RunState
-from aftermath.sim.simulation import Player, Simulation, play
+from aftermath.sim.player import Player
+from aftermath.sim.simulation import Simulation, play
 
 LATENCY = 0.5  # virtual seconds to the chain, and as many back
 

@@ -21,7 +21,8 @@ from aftermath.optim.codec import Votes
 from aftermath.optim.gradientfile import GradientFile, read_gradient_file
 from aftermath.replica.replica import Replica
 from aftermath.rules.schedules import learning_rate
-from aftermath.sim.simulation import Player, Simulation, play
+from aftermath.sim.player import Player
+from aftermath.sim.simulation import Simulation, play
 from aftermath.train.keeping import gradients_place
 from aftermath.train.settings import TrainSettings
 

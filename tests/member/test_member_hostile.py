@@ -13,7 +13,8 @@ from aftermath.rules import bitmap
 from aftermath.rules.commitment import Commitment, LevelPayload, Ready, SequenceInterval, encode_announcement
 from aftermath.rules.consensus import unpack_fingerprints
 from aftermath.rules.state import RunState
-from aftermath.sim.simulation import Player, Simulation, play
+from aftermath.sim.player import Player
+from aftermath.sim.simulation import Simulation, play
 from aftermath.sim.transport import SimTransport
 from member.saboteurs import (
     Lie,

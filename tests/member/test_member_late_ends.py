@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from aftermath.rules.state import RunState
-from aftermath.sim.simulation import Player, Simulation, play
+from aftermath.sim.player import Player
+from aftermath.sim.simulation import Simulation, play
 
 
 async def _asleep_in_round(sim: Simulation, player: Player, height: int) -> None:

@@ -9,10 +9,11 @@ from statistics import median
 
 import pytest
 
-from aftermath.member.lateness import Allowances, Lateness
 from aftermath.member.plan import RoundPlan, plan_round
+from aftermath.member.rounds.lateness import Allowances, Lateness
 from aftermath.rules.state import RunState
-from aftermath.sim.simulation import Player, Simulation, play
+from aftermath.sim.player import Player
+from aftermath.sim.simulation import Simulation, play
 from member.saboteurs import sabotage, sign, tell_all
 from rules import builders
 

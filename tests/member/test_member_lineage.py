@@ -21,7 +21,8 @@ from aftermath.replica.stateshare import ask_block
 from aftermath.rules.commitment import NOTHING, Commitment, PrivateRoots, decode_announcement
 from aftermath.rules.state import RunState
 from aftermath.sim.clock import run_virtual
-from aftermath.sim.simulation import Player, Simulation, play
+from aftermath.sim.player import Player
+from aftermath.sim.simulation import Simulation, play
 from aftermath.sim.transport import SimTransport
 from member.desk import Desk, commitment_of, plan_of
 from member.saboteurs import Lie, sabotage, sign, tell_all
@@ -116,7 +117,7 @@ def test_a_result_whose_state_does_not_go_on_is_not_attested_and_not_waited_for(
         assert desk.results.held(5) == {2: whole.digest}
         assert desk.results.settled(5) == {1, 2}
         (candidate,) = desk.results.candidates(5, 1)
-        assert desk.results.whole(candidate), "it is there all the same, should a quorum accept it"
+        assert desk.results.payloads.whole(candidate), "it is there all the same, should a quorum accept it"
         assert broken.digest == candidate.digest
         (refused,) = (event for event in desk.events if event["kind"] == "refused")
         assert (refused["height"], refused["seat"]) == (5, 1)

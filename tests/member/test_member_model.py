@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from aftermath.replica.modelshare import segment_size
-from aftermath.sim.simulation import Player, Simulation, play
+from aftermath.sim.player import Player
+from aftermath.sim.simulation import Simulation, play
 from member.saboteurs import offer_garbage
 
 

@@ -10,12 +10,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from aftermath.member.member import Member
+from aftermath.member.listening import Listening
 from aftermath.member.results import TOPIC as COMMITMENTS
 from aftermath.p2p.transport import Announcement, PeerUnreachable
 from aftermath.replica.modelshare import TOPIC as MODEL
 from aftermath.rules.commitment import MAX_ANNOUNCEMENT_BYTES, Ready, statement
-from aftermath.sim.simulation import Player, Simulation, play
+from aftermath.sim.player import Player
+from aftermath.sim.simulation import Simulation, play
 from aftermath.sim.transport import SimTransport
 from fuzz.mutations import mutations, nested
 from member.saboteurs import sign
@@ -89,16 +90,16 @@ def test_a_fault_of_ours_in_hearing_costs_the_message_alone(
 
     async def story(sim: Simulation) -> None:
         odd, *_ = [sim.add(tier) for tier in (0, 1, 2, 0)]
-        hear = Member._hear
+        hear = Listening._hear
 
-        def fails(self: Member, said: Announcement) -> None:
+        def fails(self: Listening, said: Announcement) -> None:
             nonlocal heard
-            if said.sender == odd.id and self is not odd.member:
+            if said.sender == odd.id and self._ports.transport is not odd.transport:
                 heard += 1
                 raise errors[heard % len(errors)]("as a parser might")
             hear(self, said)
 
-        monkeypatch.setattr(Member, "_hear", fails)
+        monkeypatch.setattr(Listening, "_hear", fails)
         await sim.until(lambda run: run.epoch == 1)
 
     sim = play(tmp_path, story, init_min_clients=4)

@@ -11,7 +11,8 @@ import pytest
 
 from aftermath.optim.clip import NonFiniteGradient
 from aftermath.rules.state import ExitReason, RunState
-from aftermath.sim.simulation import Player, Simulation, play
+from aftermath.sim.player import Player
+from aftermath.sim.simulation import Simulation, play
 from aftermath.sim.tiny import RUN_ID
 from member.saboteurs import other_result, sabotage, sign, tell_all
 

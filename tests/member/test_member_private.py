@@ -16,7 +16,8 @@ from torch import Tensor
 from aftermath.member import private
 from aftermath.optim.engine import Engine
 from aftermath.rules.state import RunState
-from aftermath.sim.simulation import Player, Simulation, play
+from aftermath.sim.player import Player
+from aftermath.sim.simulation import Simulation, play
 
 ALL = {"min_clients": 3, "waiting_for_members_extra_time": 20}
 """No epoch begins without everybody."""

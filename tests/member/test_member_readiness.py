@@ -10,7 +10,8 @@ import pytest
 
 from aftermath.rules.commitment import Ready, decode_announcement
 from aftermath.rules.state import RunState
-from aftermath.sim.simulation import Player, Simulation, play
+from aftermath.sim.player import Player
+from aftermath.sim.simulation import Simulation, play
 
 WARMUP = 40
 

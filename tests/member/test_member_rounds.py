@@ -11,7 +11,8 @@ import pytest
 from aftermath.chain.member import SolanaMember
 from aftermath.replica.replica import Replica
 from aftermath.rules.state import RunState
-from aftermath.sim.simulation import Player, Simulation, play
+from aftermath.sim.player import Player
+from aftermath.sim.simulation import Simulation, play
 
 
 def _replica(player: Player) -> Replica:

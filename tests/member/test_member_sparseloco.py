@@ -13,7 +13,8 @@ from aftermath.config.read import optimizer_of
 from aftermath.config.training import ADAMW
 from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.rules.state import OptimizerKind, RunState
-from aftermath.sim.simulation import Player, Simulation, play
+from aftermath.sim.player import Player
+from aftermath.sim.simulation import Simulation, play
 from aftermath.train.outfit import check_model
 
 STEPS = 3

@@ -8,7 +8,7 @@ import pytest
 
 from aftermath.data.dummy import DummyTokens
 from aftermath.data.source import DataError, Sequences, SourceAway
-from aftermath.member.read_ahead import Reading
+from aftermath.member.rounds.read_ahead import Reading
 from aftermath.sim.clock import InlineWorker, run_virtual
 from member.desk import Desk
 

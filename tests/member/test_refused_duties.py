@@ -14,7 +14,8 @@ from solders.account import Account
 from aftermath.chain.refusals import refusal
 from aftermath.localnet.runtime import SYSTEM_ID
 from aftermath.rules.state import RunState
-from aftermath.sim.simulation import Player, Simulation, play
+from aftermath.sim.player import Player
+from aftermath.sim.simulation import Simulation, play
 
 
 def _tries(sim: Simulation, player: Player, duty: str, name: str | None = None) -> list[tuple[object, float]]:

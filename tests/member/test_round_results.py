@@ -11,8 +11,8 @@ import msgspec
 import pytest
 from solders.keypair import Keypair
 
-from aftermath.member.collect import Collector
 from aftermath.member.plan import plan_round
+from aftermath.member.rounds.collect import Collector
 from aftermath.p2p.transport import RequestRefused
 from aftermath.rules.commitment import LevelPayload, SequenceInterval, encode_announcement
 from aftermath.sim.clock import run_virtual
@@ -167,7 +167,7 @@ def test_votes_of_a_round_that_is_applied_are_let_go_and_its_payloads_still_serv
         assert sorted(candidate.votes) == [1, 2]
         desk.results.applied(4)
         assert not candidate.votes
-        assert desk.results.whole(candidate)
+        assert desk.results.payloads.whole(candidate)
         assert desk.results.held(4) == {1: candidate.digest}
         assert digest in desk.transports[0]._blobs
 
@@ -241,7 +241,7 @@ def test_of_a_payload_that_is_never_to_be_had_only_the_first_tries_are_told() ->
             await desk.ports.clock.sleep(1000)
             counts.append(sum(event["kind"] == "fetch_failed" for event in desk.events))
         assert 1 < counts[0] == counts[1] < 10
-        assert not desk.results.complete(desk.results.candidates(4, 2)[0])
+        assert not desk.results.payloads.complete(desk.results.candidates(4, 2)[0])
         desk.results.close()
 
     run_virtual(story())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aftermath.member.sharetime import ShareTime
+from aftermath.member.rounds.sharetime import ShareTime
 from member.desk import Desk
 
 DECLARED = 60

@@ -70,7 +70,7 @@ class Crowd:
 
     async def _act(self, run: Run, tier: int, member: SolanaMember, seat: int) -> None:
         if run.state is RunState.WARMUP and run.seed_is_drawn:
-            await member.warmup_witness(seat, run.place)
+            await member.warmup_witness(seat, run.round_id)
         elif run.state.training and not bitmap.contains(run.current.attested, seat):
             judged = run.round(run.config.judged(run.current.height))
             seen = judged.roster if judged is not None and judged.batch else 0
@@ -79,12 +79,12 @@ class Crowd:
             step = run.current.step
             loss = 1.4 + 0.05 * tier + 4.2 * math.exp(-step / 12) + 0.06 * math.sin(step * (tier + 2))
             told = {"loss": loss, "tokens_per_sec": 5200.0 / (tier + 1), "bytes_per_sec": 90_000.0}
-            await member.witness(seat, run.place, seen, marks, step=step, **told)
+            await member.witness(seat, run.round_id, seen, marks, step=step, **told)
         elif run.state is RunState.COOLDOWN:
             found = await member.view(fresh=True)
             levels = levels_to_attest(found.run, found.members, seat)
             if levels:
-                await member.attest(seat, run.place, {level: bytes([level + 1]) * 32 for level in levels})
+                await member.attest(seat, run.round_id, {level: bytes([level + 1]) * 32 for level in levels})
 
 
 @asynccontextmanager

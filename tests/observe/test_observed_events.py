@@ -15,7 +15,7 @@ from aftermath.observe.moment import Moment
 from aftermath.observe.past import Past
 from aftermath.observe.retold import Retold
 from aftermath.watch.events import line_of
-from aftermath.watch.reader import About, Told
+from aftermath.watch.reader import About, EventRecord
 from observe.observing import observing
 from watch.said import said
 
@@ -27,13 +27,13 @@ class Story:
     """Two members of tiers 0 and 1 tell of a run; one is dropped on the way."""
 
     def __init__(self) -> None:
-        self.told: list[Told] = []
+        self.told: list[EventRecord] = []
         self.now = NOON
 
     def say(self, member: int, kind: str, **fields: Any) -> None:
         self.now += timedelta(seconds=1)
         about = About("told", WALLETS[member], member, "0.1.0")
-        self.told.append(Told(self.now, about, said(kind, **fields), Path("x")))
+        self.told.append(EventRecord(self.now, about, said(kind, **fields), Path("x")))
 
     def play(self) -> Story:
         for member in (0, 1):
@@ -84,7 +84,7 @@ async def test_a_run_is_shown_from_events_alone_though_no_chain_answers(tmp_path
         assert found["curves"]["marks"] == [[4, "Small222 tier 1 dropped"]]
 
 
-def retold(told: list[Told]) -> tuple[Retold, list[Moment]]:
+def retold(told: list[EventRecord]) -> tuple[Retold, list[Moment]]:
     found = Retold("told", Losses())
     moments = [moment for one in told if (moment := found.take(one)) is not None]
     return found, moments
@@ -106,7 +106,7 @@ def test_members_that_files_make_up_are_counted_and_their_names_cut() -> None:
     found = Retold("told", Losses())
     for member in range(3000):
         about = About("told", f"{member}".ljust(100_000, "x"), 1 << 200, "")
-        found.take(Told(NOON, about, said("trained", step=member, loss=1.0, tokens=1), Path("x")))
+        found.take(EventRecord(NOON, about, said("trained", step=member, loss=1.0, tokens=1), Path("x")))
     assert len(found.members) == 1024
     assert max(map(len, found.members)) <= 64
     assert found.told == 1024

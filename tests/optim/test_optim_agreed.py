@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 import pytest
 
 from aftermath.config.read import optimizer_of
-from aftermath.config.training import ADAMW, DISTRO, SPARSELOCO, SparseLoCoSettings
+from aftermath.config.training import ADAMW, DISTRO, SPARSELOCO, UNSAID, Optimizer, SparseLoCoSettings
 from aftermath.model.levels import SchemaError
-from aftermath.optim.agreed import EXCHANGED, settings_of
+from aftermath.optim.agreed import settings_of
 from aftermath.optim.distro import Distro
+from aftermath.optim.schema import SETTINGS
 from aftermath.optim.sparseloco import SparseLoCo
+from aftermath.rules.optimizers import EXCHANGED, OPTIMIZERS
 from aftermath.rules.state import OptimizerKind
 
 
@@ -51,8 +53,19 @@ def test_distro_keeps_its_own() -> None:
     assert (found.decay, found.weight_decay, found.clip) == (0.999, 0.0, 1.0)
 
 
+def test_every_kind_is_named_once_and_by_what_the_config_calls_it() -> None:
+    assert OPTIMIZERS.keys() == set(OptimizerKind) - {OptimizerKind.NONE}
+    tables = Optimizer.variants()
+    assert [known.table for known in OPTIMIZERS.values()] == list(tables)
+    for kind, known in OPTIMIZERS.items():
+        unsaid = optimizer_of(UNSAID[known.option])
+        assert unsaid.kind is kind
+        assert isinstance(UNSAID[known.option], tables[known.table])
+        assert set(known.used) <= {field.name for field in fields(unsaid)}
+
+
 def test_an_optimizer_without_results_has_no_schema() -> None:
-    assert set(EXCHANGED) == set(OptimizerKind) - {OptimizerKind.NONE, OptimizerKind.ADAMW}
+    assert EXCHANGED.keys() == set(OptimizerKind) - {OptimizerKind.NONE, OptimizerKind.ADAMW} == SETTINGS.keys()
     with pytest.raises(SchemaError, match="no results with an optimizer of kind adamw") as told:
         settings_of(optimizer_of(ADAMW))
     assert "[model.LLM.optimizer.SparseLoCo]" in told.value.fix

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from solders.keypair import Keypair
 
-from aftermath.member.archive import Archive
-from aftermath.member.member import Member
-from aftermath.member.wishes import Wishes
+from aftermath.member.listening import Listening
+from aftermath.member.ready import Readiness
+from aftermath.member.results import Results
 from aftermath.rules.commitment import Ready, encode_announcement, statement
 from member.desk import Desk
 from p2p.nodes import join, secret, until
@@ -31,11 +31,11 @@ async def test_a_member_hears_the_others_after_one_announced_what_is_nested_beyo
     """Whoever announces such is kept out; who comes back as another key says no more."""
     ours, honest, *cheats = [await opened(seed) for seed in range(1, 7)]
     desk = Desk()
-    given = replace(desk.ports, transport=ours), desk.role, desk.workers
-    member = Member(*given, None, None, Archive(None, None, 1, {}), Wishes(), weight=1, parallel=1)  # type: ignore[arg-type]
-    heard: list[Ready] = []
-    member._readiness.hear = heard.append  # type: ignore[method-assign]
-    listening = asyncio.ensure_future(member._listen())
+    readiness, heard = Readiness(), list[Ready]()
+    readiness.hear = heard.append  # type: ignore[method-assign]
+    ports = replace(desk.ports, transport=ours)
+    results = Results(ports, desk.role, desk.workers.decode)
+    listening = asyncio.ensure_future(Listening(ports, desk.role, readiness, results).listen())
     join([ours, honest, *cheats])
     await until(lambda: len(ours.reachable()) == 5)
     bodies = (body, msgspec.msgpack.encode([body, bytes(64)]), cheats[2].node_id + bytes(64) + body, signed(6, body))

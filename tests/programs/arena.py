@@ -17,7 +17,7 @@ from solders.pubkey import Pubkey
 
 from aftermath.chain import layout
 from aftermath.rules import bitmap
-from aftermath.rules.run import FINGERPRINT_BYTES, Config, Place
+from aftermath.rules.run import FINGERPRINT_BYTES, Config, RoundId
 from programs import evidence
 from programs.harness import PROGRAM, START, World, encode, instruction_of
 from programs.laps import NOBODY, Held, No
@@ -142,12 +142,12 @@ class Arena:
         self.oracle.now, self.oracle.slot = self.world.now, self.world.slot
 
     @property
-    def place(self) -> Place:
+    def place(self) -> RoundId:
         """The current round's."""
         if not self.oracle.laps:
-            return Place(self.oracle.epoch, 0, 0)
+            return RoundId(self.oracle.epoch, 0, 0)
         lap = self.oracle.lap
-        return Place(self.oracle.epoch, lap.height, lap.seed or 0)
+        return RoundId(self.oracle.epoch, lap.height, lap.seed or 0)
 
     # --- what is sent; each returns whether it was accepted
 
@@ -156,25 +156,25 @@ class Arena:
         params |= {"client_version": "", "stateless": stateless}
         return self._send("join_run", index, self._encoded("join_run", params), (tier, weight, stateless))
 
-    def leave(self, index: int, at: Place) -> bool:
+    def leave(self, index: int, at: RoundId) -> bool:
         return self._send("leave_run", index, _PLACE.pack(*at), (at,))
 
     def tick(self, index: int) -> bool:
         return self._send("tick", index, b"", ())
 
-    def ready(self, index: int, seat: int, at: Place) -> bool:
+    def ready(self, index: int, seat: int, at: RoundId) -> bool:
         return self._send("warmup_witness", index, bytes([seat]) + _PLACE.pack(*at), (seat, at))
 
-    def witness(self, index: int, seat: int, at: Place, held: Mapping[int, int]) -> bool:
+    def witness(self, index: int, seat: int, at: RoundId, held: Mapping[int, int]) -> bool:
         mask = bitmap.to_bytes(bitmap.from_seats(held))
         data = bytes([seat]) + _PLACE.pack(*at) + mask + _fingerprints(held) + struct.pack("<IIII", 1, 1, 1, 1)
         return self._send("witness", index, data, (seat, at, held))
 
-    def verify(self, index: int, seat: int, at: Place, target: int, mismatch: bool) -> bool:
+    def verify(self, index: int, seat: int, at: RoundId, target: int, mismatch: bool) -> bool:
         data = bytes([seat]) + _PLACE.pack(*at) + bytes([target, mismatch])
         return self._send("verify", index, data, (seat, at, target, mismatch))
 
-    def attest(self, index: int, seat: int, at: Place, hashes: Mapping[int, bytes]) -> bool:
+    def attest(self, index: int, seat: int, at: RoundId, hashes: Mapping[int, bytes]) -> bool:
         told = dict(sorted(hashes.items()))
         data = bytes([seat]) + _PLACE.pack(*at) + bytes([sum(1 << level for level in told)])
         data += struct.pack("<I", len(told)) + b"".join(told.values())

@@ -20,7 +20,7 @@ from aftermath.rules.commitment import (
     encode_announcement,
     signed_part,
 )
-from aftermath.rules.run import Place
+from aftermath.rules.run import RoundId
 from programs.scenario import Scenario, member
 
 LIAR = 1
@@ -36,7 +36,7 @@ def p2p(index: int) -> bytes:
     return bytes(Keypair.from_seed(secret(index)).pubkey())
 
 
-def commitment(run_id: str, place: Place, seat: int, index: int = LIAR, result: int = 1) -> Commitment:
+def commitment(run_id: str, place: RoundId, seat: int, index: int = LIAR, result: int = 1) -> Commitment:
     """What a member announces of the round at a place; `result` tells its results apart."""
     return Commitment(
         sender=p2p(index), signer=bytes(member(index).pubkey()), run_id=run_id, **place._asdict(), step=1, seat=seat,
@@ -48,7 +48,7 @@ def commitment(run_id: str, place: Place, seat: int, index: int = LIAR, result: 
 
 def said(run: Scenario, result: int = 1, index: int = LIAR, **changed: Any) -> Commitment:
     """The same of the current round of a run."""
-    found = commitment(run.run_id, run.run.place, run.seat_of(index), index, result)
+    found = commitment(run.run_id, run.run.round_id, run.seat_of(index), index, result)
     return msgspec.structs.replace(found, **changed)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from aftermath.rules import bitmap
 from aftermath.rules.committee import quorum
-from aftermath.rules.run import MAX_VERDICTS, STORED_ROUNDS, Place
+from aftermath.rules.run import MAX_VERDICTS, STORED_ROUNDS, RoundId
 from aftermath.rules.state import MemberState, RunState
 from programs.laps import (
     BARRED,
@@ -107,7 +107,7 @@ class Oracle(Transitions):
         if not held.barred:
             del self.memberships[wallet]
 
-    def leave_run(self, wallet: int, at: Place) -> None:
+    def leave_run(self, wallet: int, at: RoundId) -> None:
         need(any(self.named(at, back) for back in range(STORED_ROUNDS)), "StaleHeight")
         number = self.find(wallet)
         if number is None:
@@ -125,7 +125,7 @@ class Oracle(Transitions):
         del wallet
         need(self._tick(), "NothingToTick")
 
-    def warmup_witness(self, wallet: int, number: int, at: Place) -> None:
+    def warmup_witness(self, wallet: int, number: int, at: RoundId) -> None:
         need(self.state is RunState.WARMUP, "WrongState")
         need(not self.seed_slot and self.named(at, 0), "StaleHeight")
         self._own(number, wallet)
@@ -134,7 +134,7 @@ class Oracle(Transitions):
         self.lap.ready |= 1 << number
         self._follow()
 
-    def witness(self, wallet: int, number: int, at: Place, held: Mapping[int, int]) -> None:
+    def witness(self, wallet: int, number: int, at: RoundId, held: Mapping[int, int]) -> None:
         need(self.state.training, "WrongState")
         need(self.named(at, 0), "StaleHeight")
         self._own(number, wallet)
@@ -147,7 +147,7 @@ class Oracle(Transitions):
         self.lap.votes.append(Vote(number, dict(held)))
         self._follow()
 
-    def verify(self, wallet: int, number: int, at: Place, target: int, mismatch: bool) -> None:
+    def verify(self, wallet: int, number: int, at: RoundId, target: int, mismatch: bool) -> None:
         need(self.state.active, "WrongState")
         newest = 1 if self.state is not RunState.COOLDOWN or self.config.overlap else 0
         back = next((back for back in range(newest, 3) if self.named(at, back)), None)
@@ -178,7 +178,7 @@ class Oracle(Transitions):
         self._eject(seat)
         self._follow()
 
-    def attest(self, wallet: int, number: int, at: Place, hashes: Mapping[int, bytes]) -> None:
+    def attest(self, wallet: int, number: int, at: RoundId, hashes: Mapping[int, bytes]) -> None:
         need(self.state is RunState.COOLDOWN, "WrongState")
         need(self.named(at, 0), "StaleHeight")
         need(bool(hashes), "HashesInvalid")

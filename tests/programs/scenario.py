@@ -15,7 +15,7 @@ from aftermath.rules.consensus import pack_fingerprints
 from aftermath.rules.eviction import evicted
 from aftermath.rules.members import Members, Membership
 from aftermath.rules.model import Model
-from aftermath.rules.run import Interval, Place, Run
+from aftermath.rules.run import Interval, RoundId, Run
 from aftermath.rules.state import MemberState, RunState
 from programs.harness import (
     AUTHORIZER,
@@ -169,10 +169,10 @@ class Scenario:
             return placed
         where, run = names.index("at"), self.run
         if len(placed) < len(names):
-            placed.insert(where, run.place)
+            placed.insert(where, run.round_id)
         if isinstance(placed[where], int):
             found = run.round(placed[where])
-            placed[where] = Place(run.epoch, placed[where], found.seed if found else 0)
+            placed[where] = RoundId(run.epoch, placed[where], found.seed if found else 0)
         placed[where] = placed[where]._asdict()
         return placed
 
@@ -278,7 +278,7 @@ class Scenario:
         fingerprints = bytes(320)
         if results is not None:
             seen, fingerprints = bitmap.from_seats(results), pack_fingerprints(results, roster, current.salt)
-        seat, at = forged.get("seat", self.seat_of(index)), forged.get("at", run.place)
+        seat, at = forged.get("seat", self.seat_of(index)), forged.get("at", run.round_id)
         metadata = {"step": current.step, "loss_milli": 1, "tokens_per_sec": 1, "bytes_per_sec": 1}
         return self.by(index, "witness", seat, at, seen.to_bytes(32, "little"), fingerprints, metadata)
 

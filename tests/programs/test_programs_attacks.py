@@ -11,7 +11,7 @@ from solders.instruction import Instruction
 from solders.pubkey import Pubkey
 from solders.system_program import TransferParams, transfer
 
-from aftermath.rules.run import Place
+from aftermath.rules.run import RoundId
 from programs.harness import PROGRAM, World, address, instruction_of
 from programs.scenario import SCHEMA, Scenario, member
 
@@ -19,7 +19,7 @@ ACCOUNTS = ("run", "model", "members", "witnesses")
 JOIN = {"p2p": b"p" * 32, "tier": 0, "weight": 1, "schema_hash": SCHEMA, "client_version": "", "stateless": False}
 EMPTY = {"metadata": None, "config": None, "model": None, "schema": None, "progress": None, "use_durable": False}
 METADATA = {"step": 1, "loss_milli": 1, "tokens_per_sec": 1, "bytes_per_sec": 1}
-PLACE = Place(0, 0, 0)
+PLACE = RoundId(0, 0, 0)
 NAMED = {"kind": 1, "repo": "r", "revision": "", "hashes": [b"h" * 32] * 3}
 ARGS: dict[str, list[Any]] = {
     "update": [EMPTY],

@@ -21,7 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from aftermath.rules import bitmap
 from aftermath.rules.committee import quorum
-from aftermath.rules.run import Place
+from aftermath.rules.run import RoundId
 from aftermath.rules.state import ExitReason, MemberState, ModelSource, RunState
 from programs.arena import WALLETS, Arena
 from programs.laps import UNATTESTED, UNKNOWN, WAITS, Lap
@@ -75,11 +75,11 @@ def move(arena: Arena, index: int, verb: str, *more: Any) -> None:
         own = us.find(index)
         return number if number is not None else (own if own is not None else index)
 
-    def at(back: int) -> Place:
+    def at(back: int) -> RoundId:
         if len(us.laps) <= back:
             return arena.place
         lap = us.laps[-1 - back]
-        return Place(us.epoch, lap.height, lap.seed or 0)
+        return RoundId(us.epoch, lap.height, lap.seed or 0)
 
     match verb, *more:
         case "join", tier, weight, stateless:

@@ -4,13 +4,13 @@ from collections.abc import Callable
 
 import pytest
 
-from aftermath.rules.run import Place
+from aftermath.rules.run import RoundId
 from aftermath.rules.state import RunState
 from programs.harness import Outcome, World
 from programs.scenario import Scenario
 
 METADATA = {"step": 1, "loss_milli": 1, "tokens_per_sec": 1, "bytes_per_sec": 1}
-Vote = Callable[[Scenario, Place], Outcome]
+Vote = Callable[[Scenario, RoundId], Outcome]
 VOTES: dict[str, Vote] = {
     "warmup_witness": lambda run, at: run.by(0, "warmup_witness", 0, at),
     "witness": lambda run, at: run.by(0, "witness", 0, at, bytes(32), bytes(320), METADATA),
@@ -27,7 +27,7 @@ STATES = {
 }
 
 
-def _reach(run: Scenario, state: RunState) -> Place:
+def _reach(run: Scenario, state: RunState) -> RoundId:
     """The run goes on until it is in that state; the place that a vote names then."""
     while run.run.state is not state or run.run.current.height:
         if run.run.state is RunState.COOLDOWN and state is RunState.COOLDOWN:
@@ -40,7 +40,7 @@ def _reach(run: Scenario, state: RunState) -> Place:
         else:
             run.world.advance(31)
             run.tick().ok()
-    return run.run.place
+    return run.run.round_id
 
 
 @pytest.mark.parametrize("name", VOTES)
@@ -66,7 +66,7 @@ def test_a_vote_of_an_earlier_epoch_is_refused(world: World, name: str) -> None:
 def test_a_vote_of_an_abandoned_attempt_at_the_same_epoch_is_refused(world: World) -> None:
     run = Scenario(world).start(min_clients=3)
     run.warm_up([0, 1, 2])
-    old = run.run.place
+    old = run.run.round_id
     run.by(2, "leave_run").ok()
     assert run.run.state is RunState.WAITING_FOR_MEMBERS
     run.warm_up([0, 1, 2])
@@ -79,7 +79,7 @@ def test_a_vote_of_an_abandoned_attempt_at_the_same_epoch_is_refused(world: Worl
 def test_a_member_may_leave_by_any_round_that_is_stored(world: World) -> None:
     run = Scenario(world).start()
     run.train([0, 1, 2])
-    at = run.run.place
+    at = run.run.round_id
     run.everyone_witnesses()
     run.everyone_witnesses()
     run.by(2, "leave_run", at).ok()  # it was on its way while two rounds closed

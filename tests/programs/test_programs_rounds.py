@@ -3,7 +3,7 @@
 import pytest
 
 from aftermath.rules import assignment
-from aftermath.rules.run import Interval, Place
+from aftermath.rules.run import Interval, RoundId
 from aftermath.rules.state import ExitReason, MemberState, RunState
 from programs.harness import World
 from programs.scenario import Scenario
@@ -75,7 +75,7 @@ def test_the_refusals_of_a_witness(run: Scenario) -> None:
     run.witness(0).refused("WrongState")
     run.world.advance(31)
     run.tick().ok()
-    run.witness(0, at=Place(0, 1, 0)).refused("StaleHeight")
+    run.witness(0, at=RoundId(0, 1, 0)).refused("StaleHeight")
     run.witness(0, seat=1).refused("SeatMismatch")
     run.witness(0, seat=255).refused("SeatMismatch")
     run.witness(0, participation=1).refused("BadParticipation")  # round 0 has no round before it

@@ -174,13 +174,13 @@ def test_a_warm_up_elects_nobody_before_its_seed_is_drawn(world: World) -> None:
         run.join(index).ok()
     world.advance(6)
     run.tick().ok()
-    named = run.run.place
+    named = run.run.round_id
     run.by(0, "warmup_witness", 0).refused("StaleHeight")
     world.advance(40, 0)
     run.tick().refused("NothingToTick")  # its time is up, but there is no seed to begin the first round with
     world.advance(0)
     run.tick().ok()
-    assert run.run.place != named
+    assert run.run.round_id != named
     assert run.run.state is RunState.ROUND_TRAIN
 
 

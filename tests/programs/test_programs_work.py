@@ -14,7 +14,7 @@ def _attest_nothing(run: Scenario, index: int) -> str | None:
     """An attestation that names nobody's result, without waiting for anything."""
     metadata = {"step": 1, "loss_milli": 1, "tokens_per_sec": 1, "bytes_per_sec": 1}
     empty = (bytes(32), bytes(320))
-    return run.by(index, "witness", run.seat_of(index), run.run.place, *empty, metadata).error
+    return run.by(index, "witness", run.seat_of(index), run.run.round_id, *empty, metadata).error
 
 
 @pytest.mark.parametrize("overlap", [0, 1])

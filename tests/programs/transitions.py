@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from aftermath.rules import assignment, bitmap, committee
 from aftermath.rules.committee import quorum
-from aftermath.rules.run import BACKLOG, MAX_WITNESSES, REDO, STORED_ROUNDS, Config, Interval, Place
+from aftermath.rules.run import BACKLOG, MAX_WITNESSES, REDO, STORED_ROUNDS, Config, Interval, RoundId
 from aftermath.rules.state import ExitReason, MemberState, ModelSource, RunState
 from programs.laps import (
     NOBODY,
@@ -108,11 +108,11 @@ class Transitions:
         """The round so many before this one, as long as it is stored."""
         return self.laps[-1 - back] if back < min(len(self.laps), STORED_ROUNDS) else None
 
-    def named(self, at: Place, back: int) -> bool:
+    def named(self, at: RoundId, back: int) -> bool:
         found = self._past(back)
         if found is None:  # an empty place
-            return at == Place(self.epoch, 0, 0)
-        return at == Place(self.epoch, found.height, found.seed or 0)
+            return at == RoundId(self.epoch, 0, 0)
+        return at == RoundId(self.epoch, found.height, found.seed or 0)
 
     def _passed(self, since: int, seconds: int) -> bool:
         return self.now > since and self.now >= since + seconds

@@ -14,7 +14,7 @@ from aftermath.model.documents import MAX_CONFIG_BYTES
 from aftermath.model.outline import Outline
 from aftermath.model.store import MAX_COMPANION_BYTES
 from aftermath.optim.schema import Schema, build_schema
-from aftermath.replica.outlineshare import TOPIC, File, OutlineShare, Told, ask_outline, checked
+from aftermath.replica.outlineshare import TOPIC, File, OutlineReply, OutlineShare, ask_outline, checked
 from aftermath.sim.clock import run_virtual
 from aftermath.sim.tiny import CONFIG
 from member.desk import DISTRO, SCHEMA, Desk, p2p_of
@@ -79,21 +79,23 @@ def test_a_tokenizer_on_which_members_differ_is_done_without() -> None:
 
 def test_files_that_cannot_be_had_are_done_without() -> None:
     gone = {name: File(len(data), bytes(32)) for name, data in TOKENIZER.items()}
-    said = msgspec.msgpack.encode(Told(Outline(RIGHT).config_json(), gone))
+    said = msgspec.msgpack.encode(OutlineReply(Outline(RIGHT).config_json(), gone))
     assert told({}, served=said) == Outline(RIGHT)
 
 
 CONFIG_JSON = Outline(RIGHT).config_json()
 STRANGE = {
     "nothing": b"",
-    "no config": msgspec.msgpack.encode(Told(b"[]", {})),
-    "no JSON": msgspec.msgpack.encode(Told(b"{", {})),
-    "nested": msgspec.msgpack.encode(Told(b"[" * 100_000, {})),
-    "a strange name": msgspec.msgpack.encode(Told(CONFIG_JSON, {"../key.json": File(3, bytes(32))})),
-    "too much": msgspec.msgpack.encode(Told(CONFIG_JSON, {"tokenizer.json": File(MAX_COMPANION_BYTES + 1, bytes(32))})),
-    "no size": msgspec.msgpack.encode(Told(CONFIG_JSON, {"tokenizer.json": File(0, bytes(32))})),
-    "no hash": msgspec.msgpack.encode(Told(CONFIG_JSON, {"tokenizer.json": File(3, b"short")})),
-    "a long config": msgspec.msgpack.encode(Told(b" " * (MAX_CONFIG_BYTES + 5000), {})),
+    "no config": msgspec.msgpack.encode(OutlineReply(b"[]", {})),
+    "no JSON": msgspec.msgpack.encode(OutlineReply(b"{", {})),
+    "nested": msgspec.msgpack.encode(OutlineReply(b"[" * 100_000, {})),
+    "a strange name": msgspec.msgpack.encode(OutlineReply(CONFIG_JSON, {"../key.json": File(3, bytes(32))})),
+    "too much": msgspec.msgpack.encode(
+        OutlineReply(CONFIG_JSON, {"tokenizer.json": File(MAX_COMPANION_BYTES + 1, bytes(32))})
+    ),
+    "no size": msgspec.msgpack.encode(OutlineReply(CONFIG_JSON, {"tokenizer.json": File(0, bytes(32))})),
+    "no hash": msgspec.msgpack.encode(OutlineReply(CONFIG_JSON, {"tokenizer.json": File(3, b"short")})),
+    "a long config": msgspec.msgpack.encode(OutlineReply(b" " * (MAX_CONFIG_BYTES + 5000), {})),
 }
 
 

@@ -141,7 +141,7 @@ class Onchain:
         )
         participation = bitmap.from_seats(results)
         metadata = {"step": run.step, "loss_milli": 2500, "tokens_per_sec": 100, "bytes_per_sec": 1000}
-        self.send(wallet, self.ix(wallet).witness(RUN_ID, seat, run.place, participation, fingerprints, metadata))
+        self.send(wallet, self.ix(wallet).witness(RUN_ID, seat, run.round_id, participation, fingerprints, metadata))
 
     def join(self, number: int, *, tier: int = 0, weight: int = 1) -> None:
         """Let a wallet ask for the next epoch."""

@@ -72,7 +72,7 @@ def epoch(chain: Onchain) -> None:
     for seat in healthy(chain):
         wallet, tier = chain.wallet(seat + 1), chain.members.seats[seat].tier
         hashes = {level: bytes([level + 1, chain.run.epoch]) * 16 for level in range(tier, 3)}
-        chain.send(wallet, chain.ix(wallet).attest(RUN_ID, seat, chain.run.place, hashes))
+        chain.send(wallet, chain.ix(wallet).attest(RUN_ID, seat, chain.run.round_id, hashes))
 
 
 def record() -> dict[str, bytes]:
@@ -99,7 +99,7 @@ def record() -> dict[str, bytes]:
     while chain.run.state is not RunState.ROUND_TRAIN:
         chain.tick_at_deadline()
     leaver = chain.wallet(2)
-    chain.send(leaver, chain.ix(leaver).leave_run(RUN_ID, chain.run.place))
+    chain.send(leaver, chain.ix(leaver).leave_run(RUN_ID, chain.run.round_id))
     epoch(chain)
     kept = chain.ix(leaver).membership(RUN_ID, chain.run.created, leaver.pubkey())
     chain.send(chain.owner, chain.ix(chain.owner).settle(RUN_ID, chain.run.created, leaver.pubkey()))

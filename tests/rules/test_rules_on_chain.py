@@ -301,7 +301,7 @@ def test_the_committees_of_levels_are_the_programs(chain: Onchain) -> None:
         chain.witness(witness, dict.fromkeys(heard, bytes(32)))
         if rng.random() < 0.3 and run.current.height and chain.run.state.training:
             wallet = chain.wallet(rng.choice(list(bitmap.seats(chain.members.healthy))) + 1)
-            chain.send(wallet, chain.ix(wallet).leave_run(RUN_ID, chain.run.place))
+            chain.send(wallet, chain.ix(wallet).leave_run(RUN_ID, chain.run.round_id))
     run, members = chain.run, chain.members
     committees = [committee.cooldown_electees(run, members, level) for level in range(3)]
     assert 0 < len(committees[0]) < len(committees[2]) < 40
@@ -310,7 +310,7 @@ def test_the_committees_of_levels_are_the_programs(chain: Onchain) -> None:
         owed = committee.levels_to_attest(run, members, seat)
         wallet = chain.wallet(seat + 1)
         instruction = chain.ix(wallet).attest(
-            RUN_ID, seat, run.place, {level: bytes([seat, 1]) * 16 for level in range(3)}
+            RUN_ID, seat, run.round_id, {level: bytes([seat, 1]) * 16 for level in range(3)}
         )
         if not owed:
             with pytest.raises(Refused, match="NotElected"):

@@ -18,7 +18,6 @@ from aftermath.testnet.configs import SHIPPED, chosen, configs, find
 from aftermath.testnet.files import make_missing, recipe_of
 from aftermath.testnet.kills import Kills
 from aftermath.testnet.plan import Client, Plan, Wishes
-from aftermath.train.sinks import trackers_of
 from aftermath.watch.trackers import Wanted
 from cli.cli_runs import Outcome, invoke
 
@@ -101,8 +100,8 @@ def test_clients_are_told_of_the_trackers_as_train_takes_them(tmp_path: Path) ->
     client = Client(1, 2)
     plan = Plan(chosen(DEMO), (client,), tmp_path, 0, Wishes(trackers=trackers))
     settings = build_settings(**parsed("train", "--run-id", "demo", *plan.options(client)))
-    assert trackers_of(settings) == trackers
-    assert not trackers_of(build_settings(**parsed("train", "--run-id", "demo"))).any
+    assert Wanted.of(settings) == trackers
+    assert not Wanted.of(build_settings(**parsed("train", "--run-id", "demo"))).any
 
 
 def parsed(command: str, *words: str) -> dict[str, Any]:

@@ -13,7 +13,8 @@ from aftermath.base.errors import Unsuitable, UsageError
 from aftermath.chain.wallet import Wallet
 from aftermath.replica.arithmetic import Arithmetic
 from aftermath.replica.exactness import is_exact
-from aftermath.train import reach, session
+from aftermath.train import reach
+from aftermath.train.named import named_by
 from aftermath.train.settings import TrainSettings
 
 
@@ -23,13 +24,13 @@ def settings(**given: object) -> TrainSettings:
 
 def test_sums_of_gradients_in_anything_but_fp32_are_refused() -> None:
     with pytest.raises(UsageError, match=r"(?s)^--no-grad-accum-in-fp32: gradients are fp32 here.*--precision bf16"):
-        session._named(settings(grad_accum_in_fp32=False))
+        named_by(settings(grad_accum_in_fp32=False))
 
 
 def test_the_device_is_exact_before_anything_is_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reach, "load_wallet", lambda path: Wallet(Keypair()))
     torch.backends.cudnn.allow_tf32 = True
-    named = session._named(settings(precision="bf16", compile="on"))
+    named = named_by(settings(precision="bf16", compile="on"))
     assert is_exact()
     assert named.place.devices[0] == torch.device("cpu")
     assert named.arithmetic == Arithmetic(bf16=True, compiled=True)
@@ -38,4 +39,4 @@ def test_the_device_is_exact_before_anything_is_joined(monkeypatch: pytest.Monke
 def test_an_environment_that_rounds_ends_it_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(os.environ, "CUBLAS_EMULATE_DOUBLE_PRECISION", "1")
     with pytest.raises(Unsuitable, match=re.escape("CUBLAS_EMULATE_DOUBLE_PRECISION is set")):
-        session._named(settings())
+        named_by(settings())

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from aftermath.watch import kinds
 from aftermath.watch.epoch_files import EpochFiles, process_of
 from aftermath.watch.events import Events, plain
-from aftermath.watch.reader import MOST_LINE, EventReader, NoEvents, Told, flat
+from aftermath.watch.reader import MOST_LINE, EventReader, EventRecord, NoEvents, flat
 from watch.event_writer import EPOCH
 from watch.said import KINDS, said
 
@@ -42,11 +42,11 @@ class Member:
         self.events.emit(said(kind, **fields))
 
 
-def steps(told: list[Told]) -> list[tuple[str, int]]:
+def steps(told: list[EventRecord]) -> list[tuple[str, int]]:
     return [(one.about.wallet, one.event.step) for one in told if isinstance(one.event, kinds.Trained)]
 
 
-def kept(*places: Path) -> list[Told]:
+def kept(*places: Path) -> list[EventRecord]:
     return list(EventReader(places).read())
 
 

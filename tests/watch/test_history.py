@@ -11,7 +11,7 @@ import pytest
 
 from aftermath.watch.history import History
 from aftermath.watch.plot import run_plot
-from aftermath.watch.reader import About, Told
+from aftermath.watch.reader import About, EventRecord
 from watch.said import said
 
 NOON = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
@@ -27,7 +27,7 @@ class Run:
     def say(self, wallet: str, kind: str, **fields: Any) -> None:
         self.now += timedelta(seconds=1)
         about = About("demo", wallet, int(wallet[-1]), "0.1.0")
-        self.history.take(Told(self.now, about, said(kind, **fields), Path("x")))
+        self.history.take(EventRecord(self.now, about, said(kind, **fields), Path("x")))
 
     def start(self, *wallets: str) -> None:
         for seat, wallet in enumerate(wallets):

@@ -29,7 +29,7 @@ from aftermath.chain.rpc import RpcPool
 from aftermath.chain.wallet import IDENTITY_VARIABLE, Wallet, identity_secret
 from aftermath.coordinator.errors import CoordinatorError, Unavailable
 from aftermath.p2p.discovery import Whereabouts
-from aftermath.rules.run import Place
+from aftermath.rules.run import RoundId
 from aftermath.train.reach import START_PATIENCE, Reach
 from aftermath.train.settings import TrainSettings
 
@@ -119,7 +119,7 @@ def reaching(address: str, tls: ssl.SSLContext | None, identity: Path | None) ->
 async def leave_wills(chain: SolanaMember, link: Link, client: CoordinatorClient, run_id: str) -> None:
     """Keep at the server, for ever, a signed transaction by which this member leaves the run as it is now."""
     while True:
-        place = (await chain.view()).run.place
+        place = (await chain.view()).run.round_id
         with contextlib.suppress(OSError, WebSocketException, Malformed, CoordinatorError):
             blockhash, _ = await client.sender.blockhash()
             leave = client.ix.leave_run(run_id, place)
@@ -128,8 +128,8 @@ async def leave_wills(chain: SolanaMember, link: Link, client: CoordinatorClient
         await first_of(_elsewhere(chain, place), asyncio.sleep(RENEW))
 
 
-async def _elsewhere(chain: SolanaMember, place: Place) -> None:
+async def _elsewhere(chain: SolanaMember, place: RoundId) -> None:
     """Until the run is in another round."""
     async for view in chain.views():
-        if view.run.place != place:
+        if view.run.round_id != place:
             return

@@ -23,7 +23,7 @@ from aftermath.chain.addresses import (
 from aftermath.chain.programs import AnchorProgram
 from aftermath.rules.commitment import Signed
 from aftermath.rules.members import Membership
-from aftermath.rules.run import Place
+from aftermath.rules.run import RoundId
 
 _ED25519_ENTRY, _ITSELF = struct.Struct("<7H"), 0xFFFF
 
@@ -181,7 +181,7 @@ class CoordinatorInstructions:
         }
         return self._permissionless("join_run", run_id, accounts, params=params)
 
-    def leave_run(self, run_id: str, at: Place) -> Instruction:
+    def leave_run(self, run_id: str, at: RoundId) -> Instruction:
         """Give up the place in the running and in the next epoch. `at` is any round that the run stores."""
         return self._permissionless("leave_run", run_id, at=at._asdict())
 
@@ -189,12 +189,12 @@ class CoordinatorInstructions:
         """Perform the transition that is due."""
         return self._permissionless("tick", run_id)
 
-    def warmup_witness(self, run_id: str, seat: int, at: Place) -> Instruction:
+    def warmup_witness(self, run_id: str, seat: int, at: RoundId) -> Instruction:
         """An elected member has the model."""
         return self._permissionless("warmup_witness", run_id, seat=seat, at=at._asdict())
 
     def witness(
-        self, run_id: str, seat: int, at: Place, participation: int, fingerprints: bytes, metadata: Table
+        self, run_id: str, seat: int, at: RoundId, participation: int, fingerprints: bytes, metadata: Table
     ) -> Instruction:
         """State whose results of the judged round this witness holds (`participation` is a bit mask of seats)."""
         return self._permissionless(
@@ -207,11 +207,11 @@ class CoordinatorInstructions:
             metadata=metadata,
         )
 
-    def verify(self, run_id: str, seat: int, at: Place, target: int, mismatch: bool) -> Instruction:
+    def verify(self, run_id: str, seat: int, at: RoundId, target: int, mismatch: bool) -> Instruction:
         """A verifier's verdict on a trainer's result in the round `at`."""
         return self._permissionless("verify", run_id, seat=seat, at=at._asdict(), target=target, mismatch=mismatch)
 
-    def attest(self, run_id: str, seat: int, at: Place, hashes: Mapping[int, bytes]) -> Instruction:
+    def attest(self, run_id: str, seat: int, at: RoundId, hashes: Mapping[int, bytes]) -> Instruction:
         """State the hashes of the levels (by number) this member holds at the end of an epoch."""
         mask = sum(1 << level for level in hashes)
         ascending = [hashes[level] for level in sorted(hashes)]

@@ -1,49 +1,39 @@
 """One member's view of its run: what its parts are handed as their coordinator.
 
-Decided: a call that changes the run returns when its effect can be read; Run comes from the watcher; Model and
-Members are read again only when the run's `model_seq` or `members_seq` moved, together with Run, so that all of a view
-is as of one slot; attestations are read as a slice of Witnesses, as of the slot of the newest Run or later. Those reads
-wait out an outage of minutes; everything else gives up after seconds, because its caller knows whether it is still
-worth trying.
+Decided: a call that changes the run returns when its effect can be read. What a member cannot go on without
+(`chain.reader`) waits out an outage of minutes; everything else gives up after seconds, because its caller knows
+whether it is still worth trying.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
 
 from solders.instruction import Instruction
 from solders.pubkey import Pubkey
 
-from aftermath.base.errors import AccountError
-from aftermath.chain.accounts import Absence, AccountData, fetch_as, fetch_many
 from aftermath.chain.addresses import run_addresses
 from aftermath.chain.admission import VERSION_MISMATCH, check_version
 from aftermath.chain.authorizer import Authorizer
 from aftermath.chain.client import CoordinatorClient
-from aftermath.chain.failures import BadReply
 from aftermath.chain.instructions import witness_metadata
 from aftermath.chain.memberships import check_bond, lacking, membership_of
-from aftermath.chain.rpc import FAILURES_BEFORE_LEAVING, MAX_ENDPOINTS, RpcPool
-from aftermath.chain.subscription import GIVE_UP_SECONDS, RunWatcher
-from aftermath.chain.views import parse_members, parse_model, parse_run, parse_witness_round, witness_round_range
+from aftermath.chain.reader import RunReader
+from aftermath.chain.rpc import RpcPool
+from aftermath.chain.subscription import RunWatcher
 from aftermath.chain.wallet import Wallet
-from aftermath.coordinator.errors import CoordinatorError, Refusal, Refused, Unavailable
+from aftermath.coordinator.errors import Refusal, Refused, Unavailable
 from aftermath.coordinator.view import View
 from aftermath.rules.bitmap import contains
 from aftermath.rules.commitment import signed_part
 from aftermath.rules.eviction import evicted
 from aftermath.rules.members import Membership
-from aftermath.rules.run import Attestation, Place, Round, Run
-
-T = TypeVar("T")
+from aftermath.rules.run import Attestation, Round, RoundId
 
 log = logging.getLogger(__name__)
 
-# Of attestations that no node sends whole, before they are given up.
-_READINGS = FAILURES_BEFORE_LEAVING * MAX_ENDPOINTS
 _LEAVINGS = 3  # tries: the run may begin another epoch while the first is on its way
 CALL_PATIENCE = 5.0  # seconds without an answer after which a transaction or a fresh read gives up
 
@@ -77,7 +67,7 @@ class SolanaMember:
         self._authorizations = Authorizer(brisk)
         self._addresses = run_addresses(self._coordinator.program_id, run_id)
         self._watcher = RunWatcher(pool, self._addresses.run, self._coordinator.program_id)
-        self._view: View | None = None
+        self._reader = RunReader(pool, self._coordinator.program_id, run_id, self._watcher)
         self._wallet = wallet
         self._max_bond = max_bond
         self._enrolled = False
@@ -132,37 +122,7 @@ class SolanaMember:
 
     async def view(self, *, fresh: bool = False) -> View:
         """The view of the newest known state, or with `fresh` of one that is read now."""
-        patience = CALL_PATIENCE if fresh else GIVE_UP_SECONDS
-        run = await self._watcher.refresh(patience) if fresh else self._watcher.latest
-        known = self._view
-        if known is None or known.run.seq < run.seq:
-            same = known is not None and _versions(known.run) == _versions(run)
-            view = replace(known, run=run) if known and same else await self._read_together(run, patience)
-            if self._view is None or self._view.run.seq < view.run.seq:
-                self._view = view
-        assert self._view is not None
-        return self._view
-
-    async def _read_together(self, wanted: Run, patience: float) -> View:
-        """All three accounts as of one slot, in which the run is as `wanted` or newer."""
-        absence = Absence(self._pool)
-        found: list[View] = []
-
-        def legible(accounts: list[AccountData | None]) -> None:
-            if any(account is None or account.owner != self._coordinator.program_id for account in accounts):
-                absence.reported()
-                raise CoordinatorError(f"an account of run {self._run_id!r} is gone: the run was closed")
-            run, members, model = (account.data for account in accounts if account is not None)
-            found[:] = [View(parse_run(run), parse_members(members), parse_model(model))]
-            if found[0].run.seq < wanted.seq:
-                raise BadReply("the RPC node sent an older state of the run under a newer slot")
-
-        places = [self._addresses.run, self._addresses.members, self._addresses.model]
-        least = self._watcher.slot or None
-        slot, accounts = await fetch_many(self._pool, places, min_slot=least, patience=patience, legible=legible)
-        if accounts[0] is not None:
-            self._watcher.saw(slot, accounts[0])
-        return found[0]
+        return await self._reader.view(CALL_PATIENCE if fresh else None)
 
     async def attestations(self, round: Round) -> tuple[Attestation, ...]:
         """What the witnesses of `round` have sent so far.
@@ -170,36 +130,7 @@ class SolanaMember:
         Raises Refused: `RoundNotStored` when the chain no longer holds that round, `Unreadable` when nodes send
         something else for it again and again.
         """
-        ring, stored = self._stored(round)
-        if stored.attestations == 0:
-            return ()
-        offset, length = witness_round_range(ring, stored.attestations)
-        torn = 0
-
-        def attested(account: AccountData) -> tuple[int, tuple[Attestation, ...]]:
-            nonlocal torn
-            try:
-                return account.slot, parse_witness_round(account.data, stored.attestations)
-            except AccountError as error:
-                torn += 1
-                if torn < _READINGS:
-                    raise  # for the pool: this node's failure
-                why = f"no node sends the attestations of round {round.height} as they are on chain"
-                raise Refused("Unreadable", why) from error
-
-        slot, attestations = await self._read(self._addresses.witnesses, attested, offset, length)
-        if self._watcher.slot < slot:
-            await self._watcher.refresh(GIVE_UP_SECONDS, min_slot=slot)
-        self._stored(round)  # a read can take so long that a later round's attestations are in that place
-        return attestations
-
-    def _stored(self, round: Round) -> tuple[int, Round]:
-        """Where the newest Run holds `round`, and its header there."""
-        run = self._watcher.latest
-        ring, stored = run.ring(round.height), run.round(round.height)
-        if ring is None or stored is None or stored.seed != round.seed:
-            raise Refused("RoundNotStored", f"round {round.height} is no longer stored on chain")
-        return ring, stored
+        return await self._reader.attestations(round)
 
     async def authorization(self) -> Pubkey:
         """The account that admits this wallet to the run. Raises Refused `NotAuthorized` when nobody did."""
@@ -217,7 +148,9 @@ class SolanaMember:
 
     async def join(self, *, p2p: bytes, tier: int, weight: int, schema_hash: bytes, stateless: bool) -> None:
         """Ask for a place in the next epoch. Raises Refused, `NotAuthorized` when nobody admitted this wallet."""
-        view = self._view or await self.view(fresh=True)  # if it is old, whoever takes a seat is told, and asks again
+        view = self._reader.last or await self.view(
+            fresh=True
+        )  # if it is old, whoever takes a seat is told, and asks again
         steps = [] if self._enrolled else await self._enrolment(view)
         join = self._coordinator.ix.join_run(
             self._run_id,
@@ -278,7 +211,7 @@ class SolanaMember:
         """Give up the place in the run."""
         for tries_left in reversed(range(_LEAVINGS)):
             try:
-                await self._send(self._coordinator.ix.leave_run(self._run_id, self._watcher.latest.place))
+                await self._send(self._coordinator.ix.leave_run(self._run_id, self._watcher.latest.round_id))
                 return
             except Refused as refusal:
                 if refusal.reason is not Refusal.TOO_LATE or not tries_left:
@@ -289,14 +222,14 @@ class SolanaMember:
         """Perform the transition that is due; Refused `NothingToTick` if none is."""
         await self._send(self._coordinator.ix.tick(self._run_id))
 
-    async def warmup_witness(self, seat: int, at: Place) -> None:
+    async def warmup_witness(self, seat: int, at: RoundId) -> None:
         """Say that this elected member has the model."""
         await self._send(self._coordinator.ix.warmup_witness(self._run_id, seat, at))
 
     async def witness(
         self,
         seat: int,
-        at: Place,
+        at: RoundId,
         participation: int,
         fingerprints: bytes,
         *,
@@ -310,7 +243,7 @@ class SolanaMember:
         ix = self._coordinator.ix.witness(self._run_id, seat, at, participation, fingerprints, metadata)
         await self._send(ix)
 
-    async def attest(self, seat: int, at: Place, hashes: Mapping[int, bytes]) -> None:
+    async def attest(self, seat: int, at: RoundId, hashes: Mapping[int, bytes]) -> None:
         """State the hashes of the levels this member holds."""
         await self._send(self._coordinator.ix.attest(self._run_id, seat, at, hashes))
 
@@ -337,28 +270,3 @@ class SolanaMember:
             await self._watcher.refresh(patience=CALL_PATIENCE, min_slot=self._coordinator.sender.slot)
         except Unavailable as error:
             log.info("sent, but the effect is not visible yet: %s", error.message)
-
-    async def _read(
-        self, address: Pubkey, parse: Callable[[AccountData], T], offset: int = 0, length: int | None = None
-    ) -> T:
-        """Without the chain there is nothing else to do, so this waits as long as the watcher does for it to come
-        back.
-        """
-
-        absence = Absence(self._pool)
-
-        def read(account: AccountData | None) -> T:
-            if account is None or account.owner != self._coordinator.program_id:
-                absence.reported()
-                raise CoordinatorError(f"an account of run {self._run_id!r} is gone: the run was closed")
-            return parse(account)
-
-        slot = self._watcher.slot or None
-        return await fetch_as(
-            self._pool, address, read, offset=offset, length=length, min_slot=slot, patience=GIVE_UP_SECONDS
-        )
-
-
-def _versions(run: Run) -> tuple[int, int]:
-    """What tells whether Members and Model are still those of another state of the run."""
-    return run.members_seq, run.model_seq

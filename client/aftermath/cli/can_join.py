@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,6 +19,9 @@ from aftermath.cli.options import Authorizer, ClusterOptions, Device, MaxBond, M
 from aftermath.cli.present import EXIT_KNOWN, EXITS, Result, note
 
 if TYPE_CHECKING:
+    from solders.pubkey import Pubkey
+
+    from aftermath.cli.connection import Cluster
     from aftermath.coordinator.view import View
     from aftermath.rules.members import Members, Membership
     from aftermath.rules.run import Run
@@ -58,6 +62,46 @@ def noting(refusals: list[AftermathError]) -> Iterator[None]:
         raise
     except AftermathError as refusal:
         refusals.append(refusal)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What the run's accounts say of a wallet that wants to join."""
+
+    view: View
+    authorized_as: str | None
+    """The grantee of the authorization that admits it."""
+    bond_paid: int
+    reasons: list[str]
+    """Why the program would refuse it."""
+    refusals: list[AftermathError]
+    """What `train` would end with."""
+
+
+async def at_the_chain(chain: Cluster, run_id: str, user: Pubkey, delegate_of: Pubkey | None, max_bond: int) -> Entry:
+    """Look at all that is not this machine: authorization, membership, version, bond and funds."""
+    from solders.pubkey import Pubkey
+
+    from aftermath import __version__
+    from aftermath.chain.addresses import run_addresses
+    from aftermath.chain.admission import check_funds, check_version
+    from aftermath.chain.memberships import check_bond, lacking, membership_of
+    from aftermath.coordinator.view import View
+
+    run, model, members = await chain.coordinator.snapshot(run_id)
+    grantor, address = Pubkey.from_bytes(run.join_authority), run_addresses(chain.coordinator.program_id, run_id).run
+    found = await chain.authorizer.admitting(grantor, user, address, delegate_of)
+    held = await membership_of(chain.pool, chain.coordinator.program_id, run, user)
+    reasons = obstacles(run, members, bytes(user), held, authorized=found is not None)
+    refusals: list[AftermathError] = []
+    with noting(refusals):
+        check_version(run_id, model.client_version, __version__)
+    with noting(refusals):
+        check_bond(run, held, max_bond)
+    with noting(refusals):
+        await check_funds(chain.pool, user, lacking(run, held))
+    grantee, bond = str(found.grantee) if found else None, held.bond if held else 0
+    return Entry(View(run, members, model), grantee, bond, reasons, refusals)
 
 
 def on_this_machine(view: View, wallet: bytes, tier: int, device: str) -> tuple[list[AftermathError], list[str]]:
@@ -134,35 +178,16 @@ async def can_join(
     does. Exits 0 when the wallet may join, 10 when the run takes another version of the
     client, and 1 when it may not for another reason.
     """
-    from solders.pubkey import Pubkey
-
     from aftermath import __version__
-    from aftermath.chain.addresses import run_addresses
-    from aftermath.chain.admission import check_funds, check_version
-    from aftermath.chain.memberships import check_bond, lacking, membership_of
     from aftermath.chain.options import public_key
     from aftermath.cli.connection import connect
-    from aftermath.coordinator.view import View
     from aftermath.train.tier import AUTO_TIER
 
     user = public_key(address)
     delegate_of = public_key(authorizer) if authorizer is not None else None
     async with connect(options) as chain:
-        run, model, members = await chain.coordinator.snapshot(run_id)
-        grantor = Pubkey.from_bytes(run.join_authority)
-        found = await chain.authorizer.admitting(
-            grantor, user, run_addresses(chain.coordinator.program_id, run_id).run, delegate_of
-        )
-        held = await membership_of(chain.pool, chain.coordinator.program_id, run, user)
-        reasons = obstacles(run, members, bytes(user), held, authorized=found is not None)
-        refusals: list[AftermathError] = []
-        with noting(refusals):
-            check_version(run_id, model.client_version, __version__)
-        with noting(refusals):
-            check_bond(run, held, max_bond)
-        with noting(refusals):
-            await check_funds(chain.pool, user, lacking(run, held))
-    view = View(run, members, model)
+        entry = await at_the_chain(chain, run_id, user, delegate_of, max_bond)
+    view, reasons, refusals = entry.view, entry.reasons, entry.refusals
     tier, why = matformer_tier, ""
     if tier == AUTO_TIER:
         with noting(refusals):
@@ -180,11 +205,11 @@ async def can_join(
         "warnings": warnings,
         "tier": None if tier == AUTO_TIER else tier,
         "why_tier": why,
-        "authorized_as": str(found.grantee) if found else None,
-        "client_version": model.client_version,
+        "authorized_as": entry.authorized_as,
+        "client_version": view.model.client_version,
         "this_version": __version__,
-        "bond": run.config.join_bond,
-        "bond_paid": held.bond if held else 0,
+        "bond": view.run.config.join_bond,
+        "bond_paid": entry.bond_paid,
     }
     text = f"no: {'; '.join(reasons)}" if reasons else f"yes: {user} may join run {run_id}"
     if why:

@@ -15,7 +15,7 @@ from aftermath.cli.kept_events import Kinds, Places, chosen, json_line, say_note
 from aftermath.cli.present import Result
 
 if TYPE_CHECKING:
-    from aftermath.watch.reader import Told
+    from aftermath.watch.reader import EventRecord
 
 
 @command("events export", example="aftermath-solana events export runs/mine/events --csv --out events.csv")
@@ -51,7 +51,7 @@ def events_export(
     return Result({"events": written, "out": str(out), "notes": notes}, f"{written:,} events written to {out}")
 
 
-def _write(stream: TextIO, events: Iterable[Told], *, as_table: bool) -> int:
+def _write(stream: TextIO, events: Iterable[EventRecord], *, as_table: bool) -> int:
     from aftermath.watch.table import CsvTable
 
     row = CsvTable(stream) if as_table else lambda told: stream.write(json_line(told))

@@ -13,7 +13,7 @@ from aftermath.cli.kept_events import JsonLines, Kinds, Places, chosen, printer,
 from aftermath.cli.present import Result
 
 if TYPE_CHECKING:
-    from aftermath.watch.reader import Told
+    from aftermath.watch.reader import EventRecord
 
 
 @command("events replay", example="aftermath-solana events replay runs/mine/events --kind trained,dropped --speed 60")
@@ -44,7 +44,7 @@ def events_replay(
     return Result(None, None)
 
 
-def _at_pace(events: Iterable[Told], speed: float | None) -> Iterator[Told]:
+def _at_pace(events: Iterable[EventRecord], speed: float | None) -> Iterator[EventRecord]:
     before = None
     for told in events:
         if speed is not None and before is not None:

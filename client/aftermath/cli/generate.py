@@ -37,12 +37,7 @@ def generate(
 
     With --json also how many passes of the model it took, how many guesses of the draft were right, and the time.
     """
-    if draft_tokens is not None and draft_tier is None:
-        raise UsageError(
-            "--draft-tokens means a draft, and there is none", "Pass --draft-tier as well, or leave it out"
-        )
-    if draft_tier is not None and draft_tier <= tier:
-        raise UsageError(f"tier {draft_tier} is no draft for tier {tier}", "Name a smaller one, whose number is larger")
+    _check_draft(tier, draft_tier, draft_tokens)
 
     import time
 
@@ -83,3 +78,13 @@ def generate(
         "seconds": round(time.perf_counter() - started, 4),
     }
     return Result(data, prompt + text)
+
+
+def _check_draft(tier: int, draft_tier: int | None, draft_tokens: int | None) -> None:
+    """Raises UsageError for a draft that cannot be."""
+    if draft_tokens is not None and draft_tier is None:
+        raise UsageError(
+            "--draft-tokens means a draft, and there is none", "Pass --draft-tier as well, or leave it out"
+        )
+    if draft_tier is not None and draft_tier <= tier:
+        raise UsageError(f"tier {draft_tier} is no draft for tier {tier}", "Name a smaller one, whose number is larger")

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
 
 import typer
 
@@ -20,6 +20,7 @@ from aftermath.cli.present import CommandError, Result, note, plain_text
 from aftermath.model.presets import PRESETS
 from aftermath.rules.bitmap import MAX_MEMBERS
 from aftermath.rules.limits import MAX_LEVELS
+from aftermath.rules.optimizers import ExchangedName
 
 if TYPE_CHECKING:
     from aftermath.cli.new_config import FILES
@@ -47,7 +48,7 @@ class InitOptions:
         int | None, typer.Option(min=1, max=MAX_LEVELS, help="Tiers that the model is cut into; else the recipe's.")
     ] = None
     optimizer: Annotated[
-        Literal["distro", "sparseloco"] | None,
+        ExchangedName | None,
         typer.Option(help="What members exchange results with, and the numbers that go with it; else the recipe's."),
     ] = None
     members: Annotated[
@@ -131,11 +132,11 @@ def asked(options: InitOptions) -> InitOptions:
     recipe = options.recipe or _ask(f"Recipe to begin with ({known})", RECIPE, _known_recipe)
     config, _ = begin(recipe)
     found = replace(options, recipe=recipe)
-    has = optimizer_name(config)
+    has, exchanged = optimizer_name(config), get_args(ExchangedName)
     questions: list[tuple[str, str, object, Callable[[str], Any]]] = [
         ("preset", f"Model ({', '.join(PRESETS)})", _NEITHER, _one_of(*PRESETS, _NEITHER)),
         ("tiers", "Tiers that it is cut into", config.llm.matformer.tiers, _number(1, MAX_LEVELS)),
-        ("optimizer", "Optimizer (distro, sparseloco)", has or "sparseloco", _one_of("distro", "sparseloco")),
+        ("optimizer", f"Optimizer ({', '.join(exchanged)})", has or "sparseloco", _one_of(*exchanged)),
         ("members", "Members that it begins with", config.config.init_min_clients, _number(1, MAX_MEMBERS)),
         ("steps", "Steps", config.config.total_steps, _number(1, 2**32 - 1)),
         ("data_path", "Token files, a path", _NEITHER, _path),

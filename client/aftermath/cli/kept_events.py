@@ -16,7 +16,7 @@ from aftermath.base.errors import UsageError
 from aftermath.cli.present import note
 
 if TYPE_CHECKING:
-    from aftermath.watch.reader import EventReader, Told
+    from aftermath.watch.reader import EventReader, EventRecord
 
 Places = Annotated[
     list[Path], typer.Argument(help="Directories that train --events-dir wrote, or one above them, or files of events.")
@@ -28,7 +28,7 @@ Kinds = Annotated[
 JsonLines = Annotated[bool, typer.Option("--json", help="One JSON object a line, with all that was told.")]
 
 
-def chosen(told: Iterable[Told], kinds: str | None) -> Iterator[Told]:
+def chosen(told: Iterable[EventRecord], kinds: str | None) -> Iterator[EventRecord]:
     """The events of these kinds, or all. Raises UsageError for a kind that does not exist."""
     from typing import get_args
 
@@ -45,19 +45,19 @@ def chosen(told: Iterable[Told], kinds: str | None) -> Iterator[Told]:
     return (one for one in told if isinstance(one.event, wanted))
 
 
-def printer(*, as_json: bool, everything: bool) -> Callable[[Told], None]:
+def printer(*, as_json: bool, everything: bool) -> Callable[[EventRecord], None]:
     """Prints events, each in one line."""
     from aftermath.watch.lines import EventLines
 
     return _print_json if as_json else EventLines(LineConsole(soft_wrap=True), everything=everything)
 
 
-def _print_json(told: Told) -> None:
+def _print_json(told: EventRecord) -> None:
     sys.stdout.write(json_line(told))
     sys.stdout.flush()
 
 
-def json_line(told: Told) -> str:
+def json_line(told: EventRecord) -> str:
     """An event and who told it, as a line of JSON."""
     import msgspec
 

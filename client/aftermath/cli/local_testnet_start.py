@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from aftermath.cli.command import command
 from aftermath.cli.present import EXIT_INTERRUPTED, Result
+
+if TYPE_CHECKING:
+    from aftermath.testnet.plan import Wishes
+    from aftermath.watch.trackers import Wanted
 
 Switch = Literal["true", "false"]
 FAULTS, CLIENTS, SHOWN = "Faults", "Clients", "What is shown"
@@ -24,7 +28,7 @@ class BackendName(StrEnum):
 
 
 @dataclass(frozen=True)
-class Place:
+class Deployment:
     """What keeps the run, and where."""
 
     backend: Annotated[
@@ -52,6 +56,11 @@ class Place:
             show_default=False,
         ),
     ] = None
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """What the processes are told of it by their environment."""
+        return {"HF_TOKEN": self.hf_token} if self.hf_token else {}
 
 
 @dataclass(frozen=True)
@@ -113,6 +122,19 @@ class ClientOptions:
         ),
     ] = None
 
+    def wishes(self, trackers: Wanted) -> Wishes:
+        """These as the plan of a testnet takes them."""
+        from aftermath.testnet.plan import Wishes
+
+        return Wishes(
+            device=self.client_device,
+            write_log=self.write_log,
+            distro_data=self.write_distro_data,
+            optim_stats=self.optim_stats,
+            eval_tasks=self.eval_tasks,
+            trackers=trackers,
+        )
+
 
 @dataclass(frozen=True)
 class KillOptions:
@@ -164,7 +186,7 @@ def local_testnet_start(
         ),
     ],
     *,
-    place: Place,
+    deployment: Deployment,
     clients: ClientOptions,
     kills: KillOptions,
     show: ShowOptions,
@@ -190,43 +212,26 @@ def local_testnet_start(
     from aftermath.testnet.configs import chosen
     from aftermath.testnet.kills import Kills
     from aftermath.testnet.lines import Level, Lines
-    from aftermath.testnet.plan import Plan, Wishes, allowed_of, clients_of
+    from aftermath.testnet.plan import Plan, allowed_of, clients_of
     from aftermath.testnet.run import Testnet
     from aftermath.testnet.summary import Ending
     from aftermath.watch.trackers import Wanted
 
     if show.headless_exit_after_secs is not None and not show.headless:
         raise UsageError("--headless-exit-after-secs goes with --headless", "Pass both")
-    trackers = Wanted(
-        wandb_project=clients.wandb_project,
-        wandb_group=clients.wandb_group,
-        wandb_entity=clients.wandb_entity,
-        trackio_project=clients.trackio_project,
-    )
+    trackers = Wanted.of(clients)
     trackers.check()
-    config = chosen(config_path, place.first_client_checkpoint)
+    config = chosen(config_path, deployment.first_client_checkpoint)
     them = clients_of(num_clients, clients.client_matformer_tiers, config)
-    wishes = Wishes(
-        device=clients.client_device,
-        write_log=clients.write_log,
-        distro_data=clients.write_distro_data,
-        optim_stats=clients.optim_stats,
-        eval_tasks=clients.eval_tasks,
-        trackers=trackers,
-    )
+    wishes = clients.wishes(trackers)
     drawn = not show.headless and sys.stdout.isatty() and shutil.which("tmux") is not None
-    plan = Plan(
-        config, them, place.dir.expanduser().absolute(), place.server_port, wishes, drawn, drawn and show.tui == "true"
-    )
+    place, port = deployment.dir.expanduser().absolute(), deployment.server_port
+    plan = Plan(config, them, place, port, wishes, drawn, drawn and show.tui == "true")
     killed = Kills(kills.random_kill_num, kills.random_kill_interval, allowed_of(kills.allowed_to_kill, them))
-    own = (
-        environment()
-        | {"OMP_NUM_THREADS": str(plan.threads)}
-        | ({"HF_TOKEN": place.hf_token} if place.hf_token else {})
-    )
+    own = environment() | {"OMP_NUM_THREADS": str(plan.threads)} | deployment.variables
     console = Console(stderr=json_output, quiet=drawn)
     lines = Lines(console, Level(show.log), max(len(client.name) for client in them))
-    backend = Solana(plan, own) if place.backend is BackendName.SOLANA else Centralized(plan)
+    backend = Solana(plan, own) if deployment.backend is BackendName.SOLANA else Centralized(plan)
     with claimed(plan.place, "testnet", "--dir DIR"):
         testnet = Testnet(plan, backend, killed, own, lines)
         summary = testnet.perform(show.headless_exit_after_secs)

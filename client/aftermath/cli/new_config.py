@@ -9,25 +9,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from aftermath.base.errors import UsageError
 from aftermath.cli.model_init import document
 from aftermath.config.document import ARCHITECTURES, RunConfig, RunRules
+from aftermath.config.read import optimizer_of
 from aftermath.config.sources import Checkpoint, DataLocation, LocalCheckpoint, LocalData
 from aftermath.config.training import LearningRate
 from aftermath.data.bytelevel import VOCAB_SIZE
 from aftermath.model.architectures import architecture_of, config_of
+from aftermath.rules.optimizers import EXCHANGED, ExchangedName
 from aftermath.testnet.configs import chosen, find
 from aftermath.testnet.files import recipe_of
 
 FILES = dict[str, dict[str, Any]]
 """What a file beside the config says of how model and tokens are made."""
 
-
-OptimizerName = Literal["distro", "sparseloco"]
 RECIPE = "solana-test/light-config.toml"
-RECIPES: dict[OptimizerName, str] = {
+RECIPES: dict[ExchangedName, str] = {
     "distro": "consilience-match-llama2-20m-fineweb-pretrain-dev/config.toml",
     "sparseloco": RECIPE,
 }
@@ -41,7 +41,7 @@ class Wishes:
     recipe: str | None = None
     preset: str | None = None
     tiers: int | None = None
-    optimizer: OptimizerName | None = None
+    optimizer: ExchangedName | None = None
     members: int | None = None
     steps: int | None = None
     data_path: Path | None = None
@@ -94,10 +94,10 @@ def changed(config: RunConfig, files: FILES, wishes: Wishes, home: str) -> tuple
     return config.model_copy(update={"config": rules, "model": model}), files
 
 
-def optimizer_name(config: RunConfig) -> OptimizerName | None:
+def optimizer_name(config: RunConfig) -> str | None:
     """Which optimizer a config has, None for one that members exchange nothing with."""
-    has = config.llm.optimizer
-    return "distro" if has.Distro else "sparseloco" if has.SparseLoCo else None
+    known = EXCHANGED.get(optimizer_of(config.llm.optimizer).kind)
+    return known.option if known is not None else None
 
 
 def lasting(rates: LearningRate, steps: int, wished: int) -> LearningRate:

@@ -20,6 +20,7 @@ from aftermath.model.documents import CheckpointError
 from aftermath.model.resolve import load_hf_config
 from aftermath.optim.agreed import agreed_schema
 from aftermath.optim.schema import Schema
+from aftermath.rules.optimizers import EXCHANGED, EXCHANGED_SHOWN, OPTIMIZERS
 from aftermath.rules.schedules import highest_rate
 from aftermath.rules.state import CheckpointKind
 
@@ -124,17 +125,19 @@ def not_done(config: RunConfig) -> Iterator[Mistake]:
         told = "max_seq_len = 1: a sequence of one token leaves nothing to predict; use more"
         yield Mistake((*_LLM, "max_seq_len"), told, "sequence-too-short")
     optimizer = config.llm.optimizer
-    if optimizer.AdamW is not None:
+    kind = optimizer_of(optimizer).kind
+    if kind not in EXCHANGED:
         yield Mistake(
-            (*_LLM, "optimizer", "AdamW"),
-            "the optimizer AdamW is not supported: members exchange results with DisTrO or SparseLoCo; "
+            (*_LLM, "optimizer", OPTIMIZERS[kind].table),
+            f"the optimizer {OPTIMIZERS[kind].shown} is not supported: members exchange results with "
+            f"{EXCHANGED_SHOWN}; "
             "use [model.LLM.optimizer.Distro], or [model.LLM.optimizer.SparseLoCo] with AdamW as its inner_optimizer",
             "optimizer-not-exchanged",
         )
     rate, decay = highest_rate(schedule_of(config.llm.lr_schedule)), optimizer_of(optimizer).weight_decay
-    if optimizer.AdamW is None and rate * decay > 1:
+    if kind in EXCHANGED and rate * decay > 1:
         yield Mistake(
-            (*_LLM, "optimizer", "SparseLoCo" if optimizer.SparseLoCo else "Distro", "weight_decay"),
+            (*_LLM, "optimizer", OPTIMIZERS[kind].table, "weight_decay"),
             f"weight_decay = {decay}: a step at the highest learning rate, {rate}, would turn every weight's sign; use "
             f"at most {1 / rate:g}",
             "weight-decay-too-high",

@@ -20,8 +20,11 @@ from aftermath.cli.options import CLIENT_VERSION, DESCRIPTION, SHOWN_NAME, RunId
 from aftermath.cli.present import Result, aside, facts, note
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from aftermath.cli.difference import Difference
     from aftermath.cli.schema import Shape
+    from aftermath.config.document import RunConfig
     from aftermath.rules.model import Model
     from aftermath.rules.run import Run
 
@@ -71,29 +74,16 @@ async def update_config(
     it is sent; where nothing does, nothing is sent.
     """
     from aftermath.chain.rehearsal import Rehearsed
-    from aftermath.cli.agreed_data import with_agreed_data
     from aftermath.cli.change import Change
     from aftermath.cli.connection import sign_in
     from aftermath.cli.difference import differences
-    from aftermath.cli.schema import shape_of
     from aftermath.cli.troubles import troubles
-    from aftermath.config.document import load_config
 
     given = {key: value for key, value in asdict(shown).items() if value is not None}
     if not (config_path or restart_from_step or switch_to_hub or given or client_version is not None):
         raise UsageError("nothing to change was given", "Pass --config-path FILE or one of the other options")
-    config = load_config(config_path) if config_path else None
-    shape, trouble = shape_of(config) if config else None, ""
-    if config and shape:
-        config, trouble = with_agreed_data(config, shape.vocab_size)
-    change = Change(
-        metadata=given,
-        config=config,
-        shape=shape,
-        restart_from_step=restart_from_step,
-        switch_to_hub=switch_to_hub,
-        client_version=client_version,
-    )
+    config, shape, trouble = _read(config_path)
+    change = Change(given, config, shape, restart_from_step, switch_to_hub, client_version)
     async with sign_in(options) as chain:
         run, model, _ = await chain.coordinator.snapshot(run_id)
         kept = change.kept_checkpoint(model)
@@ -117,12 +107,25 @@ async def update_config(
         note(f"warning: {warning}")
     sent = {"changes": changes, "signatures": [str(one) for one in signatures]}
     data = _data(run, model, shape) | {"warnings": warnings} | sent
-    shown_to_people = {name: value for name, value in data.items() if name not in ("warnings", "changes")}
-    if shape:
-        sizes = [f"{size:,} by each member of tier {tier}" for tier, size in enumerate(shape.bytes_per_round)]
-        shown_to_people["bytes_per_round"] = sizes
     open_to_all = run.join_authority == run.main_authority
-    return Result(data, facts(shown_to_people), case="" if open_to_all else "invited")
+    return Result(data, _for_people(data, shape), case="" if open_to_all else "invited")
+
+
+def _read(path: Path | None) -> tuple[RunConfig | None, Shape | None, str]:
+    """The file with the data that members agree on, the model's shape, and what is wrong with the data here.
+
+    Raises ConfigError and what is wrong with the checkpoint.
+    """
+    from aftermath.cli.agreed_data import with_agreed_data
+    from aftermath.cli.schema import shape_of
+    from aftermath.config.document import load_config
+
+    if path is None:
+        return None, None, ""
+    config = load_config(path)
+    shape = shape_of(config)
+    config, trouble = with_agreed_data(config, shape.vocab_size)
+    return config, shape, trouble
 
 
 def announce(run_id: str, found: list[Difference], *, as_json: bool) -> None:
@@ -133,6 +136,15 @@ def announce(run_id: str, found: list[Difference], *, as_json: bool) -> None:
         note(f"run {run_id} is so already: nothing is sent")
     elif not as_json:
         aside(table(found))
+
+
+def _for_people(data: dict[str, Any], shape: Shape | None) -> Table:
+    """The result as people read it; changes and warnings have been said."""
+    shown = {name: value for name, value in data.items() if name not in ("warnings", "changes")}
+    if shape:
+        sizes = [f"{size:,} by each member of tier {tier}" for tier, size in enumerate(shape.bytes_per_round)]
+        shown["bytes_per_round"] = sizes
+    return facts(shown)
 
 
 def _data(run: Run, model: Model, shape: Shape | None) -> dict[str, Any]:

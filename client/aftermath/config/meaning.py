@@ -44,7 +44,7 @@ class Means:
 
 Seconds = Annotated[U64, Means("seconds", most=MAX_TIME)]
 SomeSeconds = Annotated[U64, Means("seconds", least=1, most=MAX_TIME)]
-Place = Annotated[str, Means(bytes=LOCATION_BYTES)]
+Location = Annotated[str, Means(bytes=LOCATION_BYTES)]
 """Of data: a path, an address, a bucket."""
 Repository = Annotated[str, Means(bytes=REPO_BYTES)]
 """A repository's name, or a path: of a checkpoint."""

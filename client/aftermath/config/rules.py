@@ -29,6 +29,7 @@ from aftermath.rules.limits import (
     REPO_BYTES,
     REVISION_BYTES,
 )
+from aftermath.rules.optimizers import EXCHANGED, OPTIMIZERS
 from aftermath.rules.run import MAX_WITNESSES
 from aftermath.rules.state import CheckpointKind, DataKind, OptimizerKind, ScheduleKind
 
@@ -40,11 +41,6 @@ _ONE = 0x3FF0_0000_0000_0000
 _INFINITY = 0x7FF0_0000_0000_0000
 _LARGEST_OUTER_RATE = int.from_bytes(struct.pack("<d", MAX_OUTER_RATE), "little")
 _BELOW_ONE = ("compression_decay", "beta1", "beta2")
-_OPTIMIZERS = {
-    OptimizerKind.ADAMW: "AdamW",
-    OptimizerKind.DISTRO: "Distro",
-    OptimizerKind.SPARSELOCO: "SparseLoCo",
-}
 
 
 @cache
@@ -158,12 +154,12 @@ def _schedule(schedule: Mapping[str, Any], table: Path) -> _Broken:
 
 
 def _optimizer(optimizer: Mapping[str, Any], table: Path) -> _Broken:
-    variant = (*table, _OPTIMIZERS[optimizer["kind"]])
+    variant = (*table, OPTIMIZERS[optimizer["kind"]].table)
     for key in ("clip_grad_norm", "weight_decay", "eps", *_BELOW_ONE):
         bits = optimizer[f"{key}_bits"]
         if bits >= (_ONE if key in _BELOW_ONE else _INFINITY):
             yield "OptimizerNumberInvalid", (*variant, "betas" if key.startswith("beta") else key), real(bits)
-    if optimizer["kind"] != OptimizerKind.ADAMW:
+    if optimizer["kind"] in EXCHANGED:
         yield from _compression(optimizer, variant)
     if optimizer["kind"] == OptimizerKind.SPARSELOCO:
         yield from _sparseloco(optimizer, variant)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from aftermath.config.meaning import Means, Place, Repository
+from aftermath.config.meaning import Location, Means, Repository
 from aftermath.config.tables import U8, U32, BareVariant, Choice, Variant
 from aftermath.rules.limits import REVISION_BYTES
 from aftermath.rules.state import CheckpointKind, DataKind
@@ -124,7 +124,7 @@ class DummyData(Variant):
 class ServerData(BareVariant):
     """A data server's host and port."""
 
-    address: Place = Field(examples=["192.168.1.5:9300"], description="The server, as HOST:PORT.")
+    address: Location = Field(examples=["192.168.1.5:9300"], description="The server, as HOST:PORT.")
 
     def to_chain(self) -> dict[str, Any]:
         return _location(DataKind.SERVER, self.address)
@@ -133,7 +133,7 @@ class ServerData(BareVariant):
 class LocalData(BareVariant):
     """A token file, or a directory of them, that every member has under the same path."""
 
-    path: Place = Field(
+    path: Location = Field(
         examples=["runs/mine/tokens"],
         description="The file or directory; a relative one from where a member is started.",
     )
@@ -148,7 +148,7 @@ class LocalData(BareVariant):
 class SingleUrlFiles(BareVariant):
     """One token file behind one URL."""
 
-    url: Place = Field(examples=["https://example.org/tokens.bin"], description="The file's URL.")
+    url: Location = Field(examples=["https://example.org/tokens.bin"], description="The file's URL.")
 
     def to_chain(self) -> dict[str, Any]:
         return _location(DataKind.HTTP_SINGLE_URL, self.url)
@@ -159,7 +159,7 @@ class NumberedUrlFiles(Variant):
     digits.
     """
 
-    url_template: Place = Field(
+    url_template: Location = Field(
         examples=["https://example.org/tokens-{}.bin"], description="The URL of each, with {} where its number is."
     )
     start_index: U32 = Field(default=0, description="Number of the first file.")
@@ -176,8 +176,8 @@ class NumberedUrlFiles(Variant):
 class GcpFiles(Variant):
     """A public Google Cloud bucket and the folder in it."""
 
-    bucket_name: Place = Field(examples=["my-tokens"], description="The bucket, which everybody may read.")
-    filter_directory: Place = Field(
+    bucket_name: Location = Field(examples=["my-tokens"], description="The bucket, which everybody may read.")
+    filter_directory: Location = Field(
         default="", examples=["fineweb"], description="The folder in it; empty: all of the bucket."
     )
 
@@ -208,7 +208,7 @@ class HttpData(Variant):
 class WeightedData(BareVariant):
     """The URL of a JSON list of weighted data locations."""
 
-    url: Place = Field(examples=["https://example.org/mixture.json"], description="The document's URL.")
+    url: Location = Field(examples=["https://example.org/mixture.json"], description="The document's URL.")
 
     def to_chain(self) -> dict[str, Any]:
         return _location(DataKind.WEIGHTED_HTTP, self.url)
@@ -217,7 +217,7 @@ class WeightedData(BareVariant):
 class PreprocessedData(BareVariant):
     """A data set that is tokenised already."""
 
-    path: Place = Field(examples=["runs/mine/rows"], description="The folder of rows, which every member has.")
+    path: Location = Field(examples=["runs/mine/rows"], description="The folder of rows, which every member has.")
 
     def to_chain(self) -> dict[str, Any]:
         return _location(DataKind.PREPROCESSED, self.path)

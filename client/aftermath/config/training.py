@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
@@ -12,6 +13,7 @@ from aftermath.config.meaning import Means
 from aftermath.config.tables import U8, U16, U32, Choice, Table, Variant, bits
 from aftermath.rules import distro, sparseloco
 from aftermath.rules.limits import MAX_CHUNK, MAX_INNER_STEPS, MAX_OUTER_RATE
+from aftermath.rules.optimizers import OptimizerName
 from aftermath.rules.state import Divisor, InnerOptimizer, OptimizerKind, ScheduleKind
 
 MOST_RATE = 1000.0
@@ -251,4 +253,5 @@ DISTRO = DistroSettings(
 )
 SPARSELOCO = SparseLoCoSettings()
 ADAMW = AdamWSettings(betas=[0.9, 0.95], weight_decay=0.0, eps=1e-8, clip_grad_norm=1.0)
+UNSAID: Mapping[OptimizerName, Variant] = {"distro": DISTRO, "sparseloco": SPARSELOCO, "adamw": ADAMW}
 """What the optimizers are where no config file says it."""

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Protocol
 
 from aftermath.coordinator.view import View
-from aftermath.rules.run import Attestation, Place, Round
+from aftermath.rules.run import Attestation, Round, RoundId
 
 
 class Clock(Protocol):
@@ -60,13 +60,13 @@ class Coordinator(Protocol):
     async def tick(self) -> None:
         """Perform the transition that is due."""
 
-    async def warmup_witness(self, seat: int, at: Place) -> None:
+    async def warmup_witness(self, seat: int, at: RoundId) -> None:
         """Say that all have the model."""
 
     async def witness(
         self,
         seat: int,
-        at: Place,
+        at: RoundId,
         participation: int,
         fingerprints: bytes,
         *,
@@ -77,7 +77,7 @@ class Coordinator(Protocol):
     ) -> None:
         """Attest, in the round `at`, the results of the round that it judges."""
 
-    async def attest(self, seat: int, at: Place, hashes: Mapping[int, bytes]) -> None:
+    async def attest(self, seat: int, at: RoundId, hashes: Mapping[int, bytes]) -> None:
         """State the hashes of levels at the end of an epoch."""
 
     async def health_check(self, dropped: int) -> None:

@@ -25,8 +25,8 @@ from aftermath.data.wire import (
     Asked,
     Describe,
     Description,
+    ErrorReply,
     Read,
-    Refused,
     Tokens,
     answered,
     packed,
@@ -133,7 +133,7 @@ class RemoteTokens:
             raise SourceAway(f"the data server {self._address} cannot be had: {why}", "See whether it is up") from None
         except Malformed as error:
             raise self._strange(f"what is no message: {error}") from None
-        if isinstance(answer, Refused):
+        if isinstance(answer, ErrorReply):
             self._close()
             raise SourceAway(f"the data server {self._address} refused: {answer.why[:200]}")
         return answer

@@ -23,7 +23,7 @@ from aftermath.base.worker import ThreadWorker
 from aftermath.data.local import open_tokens
 from aftermath.data.source import DataError
 from aftermath.data.tokens import TokenFiles
-from aftermath.data.wire import LENGTH, MOST_ASKED, Answer, Describe, Description, Refused, Tokens, asked, packed
+from aftermath.data.wire import LENGTH, MOST_ASKED, Answer, Describe, Description, ErrorReply, Tokens, asked, packed
 
 MOST_CLIENTS = 256
 _IDLE, _STALLED = 300.0, 60.0  # seconds without a request; seconds that an answer may take to be taken
@@ -94,14 +94,14 @@ class DataServer:
         assert task is not None
         try:
             if len(self._clients) >= MOST_CLIENTS:
-                await self._send(writer, Refused(f"{MOST_CLIENTS} clients are served already"))
+                await self._send(writer, ErrorReply(f"{MOST_CLIENTS} clients are served already"))
                 return
             self._clients.add(task)
             while (body := await self._message(reader)) is not None:
                 await self._send(writer, await self._answer(body))
         except Malformed as error:
             with contextlib.suppress(OSError, TimeoutError):
-                await self._send(writer, Refused(str(error)))
+                await self._send(writer, ErrorReply(str(error)))
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass  # whoever went may come back
         finally:
@@ -128,7 +128,7 @@ class DataServer:
             rows = await self._read(lambda: self._source.read(message.indices))
         except DataError as error:
             _log.warning("%s", error.message)
-            return Refused("the server's files cannot be read")
+            return ErrorReply("the server's files cannot be read")
         return Tokens(rows.astype(f"<u{self._token_bytes}").tobytes())
 
     def _describe(self) -> Description:

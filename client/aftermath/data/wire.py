@@ -49,14 +49,14 @@ class Tokens(msgspec.Struct, tag="tokens", frozen=True):
     data: bytes
 
 
-class Refused(msgspec.Struct, tag="refused", frozen=True):
+class ErrorReply(msgspec.Struct, tag="refused", frozen=True):
     """Why not."""
 
     why: str
 
 
 Asked = Describe | Read
-Answer = Description | Tokens | Refused
+Answer = Description | Tokens | ErrorReply
 
 
 def packed(message: Asked | Answer) -> bytes:

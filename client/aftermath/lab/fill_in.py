@@ -16,7 +16,7 @@ from typing import Any
 from aftermath.base.errors import Unsuitable, UsageError
 from aftermath.config.document import RunConfig, load_config
 from aftermath.config.read import checkpoint_of, location_of, optimizer_of, rules_of, schedule_of
-from aftermath.config.training import ADAMW, DISTRO, MOST_RATE, SPARSELOCO
+from aftermath.config.training import MOST_RATE, UNSAID
 from aftermath.lab import rates
 from aftermath.lab.members import agreed_settings
 from aftermath.lab.recipe import Batch, Recipe
@@ -34,14 +34,9 @@ from aftermath.model.resolve import local_directory
 from aftermath.rules.assignment import cut
 from aftermath.rules.limits import MAX_LEVELS
 from aftermath.rules.model import DataLocation, LrSchedule, Optimizer
+from aftermath.rules.optimizers import OPTIMIZERS
 from aftermath.rules.schedules import highest_rate, learning_rate
-from aftermath.rules.state import CheckpointKind, DataKind, OptimizerKind
-
-_NAMES: dict[OptimizerKind, OptimizerName] = {
-    OptimizerKind.DISTRO: "distro",
-    OptimizerKind.SPARSELOCO: "sparseloco",
-    OptimizerKind.ADAMW: "adamw",
-}
+from aftermath.rules.state import CheckpointKind, DataKind
 
 
 def recipe_of(said: LabSettings) -> Recipe:
@@ -103,7 +98,8 @@ def _overlap(said: LabSettings, config: RunConfig | None, optimizer: OptimizerNa
     own = OVERLAPS.get(optimizer, "0")
     if said.overlap is not None or config is None or optimizer not in OVERLAPS:
         return int(said.overlap or own)
-    return config.config.overlap if _NAMES[optimizer_of(config.llm.optimizer).kind] == optimizer else int(own)
+    known = OPTIMIZERS[optimizer_of(config.llm.optimizer).kind]
+    return config.config.overlap if known.option == optimizer else int(own)
 
 
 def _model(said: LabSettings, config: RunConfig | None) -> str:
@@ -159,11 +155,11 @@ def _within(one: Path, other: Path) -> bool:
 
 def _optimizer(said: LabSettings, config: RunConfig | None) -> tuple[OptimizerName, Optimizer]:
     given = optimizer_of(config.llm.optimizer) if config else None
-    name = said.optimizer or (_NAMES[given.kind] if given else "distro")
-    defaults = optimizer_of({"distro": DISTRO, "sparseloco": SPARSELOCO}.get(name, ADAMW))
+    name = said.optimizer or (OPTIMIZERS[given.kind].option if given else "distro")
+    defaults = optimizer_of(UNSAID["adamw" if name == "muon" else name])
     if given is None:
         return name, defaults
-    if _NAMES[given.kind] == name:
+    if OPTIMIZERS[given.kind].option == name:
         inner = given.inner_optimizer.name.lower()
         if name == "sparseloco" and said.lr is None and said.inner_optimizer not in (None, inner):
             raise UsageError(
@@ -173,7 +169,7 @@ def _optimizer(said: LabSettings, config: RunConfig | None) -> tuple[OptimizerNa
         return name, given
     if said.lr is None:
         raise UsageError(
-            f"--optimizer {name}: the learning rate in {said.config_path} is for {_NAMES[given.kind]}",
+            f"--optimizer {name}: the learning rate in {said.config_path} is for {OPTIMIZERS[given.kind].option}",
             f"Pass --lr as well, for example --lr {RATES[name]:g}",
         )
     return name, replace(defaults, clip_grad_norm=given.clip_grad_norm)

@@ -6,21 +6,21 @@ Decided: None is what was not said. Then the config file counts, and without one
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from aftermath.base.numbers import U32_MAX
 from aftermath.replica.arithmetic import COMPILE, PRECISION, Compile, Precision
-from aftermath.rules import distro, sparseloco
+from aftermath.rules import distro, optimizers, sparseloco
 from aftermath.rules.limits import MAX_INNER_STEPS
 from aftermath.rules.sparseloco import Divisor, InnerOptimizer
 
-OptimizerName = Literal["distro", "sparseloco", "adamw", "muon"]
+OptimizerName = Literal[optimizers.OptimizerName, "muon"]
 ScheduleName = Literal["constant", "cosine", "stable"]
 
 RATES: dict[str, float] = {"distro": 1.5e-3, "sparseloco": 2e-3, "adamw": 2e-3, "muon": 2e-2}
-ALONE = ("adamw", "muon")
+ALONE = tuple(name for name in get_args(OptimizerName) if name not in get_args(optimizers.ExchangedName))
 """Optimizers of one machine; with the others, members exchange results."""
 OVERLAPS = {"distro": "1", "sparseloco": "0"}
 """Rounds that results wait for, where nothing is said."""

@@ -27,6 +27,10 @@ class Attention:
         self._looked = now
         return self._woke
 
+    def held_up_since(self, moment: float) -> bool:
+        """Whether it went on only after that moment (on the clock), so that what has passed since shows nothing."""
+        return self.woke() >= moment
+
     async def watch(self) -> None:
         """Look, for ever."""
         while True:

@@ -64,6 +64,6 @@ class Cooldown:
             )
             await duty.fulfil(
                 lambda: self._ports.coordinator.attest(
-                    self._seat, run.place, {level: hashes[level] for level in elected}
+                    self._seat, run.round_id, {level: hashes[level] for level in elected}
                 )
             )

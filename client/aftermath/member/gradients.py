@@ -17,7 +17,7 @@ from pathlib import Path
 from aftermath.base.files import replacing
 from aftermath.base.wait import cancel
 from aftermath.base.worker import Worker
-from aftermath.member.results import Candidate
+from aftermath.member.payloads import Candidate
 from aftermath.model.store import writing
 from aftermath.optim.gradientfile import About, GradientFile
 from aftermath.optim.schema import Schema

@@ -7,51 +7,39 @@ that falls out of an epoch says so on chain and joins the next one.
 from __future__ import annotations
 
 import contextlib
-import logging
 
-import based58
-
-from aftermath.base.counted import counted
-from aftermath.base.errors import BadAnnouncement
 from aftermath.base.wait import first_of
 from aftermath.coordinator.errors import Refused, Unavailable
 from aftermath.coordinator.view import View
 from aftermath.data.source import Source
 from aftermath.member.archive import Archive, Keeper
-from aftermath.member.collect import LINGER
 from aftermath.member.cooldown import Cooldown
 from aftermath.member.enrolment import Enrolment
 from aftermath.member.gradients import GradientFiles
+from aftermath.member.listening import Listening
+from aftermath.member.notices import Notices
 from aftermath.member.own_state import OwnState
 from aftermath.member.ports import Desync, Ports, Role, Workers
 from aftermath.member.private import PrivateState
 from aftermath.member.ready import Readiness, announce_ready
 from aftermath.member.results import Results
-from aftermath.member.rounds import Rounds
+from aftermath.member.rounds.collect import LINGER
+from aftermath.member.rounds.epoch import Beginning, Kept
+from aftermath.member.rounds.rounds import Rounds
 from aftermath.member.ticker import Ticker
 from aftermath.member.warmup import NoModel, WarmUp
 from aftermath.member.wishes import Wishes
-from aftermath.p2p.complaints import Complaints
-from aftermath.p2p.transport import Announcement, TransportError, short
 from aftermath.replica.modelshare import ModelShare
 from aftermath.replica.origin import Origin
 from aftermath.replica.replica import Replica
 from aftermath.rules import bitmap
-from aftermath.rules.commitment import Commitment, Ready, decode_announcement
 from aftermath.rules.members import Members, Seat
-from aftermath.rules.model import Model
-from aftermath.rules.run import Run, steps_before
-from aftermath.rules.state import MemberState, ModelSource, RunState
+from aftermath.rules.run import Run
+from aftermath.rules.state import MemberState, RunState
 from aftermath.watch import kinds
 
 _WEIGHT_DRIFT = 1.25  # a declared throughput is corrected when it is off by more than this factor
 _LOOK_AGAIN = 1.0
-_log = logging.getLogger(__name__)
-
-_HALTED = {
-    RunState.UNINITIALIZED: "the run has not begun: this member joins once its owner starts it with set-paused resume",
-    RunState.PAUSED: "the run is paused: this member joins once its owner says set-paused resume",
-}
 
 
 class Member:
@@ -71,7 +59,7 @@ class Member:
         parallel: int,
     ) -> None:
         self._ports, self._role, self._workers = ports, role, workers
-        self._data, self._wishes, self._origin, self._parallel = data, wishes, origin, parallel
+        self._wishes, self._origin, self._parallel = wishes, origin, parallel
         self._keeper = Keeper(ports, role, workers, archive)
         self._gradients = GradientFiles(ports.events, workers.write, role.schema, wishes.gradients_dir)
         self._own = OwnState(ports, workers.state)
@@ -79,16 +67,13 @@ class Member:
         self._weight = weight
         self._share = ModelShare(ports.transport)
         self._results = Results(ports, role, workers.decode)
+        self._kept = Kept(data, self._results, self._share, self._gradients, self._own)
         self._readiness = Readiness()
         self._enrolment = Enrolment(ports, role)
-        self._complaints = Complaints(_log)
+        self._listening = Listening(ports, role, self._readiness, self._results)
+        self._notices = Notices(ports.events)
         self._replica: Replica | None = None
         self._said_stateless = False  # since the last replica: the chain knows that this member holds none
-        self._members_seq = -1
-        self._unwanted: dict[bytes, bool] = {}
-        self._reached = 0
-        self._waits_for = -1
-        self._halted_by: str | None = None
         self.seat: int | None = None
 
     async def live(self) -> None:
@@ -99,8 +84,8 @@ class Member:
                 self._ports.feed.follow(self._ports.coordinator),
                 self._ports.attention.watch(),
                 Ticker(self._ports.coordinator, self._ports.feed, self._ports.clock, self._ports.attention).run(),
-                self._listen(),
-                self._follow_members(),
+                self._listening.listen(),
+                self._listening.follow_members(),
             )
         finally:
             await self._keeper.close()
@@ -118,14 +103,11 @@ class Member:
     # --- epochs -------------------------------------------------------------------------------------------------
 
     async def _epochs(self) -> None:
-        last = None
         while True:
             view = self._ports.feed.view
             run, members = view.run, view.members
-            self._tell_of_rewinding(run)
-            if run.state is not last:
-                last = run.state
-                self._tell_state(run)
+            self._notices.rewinding(run)
+            self._notices.state(run)
             if run.state is RunState.FINISHED:
                 self._ports.events.emit(kinds.Finished(step=run.trained_steps))
                 await self._ports.clock.sleep(LINGER if self._replica is not None else 0.0)
@@ -145,8 +127,9 @@ class Member:
                         await self._make_room()
                     await self._join(self._ports.feed.run)
             else:
-                self._tell_of_waiting(run)
-                self._tell_of_halt(run)
+                if self.seat is not None and self._replica is None:
+                    self._notices.waiting(run)
+                self._notices.halt(run)
                 await self._join_if_needed(run, members)
                 await self._ports.feed.after(run.seq)
 
@@ -166,7 +149,7 @@ class Member:
         run, model = view.run, view.model
         self._results.begin(run.epoch)
         self._readiness.forget_before(run.epoch)
-        self._tell_what_is_lost(run, model)
+        self._notices.lost(run, model)
         warm = WarmUp(self._ports, self._role, self._workers, self._origin, self._share, run, self.seat, self._parallel)
         self._own.withdraw()  # a replica that is of no use is to be gone before there is another
         self._replica = replica = await warm.obtain(self._take_replica())
@@ -178,9 +161,8 @@ class Member:
         elif not warm.kept:
             await self._private.restore(replica, run.epoch)
         await announce_ready(self._ports, self._role, self._readiness, run, self.seat)
-        kept = self._results, self._share, self._gradients
-        given = self._ports, self._role, self._workers, self._data, self._wishes
-        rounds = Rounds(*given, *kept, self._own, replica, run, model, self.seat, self._weight)
+        began = Beginning(run, model, replica, self.seat, self._weight)
+        rounds = Rounds(self._ports, self._role, self._workers, self._wishes, self._kept, began)
         try:
             ended = await rounds.live()
         finally:
@@ -192,65 +174,6 @@ class Member:
             await self._join(ended)
         parts = self._share, replica, self._keeper, self._private
         await Cooldown(self._ports, self._role, self._workers.compute, *parts, self.seat).live(ended)
-
-    def _tell_state(self, run: Run) -> None:
-        self._ports.events.emit(
-            kinds.State(
-                epoch=run.epoch,
-                state=run.state.name,
-                step=run.trained_steps,
-                total_steps=run.config.total_steps,
-                since=run.state_started_at,
-            )
-        )
-
-    def _tell_of_rewinding(self, run: Run) -> None:
-        """Say that the owner has taken the run back: nothing else makes its steps fewer."""
-        if run.trained_steps < self._reached:
-            self._ports.events.emit(kinds.Rewound(before=self._reached, step=run.trained_steps))
-        self._reached = run.trained_steps
-
-    def _tell_of_kicks(self, members: Members) -> None:
-        """Say whom an authority has removed or barred since the members were looked at last."""
-        unwanted = {one.signer: one.barred for one in members.seats if one.removed or one.barred}
-        for index, one in enumerate(members.seats):
-            if one.signer in unwanted and self._unwanted.get(one.signer) is not one.barred and one.used:
-                wallet = based58.b58encode(one.signer).decode()
-                self._ports.events.emit(kinds.Kicked(seat=index, wallet=wallet, barred=one.barred))
-        self._unwanted = unwanted
-
-    def _tell_what_is_lost(self, run: Run, model: Model) -> None:
-        """Nobody may have kept the model as the run had it: the epoch then starts from an older one."""
-        kept, reached = steps_before(model.checkpoint_step), run.trained_steps
-        if run.model_source is ModelSource.CHECKPOINT and kept < reached:
-            self._ports.events.emit(
-                kinds.Warning(
-                    message=f"the model starts from step {kept}; the run had reached step {reached}: "
-                    f"{counted(reached - kept, 'step is', 'steps are')} not in it",
-                )
-            )
-            return  # all levels are older, and that is said
-        for level in (level for level in range(run.levels) if run.levels_lost >> level & 1):
-            self._ports.events.emit(
-                kinds.Warning(
-                    message=f"too few are left who hold level {level} of the model as the run had it: it goes back to "
-                    f"the checkpoint of step {kept}, {counted(reached - kept, 'step')} before",
-                )
-            )
-
-    def _tell_of_waiting(self, run: Run) -> None:
-        """Say once per epoch that it goes on without this member."""
-        late = run.state is RunState.WARMUP or run.state.active
-        if late and self.seat is not None and self._replica is None and self._waits_for != run.epoch + 1:
-            self._waits_for = run.epoch + 1
-            self._ports.events.emit(kinds.Waiting(epoch=self._waits_for))
-
-    def _tell_of_halt(self, run: Run) -> None:
-        """Say once what everybody waits for while the owner has to act."""
-        why = _HALTED.get(run.state)
-        if why != self._halted_by and why is not None:
-            self._ports.events.emit(kinds.Warning(message=why, until="joined"))
-        self._halted_by = why
 
     def _take_replica(self) -> Replica | None:
         """The replica, which this member then no longer counts on: if it is of no use, its memory is free."""
@@ -314,47 +237,3 @@ class Member:
         self._ports.events.emit(
             kinds.Joined(seat=self.seat, tier=self._role.tier, weight=self._weight, epoch=run.epoch)
         )
-
-    # --- peers --------------------------------------------------------------------------------------------------
-
-    async def _follow_members(self) -> None:
-        """Keep the transport's allow-list equal to the members on chain."""
-        while True:
-            run = self._ports.feed.run
-            if run.members_seq != self._members_seq:
-                members = self._ports.feed.members
-                wanted = members.pending | members.mask(MemberState.HEALTHY) | run.finishers
-                self._ports.transport.set_members(members.seats[seat].p2p for seat in bitmap.seats(wanted))
-                self._tell_of_kicks(members)
-                self._members_seq = run.members_seq
-            await self._ports.feed.after(run.seq)
-
-    async def _listen(self) -> None:
-        async for heard in self._ports.transport.announcements():
-            try:
-                self._hear(heard)
-            except Exception as error:  # whatever is wrong with what a peer says costs that message, not this member
-                self._complaints.about("hearing", heard.sender, error)
-        raise TransportError("the endpoint for peers has closed", "Start the member again; it rejoins by itself")
-
-    def _hear(self, heard: Announcement) -> None:
-        try:
-            said = decode_announcement(heard.data)
-        except BadAnnouncement as error:
-            self._bar(heard.sender, str(error))
-            return
-        if said.sender != heard.sender or said.run_id != self._role.run_id:
-            self._bar(heard.sender, "an announcement of somebody else, or of another run")
-            return
-        if not 0 <= said.epoch - self._ports.feed.run.epoch <= 1:
-            return
-        if isinstance(said, Ready):
-            self._readiness.hear(said)
-        elif isinstance(said, Commitment):
-            self._results.hear(said, heard.data)
-
-    def _bar(self, peer: bytes, why: str) -> None:
-        """Keep a peer out for a while; who it is is said once."""
-        if self._complaints.new("reading an announcement of", peer):
-            self._ports.events.emit(kinds.Refused(peer=short(peer), why=why))
-        self._ports.transport.bar(peer, why)

@@ -22,7 +22,7 @@ from aftermath.rules.commitment import NOTHING, PrivateRoots
 from aftermath.watch import kinds
 
 
-class Told(NamedTuple):
+class StateRoot(NamedTuple):
     """The root after a result, and the epoch and height of that."""
 
     root: bytes
@@ -37,10 +37,10 @@ class OwnState:
         self._share, self._events, self._worker = StateShare(ports.transport), ports.events, worker
         self._warned = False
         self._tree: Tree | None = None
-        self.told: Told | None = None
+        self.told: StateRoot | None = None
         """What was told last of the state that the replica has; None while that is nothing."""
 
-    def begin(self, told: Told | None) -> None:
+    def begin(self, told: StateRoot | None) -> None:
         """Go on with another state: none, or the one that was told so."""
         self.told = told
         self.withdraw()
@@ -48,7 +48,7 @@ class OwnState:
     async def trained(self, replica: Replica, epoch: int, height: int) -> PrivateRoots:
         """The roots of a share that was trained just now; slow."""
         tree = self._tree = await self._worker(replica.optimizer.tree)
-        before, self.told = self.told, Told(tree.root, epoch, height)
+        before, self.told = self.told, StateRoot(tree.root, epoch, height)
         since = None if before is None else (before.epoch, before.height)
         return PrivateRoots(NOTHING if before is None else before.root, tree.root, since)
 

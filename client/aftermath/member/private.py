@@ -26,7 +26,7 @@ from torch import Tensor
 from aftermath.base.bounded import Malformed, json_as
 from aftermath.base.files import standing_in
 from aftermath.base.wait import cancel
-from aftermath.member.own_state import OwnState, Told
+from aftermath.member.own_state import OwnState, StateRoot
 from aftermath.member.ports import Ports, Role, Workers
 from aftermath.model.documents import CheckpointError
 from aftermath.model.store import writing
@@ -117,7 +117,7 @@ class PrivateState:
             levels={str(level): digest.hex() for level, digest in sorted(hashes.items())},
         )
 
-    async def _write(self, file: Path, state: Mapping[str, Tensor], bound: _Bound, told: Told) -> None:
+    async def _write(self, file: Path, state: Mapping[str, Tensor], bound: _Bound, told: StateRoot) -> None:
         try:
             await self._workers.write(lambda: _save(file, state, bound, told))
         except Exception as error:  # nobody awaits this task, so it has to be told here
@@ -130,7 +130,7 @@ def _file_in(directory: Path, wallet: bytes, run_id: str) -> Path:
     return directory / f"{name[:16]}.safetensors"
 
 
-def _save(file: Path, state: Mapping[str, Tensor], bound: _Bound, told: Told) -> None:
+def _save(file: Path, state: Mapping[str, Tensor], bound: _Bound, told: StateRoot) -> None:
     """Raises CheckpointError; the last one is then untouched."""
     said = _Told(told.root.hex(), told.epoch, told.height)
     about = {_BOUND: msgspec.json.encode(bound).decode(), _TOLD: msgspec.json.encode(said).decode()}
@@ -140,7 +140,7 @@ def _save(file: Path, state: Mapping[str, Tensor], bound: _Bound, told: Told) ->
             save_file(dict(state), partial, metadata=about)
 
 
-def _read(file: Path, bound: _Bound) -> tuple[dict[str, Tensor], Told] | None:
+def _read(file: Path, bound: _Bound) -> tuple[dict[str, Tensor], StateRoot] | None:
     """The state in a file and what was told of it; None if it is bound to something else.
 
     Raises CheckpointError if it is damaged.
@@ -157,4 +157,4 @@ def _read(file: Path, bound: _Bound) -> tuple[dict[str, Tensor], Told] | None:
         raise CheckpointError(f"{file} is damaged: {error}") from None
     if not state or tree_of(state).root.hex() != said.root:
         raise CheckpointError(f"{file} is damaged: it is not the state that this member told others of")
-    return state, Told(bytes.fromhex(said.root), said.epoch, said.height)
+    return state, StateRoot(bytes.fromhex(said.root), said.epoch, said.height)

@@ -76,7 +76,7 @@ async def _witness(ports: Ports, readiness: Readiness, run: Run, seat: int) -> N
         taken, half = reading.lately(), run.state_started_at + run.config.warmup_time / 2
         most_suffice = _from_peers(run) and ports.coordinator.now() >= half and not taken
         if elected and duty.due and _all_ready(ports, readiness, run, members, impatient, most_suffice):
-            reported = await duty.fulfil(lambda: ports.coordinator.warmup_witness(seat, now.place))
+            reported = await duty.fulfil(lambda: ports.coordinator.warmup_witness(seat, now.round_id))
             if reported or bitmap.contains(ports.feed.run.current.attested, seat):
                 return
         await first_of(readiness.changed.wait(), ports.feed.after(now.seq), ports.clock.sleep(_LOOK_AGAIN))

@@ -1,15 +1,10 @@
-"""What was trained in the rounds that still matter: who announced what, and the payloads that stood up to checking.
+"""What was trained in the rounds that still matter: who announced what, and what of it stood up to checking.
 
 Choices:
 - an announcement counts only if it is what the chain's accounts say its sender had to do (`RoundPlan.admits`);
 - a member that signs two different results of one round has delivered none, as far as a witness is concerned;
-- sizes come from the schema before the first byte, the hash is checked before decoding, decoding checks the rest;
 - whose private state does not go on from its last result (`member.lineage`) has delivered none either, to a witness
-  that knows it; what a quorum accepted all the same is applied;
-- a bad payload costs its sender the round and nobody else anything: everybody who holds its level finds the same
-  fault in the same bytes, so it can be left out even if witnesses that do not hold the level accepted the rest;
-- a missing payload is asked for again and again from everyone who may hold it, as long as the chain still stores its
-  round; that it was not to be had is said of the first tries only, since a round may last for hours.
+  that knows it; what a quorum accepted all the same is applied.
 """
 
 from __future__ import annotations
@@ -17,20 +12,19 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 
 import msgspec
 
-from aftermath.base.backoff import Backoff
 from aftermath.base.bounded import Malformed, msgpack_as
 from aftermath.base.wait import Pulse
 from aftermath.base.worker import Worker
 from aftermath.member.evidence import Evidence
 from aftermath.member.lineage import Lineage
+from aftermath.member.payloads import Candidate, Payloads
 from aftermath.member.plan import RoundPlan
 from aftermath.member.ports import Ports, Role
-from aftermath.optim.codec import BadPayload, Votes, decode_level
-from aftermath.p2p.transport import RequestRefused, TransportError
+from aftermath.optim.codec import Votes
+from aftermath.p2p.transport import RequestRefused
 from aftermath.rules.commitment import Commitment
 from aftermath.rules.run import STORED_ROUNDS
 from aftermath.watch import kinds
@@ -40,35 +34,14 @@ _MAX_UNASSIGNED = 16  # announcements of one peer in one round that are not what
 _MAX_PER_MEMBER = 2  # two different commitments of one member in one round prove that it lies; no more are kept
 _UNASSIGNED = "not what it was assigned"
 _LONGEST_QUESTION = 1024  # bytes: a height and 256 seats take fewer, and reading one takes time for each value
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
-_FETCH_SECONDS, _SLOWEST_BYTES = 5.0, 200_000  # one attempt: so long, and longer by a byte rate that anyone has
-
-
-@dataclass
-class Candidate:
-    """One announced result and what was fetched of it."""
-
-    said: Commitment
-    raw: bytes
-    digest: bytes
-    votes: dict[int, Votes] = field(default_factory=dict)
-    """Of the levels in `payloads`, until the round is applied: of large results they take more than all else."""
-    payloads: dict[int, bytes] = field(default_factory=dict)
-    """Of the levels that are here and valid: the bytes that our transport serves, not a copy of them."""
-    served: list[bytes] = field(default_factory=list)
-    """Digests of the payloads that our transport serves."""
-    bad: set[int] = field(default_factory=set)
-    """Levels whose payload is what was committed to and yet no valid encoding."""
-    broken: bool = False
-    """Whether its private state is known not to go on from the result before."""
-    fetching: asyncio.Task[None] | None = None
 
 
 class Results:
     """The announcements and payloads of the last rounds of one epoch."""
 
     def __init__(self, ports: Ports, role: Role, decode: Worker) -> None:
-        self._ports, self._role, self._decode = ports, role, decode
+        self._ports, self._role = ports, role
+        self.payloads = Payloads(ports, role, decode)
         self._epoch = -1
         self._retired: list[bytes] = []
         self._plans: dict[int, RoundPlan] = {}
@@ -172,7 +145,7 @@ class Results:
         candidates.append(candidate)
         self._lineage.hear(said)
         self._follow(said.seat)
-        candidate.fetching = asyncio.ensure_future(self._fetch(candidate))
+        candidate.fetching = asyncio.ensure_future(self._fetch(candidate, plan))
         candidate.fetching.add_done_callback(self._fetched)
         self.changed.fire()
 
@@ -208,75 +181,13 @@ class Results:
         self._found[said.height].setdefault(said.seat, []).append(own)
         self.changed.fire()
 
-    # --- fetching -----------------------------------------------------------------------------------------------
-
-    def needed(self, candidate: Candidate) -> list[int]:
-        """The levels of a result that this member holds."""
-        return [level for level in candidate.said.levels if level >= self._role.tier]
-
-    def complete(self, candidate: Candidate) -> bool:
-        """Whether all of it that concerns us is here, valid or not."""
-        return not self.missing(candidate)
-
-    def whole(self, candidate: Candidate) -> bool:
-        """Whether all of it that concerns us is here and valid."""
-        return self.complete(candidate) and not candidate.bad
-
-    def missing(self, candidate: Candidate) -> list[int]:
-        """The levels of it that concern us and are not here."""
-        return [level for level in self.needed(candidate) if level not in candidate.payloads.keys() | candidate.bad]
-
-    async def _fetch(self, candidate: Candidate) -> None:
-        """Fetch and decode the levels this member holds, until all are there."""
-        said, pauses = candidate.said, Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
-        while missing := self.missing(candidate):
-            fetches = (self._fetch_level(candidate, level) for level in missing)
-            for failure in await asyncio.gather(*fetches, return_exceptions=True):
-                if failure is not None and not isinstance(failure, TransportError):
-                    raise failure
-                if failure is not None and not pauses.at_longest:
-                    self._ports.events.emit(kinds.FetchFailed(height=said.height, seat=said.seat, why=str(failure)))
-            if self.missing(candidate):
-                await self._ports.clock.sleep(pauses.next())
+    async def _fetch(self, candidate: Candidate, plan: RoundPlan) -> None:
+        await self.payloads.fetch(candidate, plan)
         self.changed.fire()
 
     def _fetched(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._ports.events.emit(kinds.Warning(message=f"a result could not be fetched: {error}"))
-
-    async def _fetch_level(self, candidate: Candidate, level: int) -> None:
-        payload, started = candidate.said.levels[level], self._ports.clock.monotonic()
-        patience = _FETCH_SECONDS + payload.size / _SLOWEST_BYTES
-        deadline = min(patience, float(self._ports.feed.run.config.max_round_train_time))
-        holders = self._holders(candidate.said, level)
-        data = await self._ports.transport.fetch(payload.blake3, payload.size, holders, deadline, keep=True)
-        candidate.served.append(payload.blake3)
-        results, fetched = self._role.schema.results, self._ports.clock.monotonic()
-        try:
-            votes = await self._decode(lambda: decode_level(data, results, level))
-        except BadPayload as error:
-            candidate.bad.add(level)
-            self._ports.events.emit(
-                kinds.Refused(height=candidate.said.height, seat=candidate.said.seat, why=str(error))
-            )
-            return
-        candidate.votes[level], candidate.payloads[level] = votes, data
-        self._ports.events.emit(
-            kinds.Fetched(
-                height=candidate.said.height,
-                seat=candidate.said.seat,
-                level=level,
-                seconds=fetched - started,
-                decode_seconds=self._ports.clock.monotonic() - fetched,
-            )
-        )
-
-    def _holders(self, said: Commitment, level: int) -> list[bytes]:
-        """Who may have this level's payload: its trainer first, then the reachable members that hold the level."""
-        plan = self._plans[said.height]
-        others = {plan.seats[seat].p2p for seat in plan.shares if plan.seats[seat].tier <= level}
-        others &= self._ports.transport.reachable()
-        return [said.sender, *sorted(others - {said.sender, self._ports.transport.node_id})]
 
     # --- what is known ------------------------------------------------------------------------------------------
 
@@ -294,12 +205,14 @@ class Results:
         That is held whole and valid, and its private state goes on from the one before, as far as that is known.
         """
         found = sorted(self._found.get(height, {}).items())
-        return {seat: c[0].digest for seat, c in found if len(c) == 1 and not c[0].broken and self.whole(c[0])}
+        return {seat: c[0].digest for seat, c in found if len(c) == 1 and not c[0].broken and self.payloads.whole(c[0])}
 
     def settled(self, height: int) -> frozenset[int]:
         """The seats whose result is held, or is known to be worthless: nothing is left to wait for."""
         found = self._found.get(height, {}).items()
-        return frozenset(seat for seat, c in found if len(c) > 1 or c[0].bad or c[0].broken or self.whole(c[0]))
+        return frozenset(
+            seat for seat, c in found if len(c) > 1 or c[0].bad or c[0].broken or self.payloads.whole(c[0])
+        )
 
     # --- what others may ask ------------------------------------------------------------------------------------
 

@@ -17,8 +17,8 @@ from aftermath.base.wait import first_of
 from aftermath.base.worker import Worker
 from aftermath.coordinator.view import View
 from aftermath.member.ports import Ports, Role
-from aftermath.member.sharetime import WHAT_HELPS
-from aftermath.member.witness import time_for_results
+from aftermath.member.rounds.sharetime import WHAT_HELPS
+from aftermath.member.rounds.witness import time_for_results
 from aftermath.replica.origin import Origin
 from aftermath.replica.replica import Replica
 from aftermath.rules import bitmap

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from aftermath.member.evaluations import Evaluations
+from aftermath.member.rounds.evaluations import Evaluations
 from aftermath.model.text import Prompt
 
 

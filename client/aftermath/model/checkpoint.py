@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Source:
+class TierFiles:
     """Files that hold one tier (0: the full model) of a model."""
 
     config: ModelConfig  # of the full model
@@ -53,7 +53,7 @@ def load(directory: Path, tier: int, strategy: Strategy = "auto") -> dict[str, T
     return read_weights(source.weights, source.config, stored=source.stored, tier=tier, form=source.form)
 
 
-def find(directory: Path, tier: int, strategy: Strategy = "auto") -> Source:
+def find(directory: Path, tier: int, strategy: Strategy = "auto") -> TierFiles:
     """Where the weights of a tier are, by the rules at the top of this file."""
     sibling = directory.absolute().with_name(f"{directory.absolute().name}-tier{tier}")
     may_slice = tier > 0 and strategy != "universal"
@@ -65,9 +65,9 @@ def find(directory: Path, tier: int, strategy: Strategy = "auto") -> Source:
     config.width(tier)  # WidthNotDivisible says which widths would do
     if stored > 0:
         _guard_slice(directory, stored, tier, strategy)
-        return Source(config, stored, weight_files(directory), form)
+        return TierFiles(config, stored, weight_files(directory), form)
     if not may_slice:
-        return Source(config, 0, weight_files(directory, spared(config, tier, form)), form)
+        return TierFiles(config, 0, weight_files(directory, spared(config, tier, form)), form)
     own = _own_files(directory, sibling, tier, strategy)
     if own is not None:
         if own.config != config:
@@ -81,10 +81,10 @@ def find(directory: Path, tier: int, strategy: Strategy = "auto") -> Source:
             f"{directory} has no files of tier {tier}, which the strategy `sliced` demands",
             f"aftermath-solana model export --src {directory} --tiers {tier}, or use the strategy auto",
         )
-    return Source(config, 0, weight_files(directory, spared(config, tier, form)), form)
+    return TierFiles(config, 0, weight_files(directory, spared(config, tier, form)), form)
 
 
-def _own_files(directory: Path, sibling: Path, tier: int, strategy: Strategy) -> Source | None:
+def _own_files(directory: Path, sibling: Path, tier: int, strategy: Strategy) -> TierFiles | None:
     """The tier's own files, by the manifest or beside the directory; None when there are none to use."""
     manifest = directory / MANIFEST_FILE
     if manifest.is_file():
@@ -99,7 +99,7 @@ def _own_files(directory: Path, sibling: Path, tier: int, strategy: Strategy) ->
     return None
 
 
-def _from_manifest(path: Path, tier: int) -> Source:
+def _from_manifest(path: Path, tier: int) -> TierFiles:
     manifest = parse_manifest(read_limited(path, MAX_MANIFEST_BYTES))
     entry = manifest.of_tier(tier)
     files = {listed: local_path(path.parent, listed, tier) for listed in entry.files}
@@ -122,12 +122,12 @@ def _from_manifest(path: Path, tier: int) -> Source:
     return source
 
 
-def _tier_source(config: Path, tier: int, weights: tuple[Path, ...]) -> Source:
+def _tier_source(config: Path, tier: int, weights: tuple[Path, ...]) -> TierFiles:
     document = hf_config(config)
     stored, _ = stored_tier(document)
     if stored != tier:
         raise CheckpointError(f"{config} is of tier {stored}, not of tier {tier}", "Export the tiers again")
-    return Source(config_of(document), stored, weights, form_of(document))
+    return TierFiles(config_of(document), stored, weights, form_of(document))
 
 
 def _guard_slice(directory: Path, stored: int, tier: int, strategy: Strategy) -> None:

@@ -26,7 +26,7 @@ from aftermath.base.worker import ThreadWorker
 from aftermath.chain.addresses import run_seed
 from aftermath.chain.client import CoordinatorClient
 from aftermath.observe.run import ObservedRun
-from aftermath.watch.reader import EventReader, Told
+from aftermath.watch.reader import EventReader, EventRecord
 
 log = logging.getLogger(__name__)
 
@@ -188,7 +188,7 @@ class Observatory:
                     said.add(note)
             await asyncio.sleep(_EVENT_SECONDS)
 
-    def _take(self, part: Sequence[Told]) -> Iterator[ObservedRun]:
+    def _take(self, part: Sequence[EventRecord]) -> Iterator[ObservedRun]:
         """Hand events to their runs; those that have got some."""
         touched: dict[str, ObservedRun] = {}
         for told in part:
@@ -212,5 +212,5 @@ class Observatory:
         return self._runs[run_id]
 
 
-def _some(told: Iterator[Told]) -> list[Told]:
+def _some(told: Iterator[EventRecord]) -> list[EventRecord]:
     return list(islice(told, _EVENTS_AT_ONCE))

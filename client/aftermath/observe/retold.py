@@ -16,7 +16,7 @@ from aftermath.rules.bitmap import MAX_MEMBERS
 from aftermath.rules.state import RunState
 from aftermath.watch import kinds
 from aftermath.watch.comings import Comings
-from aftermath.watch.reader import Told
+from aftermath.watch.reader import EventRecord
 
 MOST_EPOCHS = 400
 MOST_MARKS = 200
@@ -56,7 +56,7 @@ class Retold:
         """The newest of what happened to members, each at its step."""
         return list(deque(self._comings.marks, MOST_MARKS))
 
-    def take(self, told: Told) -> Moment | None:
+    def take(self, told: EventRecord) -> Moment | None:
         """Learn from an event; the moment that begins with it, if one does."""
         wallet = told.about.wallet[:_MOST_TEXT]
         if wallet not in self.members and len(self.members) >= _MOST_MEMBERS:
@@ -91,7 +91,7 @@ class Retold:
             if len(self.epochs) > MOST_EPOCHS:
                 del self.epochs[min(self.epochs)]
 
-    def _know(self, wallet: str, told: Told) -> None:
+    def _know(self, wallet: str, told: EventRecord) -> None:
         event, before = told.event, self.members.get(wallet)
         member = before or Member(wallet, told.about.tier, "")
         if isinstance(event, _TAKES_PART):
@@ -126,7 +126,7 @@ class Retold:
             if member.seat in seats:
                 self.members[wallet] = msgspec.structs.replace(member, standing=how, takes_part=False)
 
-    def _moment(self, told: Told, state: str, epoch: int, height: int | None, step: int) -> Moment:
+    def _moment(self, told: EventRecord, state: str, epoch: int, height: int | None, step: int) -> Moment:
         return Moment(
             at=round(told.at.timestamp() * 1000),
             source="events",

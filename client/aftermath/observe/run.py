@@ -28,7 +28,7 @@ from aftermath.observe.following import RunFollower
 from aftermath.observe.moment import Figures, Moment, moment_of
 from aftermath.observe.past import Past
 from aftermath.observe.retold import MOST_EPOCHS, Retold
-from aftermath.watch.reader import Told
+from aftermath.watch.reader import EventRecord
 
 log = logging.getLogger(__name__)
 
@@ -124,7 +124,7 @@ class ObservedRun:
 
     # --- events -------------------------------------------------------------------------------------------------------
 
-    def take(self, told: Told) -> None:
+    def take(self, told: EventRecord) -> None:
         """Learn from an event."""
         moment = self._retold.take(told)
         self._curves = None

@@ -15,6 +15,7 @@ from aftermath.model.schema import StateSchema
 from aftermath.optim.blocks import cut
 from aftermath.optim.format import ResultFormat, Transform, Values
 from aftermath.optim.ranges import at_least_zero, within_u16
+from aftermath.rules.model import Optimizer
 
 KIND = "distro"
 _SET = "Set it in [model.LLM.optimizer.Distro] of the run's config file"
@@ -33,6 +34,19 @@ class Distro:
     weight_decay: float
     clip: float | None
     """The largest norm of a gradient; None and 0 leave it as it is."""
+
+    @classmethod
+    def of(cls, optimizer: Optimizer) -> Distro:
+        """The settings out of the numbers of a Model account. Raises SchemaError."""
+        return cls(
+            topk=optimizer.compression_topk,
+            topk_embeddings=optimizer.compression_topk_embeddings or optimizer.compression_topk,
+            chunk=optimizer.compression_chunk,
+            quantize_1bit=bool(optimizer.quantize_1bit),
+            decay=optimizer.compression_decay,
+            weight_decay=optimizer.weight_decay,
+            clip=optimizer.clip_grad_norm or None,
+        )
 
     def __post_init__(self) -> None:
         counts = {"topk": self.topk, "topk_embeddings": self.topk_embeddings, "chunk": self.chunk}

@@ -51,6 +51,10 @@ class Trained:
     """Per level it holds, if that was asked for."""
     measure_seconds: float = 0.0
 
+    @property
+    def tokens_per_sec(self) -> float:
+        return self.tokens / max(self.seconds, 1e-6)
+
 
 class Engine:
     """Trains and changes a replica. `params` are its own fp32 tensors; `stopwatch` gives seconds."""

@@ -23,11 +23,17 @@ from aftermath.model.schema import StateInputs, StateSchema, state_of_inputs, st
 from aftermath.optim.distro import Distro, DistroInputs
 from aftermath.optim.format import ResultFormat
 from aftermath.optim.sparseloco import SparseLoCo, SparseLoCoInputs
+from aftermath.rules.state import OptimizerKind
 
 SCHEMA_VERSION = 8  # also when the bytes of a result change, or the bits that an apply makes of it
 MAX_JSON_BYTES = 16 << 20
 
 Settings = Distro | SparseLoCo
+SETTINGS: Mapping[OptimizerKind, type[Distro] | type[SparseLoCo]] = {
+    OptimizerKind.DISTRO: Distro,
+    OptimizerKind.SPARSELOCO: SparseLoCo,
+}
+"""By the kinds with which members exchange results (`rules.optimizers`)."""
 
 
 @dataclass(frozen=True)

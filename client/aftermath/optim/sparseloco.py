@@ -19,8 +19,9 @@ from aftermath.model.schema import StateSchema
 from aftermath.optim.blocks import cut
 from aftermath.optim.format import ResultFormat, Transform, Values
 from aftermath.optim.ranges import at_least_zero, within_u16
-from aftermath.rules import sparseloco
+from aftermath.rules import sparseloco, state
 from aftermath.rules.limits import MAX_INNER_STEPS, MAX_OUTER_RATE
+from aftermath.rules.model import Optimizer
 from aftermath.rules.sparseloco import InnerOptimizer
 
 KIND = "sparseloco"
@@ -48,6 +49,10 @@ class Divisor(StrEnum):
     """The square root of both numbers' product."""
 
 
+_INNER: dict[state.InnerOptimizer, InnerOptimizer] = {
+    state.InnerOptimizer.ADAMW: "adamw",
+    state.InnerOptimizer.MUON: "muon",
+}
 _DIVISOR = Divisor(sparseloco.DIVISOR)
 
 
@@ -75,6 +80,24 @@ class SparseLoCo:
     """Of the inner optimizer."""
     clip: float | None = sparseloco.CLIP
     """The largest norm of a gradient; None and 0 leave it as it is."""
+
+    @classmethod
+    def of(cls, optimizer: Optimizer) -> SparseLoCo:
+        """The settings out of the numbers of a Model account. Raises SchemaError."""
+        return cls(
+            inner_steps=optimizer.inner_steps,
+            inner_optimizer=_INNER[optimizer.inner_optimizer],
+            topk=optimizer.compression_topk,
+            topk_embeddings=optimizer.compression_topk_embeddings or optimizer.compression_topk,
+            chunk=optimizer.compression_chunk,
+            bits=optimizer.value_bits,
+            decay=optimizer.compression_decay,
+            outer_lr=optimizer.outer_lr,
+            divisor=Divisor[optimizer.divisor.name],
+            orthogonal_lr=optimizer.orthogonal_lr,
+            weight_decay=optimizer.weight_decay,
+            clip=optimizer.clip_grad_norm or None,
+        )
 
     def __post_init__(self) -> None:
         if not 1 <= self.inner_steps <= MAX_INNER_STEPS:

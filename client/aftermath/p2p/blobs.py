@@ -28,7 +28,7 @@ _THREADED = 1 << 20
 
 
 @dataclass(frozen=True)
-class Source:
+class Blob:
     """A blob that can be served. `blocking`: `read` may take long and belongs on a thread."""
 
     size: int
@@ -40,7 +40,7 @@ class BlobStore:
     """Digest to blob."""
 
     def __init__(self) -> None:
-        self._sources: dict[bytes, Source] = {}
+        self._blobs: dict[bytes, Blob] = {}
         self._data: dict[bytes, bytes] = {}
         self._large = 0
 
@@ -55,17 +55,17 @@ class BlobStore:
     def keep(self, digest: bytes, data: bytes) -> None:
         """Keep `data` whose digest is already known to be right."""
         self._data[digest] = data
-        self._sources[digest] = Source(len(data), lambda offset, length: data[offset : offset + length], False)
+        self._blobs[digest] = Blob(len(data), lambda offset, length: data[offset : offset + length], False)
 
     def publish_source(self, digest: bytes, size: int, read: ReadRange) -> None:
         """Serve a blob that `read` produces."""
         if len(digest) != 32 or size < 1:
             raise ValueError(f"a blob needs a 32-byte digest and a size >= 1, not {len(digest)} bytes and {size}")
-        self._sources[digest] = Source(size, read, True)
+        self._blobs[digest] = Blob(size, read, True)
 
     def retract(self, digest: bytes) -> None:
         """Forget a blob."""
-        self._sources.pop(digest, None)
+        self._blobs.pop(digest, None)
         self._data.pop(digest, None)
 
     def held(self, digest: bytes, size: int) -> bytes | None:
@@ -75,24 +75,24 @@ class BlobStore:
 
     async def serve(self, request: BlobRequest, stream: iroh.SendStream, pace: Pace) -> None:
         """Answer one request for a range."""
-        source = self._sources.get(request.digest)
-        if source is None:
+        blob = self._blobs.get(request.digest)
+        if blob is None:
             await _finish_with(stream, Reply(Status.MISSING, 0))
-        elif request.offset + request.length > source.size:
-            await _finish_with(stream, Reply(Status.REFUSED, source.size))
+        elif request.offset + request.length > blob.size:
+            await _finish_with(stream, Reply(Status.REFUSED, blob.size))
         else:
-            await self._send_range(source, request, stream, pace)
+            await self._send_range(blob, request, stream, pace)
 
-    async def _send_range(self, source: Source, request: BlobRequest, stream: iroh.SendStream, pace: Pace) -> None:
-        """Send the reply and the range; a source that cannot deliver, or a reader that stalls, resets the stream."""
+    async def _send_range(self, blob: Blob, request: BlobRequest, stream: iroh.SendStream, pace: Pace) -> None:
+        """Send the reply and the range; a blob that cannot deliver, or a reader that stalls, resets the stream."""
         async with asyncio.timeout(PIECE_S):
-            await stream.write_all(frame_of(Reply(Status.OK, source.size)))
+            await stream.write_all(frame_of(Reply(Status.OK, blob.size)))
         offset, end = request.offset, request.offset + request.length
         while offset < end:
             large = self._large < LARGE_PIECES
             self._large += large
             try:
-                sent = await _send_piece(source, offset, min(PIECE if large else SMALL_PIECE, end - offset), stream)
+                sent = await _send_piece(blob, offset, min(PIECE if large else SMALL_PIECE, end - offset), stream)
             finally:
                 self._large -= large
             if not sent:
@@ -110,9 +110,9 @@ async def _finish_with(stream: iroh.SendStream, reply: Reply) -> None:
         await stream.finish()
 
 
-async def _send_piece(source: Source, offset: int, length: int, stream: iroh.SendStream) -> int:
-    """Send so many bytes, and return how many they were: none if the source could not give them."""
-    piece = await asyncio.to_thread(source.read, offset, length) if source.blocking else source.read(offset, length)
+async def _send_piece(blob: Blob, offset: int, length: int, stream: iroh.SendStream) -> int:
+    """Send so many bytes, and return how many they were: none if the blob could not give them."""
+    piece = await asyncio.to_thread(blob.read, offset, length) if blob.blocking else blob.read(offset, length)
     if len(piece) != length:
         return 0
     async with asyncio.timeout(PIECE_S):

@@ -43,7 +43,7 @@ class File(msgspec.Struct, frozen=True, array_like=True):
     blake3: bytes
 
 
-class Told(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class OutlineReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a member tells of its model."""
 
     config: bytes
@@ -56,7 +56,7 @@ class OutlineShare:
 
     def __init__(self, transport: Transport, outline: Outline) -> None:
         files = {name: File(len(data), transport.publish(data)) for name, data in outline.companions.items() if data}
-        self._told = msgspec.msgpack.encode(Told(outline.config_json(), files))
+        self._told = msgspec.msgpack.encode(OutlineReply(outline.config_json(), files))
         transport.handle(TOPIC, self._answer)
 
     async def _answer(self, peer: bytes, body: bytes) -> bytes:
@@ -67,7 +67,7 @@ class OutlineShare:
 def checked(reply: bytes) -> tuple[dict[str, Any], dict[str, File]] | None:
     """The config and the files in a peer's reply, if it is well formed."""
     try:
-        told: Told = msgpack_as(reply, Told)
+        told: OutlineReply = msgpack_as(reply, OutlineReply)
         config = json_value(told.config)
     except Malformed:
         return None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from aftermath.rules.optimizers import OPTIMIZERS
 from aftermath.rules.state import CheckpointKind, DataKind, Divisor, InnerOptimizer, OptimizerKind, ScheduleKind
 
 _HASH_MARK, _HASH_DIGITS, _HEX = "#sha256=", 64, frozenset("0123456789abcdef")
@@ -127,31 +128,7 @@ class Optimizer:
     @property
     def used(self) -> tuple[str, ...]:
         """The fields that mean something to this kind."""
-        return _USED[self.kind]
-
-
-_EVERY = ("kind", "clip_grad_norm", "weight_decay")
-_COMPRESSED = (
-    *_EVERY,
-    "compression_decay",
-    "compression_chunk",
-    "compression_topk",
-    "compression_topk_embeddings",
-)
-_USED = {
-    OptimizerKind.NONE: ("kind",),
-    OptimizerKind.ADAMW: (*_EVERY, "beta1", "beta2", "eps"),
-    OptimizerKind.DISTRO: (*_COMPRESSED, "quantize_1bit"),
-    OptimizerKind.SPARSELOCO: (
-        *_COMPRESSED,
-        "value_bits",
-        "inner_steps",
-        "inner_optimizer",
-        "divisor",
-        "outer_lr",
-        "orthogonal_lr",
-    ),
-}
+        return OPTIMIZERS[self.kind].used if self.kind in OPTIMIZERS else ("kind",)
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,7 @@ class Config:
         return height + self.overlap
 
 
-class Place(NamedTuple):
+class RoundId(NamedTuple):
     """Names a round, for votes: no other epoch, nor another attempt at the same, has one of this seed."""
 
     epoch: int
@@ -193,9 +193,9 @@ class Run:
         return self.rounds[self.head]
 
     @property
-    def place(self) -> Place:
+    def round_id(self) -> RoundId:
         """The current round's."""
-        return Place(self.epoch, self.current.height, self.current.seed)
+        return RoundId(self.epoch, self.current.height, self.current.seed)
 
     def round(self, height: int) -> Round | None:
         """The header of round `height` of this epoch while the ring of four still holds it, else None."""

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from aftermath.coordinator.errors import CoordinatorError, Refused
 from aftermath.rules.committee import witnesses
 from aftermath.rules.state import MemberState, RunState
+from aftermath.sim.player import Player
 from aftermath.sim.road import Mood
-from aftermath.sim.simulation import Player, Simulation
+from aftermath.sim.simulation import Simulation
 
 EXCUSED = 90.0
 _LONGEST = 90.0  # virtual seconds a fault lasts at most

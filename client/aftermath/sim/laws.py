@@ -17,8 +17,9 @@ from aftermath.model.documents import CheckpointError
 from aftermath.model.segments import level_hash
 from aftermath.rules.state import CheckpointKind, RunState
 from aftermath.sim.faults import Faults
+from aftermath.sim.player import Player
 from aftermath.sim.record import Broken, state_of
-from aftermath.sim.simulation import Player, Simulation
+from aftermath.sim.simulation import Simulation
 
 PACE = 0.5
 

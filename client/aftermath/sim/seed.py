@@ -22,9 +22,10 @@ from aftermath.sim.aim import Aim
 from aftermath.sim.clock import run_virtual
 from aftermath.sim.digest import Chronicle
 from aftermath.sim.laws import Laws, check_pace
+from aftermath.sim.player import Said
 from aftermath.sim.record import Broken
 from aftermath.sim.scenario import WINDOW, Scenario, draw
-from aftermath.sim.simulation import Said, Simulation
+from aftermath.sim.simulation import Simulation
 from aftermath.sim.tiny import CONFIG
 
 _LOOK = 1.0  # virtual seconds between two looks at what must always hold

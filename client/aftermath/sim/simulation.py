@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import tomllib
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +39,6 @@ from aftermath.member.member import Member
 from aftermath.member.ports import Ports, Role, Workers
 from aftermath.member.wishes import Wishes
 from aftermath.model.config import ModelConfig
-from aftermath.model.initial import init_weights
-from aftermath.model.store import write_checkpoint
 from aftermath.model.text import Prompt
 from aftermath.optim.agreed import agreed_schema
 from aftermath.replica.origin import Origin
@@ -53,70 +49,12 @@ from aftermath.rules.run import Interval, Run
 from aftermath.rules.state import RunState
 from aftermath.sim.chain import SimChain, SimMember
 from aftermath.sim.clock import InlineWorker, VirtualClock, run_virtual
+from aftermath.sim.player import Player, Undisturbed
 from aftermath.sim.record import Broken, Record, state_of
-from aftermath.sim.road import Mood
-from aftermath.sim.tiny import CONFIG, RULES, RUN_ID
-from aftermath.sim.transport import SimNetwork, SimTransport
-from aftermath.watch.events import Events, plain
-from aftermath.watch.kinds import Event
-
-Said = dict[str, Any]
-"""An event of a member, as the flat object that its JSON is."""
-
-
-@dataclass
-class Player:
-    """One member with everything it left behind."""
-
-    name: str
-    tier: int
-    key: Keypair
-    identity: Keypair
-    seconds: float
-    nodes: int = 1
-    member: Member | None = None
-    task: asyncio.Task[None] | None = None
-    chain: SimMember | None = None
-    transport: SimTransport | None = None
-    compute: InlineWorker | None = None
-    events: list[Said] = field(default_factory=list)
-
-    @property
-    def id(self) -> bytes:
-        return bytes(self.identity.pubkey())
-
-    def note(self, event: Event) -> None:
-        self.events.append(plain(event))
-
-    @property
-    def wallet(self) -> bytes:
-        return bytes(self.key.pubkey())
-
-    @property
-    def moods(self) -> list[Mood]:
-        """How its nodes treat it."""
-        return self.chain.road.moods if self.chain is not None else [Mood.GOOD] * self.nodes
-
-    def set_moods(self, moods: Sequence[Mood]) -> None:
-        if self.chain is not None:
-            self.chain.road.set_moods(moods)
-
-    @property
-    def alive(self) -> bool:
-        return self.task is not None and not self.task.done()
-
-    def saw(self, kind: str, **fields: Any) -> list[Said]:
-        return [e for e in self.events if e["kind"] == kind and all(e.get(k) == v for k, v in fields.items())]
-
-
-class _Undisturbed(Attention):
-    """Of members whom nothing holds up: without a timer that shifts all others, a seed stays the trouble it was."""
-
-    def woke(self) -> float:
-        return float("-inf")
-
-    async def watch(self) -> None:
-        await asyncio.Event().wait()
+from aftermath.sim.stage import set_up
+from aftermath.sim.tiny import CONFIG, RUN_ID
+from aftermath.sim.transport import SimNetwork
+from aftermath.watch.events import Events
 
 
 class Simulation:
@@ -156,26 +94,11 @@ class Simulation:
         """What members continue while the run does not need them."""
         self.now_at_end = 0.0
         self._at = run_addresses(self.chain.coordinator.id, RUN_ID)
-        self._prepare(rules, quantize, optimizer, stored)
+        self._open(set_up(place, config, rules, quantize=quantize, optimizer=optimizer, stored=stored))
         self.chain.observers.append(lambda: self.record.note(self.run, self.members))
 
-    def _prepare(
-        self, rules: dict[str, int], quantize: bool, optimizer: Mapping[str, Any] | None, stored: bool
-    ) -> None:
-        write_checkpoint(self.place / "model", init_weights(self.config, 0), self.config, tier=0, companions={})
-        (self.place / "data").mkdir()
-        tokens = torch.arange(4096).mul(7).remainder(64).to(torch.int16).numpy()
-        (self.place / "data" / "tokens.bin").write_bytes(tokens.tobytes())
-        text = RULES.replace("MODEL", str(self.place / "model")).replace("DATA", str(self.place / "data"))
-        tables = tomllib.loads(text if quantize else text.replace("quantize_1bit = true", "quantize_1bit = false"))
-        if optimizer is not None:
-            tables["model"]["LLM"]["optimizer"] = dict(optimizer)
-        if not stored:
-            (self.place / "model" / "model.safetensors").unlink()
-            tables["model"]["LLM"]["checkpoint"] = {"Dummy": {"repo_id": str(self.place / "model")}}
-        for name, value in rules.items():
-            (tables["model"]["LLM"] if name == "cold_start_warmup_steps" else tables["config"])[name] = value
-        rules_of_run = RunConfig.model_validate(tables)
+    def _open(self, rules: RunConfig) -> None:
+        """Create the run on chain, and let it begin."""
         self.chain.fund(self.owner.pubkey())
         self.ix = CoordinatorInstructions(self.chain.coordinator, self.owner.pubkey())
         admit = AuthorizerInstructions(self.chain.authorizer, self.owner.pubkey())
@@ -185,7 +108,7 @@ class Simulation:
                 self._send(self.ix.grow(RUN_ID, which))
         self._send(admit.create(EVERYONE))
         self._send(admit.grantor_update(EVERYONE, True))
-        self._send(self.ix.update(RUN_ID, **rules_of_run.to_chain()))
+        self._send(self.ix.update(RUN_ID, **rules.to_chain()))
         self.schema = agreed_schema(self.config.to_hf(), 3, self.model.optimizer)
         schema = {"hash": self.schema.hash(), "tier_widths": list(self.schema.state.widths)}
         self._send(self.ix.update(RUN_ID, schema=schema))
@@ -250,7 +173,7 @@ class Simulation:
             feed=RunFeed(View(self.run, self.members, self.model)),
             transport=player.transport,
             clock=clock,
-            attention=Attention(clock) if self.held_up else _Undisturbed(clock),
+            attention=Attention(clock) if self.held_up else Undisturbed(clock),
             events=Events(clock.monotonic, [player.note]),
         )
         role = Role(RUN_ID, self.schema, player.tier, player.identity.secret())

@@ -14,7 +14,7 @@ from rich.markup import escape
 
 from aftermath.testnet.story import member_of
 from aftermath.watch import kinds
-from aftermath.watch.reader import Told
+from aftermath.watch.reader import EventRecord
 from aftermath.watch.sentences import Sentences, in_full
 
 OWN = "testnet"
@@ -40,7 +40,7 @@ class Lines:
         """Something that the testnet itself did."""
         self._print(OWN, escape(sentence))
 
-    def told(self, events: Iterable[Told]) -> None:
+    def told(self, events: Iterable[EventRecord]) -> None:
         """What clients told, as far as the level goes."""
         for told in events:
             name = member_of(told)

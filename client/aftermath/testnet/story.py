@@ -11,7 +11,7 @@ from aftermath.watch import kinds
 from aftermath.watch.history import History, Share, mean
 from aftermath.watch.phase import phase
 from aftermath.watch.progress import Progress
-from aftermath.watch.reader import EventReader, Told
+from aftermath.watch.reader import EventReader, EventRecord
 
 
 @dataclass
@@ -59,14 +59,14 @@ class Story:
         directory.mkdir(parents=True, exist_ok=True)
         self._reader = EventReader([directory])
 
-    def read(self, now: float) -> list[Told]:
+    def read(self, now: float) -> list[EventRecord]:
         """Take in what was written since the last time, and return it."""
         fresh = list(self._reader.read() if self._reader else ())
         for told in fresh:
             self._take(told, now)
         return fresh
 
-    def _take(self, told: Told, now: float) -> None:
+    def _take(self, told: EventRecord, now: float) -> None:
         member = next(member for member in self.members if member.name == member_of(told))
         event = told.event
         self.history.take(told)
@@ -133,6 +133,6 @@ class Story:
         return checks, differing
 
 
-def member_of(told: Told) -> str:
+def member_of(told: EventRecord) -> str:
     """The name of the member that told it, which is its directory's."""
     return told.path.parent.name

@@ -8,14 +8,14 @@ from __future__ import annotations
 from aftermath.base.errors import UsageError
 from aftermath.evals.suite import wanted
 from aftermath.member.archive import Hub
-from aftermath.member.evaluations import Evaluations
+from aftermath.member.rounds.evaluations import Evaluations
 from aftermath.model.outline import Outline
 from aftermath.model.text import Prompt, check_vocabulary
 from aftermath.optim.schema import Schema
 from aftermath.p2p.named import peers_named
 from aftermath.ranks.place import Place, place_of
 from aftermath.train.settings import PROMPT_TOKENS, TrainSettings
-from aftermath.train.sinks import trackers_of
+from aftermath.watch.trackers import Wanted
 
 
 def check_choices(settings: TrainSettings) -> None:
@@ -25,7 +25,7 @@ def check_choices(settings: TrainSettings) -> None:
     _check_prompt(settings)
     _check_sums(settings)
     _check_evaluations(settings)
-    trackers_of(settings).check()
+    Wanted.of(settings).check()
 
 
 def _check_prompt(settings: TrainSettings) -> None:

@@ -16,9 +16,10 @@ from aftermath.data.fingerprint import hash_of
 from aftermath.data.http import shown
 from aftermath.data.source import Source
 from aftermath.model.outline import Outline, read_outline
-from aftermath.optim.agreed import EXCHANGED, agreed_schema
+from aftermath.optim.agreed import agreed_schema
 from aftermath.optim.schema import Schema
 from aftermath.rules.model import Checkpoint, Model
+from aftermath.rules.optimizers import EXCHANGED, EXCHANGED_SHOWN, OPTIMIZERS
 from aftermath.rules.state import DataType
 from aftermath.train.locations import open_source
 
@@ -37,9 +38,8 @@ def check_model(model: Model, run_id: str) -> None:
             f"run {run_id} trains an architecture this client does not have; it has {', '.join(ARCHITECTURES)}"
         )
     if model.optimizer.kind not in EXCHANGED:
-        raise Unsuitable(
-            f"run {run_id} uses AdamW, and members exchange results with {' or '.join(EXCHANGED.values())}"
-        )
+        uses = OPTIMIZERS[model.optimizer.kind].shown
+        raise Unsuitable(f"run {run_id} uses {uses}, and members exchange results with {EXCHANGED_SHOWN}")
 
 
 def schema_of(model: Model, run_id: str, *besides: Checkpoint) -> Schema:

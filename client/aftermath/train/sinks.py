@@ -38,24 +38,13 @@ def events_of(settings: TrainSettings, stack: contextlib.ExitStack) -> Events:
         sinks.append(_kept("--events-dir", settings.events_dir, EpochFiles))
     if settings.metrics_port is not None:
         sinks.append(_measured(settings.metrics_port, stack))
-    sinks.extend(stack.enter_context(tracking) for tracking in trackers_of(settings).sinks())
+    sinks.extend(stack.enter_context(tracking) for tracking in Wanted.of(settings).sinks())
     return Events(lambda: time.monotonic() - started, sinks)
-
-
-def trackers_of(settings: TrainSettings) -> Wanted:
-    """The experiment trackers that the settings ask for."""
-    return Wanted(
-        wandb_project=settings.wandb_project,
-        wandb_run=settings.wandb_run,
-        wandb_group=settings.wandb_group,
-        wandb_entity=settings.wandb_entity,
-        trackio_project=settings.trackio_project,
-    )
 
 
 def collects_figures(settings: TrainSettings) -> bool:
     """Whether somebody is there for figures of the machine."""
-    return settings.metrics_port is not None or trackers_of(settings).any
+    return settings.metrics_port is not None or Wanted.of(settings).any
 
 
 def _kept(option: str, path: Path, writer: Callable[[Path, Wall], Sink]) -> Sink:

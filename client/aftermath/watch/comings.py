@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from aftermath.watch import kinds
 from aftermath.watch.lines import short
-from aftermath.watch.reader import Told
+from aftermath.watch.reader import EventRecord
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ class _Member:
 class Comings:
     """Takes events in the order in which they are read. `name` is what a member is called in marks."""
 
-    def __init__(self, name: Callable[[Told], str] = lambda told: short(told.about)) -> None:
+    def __init__(self, name: Callable[[EventRecord], str] = lambda told: short(told.about)) -> None:
         self.marks: list[tuple[int, str]] = []
         self.newest_step = 0
         self._members: dict[str, _Member] = defaultdict(_Member)
@@ -39,7 +39,7 @@ class Comings:
         """The last step of which a member has trained its share."""
         return self._members[wallet].step
 
-    def take(self, told: Told) -> None:
+    def take(self, told: EventRecord) -> None:
         """Learn from an event."""
         wallet, event = told.about.wallet, told.event
         member = self._members[wallet]

@@ -14,7 +14,7 @@ from aftermath.watch import kinds
 from aftermath.watch.comings import Comings
 from aftermath.watch.lines import short
 from aftermath.watch.plot import Curve
-from aftermath.watch.reader import Told
+from aftermath.watch.reader import EventRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Share:
 class History:
     """Takes events in the order in which they are read. `name` is what a member is called in marks."""
 
-    def __init__(self, name: Callable[[Told], str] = lambda told: short(told.about)) -> None:
+    def __init__(self, name: Callable[[EventRecord], str] = lambda told: short(told.about)) -> None:
         self.shares: dict[int, dict[str, Share]] = defaultdict(dict)
         """By step and wallet."""
         self.epochs: dict[int, int] = {}
@@ -46,7 +46,7 @@ class History:
         """What happened to members, and at which step."""
         return self._comings.marks
 
-    def take(self, told: Told) -> None:
+    def take(self, told: EventRecord) -> None:
         """Learn from an event."""
         wallet, event = told.about.wallet, told.event
         self.runs.add(told.about.run_id)

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from aftermath.watch.printable import printable
-from aftermath.watch.reader import About, Told
+from aftermath.watch.reader import About, EventRecord
 from aftermath.watch.sentences import Sentences, in_full
 
 _SHOWN = 8
@@ -27,7 +27,7 @@ class EventLines:
         self._console, self._everything = console, everything
         self._sentences: dict[About, Sentences] = defaultdict(Sentences)
 
-    def __call__(self, told: Told) -> None:
+    def __call__(self, told: EventRecord) -> None:
         sentence = self._sentences[told.about].of(told.event)
         if sentence is None and self._everything:
             sentence = in_full(told.event)

@@ -49,7 +49,7 @@ class About(msgspec.Struct, frozen=True):
     """Of the client."""
 
 
-class Told(msgspec.Struct, frozen=True):
+class EventRecord(msgspec.Struct, frozen=True):
     """An event, who told it, and when, by the date of that machine."""
 
     at: datetime
@@ -77,7 +77,7 @@ _date = msgspec.json.Decoder(_Dated)
 _event = msgspec.json.Decoder(MEMBER_EVENTS)
 
 
-def flat(told: Told) -> dict[str, object]:
+def flat(told: EventRecord) -> dict[str, object]:
     """One object that says it all: what `events export` writes, and is read back as any file of events."""
     about = told.about
     teller = {"run": about.run_id, "member": about.wallet, "member_tier": about.tier, "client": about.version}
@@ -94,7 +94,7 @@ class EventFile:
         self._skipping = False
         self._failure = ""
 
-    def read(self) -> Iterator[Told]:
+    def read(self) -> Iterator[EventRecord]:
         """What was written since the last time, but for a line that has no end yet."""
         room = _FIRST_READ
         while True:
@@ -145,7 +145,7 @@ class EventFile:
             file.seek(self._offset)
             return file.read(room)
 
-    def _told(self, line: bytes) -> Told | None:
+    def _told(self, line: bytes) -> EventRecord | None:
         try:
             dated, event = _date.decode(line), _event.decode(line)
         except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError):
@@ -162,7 +162,7 @@ class EventFile:
         if about is None:
             self._pass_over(self._line)
             return None
-        return Told(dated.at, about, event, self.path)
+        return EventRecord(dated.at, about, event, self.path)
 
     def _pass_over(self, line: int) -> None:
         self._first_passed = self._first_passed or line
@@ -179,7 +179,7 @@ class EventReader:
         self._places = tuple(places)
         self._files: dict[Path, EventFile] = {}
 
-    def read(self) -> Iterator[Told]:
+    def read(self) -> Iterator[EventRecord]:
         """All that was not read yet, in the order of time; call it again for what has come since."""
         processes: dict[tuple[Path, str], list[EventFile]] = defaultdict(list)
         for path in self._found():
@@ -200,6 +200,6 @@ class EventReader:
         return sorted(found.values())
 
 
-def _in_turn(files: Sequence[EventFile]) -> Iterator[Told]:
+def _in_turn(files: Sequence[EventFile]) -> Iterator[EventRecord]:
     for file in files:
         yield from file.read()

@@ -15,7 +15,7 @@ from typing import TextIO, get_args
 import msgspec
 
 from aftermath.watch.kinds import MEMBER_EVENTS
-from aftermath.watch.reader import Told, flat
+from aftermath.watch.reader import EventRecord, flat
 
 _FIRST = ("at", "run", "member", "member_tier", "client", "kind", "t")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
@@ -35,7 +35,7 @@ class CsvTable:
         self._rows = csv.DictWriter(stream, columns(), lineterminator="\n")
         self._rows.writeheader()
 
-    def __call__(self, told: Told) -> None:
+    def __call__(self, told: EventRecord) -> None:
         self._rows.writerow({name: _cell(value) for name, value in flat(told).items()})
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import ModuleType
 from typing import Any
 
@@ -35,6 +35,11 @@ class Wanted:
     wandb_group: str | None = None
     wandb_entity: str | None = None
     trackio_project: str | None = None
+
+    @classmethod
+    def of(cls, settings: object) -> Wanted:
+        """What some settings say, whose fields have these names; which they have not is not said."""
+        return cls(**{field.name: getattr(settings, field.name, None) for field in fields(cls)})
 
     @property
     def any(self) -> bool:

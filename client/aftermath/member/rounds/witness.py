@@ -2,7 +2,7 @@
 
 Choices:
 - it speaks as soon as it holds every result of the judged round and everybody has announced this round's, so a round
-  lasts as long as its slowest member needs; nobody is waited for longer than `member.lateness` says;
+  lasts as long as its slowest member needs; nobody is waited for longer than `lateness` says;
 - members out of reach are waited for a little, then not at all; others until shortly before the round's time is up at
   most, since RoundWitness may last less than a transaction takes and a missing quorum ends the epoch;
 - whose result it had to do without in its last attestation, although it had those of two thirds, it does not wait for
@@ -18,16 +18,16 @@ Choices:
 from __future__ import annotations
 
 from aftermath.base.wait import first_of
-from aftermath.member.collect import ASK_EVERY, Collector
-from aftermath.member.lateness import Allowances, Lateness
 from aftermath.member.persist import Duty
 from aftermath.member.plan import RoundPlan
 from aftermath.member.ports import Ports
 from aftermath.member.results import Results
+from aftermath.member.rounds.collect import ASK_EVERY, Collector
+from aftermath.member.rounds.lateness import Allowances, Lateness
 from aftermath.rules import bitmap
 from aftermath.rules.committee import quorum, witnesses
 from aftermath.rules.consensus import pack_fingerprints
-from aftermath.rules.run import Config, Place, Run
+from aftermath.rules.run import Config, RoundId, Run
 from aftermath.rules.state import MemberState, RunState
 from aftermath.watch import kinds
 
@@ -132,7 +132,7 @@ class WitnessDuty:
             missing = frozenset(s for s in missing if self._plan.seats[s].p2p in here)
         if self._own_done is not None:
             missing -= {self._seat}  # it works no longer: what is missing will not come
-        if self._ports.attention.woke() < self._started:  # else what has passed says nothing of anybody
+        if not self._ports.attention.held_up_since(self._started):  # else what has passed says nothing of anybody
             missing = self._lateness.waited_for(due, there, missing, self._ports.clock.monotonic())
         return missing - {self._seat}
 
@@ -171,7 +171,7 @@ class WitnessDuty:
             held = self._results.held(self._judged) if judged is not None else {}
             await self._ports.coordinator.witness(
                 self._seat,
-                Place(self._plan.epoch, header.height, header.seed),
+                RoundId(self._plan.epoch, header.height, header.seed),
                 bitmap.from_seats(held),
                 pack_fingerprints(held, roster, header.salt),
                 step=header.step,

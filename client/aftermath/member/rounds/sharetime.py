@@ -2,7 +2,7 @@
 
 Choices: what counts is the member's own work of a round, applying and training, against the time it has for that;
 it is said once per epoch, at the first share that took longer, or once the others wait for it no longer
-(`member.lateness`), because the next epoch may deal out smaller ones.
+(`lateness`), because the next epoch may deal out smaller ones.
 """
 
 from __future__ import annotations

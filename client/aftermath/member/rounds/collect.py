@@ -15,8 +15,9 @@ import msgspec
 from aftermath.base.bounded import Malformed, msgpack_as
 from aftermath.base.errors import BadAnnouncement
 from aftermath.base.wait import first_of
+from aftermath.member.payloads import Candidate
 from aftermath.member.ports import Desync, Ports
-from aftermath.member.results import TOPIC, Candidate, Results
+from aftermath.member.results import TOPIC, Results
 from aftermath.optim.codec import Votes
 from aftermath.p2p.complaints import Complaints
 from aftermath.p2p.transport import TransportError
@@ -122,4 +123,4 @@ class Collector:
 
 def _lacking(candidate: Candidate, results: Results, vouched: Mapping[int, frozenset[int]]) -> bool:
     """Whether a level of it is not here that everybody applies."""
-    return any(candidate.said.seat in vouched[level] for level in results.missing(candidate))
+    return any(candidate.said.seat in vouched[level] for level in results.payloads.missing(candidate))

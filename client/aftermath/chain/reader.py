@@ -1,0 +1,136 @@
+"""Reading one run: its view of one moment, and what witnesses have sent of a round.
+
+Decided: Run comes from the watcher; Model and Members are read again only when the run's `model_seq` or `members_seq`
+moved, together with Run, so that all of a view is as of one slot; attestations are read as a slice of Witnesses, as of
+the slot of the newest Run or later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar
+
+from solders.pubkey import Pubkey
+
+from aftermath.base.errors import AccountError
+from aftermath.chain.accounts import Absence, AccountData, fetch_as, fetch_many
+from aftermath.chain.addresses import run_addresses
+from aftermath.chain.failures import BadReply
+from aftermath.chain.rpc import FAILURES_BEFORE_LEAVING, MAX_ENDPOINTS, RpcPool
+from aftermath.chain.subscription import GIVE_UP_SECONDS, RunWatcher
+from aftermath.chain.views import parse_members, parse_model, parse_run, parse_witness_round, witness_round_range
+from aftermath.coordinator.errors import CoordinatorError, Refused
+from aftermath.coordinator.view import View
+from aftermath.rules.run import Attestation, Round, Run
+
+T = TypeVar("T")
+
+# Of attestations that no node sends whole, before they are given up.
+_READINGS = FAILURES_BEFORE_LEAVING * MAX_ENDPOINTS
+
+
+class RunReader:
+    """Reads the accounts of a run that `watcher` follows."""
+
+    def __init__(self, pool: RpcPool, program_id: Pubkey, run_id: str, watcher: RunWatcher) -> None:
+        self._pool, self._program_id, self._run_id, self._watcher = pool, program_id, run_id, watcher
+        self._addresses = run_addresses(program_id, run_id)
+        self.last: View | None = None
+        """The newest view that was handed out."""
+
+    async def view(self, patience: float | None = None) -> View:
+        """The view of the newest known state; of one that is read now, if it can be within `patience` seconds."""
+        run = self._watcher.latest if patience is None else await self._watcher.refresh(patience)
+        known = self.last
+        if known is None or known.run.seq < run.seq:
+            same = known is not None and _versions(known.run) == _versions(run)
+            waits = GIVE_UP_SECONDS if patience is None else patience
+            view = replace(known, run=run) if known and same else await self._read_together(run, waits)
+            if self.last is None or self.last.run.seq < view.run.seq:
+                self.last = view
+        assert self.last is not None
+        return self.last
+
+    async def _read_together(self, wanted: Run, patience: float) -> View:
+        """All three accounts as of one slot, in which the run is as `wanted` or newer."""
+        absence = Absence(self._pool)
+        found: list[View] = []
+
+        def legible(accounts: list[AccountData | None]) -> None:
+            if any(account is None or account.owner != self._program_id for account in accounts):
+                absence.reported()
+                raise CoordinatorError(f"an account of run {self._run_id!r} is gone: the run was closed")
+            run, members, model = (account.data for account in accounts if account is not None)
+            found[:] = [View(parse_run(run), parse_members(members), parse_model(model))]
+            if found[0].run.seq < wanted.seq:
+                raise BadReply("the RPC node sent an older state of the run under a newer slot")
+
+        places = [self._addresses.run, self._addresses.members, self._addresses.model]
+        least = self._watcher.slot or None
+        slot, accounts = await fetch_many(self._pool, places, min_slot=least, patience=patience, legible=legible)
+        if accounts[0] is not None:
+            self._watcher.saw(slot, accounts[0])
+        return found[0]
+
+    async def attestations(self, round: Round) -> tuple[Attestation, ...]:
+        """What the witnesses of `round` have sent so far.
+
+        Raises Refused: `RoundNotStored` when the chain no longer holds that round, `Unreadable` when nodes send
+        something else for it again and again.
+        """
+        ring, stored = self._stored(round)
+        if stored.attestations == 0:
+            return ()
+        offset, length = witness_round_range(ring, stored.attestations)
+        torn = 0
+
+        def attested(account: AccountData) -> tuple[int, tuple[Attestation, ...]]:
+            nonlocal torn
+            try:
+                return account.slot, parse_witness_round(account.data, stored.attestations)
+            except AccountError as error:
+                torn += 1
+                if torn < _READINGS:
+                    raise  # for the pool: this node's failure
+                why = f"no node sends the attestations of round {round.height} as they are on chain"
+                raise Refused("Unreadable", why) from error
+
+        slot, attestations = await self._read(self._addresses.witnesses, attested, offset, length)
+        if self._watcher.slot < slot:
+            await self._watcher.refresh(GIVE_UP_SECONDS, min_slot=slot)
+        self._stored(round)  # a read can take so long that a later round's attestations are in that place
+        return attestations
+
+    def _stored(self, round: Round) -> tuple[int, Round]:
+        """Where the newest Run holds `round`, and its header there."""
+        run = self._watcher.latest
+        ring, stored = run.ring(round.height), run.round(round.height)
+        if ring is None or stored is None or stored.seed != round.seed:
+            raise Refused("RoundNotStored", f"round {round.height} is no longer stored on chain")
+        return ring, stored
+
+    async def _read(
+        self, address: Pubkey, parse: Callable[[AccountData], T], offset: int = 0, length: int | None = None
+    ) -> T:
+        """Without the chain there is nothing else to do, so this waits as long as the watcher does for it to come
+        back.
+        """
+
+        absence = Absence(self._pool)
+
+        def read(account: AccountData | None) -> T:
+            if account is None or account.owner != self._program_id:
+                absence.reported()
+                raise CoordinatorError(f"an account of run {self._run_id!r} is gone: the run was closed")
+            return parse(account)
+
+        slot = self._watcher.slot or None
+        return await fetch_as(
+            self._pool, address, read, offset=offset, length=length, min_slot=slot, patience=GIVE_UP_SECONDS
+        )
+
+
+def _versions(run: Run) -> tuple[int, int]:
+    """What tells whether Members and Model are still those of another state of the run."""
+    return run.members_seq, run.model_seq

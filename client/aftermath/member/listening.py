@@ -1,0 +1,87 @@
+"""Hearing the members of the run: who is let in, and whose announcements are for whom.
+
+Decided: whatever is wrong with what a peer says costs that message, or that peer, and never this member.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import NoReturn
+
+import based58
+
+from aftermath.base.errors import BadAnnouncement
+from aftermath.member.ports import Ports, Role
+from aftermath.member.ready import Readiness
+from aftermath.member.results import Results
+from aftermath.p2p.complaints import Complaints
+from aftermath.p2p.transport import Announcement, TransportError, short
+from aftermath.rules import bitmap
+from aftermath.rules.commitment import Commitment, Ready, decode_announcement
+from aftermath.rules.members import Members
+from aftermath.rules.state import MemberState
+from aftermath.watch import kinds
+
+_log = logging.getLogger(__name__)
+
+
+class Listening:
+    """Lets one member hear the others."""
+
+    def __init__(self, ports: Ports, role: Role, readiness: Readiness, results: Results) -> None:
+        self._ports, self._role, self._readiness, self._results = ports, role, readiness, results
+        self._complaints = Complaints(_log)
+        self._members_seq = -1
+        self._unwanted: dict[bytes, bool] = {}
+
+    async def follow_members(self) -> None:
+        """Keep the transport's allow-list equal to the members on chain."""
+        while True:
+            run = self._ports.feed.run
+            if run.members_seq != self._members_seq:
+                members = self._ports.feed.members
+                wanted = members.pending | members.mask(MemberState.HEALTHY) | run.finishers
+                self._ports.transport.set_members(members.seats[seat].p2p for seat in bitmap.seats(wanted))
+                self._tell_of_kicks(members)
+                self._members_seq = run.members_seq
+            await self._ports.feed.after(run.seq)
+
+    def _tell_of_kicks(self, members: Members) -> None:
+        """Say whom an authority has removed or barred since the members were looked at last."""
+        unwanted = {one.signer: one.barred for one in members.seats if one.removed or one.barred}
+        for index, one in enumerate(members.seats):
+            if one.signer in unwanted and self._unwanted.get(one.signer) is not one.barred and one.used:
+                wallet = based58.b58encode(one.signer).decode()
+                self._ports.events.emit(kinds.Kicked(seat=index, wallet=wallet, barred=one.barred))
+        self._unwanted = unwanted
+
+    async def listen(self) -> NoReturn:
+        """Take what the members announce, for ever. Raises TransportError when the endpoint has closed."""
+        async for heard in self._ports.transport.announcements():
+            try:
+                self._hear(heard)
+            except Exception as error:  # whatever is wrong with what a peer says costs that message, not this member
+                self._complaints.about("hearing", heard.sender, error)
+        raise TransportError("the endpoint for peers has closed", "Start the member again; it rejoins by itself")
+
+    def _hear(self, heard: Announcement) -> None:
+        try:
+            said = decode_announcement(heard.data)
+        except BadAnnouncement as error:
+            self._bar(heard.sender, str(error))
+            return
+        if said.sender != heard.sender or said.run_id != self._role.run_id:
+            self._bar(heard.sender, "an announcement of somebody else, or of another run")
+            return
+        if not 0 <= said.epoch - self._ports.feed.run.epoch <= 1:
+            return
+        if isinstance(said, Ready):
+            self._readiness.hear(said)
+        elif isinstance(said, Commitment):
+            self._results.hear(said, heard.data)
+
+    def _bar(self, peer: bytes, why: str) -> None:
+        """Keep a peer out for a while; who it is is said once."""
+        if self._complaints.new("reading an announcement of", peer):
+            self._ports.events.emit(kinds.Refused(peer=short(peer), why=why))
+        self._ports.transport.bar(peer, why)

@@ -1,0 +1,80 @@
+"""What a member tells of its run beside its own doings, each once: its state, what the owner did, what it waits for."""
+
+from __future__ import annotations
+
+from aftermath.base.counted import counted
+from aftermath.rules.model import Model
+from aftermath.rules.run import Run, steps_before
+from aftermath.rules.state import ModelSource, RunState
+from aftermath.watch import kinds
+from aftermath.watch.events import Events
+
+_HALTED = {
+    RunState.UNINITIALIZED: "the run has not begun: this member joins once its owner starts it with set-paused resume",
+    RunState.PAUSED: "the run is paused: this member joins once its owner says set-paused resume",
+}
+
+
+class Notices:
+    """Tells of one run, as long as the member lives."""
+
+    def __init__(self, events: Events) -> None:
+        self._events = events
+        self._state: RunState | None = None
+        self._reached = 0
+        self._waits_for = -1
+        self._halted_by: str | None = None
+
+    def state(self, run: Run) -> None:
+        """Say that the run is in another state."""
+        if run.state is self._state:
+            return
+        self._state = run.state
+        self._events.emit(
+            kinds.State(
+                epoch=run.epoch,
+                state=run.state.name,
+                step=run.trained_steps,
+                total_steps=run.config.total_steps,
+                since=run.state_started_at,
+            )
+        )
+
+    def rewinding(self, run: Run) -> None:
+        """Say that the owner has taken the run back: nothing else makes its steps fewer."""
+        if run.trained_steps < self._reached:
+            self._events.emit(kinds.Rewound(before=self._reached, step=run.trained_steps))
+        self._reached = run.trained_steps
+
+    def lost(self, run: Run, model: Model) -> None:
+        """Nobody may have kept the model as the run had it: the epoch then starts from an older one."""
+        kept, reached = steps_before(model.checkpoint_step), run.trained_steps
+        if run.model_source is ModelSource.CHECKPOINT and kept < reached:
+            self._events.emit(
+                kinds.Warning(
+                    message=f"the model starts from step {kept}; the run had reached step {reached}: "
+                    f"{counted(reached - kept, 'step is', 'steps are')} not in it",
+                )
+            )
+            return  # all levels are older, and that is said
+        for level in (level for level in range(run.levels) if run.levels_lost >> level & 1):
+            self._events.emit(
+                kinds.Warning(
+                    message=f"too few are left who hold level {level} of the model as the run had it: it goes back to "
+                    f"the checkpoint of step {kept}, {counted(reached - kept, 'step')} before",
+                )
+            )
+
+    def waiting(self, run: Run) -> None:
+        """Say once per epoch that it goes on without this member, which has a seat."""
+        late = run.state is RunState.WARMUP or run.state.active
+        if late and self._waits_for != run.epoch + 1:
+            self._waits_for = run.epoch + 1
+            self._events.emit(kinds.Waiting(epoch=self._waits_for))
+
+    def halt(self, run: Run) -> None:
+        """Say once what everybody waits for while the owner has to act."""
+        why = _HALTED.get(run.state)
+        if why != self._halted_by and why is not None:
+            self._events.emit(kinds.Warning(message=why, until="joined"))
+        self._halted_by = why

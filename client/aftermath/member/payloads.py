@@ -1,0 +1,115 @@
+"""The payloads of announced results: had from whoever holds them, checked, decoded.
+
+Choices:
+- sizes come from the schema before the first byte, the hash is checked before decoding, decoding checks the rest;
+- a bad payload costs its sender the round and nobody else anything: everybody who holds its level finds the same
+  fault in the same bytes, so it can be left out even if witnesses that do not hold the level accepted the rest;
+- a missing payload is asked for again and again from everyone who may hold it, as long as the chain still stores its
+  round; that it was not to be had is said of the first tries only, since a round may last for hours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from aftermath.base.backoff import Backoff
+from aftermath.base.worker import Worker
+from aftermath.member.plan import RoundPlan
+from aftermath.member.ports import Ports, Role
+from aftermath.optim.codec import BadPayload, Votes, decode_level
+from aftermath.p2p.transport import TransportError
+from aftermath.rules.commitment import Commitment
+from aftermath.watch import kinds
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
+_FETCH_SECONDS, _SLOWEST_BYTES = 5.0, 200_000  # one attempt: so long, and longer by a byte rate that anyone has
+
+
+@dataclass
+class Candidate:
+    """One announced result and what was fetched of it."""
+
+    said: Commitment
+    raw: bytes
+    digest: bytes
+    votes: dict[int, Votes] = field(default_factory=dict)
+    """Of the levels in `payloads`, until the round is applied: of large results they take more than all else."""
+    payloads: dict[int, bytes] = field(default_factory=dict)
+    """Of the levels that are here and valid: the bytes that our transport serves, not a copy of them."""
+    served: list[bytes] = field(default_factory=list)
+    """Digests of the payloads that our transport serves."""
+    bad: set[int] = field(default_factory=set)
+    """Levels whose payload is what was committed to and yet no valid encoding."""
+    broken: bool = False
+    """Whether its private state is known not to go on from the result before."""
+    fetching: asyncio.Task[None] | None = None
+
+
+class Payloads:
+    """Fetches for one member, of the levels it holds."""
+
+    def __init__(self, ports: Ports, role: Role, decode: Worker) -> None:
+        self._ports, self._role, self._decode = ports, role, decode
+
+    def needed(self, candidate: Candidate) -> list[int]:
+        """The levels of a result that this member holds."""
+        return [level for level in candidate.said.levels if level >= self._role.tier]
+
+    def complete(self, candidate: Candidate) -> bool:
+        """Whether all of it that concerns us is here, valid or not."""
+        return not self.missing(candidate)
+
+    def whole(self, candidate: Candidate) -> bool:
+        """Whether all of it that concerns us is here and valid."""
+        return self.complete(candidate) and not candidate.bad
+
+    def missing(self, candidate: Candidate) -> list[int]:
+        """The levels of it that concern us and are not here."""
+        return [level for level in self.needed(candidate) if level not in candidate.payloads.keys() | candidate.bad]
+
+    async def fetch(self, candidate: Candidate, plan: RoundPlan) -> None:
+        """Fetch and decode the levels this member holds, until all are there."""
+        said, pauses = candidate.said, Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
+        while missing := self.missing(candidate):
+            fetches = (self._fetch_level(candidate, level, plan) for level in missing)
+            for failure in await asyncio.gather(*fetches, return_exceptions=True):
+                if failure is not None and not isinstance(failure, TransportError):
+                    raise failure
+                if failure is not None and not pauses.at_longest:
+                    self._ports.events.emit(kinds.FetchFailed(height=said.height, seat=said.seat, why=str(failure)))
+            if self.missing(candidate):
+                await self._ports.clock.sleep(pauses.next())
+
+    async def _fetch_level(self, candidate: Candidate, level: int, plan: RoundPlan) -> None:
+        payload, started = candidate.said.levels[level], self._ports.clock.monotonic()
+        patience = _FETCH_SECONDS + payload.size / _SLOWEST_BYTES
+        deadline = min(patience, float(self._ports.feed.run.config.max_round_train_time))
+        holders = self._holders(candidate.said, level, plan)
+        data = await self._ports.transport.fetch(payload.blake3, payload.size, holders, deadline, keep=True)
+        candidate.served.append(payload.blake3)
+        results, fetched = self._role.schema.results, self._ports.clock.monotonic()
+        try:
+            votes = await self._decode(lambda: decode_level(data, results, level))
+        except BadPayload as error:
+            candidate.bad.add(level)
+            self._ports.events.emit(
+                kinds.Refused(height=candidate.said.height, seat=candidate.said.seat, why=str(error))
+            )
+            return
+        candidate.votes[level], candidate.payloads[level] = votes, data
+        self._ports.events.emit(
+            kinds.Fetched(
+                height=candidate.said.height,
+                seat=candidate.said.seat,
+                level=level,
+                seconds=fetched - started,
+                decode_seconds=self._ports.clock.monotonic() - fetched,
+            )
+        )
+
+    def _holders(self, said: Commitment, level: int, plan: RoundPlan) -> list[bytes]:
+        """Who may have this level's payload: its trainer first, then the reachable members that hold the level."""
+        others = {plan.seats[seat].p2p for seat in plan.shares if plan.seats[seat].tier <= level}
+        others &= self._ports.transport.reachable()
+        return [said.sender, *sorted(others - {said.sender, self._ports.transport.node_id})]

@@ -1,0 +1,1 @@
+"""One member's rounds of an epoch: planning, training, announcing, witnessing, applying."""

@@ -1,0 +1,89 @@
+"""Telling everybody of a result: its payloads are published, the commitment to them is signed.
+
+Decided: others may ask for the private state that it was made with once the commitment is out, not before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict
+
+from aftermath.base.worker import Worker
+from aftermath.member.plan import RoundPlan
+from aftermath.member.ports import Ports, Role
+from aftermath.member.rounds.epoch import Epoch, Kept
+from aftermath.optim.codec import decode_level
+from aftermath.optim.engine import Trained
+from aftermath.rules.commitment import Commitment, LevelPayload, PrivateRoots, SequenceInterval, encode_announcement
+from aftermath.watch import kinds
+
+
+class Announcing:
+    """Announces one member's results of one epoch."""
+
+    def __init__(self, ports: Ports, role: Role, decode: Worker, kept: Kept, epoch: Epoch) -> None:
+        self._ports, self._role, self._decode, self._kept, self.epoch = ports, role, decode, kept, epoch
+
+    async def announce(self, plan: RoundPlan, trained: Trained) -> None:
+        """Publish the payloads, tell everybody under our signature, and say so."""
+        started, schema = self._ports.clock.monotonic(), self._role.schema.results
+        replica = self.epoch.began.replica
+        votes, private = await asyncio.gather(
+            self._decode(
+                lambda: {level: decode_level(data, schema, level) for level, data in trained.payloads.items()}
+            ),
+            self._kept.own.trained(replica, plan.epoch, plan.header.height),
+        )
+        said = self._commitment(plan, trained, private)
+        raw = encode_announcement(said, self._role.p2p_secret)
+        self._kept.results.keep_own(said, raw, votes, trained.payloads)
+        await self._ports.transport.announce(raw)
+        self._ports.events.emit(
+            kinds.Trained(
+                epoch=plan.epoch,
+                height=plan.header.height,
+                step=plan.header.step,
+                loss=trained.loss,
+                tokens=trained.tokens,
+                tokens_per_sec=said.tokens_per_sec,
+                seconds=trained.seconds,
+                encode_seconds=trained.encode_seconds,
+                announce_seconds=self._ports.clock.monotonic() - started,
+                bytes=sum(map(len, trained.payloads.values())),
+            )
+        )
+        await self._kept.own.offer(replica)
+        if trained.measured is not None:
+            self._ports.events.emit(
+                kinds.Optimizer(
+                    epoch=plan.epoch,
+                    height=plan.header.height,
+                    step=plan.header.step,
+                    levels={level: asdict(found) for level, found in trained.measured.items()},
+                    seconds=trained.measure_seconds,
+                )
+            )
+
+    def _commitment(self, plan: RoundPlan, trained: Trained, private: PrivateRoots) -> Commitment:
+        """What is signed; publishes the payloads that it names."""
+        seat = self.epoch.began.seat
+        return Commitment(
+            sender=self._ports.transport.node_id,
+            signer=self._ports.coordinator.wallet,
+            run_id=self._role.run_id,
+            epoch=plan.epoch,
+            height=plan.header.height,
+            seed=plan.header.seed,
+            step=plan.header.step,
+            seat=seat,
+            tier=self._role.tier,
+            intervals=tuple(SequenceInterval(r.start, r.stop) for r in plan.ranges(seat)),
+            schema_hash=self._role.schema.hash(),
+            levels={
+                level: LevelPayload(self._ports.transport.publish(data), len(data))
+                for level, data in sorted(trained.payloads.items())
+            },
+            private=private,
+            loss=trained.loss,
+            tokens_per_sec=trained.tokens_per_sec,
+        )

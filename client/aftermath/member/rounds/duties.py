@@ -1,0 +1,34 @@
+"""What goes on beside a member's rounds: each a task of its own, whose failure costs itself alone and is told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from aftermath.base.wait import cancel
+from aftermath.watch import kinds
+from aftermath.watch.events import Events
+
+
+class Duties:
+    """The tasks of one epoch that nobody awaits."""
+
+    def __init__(self, events: Events) -> None:
+        self._events = events
+        self._running: set[asyncio.Task[None]] = set()
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Have it done from now on."""
+        duty = asyncio.ensure_future(work)
+        self._running.add(duty)
+        duty.add_done_callback(self._finished)
+
+    async def stop(self) -> None:
+        """Cancel what is not done, and wait until all have ended."""
+        await cancel(self._running)
+
+    def _finished(self, duty: asyncio.Task[None]) -> None:
+        self._running.discard(duty)
+        if not duty.cancelled() and (error := duty.exception()) is not None:
+            self._events.emit(kinds.Warning(message=f"a duty of this round failed: {error}"))

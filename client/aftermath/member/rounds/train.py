@@ -1,0 +1,86 @@
+"""Training this member's share of a round, as long as its result can still be of use to somebody."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from typing import NoReturn
+
+import torch
+
+from aftermath.base.wait import first_of
+from aftermath.base.worker import Worker
+from aftermath.member.plan import RoundPlan
+from aftermath.member.ports import Ports
+from aftermath.member.rounds.epoch import Epoch
+from aftermath.member.rounds.read_ahead import Reading
+from aftermath.member.rounds.sharetime import ShareTime
+from aftermath.optim.clip import NonFiniteGradient
+from aftermath.optim.engine import Trained
+from aftermath.replica.replica import Cancelled
+from aftermath.watch import kinds
+
+
+class Training:
+    """Trains one member's shares of one epoch; measures the optimizer every `stats_steps` steps, 0: never."""
+
+    def __init__(
+        self, ports: Ports, compute: Worker, reading: Reading, epoch: Epoch, time: ShareTime, stats_steps: int
+    ) -> None:
+        self._ports, self._compute, self._reading = ports, compute, reading
+        self._epoch, self._time, self._stats_steps = epoch, time, stats_steps
+        self._replica = epoch.began.replica
+
+    async def train(self, plan: RoundPlan, *, travelling: bool) -> Trained | None:
+        """Train our share; None if we have none, the run moved past us, or the gradient was not finite.
+
+        `travelling`: this member's result of the round before is not in the replica yet. Raises DataError.
+        """
+        indices = self._epoch.share_of(plan)
+        if not indices:
+            return None
+        lr, ahead = self._epoch.learning_rate(plan.header.step), self._epoch.learning_rate(plan.header.step - 1)
+        measured = bool(every := self._stats_steps) and plan.header.step % every == 0
+        cancelled, started = threading.Event(), self._ports.clock.monotonic()
+        watch = asyncio.ensure_future(self._cancel_when_late(plan, cancelled))
+        try:
+            share = await first_of(self._reading.share(indices), self._late(plan))
+            sequences = await self._compute(lambda: torch.from_numpy(share))
+            trained = await self._compute(
+                lambda: self._replica.train(sequences, lr, ahead, cancelled, measured, travelling)
+            )
+        except Cancelled:
+            self._ports.events.emit(kinds.Warning(message=f"round {plan.header.height} was given up: the run is ahead"))
+            self._took(len(indices), started, done=False)
+            return None
+        except NonFiniteGradient as error:
+            self._ports.events.emit(kinds.Warning(message=f"step {plan.header.step} is left out: {error}"))
+            return None
+        finally:
+            watch.cancel()
+            cancelled.set()  # if we were cancelled ourselves, the worker thread stops at its next micro-batch
+        for message in self._replica.news():
+            self._ports.events.emit(kinds.Warning(message=message))
+        self._took(len(indices), started, done=True)
+        return trained
+
+    def _took(self, sequences: int, started: float, *, done: bool) -> None:
+        """Tell how long a share took, unless that shows nothing: with a weight of next to nothing this member would get
+        no share any more, and without one nothing shows its true speed.
+        """
+        if not self._ports.attention.held_up_since(started):
+            self._time.took(sequences, self._ports.clock.monotonic() - started, done=done)
+
+    async def _late(self, plan: RoundPlan) -> NoReturn:
+        """Raises Cancelled once a result is of no use: when the round that judges it has closed."""
+        latest = self._epoch.rules.judges(plan.header.height)
+        await self._ports.feed.until(
+            lambda run: run.epoch != plan.epoch or not run.state.training or run.current.height > latest
+        )
+        raise Cancelled
+
+    async def _cancel_when_late(self, plan: RoundPlan, cancelled: threading.Event) -> None:
+        with contextlib.suppress(Cancelled):
+            await self._late(plan)
+        cancelled.set()

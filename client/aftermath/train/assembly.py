@@ -1,0 +1,165 @@
+"""A member put together: its checks against the run, its replica's origin, its threads, its data, its measured speed.
+
+Decided: who will not be let in is told so before anything is compiled, read or measured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from solders.pubkey import Pubkey
+
+from aftermath import __version__
+from aftermath.base.wait import cancel
+from aftermath.base.worker import ThreadWorker, Worker
+from aftermath.chain.admission import check_funds, check_version
+from aftermath.chain.member import SolanaMember
+from aftermath.coordinator.errors import CoordinatorError
+from aftermath.coordinator.ports import Clock
+from aftermath.coordinator.view import View
+from aftermath.data.source import Source, SourceAway
+from aftermath.member.archive import Archive
+from aftermath.member.attention import Attention
+from aftermath.member.feed import RunFeed
+from aftermath.member.member import Member
+from aftermath.member.ports import Ports, Role, Workers
+from aftermath.member.speed import measured_weight
+from aftermath.member.wishes import Wishes
+from aftermath.model.outline import Outline
+from aftermath.optim.schema import Schema
+from aftermath.p2p.iroh import IrohTransport
+from aftermath.ranks.launch import Launched
+from aftermath.ranks.lead import Lead, led_by
+from aftermath.ranks.tensor import check_tensor_parallelism
+from aftermath.replica.arithmetic import PLAIN
+from aftermath.replica.origin import Origin
+from aftermath.replica.outlineshare import OutlineShare
+from aftermath.replica.pass_size import PassSize
+from aftermath.rules.state import DataType
+from aftermath.train.choices import evaluations_of, hub_of, prompt_of
+from aftermath.train.keeping import check_directory, keeping_advice
+from aftermath.train.kernels import ready_kernels
+from aftermath.train.named import Named
+from aftermath.train.newcomer import Newcomer
+from aftermath.train.outfit import check_tier, data_of
+from aftermath.train.settings import TrainSettings
+from aftermath.watch import kinds
+from aftermath.watch.events import Events
+from aftermath.watch.standing import Standing, standing
+
+_SHOW = 1.0  # seconds between two looks at where the run stands
+_ASK_AGAIN = 10.0  # seconds between two looks for data that is away
+
+
+class RealClock:
+    """The machine's clock."""
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+async def assembled(
+    settings: TrainSettings,
+    named: Named,
+    events: Events,
+    chain: SolanaMember,
+    transport: IrohTransport,
+    ranks: Launched | None,
+    stack: contextlib.AsyncExitStack,
+) -> Member:
+    """The member, once it fits the run; `stack` ends what goes on beside it. Raises what keeps it from taking part."""
+    view = await chain.view()
+    model = view.model
+    # who will not be let in should not wait for what follows
+    await chain.authorization()
+    check_version(settings.run_id, model.client_version, __version__)
+    await check_funds(named.reach.pool, Pubkey(chain.wallet), await chain.bond_due())
+    workers = Workers(*(ThreadWorker(name) for name in ("replica", "decode", "upload", "write", "data", "state")))
+    compute, clock = workers.compute, RealClock()
+    newcomer = Newcomer(settings.run_id, settings.matformer_tier, chain, transport, clock, events)
+    outline, schema = await newcomer.outline(compute)
+    _check(settings, named, schema)
+    if advice := keeping_advice(settings):
+        events.emit(kinds.Warning(message=advice))
+    origin = await _origin(settings, named, schema, ranks, compute)
+    feed = RunFeed(view)
+    if events.looked_at:
+        stack.push_async_callback(cancel, [asyncio.create_task(_show(feed, chain, events))])
+    ports = Ports(chain, feed, transport, clock, Attention(clock), events)
+    role = Role(settings.run_id, schema, settings.matformer_tier, named.reach.secret)
+    wishes = await _wishes(settings, outline, schema, compute)
+    data = await _data(events, clock, workers.read, lambda: data_of(model, schema))
+    keep_steps = settings.keep_steps if settings.delete_old_steps else None
+    archive = Archive(settings.checkpoint_dir, hub_of(settings), keep_steps, outline.companions)
+    if origin.device.type == "cpu":
+        await ready_kernels(events, compute)
+    weight = await measured_weight(ports, role, compute, origin, model.max_seq_len)
+    await compute(lambda: origin.warm_up(model.max_seq_len, model.data_type == DataType.FINETUNING))
+    OutlineShare(transport, outline)
+    parallel = settings.max_concurrent_parameter_requests
+    return Member(ports, role, workers, data, origin, archive, wishes, weight=weight, parallel=parallel)
+
+
+def _check(settings: TrainSettings, named: Named, schema: Schema) -> None:
+    """Raises Unsuitable or UsageError if what the options say does not fit the run's model."""
+    check_tier(settings.matformer_tier, schema, settings.run_id)
+    check_tensor_parallelism(schema.state.config, settings.matformer_tier, named.place.tensor)
+    check_directory(settings, schema.state)
+
+
+async def _origin(
+    settings: TrainSettings, named: Named, schema: Schema, ranks: Launched | None, compute: Worker
+) -> Origin:
+    """Where its replicas come from: of one device, or led by this process and held by its `ranks`."""
+    tier, strategy = settings.matformer_tier, settings.matformer_load_strategy
+    pass_size = PassSize(settings.micro_batch_size, settings.activation_checkpointing)
+    if ranks is None:
+        device = named.place.devices[0]
+        return Origin(schema, tier, strategy, device, pass_size, time.monotonic, named.arithmetic)
+    make = led_by(await compute(lambda: Lead(ranks.join(), schema.state.config, tier, pass_size, named.arithmetic)))
+    device = torch.device("cpu")  # of what the ranks do not hold
+    return Origin(schema, tier, strategy, device, pass_size, time.monotonic, PLAIN, make)
+
+
+async def _wishes(settings: TrainSettings, outline: Outline, schema: Schema, compute: Worker) -> Wishes:
+    return Wishes(
+        hash_replicas=settings.events_dir is not None,
+        gradients_dir=settings.write_gradients_dir,
+        optim_stats_steps=settings.optim_stats_steps,
+        optimizer_state_dir=settings.optimizer_state_dir,
+        prompt=await compute(lambda: prompt_of(settings, outline, schema)),
+        evaluations=await compute(lambda: evaluations_of(settings, outline, schema)),
+    )
+
+
+async def _show(feed: RunFeed, chain: SolanaMember, events: Events) -> None:
+    """Say how to tell where the run stands; working that out is for whoever shows it, on a thread of its own."""
+    while True:
+        with contextlib.suppress(CoordinatorError):  # its time is not known yet
+            events.look(partial(_standing, feed.view, chain.now()))
+        await asyncio.sleep(_SHOW)
+
+
+def _standing(view: View, now: int) -> Standing:
+    return standing(view.run, view.model, view.members, now)
+
+
+async def _data(events: Events, clock: Clock, read: Worker, opened: Callable[[], Source]) -> Source:
+    """The run's sequences, as soon as whoever serves them answers."""
+    told = False
+    while True:
+        try:
+            return await read(opened)
+        except SourceAway as error:
+            if not told:
+                events.emit(kinds.Warning(message=f"{error.message}; this member joins when it can be had"))
+            told = True
+        await clock.sleep(_ASK_AGAIN)
