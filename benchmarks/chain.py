@@ -222,17 +222,57 @@ def finish(run: Scenario, world: Recorder) -> None:
     run.owner("close_run")
 
 
-def silent_end(clients: int, tiers: int) -> int:
-    """What it costs to end a cooldown in which nobody said what the model contains, when its time is up."""
-    world = Recorder()
-    run = prepare(world, clients, tiers)
+def begun(clients: int, tiers: int) -> Scenario:
+    """A run whose first round has begun."""
+    run = prepare(Recorder(), clients, tiers)
     for index in run.elected():
         if run.run.state is RunState.WARMUP:
             run.by(index, "warmup_witness", run.seat_of(index))
+    return run
+
+
+def end_in_time(clients: int, tiers: int, *, half: bool) -> int:
+    """What it costs to end a cooldown when its time is up, in which nobody said what the model contains, or just half
+    of each level's committee did.
+    """
+    run = begun(clients, tiers)
     while run.run.state is not RunState.COOLDOWN:
         everyone_attests(run)
-    world.advance(31)
+    committees = {level: committee.cooldown_electees(run.run, run.members, level) for level in range(tiers)}
+    told: dict[int, dict[int, bytes]] = defaultdict(dict)
+    for level, electees in committees.items() if half else ():
+        for seat in electees[: -(-len(electees) // 2)]:
+            told[seat][level] = bytes([level + 1]) * 32
+    for seat, hashes in sorted(told.items()):
+        run.attest(run.index_of(run.members.seats[seat].signer), hashes)
+    if run.run.state is not RunState.COOLDOWN:
+        raise SystemExit("error: half of the committees were enough before the time was up")
+    run.world.advance(31)
     return run.tick().units
+
+
+def level_drop(clients: int) -> int:
+    """What it costs to drop all whom the holders of level 0 did without, and a quorum of all has: those who hold it and
+    were not elected. As if all had shown before what they hold, and these had failed for long.
+    """
+    run = begun(clients, 3)
+    everyone_attests(run)
+    everyone_attests(run)
+    seats, chosen = run.members.seats, [run.seat_of(index) for index in run.elected()]
+    judges = [seat for seat in chosen if seats[seat].tier == 0]
+    judged = run.run.round(run.run.current.height - 1)
+    assert judged is not None
+    shares = assignment.assign(judged, run.members, run.run.config.verification_percent)
+    owing = [seat for seat, share in shares.items() if share.len and seats[seat].tier == 0]
+    hidden = bitmap.from_seats([seat for seat in owing if seat not in judges] or owing[:1])
+    others = [seat for seat in judges if not bitmap.contains(hidden, seat)]
+    without = others[: committee.quorum(len(judges) + 1)]  # an accused one that was silent has its own word
+    everyone_attests(run, [judged.roster & ~(hidden if seat in without else 0) for seat in chosen])
+    record = run.world.record("Members", run.run_id)
+    record["shown"][0][:], record["established"][0] = bitmap.to_bytes(0), record["healthy"][0]
+    run.world.store("Members", run.run_id, record)
+    sender = run.index_of(seats[without[0]].signer)
+    return run.by(sender, "health_check", run.names(bitmap.seats(hidden))).units
 
 
 def measure(clients: int) -> dict[str, Any]:
@@ -243,8 +283,11 @@ def measure(clients: int) -> dict[str, Any]:
     membership = len(world.data(run.membership_key(member(0).pubkey())))
     train(run, world)
     finish(run, world)
-    for tiers in (3, 8):
-        world.units[f"tick (ends a cooldown in which nobody attested, {tiers} levels)"] = silent_end(clients, tiers)
+    for half, who in ((False, "nobody"), (True, "half")):
+        for tiers in (3, 8):
+            what = f"tick (ends a cooldown in which {who} attested, {tiers} levels)"
+            world.units[what] = end_in_time(clients, tiers, half=half)
+    world.units["health_check (for a level, by its holders)"] = level_drop(clients)
     attestations = min(clients, 32)
     return {
         "units": dict(sorted(world.units.items())),

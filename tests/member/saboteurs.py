@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -70,6 +70,37 @@ def hides(player: Player, level: int) -> Lie:
 
     async def lie(said: Commitment, transport: SimTransport) -> None:
         transport.retract(said.levels[level].blake3)
+        tell_all(transport, sign(player, said))
+
+    return lie
+
+
+def conspire(players: Sequence[Player], level: int) -> None:
+    """From now on these members serve that level of their results to one another and to nobody else."""
+    shared: dict[bytes, bytes] = {}
+    for player in players:
+        transport = player.transport
+        assert transport is not None
+        _fetch_from(transport, shared)
+        sabotage(player, _shares_with_few(player, level, shared))
+
+
+def _fetch_from(transport: SimTransport, shared: Mapping[bytes, bytes]) -> None:
+    fetch = transport.fetch
+
+    async def found(
+        digest: bytes, size: int, holders: Sequence[bytes], deadline_s: float, *, keep: bool = False
+    ) -> bytes:
+        return shared.get(digest) or await fetch(digest, size, holders, deadline_s, keep=keep)
+
+    transport.fetch = found  # type: ignore[method-assign]
+
+
+def _shares_with_few(player: Player, level: int, shared: dict[bytes, bytes]) -> Lie:
+    async def lie(said: Commitment, transport: SimTransport) -> None:
+        digest = said.levels[level].blake3
+        shared[digest] = transport._blobs[digest]
+        transport.retract(digest)
         tell_all(transport, sign(player, said))
 
     return lie

@@ -18,6 +18,7 @@ from aftermath.sim.simulation import Simulation, play
 from aftermath.sim.transport import SimTransport
 from member.saboteurs import (
     Lie,
+    conspire,
     garbage_in,
     hides,
     nan_in,
@@ -103,6 +104,29 @@ def test_a_level_hidden_from_its_only_other_holder_is_left_out_by_all(tmp_path: 
     """The others hold no level 0 and vouch for the rest; by their votes the holder would have to have it, or go."""
     sim = _epoch_with_a_liar(tmp_path, lambda sim, liar: hides(liar, 0), rounds_per_epoch=6, tiers=(0, 0, 1, 2))
     _goes_on_without_level_0(sim)
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_two_newcomers_that_vouch_for_each_other_do_not_push_the_holder_out(tmp_path: Path, overlap: int) -> None:
+    """They are two of three that declare tier 0 and show level 0 to each other only; the third has shown it before."""
+
+    async def story(sim: Simulation) -> None:
+        for tier in (0, 1, 1, 2, 2):
+            sim.add(tier)
+        await sim.until_round(2)
+        liars = [sim.add(0), sim.add(0)]
+        conspire(liars, 0)
+        await sim.until(lambda run: run.epoch == 2)
+
+    sim = play(tmp_path, story, overlap=overlap, init_min_clients=5, rounds_per_epoch=6, total_steps=100)
+    *honest, _, _ = sim.players
+    assert sim.compare(honest) > 0
+    for player in honest:
+        assert [e["epoch"] for e in player.saw("cooldown")] == [0, 1], player.name
+        assert not player.saw("warning"), player.name
+    assert len({e["epoch"] for liar in sim.players[5:] for e in liar.saw("trained")}) == 1
+    assert any("level 0 left out" in e["why"] for e in honest[0].saw("refused"))
+    assert sim.run.lost_sequences == 0
 
 
 def test_without_overlap_a_hidden_level_costs_time_and_nobody_its_place(tmp_path: Path) -> None:

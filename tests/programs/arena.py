@@ -323,7 +323,8 @@ class Arena:
             "forfeited",
             "wallet",
         ]
-        return [tuple(getattr(seat, name) for name in names) for seat in self.oracle.members]
+        us = self.oracle
+        return [(*(getattr(seat, name) for name in names), *us.words(number)) for number, seat in enumerate(us.members)]
 
     def _members_of(self) -> list[tuple[int, ...]]:
         names = ("tier", "declared", "weight", "state", "pending", "exited_height", "last_epoch", "points", "slashed")
@@ -333,7 +334,15 @@ class Arena:
         forfeited = bitmap.from_bytes(members["forfeited"].tobytes())
         marked = [bitmap.contains(forfeited, seat) for seat in range(len(seats) - 1)]
         owners = [_WALLETS.get(signer, NOBODY) for signer in seats["signer"][:-1].tolist()]
-        return list(zip(*(seats[name][:-1].tolist() for name in names), marked, owners, strict=True))
+        words = [self._words_of(members, number) for number in range(len(seats) - 1)]
+        plain = zip(*(seats[name][:-1].tolist() for name in names), marked, owners, strict=True)
+        return [(*one, *said) for one, said in zip(plain, words, strict=True)]
+
+    def _words_of(self, members: Any, number: int) -> tuple[int, ...]:
+        """Whether a seat is established, judges and is proven; in an epoch, what it has shown."""
+        said = [bitmap.contains(_mask(members[name]), number) for name in ("established", "judges", "proven")]
+        shown = sum(bitmap.contains(_mask(plane), number) << bit for bit, plane in enumerate(members["shown"])) - 64
+        return *said, shown if self.oracle.counts(number) else 0
 
     def _memberships_of(self) -> dict[int, Held]:
         """What is written down of each wallet, and that the lamports of it are there."""

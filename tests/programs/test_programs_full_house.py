@@ -109,11 +109,9 @@ def test_witnesses_who_disagree_are_counted(crowd: Scenario) -> None:
     assert 0 < expected.bit_count() < 256
 
 
-@pytest.mark.parametrize(
-    ("levels", "said", "goal"),
-    [(3, "nothing", GOAL), (3, "half", GOAL), (8, "nothing", GOAL), (8, "half", 55_000)],
-)
-def test_a_cooldown_that_time_ends_costs_no_more(levels: int, said: str, goal: int) -> None:
+@pytest.mark.parametrize("levels", [3, 8])
+@pytest.mark.parametrize("said", ["nothing", "half"])
+def test_a_cooldown_that_time_ends_costs_no_more(levels: int, said: str) -> None:
     """Nobody states what the model contains, or just half of the committees do, before the time is up."""
     run = Scenario(World(check_signatures=False), tiers=levels)
     run.start(init_min_clients=256, min_clients=100, rounds_per_epoch=2, verification_percent=10)
@@ -130,6 +128,6 @@ def test_a_cooldown_that_time_ends_costs_no_more(levels: int, said: str, goal: i
         told = {level: bytes([level + 1]) * 32 for level in range(levels) if seat in halves[level]}
         assert run.attest(seat, told).ok().units <= GOAL
     run.world.advance(31)
-    assert run.tick().ok().units <= goal
+    assert run.tick().ok().units <= GOAL
     assert run.run.state is RunState.WAITING_FOR_MEMBERS
     assert run.run.levels_attested == ((1 << levels) - 1 if said == "half" else 0)

@@ -128,6 +128,29 @@ def test_a_holder_of_many_is_dropped_and_judges_no_more(world: World) -> None:
     assert run.members.established == bitmap.from_seats(set(honest) - {2})
 
 
+def test_who_judges_is_the_same_from_the_epochs_beginning_to_its_end(world: World) -> None:
+    """Members apply results by it, each when it comes to that: a judge that is dropped then was one of the round's."""
+    run, honest = _established(world, tiers=(0, 0, 0, 1, 2, 2, 1))
+    _begin(run, honest | {7: 0})
+    judges = bitmap.from_seats(honest)
+    assert run.members.judges == run.members.established == judges
+    assert run.run.levels_established == 0b111
+    lacks = {0: (2,), 1: (2, 7), 2: (0, 1)}  # of three, two have what 7 delivers; without the liar, one of two
+    while _shown(run, 2) > -conviction.OFTEN:
+        _round(run, lacks)
+    before = _shown(run, 7)
+    _accuse(run, 3, (2,), guilty=True)
+    _round(run, lacks)
+    assert _shown(run, 7) == before + 1
+    assert run.members.judges == judges != run.members.established
+    run.finish_rounds()
+    world.advance(31)
+    run.tick(3).ok()
+    assert run.members.judges == judges, "also for who applies the last round late"
+    _begin(run, honest | {7: 0})
+    assert run.members.judges == run.members.established != judges
+
+
 def test_a_level_of_a_middle_tier_has_its_own_holders(world: World) -> None:
     """Who declares tier 1 and gives its level to nobody is dropped by tiers 0 and 1, although tier 2 lacks nothing."""
     run, honest = _established(world, tiers=(0, 1, 1, 2, 2, 2, 2, 2, 2))

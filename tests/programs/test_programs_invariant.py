@@ -63,6 +63,23 @@ def test_a_backlog_of_what_was_not_handed_out_is_refused(run: Scenario) -> None:
     run.join(7).refused("InvariantBroken")
 
 
+OF_MEMBERS: dict[str, Break] = {
+    "a judge that did not begin the epoch": _field("judges", b"\x08" + bytes(31)),
+    "who was not there has delivered": _field("proven", b"\x08" + bytes(31)),
+    "an ejected member has a word": lambda members: [members.__setitem__(n, b"\x10" + bytes(31)) for n in _WORD],
+}
+_WORD = ("forfeited", "established")
+
+
+@pytest.mark.parametrize("what", OF_MEMBERS)
+def test_words_of_those_who_have_none_are_refused(run: Scenario, what: str) -> None:
+    run.train([0, 1, 2])
+    members = run.world.record("Members", "test")
+    OF_MEMBERS[what](members[0])
+    run.world.store("Members", "test", members)
+    run.join(7).refused("InvariantBroken")
+
+
 def test_a_broken_run_can_be_closed(world: World) -> None:
     run = Scenario(world).start()
     run.owner("set_paused", True).ok()

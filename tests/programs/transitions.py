@@ -59,6 +59,8 @@ class Transitions:
         self.judged = self.began = self.next_roster = self.proven = 0
         self.known_levels = 0
         """Levels of which established holders began the epoch."""
+        self.judges = 0
+        """Those who began the epoch and had shown before what they hold, whatever has become of them."""
         self.slot, self.seed_slot = 0, 0
         """The present slot; the one that the next seed waits for, 0 if none does."""
         self.pausing = self.draining = False
@@ -187,8 +189,8 @@ class Transitions:
     def _delivered(self, lap: Lap, number: int, result: int | None, level: int) -> bool | None:
         """Whether a quorum of the judges of a level recorded that result of a seat; None if there was no judge."""
         known = bool(self.known_levels >> level & 1)
-        seats = [(vote, self.members[vote.seat]) for vote in lap.votes]
-        said = [vote.held.get(number) for vote, seat in seats if seat.tier <= level and (seat.established or not known)]
+        asked = [vote for vote in lap.votes if not known or bitmap.contains(self.judges, vote.seat)]
+        said = [vote.held.get(number) for vote in asked if self.members[vote.seat].tier <= level]
         return said.count(result) >= quorum(len(said)) and result is not None if said else None
 
     def _remaining(self, lap: Lap) -> list[Vote]:
@@ -229,6 +231,16 @@ class Transitions:
             judges.setdefault(number, True)  # its own word
         lacking = list(judges.values()).count(False)
         return lacking >= max(quorum(len(judges)), min(2, len(holders)))
+
+    def counts(self, number: int) -> bool:
+        """Whether it is counted what a seat shows: it is in the epoch."""
+        return self.state.active and self.members[number].state is MemberState.HEALTHY
+
+    def words(self, number: int) -> tuple[int, ...]:
+        """Whether a seat is established, judges and is proven; in an epoch, what it has shown."""
+        said = self.members[number].established, bitmap.contains(self.judges, number)
+        shown = self.members[number].shown if self.counts(number) else 0
+        return *said, bitmap.contains(self.proven, number), shown
 
     def spoke(self, number: int) -> bool:
         return any(number in told for told in self.statements.values())
@@ -349,6 +361,7 @@ class Transitions:
         self.judged = self.proven = 0
         self.rostered = self.epoch
         self.began = self.next_roster = waiting
+        self.judges = bitmap.from_seats(one for one in bitmap.seats(waiting) if self.members[one].established)
         self._fix()
         self._weigh([self.members[number] for number in bitmap.seats(waiting)])
         if self.known.source is ModelSource.PEERS:
@@ -405,8 +418,8 @@ class Transitions:
         if not ready and not self._passed(self.since, self.config.warmup_time):
             return False
         self.laps = []
-        known = [number for number in bitmap.seats(self.healthy) if self.members[number].established]
-        self.known_levels = self._held(bitmap.from_seats(known))
+        known = self.judges & self.healthy
+        self.known_levels = self._held(known)
         for seat in self.members:
             seat.shown = 0 if seat.established or not known else -1
         self._start_round(0, 0)

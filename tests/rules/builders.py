@@ -63,6 +63,7 @@ def members(seats: dict[int, Seat], **given: Any) -> Members:
         "shown": (0,) * bitmap.MAX_MEMBERS,
         "proven": bitmap.from_seats(seats),
         "established": 0,
+        "judges": 0,
         "healthy": healthy,
     }
     values |= {"seats": tuple(seats.get(index, IDLE_SEAT) for index in range(bitmap.MAX_MEMBERS))}

@@ -93,7 +93,7 @@ def test_wrong_sizes_and_discriminators_are_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "field", "value", "said"),
     [
-        ("run", "version", b"\x01", "layout version 1, this client reads version 10"),
+        ("run", "version", b"\x01", "layout version 1, this client reads version 11"),
         ("model", "version", b"\x00", "layout version 0"),
         ("run", "state", b"\x08", "state that this client does not know"),
         ("run", "exit_reason", b"\xff", "exit_reason"),

@@ -10,9 +10,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from aftermath.rules import bitmap, committee, consensus
-from aftermath.rules.members import Seat
 from aftermath.rules.run import FINGERPRINT_BYTES, Attestation
-from rules import program_rules
+from aftermath.rules.state import RunState
+from rules import builders, program_rules
 from rules.builders import header, seat
 
 SEED = 0x0123_4567_89AB_CDEF
@@ -134,53 +134,77 @@ def test_members_without_a_share_always_count() -> None:
     assert program_rules.attested_mask(attesting, witnesses[:1], before, idle=0) == 0
 
 
-def tiers(*of: int) -> list[Seat]:
-    return [seat(number, tier=tier) for number, tier in enumerate(of)]
-
-
-def vouched_by(recorded: dict[int, set[int]], seats: list[Seat], levels: range = range(3)) -> dict[int, frozenset[int]]:
-    """What is applied of each level, where these witnesses recorded the true results of these members."""
-    roster = (1 << len(seats)) - 1
+def vouched_by(
+    recorded: dict[int, set[int]], tiers: list[int], levels: int = 3, *, judges: int = 0, known: int = 0
+) -> dict[int, frozenset[int]]:
+    """What is applied of each level, where these witnesses recorded the true results of these members; of the levels
+    `known`, the `judges` say who delivers them.
+    """
+    roster = (1 << len(tiers)) - 1
     attestations = [attest(w, {s: bytes([s]) * 32 for s in of}, roster) for w, of in recorded.items()]
     accepted = consensus.consensus(header(roster, attested=roster), attestations, roster)
-    return consensus.vouched(accepted, attestations, roster, seats, levels)
+    of_all = builders.members({number: seat(number, tier=tier) for number, tier in enumerate(tiers)}, judges=judges)
+    run = builders.run(RunState.ROUND_TRAIN, levels=levels, levels_established=known)
+    return consensus.vouched(accepted, attestations, roster, run, of_all, range(levels))
 
 
 def test_a_level_that_is_kept_from_one_of_two_holders_is_applied_by_nobody() -> None:
     """Member 0 shows its level 0 to nobody: member 1, who holds it too, records nothing, and the others cannot know."""
     everybody = {0, 1, 2, 3}
     recorded = {0: everybody, 1: everybody - {0}, 2: everybody, 3: everybody}
-    found = vouched_by(recorded, tiers(0, 0, 1, 2))
+    found = vouched_by(recorded, [0, 0, 1, 2])
     assert found == {0: frozenset({1, 2, 3}), 1: frozenset(everybody), 2: frozenset(everybody)}
 
 
 def test_a_liar_among_three_holders_keeps_nobody_out_and_brings_nobody_in() -> None:
     recorded = {0: {0}, 1: {1, 2, 3, 4}, 2: {1, 2, 3, 4}, 3: {0, 1, 2, 3, 4}, 4: {0, 1, 2, 3, 4}}
-    assert vouched_by(recorded, tiers(0, 0, 0, 2, 2))[0] == frozenset({1, 2, 3, 4})
+    assert vouched_by(recorded, [0, 0, 0, 2, 2])[0] == frozenset({1, 2, 3, 4})
 
 
 def test_a_level_none_of_whose_holders_attested_is_applied_as_the_rest() -> None:
     recorded = {w: {0, 1, 2, 3} for w in (1, 2, 3)}
-    assert vouched_by(recorded, tiers(0, 1, 1, 1))[0] == frozenset({0, 1, 2, 3})
+    assert vouched_by(recorded, [0, 1, 1, 1])[0] == frozenset({0, 1, 2, 3})
+
+
+def test_two_newcomers_do_not_say_what_is_applied_of_the_level_that_another_has_shown() -> None:
+    """5 and 6 declare tier 0 and keep level 0 from member 0, which alone has shown before that it holds it."""
+    recorded: dict[int, set[int]] = {w: set(range(7)) for w in range(1, 7)} | {0: set(range(5))}
+    tiers = [0, 1, 1, 2, 2, 0, 0]
+    found = vouched_by(recorded, tiers, judges=0b11111, known=0b111)
+    assert found == {0: frozenset(range(5)), 1: frozenset(range(7)), 2: frozenset(range(7))}
+    assert vouched_by(recorded, tiers)[0] == frozenset(range(7)), "nobody has shown it in a first epoch: two of three"
+
+
+def test_where_no_judge_has_attested_a_level_of_newcomers_is_not_applied() -> None:
+    recorded = {w: set(range(5)) for w in range(1, 5)}
+    assert vouched_by(recorded, [0, 1, 1, 2, 0], judges=0b1111, known=0b111)[0] == frozenset(range(4))
+    assert vouched_by(recorded, [0, 1, 1, 2, 0], judges=0b1110, known=0b110)[0] == frozenset(range(5))
+
+
+def test_no_judge_keeps_the_common_level_from_a_quorum_of_all() -> None:
+    """It alone has shown it before, and says that it got nothing of anybody."""
+    recorded: dict[int, set[int]] = {w: set(range(4)) for w in range(1, 4)} | {0: set()}
+    found = vouched_by(recorded, [0, 0, 0, 2], judges=1, known=0b111)
+    assert (found[0], found[2]) == (frozenset(), frozenset(range(4)))
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=32), st.data())
-def test_a_level_is_applied_where_a_quorum_of_its_holders_agrees_and_the_common_one_always(
+def test_a_level_is_applied_where_a_quorum_of_its_judges_agrees_and_the_common_one_always(
     of: list[int], data: st.DataObject
 ) -> None:
     everybody = set(range(len(of)))
     recorded = {w: data.draw(st.sets(st.sampled_from(sorted(everybody)))) for w in everybody}
-    seats = tiers(*of)
-    found = vouched_by(recorded, seats, range(4))
+    judges, known = data.draw(st.integers(0, 2 ** len(of) - 1)), data.draw(st.integers(0, 15))
+    found = vouched_by(recorded, of, 4, judges=judges, known=known)
     roster = (1 << len(of)) - 1
     attestations = [attest(w, {s: bytes([s]) * 32 for s in seen}, roster) for w, seen in recorded.items()]
     accepted = set(consensus.consensus(header(roster, attested=roster), attestations, roster))
     assert found[3] == accepted
-    for level in range(4):
-        holders = [w for w in recorded if of[w] <= level]
+    for level in range(3):
+        asked = [w for w in recorded if of[w] <= level and (not known >> level & 1 or judges >> w & 1)]
         for member in accepted:
-            enough = 3 * sum(member in recorded[w] for w in holders) >= 2 * len(holders)
-            assert (member in found[level]) == enough
-    shuffled = data.draw(st.permutations(attestations))
-    fingerprints = consensus.consensus(header(roster, attested=roster), shuffled, roster)
-    assert consensus.vouched(fingerprints, shuffled, roster, seats, range(4)) == found
+            enough = 3 * sum(member in recorded[w] for w in asked) >= 2 * len(asked)
+            trusted = bool(judges >> member & 1) or not known >> level & 1
+            assert (member in found[level]) == (enough if asked else trusted)
+    shuffled = dict(data.draw(st.permutations(list(recorded.items()))))
+    assert vouched_by(shuffled, of, 4, judges=judges, known=known) == found

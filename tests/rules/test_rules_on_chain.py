@@ -233,6 +233,55 @@ def test_the_program_drops_for_its_levels_whom_the_client_does(chain: Onchain, s
     assert 0 < taken < 60 * size
 
 
+_HELD = (0b000, 0b100, 0b110, 0b111)
+"""The levels that members hold: who holds one holds all higher ones."""
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.parametrize("seed", range(2))
+def test_the_program_counts_levels_by_the_witnesses_that_the_client_does(
+    chain: Onchain, seed: int, overlap: int
+) -> None:
+    """Random attestations of three tiers, some of whom judged from the epoch's beginning: a member has shown its levels
+    in a round if and only if a quorum of those whom the client asks recorded each.
+    """
+    rng, size = random.Random(seed), 8
+    chain.configure(SEED, min_clients=2, init_min_clients=size, witness_nodes=0, rounds_per_epoch=60, overlap=overlap)
+    chain.begin({number: (rng.randrange(3), 1) for number in range(1, size + 1)})
+    everybody = (1 << size) - 1
+    while chain.run.config.judged(chain.run.current.height) < 0:
+        chain.at(chain.now + 1)
+        for seat in range(size):
+            _attest(chain, rng, seat, 0)
+    seen: set[int] = set()
+    for _ in range(25):
+        known, judges, closing = rng.choice(_HELD), rng.getrandbits(size), chain.run.current.height
+        overwrite(chain, views.run_account(), chain.addresses.run, levels_established=known)
+        overwrite(chain, views.members_account(), chain.addresses.members, judges=bitmap.to_bytes(judges))
+        chain.at(chain.now + 1)
+        attestations = [_attest(chain, rng, seat, everybody) for seat in range(size)]
+        closed, before = chain.run.round(closing), chain.members
+        assert closed is not None
+        chain.at(chain.now + 1)
+        _attest(chain, rng, 0, everybody)  # the first of the next round has the one before counted
+        held = {one.seat: consensus.unpack_fingerprints(one, everybody) for one in attestations}
+        accepted = consensus.consensus(closed, attestations, everybody)
+        for seat in range(size):
+            own = range(before.seats[seat].tier, 3)
+            asked = [consensus.judging(attestations, chain.run, before, level) for level in own]
+            whole = seat in accepted and all(
+                sum(held[one.seat].get(seat) == accepted[seat] for one in said) >= committee.quorum(len(said))
+                for said in asked
+            )
+            owed = seat in accepted or not bitmap.contains(closed.attested, seat)
+            step = (1 if whole else -1) if owed and all(asked) else 0
+            assert chain.members.shown[seat] - before.shown[seat] == step, (seat, known, judges)
+            seen.add(step)
+        for seat in range(1, size):
+            _attest(chain, rng, seat, everybody)
+    assert seen == {-1, 0, 1}
+
+
 def _write_attestations(chain: Onchain, given: list[int], attested: int) -> None:
     """Round 1 as if these participations, and no others, had been attested in it."""
     ring = chain.run.ring(1)

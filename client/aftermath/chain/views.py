@@ -21,7 +21,7 @@ from aftermath.rules.members import Members, Membership, Seat
 from aftermath.rules.model import Checkpoint, DataLocation, LrSchedule, Metadata, Model, Optimizer, Recorded
 from aftermath.rules.run import BACKLOG, MAX_WITNESSES, STORED_ROUNDS, Attestation, Config, Interval, Round, Run
 
-VERSION = 10
+VERSION = 11
 
 _Row = TypeVar("_Row")
 _Convert = Callable[[Any], Any]
@@ -218,6 +218,7 @@ _CONVERTERS: dict[type, dict[str, _Convert]] = {
     Members: {
         "proven": bitmap.from_bytes,
         "established": bitmap.from_bytes,
+        "judges": bitmap.from_bytes,
         "healthy": bitmap.from_bytes,
         "forfeited": bitmap.from_bytes,
     },

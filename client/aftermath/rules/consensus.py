@@ -13,21 +13,27 @@ tell.
 A result is applied when a quorum of the *elected* witnesses recorded the same fingerprint. The program counts the same
 when the round closes (`attested`), and what it does not count it has trained again, so nothing else is applied either;
 the answer does not depend on the order in which attestations arrived.
-Of such a result a level is applied when a quorum of those who hold the level, of the witnesses that attested, recorded
-it. The others cannot know whether that level was to be had, and whoever cannot get it must not need it: by counting
-everybody, a member that hides a level from its other holder would push that one out of the run.
+Of such a result a level is applied when a quorum of its judges, of the witnesses that attested, recorded it: those by
+whose word the program counts who delivers it. They hold the level, since the others cannot know whether it was to be
+had, and whoever cannot get it must not need it. Where holders began the epoch who had shown before that they hold it,
+they are these alone: two newcomers that declare a tier are most of its holders where there is one other, and what they
+vouch for among themselves and hide from that one would push it out of the run. The last level everybody holds, so the
+quorum that accepted the result has it, and no few can keep it from the others.
+Where no judge has attested, there is nobody to ask: a level of an established member's result is applied, of a
+newcomer's it is not. In an epoch that begins without established holders of a level all are newcomers, and all equal:
+a quorum of its holders decides, and what none of them has attested is applied as the rest of it.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from aftermath.rules import bitmap, committee
-from aftermath.rules.members import Seat
-from aftermath.rules.run import FINGERPRINT_BYTES, Attestation, Round
+from aftermath.rules.members import Members
+from aftermath.rules.run import FINGERPRINT_BYTES, Attestation, Round, Run
 
 _WORD = 64
 _PLANES = FINGERPRINT_BYTES * 8 // _WORD
@@ -126,22 +132,35 @@ def consensus(attesting: Round, attestations: Iterable[Attestation], roster: int
     return {seat: accepted[seat] for seat in sorted(accepted) if bitmap.contains(attesting.attested, seat)}
 
 
+def judging(attestations: Iterable[Attestation], run: Run, members: Members, level: int) -> list[Attestation]:
+    """Those of a round's attestations whose word counts about who delivered a level, as in the program."""
+    known = run.levels_established >> level & 1
+    may = members.judges if known else ~0
+    return [one for one in attestations if bitmap.contains(may, one.seat) and members.seats[one.seat].tier <= level]
+
+
 def vouched(
     accepted: Mapping[int, Fingerprint],
     attestations: Collection[Attestation],
     roster: int,
-    seats: Sequence[Seat],
+    run: Run,
+    members: Members,
     levels: range,
 ) -> dict[int, frozenset[int]]:
-    """For each level the members of which that level of their accepted result is applied; `seats` has the tiers.
+    """For each level the members of which that level of their accepted result is applied.
 
-    They are all, where no holder of the level has attested: so there is nobody to ask.
+    `run` and `members` may be of any moment from the epoch's first round to its end.
     """
-    recorded = [(seats[one.seat].tier, unpack_fingerprints(one, roster)) for one in attestations]
+    recorded = {one.seat: unpack_fingerprints(one, roster) for one in attestations}
 
-    def of_level(level: int) -> frozenset[int]:
-        seen = [results for tier, results in recorded if tier <= level]
+    def of_level(level: int) -> Iterable[int]:
+        if level == run.levels - 1:
+            return accepted
+        seen = [recorded[one.seat] for one in judging(attestations, run, members, level)]
+        if not seen:
+            known = run.levels_established >> level & 1
+            return (seat for seat in accepted if not known or bitmap.contains(members.judges, seat))
         counts = Counter(seat for results in seen for seat in accepted if results.get(seat) == accepted[seat])
-        return frozenset(seat for seat in accepted if not seen or counts[seat] >= committee.quorum(len(seen)))
+        return (seat for seat in accepted if counts[seat] >= committee.quorum(len(seen)))
 
-    return {level: of_level(level) for level in levels}
+    return {level: frozenset(of_level(level)) for level in levels}

@@ -34,12 +34,13 @@ class Seat:
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """All 256 seats, used or not. `judged` counts the rounds of the epoch that were steps, `delivered` for each seat in
-    how many of them it delivered all it owed; `proven` are those who owed something then, or had delivered in half of
-    the rounds when they left, and in cooldown those whose word counts about their levels; `established` those who
-    have shown in an epoch before that they hold their levels; `shown` says for each seat in how many more rounds it
-    delivered every level than it did not (a newcomer to established members begins one below 0); `forfeited` are those
-    who were ejected and whose memberships do not say so yet.
+    """All 256 seats, used or not. `judged` counts the rounds of the epoch that were steps, `delivered` for each seat
+    in how many of them it delivered all it owed; `proven` are those who owed something then, or had delivered in half
+    of the rounds when they left, and in cooldown those whose word counts about their levels; `established` those who
+    have shown in an epoch before that they hold their levels, `judges` those of them with whom the epoch began, the
+    same to its end; `shown` says for each seat in how many more rounds it delivered every level than it did not (a
+    newcomer to established members begins one below 0); `forfeited` are those who were ejected and whose memberships
+    do not say so yet.
     """
 
     epoch: int
@@ -48,6 +49,7 @@ class Members:
     proven: int
     shown: tuple[int, ...]
     established: int
+    judges: int
     healthy: int
     forfeited: int
     seats: tuple[Seat, ...]

@@ -126,7 +126,8 @@ class Round:
 class Run:
     """The account that changes at every transition, and to subscribe to. Times are unix seconds of the chain;
     `backlog` is how many sequences wait to be trained again. The next round's seed is drawn from the hash of the slot
-    `seed_slot`, which is 0 once that is done. `created` is the slot in which the run was created.
+    `seed_slot`, which is 0 once that is done. `created` is the slot in which the run was created. Of the levels of the
+    bits `levels_established` only `Members.judges` say who delivers them, since the rounds began.
     """
 
     version: int
@@ -140,6 +141,7 @@ class Run:
     levels: int
     levels_attested: int
     levels_lost: int
+    levels_established: int
     run_id: str
     main_authority: bytes
     join_authority: bytes

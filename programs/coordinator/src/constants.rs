@@ -35,7 +35,7 @@ pub const LOCATION_BYTES: usize = 192;
 pub const CLIENT_VERSION_BYTES: usize = 96;
 
 /// Layout version written into every account.
-pub const VERSION: u8 = 10;
+pub const VERSION: u8 = 11;
 /// Most bytes an account may gain in one instruction, and the most a program may create by itself.
 pub const GROWTH: usize = 10_240;
 

@@ -46,12 +46,12 @@ class Applying:
             if done is None or attesting is None:
                 raise Desync(f"round {height} is no longer stored on chain")
             if done.batch:
-                await self._apply(done, attesting)
+                await self._apply(run, done, attesting)
             self.height = height
 
-    async def _apply(self, done: Round, attesting: Round) -> None:
+    async def _apply(self, run: Run, done: Round, attesting: Round) -> None:
         started = self._ports.clock.monotonic()
-        settled = await self._settling.settle(done, attesting)
+        settled = await self._settling.settle(run, done, attesting)
         waited = self._ports.clock.monotonic() - started
         lr = self._epoch.learning_rate(done.step)
         self._kept.share.withdraw()

@@ -21,7 +21,7 @@ from aftermath.member.rounds.duties import Duties
 from aftermath.member.rounds.epoch import Epoch
 from aftermath.optim.codec import Votes
 from aftermath.rules.consensus import Fingerprint, consensus, vouched
-from aftermath.rules.run import Round
+from aftermath.rules.run import Round, Run
 from aftermath.watch import kinds
 
 
@@ -43,8 +43,11 @@ class Settling:
         self._ports, self._levels, self._results, self._epoch, self._duties = ports, levels, results, epoch, duties
         self.collector = Collector(ports, levels, results, epoch.number)
 
-    async def settle(self, done: Round, attesting: Round) -> Settled:
-        """What is applied of the round `done`, by the attestations given in `attesting`. Raises Desync."""
+    async def settle(self, run: Run, done: Round, attesting: Round) -> Settled:
+        """What is applied of the round `done`, by the attestations given in `attesting`. Raises Desync.
+
+        `run` is of any moment from the first round of the epoch to its end.
+        """
         try:
             attestations = await self._ports.coordinator.attestations(attesting)
         except Refused as error:
@@ -52,7 +55,7 @@ class Settling:
         accepted = consensus(attesting, attestations, done.roster)
         if others := disputed(attestations, done.roster) & self._results.announced(done.height):
             self._duties.start(self.collector.ask(done.height, others, lambda _: False))
-        levels = vouched(accepted, attestations, done.roster, self._epoch.members.seats, self._levels)
+        levels = vouched(accepted, attestations, done.roster, run, self._epoch.members, self._levels)
         results = await self._collect(done.height, attesting.salt, accepted, levels)
         self._tell_what_is_left_out(done.height, results, levels)
         return Settled(accepted, results, self.collector.by_level(results, levels))
@@ -79,5 +82,5 @@ class Settling:
             seat = result.said.seat
             if out := [level for level in vouched if level >= result.said.tier and seat not in vouched[level]]:
                 what = f"level{'s' * (len(out) > 1)} {', '.join(map(str, out))}"
-                why = f"{what} left out: too few of the witnesses that hold it have it"
+                why = f"{what} left out: too few of the witnesses that judge it have it"
                 self._ports.events.emit(kinds.Refused(height=height, seat=seat, why=why))

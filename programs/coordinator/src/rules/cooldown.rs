@@ -27,6 +27,19 @@ const ABSENT: u8 = u8::MAX;
 /// One in each byte.
 const EACH: u64 = u64::from_le_bytes([1; MAX_LEVELS]);
 
+/// One in the bytes of the first `open` levels.
+fn each(open: usize) -> u64 {
+    EACH.checked_shr(8 * (MAX_LEVELS - open) as u32).unwrap_or(0)
+}
+
+/// What the last of the first `open` levels has in its byte when its committee is full, and not before.
+fn full_at(open: usize) -> u64 {
+    if open == 0 {
+        return 0;
+    }
+    (MAX_WITNESSES as u64) << (8 * (open - 1))
+}
+
 fn of_level(counts: u64, level: usize) -> u8 {
     (counts >> (8 * level)) as u8
 }
@@ -51,16 +64,25 @@ fn elect(run: &Run, members: &Members, seat: u8) -> Committees {
         new: [0; MAX_LEVELS],
         places: [ABSENT; MAX_LEVELS],
     };
-    let mut counts = 0u64; // a byte for each level: most holders only add one to some of them
+    // of most holders there is nothing to say but that they are one more
+    let mut plain = bitmap::both(&seated, &members.healthy);
+    if run.levels_established != 0 {
+        plain = bitmap::both(&plain, &members.established);
+    }
+    bitmap::clear(&mut plain, seat);
+    let (mut counts, mut add, mut full) = (0u64, each(open), full_at(open)); // a byte for each level
     for rank in committee::order(run.current(), &run.began, committee::COOLDOWN).ranks() {
         let holder = by_rank[*rank as usize];
         let first = members.seats[holder as usize].tier as usize;
-        if first >= open || !bitmap::has(&seated, holder) {
+        if first >= open {
             continue;
         }
-        let gone = u32::from(!bitmap::has(&members.healthy, holder));
-        let known = if bitmap::has(&members.established, holder) { 0 } else { run.levels_established };
-        if holder == seat || gone != 0 || known != 0 {
+        if !bitmap::has(&plain, holder) {
+            if !bitmap::has(&seated, holder) {
+                continue;
+            }
+            let gone = u32::from(!bitmap::has(&members.healthy, holder));
+            let known = if bitmap::has(&members.established, holder) { 0 } else { run.levels_established };
             for level in first..open {
                 let place = of_level(counts, level);
                 if holder == seat {
@@ -70,9 +92,10 @@ fn elect(run: &Run, members: &Members, seat: u8) -> Committees {
                 committees.new[level] |= u32::from(known >> level & 1) << place;
             }
         }
-        counts = counts.wrapping_add(EACH >> (8 * (MAX_LEVELS - open)) & EACH << (8 * first));
-        while open > 0 && of_level(counts, open - 1) == MAX_WITNESSES as u8 {
+        counts = counts.wrapping_add(add & EACH << (8 * first));
+        while counts & full != 0 {
             open -= 1;
+            (add, full) = (each(open), full_at(open));
         }
         if open == 0 {
             break;
@@ -108,10 +131,17 @@ pub fn attest(run: &mut Run, members: &Members, witnesses: &mut Witnesses, state
 /// Stands in the place of a member of the committee that has not spoken.
 const UNSTATED: Hash = [0; 32];
 
-/// Word by word: a call costs more than the comparison, and there are 32 for each level.
+/// All words at once: a call, or a branch for each word, costs more than the comparison, and there are 32 for each level.
 #[inline(always)]
 fn is_equal(left: &Hash, right: &Hash) -> bool {
-    (0..bitmap::WORDS).all(|index| bitmap::word(left, index) == bitmap::word(right, index))
+    let differ = |index: usize| bitmap::word(left, index) ^ bitmap::word(right, index);
+    differ(0) | differ(1) | differ(2) | differ(3) == 0
+}
+
+#[inline(always)]
+fn is_unstated(hash: &Hash) -> bool {
+    let word = |index: usize| bitmap::word(hash, index);
+    word(0) | word(1) | word(2) | word(3) == 0
 }
 
 /// Attests `level` if a quorum of its committee agrees with the newest statement about it.
@@ -135,23 +165,21 @@ fn record(run: &mut Run, backlog: &Backlog, level: usize, hash: Hash) {
 /// The hash of `level` that every statement about it names, if half of its committee made one. It takes more than half, if
 /// somebody of it has gone without a word, and somebody who is new to the level has spoken.
 fn undisputed(witnesses: &Witnesses, level: usize, committees: &Committees) -> Option<Hash> {
-    let elected = committees.counts[level];
-    let (mut first, mut count, mut same, mut silent, mut quiet) = (None, 0u32, true, 0u32, 0u8);
-    for (place, hash) in witnesses.cooldown[level].iter().enumerate().take(elected as usize) {
-        if is_equal(hash, &UNSTATED) {
+    let elected = usize::from(committees.counts[level]);
+    let (mut first, mut silent, mut quiet) = (None, 0u32, 0usize);
+    for (place, hash) in witnesses.cooldown[level].iter().enumerate().take(elected) {
+        if is_unstated(hash) {
             silent |= 1 << place;
             quiet += 2;
             if quiet > elected {
                 return None;
             }
-        } else {
-            count += 1;
-            same &= is_equal(hash, first.get_or_insert(*hash));
+        } else if !is_equal(hash, first.get_or_insert(hash)) {
+            return None;
         }
     }
     let lacking = committees.gone[level] & silent != 0 && committees.new[level] & !silent != 0;
-    let enough = same && 2 * count >= u32::from(elected) + u32::from(lacking);
-    first.filter(|_| enough)
+    first.filter(|_| quiet + usize::from(lacking) <= elected).copied()
 }
 
 impl Machine<'_> {

@@ -48,6 +48,7 @@ impl Machine<'_> {
         let elected = committee::elected(run.config.witness_nodes, clients);
         let (step, roster) = (run.step, *pending);
         (run.began, run.next_roster, self.members.healthy) = (roster, roster, roster);
+        holders::appoint(self.members, &roster);
         run.head = 0;
         run.rounds = [Round::zeroed(); STORED_ROUNDS];
         run.rounds[0] = Round { seed, step, clients, elected, roster, ..Round::zeroed() };

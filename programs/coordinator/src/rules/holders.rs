@@ -3,7 +3,9 @@
 //! Declaring a tier proves nothing. A member delivers a level of its result if a quorum of those who hold the level, of
 //! the witnesses that attested, recorded it: the others could not tell. Of several that hold a level, those judge who
 //! delivered all of theirs in an epoch before (they are established), so that newcomers cannot vouch for each other; where
-//! the epoch began with none, all do. A round that nobody can judge counts neither for nor against a member.
+//! the epoch began with none, all do. A round that nobody can judge counts neither for nor against a member. By the word
+//! of the same witnesses members apply a level of a result, at any time in the epoch: so who judges is fixed when it
+//! begins.
 //!
 //! The witnesses of a round are counted by level when the first one of the next round attests, since closing a round costs
 //! as much as an instruction may. So the last one of an epoch is not counted.
@@ -40,13 +42,18 @@ pub fn seated(members: &Members) -> Bitmap {
     seated
 }
 
+/// Fixes who judges in an epoch that begins with this roster. Neither a drop nor an ejection changes that.
+pub fn appoint(members: &mut Members, roster: &Bitmap) {
+    members.judges = bitmap::both(&members.established, roster);
+}
+
 /// Begins the counts of an epoch, with its rounds. Whoever comes to holders that are established has to show more than it
 /// owes.
 #[inline(never)]
 pub fn begin(run: &mut Run, members: &mut Members) {
-    let established = bitmap::both(&members.established, &members.healthy);
-    run.levels_established = levels::held_by(run, members, &established);
-    let even = if bitmap::is_empty(&established) { members.healthy } else { established };
+    let judges = bitmap::both(&members.judges, &members.healthy);
+    run.levels_established = levels::held_by(run, members, &judges);
+    let even = if bitmap::is_empty(&judges) { members.healthy } else { judges };
     members.shown = [bitmap::without(&members.healthy, &even); SHOWN_BITS]; // one below
     members.shown[EVEN] = even;
 }
@@ -113,7 +120,7 @@ fn recorded(
         }
         for (one, disagreeing) in attestations.iter().zip(disagreeing) {
             let tier = members.seats[one.seat as usize].tier as usize;
-            if least <= tier && tier <= level && (!known || bitmap::has(&members.established, one.seat)) {
+            if least <= tier && tier <= level && (!known || bitmap::has(&members.judges, one.seat)) {
                 judges += 1;
                 for (planes, different) in planes.iter_mut().zip(disagreeing).take(columns) {
                     add(planes, !different);
@@ -183,6 +190,7 @@ mod tests {
         members.seats[7].used = 1;
         members.established = bitmap::only(7);
         members.healthy = [0xff; 32];
+        appoint(&mut members, &[0xff; 32]);
         begin(&mut run, &mut members);
         assert_eq!((value(&members, 7), value(&members, 8)), (64, 63));
         for (round, (first, second)) in [(65, 64), (66, 65), (67, 66)].into_iter().enumerate() {

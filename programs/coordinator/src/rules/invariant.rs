@@ -74,6 +74,9 @@ pub fn check_members(run: &Run, members: &Members) -> Result<()> {
     let kept = members.before.kept == 0 || run.active() || run.state == run_state::WARMUP;
     // whoever was ejected comes back only with another bond
     let paid = bitmap::is_empty(&bitmap::both(&members.forfeited, &members.healthy));
-    require!(begun && judged && kept && paid, CoordinatorError::InvariantBroken);
+    // who has a word about the epoch was in it from its beginning, and the ejected have none in the next
+    let spoke = bitmap::is_subset(&bitmap::either(&members.judges, &members.proven), &run.began);
+    let silenced = run.state == run_state::COOLDOWN || !bitmap::intersects(&members.forfeited, &members.established);
+    require!(begun && judged && kept && paid && spoke && silenced, CoordinatorError::InvariantBroken);
     Ok(())
 }

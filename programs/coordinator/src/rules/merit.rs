@@ -99,13 +99,16 @@ pub fn end(members: &mut Members) {
                 if seat.used == 0 {
                     return;
                 }
-                let eighths = shown as u32 & 0xff;
+                let eighths = shown & 0xff;
                 shown >>= 8;
                 seat.weight = match seat.state {
                     member_state::IDLE => continue,
                     member_state::WITHDRAWN if seat.exited_height == 0 => continue, // there was nothing to deliver yet
                     member_state::EJECTED => 1,
-                    _ => (u32::from(seat.weight) * 2 * eighths / EIGHTHS).clamp(1, u32::from(u16::MAX)) as u16,
+                    // in 64 bits: the VM has no others, and would cut every smaller number off by itself
+                    _ => {
+                        (u64::from(seat.weight) * 2 * eighths / u64::from(EIGHTHS)).clamp(1, u64::from(u16::MAX)) as u16
+                    }
                 };
             }
         }
