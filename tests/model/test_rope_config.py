@@ -36,7 +36,26 @@ PLAIN: dict[str, Any] = {
 }
 KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
 KEYS = (*PLAIN, "attention_factor", "mscale", "mscale_all_dim", "partial_rotary_factor")
-VALUES = (0, 0.0, -1, -2.5, 0.5, 1, 2, 16, 8192.0, math.nan, math.inf, -math.inf, True, False, None, "2", "", [])
+VALUES: tuple[Any, ...] = (
+    0,
+    0.0,
+    -1,
+    -2.5,
+    0.5,
+    1,
+    2,
+    16,
+    8192.0,
+    math.nan,
+    math.inf,
+    -math.inf,
+    True,
+    False,
+    None,
+    "2",
+    "",
+    [],
+)
 
 
 def theirs(file: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor] | None:
