@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from aftermath.model.architectures import config_of
+from aftermath.model.config import ModelConfig
 from aftermath.model.initial import init_weights
 from aftermath.optim.codec import decode_level
 from aftermath.optim.distro import Distro
@@ -72,6 +73,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "named": LLAMA | {"matformer_tiers": [{"layers": [0, 2]}, {"layers": [2], "intermediate_size": 24}]},
     "uneven": LLAMA | {"matformer_tiers": [{"intermediate_size": [64, 31, 8]}, {"num_key_value_heads": 1}]},
     "nanogpt": NANOGPT,
+    "skipping nanogpt": NANOGPT | {"unet_skips": True},
     "whole nanogpt": WHOLE,
     "named nanogpt": WHOLE
     | {
@@ -126,6 +128,13 @@ def share(count: int, round_: int = 0) -> Tensor:
     return torch.randint(64, (count, 16), generator=draws)
 
 
+def any_weights(config: ModelConfig, tier: int) -> dict[str, Tensor]:
+    """Of a network that has learnt: none of them is 0 or 1, as scalars, norms and biases are in the beginning."""
+    draws = torch.Generator().manual_seed(1)
+    initial = init_weights(config, 0, tier)
+    return {name: initial[name] + torch.randn(initial[name].shape, generator=draws) / 4 for name in sorted(initial)}
+
+
 def two(
     ranks: Ranks, model: str, tier: int, micro: int, settings: Settings = DISTRO, *, recompute: bool = False
 ) -> tuple[Replica, LedReplica]:
@@ -134,7 +143,7 @@ def two(
     schema = build_schema(config.to_hf(), 3, settings)
     size = PassSize(micro, "on" if recompute else "auto")
     given: dict[str, Any] = {"pass_size": size, "stopwatch": lambda: 0.0, "device": torch.device("cpu")}
-    weights = init_weights(config, 0, tier)
+    weights = any_weights(config, tier)
     alone = Replica(schema, config, tier, {n: t.clone() for n, t in weights.items()}, **given)
     return alone, LedReplica(Lead(ranks, config, tier, size), schema, config, tier, weights, **given)
 

@@ -93,7 +93,7 @@ def test_a_share_that_was_given_up_leaves_nothing_behind(ranks: Ranks) -> None:
     assert results[0].payloads == results[1].payloads
 
 
-@pytest.mark.parametrize("model", ["llama", "nanogpt"])
+@pytest.mark.parametrize("model", ["llama", "skipping nanogpt", "whole nanogpt", "deepseek"])
 def test_layers_that_are_computed_twice_give_the_same_bits(ranks: Ranks, model: str) -> None:
     alone, led = two(ranks, model, 0, 2, recompute=True)
     (loss, expected), (found_loss, found) = (gradients(replica, share(5)) for replica in (alone, led))

@@ -3,6 +3,8 @@
 Decided
 - Logits of a large vocabulary never stand in memory whole while a network learns: beyond a size, the loss is the sum
   of the losses of a few positions at a time, whose logits are computed once more for their gradient.
+- What a layer is given has a node of its own in the graph, where all gradients that this layer has for it are added
+  up, before those of others are. FSDP2 adds them so, and one device has to as well: the order makes the bits.
 - With `recompute`, every layer keeps its inputs alone and is computed twice: the same bits on a CPU, for less memory.
 
 Shapes in comments: B sequences, T tokens, D hidden size, V vocabulary.
@@ -88,6 +90,7 @@ class LanguageModel(nn.Module, ABC):
 
     def through(self, layer: Callable[..., Tensor], *inputs: Any) -> Tensor:
         """What a layer makes of its inputs, computed twice where that is asked for."""
+        inputs = tuple(given.view_as(given) if isinstance(given, Tensor) else given for given in inputs)
         return again(layer, *inputs) if self.recompute else layer(*inputs)
 
 
