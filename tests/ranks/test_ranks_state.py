@@ -147,6 +147,44 @@ def test_a_block_is_read_while_a_share_is_learnt(ranks: Ranks) -> None:
 
 
 @pytest.mark.parametrize("kind", ["signs", "digits"])
+def test_what_was_forgotten_is_not_read_and_the_ranks_go_on(ranks: Ranks, kind: str) -> None:
+    """Whoever asks for a block has it from an outline that was there before."""
+    alone, led = two(ranks, "llama", 0, 1, SETTINGS[kind])
+    for replica in (alone, led):
+        learnt(replica, 0)
+        replica.optimizer.reset()
+    for name, size in led.optimizer.sizes().items():
+        place = Place(name, 0, size)
+        block = led.optimizer.block(place)
+        assert block == alone.optimizer.block(place) == bytes(size if "residual" in name else 0)
+    assert learnt(led, 1).payloads == learnt(alone, 1).payloads
+
+
+def test_a_block_that_is_asked_for_while_all_is_forgotten_is_not_read(ranks: Ranks) -> None:
+    alone, led = two(ranks, "llama", 0, 1, DIGITS)
+    learnt(led, 0)
+    sizes = {name: size for name, size in led.optimizer.sizes().items() if "residual" not in name}
+    found: dict[str, bytes] = {}
+
+    def ask(name: str) -> None:
+        found[name] = led.optimizer.block(Place(name, 0, sizes[name]))
+
+    turn = ranks.turn
+    threads = [threading.Thread(target=part.reset) for part in (led.optimizer._step, led.optimizer._result)]
+    threads += [threading.Thread(target=ask, args=[name]) for name in sizes]
+    with turn:
+        for thread in threads:
+            waiting = turn._given
+            thread.start()
+            while turn._given == waiting:  # they get their turns in this order
+                threading.Event().wait(0.001)
+    for thread in threads:
+        thread.join()
+    assert found == dict.fromkeys(sizes, b"")
+    assert learnt(led, 1).payloads == learnt(alone, 1).payloads
+
+
+@pytest.mark.parametrize("kind", ["signs", "digits"])
 def test_a_state_goes_from_ranks_to_one_and_back(ranks: Ranks, kind: str) -> None:
     alone, led = two(ranks, "deepseek", 1, 1, SETTINGS[kind])
     learnt(led, 0)

@@ -91,8 +91,9 @@ def digests_of(remembered: Mapping[str, Tensor]) -> list[bytes]:
 
 
 def block_of(remembered: Mapping[str, Tensor], place: Place) -> bytes:
-    """The bytes of a block, as they are now."""
-    return bytes(_bytes(remembered[place.name], place.start, place.stop))
+    """The bytes of a block, as they are now; nothing of a tensor that is not there any more."""
+    tensor = remembered.get(place.name)
+    return b"" if tensor is None else bytes(_bytes(tensor, place.start, place.stop))
 
 
 def told_of(tensor: Tensor, start: int, size: int) -> bytes:

@@ -113,6 +113,8 @@ class Shard:
         whole = schema.state.config.balances
         balanced = {p.blocks.segment.name for p in self._held.pieces if whole(p.part.segment.name)}
         decay = schema.optimizer.decay
+        self._sent = False
+        """Whether something was sent, so that it is remembered."""
         self._feedback = ErrorFeedback(self._held.results, tier, blank, decay, balanced.__contains__)
 
     def perform(self, order: OfState, given: Sequence[Tensor]) -> list[Tensor]:
@@ -125,6 +127,7 @@ class Shard:
                 own = zip(self._held.pieces, given, strict=True)
                 tensors = {piece.blocks.segment.name: tensor.to(self._device) for piece, tensor in own}
                 feedback.choose(PseudoGradient(tensors, factor, 0.0))
+                self._sent = True
                 return [tensor for level in self.plan.levels for tensor in self._entries(level)]
             case Weigh():
                 found = [
@@ -146,9 +149,15 @@ class Shard:
             case Restore(sent):
                 names = self.plan.state(self._rank, sent)
                 feedback.restore({self._own(name): tensor for name, tensor in zip(names, given, strict=True)})
+                self._sent = sent
             case Forget():
                 feedback.reset()
+                self._sent = False
         return []
+
+    def remembers(self, name: str) -> bool:
+        """Whether all ranks together hold this tensor now."""
+        return self._sent or name.startswith("residual.")
 
     def _entries(self, level: int) -> tuple[Tensor, Tensor]:
         """Index, as the int16 of the same bits, and value of every entry of a level."""
@@ -160,8 +169,7 @@ class Shard:
     def _remembered(self) -> dict[str, Tensor]:
         """The state, in the order of the names where one rank holds all."""
         own = self._feedback.remembered()
-        names = self.plan.state(self._rank, sent=any(not name.startswith("residual.") for name in own))
-        return {name: own[self._own(name)] for name in names}
+        return {name: own[self._own(name)] for name in self.plan.state(self._rank, self._sent)}
 
     def _own(self, name: str) -> str:
         """What a tensor is called by the part of the state that is this rank's."""

@@ -60,17 +60,21 @@ class ShardedFeedback:
 
     def _ask(self, order: OfState, given: Callable[[int], Sequence[Tensor]] = lambda rank: ()) -> list[list[Tensor]]:
         """What every rank tells when it is given that."""
-        ranks = self._ranks
-        with ranks.turn:
-            if ranks.holder is not self._own:
+        with self._ranks.turn:
+            if self._ranks.holder is not self._own:
                 raise RuntimeError("the ranks hold another replica's state by now")
-            ranks.tell(order)
-            others = range(1, ranks.size)
-            for rank in others:
-                for tensor in given(rank):
-                    ranks.send(tensor, rank)
-            own = [tensor.to("cpu") for tensor in self._shard.perform(order, given(0))]
-            return [own, *([ranks.receive(*of, rank) for of in self._plan.tells(order, rank)] for rank in others)]
+            return self._told(order, given)
+
+    def _told(self, order: OfState, given: Callable[[int], Sequence[Tensor]] = lambda rank: ()) -> list[list[Tensor]]:
+        """The same, within this thread's turn."""
+        ranks = self._ranks
+        ranks.tell(order)
+        others = range(1, ranks.size)
+        for rank in others:
+            for tensor in given(rank):
+                ranks.send(tensor, rank)
+        own = [tensor.to("cpu") for tensor in self._shard.perform(order, given(0))]
+        return [own, *([ranks.receive(*of, rank) for of in self._plan.tells(order, rank)] for rank in others)]
 
     def directions(self) -> Iterator[tuple[Part, Tensor]]:
         """The signs of all parts."""
@@ -132,10 +136,12 @@ class ShardedFeedback:
         return [digest for name in sorted(runs) for digest in digests_told(runs[name], sizes[name])]
 
     def block(self, place: Place) -> bytes:
-        """A block of the state, from whoever holds it; nothing once the ranks hold another replica's."""
-        if self._ranks.holder is not self._own:
-            return b""
-        return b"".join(bytes(own.numpy()) for [own] in self._ask(Read(*place)))
+        """A block of the state, from whoever holds it; nothing of what is not there any more."""
+        with self._ranks.turn:  # what there is changes in turns of other threads
+            if self._ranks.holder is not self._own or not self._shard.remembers(place.name):
+                return b""
+            told = self._told(Read(*place))
+        return b"".join(bytes(own.numpy()) for [own] in told)
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Deal out what `state` gave. Raises BadState, leaving all as it was, unless it fits this replica exactly."""

@@ -58,21 +58,28 @@ class ShardedInner:
         """Within this thread's turn."""
         if self._ranks.holder is not self._own:
             raise RuntimeError("the ranks hold another replica's state by now")
+        self._undo_what_failed()
+        self._ranks.tell(order)
+
+    def _undo_what_failed(self) -> None:
         if self._failed:
             self._failed = False
             self._ranks.tell(back := Settle(undo=True))
             self._shard.perform(back, {})
-        self._ranks.tell(order)
 
     def _ask(
         self, order: OfMoments, tells: Callable[[int], Iterable[Kind]] = lambda rank: ()
     ) -> list[Sequence[Tensor]]:
         """What every rank tells, on the CPU; `tells` says of what kinds that is."""
-        ranks = self._ranks
-        with ranks.turn:
+        with self._ranks.turn:
             self._tell(order)
-            own = [tensor.to("cpu") for tensor in self._shard.perform(order, {})]
-            return [own, *([ranks.receive(*kind, rank) for kind in tells(rank)] for rank in range(1, ranks.size))]
+            return self._told(order, tells)
+
+    def _told(self, order: OfMoments, tells: Callable[[int], Iterable[Kind]]) -> list[Sequence[Tensor]]:
+        """The same, of an order that was given within this thread's turn."""
+        ranks = self._ranks
+        own = [tensor.to("cpu") for tensor in self._shard.perform(order, {})]
+        return [own, *([ranks.receive(*kind, rank) for kind in tells(rank)] for rank in range(1, ranks.size))]
 
     def begin(self) -> None:
         """Have all ranks copy their moments."""
@@ -144,10 +151,15 @@ class ShardedInner:
 
     def block(self, place: Place) -> bytes:
         """A block of a moment, from whoever holds it; nothing of what is not there any more."""
-        if self._ranks.holder is not self._own or parameter_of(place.name) not in self._stepped:
-            return b""
-        owner = self._plan.owner(place.name)
-        told = self._ask(MomentBlock(*place), lambda rank: [((place.size,), _BYTES)] if rank == owner else [])
+        with self._ranks.turn:  # what there is changes in turns of other threads
+            if self._ranks.holder is not self._own:
+                return b""
+            self._undo_what_failed()
+            if parameter_of(place.name) not in self._stepped:
+                return b""
+            self._ranks.tell(order := MomentBlock(*place))
+            owner = self._plan.owner(place.name)
+            told = self._told(order, lambda rank: [((place.size,), _BYTES)] if rank == owner else [])
         return b"".join(tensor.numpy().tobytes() for own in told for tensor in own)
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
@@ -167,8 +179,8 @@ class ShardedInner:
 
     def reset(self) -> None:
         """Have all ranks begin without moments."""
+        self._stepped = frozenset()  # before: then nobody asks for them
         self._ask(ForgetMoments())
-        self._stepped = frozenset()
 
 
 def _gradient(tensor: Tensor) -> Tensor:
