@@ -42,8 +42,8 @@ PYTEST := $(RUN) -m pytest --reruns 1 -r R --durations 15
 test: $(STAMP)  ## the tests that are not slow
 	$(PYTEST) -n 3 -m "not slow"
 
-# End to end one after the other on one worker, since a run and a validator keep more than one core busy, though they
-# often wait; the rest beside them.
+# End to end one after the other on two workers (tests/conftest.py), since a run and a validator keep more than one core
+# busy, though they often wait; the rest beside them.
 slow: $(STAMP)  ## the slow ones: real processes, the real validator
 	$(PYTEST) -m slow -n 3
 

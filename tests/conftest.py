@@ -1,7 +1,8 @@
 """What holds for all tests: how they are spread over workers, and that processes they start can be interrupted.
 
-End-to-end cases start several processes each, so they all go to one worker. (pytest-xdist's own marker for it,
-`xdist_group`, does not work with pytest 9.2: it writes a field no longer read.)
+End-to-end cases start several processes each, so they go to two workers: those of one network, and those that make
+their own. (pytest-xdist's own marker for it, `xdist_group`, does not work with pytest 9.2: it writes a field no longer
+read.)
 """
 
 from __future__ import annotations
@@ -28,7 +29,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # What commands take where nothing is said is for whoever runs the tests, and not for these.
 os.environ["AFTERMATH_PROFILE"] = ""
 
-ONE_AT_A_TIME = ("tests/e2e/", "tests/hostile/")
+OWN_NETWORK = ("central", "compose", "lan", "local_testnet", "testnet_screen", "trackers", "wheel")
+ONE_AT_A_TIME = {
+    "networks of their own": ("tests/hostile/", *(f"tests/e2e/test_e2e_{name}.py" for name in OWN_NETWORK)),
+    "one network": ("tests/e2e/",),
+}
 
 
 def pytest_configure() -> None:
@@ -53,6 +58,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 
     class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
-            return ONE_AT_A_TIME[0] if nodeid.startswith(ONE_AT_A_TIME) else nodeid
+            return next((queue for queue, begins in ONE_AT_A_TIME.items() if nodeid.startswith(begins)), nodeid)
 
     return Scheduling(config, log)
