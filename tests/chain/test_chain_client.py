@@ -75,6 +75,16 @@ async def test_a_run_cannot_be_created_twice(place: Place) -> None:
         await place.coordinator.create_run("twice")
 
 
+async def test_a_run_that_was_not_created_to_its_end_is_listed_without_members(embedded: Place) -> None:
+    coordinator = embedded.coordinator
+    await coordinator.create_run("whole")
+    await coordinator.sender.send(coordinator.creation("half")[:1])
+    listed = {run.run_id: members for run, _, members in await coordinator.list_runs()}
+    assert listed.pop("half") is None
+    assert len(listed.pop("whole").seats) == 256
+    assert not listed
+
+
 async def test_no_funds_says_how_much_is_missing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     poor = Wallet(Keypair())
     monkeypatch.setattr(Endpoint, "is_loopback", False)

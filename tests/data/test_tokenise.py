@@ -38,6 +38,12 @@ def test_the_ids_of_text_are_its_bytes(text: str) -> None:
     assert tokenizer.decode(ids) == text
 
 
+def test_bytes_that_no_text_has_are_named_as_the_library_names_them() -> None:
+    named = {byte_tokenizer().id_to_token(byte) for byte in range(256)}
+    assert named == set(pre_tokenizers.ByteLevel.alphabet())
+    assert byte_tokenizer().id_to_token(0xFF) == "\u00ff"
+
+
 def test_documents_are_sorted_ended_and_never_contain_control(tmp_path: Path) -> None:
     documents = folder_documents(corpus(tmp_path / "text"))
     result = tokenise(documents, tmp_path / "out", byte_tokenizer(), token_bytes=2)

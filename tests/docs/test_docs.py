@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from aftermath.central.__main__ import CENTRALIZED
+from aftermath.chain import views
 from aftermath.chain.views import (
     members_account,
     membership_account,
@@ -145,6 +146,18 @@ def test_named_files_exist(page: Path) -> None:
     """Words in capitals in a path stand for something."""
     names = {name for name in FILE.findall(page.read_text()) if not re.search(r"/[A-Z]+\b", name)}
     assert not {name for name in names if not (ROOT / name).exists()}
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/architecture.md"])
+def test_every_package_has_its_row(name: str) -> None:
+    text = "\n".join(line for line in (ROOT / name).read_text().splitlines() if line.startswith("| `"))
+    packages = {path.parent.name for path in (ROOT / "client/aftermath").glob("*/__init__.py")}
+    assert not {package for package in packages if not re.search(rf"`(?:client/aftermath/)?{package}/`", text)}
+
+
+def test_what_reads_accounts_is_named() -> None:
+    named = set(re.findall(r"`(parse_\w+)`", (ROOT / "docs/program.md").read_text()))
+    assert named == {name for name in vars(views) if name.startswith("parse_")}
 
 
 def test_account_sizes_and_rent_are_the_programs() -> None:

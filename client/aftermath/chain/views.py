@@ -186,7 +186,6 @@ def _text(data: bytes) -> str:
     return data.rstrip(b"\0").decode("utf-8")
 
 
-_HASH_BYTES = 32
 _WAITS, _REMOVED, _BARRED = 1, 2, 3
 """What a seat's `pending` says besides 0."""
 _MEMBER_STATES = {member.value: member for member in state.MemberState}

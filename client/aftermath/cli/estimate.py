@@ -15,6 +15,7 @@ import typer
 
 from aftermath.cli.command import command
 from aftermath.cli.present import Result, facts, note
+from aftermath.rules.bitmap import MAX_MEMBERS
 
 if TYPE_CHECKING:
     from aftermath.cli.schema import Shape
@@ -31,7 +32,8 @@ _UNITS = 200_000  # compute units of a large transaction of ours
 async def estimate(
     config_path: Annotated[Path, typer.Option("--config-path", help="The run's config.toml.")],
     members: Annotated[
-        int | None, typer.Option(min=1, max=256, help="Members to reckon with; else init_min_clients of the file.")
+        int | None,
+        typer.Option(min=1, max=MAX_MEMBERS, help="Members to reckon with; else init_min_clients of the file."),
     ] = None,
 ) -> Result:
     """Say what a run will take: SOL, bytes, memory, tokens and time.

@@ -13,7 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from aftermath.base.numbers import U32_MAX
 from aftermath.replica.arithmetic import COMPILE, PRECISION, Compile, Precision
 from aftermath.rules import distro, optimizers, sparseloco
-from aftermath.rules.limits import MAX_INNER_STEPS
+from aftermath.rules.bitmap import MAX_MEMBERS
+from aftermath.rules.limits import MAX_INNER_STEPS, MAX_SEQ_LEN
 from aftermath.rules.sparseloco import Divisor, InnerOptimizer
 
 OptimizerName = Literal[optimizers.OptimizerName, "muon"]
@@ -39,7 +40,7 @@ class LabSettings(BaseModel):
     model: Path | None = Field(None, description="Checkpoint directory to start from; needed without a config file.")
     data_path: Path | None = Field(None, description="Token file or directory of them; needed without a config file.")
     token_bytes: Literal["2", "4"] | None = Field(None, description="Bytes of a token in these files; else 2.")
-    seq_len: int | None = Field(None, ge=2, le=1 << 24, description=f"Tokens of a sequence; else {SEQ_LEN}.")
+    seq_len: int | None = Field(None, ge=2, le=MAX_SEQ_LEN, description=f"Tokens of a sequence; else {SEQ_LEN}.")
 
     optimizer: OptimizerName | None = Field(None, description="What learns from gradients; else distro.")
     lr: float | None = Field(None, description=f"Highest learning rate; else {_RATES}.")
@@ -60,7 +61,9 @@ class LabSettings(BaseModel):
         None, ge=0, le=2**63 - 1, description="Of the order of the data and of what is rejected; else 0."
     )
 
-    members: int | None = Field(None, ge=1, le=256, description="Replicas, each with a share of the batch; else 1.")
+    members: int | None = Field(
+        None, ge=1, le=MAX_MEMBERS, description="Replicas, each with a share of the batch; else 1."
+    )
     tiers: str | None = Field(
         None, description="Tiers of the members, for example 0,1,2; fewer than members are taken by turns. Else 0."
     )

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from aftermath.base.errors import BadAnnouncement
 from aftermath.member.persist import Duty
 from aftermath.member.ports import Ports
+from aftermath.rules.bitmap import MAX_MEMBERS
 from aftermath.rules.commitment import Commitment, decode_announcement
 from aftermath.rules.consensus import Fingerprint, unpack_fingerprints
 from aftermath.rules.deadlines import TICK_STEP, tick_order
@@ -23,7 +24,7 @@ from aftermath.rules.state import MemberState
 from aftermath.watch import kinds
 from aftermath.watch.events import Events
 
-MOST = 256
+MOST = MAX_MEMBERS
 """Pairs kept: one of every member that a run can have."""
 
 

@@ -88,7 +88,7 @@ def read_gradient_file(path: Path) -> GradientFile:
     try:
         _check_size(path)
         with safe_open(path, framework="np") as file:
-            return _parsed(file, path)
+            return _parsed(file)
     except BadGradientFile:
         raise
     except OSError as error:
@@ -109,7 +109,7 @@ def _check_size(path: Path) -> None:
         raise BadGradientFile(f"{path} is larger than {MAX_PAYLOAD_BYTES} bytes of payload", _AGAIN)
 
 
-def _parsed(file: Any, path: Path) -> GradientFile:
+def _parsed(file: Any) -> GradientFile:
     facts: dict[str, str] = file.metadata() or {}
     if (version := facts.get("format")) != FORMAT_VERSION:
         raise AftermathError(f"its format is {_shown(version)}, and this client reads {FORMAT_VERSION}")
@@ -127,10 +127,10 @@ def _parsed(file: Any, path: Path) -> GradientFile:
     )
     if about.tier >= schema.state.tiers:
         raise AftermathError(f"its member is of tier {about.tier}, and the run has {schema.state.tiers}")
-    return GradientFile(schema, about, _payloads(file, schema, about.tier, path))
+    return GradientFile(schema, about, _payloads(file, schema, about.tier))
 
 
-def _payloads(file: Any, schema: Schema, tier: int, path: Path) -> dict[int, bytes]:
+def _payloads(file: Any, schema: Schema, tier: int) -> dict[int, bytes]:
     levels = {_tensor(level): level for level in range(tier, schema.results.levels)}
     names = list(file.keys())
     if not names:

@@ -24,14 +24,15 @@ from aftermath.p2p.pace import Pace
 from aftermath.p2p.quota import ALL_TOLD_BURST, ALL_TOLD_RATE, Shared
 from aftermath.p2p.transport import MAX_ANNOUNCEMENT, Announcement
 from aftermath.p2p.wire import Code, ProtocolViolation, check_announcement, frame, read_frame
+from aftermath.rules.bitmap import MAX_MEMBERS
 
 REPLAY = 64
 OUTBOX = 256
 INBOX = 4096
 REMEMBERED = 256
 """Announcements of a sender: of an honest one the last REPLAY suffice."""
-REMEMBERED_SENDERS = 512
-"""Twice the members a run can have; those that spoke last."""
+REMEMBERED_SENDERS = 2 * MAX_MEMBERS
+"""Those that spoke last."""
 WRITE_S = 30.0
 
 

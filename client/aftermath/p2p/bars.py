@@ -11,10 +11,12 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from aftermath.rules.bitmap import MAX_MEMBERS
+
 FIRST_S = 10.0
 LONGEST_S = 1800.0
-REMEMBERED = 512
-"""Twice the members a run can have; those that offended last."""
+REMEMBERED = 2 * MAX_MEMBERS
+"""Those that offended last."""
 
 
 @dataclass

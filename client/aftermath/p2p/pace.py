@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from aftermath.p2p.bucket import Bucket
 from aftermath.p2p.quota import Shared
 from aftermath.p2p.transport import KINDS, Kind, PeerStats, TransportStats
+from aftermath.rules.bitmap import MAX_MEMBERS
 
 PATIENCE_S = 5.0
 """Least time a silent peer is given before it is given up."""
@@ -35,8 +36,8 @@ STALE_S = 60.0
 FAILURE_S = 30.0
 FAILURES_TO_EXCLUDE = 3
 BLAMED_S = 600.0
-REMEMBERED = 512
-"""Twice the members a run can have; those that were asked about last."""
+REMEMBERED = 2 * MAX_MEMBERS
+"""Those that were asked about last."""
 
 
 @dataclass

@@ -1,4 +1,5 @@
-"""A member's replica: its tier of the model and the optimizer's state, behind four verbs.
+"""A member's replica: its tier of the model and the optimizer's state. It trains, applies, tells its hashes, and
+measures how fast its machine is.
 
 Decided
 - everything here is plain synchronous torch; a member calls it on one worker thread, never concurrently;
