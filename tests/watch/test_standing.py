@@ -12,6 +12,7 @@ from aftermath.rules.model import Model
 from aftermath.rules.run import Run
 from aftermath.rules.state import ExitReason, MemberState, RunState
 from aftermath.watch.standing import Standing, standing
+from aftermath.watch.standing_words import facts_of
 from rules import builders
 
 CONFIG = builders.config(
@@ -58,6 +59,16 @@ def test_a_halted_run_says_who_can_change_that_and_no_time_runs() -> None:
     finished = at(RunState.FINISHED, step=101)
     assert finished.waits == ("nothing: 100 steps are trained",)
     assert (finished.step, finished.deadline) == (100, None)
+
+
+def test_a_new_run_waits_for_its_config_and_then_for_its_start_and_is_so_for_no_time() -> None:
+    new = {"state_started_at": 0, "now": 1_795_000_000}
+    assert at(RunState.UNINITIALIZED, **new).waits == ("its owner has not configured it yet (update-config)",)
+    configured = at(RunState.UNINITIALIZED, model=builders.model(schema_hash=bytes([1] * 32)), **new)
+    assert configured.waits == ("its owner has not begun it yet (set-paused resume)",)
+    assert configured.since is None
+    assert facts_of(configured)["state"] == "new (epoch 0)"
+    assert facts_of(at(RunState.PAUSED, now=BEGAN + 7))["state"] == "paused (epoch 0), for 7 s"
 
 
 def test_before_there_are_enough_it_says_how_many_are_missing() -> None:

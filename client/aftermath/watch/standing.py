@@ -75,8 +75,8 @@ class Standing:
     name: str
     description: str
     state: RunState
-    since: int
-    """How long it is in that state."""
+    since: int | None
+    """How long it is in that state; None before its owner has begun it for the first time."""
     epoch: int
     round: int | None
     step: int
@@ -102,7 +102,7 @@ def standing(run: Run, model: Model, members: Members, now: int) -> Standing:
         name=model.metadata.name,
         description=model.metadata.description,
         state=run.state,
-        since=max(0, now - run.state_started_at),
+        since=max(0, now - run.state_started_at) if run.state_started_at else None,
         epoch=run.epoch,
         round=run.current.height if run.state.active else None,
         step=run.trained_steps,
@@ -149,7 +149,10 @@ def _levels(run: Run, members: Members) -> Iterator[LevelStanding]:
 def _waits(run: Run, model: Model, members: Members, deadline: int | None) -> Iterator[str]:
     match run.state:
         case RunState.UNINITIALIZED:
-            yield "its owner has not configured it yet (update-config)"
+            if any(model.schema_hash):
+                yield "its owner has not begun it yet (set-paused resume)"
+            else:
+                yield "its owner has not configured it yet (update-config)"
         case RunState.PAUSED:
             yield "its owner has paused it (set-paused resume)"
         case RunState.FINISHED:

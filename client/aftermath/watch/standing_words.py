@@ -20,7 +20,7 @@ def facts_of(found: Standing) -> dict[str, str | list[str]]:
         "run": found.run_id,
         "name": found.name,
         "description": found.description,
-        "state": f"{_state(found)}, for {span(found.since)}",
+        "state": _state(found) + ("" if found.since is None else f", for {span(found.since)}"),
         "steps": steps_of(found),
         **speed,
         "deadline": _deadline(found.deadline),
