@@ -382,7 +382,7 @@ def test_close_run_asks_on_a_terminal(configured: Shell, run_id: str) -> None:
         code, said = answered(no)
         assert code == 1
         assert f"close run {run_id} for good, with its 0 steps and the points of 0 members" in said
-        assert "0.599562" in said  # SOL of rent
+        assert "0.599784" in said  # SOL of rent
         assert f"in {load_wallet(configured.wallet).pubkey}?" in said
         assert f"run {run_id} stays as it is" in said
     assert configured("show-run", "--run-id", run_id).code == 0
