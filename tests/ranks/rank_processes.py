@@ -17,11 +17,15 @@ from aftermath.model.initial import init_weights
 from aftermath.optim.codec import decode_level
 from aftermath.optim.distro import Distro
 from aftermath.optim.engine import Trained
+from aftermath.optim.inner import InnerSteps
+from aftermath.optim.private_blocks import Place as PrivatePlace
+from aftermath.optim.private_blocks import block_of
 from aftermath.optim.schema import Settings, build_schema
 from aftermath.ranks.group import Ranks
 from aftermath.ranks.launch import Launched, launched
 from aftermath.ranks.lead import Lead, LedReplica
 from aftermath.ranks.place import Place
+from aftermath.ranks.sharded_inner import ShardedInner
 from aftermath.replica.pass_size import PassSize
 from aftermath.replica.replica import Replica
 
@@ -89,6 +93,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "named deepseek": DEEPSEEK
     | {"matformer_tiers": [{"moe_intermediate_size": 10, "intermediate_size": 20}, {"layers": [1]}]},
 }
+WIDE = LLAMA | {"vocab_size": 1000, "hidden_size": 96, "intermediate_size": 252, "num_hidden_layers": 2}
 DISTRO = Distro(topk=8, topk_embeddings=8, chunk=16, quantize_1bit=False, decay=0.99, weight_decay=0.1, clip=1.0)
 RATE = 1e-2
 
@@ -164,6 +169,51 @@ def gradients(replica: Replica, sequences: Tensor) -> tuple[float, dict[str, Ten
 
 def apply(replica: Replica, payloads: dict[int, bytes]) -> None:
     replica.apply({level: [decode_level(p, replica.schema.results, level)] for level, p in payloads.items()}, RATE)
+
+
+def bits(state: dict[str, Tensor]) -> dict[str, bytes]:
+    return {name: tensor.numpy().tobytes() for name, tensor in state.items()}
+
+
+def dealt_inner(led: Replica) -> ShardedInner:
+    """The inner optimizer of a replica whose ranks hold its moments."""
+    step = led.optimizer._step
+    assert isinstance(step, InnerSteps)
+    assert isinstance(step._inner, ShardedInner)
+    return step._inner
+
+
+def trained_alike(alone: Replica, led: Replica, count: int, number: int) -> Trained:
+    """A round's share, of which both make the same payloads and loss."""
+    one, other = (
+        replica.train(share(count, number), RATE, RATE, threading.Event(), travelling=number > 0)
+        for replica in (alone, led)
+    )
+    assert one.payloads == other.payloads
+    assert one.loss == other.loss
+    return one
+
+
+def block_is_read_meanwhile(alone: Replica, led: Replica, place: PrivatePlace, count: int) -> None:
+    """While the ranks train a share, whose first step waits for it: its bytes, and the share's, are one rank's."""
+    state = alone.optimizer.state()
+    read, found = threading.Event(), list[bytes]()
+
+    class Waiting(threading.Event):
+        def is_set(self) -> bool:
+            assert read.wait(30)
+            return False
+
+    def ask() -> None:
+        found.append(led.optimizer.block(place))
+        read.set()
+
+    reader = threading.Thread(target=ask)
+    reader.start()
+    results = [alone.train(share(count), RATE, RATE, threading.Event()), led.train(share(count), RATE, RATE, Waiting())]
+    reader.join()
+    assert found == [block_of(state, place)]
+    assert results[0].payloads == results[1].payloads
 
 
 def learnt(replica: Replica, number: int, measured: bool = False) -> Trained:

@@ -14,7 +14,7 @@ from aftermath.optim.schema import Settings
 from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.ranks.group import Ranks
 from aftermath.replica.replica import Cancelled
-from ranks.rank_processes import DISTRO, MODELS, RATE, apply, gradients, parts, share, two
+from ranks.rank_processes import DISTRO, MODELS, RATE, apply, gradients, parts, share, trained_alike, two
 
 SPARSE = SparseLoCo(inner_steps=3, chunk=16, topk=16)
 
@@ -42,14 +42,9 @@ def test_gradient_and_loss_are_one_ranks_bit_by_bit(ranks: Ranks, model: str, ti
 def test_rounds_give_the_payloads_and_the_replica_of_one_rank(ranks: Ranks, settings: Settings) -> None:
     alone, led = two(ranks, "llama", 1, 1, settings)
     for number in range(3):
-        results = [
-            replica.train(share(7, number), RATE, RATE, threading.Event(), travelling=number > 0)
-            for replica in (alone, led)
-        ]
-        assert results[0].payloads == results[1].payloads
-        assert results[0].loss == results[1].loss
+        trained = trained_alike(alone, led, 7, number)
         for replica in (alone, led):
-            apply(replica, results[0].payloads)
+            apply(replica, trained.payloads)
         assert alone.hashes() == led.hashes()
         roots = [tree_of(replica.optimizer.remembered()).root for replica in (alone, led)]
         assert roots[0] == roots[1], "so what a member knows has one root on however many devices it trains"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from math import prod
 from typing import Any
 
@@ -16,19 +15,29 @@ from aftermath.kernels.use import missing
 from aftermath.model.architectures import config_of
 from aftermath.model.levels import is_hidden_matrix
 from aftermath.optim.clip import NonFiniteGradient
-from aftermath.optim.inner import InnerSteps
 from aftermath.optim.parts import BadState
 from aftermath.optim.private_blocks import BLOCK, Place, block_of, tree_of
 from aftermath.optim.schema import build_schema
 from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.ranks.deal import deal, moments_of
 from aftermath.ranks.group import Ranks
-from aftermath.ranks.sharded_inner import ShardedInner
-from aftermath.replica.replica import Cancelled, Replica
-from ranks.rank_processes import LLAMA, MODELS, RATE, Standing, apply, learnt, share, two
+from aftermath.replica.replica import Cancelled
+from ranks.rank_processes import (
+    MODELS,
+    RATE,
+    WIDE,
+    Standing,
+    apply,
+    bits,
+    block_is_read_meanwhile,
+    dealt_inner,
+    learnt,
+    share,
+    trained_alike,
+    two,
+)
 
 INNER = ("adamw", "muon")
-WIDE = LLAMA | {"vocab_size": 1000, "hidden_size": 96, "intermediate_size": 252, "num_hidden_layers": 2}
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason="torch's transforms round otherwise in other batches")
 
@@ -43,32 +52,16 @@ def settings(inner: Any, **changed: Any) -> SparseLoCo:
     return SparseLoCo(inner_steps=3, inner_optimizer=inner, chunk=16, topk=16, clip=1.0, weight_decay=0.1, **changed)
 
 
-def bits(state: dict[str, Tensor]) -> dict[str, bytes]:
-    return {name: tensor.numpy().tobytes() for name, tensor in state.items()}
-
-
-def sharded(led: Replica) -> ShardedInner:
-    step = led.optimizer._step
-    assert isinstance(step, InnerSteps)
-    assert isinstance(step._inner, ShardedInner)
-    return step._inner
-
-
 @pytest.mark.parametrize("inner", INNER)
 @pytest.mark.parametrize(("model", "tier"), [("llama", 0), ("uneven", 2), ("deepseek", 0), ("nanogpt", 0)])
 def test_rounds_give_payloads_moments_and_weights_of_one_rank(ranks: Ranks, model: str, tier: int, inner: str) -> None:
     alone, led = two(ranks, model, tier, 1, settings(inner))
     for number in range(3):
-        results = [
-            replica.train(share(5, number), RATE, RATE, threading.Event(), travelling=number > 0)
-            for replica in (alone, led)
-        ]
-        assert results[0].payloads == results[1].payloads
-        assert results[0].loss == results[1].loss
+        trained = trained_alike(alone, led, 5, number)
         assert bits(alone.optimizer.state()) == bits(led.optimizer.state())
         assert alone.optimizer.tree().root == led.optimizer.tree().root == tree_of(led.optimizer.remembered()).root
         for replica in (alone, led):
-            apply(replica, results[0].payloads)
+            apply(replica, trained.payloads)
         assert alone.hashes() == led.hashes()
 
 
@@ -176,27 +169,9 @@ def test_a_moment_is_read_while_a_share_is_trained(ranks: Ranks) -> None:
     for replica in (alone, led):
         learnt(replica, 0)
     state = alone.optimizer.state()
-    name = "private.momentum/" + next(name for name in sharded(led)._plan.dealt[1] if "proj" in name)
+    name = "private.momentum/" + next(name for name in dealt_inner(led)._plan.dealt[1] if "proj" in name)
     place = Place(name, 0, state[name].nbytes)
-    read, found = threading.Event(), list[bytes]()
-
-    class Waiting(threading.Event):
-        """Before the first pass of the share, until the block was read."""
-
-        def is_set(self) -> bool:
-            assert read.wait(30)
-            return False
-
-    def ask() -> None:
-        found.append(led.optimizer.block(place))
-        read.set()
-
-    reader = threading.Thread(target=ask)
-    reader.start()
-    results = [alone.train(share(6), RATE, RATE, threading.Event()), led.train(share(6), RATE, RATE, Waiting())]
-    reader.join()
-    assert found == [block_of(state, place)]
-    assert results[0].payloads == results[1].payloads
+    block_is_read_meanwhile(alone, led, place, 6)
 
 
 @pytest.mark.parametrize("inner", INNER)
@@ -205,7 +180,7 @@ def test_a_rank_holds_its_part_of_the_moments_alone(ranks: Ranks, inner: str, mo
     _, led = two(ranks, "wide", 0, 1, settings(inner))
     learnt(led, 0)
     whole = sum(size for name, size in led.optimizer.sizes().items() if name.startswith("private."))
-    held = sharded(led)._shard
+    held = dealt_inner(led)._shard
     first = sum(tensor.nbytes for tensor in held.moments().values())
     assert first * ranks.size == pytest.approx(whole, rel=0.1)
     assert not held._before, "the copies of a share that is trained are dropped"

@@ -14,7 +14,6 @@ from aftermath.kernels.use import missing
 from aftermath.model.architectures import config_of
 from aftermath.optim.blocks import Blocks
 from aftermath.optim.distro import Distro
-from aftermath.optim.inner import InnerSteps
 from aftermath.optim.layout import level_layout
 from aftermath.optim.parts import BadState
 from aftermath.optim.private_blocks import Place, block_of, outline, tree_of
@@ -25,10 +24,19 @@ from aftermath.ranks.group import Ranks
 from aftermath.ranks.lead import LedReplica
 from aftermath.ranks.pieces import dealt
 from aftermath.ranks.sharded_feedback import ShardedFeedback
-from aftermath.ranks.sharded_inner import ShardedInner
 from aftermath.replica import stateshare
-from aftermath.replica.replica import Replica
-from ranks.rank_processes import LLAMA, MODELS, RATE, apply, learnt, share, two
+from ranks.rank_processes import (
+    MODELS,
+    RATE,
+    WIDE,
+    apply,
+    bits,
+    block_is_read_meanwhile,
+    dealt_inner,
+    learnt,
+    share,
+    two,
+)
 from replica.as_on_a_gpu import gpu_at_hand
 
 SIGNS = Distro(topk=5, topk_embeddings=9, chunk=16, quantize_1bit=True, decay=0.99, weight_decay=0.1, clip=1.0)
@@ -36,7 +44,6 @@ FLOATS = Distro(topk=3, topk_embeddings=3, chunk=11, quantize_1bit=False, decay=
 SPARSE = SparseLoCo(inner_steps=2, chunk=16, topk=16, topk_embeddings=16)
 DIGITS = SparseLoCo(inner_steps=2, inner_optimizer="muon", chunk=16, topk=256, topk_embeddings=200, bits=1)
 SETTINGS = {"signs": SIGNS, "floats": FLOATS, "sparse": SPARSE, "digits": DIGITS}
-WIDE = LLAMA | {"vocab_size": 1000, "hidden_size": 96, "intermediate_size": 252, "num_hidden_layers": 2}
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason="torch's transforms round otherwise in other batches")
 
@@ -45,18 +52,6 @@ pytestmark = pytest.mark.skipif(missing() is not None, reason="torch's transform
 def shape(request: pytest.FixtureRequest) -> tuple[int, int]:
     data, tensor = request.param
     return data, tensor
-
-
-def moments_here(led: Replica) -> dict[str, Tensor]:
-    """Those that the first rank holds."""
-    step = led.optimizer._step
-    assert isinstance(step, InnerSteps)
-    assert isinstance(step._inner, ShardedInner)
-    return step._inner._shard.moments()
-
-
-def bits(state: dict[str, Tensor]) -> dict[str, bytes]:
-    return {name: tensor.numpy().tobytes() for name, tensor in state.items()}
 
 
 @pytest.mark.parametrize("kind", SETTINGS)
@@ -106,7 +101,7 @@ def test_a_part_that_is_on_a_gpu_gives_the_same(ranks: Ranks, monkeypatch: pytes
         assert isinstance(led.optimizer._result, ShardedFeedback)
         held = led.optimizer._result._shard._feedback.remembered().values()
         assert {tensor.device for tensor in held} == {gpu}
-        of_moments = moments_here(led)
+        of_moments = dealt_inner(led)._shard.moments()
         assert {tensor.device for tensor in of_moments.values() if tensor.dim()} == {gpu}
         tree = led.optimizer.tree()
         state = led.optimizer.state()
@@ -125,25 +120,7 @@ def test_a_block_is_read_while_a_share_is_learnt(ranks: Ranks) -> None:
         learnt(replica, 0)
     state = alone.optimizer.state()
     place = Place(name := "result.residual.0.0", 0, state[name].nbytes)
-    read, found = threading.Event(), list[bytes]()
-
-    class Waiting(threading.Event):
-        """Between two steps of the share, until the block was read."""
-
-        def is_set(self) -> bool:
-            assert read.wait(30)
-            return False
-
-    def ask() -> None:
-        found.append(led.optimizer.block(place))
-        read.set()
-
-    reader = threading.Thread(target=ask)
-    reader.start()
-    results = [alone.train(share(8), RATE, RATE, threading.Event()), led.train(share(8), RATE, RATE, Waiting())]
-    reader.join()
-    assert found == [block_of(state, place)]
-    assert results[0].payloads == results[1].payloads
+    block_is_read_meanwhile(alone, led, place, 8)
 
 
 @pytest.mark.parametrize("kind", ["signs", "digits"])

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from pathlib import Path
 
@@ -21,13 +22,14 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from aftermath.base.turns import Turns
+from aftermath.optim.moments import Kind
 from aftermath.ranks.orders import Join, Order
 
 _PATIENCE = timedelta(days=365)
 
 
 class Ranks:
-    """This process's end of the group. All methods are collective, but for `send` and `receive`."""
+    """This process's end of the group. All methods are collective, but for `send`, `receive` and `told`."""
 
     def __init__(self, join: Join) -> None:
         """Meet the others; returns when all are here."""
@@ -87,6 +89,16 @@ class Ranks:
         if found.numel():
             dist.recv(found, rank)
         return found
+
+    def told(self, own: Iterable[Tensor], kinds: Callable[[int], Iterable[Kind]]) -> list[list[Tensor]]:
+        """What every rank tells the first one, on the CPU: its `own`, and what the others send, of these kinds."""
+        others = ([self.receive(*kind, rank) for kind in kinds(rank)] for rank in range(1, self.size))
+        return [[tensor.to("cpu") for tensor in own], *others]
+
+    def require_holder(self, one: object) -> None:
+        """Raises RuntimeError if the ranks hold another one's state."""
+        if self.holder is not one:
+            raise RuntimeError("the ranks hold another replica's state by now")
 
 
 def octets(data: bytes) -> Tensor:

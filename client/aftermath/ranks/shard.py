@@ -16,14 +16,13 @@ from torch import Tensor
 
 from aftermath.optim.feedback import ErrorFeedback
 from aftermath.optim.layout import level_layout
+from aftermath.optim.moments import Kind
 from aftermath.optim.parts import PseudoGradient
 from aftermath.optim.private_blocks import Place, block_of, told_of, told_size
 from aftermath.optim.schema import Schema
 from aftermath.ranks.group import Ranks, octets
 from aftermath.ranks.orders import Choose, Copy, Digests, Directions, Forget, OfState, Read, Restore, Weigh
 from aftermath.ranks.pieces import Rows, dealt
-
-Shape = tuple[tuple[int, ...], torch.dtype]
 
 
 class Plan:
@@ -34,7 +33,7 @@ class Plan:
         self.levels = range(tier, schema.results.levels)
         self.held = dealt(schema.results, tier, ranks)
 
-    def takes(self, order: OfState, rank: int) -> list[Shape]:
+    def takes(self, order: OfState, rank: int) -> list[Kind]:
         """What comes to a rank."""
         match order:
             case Choose():
@@ -43,7 +42,7 @@ class Plan:
                 return list(self.state(rank, sent).values())
         return []
 
-    def tells(self, order: OfState, rank: int) -> list[Shape]:
+    def tells(self, order: OfState, rank: int) -> list[Kind]:
         """What comes from a rank."""
         held = self.held[rank]
         match order:
@@ -64,9 +63,9 @@ class Plan:
                 return list(self.state(rank, sent).values())
         return []
 
-    def state(self, rank: int, sent: bool) -> dict[str, Shape]:
+    def state(self, rank: int, sent: bool) -> dict[str, Kind]:
         """The tensors of a rank's state, in the order of their names."""
-        found: dict[str, Shape] = {}
+        found: dict[str, Kind] = {}
         for (level, group), rows in self.held[rank].rows.items():
             of = level_layout(self._results, level).groups[group]
             found[f"residual.{level}.{group}"] = (rows.count, of.height, of.width), torch.float32

@@ -61,20 +61,17 @@ class ShardedFeedback:
     def _ask(self, order: OfState, given: Callable[[int], Sequence[Tensor]] = lambda rank: ()) -> list[list[Tensor]]:
         """What every rank tells when it is given that."""
         with self._ranks.turn:
-            if self._ranks.holder is not self._own:
-                raise RuntimeError("the ranks hold another replica's state by now")
+            self._ranks.require_holder(self._own)
             return self._told(order, given)
 
     def _told(self, order: OfState, given: Callable[[int], Sequence[Tensor]] = lambda rank: ()) -> list[list[Tensor]]:
         """The same, within this thread's turn."""
         ranks = self._ranks
         ranks.tell(order)
-        others = range(1, ranks.size)
-        for rank in others:
+        for rank in range(1, ranks.size):
             for tensor in given(rank):
                 ranks.send(tensor, rank)
-        own = [tensor.to("cpu") for tensor in self._shard.perform(order, given(0))]
-        return [own, *([ranks.receive(*of, rank) for of in self._plan.tells(order, rank)] for rank in others)]
+        return ranks.told(self._shard.perform(order, given(0)), lambda rank: self._plan.tells(order, rank))
 
     def directions(self) -> Iterator[tuple[Part, Tensor]]:
         """The signs of all parts."""

@@ -56,8 +56,7 @@ class ShardedInner:
 
     def _tell(self, order: OfMoments) -> None:
         """Within this thread's turn."""
-        if self._ranks.holder is not self._own:
-            raise RuntimeError("the ranks hold another replica's state by now")
+        self._ranks.require_holder(self._own)
         self._undo_what_failed()
         self._ranks.tell(order)
 
@@ -67,19 +66,15 @@ class ShardedInner:
             self._ranks.tell(back := Settle(undo=True))
             self._shard.perform(back, {})
 
-    def _ask(
-        self, order: OfMoments, tells: Callable[[int], Iterable[Kind]] = lambda rank: ()
-    ) -> list[Sequence[Tensor]]:
+    def _ask(self, order: OfMoments, tells: Callable[[int], Iterable[Kind]] = lambda rank: ()) -> list[list[Tensor]]:
         """What every rank tells, on the CPU; `tells` says of what kinds that is."""
         with self._ranks.turn:
             self._tell(order)
             return self._told(order, tells)
 
-    def _told(self, order: OfMoments, tells: Callable[[int], Iterable[Kind]]) -> list[Sequence[Tensor]]:
+    def _told(self, order: OfMoments, tells: Callable[[int], Iterable[Kind]]) -> list[list[Tensor]]:
         """The same, of an order that was given within this thread's turn."""
-        ranks = self._ranks
-        own = [tensor.to("cpu") for tensor in self._shard.perform(order, {})]
-        return [own, *([ranks.receive(*kind, rank) for kind in tells(rank)] for rank in range(1, ranks.size))]
+        return self._ranks.told(self._shard.perform(order, {}), tells)
 
     def begin(self) -> None:
         """Have all ranks copy their moments."""
