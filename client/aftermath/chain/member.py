@@ -146,9 +146,8 @@ class SolanaMember:
 
     async def join(self, *, p2p: bytes, tier: int, weight: int, schema_hash: bytes, stateless: bool) -> None:
         """Ask for a place in the next epoch. Raises Refused, `NotAuthorized` when nobody admitted this wallet."""
-        view = self._reader.last or await self.view(
-            fresh=True
-        )  # if it is old, whoever takes a seat is told, and asks again
+        # if it is old, whoever takes a seat is told, and asks again
+        view = self._reader.last or await self.view(fresh=True)
         steps = [] if self._enrolled else await self._enrolment(view)
         join = self._coordinator.ix.join_run(
             self._run_id,

@@ -65,7 +65,7 @@ def noting(refusals: list[AftermathError]) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Entry:
+class OnChain:
     """What the run's accounts say of a wallet that wants to join."""
 
     view: View
@@ -78,7 +78,7 @@ class Entry:
     """What `train` would end with."""
 
 
-async def at_the_chain(chain: Cluster, run_id: str, user: Pubkey, delegate_of: Pubkey | None, max_bond: int) -> Entry:
+async def at_the_chain(chain: Cluster, run_id: str, user: Pubkey, delegate_of: Pubkey | None, max_bond: int) -> OnChain:
     """Look at all that is not this machine: authorization, membership, version, bond and funds."""
     from solders.pubkey import Pubkey
 
@@ -101,7 +101,7 @@ async def at_the_chain(chain: Cluster, run_id: str, user: Pubkey, delegate_of: P
     with noting(refusals):
         await check_funds(chain.pool, user, lacking(run, held))
     grantee, bond = str(found.grantee) if found else None, held.bond if held else 0
-    return Entry(View(run, members, model), grantee, bond, reasons, refusals)
+    return OnChain(View(run, members, model), grantee, bond, reasons, refusals)
 
 
 def on_this_machine(view: View, wallet: bytes, tier: int, device: str) -> tuple[list[AftermathError], list[str]]:

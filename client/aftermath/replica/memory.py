@@ -30,18 +30,13 @@ def free_bytes(device: torch.device) -> int:
         return torch.cuda.mem_get_info(device)[0] + held
     if device.type == "mps":
         return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
-    return min(_available(), _left_of_the_group())
+    return min(int(psutil.virtual_memory().available), _left_of_the_group())
 
 
 def give_back(device: torch.device) -> None:
     """Have the device's allocator return what it keeps for later."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
-
-
-def _available() -> int:
-    found = _number(Path("/proc/meminfo"), lambda text: text.partition("MemAvailable:")[2].split()[0])
-    return int(psutil.virtual_memory().available) if found is None else found << 10
 
 
 def _left_of_the_group() -> int:
