@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from aftermath.model.segments import view
-from aftermath.optim.codec import Votes, decode_level
+from aftermath.optim.codec import decode_level
 from aftermath.optim.distro import Distro
 from aftermath.optim.engine import Engine
 from aftermath.optim.exact import signs
@@ -33,6 +33,7 @@ from aftermath.optim.layout import level_layout
 from aftermath.optim.parts import PseudoGradient
 from aftermath.optim.schema import Schema, build_schema
 from aftermath.optim.transform import cells, inverse
+from aftermath.optim.votes import Votes
 
 LR, DECAY = 1e-3, 0.999
 TIE = 1e-12

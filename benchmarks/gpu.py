@@ -1,26 +1,38 @@
 """Whether a GPU does what a member needs, how fast, and what it holds; `make gpu-check` calls it.
 
-Usage: python benchmarks/gpu.py
+Usage: python benchmarks/gpu.py [PART ...]
 
-On the first CUDA device: the tests that need one, Triton's kernels and ranks that speak NCCL among them; whether these
-kernels can be used; whether results applied there leave the hashes that the CPU leaves, for the light recipe's model
-and every optimizer; the demonstration, with its largest member on the GPU and the others on the CPU;
-`benchmarks/step.py` in bf16; and the most bytes that a member of each tier of both recipes held at once, in fp32 and in
-bf16, training one sequence at a time. What was found is kept in `benchmarks/measured/gpu.json`. It ends with 1, and
-keeps nothing, without a GPU, and if a test, a hash or the demonstration fails.
+On the first CUDA device, part by part, all of them if none is named:
+
+    tests    those that need a GPU, Triton's kernels and ranks that speak NCCL among them
+    hashes   whether results applied there leave the hashes that the CPU leaves, for the light recipe's model and every
+             optimizer
+    kernels  whether Triton's kernels can be used
+    demo     the demonstration, with its largest member on the GPU and the others on the CPU
+    step     `benchmarks/step.py` of the light recipe in bf16, and
+    large    of 124 million parameters, with the results of eight members
+    memory   the most bytes that a member of each tier of both recipes held at once, in fp32 and in bf16, training one
+             sequence at a time
+
+What a part found is kept in `benchmarks/measured/gpu.json` as soon as it is there, beside what others found on the same
+kind of GPU with the same PyTorch: a GPU may be at hand for minutes. It ends with 1 without a GPU, and after the first
+part that fails, of which nothing is kept.
 """
 
 from __future__ import annotations
 
+import argparse
 import functools
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import torch
@@ -33,11 +45,11 @@ from aftermath.optim.distro import Distro
 from aftermath.optim.layout import level_layout
 from aftermath.optim.on_gpu import chooses, counts
 from aftermath.optim.schema import Settings, build_schema
-from aftermath.optim.sparseloco import SparseLoCo
+from aftermath.optim.sparseloco import Divisor, SparseLoCo
 from aftermath.replica.arithmetic import Arithmetic
 from aftermath.replica.pass_size import OutOfMemory, PassSize
 from aftermath.replica.replica import Replica
-from measure import ON_A_GPU, write
+from measure import MEASURED, ON_A_GPU, write
 
 ROOT = Path(__file__).resolve().parent.parent
 CPU = torch.device("cpu")
@@ -54,6 +66,8 @@ OPTIMIZERS: dict[str, Settings] = {
     "distro_float": Distro(8, 64, chunk=64, quantize_1bit=False, decay=0.999, weight_decay=0.01, clip=1.0),
     "sparseloco": SparseLoCo(inner_steps=2),
     "sparseloco_polar": SparseLoCo(inner_steps=2, orthogonal_lr=12.0),
+    "sparseloco_whole": SparseLoCo(inner_steps=2, topk=4096, outer_lr=0.7),
+    "outer_muon": SparseLoCo(inner_steps=2, inner_optimizer="muon", topk=4096, divisor=Divisor.ALL, orthogonal_lr=1.5),
 }
 TESTS = ("tests/replica/test_on_cuda.py", "tests/kernels/test_kernels_gpu.py", "tests/ranks/test_ranks_nccl.py")
 TIERS, ROUNDS, RATE = 3, 2, 1e-3
@@ -61,33 +75,52 @@ TIERS, ROUNDS, RATE = 3, 2, 1e-3
 
 def main() -> int:
     """Check and measure; 1 without a GPU, or if something is not as it must be."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"default: {' '.join(PARTS)}")
+    names = parser.parse_args().parts or list(PARTS)
+    if unknown := sorted(set(names) - PARTS.keys()):
+        parser.error(f"there is no part {unknown[0]}; there are {', '.join(PARTS)}")
     if not torch.cuda.is_available():
         print("error: this machine has no CUDA device, so there is nothing to check", file=sys.stderr)
         return 1
     from aftermath.replica.exactness import exact_device
 
-    load, device = os.getloadavg()[0], exact_device("cuda:0")
-    tests = subprocess.run([sys.executable, "-m", "pytest", "-n", "0", *TESTS], cwd=ROOT)
+    device = exact_device("cuda:0")
+    for name in names:
+        load = os.getloadavg()[0]
+        found = PARTS[name](device)
+        print(f"{name}: {json.dumps(found)}", flush=True)
+        if found is None:
+            print(f"error: this GPU must not train: {name} failed, see above", file=sys.stderr)
+            return 1
+        keep(device, load, name, found)
+    return 0
+
+
+def keep(device: torch.device, load: float, part: str, found: Any) -> None:
+    """Put what a part found beside what is kept of the same kind of GPU and PyTorch."""
+    own = {"gpu": torch.cuda.get_device_name(device), "torch": torch.__version__}
+    path = MEASURED / "gpu.json"
+    kept = json.loads(path.read_text())["figures"] if path.exists() else {}
+    if any(kept.get(name) != value for name, value in own.items()):
+        kept = own
+    write("gpu", ON_A_GPU["gpu"], load, kept | {part: found})
+
+
+def tests(device: torch.device) -> Any:
+    """How many passed; None if one failed."""
+    del device
+    command = [sys.executable, "-m", "pytest", "-n", "4", "-m", "not slow", *TESTS]
+    done = subprocess.run(command, cwd=ROOT, stdout=PIPE, text=True)
+    print(done.stdout, file=sys.stderr, flush=True)
+    return None if done.returncode else {"passed": int(re.findall(r"(\d+) passed", done.stdout)[-1])}
+
+
+def hashes(device: torch.device) -> Any:
+    """That they are those of the CPU with every optimizer; None if with one they are not."""
     equal = {name: exactness(MODELS["light"], name, device) for name in OPTIMIZERS}
     print(f"hashes as on the CPU: {equal}", file=sys.stderr, flush=True)
-    if tests.returncode or not all(equal.values()):
-        print("error: this GPU must not train: see above", file=sys.stderr)
-        return 1
-    if (run := demo()) is None:
-        print("error: the demonstration failed with a member on this GPU: see above", file=sys.stderr)
-        return 1
-    figures = {
-        "gpu": torch.cuda.get_device_name(device),
-        "torch": torch.__version__,
-        "hashes_equal": equal,
-        "kernels": kernels(device),
-        "demo": run,
-        "step": step(),
-        "memory": {model: {kind: peaks(model, kind, device) for kind in ("fp32", "bf16")} for model in MODELS},
-    }
-    write("gpu", ON_A_GPU["gpu"], load, figures)
-    print(json.dumps(figures, indent=1))
-    return 0
+    return equal if all(equal.values()) else None
 
 
 def exactness(model: Mapping[str, int], optimizer: str, device: torch.device) -> bool:
@@ -121,24 +154,39 @@ def kernels(device: torch.device) -> Mapping[str, bool]:
     return found
 
 
-def demo() -> Any:
+def demo(device: torch.device) -> Any:
     """The report of a demonstration whose member of tier 0 trains there, None if it fails."""
     with tempfile.TemporaryDirectory(prefix="aftermath-gpu-") as folder:
         place = Path(folder) / "demo"
-        line = [sys.executable, "-m", "aftermath.demo", "--device", "cuda:0", "--dir", str(place)]
+        line = [sys.executable, "-m", "aftermath.demo", "--device", str(device), "--dir", str(place)]
         done = subprocess.run(line, cwd=ROOT, stdout=sys.stderr)
         return json.loads((place / "demo-report.json").read_text()) if done.returncode == 0 else None
 
 
-def step() -> Any:
+def step(device: torch.device) -> Any:
     """What `benchmarks/step.py` finds in bf16, without compiling and with it."""
-    found = {}
-    for name, compiled in (("plain", "off"), ("compiled", "on")):
-        command = [sys.executable, "benchmarks/step.py", "--json", "--device", "cuda:0"]
-        options = ["--precision", "bf16", "--compile", compiled, "--threads", "2"]
-        done = subprocess.run([*command, *options], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
-        found[name] = json.loads(done.stdout)
-    return found
+    return {
+        name: _step(device, "--compile", compiled, "--threads", "2")
+        for name, compiled in (("plain", "off"), ("compiled", "on"))
+    }
+
+
+def large(device: torch.device) -> Any:
+    """The same of 124 million parameters, where a step is of 4,096 tokens; not compiled."""
+    own = ["--model", "124M", "--members", "8", "--optimizers", "outer_muon", "sparseloco", "distro"]
+    share = ["--sequences", "32", "--micro", "8", "--repetitions", "2", "--compile", "off"]
+    return _step(device, *own, *share, "--threads", str(os.cpu_count() or 1))
+
+
+def _step(device: torch.device, *options: str) -> Any:
+    command = [sys.executable, "benchmarks/step.py", "--json", "--device", str(device), "--precision", "bf16", *options]
+    done = subprocess.run(command, cwd=ROOT, stdout=PIPE, text=True)
+    return json.loads(done.stdout) if done.returncode == 0 else None
+
+
+def memory(device: torch.device) -> Any:
+    """Of every model, by precision and tier."""
+    return {model: {kind: peaks(model, kind, device) for kind in ("fp32", "bf16")} for model in MODELS}
 
 
 def peaks(model: str, precision: str, device: torch.device) -> Sequence[int | None]:
@@ -198,6 +246,16 @@ def _tokens(config: ModelConfig, seed: int, length: int) -> Tensor:
 def _never() -> threading.Event:
     return threading.Event()
 
+
+PARTS = {
+    "tests": tests,
+    "hashes": hashes,
+    "kernels": kernels,
+    "demo": demo,
+    "step": step,
+    "large": large,
+    "memory": memory,
+}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -37,7 +37,7 @@ from aftermath.model.levels import Segment, is_hidden_matrix, is_table, prefix
 from aftermath.model.segments import view
 from aftermath.optim import mean, proof, sparseloco
 from aftermath.optim.blocks import Blocks
-from aftermath.optim.codec import Votes, decode_level
+from aftermath.optim.codec import decode_level
 from aftermath.optim.feedback import ErrorFeedback
 from aftermath.optim.gradient import GradientStep
 from aftermath.optim.inner import InnerSteps
@@ -49,6 +49,7 @@ from aftermath.optim.parts import PseudoGradient
 from aftermath.optim.schema import build_schema
 from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.optim.transform import cells, inverse
+from aftermath.optim.votes import Votes
 from aftermath.replica.passes import Passes
 from aftermath.replica.replica import Replica
 from arms import Training, arms, interval, keep, kept, missing, model_of, settings_of, train

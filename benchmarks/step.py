@@ -1,13 +1,15 @@
 """What a member's step takes, against a plain PyTorch loop on the same shapes in the same run.
 
-Usage: python benchmarks/step.py [--json] [--device cuda --precision bf16 --compile on]
+Usage: python benchmarks/step.py [--json] [--device cuda --precision bf16 --compile on] [--model 124M --members 8]
 
-A member of the light recipe, of tier 0, trains half of a round (4 sequences of 512 tokens), encodes it, and
+A member of the light recipe, of tier 0, trains half of a round (4 sequences of 512 tokens), encodes it, and decodes and
 applies the results of three members; that is the code of `train`, with the recipe's DisTrO, and with SparseLoCo and its
-four inner steps. The plain loop (`benchmarks/plain.py`) makes a step of AdamW of the same share, and four of them
+four inner steps, of AdamW with few numbers or of Muon with all of them (`outer_muon`, what docs/experiments.md
+recommends). The plain loop (`benchmarks/plain.py`) makes a step of AdamW of the same share, and four of them
 beside SparseLoCo. Both take turns, in another order each time, and ratios are of medians: `train_over_plain` is the
 member's tokens per second while it trains over the loop's, `with_encode_over_plain` those of training and encoding.
-`encode_of_step` and `apply_of_step` are parts of all three. The two ratios at the top are the lowest there are below.
+`encode_of_step`, `decode_of_step` and `apply_of_step` are parts of all four. The two ratios at the top are the lowest
+there are below.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ from aftermath.model.initial import init_weights
 from aftermath.optim.codec import decode_level
 from aftermath.optim.distro import Distro
 from aftermath.optim.schema import Settings, build_schema
-from aftermath.optim.sparseloco import SparseLoCo
+from aftermath.optim.sparseloco import Divisor, SparseLoCo
+from aftermath.optim.votes import Votes
 from aftermath.replica.arithmetic import Arithmetic
 from aftermath.replica.exactness import exact_device
 from aftermath.replica.pass_size import PassSize
@@ -36,7 +39,7 @@ from aftermath.replica.passes import arithmetic_of
 from aftermath.replica.replica import Replica
 from plain import Loop, of_llama
 
-MODEL = {
+MODEL: dict[str, Any] = {
     "model_type": "llama",
     "vocab_size": 260,
     "hidden_size": 256,
@@ -50,18 +53,36 @@ MODEL = {
     "tie_word_embeddings": True,
 }
 """As `scripts/setup-run.sh` makes the light recipe's."""
-TOKENS, RATE, MEMBERS = 512, 4e-4, 3
+MODELS = {
+    "light": MODEL,
+    "124M": MODEL
+    | {"hidden_size": 768, "intermediate_size": 3456, "num_hidden_layers": 12}
+    | {"num_attention_heads": 12, "num_key_value_heads": 12},
+}
+TOKENS, RATE = 512, 4e-4
 OPTIMIZERS: dict[str, Settings] = {
     "distro": Distro(8, 64, chunk=64, quantize_1bit=True, decay=0.999, weight_decay=0.0, clip=1.0),
     "sparseloco": SparseLoCo(inner_steps=4),
+    "outer_muon": SparseLoCo(
+        inner_steps=4, inner_optimizer="muon", topk=4096, divisor=Divisor.ALL, outer_lr=4.0, orthogonal_lr=1.5
+    ),
 }
+SHOWN = ("distro", "sparseloco")
 
 
 def measure(
-    optimizer: str, device: torch.device, arithmetic: Arithmetic, *, sequences: int, micro: int, repetitions: int
+    optimizer: str,
+    device: torch.device,
+    arithmetic: Arithmetic,
+    *,
+    model: str,
+    members: int,
+    sequences: int,
+    micro: int,
+    repetitions: int,
 ) -> dict[str, float]:
     """The figures of one optimizer with as many threads as torch has now."""
-    config, settings = config_of(MODEL), OPTIMIZERS[optimizer]
+    config, settings = config_of(MODELS[model]), OPTIMIZERS[optimizer]
     weights = init_weights(config, 0)
     schema = build_schema(config.to_hf(), 3, settings)
     steps = settings.inner_steps if isinstance(settings, SparseLoCo) else 1
@@ -81,13 +102,13 @@ def measure(
         stopwatch=now,
         arithmetic=arithmetic,
     )
-    plain = of_llama(weights, heads=8).to(device)
+    plain = of_llama(weights, heads=MODELS[model]["num_attention_heads"]).to(device)
     loop = Loop(plain, micro_batch=micro, steps=steps, bf16=arithmetic.bf16, compiled=arithmetic.compiled)
     draws, spent = torch.Generator().manual_seed(1), Spent(now)
     for repetition in range(repetitions + 1):
         share = torch.randint(0, 260, (sequences, TOKENS), generator=draws)
         turns: list[Callable[[], None]] = [
-            lambda share=share: member_step(replica, share, spent),  # type: ignore[misc]
+            lambda share=share: member_step(replica, share, members, spent),  # type: ignore[misc]
             lambda share=share: spent.time("plain", lambda: loop.step(share)),  # type: ignore[misc]
         ]
         for turn in turns if repetition % 2 else reversed(turns):
@@ -119,24 +140,27 @@ class Spent:
         self.seconds.clear()
 
 
-def member_step(replica: Replica, share: Tensor, spent: Spent) -> None:
-    """Train, encode, and apply three results."""
+def member_step(replica: Replica, share: Tensor, members: int, spent: Spent) -> None:
+    """Train, encode, decode and apply so many results."""
     trained = replica.train(share, RATE, RATE, threading.Event())
     spent.note("train", trained.seconds)
     spent.note("encode", trained.encode_seconds)
     results = replica.schema.results
-    votes = {
-        level: [decode_level(payload, results, level) for _ in range(MEMBERS)]
-        for level, payload in trained.payloads.items()
-    }
+    votes: dict[int, list[Votes]] = {}
+
+    def decode() -> None:
+        for level, payload in trained.payloads.items():
+            votes[level] = [decode_level(payload, results, level) for _ in range(members)]
+
+    spent.time("decode", decode)
     spent.time("apply", lambda: replica.apply(votes, RATE))
 
 
 def figures(spent: Spent, tokens: int) -> dict[str, float]:
     """Medians, their ratios, and speeds in tokens per second."""
     middle = {what: statistics.median(seconds) for what, seconds in spent.seconds.items()}
-    train, encode, apply, plain = (middle[what] for what in ("train", "encode", "apply", "plain"))
-    step = train + encode + apply
+    train, encode, decode, apply, plain = (middle[what] for what in ("train", "encode", "decode", "apply", "plain"))
+    step = train + encode + decode + apply
     return {
         "train_over_plain": round(plain / train, 3),
         "with_encode_over_plain": round(plain / (train + encode), 3),
@@ -144,12 +168,13 @@ def figures(spent: Spent, tokens: int) -> dict[str, float]:
         "with_encode_tokens_per_s": round(tokens / (train + encode)),
         "plain_tokens_per_s": round(tokens / plain),
         "encode_of_step": round(encode / step, 4),
+        "decode_of_step": round(decode / step, 4),
         "apply_of_step": round(apply / step, 4),
     } | {f"{what}_ms": round(1000 * seconds, 1) for what, seconds in middle.items()}
 
 
 def report(
-    device: torch.device, arithmetic: Arithmetic, threads: Sequence[int], optimizers: Sequence[str], **sizes: int
+    device: torch.device, arithmetic: Arithmetic, threads: Sequence[int], optimizers: Sequence[str], **sizes: Any
 ) -> dict[str, Any]:
     """All figures, by optimizer and threads, and the lowest ratios of them."""
     found: dict[str, dict[str, dict[str, float]]] = {}
@@ -169,7 +194,9 @@ def main() -> None:
     parser.add_argument("--precision", choices=("auto", "fp32", "bf16"), default="auto", help="as train's")
     parser.add_argument("--compile", choices=("auto", "on", "off"), default="auto", help="as train's")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="of the CPU (default 1 2)")
-    parser.add_argument("--optimizers", nargs="+", choices=sorted(OPTIMIZERS), default=sorted(OPTIMIZERS))
+    parser.add_argument("--optimizers", nargs="+", choices=sorted(OPTIMIZERS), default=SHOWN)
+    parser.add_argument("--model", choices=MODELS, default="light", help="default light")
+    parser.add_argument("--members", type=int, default=3, help="whose results are applied (default 3)")
     parser.add_argument("--sequences", type=int, default=4, help="of a share (default 4)")
     parser.add_argument("--micro", type=int, default=4, help="sequences in one pass (default 4)")
     parser.add_argument("--repetitions", type=int, default=5, help="default 5")
@@ -181,6 +208,8 @@ def main() -> None:
         arithmetic_of(device, chosen.precision, chosen.compile),
         chosen.threads,
         chosen.optimizers,
+        model=chosen.model,
+        members=chosen.members,
         sequences=chosen.sequences,
         micro=chosen.micro,
         repetitions=chosen.repetitions,

@@ -20,7 +20,7 @@ from aftermath.kernels import choice, cosine, use
 from aftermath.model.levels import SchemaError, Segment
 from aftermath.optim.basis import integer_basis
 from aftermath.optim.blocks import UNUSED, cut
-from aftermath.optim.codec import Votes, decode_level
+from aftermath.optim.codec import decode_level
 from aftermath.optim.distro import Distro
 from aftermath.optim.engine import Engine
 from aftermath.optim.feedback import ErrorFeedback
@@ -31,6 +31,7 @@ from aftermath.optim.parts import PseudoGradient
 from aftermath.optim.schema import Schema, Settings, build_schema
 from aftermath.optim.sparseloco import Divisor, SparseLoCo
 from aftermath.optim.transform import ZERO_BELOW, strongest
+from aftermath.optim.votes import Votes
 from optim.optim_oracle import RAGGED, toy_inner, toy_schema
 from optim.optim_replica import bits, gradients, tensors
 from replica.whole_round import MODELS, OPTIMIZERS

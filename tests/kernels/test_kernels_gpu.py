@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from aftermath.optim import on_gpu
-from aftermath.optim.codec import Votes, decode_level
+from aftermath.optim.codec import decode_level
 from aftermath.optim.engine import Engine
 from aftermath.optim.feedback import ErrorFeedback
 from aftermath.optim.lattice import SMALLEST, quantise
@@ -26,6 +26,7 @@ from aftermath.optim.parts import PseudoGradient
 from aftermath.optim.schema import Schema
 from aftermath.optim.sparseloco import Divisor
 from aftermath.optim.transform import ZERO_BELOW, strongest
+from aftermath.optim.votes import Votes
 from optim.optim_oracle import RAGGED, toy_inner, toy_schema
 from optim.optim_replica import bits, gradients, tensors
 

@@ -17,8 +17,8 @@ import torch
 from aftermath.base.errors import Unsuitable
 from aftermath.base.files import replacing
 from aftermath.member import gradients
-from aftermath.optim.codec import Votes
 from aftermath.optim.gradientfile import GradientFile, read_gradient_file
+from aftermath.optim.votes import Votes
 from aftermath.replica.replica import Replica
 from aftermath.rules.schedules import learning_rate
 from aftermath.sim.player import Player

@@ -13,12 +13,12 @@ import numpy as np
 
 from aftermath.optim.basis import integer_basis
 from aftermath.optim.blocks import Blocks
-from aftermath.optim.codec import Votes
 from aftermath.optim.distro import Distro
 from aftermath.optim.format import ResultFormat
 from aftermath.optim.layout import level_layout
 from aftermath.optim.schema import Schema, build_schema
 from aftermath.optim.sparseloco import SparseLoCo
+from aftermath.optim.votes import Votes
 
 CONFIG = {
     "model_type": "llama",

@@ -46,4 +46,4 @@ def encode(engine: Engine, grads: Mapping[str, Tensor], lr: float, ahead: float 
 
 def bits(tensors: Mapping[str, Tensor]) -> dict[str, bytes]:
     """All there is to compare."""
-    return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
+    return {name: tensor.cpu().numpy().tobytes() for name, tensor in tensors.items()}

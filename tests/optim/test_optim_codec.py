@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from aftermath.model.levels import SchemaError
 from aftermath.optim.blocks import UNUSED
-from aftermath.optim.codec import BadPayload, Votes, decode_level, encode_level
+from aftermath.optim.codec import BadPayload, decode_level, encode_level
 from aftermath.optim.format import Values
 from aftermath.optim.layout import level_layout
 from aftermath.optim.places import bits_of
 from aftermath.optim.transform import strongest
+from aftermath.optim.votes import Votes
 from optim.optim_oracle import toy_schema
 
 BIT, FLOAT = toy_schema().results, toy_schema(quantize_1bit=False).results

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -174,13 +173,3 @@ def test_blocks_are_digits_only_where_that_is_shorter() -> None:
             apart = places.bits_of(4096, kept) + values.bits * kept
             together = 4096 * 8 / 5 if values.bits == 1 else 4096 * 7 / 3
             assert results.as_digits(4096, kept) == (values is not Values.FLOAT and together < apart)
-
-
-def test_peers_that_send_all_share_their_positions() -> None:
-    results = FORMATS["all"]
-    cuts = [cut for cut in results.of_level(2) for _ in range(cut.count)]
-    indices = np.concatenate([np.arange(cut.topk, dtype=np.uint16) for cut in cuts])
-    sent = [encode_level(results, 2, indices, np.full(len(indices), size, "f4")) for size in (0.5, -0.25)]
-    one, other = (decode_level(data, results, 2) for data in sent)
-    assert one.positions is other.positions
-    assert torch.equal(one.values, -other.values)

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from aftermath.optim.basis import integer_basis
-from aftermath.optim.codec import Votes
 from aftermath.optim.exact import _inverse, _means, signs
 from aftermath.optim.format import Values
 from aftermath.optim.layout import level_layout
+from aftermath.optim.votes import Votes
 from optim.optim_oracle import RAGGED, oracle_means, oracle_signs, toy_schema
 
 CPU = torch.device("cpu")

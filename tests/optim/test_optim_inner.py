@@ -20,6 +20,7 @@ from aftermath.optim.layout import level_layout
 from aftermath.optim.muon import Muon, MuonSettings
 from aftermath.optim.parts import BadState, PseudoGradient
 from aftermath.optim.schema import Schema
+from aftermath.optim.votes import WholeVotes
 from optim.optim_oracle import RAGGED, cut_blocks, toy_inner
 from optim.optim_replica import bits, encode, gradients, replica, tensors
 
@@ -325,8 +326,8 @@ def test_a_gradient_whose_square_no_moment_can_hold_is_refused(inner: str) -> No
     engine.restore(engine.state())
 
 
-def test_results_of_everything_take_two_bytes_a_number_beside_positions_that_peers_share() -> None:
-    """Where a block has zeros, other places count, and only that peer's positions are its own."""
+def test_results_of_everything_take_a_byte_a_number_and_no_positions_until_somebody_asks() -> None:
+    """Where a block has zeros, other places count."""
     schema = toy_inner(chunk=4, topk=16, topk_embeddings=16, orthogonal_lr=1.5)
     votes = []
     for seed in range(3):
@@ -334,10 +335,13 @@ def test_results_of_everything_take_two_bytes_a_number_beside_positions_that_pee
         payloads = engine._result.compress(PseudoGradient(gradients(schema, 2, seed), 1.0, 0.0))
         votes.append(decode_level(payloads[2], schema.results, 2))
     first, second, third = votes
-    assert first.positions is second.positions is third.positions
     for vote in votes:
-        assert vote.shifts is not None
-        assert vote.values.element_size() + vote.shifts.element_size() == 2
+        assert isinstance(vote, WholeVotes)
+        assert all(own.dtype == torch.int8 for own in vote.digits)
+        assert all(len(own) == len(of) for own, of in zip(vote.moved, vote.digits, strict=True))
+        assert not {"positions", "values", "shifts"} & vars(vote).keys()
+    assert torch.equal(first.positions, second.positions)
+    assert torch.equal(first.positions, third.positions)
     _, engine = replica(schema, 2)
     holed = gradients(schema, 2, 7)
     holed["model.norm.weight"][0] = 0.0

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from aftermath.model.segments import view
-from aftermath.optim.codec import Votes
 from aftermath.optim.engine import Engine
 from aftermath.optim.lattice import LARGEST, LEAST, MOST
 from aftermath.optim.layout import level_layout
 from aftermath.optim.mean import MeanApply, changes
 from aftermath.optim.schema import Schema
 from aftermath.optim.sparseloco import Divisor, SparseLoCo
+from aftermath.optim.votes import Votes
 from aftermath.rules.sparseloco import InnerOptimizer
 from optim.optim_oracle import RAGGED, joined, toy_inner
 from optim.optim_replica import bits, tensors

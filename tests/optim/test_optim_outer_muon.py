@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from aftermath.model.segments import view
-from aftermath.optim.codec import Votes
 from aftermath.optim.engine import Engine
 from aftermath.optim.layout import Part, level_layout
 from aftermath.optim.mean import changes, most_of
@@ -18,6 +17,7 @@ from aftermath.optim.muon import hidden_matrices
 from aftermath.optim.polar import exact_polar
 from aftermath.optim.schema import Schema, build_schema
 from aftermath.optim.sparseloco import SparseLoCo
+from aftermath.optim.votes import Votes
 from optim.optim_oracle import RAGGED, joined, toy_inner
 from optim.optim_replica import bits, tensors
 from optim.test_optim_mean import random_votes

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aftermath.optim.codec import Votes
 from aftermath.optim.lattice import LARGEST, LEAST, MOST
 from aftermath.optim.tally import tally, tally_multiples
+from aftermath.optim.votes import Votes
 
 
 @settings(max_examples=200, deadline=None)

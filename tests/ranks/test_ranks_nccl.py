@@ -86,7 +86,7 @@ def test_what_ranks_make_of_a_round_is_applied_by_a_gpu_with_their_bits(ranks: R
             replica.train(share(7, number), RATE, RATE, threading.Event(), travelling=number > 0)
             for replica in (alone, led)
         )
-        assert made.loss == pytest.approx(one.loss, rel=1e-4)
+        assert made.loss == pytest.approx(one.loss, rel=0.02)  # inner steps make more of what was rounded
         for replica in (alone, led):
             apply(replica, made.payloads)
         assert alone.hashes() == led.hashes()

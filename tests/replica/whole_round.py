@@ -14,10 +14,11 @@ from aftermath.model.architectures import config_of
 from aftermath.model.config import ModelConfig
 from aftermath.model.initial import init_weights
 from aftermath.model.segments import write_segment
-from aftermath.optim.codec import Votes, decode_level
+from aftermath.optim.codec import decode_level
 from aftermath.optim.distro import Distro
 from aftermath.optim.schema import Schema, Settings, build_schema
 from aftermath.optim.sparseloco import SparseLoCo
+from aftermath.optim.votes import Votes
 from aftermath.replica.modelshare import snapshot
 from aftermath.replica.pass_size import PassSize
 from aftermath.replica.replica import Replica

@@ -20,8 +20,8 @@ from aftermath.cli.command import command
 from aftermath.cli.present import CommandError, Result, listing
 
 if TYPE_CHECKING:
-    from aftermath.optim.codec import Votes
     from aftermath.optim.gradientfile import GradientFile
+    from aftermath.optim.votes import Votes
 
 COLUMNS = ("file", "run", "step", "member", "level", "bytes", "votes", "values")
 LARGEST_TENSOR = 16 << 30

@@ -17,7 +17,8 @@ from aftermath.base.backoff import Backoff
 from aftermath.base.worker import Worker
 from aftermath.member.plan import RoundPlan
 from aftermath.member.ports import Ports, Role
-from aftermath.optim.codec import BadPayload, Votes, decode_level
+from aftermath.optim.codec import BadPayload, decode_level
+from aftermath.optim.votes import Votes
 from aftermath.p2p.transport import TransportError
 from aftermath.rules.commitment import Commitment
 from aftermath.watch import kinds

@@ -23,7 +23,7 @@ from aftermath.member.lineage import Lineage
 from aftermath.member.payloads import Candidate, Payloads
 from aftermath.member.plan import RoundPlan
 from aftermath.member.ports import Ports, Role
-from aftermath.optim.codec import Votes
+from aftermath.optim.votes import Votes
 from aftermath.p2p.transport import RequestRefused
 from aftermath.rules.commitment import Commitment
 from aftermath.rules.run import STORED_ROUNDS

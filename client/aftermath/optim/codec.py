@@ -17,12 +17,11 @@ Decided
 - Nothing is allocated from what a peer says: the size is compared with the format's before anything else.
 - A coefficient that is exactly zero is no vote; a float vote is a normal number (no zero, subnormal, NaN, infinity).
 - Lattice votes are whole multiples of the lattice's smallest value, so that their sums are exact. A member holds those
-  of many peers at once, so a vote is kept in two bytes, and peers who send everything share one tensor of positions.
+  of many peers at once, so a vote is kept in two bytes, and in one where a result has every number.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -36,6 +35,7 @@ from aftermath.optim.blocks import UNUSED
 from aftermath.optim.format import EXPONENT_BITS, ResultFormat, Values, whole_bytes
 from aftermath.optim.lattice import LEAST, MOST, exponents_of, is_three
 from aftermath.optim.layout import LevelLayout, level_layout
+from aftermath.optim.votes import Votes, WholeVotes
 
 _MAGNITUDE = 0x7FFFFFFF  # of the bits of an fp32
 _SMALLEST, _INFINITY = 0x00800000, 0x7F800000  # smallest normal number, infinity
@@ -43,29 +43,6 @@ _SMALLEST, _INFINITY = 0x00800000, 0x7F800000  # smallest normal number, infinit
 
 class BadPayload(AftermathError):
     """A peer's result is not a valid encoding of this run's result format; the result must not be used."""
-
-
-@dataclass(frozen=True)
-class Votes:
-    """One peer's votes on one level: distinct coefficients in ascending entry order of the wire."""
-
-    level: int
-    positions: Tensor  # int64 [n], positions of `optim.layout`, on the CPU
-    values: Tensor
-    """Signs: int8 [n] in {-1, +1}. Floats: fp32 [n], finite and not zero. On the lattice, in multiples of its smallest
-    value and not zero: int64 [n], or int8 [n] that `shifts` moves to the left.
-    """
-    shifts: Tensor | None = None  # uint8 [n]
-
-    @property
-    def kind(self) -> torch.dtype:
-        """Of the values, as they count."""
-        return self.values.dtype if self.shifts is None else torch.int64
-
-    def multiples(self) -> Tensor:
-        """A copy of values on the lattice, int64 [n]."""
-        whole = self.values.to(torch.int64, copy=True)
-        return whole if self.shifts is None else whole.bitwise_left_shift_(self.shifts)
 
 
 def encode_level(results: ResultFormat, level: int, indices: NDArray[np.uint16], values: NDArray[np.float32]) -> bytes:
@@ -101,10 +78,12 @@ def decode_level(data: bytes | bytearray | memoryview, results: ResultFormat, le
     layout = level_layout(results, level)
     before, between = results.place_bytes(level), results.value_bytes(level)
     octets = np.frombuffer(data, np.uint8)
+    if layout.whole and results.values.lattice_bits:
+        return _whole(octets[:between], octets[between:], results, layout, level)
     indices, small = _read(octets[:before], octets[before + between :], results, layout, level)
     used = indices != UNUSED
     rest = octets[before : before + between]
-    positions = layout.positions_of(indices, used)
+    positions = torch.from_numpy(layout.entry_base[used] + indices[used])
     if results.values is Values.FLOAT:
         return Votes(level, positions, torch.from_numpy(_floats(rest, used, layout, level)[used]))
     shifts = None
@@ -116,6 +95,16 @@ def decode_level(data: bytes | bytearray | memoryview, results: ResultFormat, le
     if len(small):
         values = _together(values, small, layout)
     return Votes(level, positions, torch.from_numpy(values[used]), shifts)
+
+
+def _whole(
+    exponents: NDArray[np.uint8], written: NDArray[np.uint8], results: ResultFormat, layout: LevelLayout, level: int
+) -> Votes:
+    """The votes of a result that has a digit for every number, and nothing beside them but exponents."""
+    found = _digits_of(written, results, layout, level)
+    voted = layout.canonical([(own != 0).any(1, keepdim=True) for own in found]).numpy()
+    shifts = torch.from_numpy(_block_shifts(exponents, voted, layout, level))
+    return WholeVotes(level, found, layout.grouped(shifts, [1] * len(found)), layout)
 
 
 def _packed(bits: NDArray[Any]) -> bytes:
@@ -247,19 +236,24 @@ def _plane(
 
 def _shifts(data: NDArray[np.uint8], used: NDArray[np.bool_], layout: LevelLayout, level: int) -> NDArray[np.uint8]:
     """How far the values of all entries are shifted. Raises BadPayload for an exponent the lattice does not have."""
-    bits, firsts = np.unpackbits(data, bitorder="little"), np.flatnonzero(layout.entry_first)
-    end = EXPONENT_BITS * len(firsts)
+    firsts = np.flatnonzero(layout.entry_first)
+    return np.repeat(_block_shifts(data, used[firsts], layout, level), np.diff(firsts, append=layout.entries))
+
+
+def _block_shifts(
+    data: NDArray[np.uint8], voted: NDArray[np.bool_], layout: LevelLayout, level: int
+) -> NDArray[np.uint8]:
+    """How far those of every block are shifted; `voted` says which blocks have any. Raises BadPayload as `_shifts`."""
+    bits, end = np.unpackbits(data, bitorder="little"), EXPONENT_BITS * len(voted)
     if bits[end:].any():
         raise BadPayload(f"level {level}: a bit after the last exponent is set")
     codes = np.packbits(bits[:end].reshape(-1, EXPONENT_BITS), axis=1, bitorder="little")[:, 0]
-    voted = used[layout.entry_first]
     wrong = np.where(voted, (codes < 1) | (codes > MOST - LEAST + 1), codes != 0)
     if wrong.any():
         block = int(wrong.argmax())
         what = f"an exponent that is not from {LEAST} to {MOST}" if voted[block] else "an exponent without votes"
-        raise BadPayload(f"{_place(layout, level, int(firsts[block]))}: {what}")
-    shifts = np.where(voted, codes - np.uint8(1), np.uint8(0))
-    return np.repeat(shifts, np.diff(firsts, append=layout.entries))
+        raise BadPayload(f"{_place(layout, level, int(np.flatnonzero(layout.entry_first)[block]))}: {what}")
+    return np.where(voted, codes - np.uint8(1), np.uint8(0))
 
 
 def _floats(data: NDArray[np.uint8], used: NDArray[np.bool_], layout: LevelLayout, level: int) -> NDArray[np.float32]:

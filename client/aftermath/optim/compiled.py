@@ -22,10 +22,10 @@ from torch import Tensor
 from aftermath.kernels.use import run
 from aftermath.model.segments import view
 from aftermath.optim.basis import COLUMN_SUM_BITS, basis
-from aftermath.optim.codec import Votes
 from aftermath.optim.lattice import LEAST, MOST, fraction_bits
 from aftermath.optim.layout import LevelLayout, Part
 from aftermath.optim.transform import matrices
+from aftermath.optim.votes import Votes
 
 _AT_ONCE = 1 << 18  # numbers in a task
 _CPU = torch.device("cpu")

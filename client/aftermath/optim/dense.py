@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from aftermath.model.segments import view
-from aftermath.optim.codec import Votes
 from aftermath.optim.format import Transform
 from aftermath.optim.lattice import SMALLEST
 from aftermath.optim.layout import LevelLayout, Part, level_layout
@@ -22,6 +21,7 @@ from aftermath.optim.mean import most_of
 from aftermath.optim.schema import Schema
 from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.optim.transform import cells, inverse
+from aftermath.optim.votes import Votes
 
 
 def dense_shapes(schema: Schema) -> dict[str, tuple[int, ...]]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from aftermath.base.merkle import Tree
 from aftermath.optim.balance import Balances
 from aftermath.optim.clip import NonFiniteGradient
-from aftermath.optim.codec import Votes, decode_level
+from aftermath.optim.codec import decode_level
 from aftermath.optim.distro import Distro
 from aftermath.optim.feedback import ErrorFeedback
 from aftermath.optim.format import ResultFormat
@@ -31,6 +31,7 @@ from aftermath.optim.parts import Apply, Backward, BadState, Measured, PrivateSt
 from aftermath.optim.private_blocks import Outline, Place, outline
 from aftermath.optim.schema import Schema
 from aftermath.optim.sign import SignApply
+from aftermath.optim.votes import Votes
 
 T = TypeVar("T")
 MakeResult = Callable[[ResultFormat, int, Mapping[str, Tensor], float, Balances], Result]

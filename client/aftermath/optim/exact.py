@@ -36,11 +36,11 @@ import torch
 from torch import Tensor
 
 from aftermath.optim.basis import COLUMN_SUM_BITS, basis
-from aftermath.optim.codec import Votes
 from aftermath.optim.format import ResultFormat, Values
 from aftermath.optim.layout import Group, LevelLayout, level_layout
 from aftermath.optim.on_gpu import OnGpu, counts
 from aftermath.optim.tally import check_votes, tally
+from aftermath.optim.votes import Votes
 
 MEAN_BITS = 26
 _BATCH = 1 << 18  # coefficients transformed at once: 2 MiB of float64, so that the passes stay in cache

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from aftermath.kernels.use import run
 from aftermath.model.segments import view
-from aftermath.optim import compiled, on_gpu
+from aftermath.optim import compiled, on_gpu, whole
 from aftermath.optim.balance import Balances, nothing_balances
 from aftermath.optim.blocks import UNUSED
 from aftermath.optim.clip import LARGEST_RESIDUAL, refuse_beyond
@@ -148,7 +148,12 @@ class ErrorFeedback:
 
     def sent(self) -> dict[int, bytes]:
         """The last result, per held level; nothing before the first."""
-        return {level: encode_level(self._format, level, *self.entries(level)) for level in self._previous}
+        return {level: self._encoded(level, chosen) for level, chosen in self._previous.items()}
+
+    def _encoded(self, level: int, chosen: Sequence[tuple[Tensor, Tensor]]) -> bytes:
+        if self._layouts[level].whole and self._format.values.lattice_bits:
+            return whole.encode(self._layouts[level], chosen, self._format.values)
+        return encode_level(self._format, level, *self.entries(level))
 
     def _chosen(self, blocks: Tensor, topk: int) -> tuple[Tensor, Tensor]:
         """Indices and values, [n, topk], of what is sent of blocks [n, h, w]."""

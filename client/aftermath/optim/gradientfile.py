@@ -20,8 +20,9 @@ from safetensors import SafetensorError, safe_open
 from aftermath.base.errors import AftermathError
 from aftermath.base.numbers import U32_MAX
 from aftermath.model.header import header
-from aftermath.optim.codec import Votes, decode_level
+from aftermath.optim.codec import decode_level
 from aftermath.optim.schema import MAX_JSON_BYTES, Schema
+from aftermath.optim.votes import Votes
 from aftermath.rules.limits import RUN_ID_BYTES
 
 FORMAT_VERSION = "1"

@@ -10,10 +10,9 @@ Decided
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 import numpy as np
 import torch
@@ -66,30 +65,36 @@ class LevelLayout:
 
     groups: tuple[Group, ...]
     parts: tuple[Part, ...]
-    entry_base: NDArray[np.int64]  # position of the first coefficient of the entry's block
-    entry_first: NDArray[np.bool_]  # is the entry the first of its block
-    entry_digit: NDArray[np.bool_]  # is the entry's block written as digits
-    _last: list[weakref.ref[Tensor]] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    @cached_property
+    def _entries(self) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.bool_]]:
+        """Made when first asked for: they take ten bytes an entry, and a result that is whole needs none."""
+        return _entries(self.groups, self.parts)
+
+    @property
+    def entry_base(self) -> NDArray[np.int64]:
+        """By entry the position of the first coefficient of its block."""
+        return self._entries[0]
+
+    @property
+    def entry_first(self) -> NDArray[np.bool_]:
+        """By entry whether it is the first of its block."""
+        return self._entries[1]
+
+    @property
+    def entry_digit(self) -> NDArray[np.bool_]:
+        """By entry whether its block is written as digits."""
+        return self._entries[2]
+
+    @property
+    def whole(self) -> bool:
+        """Is every number of every block kept and written as a digit?"""
+        return all(group.digits and group.topk == group.block for group in self.groups)
 
     @property
     def entries(self) -> int:
         """Entries of the level."""
-        return len(self.entry_base)
-
-    def positions_of(self, indices: NDArray[np.uint16], used: NDArray[np.bool_]) -> Tensor:
-        """Positions int64 of the used entries, in their order.
-
-        Where a result has an entry for every coefficient, those of all peers are mostly the same: then they are one
-        tensor, for as long as anybody holds it.
-        """
-        found = torch.from_numpy(self.entry_base[used] + indices[used])
-        if any(group.topk < group.block for group in self.groups):
-            return found
-        last = self._last[0]() if self._last else None
-        if last is not None and torch.equal(last, found):
-            return last
-        self._last[:] = [weakref.ref(found)]
-        return found
+        return sum(part.blocks.entries for part in self.parts)
 
     def canonical(self, per_group: Sequence[Tensor]) -> Tensor:
         """One tensor [blocks, n] per group, as with n = topk of entries, flattened into the canonical order."""
@@ -135,7 +140,7 @@ def level_layout(results: ResultFormat, level: int) -> LevelLayout:
         base += count * height * width
     order = list(counts)
     parts = tuple(Part(blocks, order.index(key), first) for blocks, key, first in places)
-    return LevelLayout(tuple(groups), parts, *_entries(groups, parts))
+    return LevelLayout(tuple(groups), parts)
 
 
 def _edges(blocks: Blocks) -> tuple[int, int]:

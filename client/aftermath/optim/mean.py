@@ -12,8 +12,9 @@ Why the bits are the same everywhere
 - u is a division, a multiplication and a rounding to fp32, and x gets one subtraction: each a single IEEE operation on
   two tensors, or on a tensor and a number that is no divisor (a device may divide by a number as it likes, for example
   by multiplying with the reciprocal). rate * 2^LEAST is the same rate with another exponent.
-Votes are counted on the CPU, whatever holds the model, unless kernels count them on a GPU (`optim.on_gpu`); and
-everything is decided before the first parameter changes.
+Votes are counted on the CPU, whatever holds the model, unless kernels count them on a GPU (`optim.on_gpu`); those of
+results that keep every number (`optim.whole`) are counted where the model is. Everything is decided before the first
+parameter changes.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from torch import Tensor
 
 from aftermath.kernels.use import run
 from aftermath.model.segments import view
-from aftermath.optim.codec import Votes
+from aftermath.optim import whole
 from aftermath.optim.compiled import Counted, Task, usable
 from aftermath.optim.format import ResultFormat
 from aftermath.optim.lattice import LARGEST, SMALLEST
@@ -35,6 +36,7 @@ from aftermath.optim.on_gpu import OnGpu, counts
 from aftermath.optim.sparseloco import REACH, Divisor, SparseLoCo
 from aftermath.optim.tally import check_votes, tally_multiples
 from aftermath.optim.transform import subtract
+from aftermath.optim.votes import Votes, WholeVotes
 
 _AT_ONCE = 1 << 20  # coefficients divided at once
 
@@ -52,6 +54,9 @@ class MeanApply:
     def apply(self, results: Mapping[int, Sequence[Votes]], lr: float) -> None:
         """Apply one round; `lr` was each member's own. Raises ValueError for votes that no run can have accepted."""
         most = most_of(self._settings, lr)
+        if all(isinstance(vote, WholeVotes) for votes in results.values() for vote in votes):
+            self._apply_whole({level: votes for level, votes in results.items() if votes}, most, lr)
+            return
         if self._compiled:
             self._apply_compiled({level: votes for level, votes in results.items() if votes}, most)
             return
@@ -73,6 +78,18 @@ class MeanApply:
             divisors = _divisors(self._settings.divisor, len(votes))
             tasks += counted[level].mean(self._params, most, divisors, self._settings.outer_lr * SMALLEST)
         run(tasks)
+
+    def _apply_whole(self, results: Mapping[int, Sequence[Votes]], most: int, lr: float) -> None:
+        for level, votes in results.items():
+            check_votes(votes, level, torch.int64)
+        rate, by = self._settings.outer_lr * SMALLEST, self._settings.divisor
+        decided = {
+            level: whole.means(votes, self._layouts[level], most, _divisors(by, len(votes)), rate, self._device)
+            for level, votes in results.items()
+        }
+        for level, groups in decided.items():
+            for part in self._layouts[level].parts:
+                self._move(view(self._params, part.segment), part, part.of(groups[part.group]), lr)
 
     def _on_gpu(self, results: Mapping[int, Sequence[Votes]]) -> bool:
         packed = all(vote.shifts is not None for votes in results.values() for vote in votes)

@@ -18,16 +18,15 @@ from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from aftermath.model.levels import Segment
 from aftermath.optim.blocks import UNUSED, Blocks
-from aftermath.optim.codec import Votes
 from aftermath.optim.lattice import LEAST, MOST, SMALLEST, fraction_bits, quantise
 from aftermath.optim.layout import Group, LevelLayout, Part
 from aftermath.optim.transform import ZERO_BELOW, matrices, strongest
+from aftermath.optim.votes import Votes
 
 logger = logging.getLogger(__name__)
 _FEW = 4  # one of so many coefficients, or fewer
@@ -81,8 +80,7 @@ def _counting(device: torch.device) -> bool:
         draws = torch.Generator().manual_seed(0)
         blocks = Blocks(Segment("proof", 0, None, 0, 0, (21, 150)), (8, 150), 70)
         group = Group(8, 150, 70, 3, 0, False)
-        empty = np.empty(0, np.int64)
-        layout = LevelLayout((group,), (Part(blocks, 0, 0),), empty, *[empty.astype(np.bool_)] * 2)
+        layout = LevelLayout((group,), (Part(blocks, 0, 0),))
         size, members, most, rate = group.blocks * group.block, 5, 1 << 40, 0.3 * SMALLEST
         lattice, signs = [], []
         for member in range(members):

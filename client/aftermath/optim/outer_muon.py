@@ -21,7 +21,6 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from aftermath.optim.codec import Votes
 from aftermath.optim.format import ResultFormat
 from aftermath.optim.layout import Part
 from aftermath.optim.mean import MeanApply
@@ -29,6 +28,7 @@ from aftermath.optim.muon import hidden_matrices
 from aftermath.optim.polar import exact_polar
 from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.optim.transform import cells
+from aftermath.optim.votes import Votes
 
 _AT_ONCE = 1 << 20  # entries of means that wait
 

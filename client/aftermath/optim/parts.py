@@ -15,9 +15,9 @@ from typing import Protocol
 from torch import Tensor
 
 from aftermath.base.errors import AftermathError
-from aftermath.optim.codec import Votes
 from aftermath.optim.layout import Part
 from aftermath.optim.private_blocks import Place
+from aftermath.optim.votes import Votes
 
 Backward = Callable[[Tensor], float]
 """Adds the gradient of the mean loss over sequences int64 [n, seq_len] to the parameters' `grad`, and returns the loss.

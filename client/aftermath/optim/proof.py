@@ -19,7 +19,7 @@ from torch import Tensor
 from aftermath.kernels.use import missing, run
 from aftermath.model.segments import view
 from aftermath.optim import compiled
-from aftermath.optim.codec import Votes, decode_level, encode_level
+from aftermath.optim.codec import decode_level, encode_level
 from aftermath.optim.distro import Distro
 from aftermath.optim.exact import MEAN_BITS, signs
 from aftermath.optim.feedback import entries_of, take_back
@@ -30,6 +30,7 @@ from aftermath.optim.mean import changes, placed
 from aftermath.optim.schema import Settings, build_schema
 from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.optim.transform import ZERO_BELOW, cells, forward, padding, strongest, subtract
+from aftermath.optim.votes import Votes
 
 _MODEL = {
     "model_type": "llama",

@@ -18,7 +18,6 @@ from torch import Tensor
 from aftermath.kernels.use import run
 from aftermath.model.segments import view
 from aftermath.optim.balance import Balances, nothing_balances
-from aftermath.optim.codec import Votes
 from aftermath.optim.compiled import Counted, usable
 from aftermath.optim.exact import MEAN_BITS, signs
 from aftermath.optim.format import ResultFormat, Values
@@ -26,6 +25,7 @@ from aftermath.optim.layout import Part, level_layout
 from aftermath.optim.rounding import to_fp32
 from aftermath.optim.tally import check_votes
 from aftermath.optim.transform import subtract
+from aftermath.optim.votes import Votes
 
 
 class SignApply:

@@ -5,8 +5,8 @@ Decided
 - Integers in int64, so the sums do not depend on the order of peers, on threads or on memory layout; and no more peers
   than the proofs of `optim.exact` and `optim.mean` allow for.
 - Few votes are sorted, many counted place by place: the same integers either way.
-- Votes on the lattice, which may be of every number, are counted peer by peer: what is held beside them does not grow
-  with the number of peers, and peers with the same tensor of positions are added up before any place is looked up.
+- Votes on the lattice, which may be of most numbers, are counted peer by peer: what is held beside them does not grow
+  with the number of peers. Those of every number have no places to look up (`optim.whole`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from aftermath.optim.codec import Votes
+from aftermath.optim.votes import Votes
 
 MAX_PEERS = 256
 _DENSE = 2  # with a vote for every so many places counting takes about as long as sorting
@@ -36,16 +36,11 @@ def tally_multiples(votes: Sequence[Votes], most: int) -> tuple[Tensor, Tensor, 
     if sum(len(vote.positions) for vote in votes) * _DENSE <= span:
         whole = torch.cat([vote.multiples() for vote in votes]).clamp_(-most, most)
         return tally(torch.cat([vote.positions for vote in votes]), whole)
-    alike: dict[int, list[Votes]] = {}
-    for vote in votes:
-        alike.setdefault(id(vote.positions), []).append(vote)
     sums, counts = torch.zeros(span, dtype=torch.int64), torch.zeros(span, dtype=torch.int16)
-    for same in alike.values():
-        positions, total = same[0].positions, same[0].multiples().clamp_(-most, most)
-        for vote in same[1:]:
-            total += vote.multiples().clamp_(-most, most)
-        sums.index_add_(0, positions, total)
-        counts.index_add_(0, positions, torch.full((), len(same), dtype=torch.int16).expand(len(positions)))
+    one = torch.ones((), dtype=torch.int16)
+    for vote in votes:
+        sums.index_add_(0, vote.positions, vote.multiples().clamp_(-most, most))
+        counts.index_add_(0, vote.positions, one.expand(len(vote.positions)))
     found = counts.nonzero().flatten()
     if len(found) == span:
         return found, sums, counts

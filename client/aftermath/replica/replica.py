@@ -19,11 +19,11 @@ from torch import Tensor
 from aftermath.base.errors import Unsuitable, UsageError
 from aftermath.model.config import ModelConfig
 from aftermath.model.segments import level_hash
-from aftermath.optim.codec import Votes
 from aftermath.optim.engine import Engine, MakeResult, Trained
 from aftermath.optim.feedback import ErrorFeedback
 from aftermath.optim.inner_optimizer import InnerOptimizer, MakeInner
 from aftermath.optim.schema import Schema
+from aftermath.optim.votes import Votes
 from aftermath.replica.arithmetic import PLAIN, Arithmetic
 from aftermath.replica.live_bytes import LiveBytes
 from aftermath.replica.memory import free_bytes, give_back, is_out_of_memory

@@ -18,7 +18,7 @@ from aftermath.base.wait import first_of
 from aftermath.member.payloads import Candidate
 from aftermath.member.ports import Desync, Ports
 from aftermath.member.results import TOPIC, Results
-from aftermath.optim.codec import Votes
+from aftermath.optim.votes import Votes
 from aftermath.p2p.complaints import Complaints
 from aftermath.p2p.transport import TransportError
 from aftermath.rules.commitment import Commitment, decode_announcement

@@ -19,7 +19,7 @@ from aftermath.member.results import Results
 from aftermath.member.rounds.collect import Collector
 from aftermath.member.rounds.duties import Duties
 from aftermath.member.rounds.epoch import Epoch
-from aftermath.optim.codec import Votes
+from aftermath.optim.votes import Votes
 from aftermath.rules.consensus import Fingerprint, consensus, vouched
 from aftermath.rules.run import Round, Run
 from aftermath.watch import kinds

@@ -1,0 +1,137 @@
+"""Results that keep every number: the bytes of `optim.codec`, and the steps that `optim.mean` counts by places."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aftermath.optim import mean, whole
+from aftermath.optim.blocks import UNUSED
+from aftermath.optim.codec import decode_level, encode_level
+from aftermath.optim.engine import Engine
+from aftermath.optim.feedback import ErrorFeedback, entries_of
+from aftermath.optim.lattice import LARGEST, SMALLEST
+from aftermath.optim.layout import level_layout
+from aftermath.optim.parts import PseudoGradient
+from aftermath.optim.schema import Schema
+from aftermath.optim.sparseloco import Divisor
+from aftermath.optim.votes import Votes, WholeVotes
+from optim.optim_oracle import RAGGED, toy_inner
+from optim.optim_replica import bits, gradients, tensors
+
+EVERYTHING = {"topk": 4096, "topk_embeddings": 4096}
+SCHEMAS = {
+    "2 bits": toy_inner(**EVERYTHING),
+    "1 bit, padded": toy_inner(bits=1, **EVERYTHING, **RAGGED),
+    "over all": toy_inner(divisor=Divisor.ALL, **EVERYTHING, **RAGGED),
+    "over the root": toy_inner(divisor=Divisor.ROOT, outer_lr=0.7, **EVERYTHING),
+    "polar": toy_inner(orthogonal_lr=1.5, **EVERYTHING, **RAGGED),
+}
+
+
+def results_of(schema: Schema, members: int, holes: float) -> dict[int, list[bytes]]:
+    """Payloads by level, of gradients of which such a part is zero."""
+    found: dict[int, list[bytes]] = {level: [] for level in range(schema.results.levels)}
+    for member in range(members):
+        draws = torch.Generator().manual_seed(member)
+        own = ErrorFeedback(schema.results, 0, tensors(schema, 0, 0), 0.9)
+        given = {
+            name: tensor * (torch.rand(tensor.shape, generator=draws) >= holes) * 10.0 ** (3 - 2 * member)
+            for name, tensor in gradients(schema, 0, member).items()
+        }
+        for level, data in own.compress(PseudoGradient(given, 0.01, 0.0)).items():
+            indices, values = own.entries(level)
+            assert data == encode_level(schema.results, level, indices, values)
+            found[level].append(data)
+    return found
+
+
+@pytest.mark.parametrize("holes", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_a_replica_takes_the_same_step_from_digits_as_from_places(name: str, holes: float) -> None:
+    schema = SCHEMAS[name]
+    sent = results_of(schema, 3, holes)
+    votes = {level: [decode_level(data, schema.results, level) for data in of] for level, of in sent.items()}
+    assert all(isinstance(vote, WholeVotes) for of in votes.values() for vote in of)
+    placed = {
+        level: [Votes(level, vote.positions, vote.values, vote.shifts) for vote in of] for level, of in votes.items()
+    }
+    applied = []
+    for taken, counted in ((votes, 1), (placed, 0)):
+        params = tensors(schema, 0, 0)
+        with mock.patch.object(mean.whole, "means", side_effect=whole.means) as means:
+            Engine(schema, 0, params)._apply.apply(taken, 0.01)
+        assert means.call_count == counted * schema.results.levels
+        applied.append(bits(params))
+    assert applied[0] == applied[1]
+    assert (applied[0] == bits(tensors(schema, 0, 0))) == (holes == 1.0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(sorted(SCHEMAS)), st.integers(0, 2**32), st.integers(1, LARGEST), st.sampled_from([1, 3, 97]))
+def test_steps_are_whatever_order_and_batch_they_are_counted_in(name: str, seed: int, most: int, at_once: int) -> None:
+    schema, level = SCHEMAS[name], 0
+    layout = level_layout(schema.results, level)
+    draws = np.random.default_rng(seed)
+    votes: list[Votes] = []
+    for _ in range(4):
+        digits = [
+            torch.from_numpy(draws.choice(np.array([0, 1, -1, 3, -3], np.int8), (group.blocks, group.block)))
+            for group in layout.groups
+        ]
+        moved = [torch.from_numpy(draws.integers(0, 44, (group.blocks, 1), np.uint8)) for group in layout.groups]
+        votes.append(WholeVotes(level, digits, moved, layout))
+    divisors, cpu = [0.0, 1.0, 1.5, 2.0, 7.0], torch.device("cpu")
+    found = whole.means(votes, layout, most, divisors, SMALLEST, cpu)
+    with mock.patch.dict(whole._AT_ONCE, cpu=at_once):
+        again = whole.means(votes[::-1], layout, most, divisors, SMALLEST, cpu)
+    for number, (one, other) in enumerate(zip(found, again, strict=True)):
+        assert torch.equal(one, other)
+        whole_numbers = [
+            (vote.digits[number].long() << vote.moved[number].long()).clamp(-most, most)
+            for vote in votes
+            if isinstance(vote, WholeVotes)
+        ]
+        kept = sum((numbers != 0).long() for numbers in whole_numbers)
+        by = torch.tensor([1.0, *divisors[1:]], dtype=torch.float64)[kept]
+        expected = (sum(whole_numbers).double() / by * SMALLEST).float()
+        assert torch.equal(one.flatten(1), expected)
+
+
+def test_values_that_are_on_no_lattice_are_not_sent() -> None:
+    schema = SCHEMAS["2 bits"]
+    layout = level_layout(schema.results, 0)
+    chosen = [
+        (torch.arange(group.block).expand(group.blocks, -1), torch.full((group.blocks, group.block), 0.5))
+        for group in layout.groups
+    ]
+    good = whole.encode(layout, chosen, schema.results.values)
+    assert good == encode_level(schema.results, 0, *entries_of(layout, *zip(*chosen, strict=True)))
+    for wrong in (0.7, 0.25, 2.0**-42, 2.0**5):
+        chosen[0][1][0, 1] = wrong
+        with pytest.raises(ValueError, match="not on the lattice"):
+            whole.encode(layout, chosen, schema.results.values)
+
+
+def test_an_entry_that_is_not_used_leaves_its_place_empty() -> None:
+    schema = SCHEMAS["2 bits"]
+    layout = level_layout(schema.results, 0)
+    chosen = []
+    for group in layout.groups:
+        indices = torch.full((group.blocks, group.block), UNUSED)
+        values = torch.zeros(group.blocks, group.block)
+        indices[0, :2], values[0, :2] = torch.tensor([1, 3]), torch.tensor([-1.5, 0.5])
+        chosen.append((indices, values))
+    data = whole.encode(layout, chosen, schema.results.values)
+    assert data == encode_level(schema.results, 0, *entries_of(layout, *zip(*chosen, strict=True)))
+    votes = decode_level(data, schema.results, 0)
+    assert isinstance(votes, WholeVotes)
+    for digits in votes.digits:
+        assert digits[0].nonzero().flatten().tolist() == [1, 3]
+        assert digits[0, [1, 3]].tolist() == [-3, 1]
+        assert not digits[1:].any()
