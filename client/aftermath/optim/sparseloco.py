@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -27,11 +27,6 @@ from aftermath.rules.sparseloco import InnerOptimizer
 KIND = "sparseloco"
 _SET = "Choose another in the optimizer's settings"
 
-LATE = (
-    "SparseLoCo learns less with it, since members train at weights that lack what others sent; it pays only where "
-    "results travel for about as long as a round trains"
-)
-"""What is to be said of an overlap."""
 REACH: dict[InnerOptimizer, float] = {"adamw": 2.0, "muon": 0.5}
 """What one member's value counts at most, in learning rates for every inner step. It bounds what a member can do to the
 model, and takes the overshoot out of what several residuals hold of the same thing (docs/experiments.md).
@@ -80,6 +75,16 @@ class SparseLoCo:
     """Of the inner optimizer."""
     clip: float | None = sparseloco.CLIP
     """The largest norm of a gradient; None and 0 leave it as it is."""
+
+    late: ClassVar[str] = (
+        "SparseLoCo learns less with it, since members train at weights that lack what others sent; it pays only where "
+        "results travel for about as long as a round trains"
+    )
+
+    @property
+    def moments(self) -> int:
+        """Of a hidden matrix; Muon has two of all else."""
+        return {"adamw": 2, "muon": 1}[self.inner_optimizer]
 
     @classmethod
     def of(cls, optimizer: Optimizer) -> SparseLoCo:
