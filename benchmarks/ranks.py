@@ -36,7 +36,7 @@ from aftermath.ranks.place import Place
 from aftermath.ranks.sharded_inner import ShardedInner
 from aftermath.replica.live_bytes import LiveBytes
 from aftermath.replica.pass_size import PassSize
-from aftermath.rules.sparseloco import InnerOptimizer as Kind
+from aftermath.rules.sparseloco import InnerOptimizerName as Kind
 from step import MODEL, RATE, Spent
 
 KINDS: tuple[Kind, ...] = ("adamw", "muon")
