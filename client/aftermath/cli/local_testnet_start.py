@@ -13,7 +13,7 @@ from aftermath.cli.command import command
 from aftermath.cli.present import EXIT_INTERRUPTED, Result
 
 if TYPE_CHECKING:
-    from aftermath.testnet.plan import Wishes
+    from aftermath.testnet.plan import ClientExtras
     from aftermath.testnet.showing import Showing
     from aftermath.watch.trackers import Wanted
 
@@ -122,11 +122,11 @@ class ClientOptions:
         ),
     ] = None
 
-    def wishes(self, trackers: Wanted) -> Wishes:
+    def wishes(self, trackers: Wanted) -> ClientExtras:
         """These as the plan of a testnet takes them."""
-        from aftermath.testnet.plan import Wishes
+        from aftermath.testnet.plan import ClientExtras
 
-        return Wishes(
+        return ClientExtras(
             device=self.client_device,
             write_log=self.write_log,
             distro_data=self.write_distro_data,
@@ -226,7 +226,7 @@ def local_testnet_start(
     from aftermath.testnet.claim import claimed
     from aftermath.testnet.configs import chosen
     from aftermath.testnet.kills import Kills
-    from aftermath.testnet.lines import Level
+    from aftermath.testnet.lines import Verbosity
     from aftermath.testnet.plan import Plan, allowed_of, clients_of
     from aftermath.testnet.run import Testnet
     from aftermath.testnet.showing import Showing, shown
@@ -245,7 +245,7 @@ def local_testnet_start(
     plan = Plan(config, them, place, port, wishes, panes, panes and show.tui == "true")
     killed = Kills(kills.random_kill_num, kills.random_kill_interval, allowed_of(kills.allowed_to_kill, them))
     own = environment() | {"OMP_NUM_THREADS": str(plan.threads)} | deployment.variables
-    console, level = Console(stderr=json_output, quiet=panes), Level(show.log)
+    console, level = Console(stderr=json_output, quiet=panes), Verbosity(show.log)
     backend = Solana(plan, own) if deployment.backend is BackendName.SOLANA else Centralized(plan)
     seen = shown(showing, plan, backend.keeper, console, level)
     with claimed(plan.place, "testnet", "--dir DIR"), seen as lines:

@@ -17,7 +17,7 @@ from torch import Tensor
 from aftermath.base.errors import AftermathError
 from aftermath.optim.codec import Votes
 from aftermath.optim.layout import Part
-from aftermath.optim.private_blocks import Place
+from aftermath.optim.private_blocks import BlockSpan
 
 Backward = Callable[[Tensor], float]
 """Adds the gradient of the mean loss over sequences int64 [n, seq_len] to the parameters' `grad`, and returns the loss.
@@ -68,7 +68,7 @@ class Remembering(Protocol):
     def digests(self) -> list[bytes]:
         """Of the blocks of what is remembered (`optim.private_blocks`)."""
 
-    def block(self, place: Place) -> bytes:
+    def block(self, place: BlockSpan) -> bytes:
         """A block of what is remembered."""
 
     def sizes(self) -> dict[str, int]:

@@ -15,7 +15,7 @@ from enum import StrEnum
 from rich.console import Console
 from rich.text import Text
 
-from aftermath.testnet.lines import OWN, Level, Lines
+from aftermath.testnet.lines import OWN, Lines, Verbosity
 from aftermath.testnet.plan import RUN_ID, Plan
 from aftermath.testnet.printed import Printed
 from aftermath.tui.messages import Clients
@@ -48,7 +48,7 @@ def showing_of(wish: Wish, *, terminal: bool, tmux: bool) -> Showing:
 
 
 @contextmanager
-def shown(showing: Showing, plan: Plan, keeper: str, console: Console, level: Level) -> Iterator[Lines]:
+def shown(showing: Showing, plan: Plan, keeper: str, console: Console, level: Verbosity) -> Iterator[Lines]:
     """What is told while the block runs is seen like this. `keeper`: the process that keeps the run."""
     names = [client.name for client in plan.clients]
     if showing is not Showing.SCREEN:
@@ -62,7 +62,7 @@ def shown(showing: Showing, plan: Plan, keeper: str, console: Console, level: Le
 class _OnScreen(Lines):
     """Tells a screen, as long as there is one."""
 
-    def __init__(self, console: Console, level: Level, screen: Screen, printed: Printed) -> None:
+    def __init__(self, console: Console, level: Verbosity, screen: Screen, printed: Printed) -> None:
         super().__init__(console, level, len(OWN))
         self._screen, self._printed = screen, printed
 
