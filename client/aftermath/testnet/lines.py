@@ -7,26 +7,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from enum import StrEnum
 
 from rich.console import Console
 from rich.markup import escape
 
 from aftermath.testnet.story import member_of
+from aftermath.testnet.wished import Verbosity
 from aftermath.tui.messages import Clients
 from aftermath.watch import kinds
 from aftermath.watch.reader import EventRecord
 from aftermath.watch.sentences import Sentences, in_full
 
 OWN = "testnet"
-
-
-class Verbosity(StrEnum):
-    """How much is told: warnings and errors alone, what a person wants to read, or everything."""
-
-    WARNING = "warning"
-    INFO = "info"
-    DEBUG = "debug"
 
 
 class Lines:
