@@ -17,14 +17,14 @@ from aftermath.base.errors import UsageError
 from aftermath.base.numbers import U32_MAX, U64_MAX
 from aftermath.cli.command import JSON, command
 from aftermath.cli.options import CLIENT_VERSION, DESCRIPTION, SHOWN_NAME, RunId, SigningOptions
-from aftermath.cli.present import Result, aside, facts, note
+from aftermath.cli.present import Result, aside, facts, listing, note
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from aftermath.cli.difference import Difference
-    from aftermath.cli.schema import Shape
     from aftermath.config.document import RunConfig
+    from aftermath.owner.difference import Difference
+    from aftermath.owner.schema import Shape
     from aftermath.rules.model import Model
     from aftermath.rules.run import Run
 
@@ -74,10 +74,10 @@ async def update_config(
     it is sent; where nothing does, nothing is sent.
     """
     from aftermath.chain.rehearsal import Rehearsed
-    from aftermath.cli.change import Change
     from aftermath.cli.connection import sign_in
-    from aftermath.cli.difference import differences
-    from aftermath.cli.troubles import troubles
+    from aftermath.owner.change import Change
+    from aftermath.owner.difference import differences
+    from aftermath.owner.troubles import troubles
 
     given = {key: value for key, value in asdict(shown).items() if value is not None}
     if not (config_path or restart_from_step or switch_to_hub or given or client_version is not None):
@@ -116,9 +116,9 @@ def _read(path: Path | None) -> tuple[RunConfig | None, Shape | None, str]:
 
     Raises ConfigError and what is wrong with the checkpoint.
     """
-    from aftermath.cli.agreed_data import with_agreed_data
-    from aftermath.cli.schema import shape_of
     from aftermath.config.document import load_config
+    from aftermath.owner.agreed_data import with_agreed_data
+    from aftermath.owner.schema import shape_of
 
     if path is None:
         return None, None, ""
@@ -130,12 +130,10 @@ def _read(path: Path | None) -> tuple[RunConfig | None, Shape | None, str]:
 
 def announce(run_id: str, found: list[Difference], *, as_json: bool) -> None:
     """Say what will change: for people, on stderr; with --json it is in the result."""
-    from aftermath.cli.difference import table
-
     if not found:
         note(f"run {run_id} is so already: nothing is sent")
     elif not as_json:
-        aside(table(found))
+        aside(listing(("key", "is", "will be"), [[one.key, one.old, one.new] for one in found]))
 
 
 def _for_people(data: dict[str, Any], shape: Shape | None) -> Table:

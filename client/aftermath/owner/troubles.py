@@ -8,8 +8,8 @@ from __future__ import annotations
 from bisect import bisect_left
 
 from aftermath.base.counted import counted
-from aftermath.cli.schema import Shape
 from aftermath.model.schema import ELEMENT_BYTES
+from aftermath.owner.schema import Shape
 from aftermath.rules.model import LrSchedule, Model
 from aftermath.rules.run import Config, Run
 from aftermath.rules.schedules import last_change, learning_rate
@@ -19,7 +19,7 @@ SMALL_RESULT = 1 << 20  # none of up to so many bytes is: half a second to seven
 
 
 def troubles(run: Run, model: Model, shape: Shape, with_data: str = "") -> list[str]:
-    """All that there are; that `with_data` was found before (`cli.agreed_data`)."""
+    """All that there are; that `with_data` was found before (`owner.agreed_data`)."""
     found = (
         with_data,
         trouble_with_size(shape),
