@@ -24,7 +24,8 @@ else
     fail 1 "aftermath-solana is not installed" "make env"
 fi
 
-# cluster_rpc localnet|NAME|URL: the names are those of clusters.txt. Prints the RPC address.
+# cluster_rpc localnet|NAME|URL: prints the RPC address. NAME is of clusters.txt, whose lines have a name, an address, and
+# whether a faucet gives test SOL there.
 cluster_rpc() {
     case $1 in
         localnet) echo "${RPC:-http://127.0.0.1:8899}" ;;
