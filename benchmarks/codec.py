@@ -43,7 +43,7 @@ from aftermath.optim.format import ResultFormat
 from aftermath.optim.lattice import LEAST, MOST
 from aftermath.optim.parts import PseudoGradient
 from aftermath.optim.schema import Schema, build_schema
-from aftermath.optim.sparseloco import Divisor, SparseLoCo
+from aftermath.optim.sparseloco import SparseLoCo
 from distro import DECAY, LR, MODEL, best, dct_rows, decode_all, encoded, noise, the_schema
 
 PEERS, MANY = 16, 32
@@ -127,7 +127,7 @@ def loco(model: Mapping[str, Any], topk: int, bits: int = 2) -> Schema:
 def everything(orthogonal_lr: float) -> Schema:
     """A run of SparseLoCo that sends all numbers in two bits."""
     size = EDGE * EDGE
-    agreed = SparseLoCo(topk=size, topk_embeddings=size, bits=2, divisor=Divisor.ALL, orthogonal_lr=orthogonal_lr)
+    agreed = SparseLoCo(topk=size, topk_embeddings=size, bits=2, divisor="all", orthogonal_lr=orthogonal_lr)
     return build_schema(MODEL, 1, agreed)
 
 

@@ -45,7 +45,7 @@ from aftermath.optim.distro import Distro
 from aftermath.optim.layout import level_layout
 from aftermath.optim.on_gpu import chooses, counts
 from aftermath.optim.schema import Settings, build_schema
-from aftermath.optim.sparseloco import Divisor, SparseLoCo
+from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.replica.arithmetic import Arithmetic
 from aftermath.replica.pass_size import OutOfMemory, PassSize
 from aftermath.replica.replica import Replica
@@ -67,7 +67,7 @@ OPTIMIZERS: dict[str, Settings] = {
     "sparseloco": SparseLoCo(inner_steps=2),
     "sparseloco_polar": SparseLoCo(inner_steps=2, orthogonal_lr=12.0),
     "sparseloco_whole": SparseLoCo(inner_steps=2, topk=4096, outer_lr=0.7),
-    "outer_muon": SparseLoCo(inner_steps=2, inner_optimizer="muon", topk=4096, divisor=Divisor.ALL, orthogonal_lr=1.5),
+    "outer_muon": SparseLoCo(inner_steps=2, inner_optimizer="muon", topk=4096, divisor="all", orthogonal_lr=1.5),
 }
 TESTS = ("tests/replica/test_on_cuda.py", "tests/kernels/test_kernels_gpu.py", "tests/ranks/test_ranks_nccl.py")
 TIERS, ROUNDS, RATE = 3, 2, 1e-3

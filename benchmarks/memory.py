@@ -27,12 +27,12 @@ from typing import Any
 
 import torch
 
-from aftermath.cli.schema import shape_of
 from aftermath.config.document import RunConfig, parse_as
 from aftermath.data.bytelevel import VOCAB_SIZE
 from aftermath.model.architectures import config_of
 from aftermath.model.presets import PRESETS
 from aftermath.optim.codec import decode_level
+from aftermath.owner.schema import shape_of
 from aftermath.replica.arithmetic import Arithmetic
 from aftermath.replica.live_bytes import LiveBytes
 from aftermath.replica.pass_size import Checkpointing, PassSize

@@ -31,12 +31,12 @@ from aftermath.optim.schema import build_schema
 from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.ranks.launch import launched
 from aftermath.ranks.lead import Lead, LedReplica
+from aftermath.ranks.mesh import Mesh
 from aftermath.ranks.orders import CopyMoments
-from aftermath.ranks.place import Place
 from aftermath.ranks.sharded_inner import ShardedInner
 from aftermath.replica.live_bytes import LiveBytes
 from aftermath.replica.pass_size import PassSize
-from aftermath.rules.sparseloco import InnerOptimizer as Kind
+from aftermath.rules.sparseloco import InnerOptimizerName as Kind
 from step import MODEL, RATE, Spent
 
 KINDS: tuple[Kind, ...] = ("adamw", "muon")
@@ -135,7 +135,7 @@ def measure(lead: Lead, kind: Kind, repetitions: int) -> dict[str, Any]:
 def report(ranks: int, repetitions: int) -> dict[str, Any]:
     """All figures, by inner optimizer."""
     torch.set_num_threads(1)
-    with launched(Place((CPU,) * ranks, ranks, 1), 1) as processes:
+    with launched(Mesh((CPU,) * ranks, ranks, 1), 1) as processes:
         lead = Lead(processes.join(), config_of(SIZES), 0, PassSize(1, "off"))
         found: dict[str, Any] = {kind: measure(lead, kind, repetitions) for kind in KINDS}
     parameters = build_schema(SIZES, 3, SparseLoCo()).state.parameters(0)

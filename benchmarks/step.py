@@ -30,7 +30,7 @@ from aftermath.model.initial import init_weights
 from aftermath.optim.codec import decode_level
 from aftermath.optim.distro import Distro
 from aftermath.optim.schema import Settings, build_schema
-from aftermath.optim.sparseloco import Divisor, SparseLoCo
+from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.optim.votes import Votes
 from aftermath.replica.arithmetic import Arithmetic
 from aftermath.replica.exactness import exact_device
@@ -64,7 +64,7 @@ OPTIMIZERS: dict[str, Settings] = {
     "distro": Distro(8, 64, chunk=64, quantize_1bit=True, decay=0.999, weight_decay=0.0, clip=1.0),
     "sparseloco": SparseLoCo(inner_steps=4),
     "outer_muon": SparseLoCo(
-        inner_steps=4, inner_optimizer="muon", topk=4096, divisor=Divisor.ALL, outer_lr=4.0, orthogonal_lr=1.5
+        inner_steps=4, inner_optimizer="muon", topk=4096, divisor="all", outer_lr=4.0, orthogonal_lr=1.5
     ),
 }
 SHOWN = ("distro", "sparseloco")

@@ -28,7 +28,8 @@ from aftermath.cli.present import CommandError, Result, facts
 from aftermath.cli.script import Arguments, run, whole_number
 from aftermath.coordinator.errors import Unavailable
 
-CLUSTERS = {name: f"https://api.{name}.solana.com" for name in ("devnet", "testnet")}
+_LISTED = [line.split() for line in Path(__file__).with_name("clusters.txt").read_text().splitlines()]
+CLUSTERS = {words[0]: words[1] for words in _LISTED if words[-1] == "faucet"}
 VARIABLE = "WALLET_PRIVATE_KEY_PATH"
 ANSWER_SECONDS, ARRIVE_SECONDS = 10.0, 60.0
 

@@ -24,19 +24,23 @@ else
     fail 1 "aftermath-solana is not installed" "make env"
 fi
 
-# cluster_rpc localnet|devnet|mainnet|URL: prints the RPC address.
+# cluster_rpc localnet|NAME|URL: prints the RPC address. NAME is of clusters.txt, whose lines have a name, an address, and
+# whether a faucet gives test SOL there.
 cluster_rpc() {
     case $1 in
         localnet) echo "${RPC:-http://127.0.0.1:8899}" ;;
-        devnet) echo https://api.devnet.solana.com ;;
-        testnet) echo https://api.testnet.solana.com ;;
-        mainnet | mainnet-beta) echo https://api.mainnet-beta.solana.com ;;
         http://* | https://*) echo "$1" ;;
         "")
             fail 2 "the cluster's name is empty" "say localnet, devnet, testnet, mainnet or an http(s) address as the \
 first word; is the variable set that stands there?"
             ;;
         *)
+            while read -r name address _; do
+                if [ "$name" = "$1" ]; then
+                    echo "$address"
+                    return
+                fi
+            done <"$here/scripts/clusters.txt"
             fail 2 "'$1' is not a cluster" "say localnet, devnet, testnet, mainnet or an http(s) address"
             ;;
     esac

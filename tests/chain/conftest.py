@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 from solders.keypair import Keypair
 
-from aftermath.chain import rpc
+from aftermath.chain import nodes, rpc
 from aftermath.chain.endpoints import endpoint
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.wallet import Wallet
@@ -45,4 +45,4 @@ async def embedded() -> AsyncIterator[Place]:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short waits, so that a whole fail-over and return fits a second."""
     monkeypatch.setattr(rpc, "BACKOFF_FIRST", 0.01)
-    monkeypatch.setattr(rpc, "LEAVE_SECONDS", 0.2)
+    monkeypatch.setattr(nodes, "LEAVE_SECONDS", 0.2)

@@ -12,7 +12,7 @@ from solders.keypair import Keypair
 from solders.rpc.requests import GetSlot
 from solders.system_program import TransferParams, transfer
 
-from aftermath.chain import rpc
+from aftermath.chain import nodes
 from aftermath.chain.accounts import parse_reply, whole
 from aftermath.chain.failures import BadReply, TransactionFailed
 from aftermath.chain.refusals import refused
@@ -31,7 +31,7 @@ async def test_a_genesis_that_is_no_hash_is_asked_for_again(nonsense: Any) -> No
     node = Node()
     truth = node.genesis
     async with serving(node) as where, RpcPool(where) as pool, asyncio.timeout(15):
-        for script in ([], [status(503)] * rpc.FAILURES_BEFORE_LEAVING):
+        for script in ([], [status(503)] * nodes.FAILURES_BEFORE_LEAVING):
             node.script, node.genesis = script, nonsense
             before = node.count("getGenesisHash")
             asking = asyncio.create_task(pool.call(GetSlot(), whole))

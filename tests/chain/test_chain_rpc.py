@@ -12,7 +12,7 @@ from aiohttp import web
 from solders.rpc.requests import GetSlot
 
 from aftermath.base.errors import UsageError
-from aftermath.chain import endpoints, rpc
+from aftermath.chain import endpoints, nodes, rpc
 from aftermath.chain.accounts import whole
 from aftermath.chain.endpoints import Endpoint, endpoint, shown
 from aftermath.chain.failures import RpcRejected, TransactionFailed
@@ -137,7 +137,7 @@ async def test_a_node_is_left_for_the_kind_of_call_that_it_fails_and_returned_to
         assert fallback.count("getGenesisHash") == 1, "the rest is asked of the primary"
         assert caplog.text.count("answers, but not to GetSlot") == 1
         primary.always = None
-        await asyncio.sleep(rpc.LEAVE_SECONDS)
+        await asyncio.sleep(nodes.LEAVE_SECONDS)
         for _ in range(3):
             assert await pool.call(GetSlot(), whole) == 7
         assert (primary.count("getSlot"), fallback.count("getSlot")) == (5, 4)
@@ -239,7 +239,7 @@ async def test_a_network_started_anew_at_the_same_address_is_noticed() -> None:
     node = Node(cluster("one"))
     async with serving(node) as where, RpcPool(where) as pool:
         await pool.call(GetSlot(), whole)
-        node.script = [status(503)] * rpc.FAILURES_BEFORE_LEAVING
+        node.script = [status(503)] * nodes.FAILURES_BEFORE_LEAVING
         node.genesis = cluster("two")
         with pytest.raises(WrongCluster, match="without --ledger"):
             await pool.call(GetSlot(), whole)

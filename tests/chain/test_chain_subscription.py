@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from aftermath.chain import rpc, subscription
+from aftermath.chain import nodes, subscription
 from aftermath.chain.accounts import fetch
 from aftermath.chain.addresses import CLOCK, run_addresses
 from aftermath.chain.client import CoordinatorClient
@@ -222,7 +222,7 @@ async def test_the_node_goes_away_for_some_seconds_in_mid_run(place: Place, faul
 
 
 async def test_the_fallback_takes_over_and_pushes_go_on(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rpc, "LEAVE_SECONDS", 0.5)
+    monkeypatch.setattr(nodes, "LEAVE_SECONDS", 0.5)
     coordinator = await place.configured_run(RUN)
     async with proxied(place) as (http, ws, where):
         fallback = endpoint(place.network.rpc_url, place.network.ws_url)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from aftermath.cli.agreed_data import with_agreed_data
 from aftermath.config.document import load_config
+from aftermath.owner.agreed_data import with_agreed_data
 from cli.cli_runs import Shell, invoke, train
 
 

@@ -7,10 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from aftermath.cli.schema import shape_of
 from aftermath.config.document import load_config
 from aftermath.model.checkpoint import load
 from aftermath.model.segments import level_hash
+from aftermath.owner.schema import shape_of
 from cli.cli_lone_member import one_epoch, quick_config
 from cli.cli_runs import Outcome, Shell, invoke
 from cli.conftest import ROOT, SHAPE

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from aftermath.base.errors import code_of
-from aftermath.cli import config_check, config_page, schema
+from aftermath.cli import config_check, config_page
 from aftermath.config import errors
 from aftermath.config.json_schema import json_schema
 from aftermath.config.keys import keys
+from aftermath.owner import schema
 from aftermath.programs import COORDINATOR_IDL
 from cli.cli_runs import Outcome, invoke
 from cli.conftest import ROOT

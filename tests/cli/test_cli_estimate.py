@@ -18,9 +18,9 @@ from aftermath.chain.endpoints import endpoint
 from aftermath.chain.member import SolanaMember
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.wallet import Wallet, create_wallet
-from aftermath.cli.schema import shape_of
 from aftermath.config.document import load_config
 from aftermath.model.initial import init_weights
+from aftermath.owner.schema import shape_of
 from aftermath.replica.pass_size import PassSize
 from aftermath.replica.replica import Replica
 from cli.cli_lone_member import quick_config

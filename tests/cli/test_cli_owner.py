@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from aftermath.chain.wallet import create_wallet, load_wallet
-from aftermath.cli.change import Change
+from aftermath.owner.change import Change
 from aftermath.rules.state import RunState
 from aftermath.watch.phase import in_words, state_words
 from cli.cli_runs import CONSOLE, Shell, invoke

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from aftermath.member import lineage, results
 from aftermath.optim.private_blocks import BLOCK
-from aftermath.p2p import announce, arrivals, bars, blobs, complaints, door, link, links, pace, quota, requests, watch
+from aftermath.p2p import announce, arrivals, blobs, complaints, door, link, links, pace, quota, requests, watch
 from aftermath.p2p.transport import MAX_ANNOUNCEMENT, MAX_REQUEST
 from aftermath.replica import stateshare
 from aftermath.rules.bitmap import MAX_MEMBERS
@@ -72,7 +72,7 @@ def test_the_table_of_bounds_is_that_of_the_code() -> None:
 
 
 def test_what_is_remembered_of_members_outlasts_a_run_that_changes_all_of_them() -> None:
-    assert min(announce.REMEMBERED_SENDERS, bars.REMEMBERED, pace.REMEMBERED) >= 2 * MAX_MEMBERS
+    assert quota.REMEMBERED_PEERS >= 2 * MAX_MEMBERS
     assert announce.REMEMBERED >= 2 * announce.REPLAY
     assert quota.TOLD_BURST >= 2 * announce.REPLAY
     assert quota.ALL_TOLD_BURST >= MAX_MEMBERS * announce.REPLAY

@@ -23,6 +23,7 @@ NEVER = {
     "ranks": {"solders", "aftermath.chain", "aftermath.p2p", "aftermath.member"},
     "chain": {"torch", "aftermath.p2p"},
     "central": {"torch", "iroh", "aftermath.member", "aftermath.model", "aftermath.optim"},
+    "owner": {"aftermath.cli", "aftermath.central", "aftermath.member"},
     "observe": {"torch", "iroh", "aftermath.cli", "aftermath.p2p", "aftermath.member", "aftermath.chain.wallet"},
     "lab": {"aiohttp", "httpx", "aftermath.chain", "aftermath.p2p", "aftermath.coordinator"},
     "testnet": {"torch", "solders", "aftermath.chain", "aftermath.member"},

@@ -18,7 +18,7 @@ from aftermath.base.bounded import Malformed
 from aftermath.base.errors import ConfigError
 from aftermath.central.files import ServerError, allowed_of
 from aftermath.central.gate import Gate, whereabouts_of
-from aftermath.central.greeting import Challenge, Refusal, Welcome, admitted, answer, challenged, proven
+from aftermath.central.greeting import Challenge, Denied, Welcome, admitted, answer, challenged, proven
 from aftermath.central.link import Link
 from aftermath.central.presence import Presence
 from aftermath.central.server import PROGRAM
@@ -59,7 +59,7 @@ def greetings() -> tuple[list[bytes], Decode]:
 
 
 def verdicts() -> tuple[list[bytes], Decode]:
-    return [msgspec.json.encode(one) for one in (Welcome(), Refusal("no", "go"))], admitted
+    return [msgspec.json.encode(one) for one in (Welcome(), Denied("no", "go"))], admitted
 
 
 def transactions() -> tuple[list[bytes], Decode]:

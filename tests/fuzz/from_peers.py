@@ -106,7 +106,7 @@ def private_answers() -> tuple[list[bytes], Decode]:
     return [said], lambda data: stateshare.proven(data, kept.tree.root, kept.outline, 1)
 
 
-def private_state() -> stateshare.Kept:
+def private_state() -> stateshare.KeptState:
     _, engine = trained(OPTIMIZERS["sparseloco"], 2)
     return stateshare.kept_of(engine, engine.tree())
 

@@ -29,7 +29,7 @@ from aftermath.optim.lattice import LEAST, MOST, SMALLEST, fraction_bits, quanti
 from aftermath.optim.mean import MeanApply
 from aftermath.optim.parts import PseudoGradient
 from aftermath.optim.schema import Schema, Settings, build_schema
-from aftermath.optim.sparseloco import Divisor, SparseLoCo
+from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.optim.transform import ZERO_BELOW, strongest
 from aftermath.optim.votes import Votes
 from optim.optim_oracle import RAGGED, toy_inner, toy_schema
@@ -233,8 +233,8 @@ SIGNS = {
     "one sign of each number": toy_schema(topk=4096, topk_embeddings=4096, **RAGGED),
 }
 MEANS = {
-    "2 bits": toy_inner(divisor=Divisor.ROOT, outer_lr=0.7, **RAGGED),
-    "1 bit": toy_inner(bits=1, divisor=Divisor.ALL, **WHOLE),
+    "2 bits": toy_inner(divisor="root", outer_lr=0.7, **RAGGED),
+    "1 bit": toy_inner(bits=1, divisor="all", **WHOLE),
     "everything": toy_inner(topk=4096, topk_embeddings=4096, **RAGGED),
 }
 

@@ -24,7 +24,6 @@ from aftermath.optim.feedback import ErrorFeedback
 from aftermath.optim.lattice import SMALLEST, quantise
 from aftermath.optim.parts import PseudoGradient
 from aftermath.optim.schema import Schema
-from aftermath.optim.sparseloco import Divisor
 from aftermath.optim.transform import ZERO_BELOW, strongest
 from aftermath.optim.votes import Votes
 from optim.optim_oracle import RAGGED, toy_inner, toy_schema
@@ -165,8 +164,8 @@ def received(schema: Schema, members: int) -> dict[int, list[Votes]]:
 APPLIED = {
     "sign": toy_schema(weight_decay=0.1, **RAGGED),
     "sign, float votes": toy_schema(quantize_1bit=False, **RAGGED),
-    "mean": toy_inner(divisor=Divisor.ROOT, outer_lr=0.7, **RAGGED),
-    "mean of 1 bit over all": toy_inner(bits=1, divisor=Divisor.ALL),
+    "mean": toy_inner(divisor="root", outer_lr=0.7, **RAGGED),
+    "mean of 1 bit over all": toy_inner(bits=1, divisor="all"),
     "larger blocks": toy_inner(topk=32, topk_embeddings=8, chunk=64, vocab_size=80, hidden_size=64),
     "polar": toy_inner(orthogonal_lr=12.0),
 }

@@ -21,7 +21,7 @@ from aftermath.lab.recipe import Recipe
 from aftermath.lab.settings import LabSettings
 from aftermath.optim.distro import Distro
 from aftermath.optim.muon import MuonSettings
-from aftermath.optim.sparseloco import Divisor, SparseLoCo
+from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.rules.schedules import learning_rate
 from aftermath.sim.tiny import RULES
 
@@ -113,7 +113,7 @@ def test_what_members_agree_on_is_said_by_options() -> None:
         decay=0.9,
         outer_lr=0.5,
         orthogonal_lr=3.0,
-        divisor=Divisor.ROOT,
+        divisor="root",
     )
     assert json.loads(msgspec.json.encode(asdict(found)))["agreed"]["divisor"] == "root"
     plain = bare(topk=16, feedback_decay=0.9)
@@ -135,7 +135,7 @@ def test_a_config_with_sparseloco_is_taken_and_options_beside_it_count(tmp_path:
     assert (found.optimizer, found.agreed, found.overlap, found.schedule.base_lr) == ("sparseloco", of_file, 1, 0.004)
     said = {"inner_steps": 2, "value_bits": "2", "topk": 5, "outer_lr": 0.5, "mean": "all", "feedback_decay": 0.5}
     beside = replace(of_file, inner_steps=2, bits=2, topk=5, topk_embeddings=5, outer_lr=0.5, decay=0.5)
-    assert recipe(config_path=given, **said).agreed == replace(beside, divisor=Divisor.ALL)
+    assert recipe(config_path=given, **said).agreed == replace(beside, divisor="all")
     assert recipe(config_path=given, optimizer="distro", lr=1e-3).agreed == Distro.of(optimizer_of(SOFT_DISTRO))
     with pytest.raises(UsageError, match=r"--inner-optimizer muon: the learning rate in .* is for adamw") as told:
         recipe(config_path=given, inner_optimizer="muon")

@@ -9,7 +9,7 @@ import numpy as np
 
 from aftermath.member.results import TOPIC as COMMITMENTS_TOPIC
 from aftermath.replica.modelshare import TOPIC as MODEL_TOPIC
-from aftermath.replica.modelshare import Manifest, segment_size
+from aftermath.replica.modelshare import SnapshotManifest, segment_size
 from aftermath.rules.commitment import Commitment, LevelPayload, decode_announcement, encode_announcement
 from aftermath.sim.player import Player
 from aftermath.sim.simulation import Simulation
@@ -141,7 +141,7 @@ def offer_garbage(sim: Simulation, player: Player, fill: float) -> None:
             ]
             for level in range(player.tier, sim.schema.state.levels)
         }
-        return msgspec.msgpack.encode(Manifest(sim.run.attested_step, levels))
+        return msgspec.msgpack.encode(SnapshotManifest(sim.run.attested_step, levels))
 
     transport.handle(MODEL_TOPIC, answer)
     transport.handle = lambda topic, handler: None  # type: ignore[method-assign]

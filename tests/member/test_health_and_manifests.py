@@ -11,7 +11,7 @@ import torch
 
 from aftermath.member.rounds.health import unseen
 from aftermath.model.initial import init_weights
-from aftermath.replica.modelshare import Manifest, checked, segment_size, snapshot
+from aftermath.replica.modelshare import SnapshotManifest, checked, segment_size, snapshot
 from aftermath.rules import bitmap
 from aftermath.rules.run import Run
 from aftermath.rules.state import MemberState, RunState
@@ -60,8 +60,8 @@ def _manifest(**changed: Any) -> bytes:
 
 def test_a_manifest_that_fits_is_taken() -> None:
     levels = {level: [b"d" * 32] * len(SCHEMA.state.of_level(level)) for level in range(3)}
-    assert checked(_manifest(), SCHEMA.state) == Manifest(7, levels)
-    assert checked(_manifest(levels={}), SCHEMA.state) == Manifest(7, {})
+    assert checked(_manifest(), SCHEMA.state) == SnapshotManifest(7, levels)
+    assert checked(_manifest(levels={}), SCHEMA.state) == SnapshotManifest(7, {})
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, fields
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -14,6 +14,7 @@ from aftermath.optim.agreed import settings_of
 from aftermath.optim.distro import Distro
 from aftermath.optim.schema import SETTINGS
 from aftermath.optim.sparseloco import SparseLoCo
+from aftermath.rules import sparseloco, state
 from aftermath.rules.optimizers import EXCHANGED, OPTIMIZERS
 from aftermath.rules.state import OptimizerKind
 
@@ -69,3 +70,11 @@ def test_an_optimizer_without_results_has_no_schema() -> None:
     with pytest.raises(SchemaError, match="no results with an optimizer of kind adamw") as told:
         settings_of(optimizer_of(ADAMW))
     assert "[model.LLM.optimizer.SparseLoCo]" in told.value.fix
+
+
+def test_the_program_s_numbers_have_the_names_that_files_and_schemas_use() -> None:
+    for words, numbers in (
+        (sparseloco.InnerOptimizerName, state.InnerOptimizer),
+        (sparseloco.DivisorName, state.Divisor),
+    ):
+        assert list(get_args(words)) == [number.name.lower() for number in numbers]

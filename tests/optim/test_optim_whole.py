@@ -19,7 +19,6 @@ from aftermath.optim.lattice import LARGEST, SMALLEST
 from aftermath.optim.layout import level_layout
 from aftermath.optim.parts import PseudoGradient
 from aftermath.optim.schema import Schema
-from aftermath.optim.sparseloco import Divisor
 from aftermath.optim.votes import Votes, WholeVotes
 from optim.optim_oracle import RAGGED, toy_inner
 from optim.optim_replica import bits, gradients, tensors
@@ -28,8 +27,8 @@ EVERYTHING = {"topk": 4096, "topk_embeddings": 4096}
 SCHEMAS = {
     "2 bits": toy_inner(**EVERYTHING),
     "1 bit, padded": toy_inner(bits=1, **EVERYTHING, **RAGGED),
-    "over all": toy_inner(divisor=Divisor.ALL, **EVERYTHING, **RAGGED),
-    "over the root": toy_inner(divisor=Divisor.ROOT, outer_lr=0.7, **EVERYTHING),
+    "over all": toy_inner(divisor="all", **EVERYTHING, **RAGGED),
+    "over the root": toy_inner(divisor="root", outer_lr=0.7, **EVERYTHING),
     "polar": toy_inner(orthogonal_lr=1.5, **EVERYTHING, **RAGGED),
 }
 

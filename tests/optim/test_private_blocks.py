@@ -13,7 +13,7 @@ from aftermath.optim import private_blocks
 from aftermath.optim.engine import outline_of
 from aftermath.optim.feedback import ErrorFeedback
 from aftermath.optim.private_blocks import (
-    Outline,
+    StateOutline,
     block_of,
     digests_of,
     digests_told,
@@ -84,7 +84,7 @@ def test_a_share_that_is_given_up_leaves_the_root() -> None:
 
 
 def test_no_block_has_bytes_of_two_tensors() -> None:
-    parts = Outline((("a", private_blocks.BLOCK + 4), ("b", 8), ("c", private_blocks.BLOCK)))
+    parts = StateOutline((("a", private_blocks.BLOCK + 4), ("b", 8), ("c", private_blocks.BLOCK)))
     places = [parts.place(index) for index in range(parts.count)]
     assert [(place.name, place.size) for place in places] == [
         ("a", private_blocks.BLOCK),

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aftermath.p2p.bars import FIRST_S, LONGEST_S, REMEMBERED, Bars
+from aftermath.p2p.bars import FIRST_S, LONGEST_S, Bars
+from aftermath.p2p.quota import REMEMBERED_PEERS
 
 
 class Hands:
@@ -45,4 +46,4 @@ def test_nobody_else_is_kept_out_and_little_is_remembered(offences: list[tuple[i
         clock.now += later
         assert 0 < bars.offended(who.to_bytes(2, "big")) <= LONGEST_S
     assert bars.left(b"stranger") == 0
-    assert len(bars._known) <= REMEMBERED
+    assert len(bars._known) <= REMEMBERED_PEERS

@@ -83,7 +83,7 @@ async def test_closing_ends_a_fetch_that_is_under_way(opened):
 
 
 def test_what_is_remembered_of_senders_is_bounded(monkeypatch):
-    monkeypatch.setattr(announce, "REMEMBERED_SENDERS", 2)
+    monkeypatch.setattr(announce, "REMEMBERED_PEERS", 2)
     announcer = Announcer(Pace(time.monotonic))
     assert announcer._is_new(b"one", b"x")
     assert announcer._is_new(b"two", b"x")

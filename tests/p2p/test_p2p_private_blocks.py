@@ -14,11 +14,11 @@ from torch import Tensor
 from aftermath.base.merkle import DIGEST
 from aftermath.optim import private_blocks
 from aftermath.optim.engine import Engine, outline_of
-from aftermath.optim.private_blocks import Outline, Place
+from aftermath.optim.private_blocks import BlockSpan, StateOutline
 from aftermath.p2p.iroh import IrohTransport
 from aftermath.p2p.transport import MAX_REQUEST, PeerUnreachable, RequestFailed, RequestRefused
 from aftermath.replica import stateshare
-from aftermath.replica.stateshare import TOPIC, FalseBlock, Kept, StateShare, ask_block, kept_of, proven, question
+from aftermath.replica.stateshare import TOPIC, FalseBlock, KeptState, StateShare, ask_block, kept_of, proven, question
 from aftermath.rules.commitment import NOTHING
 from optim.private_states import OPTIMIZERS, trained
 from p2p.nodes import until
@@ -33,7 +33,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(private_blocks, "_PIECE", 4 * 512)
 
 
-def state_of(name: str = "distro", tier: int = 0, rounds: int = 1) -> tuple[Outline, Engine, Kept]:
+def state_of(name: str = "distro", tier: int = 0, rounds: int = 1) -> tuple[StateOutline, Engine, KeptState]:
     schema, engine = trained(OPTIMIZERS[name], tier, rounds)
     return outline_of(schema, tier), engine, kept_of(engine, engine.tree())
 
@@ -152,7 +152,7 @@ async def test_however_many_ask_one_block_at_a_time_waits_for_the_devices(
     share, (_, _, kept) = StateShare(await opened(1)), state_of()
     reading, most = 0, 0
 
-    def read(place: Place) -> bytes:
+    def read(place: BlockSpan) -> bytes:
         nonlocal reading, most
         reading += 1
         most = max(most, reading)

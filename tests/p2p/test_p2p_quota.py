@@ -8,7 +8,7 @@ import iroh
 import pytest
 from blake3 import blake3
 
-from aftermath.p2p import attempt, blobs, door, fetch, link, pace, quota, requests, watch
+from aftermath.p2p import attempt, blobs, door, fetch, link, quota, requests, watch
 from aftermath.p2p.door import ADDRESS_BURST, MAX_HANDSHAKES, MAX_HANDSHAKES_OF_ADDRESS, Door
 from aftermath.p2p.pace import Pace
 from aftermath.p2p.quota import Shared
@@ -148,7 +148,7 @@ def test_what_is_known_of_addresses_and_peers_is_bounded() -> None:
         one.leave(str(number))
         measured.failed(number.to_bytes(32, "big"))
     assert len(one._rates) == door.REMEMBERED
-    assert len(measured.peers) == pace.REMEMBERED
+    assert len(measured.peers) == quota.REMEMBERED_PEERS
     assert not one._inside
 
 

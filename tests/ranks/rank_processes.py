@@ -18,13 +18,12 @@ from aftermath.optim.codec import decode_level
 from aftermath.optim.distro import Distro
 from aftermath.optim.engine import Trained
 from aftermath.optim.inner import InnerSteps
-from aftermath.optim.private_blocks import Place as PrivatePlace
-from aftermath.optim.private_blocks import block_of
+from aftermath.optim.private_blocks import BlockSpan, block_of
 from aftermath.optim.schema import Settings, build_schema
 from aftermath.ranks.group import Ranks
 from aftermath.ranks.launch import Launched, launched
 from aftermath.ranks.lead import Lead, LedReplica
-from aftermath.ranks.place import Place
+from aftermath.ranks.mesh import Mesh
 from aftermath.ranks.sharded_inner import ShardedInner
 from aftermath.replica.pass_size import PassSize
 from aftermath.replica.replica import Replica
@@ -103,7 +102,7 @@ def ranks_on_cpu(data: int, tensor: int = 1) -> Iterator[tuple[Launched, Ranks]]
     """So many ranks, with one thread each."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    with launched(Place((torch.device("cpu"),) * (data * tensor), data, tensor), 1) as processes:
+    with launched(Mesh((torch.device("cpu"),) * (data * tensor), data, tensor), 1) as processes:
         try:
             yield processes, processes.join()
         finally:
@@ -194,7 +193,7 @@ def trained_alike(alone: Replica, led: Replica, count: int, number: int) -> Trai
     return one
 
 
-def block_is_read_meanwhile(alone: Replica, led: Replica, place: PrivatePlace, count: int) -> None:
+def block_is_read_meanwhile(alone: Replica, led: Replica, place: BlockSpan, count: int) -> None:
     """While the ranks train a share, whose first step waits for it: its bytes, and the share's, are one rank's."""
     state = alone.optimizer.state()
     read, found = threading.Event(), list[bytes]()

@@ -16,7 +16,7 @@ from aftermath.model.architectures import config_of
 from aftermath.model.levels import is_hidden_matrix
 from aftermath.optim.clip import NonFiniteGradient
 from aftermath.optim.parts import BadState
-from aftermath.optim.private_blocks import BLOCK, Place, block_of, tree_of
+from aftermath.optim.private_blocks import BLOCK, BlockSpan, block_of, tree_of
 from aftermath.optim.schema import build_schema
 from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.ranks.deal import deal, moments_of
@@ -147,13 +147,13 @@ def test_moments_of_many_blocks_are_read_from_who_has_them(
     assert max(state[name].nbytes for name in names) > BLOCK
     for name in names:
         for start in range(0, state[name].nbytes, BLOCK):
-            place = Place(name, start, min(start + BLOCK, state[name].nbytes))
+            place = BlockSpan(name, start, min(start + BLOCK, state[name].nbytes))
             assert led.optimizer.block(place) == block_of(state, place)
 
 
 def test_moments_that_are_gone_are_not_read(ranks: Ranks) -> None:
     _, led = two(ranks, "llama", 0, 1, settings("muon"))
-    place = Place("private.momentum/model.layers.0.mlp.up_proj.weight", 0, 4)
+    place = BlockSpan("private.momentum/model.layers.0.mlp.up_proj.weight", 0, 4)
     assert led.optimizer.block(place) == b"", "nothing was trained"
     learnt(led, 0)
     assert len(led.optimizer.block(place)) == 4
@@ -170,7 +170,7 @@ def test_a_moment_is_read_while_a_share_is_trained(ranks: Ranks) -> None:
         learnt(replica, 0)
     state = alone.optimizer.state()
     name = "private.momentum/" + next(name for name in dealt_inner(led)._plan.dealt[1] if "proj" in name)
-    place = Place(name, 0, state[name].nbytes)
+    place = BlockSpan(name, 0, state[name].nbytes)
     block_is_read_meanwhile(alone, led, place, 6)
 
 

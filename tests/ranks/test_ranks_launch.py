@@ -16,7 +16,7 @@ from torch import Tensor
 
 from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.ranks.launch import RankLost, launched
-from aftermath.ranks.place import Place
+from aftermath.ranks.mesh import Mesh
 from ranks.rank_processes import RATE, Standing, learnt, ranks_on_cpu, share, two
 
 CPU = torch.device("cpu")
@@ -114,7 +114,7 @@ async def test_an_error_that_has_nothing_to_do_with_the_ranks_stays_what_it_is(m
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the device is not to be there")
 async def test_a_rank_that_cannot_begin_is_named(capfd: pytest.CaptureFixture[str]) -> None:
     said = "rank 1 of this member, on cuda:7, has ended with status 1"
-    with launched(Place((CPU, torch.device("cuda:7")), 2, 1), 1) as processes, pytest.raises(RankLost, match=said):
+    with launched(Mesh((CPU, torch.device("cuda:7")), 2, 1), 1) as processes, pytest.raises(RankLost, match=said):
         await processes.while_all_run(_for_ever())
     assert "rank 1 on cuda:7: " in capfd.readouterr().err
 

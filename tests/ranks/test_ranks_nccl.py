@@ -20,7 +20,7 @@ from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.ranks.group import Ranks
 from aftermath.ranks.launch import launched
 from aftermath.ranks.lead import Lead, LedReplica
-from aftermath.ranks.place import Place
+from aftermath.ranks.mesh import Mesh
 from aftermath.replica.exactness import exact_device
 from aftermath.replica.pass_size import PassSize
 from aftermath.replica.replica import Replica
@@ -41,7 +41,7 @@ def ranks_on_gpus(data: int, tensor: int) -> Iterator[Ranks]:
     exact_device("cuda:0")
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("NCCL_HOSTID", "second")
-        with launched(Place(gpus, data, tensor), 1) as processes:
+        with launched(Mesh(gpus, data, tensor), 1) as processes:
             environment.setenv("NCCL_HOSTID", "first")
             ranks = processes.join()
             try:

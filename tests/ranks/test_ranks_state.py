@@ -16,7 +16,7 @@ from aftermath.optim.blocks import Blocks
 from aftermath.optim.distro import Distro
 from aftermath.optim.layout import level_layout
 from aftermath.optim.parts import BadState
-from aftermath.optim.private_blocks import Place, block_of, outline, tree_of
+from aftermath.optim.private_blocks import BlockSpan, block_of, outline, tree_of
 from aftermath.optim.remembered import state_sizes
 from aftermath.optim.schema import Settings, build_schema
 from aftermath.optim.sparseloco import SparseLoCo
@@ -106,9 +106,9 @@ def test_a_part_that_is_on_a_gpu_gives_the_same(ranks: Ranks, monkeypatch: pytes
         tree = led.optimizer.tree()
         state = led.optimizer.state()
         assert tree.root == alone.optimizer.tree().root == tree_of(state).root
-        place = Place("result.residual.2.0", 0, 64)
+        place = BlockSpan("result.residual.2.0", 0, 64)
         assert led.optimizer.block(place) == block_of(state, place)
-        moment = Place(name := "private." + min(of_moments), 0, state[name].nbytes)
+        moment = BlockSpan(name := "private." + min(of_moments), 0, state[name].nbytes)
         assert led.optimizer.block(moment) == block_of(state, moment)
         led.optimizer.restore(state)
         assert learnt(led, 2, measured=True).payloads == learnt(alone, 2).payloads
@@ -119,7 +119,7 @@ def test_a_block_is_read_while_a_share_is_learnt(ranks: Ranks) -> None:
     for replica in (alone, led):
         learnt(replica, 0)
     state = alone.optimizer.state()
-    place = Place(name := "result.residual.0.0", 0, state[name].nbytes)
+    place = BlockSpan(name := "result.residual.0.0", 0, state[name].nbytes)
     block_is_read_meanwhile(alone, led, place, 8)
 
 
@@ -131,7 +131,7 @@ def test_what_was_forgotten_is_not_read_and_the_ranks_go_on(ranks: Ranks, kind: 
         learnt(replica, 0)
         replica.optimizer.reset()
     for name, size in led.optimizer.sizes().items():
-        place = Place(name, 0, size)
+        place = BlockSpan(name, 0, size)
         block = led.optimizer.block(place)
         assert block == alone.optimizer.block(place) == bytes(size if "residual" in name else 0)
     assert learnt(led, 1).payloads == learnt(alone, 1).payloads
@@ -144,7 +144,7 @@ def test_a_block_that_is_asked_for_while_all_is_forgotten_is_not_read(ranks: Ran
     found: dict[str, bytes] = {}
 
     def ask(name: str) -> None:
-        found[name] = led.optimizer.block(Place(name, 0, sizes[name]))
+        found[name] = led.optimizer.block(BlockSpan(name, 0, sizes[name]))
 
     turn = ranks.turn
     threads = [threading.Thread(target=part.reset) for part in (led.optimizer._step, led.optimizer._result)]
@@ -209,7 +209,9 @@ def test_ranks_hold_the_state_of_the_last_replica_alone(ranks: Ranks) -> None:
     alone, led = two(ranks, "llama", 0, 1, SIGNS)
     with pytest.raises(RuntimeError, match="another replica's state"):
         first.optimizer.tree()
-    assert first.optimizer.block(Place("result.residual.0.0", 0, 4)) == b"", "so whoever asks is told that it changed"
+    assert first.optimizer.block(BlockSpan("result.residual.0.0", 0, 4)) == b"", (
+        "so whoever asks is told that it changed"
+    )
     assert learnt(led, 0).payloads == learnt(alone, 0).payloads
 
 

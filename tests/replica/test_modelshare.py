@@ -13,10 +13,10 @@ from aftermath.replica import modelshare
 from aftermath.replica.modelshare import (
     TOPIC,
     LevelFetcher,
-    Manifest,
     ModelShare,
     ModelUnavailable,
     Offer,
+    SnapshotManifest,
     ask_offers,
     checked,
     manifest_limit,
@@ -75,7 +75,7 @@ def test_a_fault_of_ours_with_an_offer_costs_that_offer(
     """Whatever nobody has thought of: it is said once."""
     read = modelshare.checked
 
-    def fragile(reply: bytes, schema: StateSchema) -> Manifest | None:
+    def fragile(reply: bytes, schema: StateSchema) -> SnapshotManifest | None:
         if (found := read(reply, schema)) is not None and found.step == 666:
             raise RecursionError("nobody has thought of it")
         return found
@@ -147,15 +147,15 @@ def test_who_offers_the_attested_level_and_sends_another_is_found_out_at_the_fir
 
 def test_a_manifest_fits_its_limit_and_the_schema_or_is_no_answer() -> None:
     levels = {level: [bytes(32)] * len(SCHEMA.state.of_level(level)) for level in range(SCHEMA.state.levels)}
-    whole = msgspec.msgpack.encode(Manifest(2**63 - 1, levels))
+    whole = msgspec.msgpack.encode(SnapshotManifest(2**63 - 1, levels))
     assert len(whole) <= manifest_limit(SCHEMA.state)
-    assert checked(whole, SCHEMA.state) == Manifest(2**63 - 1, levels)
+    assert checked(whole, SCHEMA.state) == SnapshotManifest(2**63 - 1, levels)
     for bad in (
         {**levels, SCHEMA.state.levels: []},
         {**levels, -1: []},
         {**levels, 0: levels[0][1:]},
         {**levels, 0: [bytes(31)] * len(levels[0])},
     ):
-        assert checked(msgspec.msgpack.encode(Manifest(STEP, bad)), SCHEMA.state) is None
+        assert checked(msgspec.msgpack.encode(SnapshotManifest(STEP, bad)), SCHEMA.state) is None
     for nonsense in (b"", b"\xff", whole[:-1], whole + b"\0", msgspec.msgpack.encode({"step": 1})):
         assert checked(nonsense, SCHEMA.state) is None

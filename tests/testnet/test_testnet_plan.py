@@ -17,7 +17,7 @@ from aftermath.config.document import load_config
 from aftermath.testnet.configs import SHIPPED, chosen, configs, find
 from aftermath.testnet.files import make_missing, recipe_of
 from aftermath.testnet.kills import Kills
-from aftermath.testnet.plan import Client, Plan, Wishes
+from aftermath.testnet.plan import Client, ClientExtras, Plan
 from aftermath.watch.trackers import Wanted
 from cli.cli_runs import Outcome, invoke
 
@@ -98,7 +98,7 @@ def test_a_port_that_is_taken_and_a_directory_of_others_are_told(tmp_path: Path)
 def test_clients_are_told_of_the_trackers_as_train_takes_them(tmp_path: Path) -> None:
     trackers = Wanted(wandb_project="lab", wandb_group="g", trackio_project="lab")
     client = Client(1, 2)
-    plan = Plan(chosen(DEMO), (client,), tmp_path, 0, Wishes(trackers=trackers))
+    plan = Plan(chosen(DEMO), (client,), tmp_path, 0, ClientExtras(trackers=trackers))
     settings = build_settings(**parsed("train", "--run-id", "demo", *plan.options(client)))
     assert Wanted.of(settings) == trackers
     assert not Wanted.of(build_settings(**parsed("train", "--run-id", "demo"))).any

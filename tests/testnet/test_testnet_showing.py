@@ -7,28 +7,29 @@ from pathlib import Path
 import pytest
 
 from aftermath.testnet.printed import MOST_READ, Printed
-from aftermath.testnet.showing import Showing, Wish, showing_of
+from aftermath.testnet.showing import Showing, showing_of
+from aftermath.testnet.wished import Pictures
 
 
-@pytest.mark.parametrize("wish", Wish)
+@pytest.mark.parametrize("pictures", Pictures)
 @pytest.mark.parametrize("tmux", [True, False])
-def test_where_there_is_no_terminal_there_are_lines(wish: Wish, tmux: bool) -> None:
-    assert showing_of(wish, terminal=False, tmux=tmux) is Showing.LINES
+def test_where_there_is_no_terminal_there_are_lines(pictures: Pictures, tmux: bool) -> None:
+    assert showing_of(pictures, terminal=False, tmux=tmux) is Showing.LINES
 
 
 @pytest.mark.parametrize(
-    ("wish", "tmux", "seen"),
+    ("pictures", "tmux", "seen"),
     [
-        (Wish.TRUE, True, Showing.PANES),
-        (Wish.TRUE, False, Showing.SCREEN),
-        (Wish.SCREEN, True, Showing.SCREEN),
-        (Wish.SCREEN, False, Showing.SCREEN),
-        (Wish.FALSE, True, Showing.PANES),
-        (Wish.FALSE, False, Showing.LINES),
+        (Pictures.TRUE, True, Showing.PANES),
+        (Pictures.TRUE, False, Showing.SCREEN),
+        (Pictures.SCREEN, True, Showing.SCREEN),
+        (Pictures.SCREEN, False, Showing.SCREEN),
+        (Pictures.FALSE, True, Showing.PANES),
+        (Pictures.FALSE, False, Showing.LINES),
     ],
 )
-def test_on_a_terminal_the_wish_and_tmux_decide(wish: Wish, tmux: bool, seen: Showing) -> None:
-    assert showing_of(wish, terminal=True, tmux=tmux) is seen
+def test_on_a_terminal_the_option_and_tmux_decide(pictures: Pictures, tmux: bool, seen: Showing) -> None:
+    assert showing_of(pictures, terminal=True, tmux=tmux) is seen
 
 
 def test_lines_are_read_once_they_have_an_end_and_half_ones_later(tmp_path: Path) -> None:

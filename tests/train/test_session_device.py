@@ -32,7 +32,7 @@ def test_the_device_is_exact_before_anything_is_joined(monkeypatch: pytest.Monke
     torch.backends.cudnn.allow_tf32 = True
     named = named_by(settings(precision="bf16", compile="on"))
     assert is_exact()
-    assert named.place.devices[0] == torch.device("cpu")
+    assert named.mesh.devices[0] == torch.device("cpu")
     assert named.arithmetic == Arithmetic(bf16=True, compiled=True)
 
 

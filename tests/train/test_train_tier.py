@@ -7,7 +7,7 @@ import torch
 
 from aftermath.base.errors import UsageError
 from aftermath.coordinator.view import View
-from aftermath.ranks.place import Place
+from aftermath.ranks.mesh import Mesh
 from aftermath.replica.fit import needs
 from aftermath.replica.pass_size import OutOfMemory
 from aftermath.rules.state import RunState
@@ -84,7 +84,7 @@ def test_a_member_keeps_its_tier_and_nothing_is_measured() -> None:
 
 def test_several_devices_are_not_reckoned() -> None:
     here = torch.device("cpu")
-    check_alone(AUTO_TIER, Place((here,), 1, 1))
-    check_alone(0, Place((here, here), 2, 1))
+    check_alone(AUTO_TIER, Mesh((here,), 1, 1))
+    check_alone(0, Mesh((here, here), 2, 1))
     with pytest.raises(UsageError, match="one device"):
-        check_alone(AUTO_TIER, Place((here, here), 2, 1))
+        check_alone(AUTO_TIER, Mesh((here, here), 2, 1))

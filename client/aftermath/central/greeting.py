@@ -51,7 +51,7 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome", forbid_unknown_fields=
     """The member may stay; from here on the connection carries JSON-RPC."""
 
 
-class Refusal(msgspec.Struct, frozen=True, tag="refusal", forbid_unknown_fields=True):
+class Denied(msgspec.Struct, frozen=True, tag="refusal", forbid_unknown_fields=True):
     """It may not, and why."""
 
     message: Text
@@ -94,9 +94,9 @@ def challenged(data: bytes | str) -> Challenge:
     return found
 
 
-def admitted(data: bytes | str) -> Welcome | Refusal:
+def admitted(data: bytes | str) -> Welcome | Denied:
     """How a server ends the greeting. Raises Malformed."""
-    found: Welcome | Refusal = json_as(_short(data), Welcome | Refusal)
+    found: Welcome | Denied = json_as(_short(data), Welcome | Denied)
     return found
 
 

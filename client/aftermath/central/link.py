@@ -26,7 +26,7 @@ from websockets.exceptions import WebSocketException
 
 from aftermath.base.bounded import Malformed, json_as
 from aftermath.base.wait import cancel
-from aftermath.central.greeting import Refusal, admitted, answer, challenged
+from aftermath.central.greeting import Denied, admitted, answer, challenged
 from aftermath.chain.wallet import Wallet
 from aftermath.coordinator.errors import CoordinatorError
 from aftermath.p2p.discovery import Whereabouts, believable
@@ -229,6 +229,6 @@ class Link(httpx.AsyncBaseTransport):
             )
         await connection.send(answer(challenge, self._wallet.keypair, self._peer).decode())
         said = admitted(await connection.recv())
-        if isinstance(said, Refusal):
+        if isinstance(said, Denied):
             raise ServerRefused(said.message, said.fix)
         self._genesis = challenge.genesis

@@ -21,15 +21,15 @@ from aftermath.chain.endpoints import endpoint
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.wallet import Wallet, create_wallet, load_wallet
 from aftermath.chain.wire import Connection
-from aftermath.cli.agreed_data import with_agreed_data
-from aftermath.cli.change import Change
 from aftermath.cli.connection import SignedCluster
 from aftermath.cli.create_run import LATER, missing
-from aftermath.cli.schema import shape_of
-from aftermath.cli.troubles import troubles
 from aftermath.config.document import RunConfig
 from aftermath.localnet.node import Node
 from aftermath.localnet.rpc import Rpc
+from aftermath.owner.agreed_data import with_agreed_data
+from aftermath.owner.change import Change
+from aftermath.owner.schema import shape_of
+from aftermath.owner.troubles import troubles
 from aftermath.rules.run import Config
 from aftermath.rules.state import RunState
 

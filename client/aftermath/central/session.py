@@ -15,7 +15,7 @@ from solders.pubkey import Pubkey
 
 from aftermath.base.bounded import Malformed
 from aftermath.central.gate import Gate
-from aftermath.central.greeting import NONCE_BYTES, Challenge, Refusal, Welcome, proven
+from aftermath.central.greeting import NONCE_BYTES, Challenge, Denied, Welcome, proven
 from aftermath.central.presence import MOST_OF_ONE, Guest, Presence
 from aftermath.localnet.node import Node
 from aftermath.localnet.pubsub import Connection
@@ -35,15 +35,15 @@ class House:
         self.strangers = 0
         """Connections that have not proven an identity yet."""
 
-    def objection(self, identity: Pubkey) -> Refusal | None:
+    def objection(self, identity: Pubkey) -> Denied | None:
         """Why an identity may not come in, if so."""
         if self.allowed is not None and identity not in self.allowed:
-            return Refusal(
+            return Denied(
                 f"identity {identity} is not on this server's list of those who may join",
                 "ask whoever runs the server to put it into the file of --allow",
             )
         if not self.presence.room(identity):
-            return Refusal(
+            return Denied(
                 f"identity {identity} has {MOST_OF_ONE} connections already", "use another identity for another member"
             )
         return None

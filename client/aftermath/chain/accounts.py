@@ -24,7 +24,8 @@ from solders.rpc.requests import (
 from aftermath.base.bounded import is_u64
 from aftermath.base.errors import AccountError
 from aftermath.chain.failures import BadReply
-from aftermath.chain.rpc import FAILURES_BEFORE_LEAVING, RpcPool
+from aftermath.chain.nodes import FAILURES_BEFORE_LEAVING
+from aftermath.chain.rpc import RpcPool
 
 T = TypeVar("T")
 

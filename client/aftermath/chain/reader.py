@@ -17,7 +17,8 @@ from aftermath.base.errors import AccountError
 from aftermath.chain.accounts import Absence, AccountData, fetch_as, fetch_many
 from aftermath.chain.addresses import run_addresses
 from aftermath.chain.failures import BadReply
-from aftermath.chain.rpc import FAILURES_BEFORE_LEAVING, MAX_ENDPOINTS, RpcPool
+from aftermath.chain.nodes import FAILURES_BEFORE_LEAVING
+from aftermath.chain.rpc import MAX_ENDPOINTS, RpcPool
 from aftermath.chain.subscription import GIVE_UP_SECONDS, RunWatcher, run_closed
 from aftermath.chain.views import parse_members, parse_model, parse_run, parse_witness_round, witness_round_range
 from aftermath.coordinator.errors import Refused

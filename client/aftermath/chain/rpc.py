@@ -1,12 +1,10 @@
 """One RPC service made of a primary and up to two fallback nodes.
 
-Decided: a node that fails twice in a row is left for the next one and tried again after a pause that doubles (10 s
-to 60 s), by one call at a time, so that the primary is returned to without stalling the others; a call for which a
-node has failed twice leaves it, whatever that node answers to other calls, and so do the next ones of its kind, for
-such a pause; between tries the wait grows exponentially with seeded jitter; every await has a deadline; a reply that
-cannot be read is the node's failure, whatever is wrong with it; so is it when a node calls a request malformed, unless
-all nodes do so and none has ever answered one of its kind (gateways say it of quotas, of methods that they do not
-pass on, and of requests that they cut off themselves); and a node of another cluster (genesis hash) is never used.
+Decided: which node is asked is for `nodes` to say; between tries the wait grows exponentially with seeded jitter;
+every await has a deadline; a reply that cannot be read is the node's failure, whatever is wrong with it; so is it when
+a node calls a request malformed, unless all nodes do so and none has ever answered one of its kind (gateways say it of
+quotas, of methods that they do not pass on, and of requests that they cut off themselves); and a node of another
+cluster (genesis hash) is never used.
 """
 
 from __future__ import annotations
@@ -32,6 +30,7 @@ from aftermath.chain.failures import (
     result_of,
     retryable,
 )
+from aftermath.chain.nodes import FAILURES_BEFORE_LEAVING, Node, Nodes
 from aftermath.chain.wire import Internet, Wire
 from aftermath.coordinator.errors import CoordinatorError, Unavailable
 
@@ -40,8 +39,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_ENDPOINTS = 3
-FAILURES_BEFORE_LEAVING = 2
-LEAVE_SECONDS, LEAVE_MAX = 10.0, 60.0
 BACKOFF_FIRST, BACKOFF_MAX = 0.25, 4.0
 TRIES = 2.5  # at least as many in a call's patience: a node that hangs is left within one call, not after some
 
@@ -50,34 +47,6 @@ class WrongCluster(CoordinatorError):
     """A node belongs to another cluster than the one first spoken to."""
 
     code = "wrong-cluster"
-
-
-@dataclass
-class _Leave:
-    """Until when a node is not asked, and for how long it is or was left; twice as long each time it is tried again."""
-
-    until: float = 0.0
-    seconds: float = field(default_factory=lambda: LEAVE_SECONDS)
-
-    def again(self, now: float) -> None:
-        """It is tried by one call, and left by the others meanwhile."""
-        self.seconds = min(self.seconds * 2, LEAVE_MAX)
-        self.until = now + self.seconds
-
-
-@dataclass(eq=False)
-class _Node:
-    endpoint: Endpoint
-    http: HttpNode
-    verified: bool = False
-    failures: int = 0
-    leave: _Leave = field(default_factory=_Leave)
-    """Of all calls, once it has failed twice in a row."""
-    tried_at: float = 0.0
-    last_error: str = "not tried"
-    left: dict[str, _Leave] = field(default_factory=dict)
-    """By kind of call: those it has failed twice in one call, while it answered others."""
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 @dataclass
@@ -112,7 +81,7 @@ class RpcPool:
                 f"{len(endpoints)} RPC endpoints given", f"Give one, and up to {MAX_ENDPOINTS - 1} fallbacks"
             )
         self.wire = wire or Internet()
-        self._nodes = [_Node(e, HttpNode(e.http, self.wire.http())) for e in endpoints]
+        self._nodes = Nodes([Node(e, HttpNode(e.http, self.wire.http())) for e in endpoints], self.called)
         self.seed, self._random = seed, random.Random(seed)
         self._cluster = _Cluster()
         self.patience = patience
@@ -120,12 +89,12 @@ class RpcPool:
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
-        return tuple(node.endpoint for node in self._nodes)
+        return tuple(node.endpoint for node in self._nodes.all)
 
     @property
     def is_local(self) -> bool:
         """Every endpoint is on this machine: a local network, where test money may be asked for."""
-        return all(node.endpoint.is_loopback for node in self._nodes)
+        return all(node.endpoint.is_loopback for node in self._nodes.all)
 
     def patient(self, seconds: float) -> RpcPool:
         """The same nodes and connections for calls that have a patience of their own."""
@@ -139,7 +108,7 @@ class RpcPool:
         Raises WrongCluster, or Unavailable when no node at all answers.
         """
         await self.genesis()
-        for node in self._nodes:
+        for node in self._nodes.all:
             try:
                 async with asyncio.timeout(self.attempt):
                     await self._verify(node, self.attempt)
@@ -171,11 +140,11 @@ class RpcPool:
         patience = self.patience if patience is None else patience
         deadline = now() + patience
         attempt = attempt or min(self.attempt, patience / TRIES)
-        failed: list[_Node] = []
-        refused: set[_Node] = set()
+        failed: list[Node] = []
+        refused: set[Node] = set()
         kind = type(request).__name__
         while True:
-            node = self._choose(failed, kind)
+            node = self._nodes.choose(failed, kind, now())
             node.tried_at = now()
             allowed = min(attempt, max(deadline - now(), 0.05))
             try:
@@ -190,12 +159,12 @@ class RpcPool:
                     raise
                 if not retryable(error):
                     refused.add(node)
-                    if len(refused) == len(self._nodes) and kind not in self._cluster.answered:
+                    if len(refused) == len(self._nodes.all) and kind not in self._cluster.answered:
                         raise RpcRejected(f"{node.endpoint.shown} refused the request: {describe(error)}") from error
-                self._failed(node, error)
+                self._nodes.failed(node, error, now())
                 failed.append(node)
                 if failed.count(node) == FAILURES_BEFORE_LEAVING:
-                    self._leave(node, kind)
+                    self._nodes.leave(node, kind, now())
             wait = self.backoff(len(failed))
             if now() + wait >= deadline:
                 raise self._unavailable(patience)
@@ -207,7 +176,7 @@ class RpcPool:
 
     async def close(self) -> None:
         """Close the connections."""
-        for node in self._nodes:
+        for node in self._nodes.all:
             await node.http.close()
 
     async def __aenter__(self) -> RpcPool:
@@ -216,17 +185,15 @@ class RpcPool:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def _ask(self, node: _Node, request: Request, read: Callable[[Any], T], timeout: float) -> T:
+    async def _ask(self, node: Node, request: Request, read: Callable[[Any], T], timeout: float) -> T:
         if not node.verified:
             async with asyncio.timeout(timeout):
                 await self._verify(node, timeout)
         result = _understood(await node.http.ask(request, timeout), read)
-        if node.failures >= FAILURES_BEFORE_LEAVING:
-            log.warning("%s %s answers again", self.called, node.endpoint.shown)
-        node.failures, node.leave = 0, _Leave()
+        self._nodes.answered(node)
         return result
 
-    async def _verify(self, node: _Node, timeout: float) -> None:
+    async def _verify(self, node: Node, timeout: float) -> None:
         """Ask a node for its genesis hash once (and again after it was left), and compare it with the cluster's."""
         async with node.lock:
             if node.verified:
@@ -241,45 +208,8 @@ class RpcPool:
                 )
             node.verified = True
 
-    def _choose(self, failed: Sequence[_Node], kind: str) -> _Node:
-        """The node for the next try of a call for which these have `failed`, one entry for each time."""
-        now = asyncio.get_running_loop().time()
-        times = {node: failed.count(node) // FAILURES_BEFORE_LEAVING for node in self._nodes}
-        nodes = [node for node in self._nodes if times[node] == min(times.values())]
-        for node in nodes:
-            leaves = [node.leave] if node.failures >= FAILURES_BEFORE_LEAVING else []
-            leaves += [node.left[kind]] if kind in node.left else []
-            if any(leave.until > now for leave in leaves):
-                continue
-            # One call tries the node that was left; the others go on to the next node until it is known to answer.
-            for leave in leaves:
-                leave.again(now)
-            return node
-        return min(nodes, key=lambda n: n.tried_at)
-
-    def _failed(self, node: _Node, error: BaseException) -> None:
-        now = asyncio.get_running_loop().time()
-        node.failures += 1
-        node.last_error = describe(error)
-        log.debug("%s %s: %s", self.called, node.endpoint.shown, node.last_error)
-        if node.failures < FAILURES_BEFORE_LEAVING:
-            return
-        if node.failures == FAILURES_BEFORE_LEAVING:
-            log.warning("%s %s does not answer (%s)", self.called, node.endpoint.shown, node.last_error)
-        if node.leave.until <= now:
-            node.verified = False
-            node.leave.until = now + node.leave.seconds
-
-    def _leave(self, node: _Node, kind: str) -> None:
-        """Have the next calls of this kind made elsewhere, for a while."""
-        if kind in node.left:
-            return
-        node.left[kind] = _Leave(asyncio.get_running_loop().time() + LEAVE_SECONDS)
-        if node.failures < FAILURES_BEFORE_LEAVING and len(self._nodes) > 1:
-            log.warning("%s %s answers, but not to %s (%s)", self.called, node.endpoint.shown, kind, node.last_error)
-
     def _unavailable(self, patience: float) -> Unavailable:
-        tried = ", ".join(f"{n.endpoint.shown} ({n.last_error})" for n in self._nodes)
+        tried = ", ".join(f"{n.endpoint.shown} ({n.last_error})" for n in self._nodes.all)
         return Unavailable(
             f"no Solana RPC endpoint answered for {patience:.0f} s: {tried}",
             "Check that it runs (a local network: aftermath-solana localnet), or pass another --rpc, or --rpc-2 too",

@@ -107,7 +107,7 @@ async def at_the_chain(chain: Cluster, run_id: str, user: Pubkey, delegate_of: P
 def on_this_machine(view: View, wallet: bytes, tier: int, device: str) -> tuple[list[AftermathError], list[str]]:
     """What `train` would refuse about device, model, tier and data, and the warnings it would begin with."""
     from aftermath.data.source import SourceAway
-    from aftermath.ranks.place import place_of
+    from aftermath.ranks.mesh import mesh_of
     from aftermath.replica.exactness import exact_device
     from aftermath.rules.state import RunState
     from aftermath.train.newcomer import others
@@ -117,7 +117,7 @@ def on_this_machine(view: View, wallet: bytes, tier: int, device: str) -> tuple[
     warnings: list[str] = []
     run, model = view.run, view.model
     with noting(refusals):
-        place_of(device, 0, 1)
+        mesh_of(device, 0, 1)
         exact_device(device)
     if run.state is RunState.UNINITIALIZED:  # which is an obstacle already
         return refusals, warnings
@@ -144,16 +144,16 @@ def on_this_machine(view: View, wallet: bytes, tier: int, device: str) -> tuple[
 
 def chosen(view: View, wallet: bytes, device: str) -> tuple[int, str]:
     """The tier that `train --matformer-tier auto` would take here, and why. Raises what keeps it from one."""
-    from aftermath.ranks.place import place_of
+    from aftermath.ranks.mesh import mesh_of
     from aftermath.replica.passes import arithmetic_of
     from aftermath.train.outfit import schema_of
     from aftermath.train.settings import TrainSettings
     from aftermath.train.tier import AUTO_TIER, check_alone, chosen_here
 
-    place = place_of(device, 0, 1)
-    check_alone(AUTO_TIER, place)
+    mesh = mesh_of(device, 0, 1)
+    check_alone(AUTO_TIER, mesh)
     settings = TrainSettings.model_validate({"run_id": view.run.run_id, "device": device})
-    arithmetic = arithmetic_of(place.devices[0], settings.precision, settings.compile)
+    arithmetic = arithmetic_of(mesh.devices[0], settings.precision, settings.compile)
     choice = chosen_here(view, wallet, schema_of(view.model, view.run.run_id), settings, arithmetic)
     return choice.tier, choice.why
 

@@ -60,10 +60,10 @@ async def torch_and_device(subject: Subject) -> Finding:
     """Whether the device is there, and computes the bits that all others compute."""
     import torch
 
-    from aftermath.ranks.place import place_of
+    from aftermath.ranks.mesh import mesh_of
     from aftermath.replica.exactness import exact_device
 
-    place_of(subject.device, 0, 1)
+    mesh_of(subject.device, 0, 1)
     device = exact_device(subject.device)
     said = f"PyTorch {torch.__version__}, {device}"
     if device.type == "cuda":

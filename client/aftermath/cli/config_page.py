@@ -9,10 +9,11 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from aftermath.cli import config_check, schema
+from aftermath.cli import config_check
 from aftermath.config import errors
 from aftermath.config.keys import Key, held_by, keys
 from aftermath.config.tables import Choice
+from aftermath.owner import schema
 
 PREFACE = """# The config of a run
 

@@ -26,12 +26,12 @@ def data_inspect(
     Two members have the same files if they are shown the same hash: it is over every file's name, size and sampled
     blocks, so a large corpus is not read whole. As data_hash in a run's config file it keeps out who has others.
     """
-    from aftermath.cli.agreed_data import source_of
     from aftermath.config.document import load_config
     from aftermath.data.fingerprint import hash_of
     from aftermath.data.local import open_tokens
     from aftermath.data.source import Source
     from aftermath.data.tokens import TokenFiles
+    from aftermath.owner.agreed_data import source_of
 
     if (data_path is None) == (config_path is None):
         raise UsageError("one place of data is looked at", "Pass --data-path FOLDER or --config-path FILE")

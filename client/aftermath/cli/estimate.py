@@ -18,8 +18,8 @@ from aftermath.cli.present import Result, facts, note
 from aftermath.rules.bitmap import MAX_MEMBERS
 
 if TYPE_CHECKING:
-    from aftermath.cli.schema import Shape
     from aftermath.config.document import RunConfig
+    from aftermath.owner.schema import Shape
     from aftermath.rules.run import Config
 
 PER_EPOCH = 3
@@ -42,8 +42,8 @@ async def estimate(
     pays to create, configure and start the run, and what each member pays to join and to take part until the end: rents
     come back, fees do not. Time is what the file's limits allow at most.
     """
-    from aftermath.cli.schema import shape_of
     from aftermath.config.document import load_config
+    from aftermath.owner.schema import shape_of
     from aftermath.replica.fit import needs
     from aftermath.rules.run import Config
 

@@ -14,8 +14,8 @@ from aftermath.cli.present import Result
 @command("json-dump-run", example="aftermath-solana json-dump-run --run-id demo")
 async def json_dump_run(options: ClusterOptions, run_id: RunId) -> Result:
     """Print everything the chain knows of a run, as JSON."""
+    from aftermath.chain.dump import whole_run
     from aftermath.cli.connection import connect
-    from aftermath.cli.dump import whole_run
 
     async with connect(options) as chain:
         data = whole_run(*await chain.coordinator.snapshot(run_id))

@@ -20,10 +20,10 @@ async def json_dump_user(
     address: Annotated[str, typer.Option("--address", help="The wallet: a public key, or a key file that holds it.")],
 ) -> Result:
     """Print everything a run knows of one wallet, as JSON."""
+    from aftermath.chain.dump import member, plain
     from aftermath.chain.memberships import membership_of
     from aftermath.chain.options import public_key
     from aftermath.cli.connection import connect
-    from aftermath.cli.dump import member, plain
 
     key = public_key(address)
     async with connect(options) as chain:

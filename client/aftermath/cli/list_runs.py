@@ -13,8 +13,8 @@ COLUMNS = ("run", "name", "state", "epoch", "step", "of", "members", "tiers")
 @command("list-runs", example="aftermath-solana list-runs --rpc http://127.0.0.1:8899")
 async def list_runs(options: ClusterOptions) -> Result:
     """List the runs on a cluster."""
+    from aftermath.chain.dump import plain
     from aftermath.cli.connection import connect
-    from aftermath.cli.dump import plain
 
     async with connect(options) as chain:
         runs = await chain.coordinator.list_runs()

@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from aftermath.cli.command import command
 from aftermath.cli.present import EXIT_INTERRUPTED, Result
+from aftermath.testnet.wished import Pictures, Verbosity
 
 if TYPE_CHECKING:
-    from aftermath.testnet.plan import Wishes
+    from aftermath.testnet.plan import ClientExtras
     from aftermath.testnet.showing import Showing
     from aftermath.watch.trackers import Wanted
 
@@ -122,11 +123,11 @@ class ClientOptions:
         ),
     ] = None
 
-    def wishes(self, trackers: Wanted) -> Wishes:
+    def wishes(self, trackers: Wanted) -> ClientExtras:
         """These as the plan of a testnet takes them."""
-        from aftermath.testnet.plan import Wishes
+        from aftermath.testnet.plan import ClientExtras
 
-        return Wishes(
+        return ClientExtras(
             device=self.client_device,
             write_log=self.write_log,
             distro_data=self.write_distro_data,
@@ -158,17 +159,17 @@ class ShowOptions:
     """How it is seen."""
 
     tui: Annotated[
-        Literal["true", "screen", "false"],
+        Pictures,
         typer.Option(
             help="true: pictures in tmux panes, without tmux a screen of tabs; screen: that screen, with tmux too; "
             "false: lines, in panes where there is tmux.",
             rich_help_panel=SHOWN,
         ),
-    ] = "true"
+    ] = Pictures.TRUE
     log: Annotated[
-        Literal["warning", "info", "debug"],
+        Verbosity,
         typer.Option(help="How much is told in lines: debug is every event.", rich_help_panel=SHOWN),
-    ] = "info"
+    ] = Verbosity.INFO
     headless: Annotated[
         bool, typer.Option("--headless", help="Lines instead of panes, in a terminal too.", rich_help_panel=SHOWN)
     ] = False
@@ -183,11 +184,11 @@ class ShowOptions:
 
         from rich.console import Console
 
-        from aftermath.testnet.showing import Wish, showing_of
+        from aftermath.testnet.showing import showing_of
         from aftermath.tui.screen import can_show
 
         terminal = not self.headless and can_show(Console())
-        return showing_of(Wish(self.tui), terminal=terminal, tmux=shutil.which("tmux") is not None)
+        return showing_of(self.tui, terminal=terminal, tmux=shutil.which("tmux") is not None)
 
 
 @command(
@@ -226,7 +227,6 @@ def local_testnet_start(
     from aftermath.testnet.claim import claimed
     from aftermath.testnet.configs import chosen
     from aftermath.testnet.kills import Kills
-    from aftermath.testnet.lines import Level
     from aftermath.testnet.plan import Plan, allowed_of, clients_of
     from aftermath.testnet.run import Testnet
     from aftermath.testnet.showing import Showing, shown
@@ -242,10 +242,10 @@ def local_testnet_start(
     wishes, showing = clients.wishes(trackers), show.showing()
     panes = showing is Showing.PANES
     place, port = deployment.dir.expanduser().absolute(), deployment.server_port
-    plan = Plan(config, them, place, port, wishes, panes, panes and show.tui == "true")
+    plan = Plan(config, them, place, port, wishes, panes, panes and show.tui is Pictures.TRUE)
     killed = Kills(kills.random_kill_num, kills.random_kill_interval, allowed_of(kills.allowed_to_kill, them))
     own = environment() | {"OMP_NUM_THREADS": str(plan.threads)} | deployment.variables
-    console, level = Console(stderr=json_output, quiet=panes), Level(show.log)
+    console, level = Console(stderr=json_output, quiet=panes), show.log
     backend = Solana(plan, own) if deployment.backend is BackendName.SOLANA else Centralized(plan)
     seen = shown(showing, plan, backend.keeper, console, level)
     with claimed(plan.place, "testnet", "--dir DIR"), seen as lines:

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 
 from aftermath.base.wait import cancel
 from aftermath.chain.client import CoordinatorClient
-from aftermath.cli.dump import plain
+from aftermath.chain.dump import plain
 from aftermath.cli.kept_events import LineConsole
 from aftermath.cli.present import Result
 from aftermath.cli.run_page import page

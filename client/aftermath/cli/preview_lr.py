@@ -27,9 +27,9 @@ def preview_lr(
     It is the rate of a run that goes through without a pause; after one, the first steps of an epoch start low again
     (cold_start_warmup_steps).
     """
-    from aftermath.cli.troubles import trouble_with_schedule
     from aftermath.config.document import load_config
     from aftermath.config.read import schedule_of
+    from aftermath.owner.troubles import trouble_with_schedule
 
     config = load_config(config_path)
     schedule, total = schedule_of(config.llm.lr_schedule), config.config.total_steps

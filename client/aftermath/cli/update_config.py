@@ -17,15 +17,17 @@ from aftermath.base.errors import UsageError
 from aftermath.base.numbers import U32_MAX, U64_MAX
 from aftermath.cli.command import JSON, command
 from aftermath.cli.options import CLIENT_VERSION, DESCRIPTION, SHOWN_NAME, RunId, SigningOptions
-from aftermath.cli.present import Result, aside, facts, note
+from aftermath.cli.present import Result, aside, facts, listing, note
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from aftermath.cli.difference import Difference
-    from aftermath.cli.schema import Shape
+    from aftermath.cli.connection import SignedCluster
     from aftermath.config.document import RunConfig
-    from aftermath.rules.model import Model
+    from aftermath.owner.change import Change
+    from aftermath.owner.difference import Difference
+    from aftermath.owner.schema import Shape
+    from aftermath.rules.model import Checkpoint, Model
     from aftermath.rules.run import Run
 
 
@@ -73,11 +75,9 @@ async def update_config(
     The run must be halted: pause it first. What is not given stays as it is. What changes is shown, key by key, before
     it is sent; where nothing does, nothing is sent.
     """
-    from aftermath.chain.rehearsal import Rehearsed
-    from aftermath.cli.change import Change
     from aftermath.cli.connection import sign_in
-    from aftermath.cli.difference import differences
-    from aftermath.cli.troubles import troubles
+    from aftermath.owner.change import Change
+    from aftermath.owner.troubles import troubles
 
     given = {key: value for key, value in asdict(shown).items() if value is not None}
     if not (config_path or restart_from_step or switch_to_hub or given or client_version is not None):
@@ -87,17 +87,34 @@ async def update_config(
     async with sign_in(options) as chain:
         run, model, _ = await chain.coordinator.snapshot(run_id)
         kept = change.kept_checkpoint(model)
-        steps = change.instructions(chain.coordinator.ix, run, model)
-        found = differences(change, run, model)
-        changes = [asdict(one) for one in found]
-        announce(run_id, found, as_json=json_output)
-        try:
-            signatures = await chain.sender.send_packed(steps if found else [])
-        except Rehearsed as rehearsed:
-            rehearsed.beside["changes"] = changes
-            raise
+        sent = await _send(chain, change, run, model, as_json=json_output)
         run, model, _ = await chain.coordinator.snapshot(run_id)
     warnings = troubles(run, model, shape, trouble) if shape else []
+    _warn(kept, warnings)
+    data = _data(run, model, shape) | {"warnings": warnings} | sent
+    open_to_all = run.join_authority == run.main_authority
+    return Result(data, _for_people(data, shape), case="" if open_to_all else "invited")
+
+
+async def _send(chain: SignedCluster, change: Change, run: Run, model: Model, *, as_json: bool) -> dict[str, Any]:
+    """Say what changes, and send it if anything does: both as JSON has it. Raises what refuses the change."""
+    from aftermath.chain.rehearsal import Rehearsed
+    from aftermath.owner.difference import differences
+
+    steps = change.instructions(chain.coordinator.ix, run, model)
+    found = differences(change, run, model)
+    changes = [asdict(one) for one in found]
+    announce(run.run_id, found, as_json=as_json)
+    try:
+        signatures = await chain.sender.send_packed(steps if found else [])
+    except Rehearsed as rehearsed:
+        rehearsed.beside["changes"] = changes
+        raise
+    return {"changes": changes, "signatures": [str(one) for one in signatures]}
+
+
+def _warn(kept: Checkpoint | None, warnings: list[str]) -> None:
+    """What the owner may not have meant, on stderr; `kept`: a checkpoint that counts instead of the file's."""
     if kept:
         note(
             f"the run keeps its checkpoint {kept.repo}, which members have named; --switch-to-hub begins from that of "
@@ -105,10 +122,6 @@ async def update_config(
         )
     for warning in warnings:
         note(f"warning: {warning}")
-    sent = {"changes": changes, "signatures": [str(one) for one in signatures]}
-    data = _data(run, model, shape) | {"warnings": warnings} | sent
-    open_to_all = run.join_authority == run.main_authority
-    return Result(data, _for_people(data, shape), case="" if open_to_all else "invited")
 
 
 def _read(path: Path | None) -> tuple[RunConfig | None, Shape | None, str]:
@@ -116,9 +129,9 @@ def _read(path: Path | None) -> tuple[RunConfig | None, Shape | None, str]:
 
     Raises ConfigError and what is wrong with the checkpoint.
     """
-    from aftermath.cli.agreed_data import with_agreed_data
-    from aftermath.cli.schema import shape_of
     from aftermath.config.document import load_config
+    from aftermath.owner.agreed_data import with_agreed_data
+    from aftermath.owner.schema import shape_of
 
     if path is None:
         return None, None, ""
@@ -130,12 +143,10 @@ def _read(path: Path | None) -> tuple[RunConfig | None, Shape | None, str]:
 
 def announce(run_id: str, found: list[Difference], *, as_json: bool) -> None:
     """Say what will change: for people, on stderr; with --json it is in the result."""
-    from aftermath.cli.difference import table
-
     if not found:
         note(f"run {run_id} is so already: nothing is sent")
     elif not as_json:
-        aside(table(found))
+        aside(listing(("key", "is", "will be"), [[one.key, one.old, one.new] for one in found]))
 
 
 def _for_people(data: dict[str, Any], shape: Shape | None) -> Table:

@@ -12,7 +12,7 @@ import math
 import struct
 from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import Any
+from typing import Any, assert_never
 
 from aftermath.base.errors import code_of
 from aftermath.config.errors import Mistake, Path
@@ -29,7 +29,7 @@ from aftermath.rules.limits import (
     REPO_BYTES,
     REVISION_BYTES,
 )
-from aftermath.rules.optimizers import EXCHANGED, OPTIMIZERS
+from aftermath.rules.optimizers import OPTIMIZERS
 from aftermath.rules.run import MAX_WITNESSES
 from aftermath.rules.state import CheckpointKind, DataKind, OptimizerKind, ScheduleKind
 
@@ -159,10 +159,16 @@ def _optimizer(optimizer: Mapping[str, Any], table: Path) -> _Broken:
         bits = optimizer[f"{key}_bits"]
         if bits >= (_ONE if key in _BELOW_ONE else _INFINITY):
             yield "OptimizerNumberInvalid", (*variant, "betas" if key.startswith("beta") else key), real(bits)
-    if optimizer["kind"] in EXCHANGED:
-        yield from _compression(optimizer, variant)
-    if optimizer["kind"] == OptimizerKind.SPARSELOCO:
-        yield from _sparseloco(optimizer, variant)
+    match OptimizerKind(optimizer["kind"]):
+        case OptimizerKind.NONE | OptimizerKind.ADAMW:
+            pass
+        case OptimizerKind.DISTRO:
+            yield from _compression(optimizer, variant)
+        case OptimizerKind.SPARSELOCO:
+            yield from _compression(optimizer, variant)
+            yield from _sparseloco(optimizer, variant)
+        case other:
+            assert_never(other)
 
 
 def _compression(optimizer: Mapping[str, Any], table: Path) -> _Broken:

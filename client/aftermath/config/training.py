@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticKnownError
@@ -200,13 +200,13 @@ class SparseLoCoSettings(Variant):
     inner_steps: Annotated[U16, Means("steps", least=1, most=MAX_INNER_STEPS)] = Field(
         default=sparseloco.INNER_STEPS, description="Steps of a member in a round; its share is cut into so many parts."
     )
-    inner_optimizer: Literal["adamw", "muon"] = Field(
+    inner_optimizer: sparseloco.InnerOptimizerName = Field(
         default=sparseloco.INNER_OPTIMIZER, description="What takes these steps: AdamW or Muon."
     )
     outer_lr: Annotated[float, Means(above=0, most=MAX_OUTER_RATE)] = Field(
         default=sparseloco.OUTER_LR, description="How much of the members' mean is applied, where no polar factor is."
     )
-    divisor: Literal["keepers", "all", "root"] = Field(
+    divisor: sparseloco.DivisorName = Field(
         default=sparseloco.DIVISOR,
         description="By what sums are divided: who kept a number, all results, or between them. Between them (root) "
         "is the square root of the product of both.",

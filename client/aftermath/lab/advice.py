@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from aftermath.lab.recipe import Recipe
-from aftermath.optim.sparseloco import LATE, SparseLoCo
 from aftermath.rules.assignment import cut
 
 
 def advice(recipe: Recipe) -> list[str]:
     """A sentence for each, empty if there is none."""
     settings = recipe.agreed
-    if not isinstance(settings, SparseLoCo):
+    if settings is None:
         return []
     said = []
     smallest = min(share.len for share in cut(recipe.batch.start, list(recipe.shares)))
@@ -19,6 +18,6 @@ def advice(recipe: Recipe) -> list[str]:
             f"the smallest share has {smallest} of the {recipe.batch.start} sequences of a step, and so many inner "
             f"steps, not {settings.inner_steps}: raise --total-batch, or lower --inner-steps or --members"
         )
-    if recipe.overlap:
-        said.append(f"an overlap of {recipe.overlap}: {LATE}; pass --overlap 0")
+    if settings.late and recipe.overlap:
+        said.append(f"an overlap of {recipe.overlap}: {settings.late}; pass --overlap 0")
     return said

@@ -15,7 +15,7 @@ from aftermath.replica.arithmetic import COMPILE, PRECISION, Compile, Precision
 from aftermath.rules import distro, optimizers, sparseloco
 from aftermath.rules.bitmap import MAX_MEMBERS
 from aftermath.rules.limits import MAX_INNER_STEPS, MAX_SEQ_LEN
-from aftermath.rules.sparseloco import Divisor, InnerOptimizer
+from aftermath.rules.sparseloco import DivisorName, InnerOptimizerName
 
 OptimizerName = Literal[optimizers.OptimizerName, "muon"]
 ScheduleName = Literal["constant", "cosine", "stable"]
@@ -97,7 +97,7 @@ class LabSettings(BaseModel):
         le=MAX_INNER_STEPS,
         description=f"sparseloco: steps on parts of a share; else {sparseloco.INNER_STEPS}.",
     )
-    inner_optimizer: InnerOptimizer | None = Field(
+    inner_optimizer: InnerOptimizerName | None = Field(
         None, description=f"sparseloco: what makes these steps; else {sparseloco.INNER_OPTIMIZER}."
     )
     value_bits: Literal["1", "2"] | None = Field(
@@ -106,7 +106,7 @@ class LabSettings(BaseModel):
     outer_lr: float | None = Field(
         None, description=f"sparseloco: how much of the mean is applied; else {sparseloco.OUTER_LR:g}."
     )
-    mean: Divisor | None = Field(
+    mean: DivisorName | None = Field(
         None,
         description="sparseloco: over the members that kept a coefficient (keepers), over all, or by the root of both "
         "numbers' product; else keepers.",

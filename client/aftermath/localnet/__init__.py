@@ -13,7 +13,7 @@ Public names
 
 from __future__ import annotations
 
-from aftermath.localnet.config import Engine, LocalnetConfig, Network
+from aftermath.localnet.config import LocalnetConfig, LocalnetEngine, Network
 from aftermath.localnet.engines import EmbeddedEngine, run_localnet
 from aftermath.localnet.errors import LedgerError, LocalnetError
 from aftermath.localnet.server import RunningLocalnet, serve
@@ -22,9 +22,9 @@ from aftermath.localnet.validator import ValidatorEngine, validator_binary
 
 __all__ = [
     "EmbeddedEngine",
-    "Engine",
     "LedgerError",
     "LocalnetConfig",
+    "LocalnetEngine",
     "LocalnetError",
     "Network",
     "RealTime",

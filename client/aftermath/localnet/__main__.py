@@ -9,7 +9,14 @@ from pathlib import Path
 
 from solders.pubkey import Pubkey
 
-from aftermath.localnet import EmbeddedEngine, Engine, LocalnetConfig, LocalnetError, ValidatorEngine, run_localnet
+from aftermath.localnet import (
+    EmbeddedEngine,
+    LocalnetConfig,
+    LocalnetEngine,
+    LocalnetError,
+    ValidatorEngine,
+    run_localnet,
+)
 
 ENGINES: dict[str, type[EmbeddedEngine] | type[ValidatorEngine]] = {
     "embedded": EmbeddedEngine,
@@ -94,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
 def main() -> int:
     given = _parser().parse_args()
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(message)s")
-    engine: Engine = ENGINES[given.engine]()
+    engine: LocalnetEngine = ENGINES[given.engine]()
     try:
         config = LocalnetConfig(given.host, given.rpc_port, given.ledger, given.program, given.airdrop, given.slot_ms)
         run_localnet(config, engine)

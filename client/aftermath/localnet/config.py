@@ -51,7 +51,7 @@ class Network(Protocol):
     async def close(self) -> None: ...
 
 
-class Engine(Protocol):
+class LocalnetEngine(Protocol):
     """Starts local networks. `start` raises `LocalnetError`."""
 
     async def start(self, config: LocalnetConfig) -> Network: ...

@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Callable
 
 from aftermath.base.signals import heard
-from aftermath.localnet.config import Engine, LocalnetConfig, Network
+from aftermath.localnet.config import LocalnetConfig, LocalnetEngine, Network
 from aftermath.localnet.server import RunningLocalnet, serve
 
 
@@ -24,19 +24,21 @@ def print_ready(network: Network) -> None:
     print(f"localnet ready rpc={network.rpc_url} ws={network.ws_url}", flush=True)
 
 
-def run_localnet(config: LocalnetConfig, engine: Engine, announce: Callable[[Network], None] = print_ready) -> None:
+def run_localnet(
+    config: LocalnetConfig, engine: LocalnetEngine, announce: Callable[[Network], None] = print_ready
+) -> None:
     """Start, announce (one line by default) and block until SIGINT or SIGTERM. Raises `LocalnetError`."""
     asyncio.run(_until_signal(config, engine, announce))
 
 
-async def _until_signal(config: LocalnetConfig, engine: Engine, announce: Callable[[Network], None]) -> None:
+async def _until_signal(config: LocalnetConfig, engine: LocalnetEngine, announce: Callable[[Network], None]) -> None:
     stop = asyncio.Event()
     with heard(stop.set):
         await _until(stop, config, engine, announce)
 
 
 async def _until(
-    stop: asyncio.Event, config: LocalnetConfig, engine: Engine, announce: Callable[[Network], None]
+    stop: asyncio.Event, config: LocalnetConfig, engine: LocalnetEngine, announce: Callable[[Network], None]
 ) -> None:
     starting = asyncio.ensure_future(engine.start(config))
     stopping = asyncio.create_task(stop.wait())

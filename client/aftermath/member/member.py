@@ -24,7 +24,7 @@ from aftermath.member.private import PrivateState
 from aftermath.member.ready import Readiness, announce_ready
 from aftermath.member.results import Results
 from aftermath.member.rounds.collect import LINGER
-from aftermath.member.rounds.epoch import Beginning, Kept
+from aftermath.member.rounds.epoch import Beginning, CarriedOver
 from aftermath.member.rounds.rounds import Rounds
 from aftermath.member.ticker import Ticker
 from aftermath.member.warmup import NoModel, WarmUp
@@ -67,7 +67,7 @@ class Member:
         self._weight = weight
         self._share = ModelShare(ports.transport)
         self._results = Results(ports, role, workers.decode)
-        self._kept = Kept(data, self._results, self._share, self._gradients, self._own)
+        self._kept = CarriedOver(data, self._results, self._share, self._gradients, self._own)
         self._readiness = Readiness()
         self._enrolment = Enrolment(ports, role)
         self._listening = Listening(ports, role, self._readiness, self._results)

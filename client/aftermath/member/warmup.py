@@ -26,7 +26,15 @@ from aftermath.model.config import ModelConfigError
 from aftermath.model.documents import CheckpointError
 from aftermath.model.levels import SchemaError
 from aftermath.model.segments import SegmentError, level_hash, segment_bytes, write_segment
-from aftermath.replica.modelshare import LevelFetcher, Manifest, ModelShare, ModelUnavailable, Offer, Offers, ask_offers
+from aftermath.replica.modelshare import (
+    LevelFetcher,
+    ModelShare,
+    ModelUnavailable,
+    Offer,
+    Offers,
+    SnapshotManifest,
+    ask_offers,
+)
 from aftermath.replica.origin import Origin
 from aftermath.replica.replica import Replica
 from aftermath.rules import bitmap
@@ -161,7 +169,7 @@ class WarmUp:
         """The members of the last epoch that stayed to its end and are here again."""
         return self._run.finishers & self._run.current.roster
 
-    def _own(self) -> Manifest | None:
+    def _own(self) -> SnapshotManifest | None:
         """What this member holds of the run's step, if the others ask it: whom the chain dropped, they do not."""
         own = self._share.manifest
         asked = bitmap.contains(self._finishers(), self._seat)

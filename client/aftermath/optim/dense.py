@@ -9,11 +9,13 @@ Decided
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import assert_never
 
 import torch
 from torch import Tensor
 
 from aftermath.model.segments import view
+from aftermath.optim.distro import Distro
 from aftermath.optim.format import Transform
 from aftermath.optim.lattice import SMALLEST
 from aftermath.optim.layout import LevelLayout, Part, level_layout
@@ -52,11 +54,14 @@ def dense(schema: Schema, votes: Mapping[int, Votes], lr: float) -> Iterator[tup
 
 def counted(votes: Votes, schema: Schema, lr: float) -> Tensor:
     """The values of votes as the run counts them: fp32 [n]."""
-    settings = schema.optimizer
-    if not isinstance(settings, SparseLoCo):
-        return votes.values.float()
-    most = most_of(settings, lr)
-    return (votes.multiples().clamp_(-most, most).double() * SMALLEST).float()
+    match schema.optimizer:
+        case Distro():
+            return votes.values.float()
+        case SparseLoCo() as settings:
+            most = most_of(settings, lr)
+            return (votes.multiples().clamp_(-most, most).double() * SMALLEST).float()
+        case other:
+            assert_never(other)
 
 
 def _sorted(votes: Votes, schema: Schema, lr: float) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,7 @@ What its members agree on; `optim.engine` says which parts it is made of.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -34,6 +34,11 @@ class Distro:
     weight_decay: float
     clip: float | None
     """The largest norm of a gradient; None and 0 leave it as it is."""
+
+    inner_steps: ClassVar[int] = 0  # a share is one gradient
+    inner_optimizer: ClassVar[None] = None
+    moments: ClassVar[int] = 0
+    late: ClassVar[str] = ""
 
     @classmethod
     def of(cls, optimizer: Optimizer) -> Distro:

@@ -28,7 +28,7 @@ from aftermath.optim.inner_optimizer import InnerOptimizer, MakeInner
 from aftermath.optim.mean import MeanApply
 from aftermath.optim.outer_muon import OuterMuon
 from aftermath.optim.parts import Apply, Backward, BadState, Measured, PrivateStep, Result
-from aftermath.optim.private_blocks import Outline, Place, outline
+from aftermath.optim.private_blocks import BlockSpan, StateOutline, outline
 from aftermath.optim.schema import Schema
 from aftermath.optim.sign import SignApply
 from aftermath.optim.votes import Votes
@@ -141,7 +141,7 @@ class Engine:
         """The tree over the blocks of them, once a share was trained."""
         return Tree([*self._step.digests(), *self._result.digests()])  # in the order of their names
 
-    def block(self, place: Place) -> bytes:
+    def block(self, place: BlockSpan) -> bytes:
         """The bytes of a block of them, as they are now."""
         part, dot, name = place.name.partition(".")
         inside = place._replace(name=name)
@@ -185,7 +185,7 @@ def _joined(private: Mapping[str, T], result: Mapping[str, T]) -> dict[str, T]:
     }
 
 
-def outline_of(schema: Schema, tier: int) -> Outline:
+def outline_of(schema: Schema, tier: int) -> StateOutline:
     """The private state of a tier-`tier` member of a run with this schema. Raises SchemaError."""
     shapes = schema.state.config.parameter_shapes(tier)
     params = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}

@@ -34,7 +34,7 @@ from aftermath.optim.format import ResultFormat, Transform
 from aftermath.optim.lattice import SMALLEST, quantise
 from aftermath.optim.layout import LevelLayout, Part, level_layout
 from aftermath.optim.parts import Measured, PseudoGradient
-from aftermath.optim.private_blocks import Place, block_of, digests_of
+from aftermath.optim.private_blocks import BlockSpan, block_of, digests_of
 from aftermath.optim.remembered import check_state, state_sizes
 from aftermath.optim.transform import ZERO_BELOW, cells, forward, inverse, padding, strongest
 
@@ -226,7 +226,7 @@ class ErrorFeedback:
         """Of their blocks."""
         return digests_of(self.remembered())
 
-    def block(self, place: Place) -> bytes:
+    def block(self, place: BlockSpan) -> bytes:
         """One of them."""
         return block_of(self.remembered(), place)
 

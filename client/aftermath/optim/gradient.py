@@ -19,7 +19,7 @@ from aftermath.optim.balance import Balances, learnt, load_error, nothing_balanc
 from aftermath.optim.clip import clip_gradients
 from aftermath.optim.layout import Part
 from aftermath.optim.parts import Backward, BadState, PseudoGradient
-from aftermath.optim.private_blocks import Place
+from aftermath.optim.private_blocks import BlockSpan
 from aftermath.optim.rounding import to_fp32
 from aftermath.optim.transform import subtract
 
@@ -83,7 +83,7 @@ class GradientStep:
         """Of nothing."""
         return []
 
-    def block(self, place: Place) -> bytes:
+    def block(self, place: BlockSpan) -> bytes:
         """There is none."""
         del place
         return b""

@@ -22,7 +22,7 @@ from aftermath.optim.balance import Balances, balance, learnt, nothing_balances
 from aftermath.optim.clip import LARGEST_RESIDUAL, clip_gradients, refuse_beyond
 from aftermath.optim.inner_optimizer import InnerOptimizer, MakeInner, rate_of_vectors
 from aftermath.optim.parts import Backward, PseudoGradient
-from aftermath.optim.private_blocks import Place
+from aftermath.optim.private_blocks import BlockSpan
 from aftermath.optim.sparseloco import SparseLoCo
 
 _LARGEST_GRADIENT = 1e19  # the square of a larger one is beyond fp32: the moment would stay infinite, and learn nothing
@@ -102,7 +102,7 @@ class InnerSteps:
         """Of their blocks."""
         return self._inner.digests()
 
-    def block(self, place: Place) -> bytes:
+    def block(self, place: BlockSpan) -> bytes:
         """One of them."""
         return self._inner.block(place)
 

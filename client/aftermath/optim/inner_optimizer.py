@@ -16,7 +16,7 @@ from torch import Tensor
 from aftermath.optim.moments import bytes_of, may_fuse, moment_kinds, moments, take_moments
 from aftermath.optim.muon import Muon, MuonSettings
 from aftermath.optim.parts import Remembering
-from aftermath.optim.private_blocks import Place, block_of, digests_of
+from aftermath.optim.private_blocks import BlockSpan, block_of, digests_of
 from aftermath.optim.sparseloco import SparseLoCo
 
 BETAS, EPSILON = (0.9, 0.95), 1e-8
@@ -83,7 +83,7 @@ class InnerOptimizer:
         """Of their blocks."""
         return digests_of(self.remembered())
 
-    def block(self, place: Place) -> bytes:
+    def block(self, place: BlockSpan) -> bytes:
         """One of them."""
         return block_of(self.remembered(), place)
 

@@ -33,10 +33,11 @@ from aftermath.optim.format import ResultFormat
 from aftermath.optim.lattice import LARGEST, SMALLEST
 from aftermath.optim.layout import LevelLayout, Part, level_layout
 from aftermath.optim.on_gpu import OnGpu, counts
-from aftermath.optim.sparseloco import REACH, Divisor, SparseLoCo
+from aftermath.optim.sparseloco import REACH, SparseLoCo
 from aftermath.optim.tally import check_votes, tally_multiples
 from aftermath.optim.transform import subtract
 from aftermath.optim.votes import Votes, WholeVotes
+from aftermath.rules.sparseloco import DivisorName
 
 _AT_ONCE = 1 << 20  # coefficients divided at once
 
@@ -157,11 +158,13 @@ def placed(
                 yield part, part.of(blocks)
 
 
-def _divisors(divisor: Divisor, results: int) -> list[float]:
+def _divisors(divisor: DivisorName, results: int) -> list[float]:
     """By what a sum is divided, by the number of those who kept the coefficient; nobody's (0) is never asked for."""
     counts = range(results + 1)
-    if divisor is Divisor.KEEPERS:
-        return [float(count) for count in counts]
-    if divisor is Divisor.ALL:
-        return [float(results) for _ in counts]
-    return [math.sqrt(count * results) for count in counts]
+    match divisor:
+        case "keepers":
+            return [float(count) for count in counts]
+        case "all":
+            return [float(results) for _ in counts]
+        case "root":
+            return [math.sqrt(count * results) for count in counts]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from aftermath.base.errors import AftermathError
 from aftermath.optim.layout import Part
-from aftermath.optim.private_blocks import Place
+from aftermath.optim.private_blocks import BlockSpan
 from aftermath.optim.votes import Votes
 
 Backward = Callable[[Tensor], float]
@@ -68,7 +68,7 @@ class Remembering(Protocol):
     def digests(self) -> list[bytes]:
         """Of the blocks of what is remembered (`optim.private_blocks`)."""
 
-    def block(self, place: Place) -> bytes:
+    def block(self, place: BlockSpan) -> bytes:
         """A block of what is remembered."""
 
     def sizes(self) -> dict[str, int]:

@@ -31,7 +31,7 @@ BLOCK = 1 << 18
 _PIECE = 64 * BLOCK  # what is hashed by one thread, and copied at a time from a device
 
 
-class Place(NamedTuple):
+class BlockSpan(NamedTuple):
     """Where a block lies: bytes `start` up to `stop` of a tensor."""
 
     name: str
@@ -45,7 +45,7 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Outline:
+class StateOutline:
     """Which tensors a private state has, in order, and how many bytes each."""
 
     sizes: tuple[tuple[str, int], ...]
@@ -65,19 +65,19 @@ class Outline:
         """How many blocks there are."""
         return self._firsts[-1]
 
-    def place(self, index: int) -> Place:
+    def place(self, index: int) -> BlockSpan:
         """Where a block lies. Raises IndexError if there is none of that index."""
         if not 0 <= index < self.count:
             raise IndexError(f"there are {self.count} blocks, and none of index {index}")
         which = bisect_right(self._firsts, index) - 1
         name, size = self.sizes[which]
         start = (index - self._firsts[which]) * BLOCK
-        return Place(name, start, min(start + BLOCK, size))
+        return BlockSpan(name, start, min(start + BLOCK, size))
 
 
-def outline(sizes: Mapping[str, int]) -> Outline:
+def outline(sizes: Mapping[str, int]) -> StateOutline:
     """Of tensors by name and bytes; those without any have no block."""
-    return Outline(tuple((name, size) for name, size in sorted(sizes.items()) if size))
+    return StateOutline(tuple((name, size) for name, size in sorted(sizes.items()) if size))
 
 
 def tree_of(remembered: Mapping[str, Tensor]) -> Tree:
@@ -90,7 +90,7 @@ def digests_of(remembered: Mapping[str, Tensor]) -> list[bytes]:
     return _digests((tensor, 0, tensor.nbytes) for _, tensor in sorted(remembered.items()))
 
 
-def block_of(remembered: Mapping[str, Tensor], place: Place) -> bytes:
+def block_of(remembered: Mapping[str, Tensor], place: BlockSpan) -> bytes:
     """The bytes of a block, as they are now; nothing of a tensor that is not there any more."""
     tensor = remembered.get(place.name)
     return b"" if tensor is None else bytes(_bytes(tensor, place.start, place.stop))

@@ -23,7 +23,7 @@ from aftermath.optim.codec import decode_level, encode_level
 from aftermath.optim.distro import Distro
 from aftermath.optim.exact import MEAN_BITS, signs
 from aftermath.optim.feedback import entries_of, take_back
-from aftermath.optim.format import ResultFormat
+from aftermath.optim.format import ResultFormat, Transform
 from aftermath.optim.lattice import SMALLEST, quantise
 from aftermath.optim.layout import LevelLayout, level_layout
 from aftermath.optim.mean import changes, placed
@@ -94,7 +94,7 @@ def _shapes() -> dict[str, tuple[int, ...]]:
 def _rounds(settings: Settings) -> Iterator[tuple[Tensor, Tensor]]:
     """(what a kernel leaves, what torch leaves) of everything that changes when results are chosen."""
     results, layout, params = _case(settings)
-    bits, transformed = results.values.lattice_bits, isinstance(settings, Distro)
+    bits, transformed = results.values.lattice_bits, results.transform is Transform.DCT
     smallest = SMALLEST if bits else ZERO_BELOW
     theirs, ours = (
         [torch.zeros(g.blocks, g.height, g.width) for g in layout.groups],

@@ -29,7 +29,13 @@ SCHEMA_VERSION = 8  # also when the bytes of a result change, or the bits that a
 MAX_JSON_BYTES = 16 << 20
 
 Settings = Distro | SparseLoCo
-SETTINGS: Mapping[OptimizerKind, type[Distro] | type[SparseLoCo]] = {
+"""What all of them answer, so that nobody has to ask which kind they are; the types tell of one that does not:
+- `inner_steps`: steps of a member's own on parts of its share; 0 where the share is one gradient
+- `inner_optimizer`: what takes these steps; None without any
+- `moments`: numbers that this remembers of a parameter
+- `late`: what is to be said of an overlap; nothing where it does no harm
+"""
+SETTINGS: Mapping[OptimizerKind, type[Settings]] = {
     OptimizerKind.DISTRO: Distro,
     OptimizerKind.SPARSELOCO: SparseLoCo,
 }

@@ -8,8 +8,7 @@ Source: Sarfi et al., "Communication Efficient LLM Pre-training with SparseLoCo"
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import Any
+from typing import Any, ClassVar, cast, get_args
 
 import msgspec
 
@@ -19,41 +18,18 @@ from aftermath.model.schema import StateSchema
 from aftermath.optim.blocks import cut
 from aftermath.optim.format import ResultFormat, Transform, Values
 from aftermath.optim.ranges import at_least_zero, within_u16
-from aftermath.rules import sparseloco, state
+from aftermath.rules import sparseloco
 from aftermath.rules.limits import MAX_INNER_STEPS, MAX_OUTER_RATE
 from aftermath.rules.model import Optimizer
-from aftermath.rules.sparseloco import InnerOptimizer
+from aftermath.rules.sparseloco import DivisorName, InnerOptimizerName
 
 KIND = "sparseloco"
 _SET = "Choose another in the optimizer's settings"
 
-LATE = (
-    "SparseLoCo learns less with it, since members train at weights that lack what others sent; it pays only where "
-    "results travel for about as long as a round trains"
-)
-"""What is to be said of an overlap."""
-REACH: dict[InnerOptimizer, float] = {"adamw": 2.0, "muon": 0.5}
+REACH: dict[InnerOptimizerName, float] = {"adamw": 2.0, "muon": 0.5}
 """What one member's value counts at most, in learning rates for every inner step. It bounds what a member can do to the
 model, and takes the overshoot out of what several residuals hold of the same thing (docs/experiments.md).
 """
-
-
-class Divisor(StrEnum):
-    """By what the sum of a coefficient's values is divided."""
-
-    KEEPERS = "keepers"
-    """The number of members that kept the coefficient."""
-    ALL = "all"
-    """The number of results of its level."""
-    ROOT = "root"
-    """The square root of both numbers' product."""
-
-
-_INNER: dict[state.InnerOptimizer, InnerOptimizer] = {
-    state.InnerOptimizer.ADAMW: "adamw",
-    state.InnerOptimizer.MUON: "muon",
-}
-_DIVISOR = Divisor(sparseloco.DIVISOR)
 
 
 @dataclass(frozen=True)
@@ -62,7 +38,7 @@ class SparseLoCo:
 
     inner_steps: int = sparseloco.INNER_STEPS
     """Parts that a share is cut into, with a step of the inner optimizer on each."""
-    inner_optimizer: InnerOptimizer = sparseloco.INNER_OPTIMIZER
+    inner_optimizer: InnerOptimizerName = sparseloco.INNER_OPTIMIZER
     topk: int = sparseloco.TOPK
     topk_embeddings: int = sparseloco.TOPK
     """`topk` of the token embedding and the output head."""
@@ -73,7 +49,7 @@ class SparseLoCo:
     """Of what was not sent, per round."""
     outer_lr: float = sparseloco.OUTER_LR
     """How much of the mean is applied."""
-    divisor: Divisor = _DIVISOR
+    divisor: DivisorName = sparseloco.DIVISOR
     orthogonal_lr: float = sparseloco.ORTHOGONAL_LR
     """How far a step along the polar factor of the mean goes in a hidden matrix, in learning rates; 0: by the mean."""
     weight_decay: float = sparseloco.WEIGHT_DECAY
@@ -81,19 +57,29 @@ class SparseLoCo:
     clip: float | None = sparseloco.CLIP
     """The largest norm of a gradient; None and 0 leave it as it is."""
 
+    late: ClassVar[str] = (
+        "SparseLoCo learns less with it, since members train at weights that lack what others sent; it pays only where "
+        "results travel for about as long as a round trains"
+    )
+
+    @property
+    def moments(self) -> int:
+        """Of a hidden matrix; Muon has two of all else."""
+        return {"adamw": 2, "muon": 1}[self.inner_optimizer]
+
     @classmethod
     def of(cls, optimizer: Optimizer) -> SparseLoCo:
         """The settings out of the numbers of a Model account. Raises SchemaError."""
         return cls(
             inner_steps=optimizer.inner_steps,
-            inner_optimizer=_INNER[optimizer.inner_optimizer],
+            inner_optimizer=cast(InnerOptimizerName, optimizer.inner_optimizer.name.lower()),
             topk=optimizer.compression_topk,
             topk_embeddings=optimizer.compression_topk_embeddings or optimizer.compression_topk,
             chunk=optimizer.compression_chunk,
             bits=optimizer.value_bits,
             decay=optimizer.compression_decay,
             outer_lr=optimizer.outer_lr,
-            divisor=Divisor[optimizer.divisor.name],
+            divisor=cast(DivisorName, optimizer.divisor.name.lower()),
             orthogonal_lr=optimizer.orthogonal_lr,
             weight_decay=optimizer.weight_decay,
             clip=optimizer.clip_grad_norm or None,
@@ -102,12 +88,12 @@ class SparseLoCo:
     def __post_init__(self) -> None:
         if not 1 <= self.inner_steps <= MAX_INNER_STEPS:
             raise SchemaError(f"inner_steps must be from 1 to {MAX_INNER_STEPS}, not {self.inner_steps}", _SET)
-        if self.inner_optimizer not in ("adamw", "muon"):
-            raise SchemaError(f"inner_optimizer must be adamw or muon, not {self.inner_optimizer!r}", _SET)
+        if self.inner_optimizer not in (words := get_args(InnerOptimizerName)):
+            raise SchemaError(f"inner_optimizer must be {' or '.join(words)}, not {self.inner_optimizer!r}", _SET)
         if self.bits not in (1, 2):
             raise SchemaError(f"bits must be 1 or 2, not {self.bits}", _SET)
-        if self.divisor not in [*Divisor]:
-            raise SchemaError(f"divisor must be {', '.join(Divisor)}, not {self.divisor!r}", _SET)
+        if self.divisor not in (words := get_args(DivisorName)):
+            raise SchemaError(f"divisor must be {', '.join(words)}, not {self.divisor!r}", _SET)
         for label in ("topk", "topk_embeddings", "chunk"):
             within_u16(label, getattr(self, label), _SET)
         outer = at_least_zero("outer_lr", self.outer_lr, _SET, most=MAX_OUTER_RATE)
@@ -117,7 +103,7 @@ class SparseLoCo:
         numbers["orthogonal_lr"] = at_least_zero("orthogonal_lr", self.orthogonal_lr, _SET, most=MAX_OUTER_RATE)
         numbers["weight_decay"] = at_least_zero("weight_decay", self.weight_decay, _SET)
         clip = at_least_zero("clip", self.clip or 0.0, _SET) or None
-        for name, value in (numbers | {"clip": clip, "divisor": Divisor(self.divisor)}).items():
+        for name, value in (numbers | {"clip": clip}).items():
             object.__setattr__(self, name, value)
 
     def results(self, state: StateSchema) -> ResultFormat:
@@ -134,21 +120,21 @@ class SparseLoCo:
 
     def document(self) -> dict[str, Any]:
         """All of it as JSON has it, without floats."""
-        return {"kind": KIND, **portable(vars(self)), "divisor": self.divisor.value}
+        return {"kind": KIND, **portable(vars(self))}
 
 
 class SparseLoCoInputs(msgspec.Struct, frozen=True, tag_field="kind", tag=KIND):
     """What the settings are built from, in a document."""
 
     inner_steps: int
-    inner_optimizer: InnerOptimizer
+    inner_optimizer: InnerOptimizerName
     topk: int
     topk_embeddings: int
     chunk: int
     bits: int
     decay: str
     outer_lr: str
-    divisor: Divisor
+    divisor: DivisorName
     orthogonal_lr: str
     weight_decay: str
     clip: str | None

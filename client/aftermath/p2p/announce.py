@@ -21,18 +21,15 @@ from blake3 import blake3
 from aftermath.base.wait import first_of
 from aftermath.p2p.link import Link
 from aftermath.p2p.pace import Pace
-from aftermath.p2p.quota import ALL_TOLD_BURST, ALL_TOLD_RATE, Shared
+from aftermath.p2p.quota import ALL_TOLD_BURST, ALL_TOLD_RATE, REMEMBERED_PEERS, Shared
 from aftermath.p2p.transport import MAX_ANNOUNCEMENT, Announcement
 from aftermath.p2p.wire import Code, ProtocolViolation, check_announcement, frame, read_frame
-from aftermath.rules.bitmap import MAX_MEMBERS
 
 REPLAY = 64
 OUTBOX = 256
 INBOX = 4096
 REMEMBERED = 256
 """Announcements of a sender: of an honest one the last REPLAY suffice."""
-REMEMBERED_SENDERS = 2 * MAX_MEMBERS
-"""Those that spoke last."""
 WRITE_S = 30.0
 
 
@@ -162,7 +159,7 @@ class Announcer:
     def _is_new(self, sender: bytes, data: bytes) -> bool:
         """Remember an announcement; False if this sender's was delivered before."""
         seen = self._seen[sender] = self._seen.pop(sender, {})
-        if len(self._seen) > REMEMBERED_SENDERS:
+        if len(self._seen) > REMEMBERED_PEERS:
             del self._seen[next(iter(self._seen))]
         digest = blake3(data).digest()
         if digest in seen:

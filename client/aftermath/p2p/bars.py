@@ -11,12 +11,10 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from aftermath.rules.bitmap import MAX_MEMBERS
+from aftermath.p2p.quota import REMEMBERED_PEERS
 
 FIRST_S = 10.0
 LONGEST_S = 1800.0
-REMEMBERED = 2 * MAX_MEMBERS
-"""Those that offended last."""
 
 
 @dataclass
@@ -39,7 +37,7 @@ class Bars:
         offences = before.offences + 1 if before is not None and again else 1
         seconds = min(LONGEST_S, FIRST_S * 2.0 ** min(offences - 1, 16))
         self._known[peer] = _Record(offences, now + seconds)
-        while len(self._known) > REMEMBERED:
+        while len(self._known) > REMEMBERED_PEERS:
             self._known.popitem(last=False)
         return seconds
 

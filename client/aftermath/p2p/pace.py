@@ -18,9 +18,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from aftermath.p2p.bucket import Bucket
-from aftermath.p2p.quota import Shared
+from aftermath.p2p.quota import REMEMBERED_PEERS, Shared
 from aftermath.p2p.transport import KINDS, Kind, PeerStats, TransportStats
-from aftermath.rules.bitmap import MAX_MEMBERS
 
 PATIENCE_S = 5.0
 """Least time a silent peer is given before it is given up."""
@@ -36,8 +35,6 @@ STALE_S = 60.0
 FAILURE_S = 30.0
 FAILURES_TO_EXCLUDE = 3
 BLAMED_S = 600.0
-REMEMBERED = 2 * MAX_MEMBERS
-"""Those that were asked about last."""
 
 
 @dataclass
@@ -78,7 +75,7 @@ class Pace:
         """The measurements of one peer, empty at first."""
         found = self.peers.pop(node_id) if node_id in self.peers else PeerPace()
         self.peers[node_id] = found
-        if len(self.peers) > REMEMBERED:
+        if len(self.peers) > REMEMBERED_PEERS:
             del self.peers[next(iter(self.peers))]
         return found
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from aftermath.p2p.bucket import Bucket
+from aftermath.rules.bitmap import MAX_MEMBERS
 
 ARRIVALS_RATE, ARRIVALS_BURST = 0.5, 10.0
 """Connections of a peer."""
@@ -28,6 +29,8 @@ EXCESS_RATE, EXCESS_BURST = 0.5, 100.0
 ALL_ASKED_RATE, ALL_ASKED_BURST = 400.0, 2000.0
 ALL_TOLD_RATE, ALL_TOLD_BURST = 500.0, 16384.0
 """At once: what 256 members say again to one that comes back."""
+REMEMBERED_PEERS = 2 * MAX_MEMBERS
+"""Those that did last whatever is remembered of peers: a run's members, and as many that were before."""
 
 Clock = Callable[[], float]
 

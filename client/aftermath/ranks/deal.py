@@ -15,7 +15,6 @@ from math import prod
 
 from aftermath.model.levels import is_hidden_matrix
 from aftermath.optim.schema import Schema
-from aftermath.optim.sparseloco import SparseLoCo
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -23,7 +22,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 def moments_of(schema: Schema, tier: int) -> tuple[dict[str, tuple[int, ...]], bool]:
     """The shapes of the parameters that an inner optimizer steps, and whether it is Muon; none where there is none."""
     settings, config = schema.optimizer, schema.state.config
-    if not isinstance(settings, SparseLoCo):
+    if settings.inner_optimizer is None:
         return {}, False
     shapes = {name: tuple(shape) for name, shape in config.parameter_shapes(tier).items() if not config.balances(name)}
     return shapes, settings.inner_optimizer == "muon"

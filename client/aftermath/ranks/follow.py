@@ -19,7 +19,6 @@ import torch
 from aftermath.base.errors import AftermathError
 from aftermath.model.architectures import config_of
 from aftermath.optim.schema import Schema
-from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.ranks.group import Ranks
 from aftermath.ranks.inner_shard import InnerShard
 from aftermath.ranks.orders import Begin, Gather, Hold, Join, Make, Measure, OfMoments, Step
@@ -42,7 +41,7 @@ def follow(ranks: Ranks) -> NoReturn:
             shard = inner = None  # there is no room for two
             schema = Schema.from_json(order.schema)
             shard = Shard(ranks, schema, order.tier)
-            inner = InnerShard(ranks, schema, order.tier) if isinstance(schema.optimizer, SparseLoCo) else None
+            inner = InnerShard(ranks, schema, order.tier) if schema.optimizer.moments else None
             continue
         if isinstance(order, OfMoments):
             assert inner is not None, "of moments that there are not"

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from aftermath.optim.inner_optimizer import inner_optimizer, step_at
 from aftermath.optim.moments import Kind, States, bytes_of, moment_kinds, moments_in, states_of
-from aftermath.optim.private_blocks import Place, block_of, digests_of
+from aftermath.optim.private_blocks import BlockSpan, block_of, digests_of
 from aftermath.optim.schema import Schema
 from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.ranks.deal import deal, moments_of
@@ -111,7 +111,7 @@ class InnerShard:
             case MomentDigests():
                 return [octets(b"".join(digests_of(self.moments())))]
             case MomentBlock(name, start, stop):
-                return [octets(block_of(self.moments(), Place(name, start, stop)))] if self._is_own(name) else []
+                return [octets(block_of(self.moments(), BlockSpan(name, start, stop)))] if self._is_own(name) else []
             case CopyMoments():
                 return [tensor for _, tensor in sorted(self.moments().items())]
             case _:

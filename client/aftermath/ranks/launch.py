@@ -23,8 +23,8 @@ import msgspec
 from aftermath.base.errors import AftermathError
 from aftermath.base.wait import first_of
 from aftermath.ranks.group import Ranks
+from aftermath.ranks.mesh import Mesh
 from aftermath.ranks.orders import Join
-from aftermath.ranks.place import Place
 
 T = TypeVar("T")
 _LOOK = 0.2  # seconds
@@ -40,12 +40,12 @@ class RankLost(AftermathError):
 class Launched:
     """The other ranks' processes."""
 
-    def __init__(self, place: Place, threads: int, store: Path) -> None:
+    def __init__(self, mesh: Mesh, threads: int, store: Path) -> None:
         """Start them."""
-        self._place = place
+        self._mesh = mesh
         self._joins = [
-            Join(rank, place.data, place.tensor, str(device), threads, str(store))
-            for rank, device in enumerate(place.devices)
+            Join(rank, mesh.data, mesh.tensor, str(device), threads, str(store))
+            for rank, device in enumerate(mesh.devices)
         ]
         self._processes = [_started(join) for join in self._joins[1:]]
 
@@ -94,10 +94,10 @@ class Launched:
 
 
 @contextmanager
-def launched(place: Place, threads: int) -> Iterator[Launched]:
+def launched(mesh: Mesh, threads: int) -> Iterator[Launched]:
     """The ranks beside this process, until the end of the block."""
     meeting = Path(tempfile.mkdtemp(prefix="aftermath-ranks-"))
-    ranks = Launched(place, threads, meeting / "store")
+    ranks = Launched(mesh, threads, meeting / "store")
     try:
         yield ranks
     finally:
@@ -105,11 +105,11 @@ def launched(place: Place, threads: int) -> Iterator[Launched]:
         shutil.rmtree(meeting, ignore_errors=True)
 
 
-def threads_of(place: Place, wanted: int) -> int:
+def threads_of(mesh: Mesh, wanted: int) -> int:
     """CPU threads of each rank; ranks that share a CPU share its cores. 0: as torch thinks."""
-    if wanted or place.alone or place.devices[0].type != "cpu":
+    if wanted or mesh.alone or mesh.devices[0].type != "cpu":
         return wanted
-    return max(1, (os.cpu_count() or 1) // len(place.devices))
+    return max(1, (os.cpu_count() or 1) // len(mesh.devices))
 
 
 def _started(join: Join) -> subprocess.Popen[bytes]:

@@ -18,7 +18,7 @@ from aftermath.optim.feedback import ErrorFeedback
 from aftermath.optim.layout import level_layout
 from aftermath.optim.moments import Kind
 from aftermath.optim.parts import PseudoGradient
-from aftermath.optim.private_blocks import Place, block_of, told_of, told_size
+from aftermath.optim.private_blocks import BlockSpan, block_of, told_of, told_size
 from aftermath.optim.schema import Schema
 from aftermath.ranks.group import Ranks, octets
 from aftermath.ranks.orders import Choose, Copy, Digests, Directions, Forget, OfState, Read, Restore, Weigh
@@ -142,7 +142,7 @@ class Shard:
                 at = self.plan.span(self._rank, name)[0]
                 if first == last:
                     return [octets(b"")]
-                return [octets(block_of(self._remembered(), Place(name, first - at, last - at)))]
+                return [octets(block_of(self._remembered(), BlockSpan(name, first - at, last - at)))]
             case Copy():
                 return list(self._remembered().values())
             case Restore(sent):

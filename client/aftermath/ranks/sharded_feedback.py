@@ -24,7 +24,7 @@ from aftermath.optim.feedback import check_made, entries_of, measured
 from aftermath.optim.format import ResultFormat
 from aftermath.optim.layout import Part, level_layout
 from aftermath.optim.parts import Measured, PseudoGradient
-from aftermath.optim.private_blocks import Place, digests_told, told_size
+from aftermath.optim.private_blocks import BlockSpan, digests_told, told_size
 from aftermath.optim.remembered import check_state, state_sizes
 from aftermath.optim.schema import Schema
 from aftermath.ranks.group import Ranks
@@ -132,7 +132,7 @@ class ShardedFeedback:
                 at += length
         return [digest for name in sorted(runs) for digest in digests_told(runs[name], sizes[name])]
 
-    def block(self, place: Place) -> bytes:
+    def block(self, place: BlockSpan) -> bytes:
         """A block of the state, from whoever holds it; nothing of what is not there any more."""
         with self._ranks.turn:  # what there is changes in turns of other threads
             if self._ranks.holder is not self._own or not self._shard.remembers(place.name):

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from aftermath.base.merkle import DIGEST
 from aftermath.optim.moments import Kind, bytes_of, check_moments
-from aftermath.optim.private_blocks import BLOCK, Place
+from aftermath.optim.private_blocks import BLOCK, BlockSpan
 from aftermath.optim.schema import Schema
 from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.ranks.group import Ranks
@@ -144,7 +144,7 @@ class ShardedInner:
             found |= {path: data[end - DIGEST * counts[path] : end] for path, end in zip(counts, ends, strict=True)}
         return [data[at : at + DIGEST] for _, data in sorted(found.items()) for at in range(0, len(data), DIGEST)]
 
-    def block(self, place: Place) -> bytes:
+    def block(self, place: BlockSpan) -> bytes:
         """A block of a moment, from whoever holds it; nothing of what is not there any more."""
         with self._ranks.turn:  # what there is changes in turns of other threads
             if self._ranks.holder is not self._own:

@@ -7,10 +7,9 @@ back to; a tier fits where that is. docs/operations.md has what was counted, and
 from __future__ import annotations
 
 from aftermath.optim.schema import Schema
-from aftermath.optim.sparseloco import SparseLoCo
 
 _STATE = 16  # bytes a parameter: weight, gradient, delta, and the copy of the look-ahead
-_MOMENTS = {"muon": 8, "adamw": 16}  # one moment or two, and a copy of each
+_MOMENT = 8  # and a copy of it
 _FLOAT = 4
 _LAYER_HIDDEN, _LAYER_WIDTH, _HEAD = 11, 6, 3  # numbers of a position while one layer, or the head, has its gradients
 _HELD, _SUMMED = 4.5, 3.0  # bytes a number of each member's result, while it is kept and while a level is summed
@@ -19,9 +18,7 @@ _RUNTIME = {"cuda": 600 << 20}  # what a device needs for itself: its context, w
 
 def state_bytes(schema: Schema, tier: int) -> int:
     """What stays: weights, and what is learnt beside them."""
-    settings = schema.optimizer
-    moments = _MOMENTS[settings.inner_optimizer] if isinstance(settings, SparseLoCo) else 0
-    return (_STATE + moments) * schema.state.parameters(tier)
+    return (_STATE + _MOMENT * schema.optimizer.moments) * schema.state.parameters(tier)
 
 
 def least_bytes(schema: Schema, tier: int, seq_len: int, members: int) -> int:

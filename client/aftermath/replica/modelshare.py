@@ -39,7 +39,7 @@ class ModelUnavailable(Exception):
     """No peer could give a level of the model; the message says which and why."""
 
 
-class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SnapshotManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a peer offers: the step of its snapshot and, per level, the BLAKE3 of every segment in canonical order."""
 
     step: int
@@ -50,7 +50,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Snapshot:
     """A copy of a replica: its manifest and the bytes behind every digest."""
 
-    manifest: Manifest
+    manifest: SnapshotManifest
     blobs: Mapping[bytes, bytes]
 
 
@@ -65,7 +65,7 @@ def snapshot(params: Mapping[str, Tensor], schema: StateSchema, tier: int, step:
             digest = blake3(data).digest()
             levels[level].append(digest)
             blobs[digest] = data
-    return Snapshot(Manifest(step, levels), blobs)
+    return Snapshot(SnapshotManifest(step, levels), blobs)
 
 
 class ModelShare:
@@ -73,7 +73,7 @@ class ModelShare:
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
-        self.manifest: Manifest | None = None
+        self.manifest: SnapshotManifest | None = None
         self._digests: list[bytes] = []
         transport.handle(TOPIC, self._answer)
 
@@ -138,7 +138,7 @@ async def ask_offers(transport: Transport, schema: StateSchema, peers: Sequence[
     return Offers(levels, tuple(peer for peer, found in zip(peers, manifests, strict=True) if found is None))
 
 
-async def _ask(transport: Transport, schema: StateSchema, peer: bytes, deadline_s: float) -> Manifest | None:
+async def _ask(transport: Transport, schema: StateSchema, peer: bytes, deadline_s: float) -> SnapshotManifest | None:
     try:
         return checked(await transport.request(peer, TOPIC, b"", manifest_limit(schema), deadline_s), schema)
     except TransportError:
@@ -153,10 +153,10 @@ def manifest_limit(schema: StateSchema) -> int:
     return 64 + sum(16 + 2 * DIGEST * len(schema.of_level(level)) for level in range(schema.levels))
 
 
-def checked(reply: bytes, schema: StateSchema) -> Manifest | None:
+def checked(reply: bytes, schema: StateSchema) -> SnapshotManifest | None:
     """The manifest in a peer's reply, if it is well formed and fits the schema."""
     try:
-        manifest: Manifest = msgpack_as(reply, Manifest)
+        manifest: SnapshotManifest = msgpack_as(reply, SnapshotManifest)
     except Malformed:
         return None
     fits = all(

@@ -23,7 +23,7 @@ from torch import Tensor
 from aftermath.base.errors import AftermathError
 from aftermath.base.merkle import DIGEST, Tree, block_digest, proof_length, proves
 from aftermath.optim.engine import Engine
-from aftermath.optim.private_blocks import Outline, Place, block_of, outline
+from aftermath.optim.private_blocks import BlockSpan, StateOutline, block_of, outline
 from aftermath.p2p.transport import RequestRefused, Transport, short
 
 TOPIC = "state"
@@ -38,35 +38,35 @@ class FalseBlock(AftermathError):
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptState:
     """A state that can be asked for."""
 
     tree: Tree
-    outline: Outline
+    outline: StateOutline
     copies: Mapping[str, Tensor] | None
     """None where there are none, and blocks are those of the optimizer."""
-    read: Callable[[Place], bytes]
+    read: Callable[[BlockSpan], bytes]
     """The bytes of a block."""
 
 
-def kept_of(optimizer: Engine, tree: Tree) -> Kept:
+def kept_of(optimizer: Engine, tree: Tree) -> KeptState:
     """The state of an optimizer now, of which that is the tree; copied, unless it is too large."""
     parts = outline(optimizer.sizes())
     if parts.size > COPIES:
-        return Kept(tree, parts, None, optimizer.block)
+        return KeptState(tree, parts, None, optimizer.block)
     copies = optimizer.state()
-    return Kept(tree, parts, copies, partial(block_of, copies))
+    return KeptState(tree, parts, copies, partial(block_of, copies))
 
 
 class StateShare:
     """Answers for the states that this member had last."""
 
     def __init__(self, transport: Transport) -> None:
-        self._kept: dict[bytes, Kept] = {}
+        self._kept: dict[bytes, KeptState] = {}
         self._reading = asyncio.Lock()
         transport.handle(TOPIC, self.answer)
 
-    def offer(self, kept: Kept) -> None:
+    def offer(self, kept: KeptState) -> None:
         """Serve a state, and of those before as many as there is room for."""
         self._kept.pop(kept.tree.root, None)
         self._kept[kept.tree.root] = kept
@@ -103,7 +103,7 @@ def question(root: bytes, index: int) -> bytes:
 
 
 async def ask_block(
-    transport: Transport, peer: bytes, root: bytes, parts: Outline, index: int, deadline_s: float
+    transport: Transport, peer: bytes, root: bytes, parts: StateOutline, index: int, deadline_s: float
 ) -> bytes:
     """A block of the private state with that root, whose outline the schema and the member's tier give.
 
@@ -119,7 +119,7 @@ async def ask_block(
         raise
 
 
-def proven(reply: bytes, root: bytes, parts: Outline, index: int) -> bytes:
+def proven(reply: bytes, root: bytes, parts: StateOutline, index: int) -> bytes:
     """The block in an answer. Raises FalseBlock unless it is the one with that index under that root."""
     size, hashes = parts.place(index).size, DIGEST * proof_length(index, parts.count)
     proof = [reply[at : at + DIGEST] for at in range(0, hashes, DIGEST)]

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from typing import get_args
+
+from aftermath.rules.sparseloco import DivisorName, InnerOptimizerName
 
 WINDOW = 100.0
 """Virtual seconds over which a run's pace is measured."""
@@ -107,9 +110,9 @@ def _sparseloco(lot: random.Random) -> tuple[tuple[str, str | float], ...]:
     kept = lot.choice((4, _BLOCK))
     return (
         ("inner_steps", lot.choice((1, 2, 4))),
-        ("inner_optimizer", lot.choice(("adamw", "muon"))),
+        ("inner_optimizer", lot.choice(get_args(InnerOptimizerName))),
         ("value_bits", lot.choice((1, 2))),
-        ("divisor", lot.choice(("keepers", "all", "root"))),
+        ("divisor", lot.choice(get_args(DivisorName))),
         ("orthogonal_lr", lot.choice((0.0, 10.0))),
         ("compression_chunk", _EDGE),
         ("compression_topk", kept),

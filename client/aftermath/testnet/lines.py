@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from enum import StrEnum
 
 from rich.console import Console
 from rich.markup import escape
 
 from aftermath.testnet.story import member_of
+from aftermath.testnet.wished import Verbosity
 from aftermath.tui.messages import Clients
 from aftermath.watch import kinds
 from aftermath.watch.reader import EventRecord
@@ -21,18 +21,10 @@ from aftermath.watch.sentences import Sentences, in_full
 OWN = "testnet"
 
 
-class Level(StrEnum):
-    """How much is told: warnings and errors alone, what a person wants to read, or everything."""
-
-    WARNING = "warning"
-    INFO = "info"
-    DEBUG = "debug"
-
-
 class Lines:
     """Prints them."""
 
-    def __init__(self, console: Console, level: Level, width: int) -> None:
+    def __init__(self, console: Console, level: Verbosity, width: int) -> None:
         """`width`: that of the longest name."""
         self._console, self._level, self._width = console, level, max(width, len(OWN))
         self._sentences: dict[str, Sentences] = defaultdict(Sentences)
@@ -47,9 +39,9 @@ class Lines:
             name = member_of(told)
             sentence = self._sentences[name].of(told.event)
             serious = isinstance(told.event, kinds.Warning | kinds.Error)
-            if sentence is None and self._level is Level.DEBUG:
+            if sentence is None and self._level is Verbosity.DEBUG:
                 sentence = in_full(told.event)
-            if sentence is not None and (serious or self._level is not Level.WARNING):
+            if sentence is not None and (serious or self._level is not Verbosity.WARNING):
                 self._tell(name, sentence)
 
     def stands(self, clients: Clients) -> None:

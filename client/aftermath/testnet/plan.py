@@ -33,7 +33,7 @@ class Client:
 
 
 @dataclass(frozen=True)
-class Wishes:
+class ClientExtras:
     """What every client does besides training."""
 
     device: str = "auto"
@@ -53,7 +53,7 @@ class Plan:
     place: Path
     """The directory of everything that is written."""
     port: int
-    wishes: Wishes
+    wishes: ClientExtras
     panes: bool = False
     """Whether each process has a terminal of its own; else clients tell lines."""
     tui: bool = False

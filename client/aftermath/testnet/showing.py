@@ -15,19 +15,12 @@ from enum import StrEnum
 from rich.console import Console
 from rich.text import Text
 
-from aftermath.testnet.lines import OWN, Level, Lines
+from aftermath.testnet.lines import OWN, Lines
 from aftermath.testnet.plan import RUN_ID, Plan
 from aftermath.testnet.printed import Printed
+from aftermath.testnet.wished import Pictures, Verbosity
 from aftermath.tui.messages import Clients
 from aftermath.tui.screen import Screen
-
-
-class Wish(StrEnum):
-    """What is asked for."""
-
-    TRUE = "true"
-    SCREEN = "screen"
-    FALSE = "false"
 
 
 class Showing(StrEnum):
@@ -38,17 +31,17 @@ class Showing(StrEnum):
     LINES = "lines"
 
 
-def showing_of(wish: Wish, *, terminal: bool, tmux: bool) -> Showing:
+def showing_of(pictures: Pictures, *, terminal: bool, tmux: bool) -> Showing:
     """How it is seen, where there is a terminal to draw on or not, and tmux or not."""
     if not terminal:
         return Showing.LINES
-    if tmux and wish is not Wish.SCREEN:
+    if tmux and pictures is not Pictures.SCREEN:
         return Showing.PANES
-    return Showing.LINES if wish is Wish.FALSE else Showing.SCREEN
+    return Showing.LINES if pictures is Pictures.FALSE else Showing.SCREEN
 
 
 @contextmanager
-def shown(showing: Showing, plan: Plan, keeper: str, console: Console, level: Level) -> Iterator[Lines]:
+def shown(showing: Showing, plan: Plan, keeper: str, console: Console, level: Verbosity) -> Iterator[Lines]:
     """What is told while the block runs is seen like this. `keeper`: the process that keeps the run."""
     names = [client.name for client in plan.clients]
     if showing is not Showing.SCREEN:
@@ -62,7 +55,7 @@ def shown(showing: Showing, plan: Plan, keeper: str, console: Console, level: Le
 class _OnScreen(Lines):
     """Tells a screen, as long as there is one."""
 
-    def __init__(self, console: Console, level: Level, screen: Screen, printed: Printed) -> None:
+    def __init__(self, console: Console, level: Verbosity, screen: Screen, printed: Printed) -> None:
         super().__init__(console, level, len(OWN))
         self._screen, self._printed = screen, printed
 

@@ -111,7 +111,7 @@ async def assembled(
 def _check(settings: TrainSettings, named: Named, schema: Schema) -> None:
     """Raises Unsuitable or UsageError if what the options say does not fit the run's model."""
     check_tier(settings.matformer_tier, schema, settings.run_id)
-    check_tensor_parallelism(schema.state.config, settings.matformer_tier, named.place.tensor)
+    check_tensor_parallelism(schema.state.config, settings.matformer_tier, named.mesh.tensor)
     check_directory(settings, schema.state)
 
 
@@ -122,7 +122,7 @@ async def _origin(
     tier, strategy = settings.matformer_tier, settings.matformer_load_strategy
     pass_size = PassSize(settings.micro_batch_size, settings.activation_checkpointing)
     if ranks is None:
-        device = named.place.devices[0]
+        device = named.mesh.devices[0]
         return Origin(schema, tier, strategy, device, pass_size, time.monotonic, named.arithmetic)
     make = led_by(await compute(lambda: Lead(ranks.join(), schema.state.config, tier, pass_size, named.arithmetic)))
     device = torch.device("cpu")  # of what the ranks do not hold

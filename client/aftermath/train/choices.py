@@ -13,7 +13,7 @@ from aftermath.model.outline import Outline
 from aftermath.model.text import Prompt, check_vocabulary
 from aftermath.optim.schema import Schema
 from aftermath.p2p.named import peers_named
-from aftermath.ranks.place import Place, place_of
+from aftermath.ranks.mesh import Mesh, mesh_of
 from aftermath.train.settings import PROMPT_TOKENS, TrainSettings
 from aftermath.watch.trackers import Wanted
 
@@ -52,12 +52,12 @@ def _check_evaluations(settings: TrainSettings) -> None:
         raise UsageError("--eval-fewshot, --eval-seed and --eval-task-max-docs are of --eval-tasks", "Pass it as well")
 
 
-def place_named(settings: TrainSettings) -> Place:
+def mesh_named(settings: TrainSettings) -> Mesh:
     """The devices that the options name. Raises UsageError or Unsuitable."""
-    place = place_of(settings.device, settings.data_parallelism, settings.tensor_parallelism)
-    if not place.alone and settings.compile == "on":
+    mesh = mesh_of(settings.device, settings.data_parallelism, settings.tensor_parallelism)
+    if not mesh.alone and settings.compile == "on":
         raise UsageError("--compile on: passes on several devices are not compiled", "Leave it out")
-    return place
+    return mesh
 
 
 def prompt_of(settings: TrainSettings, outline: Outline, schema: Schema) -> Prompt | None:

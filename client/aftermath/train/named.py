@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from aftermath.p2p.iroh import check_interface
-from aftermath.ranks.place import Place
+from aftermath.ranks.mesh import Mesh
 from aftermath.replica.arithmetic import Arithmetic
 from aftermath.replica.exactness import exact_device
 from aftermath.replica.passes import arithmetic_of
-from aftermath.train.choices import check_choices, place_named
+from aftermath.train.choices import check_choices, mesh_named
 from aftermath.train.keeping import check_hub
 from aftermath.train.reach import Reach, on_solana
 from aftermath.train.settings import TrainSettings
@@ -22,7 +22,7 @@ class Named:
     """Where the run is reached, and on what this member trains."""
 
     reach: Reach
-    place: Place
+    mesh: Mesh
     arithmetic: Arithmetic
     """Of the passes on these devices."""
 
@@ -32,9 +32,9 @@ def named_by(settings: TrainSettings, reach: Callable[[TrainSettings], Reach] = 
     check_hub(settings)
     check_choices(settings)
     check_interface(settings.bind_p2p_interface)
-    place = place_named(settings)
-    check_alone(settings.matformer_tier, place)
+    mesh = mesh_named(settings)
+    check_alone(settings.matformer_tier, mesh)
     exact_device(settings.device)
     found = reach(settings)
-    arithmetic = arithmetic_of(place.devices[0], settings.precision, settings.compile if place.alone else "off")
-    return Named(found, place, arithmetic)
+    arithmetic = arithmetic_of(mesh.devices[0], settings.precision, settings.compile if mesh.alone else "off")
+    return Named(found, mesh, arithmetic)

@@ -49,7 +49,7 @@ def run_member(settings: TrainSettings, reach: Callable[[TrainSettings], Reach] 
     """
     runner = asyncio.Runner()  # never closed: that waits for threads and tasks, and the process ends here anyway
     named = named_by(settings, reach)
-    if threads := threads_of(named.place, settings.threads):
+    if threads := threads_of(named.mesh, settings.threads):
         torch.set_num_threads(threads)
     if settings.matformer_tier == AUTO_TIER:
         choice = runner.run(chosen_for(settings, reach(settings), named.arithmetic))
@@ -151,8 +151,8 @@ async def _ports(
         transport = await _open_transport(settings, reach.secret, here=pool.is_local, directory=reach.directory)
         stack.push_async_callback(_close, transport)
         ranks = None
-        if not named.place.alone:
-            ranks = stack.enter_context(launched(named.place, threads_of(named.place, settings.threads)))
+        if not named.mesh.alone:
+            ranks = stack.enter_context(launched(named.mesh, threads_of(named.mesh, settings.threads)))
         made = assembled(settings, named, events, chain, transport, ranks, stack)
         yield await (ranks.while_all_run(made) if ranks else made), ranks
 

@@ -20,7 +20,7 @@ from aftermath.base.errors import UsageError
 if TYPE_CHECKING:
     from aftermath.coordinator.view import View
     from aftermath.optim.schema import Schema
-    from aftermath.ranks.place import Place
+    from aftermath.ranks.mesh import Mesh
     from aftermath.replica.arithmetic import Arithmetic
     from aftermath.train.reach import Reach
     from aftermath.train.settings import TrainSettings
@@ -37,9 +37,9 @@ class Choice:
     why: str
 
 
-def check_alone(tier: int, place: Place) -> None:
+def check_alone(tier: int, mesh: Mesh) -> None:
     """UsageError if a member of several devices leaves its tier to us: what fits on them together is not reckoned."""
-    if tier == AUTO_TIER and not place.alone:
+    if tier == AUTO_TIER and not mesh.alone:
         raise UsageError(
             "--matformer-tier auto chooses for one device, not for several", "Name the tier, for example 0"
         )

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from aftermath.tui import messages
 from aftermath.tui.alerts import Alerts
-from aftermath.tui.kept import Kept
+from aftermath.tui.kept import KeptLines
 from aftermath.watch import kinds
 from aftermath.watch.phase import phase
 from aftermath.watch.printable import printable
@@ -55,7 +55,7 @@ class Board:
     progress: Progress = field(default_factory=Progress)
     alerts: Alerts = field(default_factory=Alerts)
     losses: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_LOSSES))
-    log: Kept = field(default_factory=Kept)
+    log: KeptLines = field(default_factory=KeptLines)
     newest: dict[type[kinds.Event], kinds.Event] = field(default_factory=dict)
     asked: dict[str, kinds.Evaluated] = field(default_factory=dict)
     counts: Counts = field(default_factory=Counts)
@@ -119,7 +119,7 @@ class Board:
                 self.leaving = True
 
 
-def last_words(log: Kept) -> str:
+def last_words(log: KeptLines) -> str:
     """What a process said last that is gone."""
     lines = [text.plain for _, text in log.lines][-_LAST:]
     return "\n".join(["the process has ended without a word; it said last:", *lines])

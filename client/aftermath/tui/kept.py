@@ -15,7 +15,7 @@ MOST = 1000
 
 
 @dataclass
-class Kept:
+class KeptLines:
     """The newest lines."""
 
     lines: deque[tuple[float | None, Text]] = field(default_factory=lambda: deque(maxlen=MOST))

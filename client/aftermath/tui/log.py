@@ -9,7 +9,7 @@ from __future__ import annotations
 from rich.text import Text
 from textual.widgets import RichLog
 
-from aftermath.tui.kept import MOST, Kept
+from aftermath.tui.kept import MOST, KeptLines
 
 
 class Log(RichLog):
@@ -20,7 +20,7 @@ class Log(RichLog):
         self._drawn = 0
         self._width = 0
 
-    def show(self, kept: Kept) -> None:
+    def show(self, kept: KeptLines) -> None:
         """Bring it up to date."""
         if self.size.width != self._width:
             self.clear()

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from aftermath.tui import messages
 from aftermath.tui.board import last_words
-from aftermath.tui.kept import Kept
+from aftermath.tui.kept import KeptLines
 from aftermath.watch.printable import printable
 
 OWN = "testnet"
@@ -26,14 +26,14 @@ class OverviewBoard:
     run_id: str
     names: tuple[str, ...]
     stands: messages.Clients | None = None
-    log: Kept = field(default_factory=Kept)
+    log: KeptLines = field(default_factory=KeptLines)
     """What the testnet did and clients told."""
-    printed: dict[str, Kept] = field(default_factory=dict)
+    printed: dict[str, KeptLines] = field(default_factory=dict)
     lately: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=_LATELY))
     """What the testnet did last, a line of each."""
 
     def __post_init__(self) -> None:
-        self.printed = {name: Kept() for name in self.names}
+        self.printed = {name: KeptLines() for name in self.names}
 
     def take(self, message: messages.MESSAGES) -> None:
         """Learn from a message."""

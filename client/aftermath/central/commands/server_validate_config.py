@@ -18,7 +18,7 @@ def server_validate_config(state: State, data_config: DataConfig = None, run_id:
     """
     from aftermath.central.served_data import data_beside
     from aftermath.central.state import load_state
-    from aftermath.cli.schema import shape_of
+    from aftermath.owner.schema import shape_of
 
     chosen, config = load_state(state, run_id)
     shape = shape_of(config)

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from aftermath.base.worker import Worker
 from aftermath.member.plan import RoundPlan
 from aftermath.member.ports import Ports, Role
-from aftermath.member.rounds.epoch import Epoch, Kept
+from aftermath.member.rounds.epoch import CarriedOver, Epoch
 from aftermath.optim.codec import decode_level
 from aftermath.optim.engine import Trained
 from aftermath.rules.commitment import Commitment, LevelPayload, PrivateRoots, SequenceInterval, encode_announcement
@@ -21,7 +21,7 @@ from aftermath.watch import kinds
 class Announcing:
     """Announces one member's results of one epoch."""
 
-    def __init__(self, ports: Ports, role: Role, decode: Worker, kept: Kept, epoch: Epoch) -> None:
+    def __init__(self, ports: Ports, role: Role, decode: Worker, kept: CarriedOver, epoch: Epoch) -> None:
         self._ports, self._role, self._decode, self._kept, self.epoch = ports, role, decode, kept, epoch
 
     async def announce(self, plan: RoundPlan, trained: Trained) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from aftermath.base.worker import Worker
 from aftermath.member.ports import Desync, Ports
-from aftermath.member.rounds.epoch import Epoch, Kept
+from aftermath.member.rounds.epoch import CarriedOver, Epoch
 from aftermath.member.rounds.settle import Settling
 from aftermath.member.rounds.sharetime import ShareTime
 from aftermath.rules.run import Round, Run
@@ -23,7 +23,7 @@ class Applying:
         self,
         ports: Ports,
         compute: Worker,
-        kept: Kept,
+        kept: CarriedOver,
         epoch: Epoch,
         settling: Settling,
         time: ShareTime,

@@ -40,7 +40,7 @@ class Beginning:
 
 
 @dataclass(frozen=True)
-class Kept:
+class CarriedOver:
     """What one member keeps from one epoch to the next, and uses in the rounds of each."""
 
     data: Source

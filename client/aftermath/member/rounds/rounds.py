@@ -15,7 +15,7 @@ from aftermath.member.ports import Desync, Ports, Role, Workers
 from aftermath.member.rounds.announce import Announcing
 from aftermath.member.rounds.apply import Applying
 from aftermath.member.rounds.duties import Duties
-from aftermath.member.rounds.epoch import Beginning, Epoch, Kept
+from aftermath.member.rounds.epoch import Beginning, CarriedOver, Epoch
 from aftermath.member.rounds.evaluations import Evaluations
 from aftermath.member.rounds.health import Excuses, report_undelivered
 from aftermath.member.rounds.lateness import Allowances
@@ -37,7 +37,7 @@ class Rounds:
     """One member's way through the rounds of one epoch."""
 
     def __init__(
-        self, ports: Ports, role: Role, workers: Workers, wishes: Wishes, kept: Kept, began: Beginning
+        self, ports: Ports, role: Role, workers: Workers, wishes: Wishes, kept: CarriedOver, began: Beginning
     ) -> None:
         self._ports, self._workers, self._wishes, self._began = ports, workers, wishes, began
         self._results, rules = kept.results, began.run.config

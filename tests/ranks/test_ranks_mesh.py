@@ -7,8 +7,8 @@ import torch
 
 from aftermath.base.errors import Unsuitable, UsageError
 from aftermath.ranks.launch import threads_of
-from aftermath.ranks.place import Place, place_of
-from aftermath.train.choices import place_named
+from aftermath.ranks.mesh import Mesh, mesh_of
+from aftermath.train.choices import mesh_named
 from aftermath.train.settings import TrainSettings
 
 
@@ -38,9 +38,9 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_options_that_fit_each_other(
     gpus: None, name: str, data: int, tensor: int, devices: list[str], rows: int
 ) -> None:
-    place = place_of(name, data, tensor)
-    assert place == Place(tuple(map(torch.device, devices)), rows, tensor)
-    assert place.alone == (len(devices) == 1)
+    mesh = mesh_of(name, data, tensor)
+    assert mesh == Mesh(tuple(map(torch.device, devices)), rows, tensor)
+    assert mesh.alone == (len(devices) == 1)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_options_that_contradict_each_other_are_a_sentence(
     gpus: None, name: str, data: int, tensor: int, says: str
 ) -> None:
     with pytest.raises(UsageError, match=says):
-        place_of(name, data, tensor)
+        mesh_of(name, data, tensor)
 
 
 @pytest.mark.parametrize(
@@ -66,17 +66,17 @@ def test_options_that_contradict_each_other_are_a_sentence(
 )
 def test_devices_that_are_not_here_are_a_sentence(gpus: None, name: str, data: int, says: str) -> None:
     with pytest.raises(Unsuitable, match=says):
-        place_of(name, data, 1)
+        mesh_of(name, data, 1)
 
 
 def test_passes_on_several_devices_are_not_compiled() -> None:
     given = TrainSettings(run_id="mine", device="cpu", compile="on")
-    assert place_named(given).alone
+    assert mesh_named(given).alone
     with pytest.raises(UsageError, match="--compile on: passes on several devices are not compiled"):
-        place_named(given.model_copy(update={"tensor_parallelism": 2}))
+        mesh_named(given.model_copy(update={"tensor_parallelism": 2}))
 
 
 def test_ranks_on_one_cpu_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 6)
-    two = place_of("cpu", 2, 1)
-    assert [threads_of(two, 0), threads_of(two, 5), threads_of(place_of("cpu", 0, 1), 0)] == [3, 5, 0]
+    two = mesh_of("cpu", 2, 1)
+    assert [threads_of(two, 0), threads_of(two, 5), threads_of(mesh_of("cpu", 0, 1), 0)] == [3, 5, 0]

@@ -9,12 +9,11 @@ from solders.pubkey import Pubkey
 
 from aftermath.chain.instructions import CoordinatorInstructions
 from aftermath.chain.programs import coordinator_program
-from aftermath.cli.change import Change
-from aftermath.cli.present import CommandError
-from aftermath.cli.schema import Shape
 from aftermath.config.document import RunConfig, parse_as
 from aftermath.config.read import optimizer_of
 from aftermath.optim.agreed import agreed_schema
+from aftermath.owner.change import CannotChange, Change
+from aftermath.owner.schema import Shape
 from aftermath.rules.state import ModelSource
 from aftermath.sim.tiny import CONFIG, RULES
 from programs.harness import World
@@ -81,7 +80,7 @@ def test_a_checkpoint_that_the_run_has_named_is_kept_whatever_the_file_says() ->
 def test_another_schema_does_not_take_the_newest_model_from_the_members() -> None:
     run = _paused("")
     other = FILE.replace("MODEL", "start").replace("compression_topk = 4", "compression_topk = 5")
-    with pytest.raises(CommandError, match="would begin from the checkpoint of step 0, and forget 3 steps") as refused:
+    with pytest.raises(CannotChange, match="would begin from the checkpoint of step 0, and forget 3 steps") as refused:
         _change(run, other)
     assert refused.value.fix.endswith("to begin from step 0")
     same = _change(run, FILE.replace("MODEL", "start").replace("warmup_time = 30", "warmup_time = 40"))
@@ -104,5 +103,5 @@ def test_a_run_does_not_go_on_after_its_last_step() -> None:
     assert Change({}, None, None, last, False, None).instructions(ix, run.run, run.model)
     assert Change({}, longer, _shape(longer), 400, False, None).instructions(ix, run.run, run.model)
     for config, step, end in ((None, last + 1, last), (longer, 401, 400)):
-        with pytest.raises(CommandError, match=f"--restart-from-step {step} is after the last of {end} steps"):
+        with pytest.raises(CannotChange, match=f"--restart-from-step {step} is after the last of {end} steps"):
             Change({}, config, config and _shape(config), step, False, None).instructions(ix, run.run, run.model)

@@ -19,7 +19,7 @@ from aftermath.replica.replica import pick_device
 
 
 @dataclass(frozen=True)
-class Place:
+class Mesh:
     """The devices of one member, a rank on each: `data` groups of `tensor` ranks."""
 
     devices: tuple[torch.device, ...]
@@ -32,7 +32,7 @@ class Place:
         return len(self.devices) == 1
 
 
-def place_of(name: str, data: int, tensor: int) -> Place:
+def mesh_of(name: str, data: int, tensor: int) -> Mesh:
     """What `--device`, `--data-parallelism` (0: what the devices give) and `--tensor-parallelism` say together.
 
     Raises UsageError for what cannot be meant, Unsuitable if there are no such devices here.
@@ -43,33 +43,33 @@ def place_of(name: str, data: int, tensor: int) -> Place:
         raise UsageError(f"--device {name} names a device twice", "Name every device once, for example cuda:0,1")
     if len(indices) > 1:
         devices = tuple(pick_device(f"cuda:{index}") for index in indices)
-        return _placed(devices, name, data or _left(len(devices), tensor), tensor)
+        return _meshed(devices, name, data or _left(len(devices), tensor), tensor)
     ranks = (data or 1) * tensor
     if ranks > MOST_RANKS:
         raise UsageError(f"{ranks} ranks are too many", f"One member has {MOST_RANKS} at most")
     if ranks == 1:
-        return Place((first,), 1, 1)
+        return Mesh((first,), 1, 1)
     if first.type == "cpu":
-        return Place((first,) * ranks, data or 1, tensor)
+        return Mesh((first,) * ranks, data or 1, tensor)
     if first.type != "cuda":
         raise Unsuitable(f"{first.type.upper()} is one device, not {ranks}", "Use --device cpu or cuda:0,1")
     if indices:
-        return _placed((first,), name, data or 1, tensor)
+        return _meshed((first,), name, data or 1, tensor)
     here = torch.cuda.device_count()
     if ranks > here:
         raise Unsuitable(f"{ranks} ranks need as many GPUs, and there are {here}", "Lower --data-parallelism")
-    return Place(tuple(torch.device("cuda", index) for index in range(ranks)), data or 1, tensor)
+    return Mesh(tuple(torch.device("cuda", index) for index in range(ranks)), data or 1, tensor)
 
 
 def _left(devices: int, tensor: int) -> int:
     return max(1, devices // tensor)
 
 
-def _placed(devices: tuple[torch.device, ...], name: str, data: int, tensor: int) -> Place:
+def _meshed(devices: tuple[torch.device, ...], name: str, data: int, tensor: int) -> Mesh:
     if data * tensor != len(devices):
         raise UsageError(
             f"--device {name} names {counted(len(devices), 'device')}, and --data-parallelism {data} with "
             f"--tensor-parallelism {tensor} needs {data * tensor}",
             "Name as many devices as the product of the two",
         )
-    return Place(devices, data, tensor)
+    return Mesh(devices, data, tensor)

@@ -9,16 +9,20 @@ from typing import Any
 from solders.instruction import Instruction
 
 from aftermath.base.counted import counted
+from aftermath.base.errors import AftermathError
 from aftermath.chain.instructions import CoordinatorInstructions
-from aftermath.cli.present import CommandError
-from aftermath.cli.schema import Shape
 from aftermath.config.document import RunConfig
 from aftermath.config.read import checkpoint_of
+from aftermath.owner.schema import Shape
 from aftermath.rules.assignment import batch_size
 from aftermath.rules.model import Checkpoint, Model
 from aftermath.rules.run import Config, Run, steps_before
 from aftermath.rules.state import ModelSource
 from aftermath.watch.phase import in_words
+
+
+class CannotChange(AftermathError):
+    """The run is not to be changed like this, or not now."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,7 @@ class Change:
     def instructions(self, ix: CoordinatorInstructions, run: Run, model: Model) -> list[Instruction]:
         """One instruction per part, so that they can be spread over transactions; the order is the program's checks'.
 
-        Raises CommandError for a run that cannot be changed now, or would forget what it has trained.
+        Raises CannotChange for a run that cannot be changed now, or would forget what it has trained.
         """
         self._refuse_unless_halted(run)
         if self.config and self.shape and not self.switch_to_hub:
@@ -71,7 +75,7 @@ class Change:
 
     def _refuse_unless_halted(self, run: Run) -> None:
         if not run.halted:
-            raise CommandError(
+            raise CannotChange(
                 f"run {run.run_id} is {in_words(run.state)}, and only a paused or new run can be changed",
                 f"Pause it first: aftermath-solana set-paused --run-id {run.run_id} pause",
             )
@@ -91,7 +95,7 @@ class Change:
         assert self.restart_from_step is not None
         rules = Config(**self.config.to_chain()["config"]) if self.config else run.config
         if 0 < rules.total_steps < self.restart_from_step:
-            raise CommandError(
+            raise CannotChange(
                 f"--restart-from-step {self.restart_from_step} is after the last of {rules.total_steps} steps: the run "
                 "would be finished",
                 f"Name a step from 1 to {rules.total_steps}, or give a config with more total_steps",
@@ -108,11 +112,11 @@ class Change:
 
 
 def _refuse_to_forget(shape: Shape, run: Run, model: Model) -> None:
-    """Raises CommandError if the file takes away the model that members hold, and no checkpoint is as new."""
+    """Raises CannotChange if the file takes away the model that members hold, and no checkpoint is as new."""
     kept, reached = steps_before(model.checkpoint_step), run.trained_steps
     peers = run.model_source is ModelSource.PEERS and shape.schema.hash() != model.schema_hash
     if peers and kept < reached:
-        raise CommandError(
+        raise CannotChange(
             "the file changes the model, its tiers or its optimizer, and what members hold does not fit any more: the "
             f"next epoch would begin from the checkpoint of step {kept}, and forget {counted(reached - kept, 'step')}",
             "Resume without that change until a member of tier 0 with --checkpoint-dir or --hub-repo has ended an "

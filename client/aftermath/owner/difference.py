@@ -9,17 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from aftermath.cli.change import Change
-from aftermath.cli.dump import plain
+from aftermath.chain.dump import plain
 from aftermath.config.read import checkpoint_of, location_of, optimizer_of, rules_of, schedule_of
+from aftermath.owner.change import Change
 from aftermath.rules.model import Metadata, Model
 from aftermath.rules.run import Run
 from aftermath.rules.state import ModelSource
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 
 @dataclass(frozen=True)
@@ -36,13 +33,6 @@ def differences(change: Change, run: Run, model: Model) -> list[Difference]:
     old = dict(_flat({"run": plain(run), "model": plain(model)}))
     new = dict(_flat({"run": plain(_run(change, run, model)), "model": plain(_model(change, model))}))
     return [Difference(key, old.get(key), new.get(key)) for key in old | new if old.get(key) != new.get(key)]
-
-
-def table(found: list[Difference]) -> RenderableType:
-    """The differences for people."""
-    from aftermath.cli.present import listing
-
-    return listing(("key", "is", "will be"), [[one.key, one.old, one.new] for one in found])
 
 
 def _run(change: Change, run: Run, model: Model) -> Run:

@@ -8,9 +8,8 @@ from __future__ import annotations
 from bisect import bisect_left
 
 from aftermath.base.counted import counted
-from aftermath.cli.schema import Shape
 from aftermath.model.schema import ELEMENT_BYTES
-from aftermath.optim.sparseloco import LATE, SparseLoCo
+from aftermath.owner.schema import Shape
 from aftermath.rules.model import LrSchedule, Model
 from aftermath.rules.run import Config, Run
 from aftermath.rules.schedules import last_change, learning_rate
@@ -20,7 +19,7 @@ SMALL_RESULT = 1 << 20  # none of up to so many bytes is: half a second to seven
 
 
 def troubles(run: Run, model: Model, shape: Shape, with_data: str = "") -> list[str]:
-    """All that there are; that `with_data` was found before (`cli.agreed_data`)."""
+    """All that there are; that `with_data` was found before (`owner.agreed_data`)."""
     found = (
         with_data,
         trouble_with_size(shape),
@@ -46,7 +45,7 @@ def trouble_with_shares(shape: Shape, rules: Config) -> str:
     """Why members would take fewer steps in a round than was meant."""
     settings = shape.schema.optimizer
     share = rules.global_batch_size_start // rules.init_min_clients
-    if not isinstance(settings, SparseLoCo) or share >= settings.inner_steps:
+    if share >= settings.inner_steps:
         return ""
     batch, members = rules.global_batch_size_start, counted(rules.init_min_clients, "member")
     return (
@@ -57,9 +56,8 @@ def trouble_with_shares(shape: Shape, rules: Config) -> str:
 
 def trouble_with_overlap(shape: Shape, rules: Config) -> str:
     """Why results would come too late for this optimizer."""
-    if not isinstance(shape.schema.optimizer, SparseLoCo) or not rules.overlap:
-        return ""
-    return f"overlap = {rules.overlap}: {LATE}; use overlap = 0"
+    late = shape.schema.optimizer.late
+    return f"overlap = {rules.overlap}: {late}; use overlap = 0" if late and rules.overlap else ""
 
 
 def trouble_with_schedule(schedule: LrSchedule, total_steps: int) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from aftermath.cli.schema import Shape
-from aftermath.cli.troubles import trouble_with_size
 from aftermath.optim.schema import build_schema
 from aftermath.optim.sparseloco import SparseLoCo
+from aftermath.owner.schema import Shape
+from aftermath.owner.troubles import trouble_with_size
 from optim.optim_oracle import CONFIG
 
 

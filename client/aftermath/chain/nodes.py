@@ -1,0 +1,100 @@
+"""The nodes of one RPC service: which of them a call asks next, and which are left for how long.
+
+Decided: a node that fails twice in a row is left for the next one and tried again after a pause that doubles (10 s
+to 60 s), by one call at a time, so that the primary is returned to without stalling the others; a call for which a
+node has failed twice leaves it, whatever that node answers to other calls, and so do the next ones of its kind, for
+such a pause. All times are seconds of the caller's clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from aftermath.chain.endpoints import Endpoint, HttpNode, describe
+
+log = logging.getLogger(__name__)
+
+FAILURES_BEFORE_LEAVING = 2
+LEAVE_SECONDS, LEAVE_MAX = 10.0, 60.0
+
+
+@dataclass
+class Leave:
+    """Until when a node is not asked, and for how long it is or was left; twice as long each time it is tried again."""
+
+    until: float = 0.0
+    seconds: float = field(default_factory=lambda: LEAVE_SECONDS)
+
+    def again(self, now: float) -> None:
+        """It is tried by one call, and left by the others meanwhile."""
+        self.seconds = min(self.seconds * 2, LEAVE_MAX)
+        self.until = now + self.seconds
+
+
+@dataclass(eq=False)
+class Node:
+    """One of them, and what has become of calls to it."""
+
+    endpoint: Endpoint
+    http: HttpNode
+    verified: bool = False
+    failures: int = 0
+    away: Leave = field(default_factory=Leave)
+    """Of all calls, once it has failed twice in a row."""
+    tried_at: float = 0.0
+    last_error: str = "not tried"
+    left: dict[str, Leave] = field(default_factory=dict)
+    """By kind of call: those it has failed twice in one call, while it answered others."""
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class Nodes:
+    """`all` of them, in the order in which they are preferred; `called`: what one is to a person who reads a log."""
+
+    def __init__(self, nodes: Sequence[Node], called: str) -> None:
+        self.all, self._called = tuple(nodes), called
+
+    def choose(self, failed: Sequence[Node], kind: str, now: float) -> Node:
+        """The node for the next try of a call for which these have `failed`, one entry for each time."""
+        times = {node: failed.count(node) // FAILURES_BEFORE_LEAVING for node in self.all}
+        nodes = [node for node in self.all if times[node] == min(times.values())]
+        for node in nodes:
+            leaves = [node.away] if node.failures >= FAILURES_BEFORE_LEAVING else []
+            leaves += [node.left[kind]] if kind in node.left else []
+            if any(leave.until > now for leave in leaves):
+                continue
+            # One call tries the node that was left; the others go on to the next node until it is known to answer.
+            for leave in leaves:
+                leave.again(now)
+            return node
+        return min(nodes, key=lambda n: n.tried_at)
+
+    def answered(self, node: Node) -> None:
+        """It has, whatever was before."""
+        if node.failures >= FAILURES_BEFORE_LEAVING:
+            log.warning("%s %s answers again", self._called, node.endpoint.shown)
+        node.failures, node.away = 0, Leave()
+
+    def failed(self, node: Node, error: BaseException, now: float) -> None:
+        """It did not answer, or not as it should; the second time in a row it is left by all calls."""
+        node.failures += 1
+        node.last_error = describe(error)
+        log.debug("%s %s: %s", self._called, node.endpoint.shown, node.last_error)
+        if node.failures < FAILURES_BEFORE_LEAVING:
+            return
+        if node.failures == FAILURES_BEFORE_LEAVING:
+            log.warning("%s %s does not answer (%s)", self._called, node.endpoint.shown, node.last_error)
+        if node.away.until <= now:
+            node.verified = False
+            node.away.until = now + node.away.seconds
+
+    def leave(self, node: Node, kind: str, now: float) -> None:
+        """Have the next calls of this kind made elsewhere, for a while."""
+        if kind in node.left:
+            return
+        node.left[kind] = Leave(now + LEAVE_SECONDS)
+        if node.failures < FAILURES_BEFORE_LEAVING and len(self.all) > 1:
+            log.warning("%s %s answers, but not to %s (%s)", self._called, node.endpoint.shown, kind, node.last_error)

@@ -1,0 +1,49 @@
+"""Whose turn it is to tick: members try in the order of the ranking, one step after the other, and none too early."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from aftermath.chain.refusals import refusal
+from aftermath.rules.deadlines import TICK_STEP, next_deadline, tick_order
+from aftermath.rules.state import RunState
+from aftermath.sim.player import Player
+from aftermath.sim.simulation import Simulation, play
+
+_COARSE = 1.0  # seconds: chain time is whole ones
+
+
+def _refuse_ticks(sim: Simulation, player: Player, tries: dict[int, float]) -> None:
+    """From now on none of this member's ticks lands; `tries`: the chain's time of its first try, by its seat."""
+    chain = player.chain
+    assert chain is not None
+    seat = sim.members.find(chain.wallet)
+    assert seat is not None
+
+    async def noted() -> None:
+        tries.setdefault(seat, chain.now())
+        raise refusal("NothingToTick", "no")
+
+    chain.tick = noted  # type: ignore[method-assign]
+
+
+def test_members_try_one_after_the_other_in_the_order_of_the_ranking(tmp_path: Path) -> None:
+    """While nobody's tick lands, each finds that those before it did nothing."""
+
+    async def story(sim: Simulation) -> None:
+        for tier in (0, 0, 1, 2):
+            sim.add(tier)
+        run = await sim.until(lambda run: run.state is RunState.WAITING_FOR_MEMBERS and sim.members.pending == 0b1111)
+        tries: dict[int, float] = {}
+        for player in sim.players:
+            _refuse_ticks(sim, player, tries)
+        deadline, order = next_deadline(run, sim.members, sim.model), tick_order(run, sim.members)
+        assert deadline is not None
+        assert len(order) == 4
+        assert order != sorted(order)  # or the test would not tell ranks from seats
+        await sim.until(lambda _: len(tries) == len(order))
+        assert list(tries) == order
+        for rank, seat in enumerate(order):
+            assert 0 <= tries[seat] - (deadline + TICK_STEP * rank) <= _COARSE
+
+    play(tmp_path, story, init_min_clients=4, waiting_for_members_extra_time=5)
