@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,6 +12,7 @@ from torch import Tensor
 from aftermath.base.errors import Unsuitable
 from aftermath.model.architectures import config_of
 from aftermath.optim.engine import Trained
+from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.ranks.group import Ranks
 from aftermath.ranks.tensor import check_tensor_parallelism
 from aftermath.replica.replica import Replica
@@ -77,6 +81,17 @@ def test_ranks_of_one_layer_share_the_optimizers_state_too(ranks: Ranks) -> None
     for number in range(2):
         assert drawn(alone, number).payloads == drawn(led, number).payloads
         assert alone.optimizer.tree().root == led.optimizer.tree().root
+
+
+@pytest.mark.parametrize("inner", ["adamw", "muon"])
+def test_ranks_of_one_layer_step_what_is_theirs_by_the_same_gradient_but_for_rounding(ranks: Ranks, inner: Any) -> None:
+    alone, led = two(ranks, "llama", 0, 2, SparseLoCo(inner_steps=2, inner_optimizer=inner, chunk=16, topk=16))
+    one, made = (replica.train(share(4), 1e-4, 1e-4, threading.Event()) for replica in (alone, led))
+    assert made.loss == pytest.approx(one.loss, rel=1e-5)
+    expected, found = (replica.optimizer.state() for replica in (alone, led))
+    assert found.keys() == expected.keys()
+    for name in (name for name in expected if name.startswith("private.")):
+        torch.testing.assert_close(found[name], expected[name], rtol=1e-2, atol=1e-5, msg=name)
 
 
 @pytest.mark.parametrize("model", ["llama", "nanogpt", "deepseek"])
