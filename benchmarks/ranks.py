@@ -7,7 +7,7 @@ inner steps, on ranks of the CPU with one thread each. In turns, in another orde
 moments, and each has its part. Bytes are of tensors that were counted: `first_whole` and `first_dealt` are the most
 that the first rank has at once, from its replica's making to the end of a second share, and `moments` what each rank
 told of its own. Seconds are medians. `steps` are the inner optimizer's of a share, which beside what the ranks compute
-at the same time have what they send each other over the loopback, 12 bytes for each parameter of another rank's;
+at the same time have what they send each other over the loopback, 4 bytes for each parameter of another rank's;
 `first_cpu` is what the first rank's processor spent on them, which other processes of the machine do not change;
 `share` is all of the training. Ratios are of what is dealt over what is not.
 """
@@ -19,6 +19,7 @@ import json
 import statistics
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -74,9 +75,9 @@ class Member:
         share = torch.randint(0, 260, (SEQUENCES, TOKENS), generator=draws)
         plain, took = self.inner.step, list[tuple[float, float]]()
 
-        def timed(lr: float) -> None:
+        def timed(lr: float, factors: Sequence[float]) -> None:
             began = time.perf_counter(), time.process_time()
-            plain(lr)
+            plain(lr, factors)
             took.append((time.perf_counter() - began[0], time.process_time() - began[1]))
 
         self.inner.step = timed  # type: ignore[method-assign]

@@ -7,14 +7,14 @@ import math
 import pytest
 import torch
 
-from aftermath.optim.clip import NonFiniteGradient, clip_gradients
+from aftermath.optim.clip import NonFiniteGradient, clip_gradients, scale
 
 
 def test_scales_all_tensors_together_only_when_above() -> None:
     grads = {"a": torch.full((3, 3), 2.0), "b": torch.tensor([8.0])}
-    assert clip_gradients(grads, 100.0) == pytest.approx(10.0)
+    assert clip_gradients(grads, 100.0) == ()
     assert grads["b"].item() == 8.0
-    assert clip_gradients(grads, 5.0) == pytest.approx(10.0)
+    assert clip_gradients(grads, 5.0) == (pytest.approx(0.5),)
     assert grads["b"].item() == pytest.approx(4.0, rel=1e-5)
     assert grads["a"].tolist() == [[pytest.approx(1.0, rel=1e-5)] * 3] * 3
 
@@ -33,7 +33,11 @@ def test_what_is_not_finite_is_refused_by_name_and_changes_nothing(value: float)
 def test_a_norm_beyond_fp32_is_clipped_like_any_other(value: float, count: int) -> None:
     grads = {"a": torch.full((count,), value), "b": torch.tensor([abs(value) / 4])}
     norm = abs(value) * math.sqrt(count + 1 / 16)
-    assert clip_gradients(grads, 1.0) == pytest.approx(norm, rel=1e-5)
+    before = {name: tensor.clone() for name, tensor in grads.items()}
+    factors = clip_gradients(grads, 1.0)
+    assert math.prod(factors) == pytest.approx(1 / norm, rel=1e-5)
+    scale(list(before.values()), factors)
+    assert all(torch.equal(before[name], tensor) for name, tensor in grads.items()), "bit by bit"
     assert grads["a"][0].item() == pytest.approx(value / norm, rel=1e-5)
     assert grads["b"].item() == pytest.approx(abs(value) / 4 / norm, rel=1e-5)
     kept = {"a": torch.full((count,), value)}

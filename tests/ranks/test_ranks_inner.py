@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -20,7 +22,7 @@ from aftermath.optim.private_blocks import BLOCK, BlockSpan, block_of, tree_of
 from aftermath.optim.schema import build_schema
 from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.ranks.deal import deal, moments_of
-from aftermath.ranks.group import Ranks
+from aftermath.ranks.group import Arrived, Ranks
 from aftermath.replica.replica import Cancelled
 from ranks.rank_processes import (
     MODELS,
@@ -82,9 +84,10 @@ def test_a_share_that_fails_between_steps_leaves_moments_as_they_were(
         count += 1
         if count == 3 and why == "given up":
             raise Cancelled
-        for tensor in led.params.values():
-            tensor.grad = torch.full_like(tensor, torch.nan if count == 3 else 0.5)
-        return 1.0
+        loss = led._backward(led.passes, part, threading.Event())
+        for tensor in led.params.values() if count == 3 else ():
+            tensor.grad = torch.full_like(tensor, torch.nan)
+        return loss
 
     with pytest.raises(Cancelled if why == "given up" else NonFiniteGradient):
         led.optimizer.train(share(4), backward, RATE, RATE)
@@ -92,6 +95,36 @@ def test_a_share_that_fails_between_steps_leaves_moments_as_they_were(
     assert bits(led.optimizer.state()) == before
     assert learnt(led, 1).payloads == learnt(alone, 1).payloads
     assert bits(led.optimizer.state()) == bits(alone.optimizer.state())
+
+
+@pytest.mark.parametrize("inner", INNER)
+def test_for_a_step_the_first_rank_sends_its_order_alone(
+    ranks: Ranks, inner: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others have its weights and gradients from the pass, and send back what is theirs, once."""
+    _, led = two(ranks, "llama", 0, 1, settings(inner))
+    dealt, posted, expected = dealt_inner(led), list[Tensor](), list[Tensor]()
+    step, send, expect = dealt.step, ranks.send, ranks.expect
+
+    def sending(tensor: Tensor, rank: int) -> None:
+        posted.append(tensor)
+        send(tensor, rank)
+
+    def expecting(into: Tensor, rank: int) -> Arrived:
+        expected.append(into)
+        return expect(into, rank)
+
+    def watched(lr: float, factors: Sequence[float]) -> None:
+        with monkeypatch.context() as meanwhile:
+            meanwhile.setattr(ranks, "send", sending)
+            meanwhile.setattr(ranks, "expect", expecting)
+            step(lr, factors)
+
+    monkeypatch.setattr(dealt, "step", watched)
+    learnt(led, 0)
+    assert not posted
+    others = [led.params[name].data_ptr() for own in dealt._plan.dealt[1:] for name in own]
+    assert [into.data_ptr() for into in expected] == others * 3, "in place, in each of three steps"
 
 
 @pytest.mark.parametrize("inner", INNER)

@@ -78,11 +78,10 @@ async def test_a_rank_that_holds_moments_and_is_killed_is_named(when: str) -> No
         def backward(part: Tensor) -> float:
             nonlocal count
             count += 1
+            loss = led._backward(led.passes, part, threading.Event())
             if count == 2:
                 os.kill(follower, signal.SIGKILL)
-            for tensor in led.params.values():
-                tensor.grad = torch.full_like(tensor, 0.5)
-            return 1.0
+            return loss
 
         async def work() -> None:
             if when == "a share is trained":

@@ -15,12 +15,13 @@ import psutil
 import pytest
 import torch
 
+from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.ranks.group import Ranks
 from aftermath.ranks.lead import LedReplica
 from aftermath.ranks.motions import Motions
 from aftermath.replica.pass_size import OutOfMemory
 from aftermath.replica.replica import Replica
-from ranks.rank_processes import MODELS, RATE, Standing, gradients, share, two
+from ranks.rank_processes import MODELS, RATE, Standing, bits, gradients, share, two
 
 pytestmark = pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="limits of other processes are Linux's")
 
@@ -67,6 +68,18 @@ def test_all_ranks_halve_their_passes_and_give_the_bits_of_one_rank(
     results = [replica.train(share(3 * size), RATE, RATE, threading.Event()) for replica in (alone, led)]
     assert results[0].payloads == results[1].payloads
     assert led._pass_size.size == size, "it stays so"
+
+
+def test_an_inner_step_is_of_the_passes_that_sufficed(standing: Standing, ranks: Ranks) -> None:
+    """Ranks keep weights and gradients for it, which come anew when the share begins again."""
+    alone, led = two(ranks, "llama", 0, MICRO, SparseLoCo(inner_steps=1, chunk=16, topk=16))
+    gradients(led, share(1))
+    with limited(standing.processes.processes[-1], ROOM):
+        found = led.train(share(MICRO * ranks.size + 3), RATE, RATE, threading.Event())
+    assert led._pass_size.size < MICRO
+    expected = alone.train(share(MICRO * ranks.size + 3), RATE, RATE, threading.Event())  # it has the same sizes
+    assert found.payloads == expected.payloads
+    assert bits(led.optimizer.state()) == bits(alone.optimizer.state())
 
 
 def test_where_one_sequence_is_too_much_the_member_says_so_and_the_ranks_are_there(

@@ -37,7 +37,7 @@ from ranks.rank_processes import (
     share,
     two,
 )
-from replica.as_on_a_gpu import gpu_at_hand
+from replica.as_on_a_gpu import gpu_at_hand, without_gpu
 
 SIGNS = Distro(topk=5, topk_embeddings=9, chunk=16, quantize_1bit=True, decay=0.99, weight_decay=0.1, clip=1.0)
 FLOATS = Distro(topk=3, topk_embeddings=3, chunk=11, quantize_1bit=False, decay=0.9, weight_decay=0.0, clip=None)
@@ -96,6 +96,8 @@ def test_a_part_that_is_on_a_gpu_gives_the_same(ranks: Ranks, monkeypatch: pytes
     with gpu_at_hand() as gpu:
         monkeypatch.setattr(ranks, "device", gpu)  # of the first rank: what it holds is there
         _, led = two(ranks, "deepseek", 0, 1, settings)
+        for replica in (alone, led):  # passes are on the CPU
+            monkeypatch.setattr(replica, "_backward", without_gpu(replica._backward))
         for number in range(2):
             assert learnt(led, number).payloads == learnt(alone, number).payloads
         assert isinstance(led.optimizer._result, ShardedFeedback)

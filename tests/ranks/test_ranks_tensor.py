@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import threading
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
 
 from aftermath.base.errors import Unsuitable
 from aftermath.model.architectures import config_of
+from aftermath.optim.engine import Trained
+from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.ranks.group import Ranks
 from aftermath.ranks.tensor import check_tensor_parallelism
-from ranks.rank_processes import MODELS, gradients, learnt, parts, share, two
+from aftermath.replica.replica import Replica
+from ranks.rank_processes import MODELS, RATE, gradients, parts, share, two
 
 
 @pytest.fixture(scope="module", params=[(1, 2), pytest.param((2, 2), marks=pytest.mark.slow)], ids=["two", "square"])
@@ -56,11 +63,35 @@ def test_layers_that_are_computed_twice_give_the_same_bits(ranks: Ranks, model: 
     assert all(torch.equal(found[name], gradient) for name, gradient in expected.items())
 
 
+def drawn(replica: Replica, number: int) -> Trained:
+    """A round of gradients that are the same for whoever trains: what layers that are cut make differs by rounding."""
+    draws = torch.Generator().manual_seed(number)
+    given = {name: torch.randn(tensor.shape, generator=draws) for name, tensor in replica.params.items()}
+
+    def backward(part: Tensor) -> float:
+        for name, gradient in given.items():
+            replica.params[name].grad = gradient + replica.params[name].detach().abs()  # so that looking ahead counts
+        return float(len(part))
+
+    return replica.optimizer.train(share(4), backward, RATE, RATE, travelling=number > 0)
+
+
 def test_ranks_of_one_layer_share_the_optimizers_state_too(ranks: Ranks) -> None:
     alone, led = two(ranks, "llama", 1, 1)
     for number in range(2):
-        assert learnt(alone, number).payloads == learnt(led, number).payloads
+        assert drawn(alone, number).payloads == drawn(led, number).payloads
         assert alone.optimizer.tree().root == led.optimizer.tree().root
+
+
+@pytest.mark.parametrize("inner", ["adamw", "muon"])
+def test_ranks_of_one_layer_step_what_is_theirs_by_the_same_gradient_but_for_rounding(ranks: Ranks, inner: Any) -> None:
+    alone, led = two(ranks, "llama", 0, 2, SparseLoCo(inner_steps=2, inner_optimizer=inner, chunk=16, topk=16))
+    one, made = (replica.train(share(4), 1e-4, 1e-4, threading.Event()) for replica in (alone, led))
+    assert made.loss == pytest.approx(one.loss, rel=1e-5)
+    expected, found = (replica.optimizer.state() for replica in (alone, led))
+    assert found.keys() == expected.keys()
+    for name in (name for name in expected if name.startswith("private.")):
+        torch.testing.assert_close(found[name], expected[name], rtol=1e-2, atol=1e-5, msg=name)
 
 
 @pytest.mark.parametrize("model", ["llama", "nanogpt", "deepseek"])

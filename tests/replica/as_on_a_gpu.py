@@ -18,7 +18,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from aftermath.optim.basis import basis
@@ -144,3 +144,13 @@ def gpu_at_hand() -> Iterator[torch.device]:
     with mock.patch("torch.cuda._lazy_init"), _Places(), _Operations():  # type: ignore[no-untyped-call]
         yield GPU
     basis.cache_clear()  # of tensors that are on the GPU
+
+
+def without_gpu(work: Callable[..., Any]) -> Callable[..., Any]:
+    """The same, inside `gpu_at_hand`, as if there were none: for what is given nothing that is on it."""
+
+    def alone(*args: Any, **kwargs: Any) -> Any:
+        with _disable_current_modes(), torch._C.DisableTorchFunction():
+            return work(*args, **kwargs)
+
+    return alone

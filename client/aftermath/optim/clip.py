@@ -8,7 +8,7 @@ gradient that is NaN or infinite has no direction to keep, so it is refused.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -25,22 +25,29 @@ class NonFiniteGradient(AftermathError):
     """A gradient or a loss is NaN, infinite or too large to add up; nothing was learnt from it."""
 
 
-def clip_gradients(grads: Mapping[str, Tensor], max_norm: float) -> float:
-    """Scale fp32 gradients in place so that their global L2 norm is at most `max_norm` (> 0); the norm before.
+def clip_gradients(grads: Mapping[str, Tensor], max_norm: float) -> tuple[float, ...]:
+    """Scale fp32 gradients in place so that their global L2 norm is at most `max_norm` (> 0); by which factors.
 
     Raises NonFiniteGradient, naming the tensor and leaving all as they were, if one holds NaN or infinity.
     """
     tensors = list(grads.values())
     norm = float(torch.nn.utils.get_total_norm(tensors))
     if math.isfinite(norm):
-        if norm > max_norm:
-            torch._foreach_mul_(tensors, max_norm / (norm + 1e-6))
-        return norm
+        factors = (max_norm / (norm + 1e-6),) if norm > max_norm else ()
+        scale(tensors, factors)
+        return factors
     refuse_beyond(grads, torch.finfo(torch.float32).max)
-    torch._foreach_mul_(tensors, _SHRINK)
+    scale(tensors, [_SHRINK])
     small = float(torch.nn.utils.get_total_norm(tensors))
-    torch._foreach_mul_(tensors, min(max_norm / small, 1 / _SHRINK))
-    return small / _SHRINK
+    rest = min(max_norm / small, 1 / _SHRINK)
+    scale(tensors, [rest])
+    return _SHRINK, rest
+
+
+def scale(gradients: list[Tensor], factors: Iterable[float]) -> None:
+    """Multiply gradients in place by one factor after the other."""
+    for factor in factors:
+        torch._foreach_mul_(gradients, factor)
 
 
 def refuse_beyond(grads: Mapping[str, Tensor], largest: float) -> None:

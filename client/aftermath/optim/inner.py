@@ -79,10 +79,10 @@ class InnerSteps:
                 tensor.grad = None
             total += backward(part) * len(part)
             grads = {name: tensor.grad for name, tensor in self._learnt.items() if tensor.grad is not None}
-            if self._settings.clip is not None:
-                clip_gradients(grads, self._settings.clip)
+            clip = self._settings.clip
+            factors = () if clip is None else clip_gradients(grads, clip)
             refuse_beyond(grads, _LARGEST_GRADIENT)
-            self._inner.step(lr)
+            self._inner.step(lr, factors)
             balance(self._params, self._balances, rate_of_vectors(lr, self._settings))
         return total / len(sequences)
 

@@ -7,7 +7,7 @@ Decided
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -28,8 +28,8 @@ class Inner(Remembering, Protocol):
     def begin(self) -> None:
         """A share begins: what is remembered now may be asked for again."""
 
-    def step(self, lr: float) -> None:
-        """Make one step at this rate."""
+    def step(self, lr: float, factors: Sequence[float]) -> None:
+        """Make one step at this rate, of gradients that were scaled by these factors since they were taken."""
 
     def end(self) -> None:
         """The share is trained; there is no way back."""
@@ -54,8 +54,9 @@ class InnerOptimizer:
         """Copy the moments."""
         self._before = {name: tensor.clone() for name, tensor in self.remembered().items()}
 
-    def step(self, lr: float) -> None:
+    def step(self, lr: float, factors: Sequence[float]) -> None:
         """Make one step of those parameters that have a gradient."""
+        del factors  # it has the gradients as they are
         step_at(self._optimizer, lr)
 
     def end(self) -> None:

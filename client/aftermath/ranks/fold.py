@@ -28,7 +28,7 @@ class OrderedSum:
         self._sum: Tensor | None = None
 
     def forget(self) -> None:
-        """Begin a share."""
+        """A share begins, or what there is of its sum was taken."""
         self._sum = None
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:

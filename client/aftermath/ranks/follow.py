@@ -51,15 +51,20 @@ def follow(ranks: Ranks) -> NoReturn:
         match order:
             case Begin(shape, micro, recompute):
                 share = ranks.sequences(torch.empty(shape, dtype=torch.int64))
-                model.begin(None, recompute=recompute)
+                if inner is None:
+                    model.begin(None, recompute=recompute)
+                else:
+                    inner.begin()
+                    model.begin(None, recompute=recompute, keep=inner.keep_weight)
             case Measure():
                 ranks.figures(model.measure(share, ranks.reserved))
             case Step(first):
                 model.step(share, micro, first)
             case Gather(steps):
                 if not is_short(ranks.figures(model.losses(steps))):
-                    for _ in model.gradients():
-                        pass
+                    for name, gradient in model.gradients():
+                        if inner is not None:
+                            inner.keep_gradient(name, gradient)
             case _:
                 assert shard is not None, "of a state that there is not yet"
                 given = [ranks.receive(*of, 0) for of in shard.plan.takes(order, ranks.rank)]

@@ -26,10 +26,12 @@ from aftermath.optim.moments import Kind
 from aftermath.ranks.orders import Join, Order
 
 _PATIENCE = timedelta(days=365)
+Arrived = Callable[[], None]
+"""Waits until something that is under way arrived. Raises RuntimeError where a rank is not there any more."""
 
 
 class Ranks:
-    """This process's end of the group. All methods are collective, but for `send`, `receive` and `told`."""
+    """This process's end of the group. Collective is what does not speak of one other rank, nor of what it is told."""
 
     def __init__(self, join: Join) -> None:
         """Meet the others; returns when all are here."""
@@ -90,6 +92,14 @@ class Ranks:
             dist.recv(found, rank)
         return found
 
+    def post(self, tensor: Tensor, rank: int) -> Arrived:
+        """Begin to send to one other, who receives it; until it arrived, the tensor must stay as it is."""
+        return _arrival(dist.isend(tensor.to("cpu").contiguous(), rank) if tensor.numel() else None)
+
+    def expect(self, into: Tensor, rank: int) -> Arrived:
+        """Begin to receive what one other sends, in its order, into a contiguous tensor on the CPU."""
+        return _arrival(dist.irecv(into, rank) if into.numel() else None)
+
     def told(self, own: Iterable[Tensor], kinds: Callable[[int], Iterable[Kind]]) -> list[list[Tensor]]:
         """What every rank tells the first one, on the CPU: its `own`, and what the others send, of these kinds."""
         others = ([self.receive(*kind, rank) for kind in kinds(rank)] for rank in range(1, self.size))
@@ -99,6 +109,14 @@ class Ranks:
         """Raises RuntimeError if the ranks hold another one's state."""
         if self.holder is not one:
             raise RuntimeError("the ranks hold another replica's state by now")
+
+
+def _arrival(work: dist.Work | None) -> Arrived:
+    def wait() -> None:
+        if work is not None:
+            work.wait()
+
+    return wait
 
 
 def octets(data: bytes) -> Tensor:

@@ -1,10 +1,13 @@
 """One rank's part of a member's inner optimizer: the moments of its own parameters, and their steps.
 
 Decided
-- Moments lie on the rank's device. Parameters are the first rank's: with its gradient one comes, is stepped, and goes
-  back whole. Differences would not do, since adding one to a weight can lose a bit of what the step made of it.
+- Moments lie on the rank's device. Parameters are the first rank's, but each pass shows a rank its own whole: weights
+  as they are handed out, and gradients as they are put together. So it keeps both there until the step, is told by what
+  gradients were clipped, and sends the parameter alone. Differences would not do, since adding one to a weight can lose
+  a bit of what the step made of it.
 - A tensor's step is what one rank makes of it, whoever makes the others.
-- What a device needs for moments and their copies is kept free when it is measured how much fits into a pass.
+- What a device needs for moments, their copies and its own weights is kept free when it is measured how much fits into
+  a pass. Gradients come when what the ranks summed goes (`ranks.sharded`).
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aftermath.optim.clip import scale
 from aftermath.optim.inner_optimizer import inner_optimizer, step_at
 from aftermath.optim.moments import Kind, States, bytes_of, moment_kinds, moments_in, states_of
 from aftermath.optim.private_blocks import BlockSpan, block_of, digests_of
@@ -68,17 +72,33 @@ class InnerShard:
         self._ranks, self._own = ranks, self.plan.dealt[ranks.rank]
         self._states: States = {}
         self._before: States = {}
+        self._weights: dict[str, Tensor] = {}
+        self._gradients: dict[str, Tensor] = {}
+        """Of the last pass, and not stepped yet; none on the first rank, which has all."""
         held = self.plan.of(ranks.rank, frozenset(self._own))
-        ranks.reserved = 2 * sum(map(bytes_of, held.values()))
+        kept = [(self.plan.shapes[name], torch.float32) for name in self._own if ranks.rank]
+        ranks.reserved = 2 * sum(map(bytes_of, held.values())) + sum(map(bytes_of, kept))
+
+    def begin(self) -> None:
+        """Weights are handed out anew; what is left of the last pass is not stepped any more."""
+        self._weights, self._gradients = {}, {}
+
+    def keep_weight(self, name: str, whole: Tensor) -> None:
+        """A parameter that was handed out, which is nobody else's."""
+        if name in self._own:
+            self._weights[name] = whole
+
+    def keep_gradient(self, name: str, whole: Tensor) -> None:
+        """Its gradient, in the same way."""
+        if name in self._own:
+            self._gradients[name] = whole
 
     def follow(self, order: OfMoments) -> None:
         """Do what the first rank says, and tell it what it asks for."""
         if isinstance(order, Advance):
-            for name in self._own:
-                if name not in order.without:
-                    shape = self.plan.shapes[name]
-                    gradient, weight = (self._ranks.receive(shape, torch.float32, 0) for _ in range(2))
-                    self._ranks.send(self.step(name, gradient, weight, order.rate), 0)
+            stepped = (self._stepped(name, order) for name in self._own if name not in order.without)
+            for arrived in [self._ranks.post(tensor, 0) for tensor in stepped]:
+                arrived()
             return
         taken: dict[str, Tensor] = {}
         if isinstance(order, TakeMoments):
@@ -86,6 +106,12 @@ class InnerShard:
             taken = {path: self._ranks.receive(*kind, 0) for path, kind in kinds.items()}
         for told in self.perform(order, taken):
             self._ranks.send(told, 0)
+
+    def _stepped(self, name: str, order: Advance) -> Tensor:
+        """A parameter after a step of what was kept of it."""
+        gradient = self._gradients.pop(name)
+        scale([gradient], order.factors)
+        return self.step(name, gradient, self._weights.pop(name), order.rate)
 
     @torch.no_grad()
     def step(self, name: str, gradient: Tensor, weight: Tensor, rate: float) -> Tensor:

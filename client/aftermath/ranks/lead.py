@@ -5,7 +5,7 @@ Decided
 - A rank holds its part of the network while a share is trained, and all along its part of what was not sent yet
   (`ranks.sharded_feedback`) and of an inner optimizer's moments (`ranks.sharded_inner`).
 - The price is that weights go to the ranks, and gradients come back, once for every gradient that is taken; and with
-  an inner optimizer both once more to whose moments they need, and the weights back.
+  an inner optimizer weights that other ranks stepped.
 """
 
 from __future__ import annotations

@@ -111,11 +111,13 @@ class Mark(msgspec.Struct, frozen=True, tag=True):
 
 
 class Advance(msgspec.Struct, frozen=True, tag=True):
-    """Make a step of every own parameter, whose gradient and numbers come, and give it back, one after the other."""
+    """Make a step of every own parameter at the weights and by the gradient of the last pass, and give it back."""
 
     rate: float
+    factors: tuple[float, ...]
+    """By which its gradient is to be scaled, one after the other."""
     without: tuple[str, ...]
-    """Parameters that have no gradient, and do not come."""
+    """Parameters that have no gradient, and are not stepped."""
 
 
 class Settle(msgspec.Struct, frozen=True, tag=True):

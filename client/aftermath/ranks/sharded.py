@@ -13,7 +13,7 @@ Decided
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -33,6 +33,13 @@ from aftermath.replica.live_bytes import LiveBytes
 from aftermath.replica.memory import free_bytes, give_back, is_out_of_memory
 from aftermath.replica.passes import Passes
 from aftermath.replica.replica import share_loss
+
+Keep = Callable[[str, Tensor], None]
+"""Takes a parameter's name, and a whole tensor that is of it."""
+
+
+def _keep_nothing(name: str, whole: Tensor) -> None:
+    del name, whole
 
 
 class ShardedModel:
@@ -81,10 +88,10 @@ class ShardedModel:
         return sum(_local(parameter).numel() for parameter in self._model.parameters())
 
     @torch.no_grad()
-    def begin(self, weights: Mapping[str, Tensor] | None, *, recompute: bool) -> None:
+    def begin(self, weights: Mapping[str, Tensor] | None, *, recompute: bool, keep: Keep = _keep_nothing) -> None:
         """Take the first rank's weights, fp32 and whole, and forget all gradients and losses.
 
-        `recompute`: layers are computed twice.
+        `recompute`: layers are computed twice. Whoever wants a weight that came may `keep` it.
         """
         if self.short:
             self._build()
@@ -100,6 +107,7 @@ class ShardedModel:
                 whole.copy_(weights[name])
             dist.broadcast(whole, 0)
             _local(parameter).copy_(_part(whole, parameter))
+            keep(name, whole)
 
     def step(self, sequences: Tensor, micro_batch: int, first: int) -> None:
         """Train on the micro-batches of a share from number `first` on, one for each data-parallel rank.
@@ -175,7 +183,9 @@ class ShardedModel:
         return found
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
-        """Name and sum of every parameter's gradient, whole, and on every rank."""
+        """Name and sum of every parameter's gradient, whole, and on every rank, whose own from then on it is."""
+        for fold in self._folds:
+            fold.forget()  # which makes room for those that a rank keeps
         for name, parameter in self._model.named_parameters():
             if parameter.grad is None:
                 continue

@@ -1,9 +1,10 @@
 """A member's inner optimizer whose moments every rank holds a part of: what `InnerOptimizer` does where one holds all.
 
 Decided
-- The first rank hands out a parameter and its gradient, and gets the parameter back: one tensor for each rank at a
-  time, so that nobody holds more of them beside what it has. Gradients are clipped before, by one norm, so a step has
-  the bits that a single rank's has.
+- The ranks have what a step takes from the pass before it (`ranks.inner_shard`), so the first one tells them the rate
+  and by what it clipped gradients, which it does by one norm: a step has the bits that a single rank's has. What comes
+  back is written where it belongs, all tensors at once while the first rank steps its own: beside few bytes, each
+  message of its own would cost a change of processes.
 - The state comes to the first rank only to be kept, or copied for those who check it, or a block at a time.
 - A share that failed is not undone at once, but before the next thing that is asked of moments: it may have failed
   because a rank is not there any more, and nobody must wait for that one.
@@ -12,7 +13,7 @@ Decided
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import accumulate, zip_longest
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -82,27 +83,26 @@ class ShardedInner:
         self._before = self._stepped
 
     @torch.no_grad()
-    def step(self, lr: float) -> None:
-        """Hand out, step and take back all parameters that have a gradient."""
+    def step(self, lr: float, factors: Sequence[float]) -> None:
+        """Have all parameters stepped that have a gradient, which is the ranks' of the last pass times the factors."""
         without = tuple(name for name, tensor in self._params.items() if tensor.grad is None)
         dealt = [[name for name in own if name not in without] for own in self._plan.dealt]
         with self._ranks.turn:
-            self._tell(Advance(lr, without))
-            for own, *others in zip_longest(*dealt):
-                self._step(own, [(rank, name) for rank, name in enumerate(others, 1) if name is not None], lr)
+            self._tell(Advance(lr, tuple(factors), without))
+            under_way = [
+                self._ranks.expect(self._params[name].detach(), rank)
+                for rank, own in enumerate(dealt)
+                for name in own
+                if rank
+            ]
+            try:
+                for name in dealt[0]:
+                    tensor = self._params[name].detach()
+                    tensor.copy_(self._shard.step(name, _gradient(self._params[name]), tensor, lr))
+            finally:  # whoever puts parameters back must find nothing that still comes
+                for arrived in under_way:
+                    arrived()
         self._stepped |= self._params.keys() - set(without)
-
-    def _step(self, own: str | None, others: Sequence[tuple[int, str]], lr: float) -> None:
-        """Of one tensor of each rank that has one left."""
-        for rank, name in others:
-            self._ranks.send(_gradient(self._params[name]), rank)
-            self._ranks.send(self._params[name].detach(), rank)
-        if own is not None:
-            tensor = self._params[own].detach()
-            tensor.copy_(self._shard.step(own, _gradient(self._params[own]), tensor, lr))
-        for rank, name in others:
-            tensor = self._params[name].detach()
-            tensor.copy_(self._ranks.receive(tuple(tensor.shape), torch.float32, rank))
 
     def end(self) -> None:
         """Have all ranks drop the copies."""
