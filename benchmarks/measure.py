@@ -33,6 +33,7 @@ COMMANDS = {
     "rolling": "python benchmarks/rolling.py --json",
     "ideas": "python benchmarks/ideas.py --json",
     "codec": "python benchmarks/codec.py --json",
+    "bound": "python benchmarks/bound.py --json",
     "roots": "python benchmarks/roots.py --json",
     "draft": "python benchmarks/draft.py --json",
     "chain": "python benchmarks/chain.py --json",

@@ -325,6 +325,15 @@ def test_a_round_moves_every_tensor(file: dict[str, Any]) -> None:
         (V3 | {"n_group": 8, "num_experts_per_tok": 2}, "n_group 8 leaves fewer than two"),
         (V3 | {"topk_group": 5}, "topk_group 5 is more than n_group 4"),
         (V3 | {"qk_rope_head_dim": 3}, "qk_rope_head_dim 3 is odd"),
+        (V2 | {"head_dim": 6}, "head_dim 6 is not supported"),
+        (V3 | {"head_dim": 6}, "head_dim 6 is not supported"),
+        (V2 | {"num_experts": 4}, "num_experts 4 is not n_routed_experts 8"),
+        (V2 | {"num_experts": None}, "num_experts None is not n_routed_experts 8"),
+        (V3 | {"num_local_experts": 16}, "num_local_experts 16 is not n_routed_experts 8"),
+        (
+            V3 | {"num_mtp_layers": 2, "num_nextn_predict_layers": 1},
+            "num_mtp_layers 2 is not num_nextn_predict_layers 1",
+        ),
         (V3 | {"attention_bias": True}, "attention_bias True is not supported"),
         (V3 | {"rope_scaling": {"type": "linear", "factor": 40}}, "positions of type 'linear' are not supported"),
         (
@@ -337,6 +346,15 @@ def test_a_round_moves_every_tensor(file: dict[str, Any]) -> None:
 def test_a_config_that_says_something_else_is_refused(keys: dict[str, Any], said: str) -> None:
     with pytest.raises(ModelConfigError, match=said):
         config_of(keys)
+
+
+@BOTH
+def test_other_names_of_keys_are_those_that_transformers_knows_and_pass_where_they_agree(file: dict[str, Any]) -> None:
+    transformers = pytest.importorskip("transformers")
+    said, aliases = file | {"num_nextn_predict_layers": 1}, type(config(file)).ALIASES
+    assert transformers.AutoConfig.for_model(file["model_type"]).attribute_map == aliases
+    agreeing = said | {alias: said[key] for alias, key in aliases.items()}
+    assert config(agreeing, head_dim=file["qk_rope_head_dim"]) == config(file) == config(file, head_dim=None)
 
 
 def test_an_expert_without_a_whole_width_is_named() -> None:

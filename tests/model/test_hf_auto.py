@@ -289,6 +289,8 @@ def test_members_train_it_with_equal_replicas(tmp_path: Path, optimizer: dict[st
         ({"model_type": "vit"}, "model_type 'vit' is not supported"),
         ({"n_embd": "many"}, "transformers does not take it"),
         ({"n_embd": 15}, "transformers cannot build it"),
+        ({"hidden_size": 32}, "hidden_size 32 is not n_embd 16"),
+        ({"num_hidden_layers": None}, "num_hidden_layers None is not n_layer 2"),
         ({"n_embd": float("nan")}, "config.json"),
     ],
 )

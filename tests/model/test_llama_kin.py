@@ -227,6 +227,11 @@ def test_what_is_not_computed_here_is_refused_by_name(change: dict[str, Any], sa
         config_of(plain)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_key_has_another_name_that_might_contradict_it(family: str) -> None:
+    assert transformers.AutoConfig.for_model(family).attribute_map == {}
+
+
 def test_a_mistral_that_says_nothing_of_its_window_has_one() -> None:
     said = random_config(1)
     del said["sliding_window"]

@@ -55,7 +55,9 @@ def settings(inner: Any, **changed: Any) -> SparseLoCo:
 
 
 @pytest.mark.parametrize("inner", INNER)
-@pytest.mark.parametrize(("model", "tier"), [("llama", 0), ("uneven", 2), ("deepseek", 0), ("nanogpt", 0)])
+@pytest.mark.parametrize(
+    ("model", "tier"), [("llama", 0), ("uneven", 2), ("deepseek", 0), ("nanogpt", 0), ("whole nanogpt", 0)]
+)
 def test_rounds_give_payloads_moments_and_weights_of_one_rank(ranks: Ranks, model: str, tier: int, inner: str) -> None:
     alone, led = two(ranks, model, tier, 1, settings(inner))
     for number in range(3):

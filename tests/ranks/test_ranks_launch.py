@@ -118,6 +118,17 @@ async def test_a_rank_that_cannot_begin_is_named(capfd: pytest.CaptureFixture[st
     assert "rank 1 on cuda:7: " in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("number", [signal.SIGABRT, signal.SIGSEGV])
+async def test_a_rank_that_crashes_says_where_it_was(number: signal.Signals, capfd: pytest.CaptureFixture[str]) -> None:
+    with ranks_on_cpu(2) as (processes, _):
+        os.kill(processes.processes[0], number)
+        with pytest.raises(RankLost, match=f"rank 1 of this member, on cpu, has ended by {number.name}"):
+            await processes.while_all_run(_for_ever())
+    said = capfd.readouterr().err
+    assert "Fatal Python error: " in said
+    assert "aftermath/ranks/follow.py" in said
+
+
 def test_no_process_and_no_file_is_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with ranks_on_cpu(2) as (processes, _):

@@ -5,6 +5,7 @@ It is started by `ranks.launch`, and ends when the process that started it does,
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import sys
@@ -80,6 +81,7 @@ def _end_with_the_first() -> None:
 
 def main() -> NoReturn:
     """The process. Its only argument is a `Join` as JSON."""
+    faulthandler.enable()  # else nobody knows what a process did whose memory was found damaged
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal reaches all processes: the first one decides
     threading.Thread(target=_end_with_the_first, daemon=True).start()
     join = msgspec.json.decode(sys.argv[1], type=Join)

@@ -21,7 +21,7 @@ from pydantic import Field, model_validator
 
 from aftermath.base.errors import shown
 from aftermath.model.arch.deepseek_shape import DeepseekShape
-from aftermath.model.arch.known_keys import refuse_ideas
+from aftermath.model.arch.known_keys import refuse_contradictions, refuse_ideas
 from aftermath.model.arch.rope_config import rope_table
 from aftermath.model.arch.scaled_config import POSITIONS, fields_of_positions
 from aftermath.model.config import ModelConfigError, stored_tier
@@ -43,6 +43,8 @@ class DeepseekConfig(DeepseekShape):
     ACTIVATIONS: ClassVar[tuple[str, ...]] = ("silu", "swish")
     ONLY: ClassVar[Mapping[str, Any]]
     """Keys of which this client computes one value, which is also what their absence means."""
+    ALIASES: ClassVar[Mapping[str, str]]
+    """Other names of keys in transformers, which takes one for the other (its `attribute_map`)."""
 
     @model_validator(mode="after")
     def _positions_are_known(self) -> Self:
@@ -72,9 +74,11 @@ class DeepseekConfig(DeepseekShape):
     def from_hf(cls, hf_config: Mapping[str, Any]) -> Self:
         """As it says there."""
         refuse_ideas(hf_config)
-        only_these = {"moe_layer_freq": 1, "num_key_value_heads": hf_config.get("num_attention_heads"), **cls.ONLY}
+        refuse_contradictions(hf_config, cls.ALIASES)
+        derived = {"num_key_value_heads": "num_attention_heads", "head_dim": "qk_rope_head_dim"}
+        only_these = {"moe_layer_freq": 1, **cls.ONLY} | {key: hf_config.get(of) for key, of in derived.items()}
         for key, only in only_these.items():
-            if hf_config.get(key) is not None and hf_config[key] != only:
+            if None not in (only, hf_config.get(key)) and hf_config[key] != only:
                 raise ModelConfigError(
                     f"config.json: {key} {shown(hf_config[key])} is not supported",
                     f"This client computes {key} {only!r} only",
@@ -144,6 +148,7 @@ class DeepseekV2Config(DeepseekConfig):
 
     MODEL_TYPE: ClassVar[str] = "deepseek_v2"
     ONLY: ClassVar[Mapping[str, Any]] = {"scoring_func": "softmax", "norm_topk_prob": False}
+    ALIASES: ClassVar[Mapping[str, str]] = {"num_experts": "n_routed_experts"}
     topk_method: Literal["greedy", "group_limited_greedy"] = "greedy"
     n_group: int = Field(1, ge=1, le=512)
     topk_group: int = Field(1, ge=1, le=512)
@@ -165,6 +170,10 @@ class DeepseekV3Config(DeepseekConfig):
 
     MODEL_TYPE: ClassVar[str] = "deepseek_v3"
     ONLY: ClassVar[Mapping[str, Any]] = {"scoring_func": "sigmoid", "topk_method": "noaux_tc"}
+    ALIASES: ClassVar[Mapping[str, str]] = {
+        "num_local_experts": "n_routed_experts",
+        "num_mtp_layers": "num_nextn_predict_layers",
+    }
     CHOICE_BIAS: ClassVar[bool] = True
     n_group: int = Field(8, ge=1, le=512)
     topk_group: int = Field(4, ge=1, le=512)

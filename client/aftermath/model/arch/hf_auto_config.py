@@ -34,7 +34,7 @@ from aftermath.model.arch.hf_auto_document import (
     width_of,
     with_width,
 )
-from aftermath.model.arch.known_keys import SILENT
+from aftermath.model.arch.known_keys import SILENT, refuse_contradictions
 from aftermath.model.config import ModelConfig, ModelConfigError, Piece, stored_tier
 from aftermath.model.tensor_plan import TensorPlan
 
@@ -70,6 +70,7 @@ class HfAutoConfig(ModelConfig):
                     f"config.json: {key} is not supported", "Use a checkpoint of plain weights without code of its own"
                 )
         said = {key: value for key, value in hf_config.items() if key not in SILENT}
+        refuse_contradictions(said, config_of_document(canonical(said)).attribute_map)
         document, width = _whole(said, hf_config)
         text = config_of_document(document).get_text_config()
         tokens = {key: hf_config.get(key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}

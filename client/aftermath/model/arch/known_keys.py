@@ -3,6 +3,7 @@
 Decided
 - Of models that transformers knows, what it does not read changes nothing, and passes. Of a NanoGPT nobody else says
   what a key means: one that is not known is refused by its name, with the known one that is nearest.
+- Where transformers knows a key by two names, it lets one of them win in silence. Here they must agree.
 - Keys that any file of transformers carries say nothing of the function: names, versions, tokens, what is returned.
 """
 
@@ -47,6 +48,16 @@ def refuse_ideas(hf_config: Mapping[str, Any]) -> None:
     """Raises ModelConfigError for what only a NanoGPT has."""
     if other := next((key for key in IDEAS if hf_config.get(key)), None):
         raise ModelConfigError(f"config.json: {other} is a NanoGPT's", 'Set model_type to "nanogpt", or remove it')
+
+
+def refuse_contradictions(hf_config: Mapping[str, Any], aliases: Mapping[str, str]) -> None:
+    """Raises ModelConfigError for a key whose other name, as `aliases` has them, says something else."""
+    for alias, key in aliases.items():
+        if alias in hf_config and key in hf_config and hf_config[alias] != hf_config[key]:
+            raise ModelConfigError(
+                f"config.json: {alias} {shown(hf_config[alias])} is not {key} {shown(hf_config[key])}",
+                f"They are one key by two names: leave {alias} out, if {key} is what the weights were trained with",
+            )
 
 
 def refuse_strange(hf_config: Mapping[str, Any], options: Collection[str], others: Collection[str]) -> None:
