@@ -21,7 +21,6 @@ from torch import Tensor
 
 from aftermath.optim.codec import decode_level
 from aftermath.optim.engine import Engine
-from aftermath.optim.sparseloco import Divisor
 from optim.optim_oracle import RAGGED, toy_inner, toy_schema
 from optim.optim_replica import bits, replica
 
@@ -201,7 +200,7 @@ def test_weights_after_three_rounds_of_two_members_are_those_of_float64(lattice:
         "weight_decay": WEIGHT_DECAY,
         "clip": None,
     }
-    inner: dict[str, Any] = {"bits": lattice, "inner_steps": STEPS, "outer_lr": OUTER, "divisor": Divisor.ROOT}
+    inner: dict[str, Any] = {"bits": lattice, "inner_steps": STEPS, "outer_lr": OUTER, "divisor": "root"}
     schema = toy_inner(**agreed, **inner, **RAGGED) if lattice else toy_schema(**agreed, **RAGGED)
     replicas = [replica(schema, 0) for _ in range(2)]
     start: Arrays = {name: tensor.numpy().astype(np.float64) for name, tensor in replicas[0][0].items()}
