@@ -1,8 +1,9 @@
 """What holds for all tests: how they are spread over workers, and that processes they start can be interrupted.
 
-End-to-end cases start several processes each, so they go to two workers: those of one network, and those that make
-their own. (pytest-xdist's own marker for it, `xdist_group`, does not work with pytest 9.2: it writes a field no longer
-read.)
+End-to-end cases start several processes each, and mostly wait for them: they go to two workers, one case after the
+other, and first. All others of a file go to one worker, so that what they share (ranks, a network, a library that takes
+seconds to import) is made once; but for files whose tests share nothing and take minutes. (pytest-xdist's own marker
+for it, `xdist_group`, does not work with pytest 9.2: it writes a field no longer read.)
 """
 
 from __future__ import annotations
@@ -29,11 +30,22 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # What commands take where nothing is said is for whoever runs the tests, and not for these.
 os.environ["AFTERMATH_PROFILE"] = ""
 
-OWN_NETWORK = ("central", "compose", "lan", "local_testnet", "testnet_screen", "trackers", "wheel")
-ONE_AT_A_TIME = {
-    "networks of their own": ("tests/hostile/", *(f"tests/e2e/test_e2e_{name}.py" for name in OWN_NETWORK)),
-    "one network": ("tests/e2e/",),
-}
+VALIDATORS = ("admission", "bad_input", "changes", "ranks", "recovery", "seed_config", "training")
+"""Whatever shares a validator is among these, so that one worker has it; all others are as long together."""
+QUEUES = (tuple(f"tests/e2e/test_e2e_{name}.py" for name in VALIDATORS), ("tests/e2e/", "tests/hostile/"))
+EACH_ALONE = ("tests/fuzz/", "tests/programs/test_programs_coalitions.py", "tests/benchmarks/test_benchmarks_memory.py")
+DEAREST = (
+    "tests/programs/test_programs_coalitions.py",
+    "tests/kernels/test_kernels_gpu.py",
+    "tests/benchmarks/test_benchmarks_memory.py",
+    "tests/ranks/",
+    "tests/replica/test_as_on_a_gpu.py",
+    "tests/cli/test_cli_recipes.py",
+    "tests/cli/test_cli_admission.py",
+    "tests/tui/test_tui_keys.py",
+    "tests/member/",
+)
+"""What takes longest begins early, or one worker would be busy with it when the others have nothing left to do."""
 
 
 def pytest_configure() -> None:
@@ -52,12 +64,33 @@ def own_logging() -> Iterator[None]:
     log.handlers[:], log.propagate = handlers, propagate
 
 
+def queue_of(nodeid: str) -> int | None:
+    """The number of the queue of an end-to-end case."""
+    return next((number for number, files in enumerate(QUEUES) if nodeid.startswith(files)), None)
+
+
+def place_of(nodeid: str) -> int:
+    """End-to-end cases begin before all others, and the dearest of these before the rest."""
+    if (queue := queue_of(nodeid)) is not None:
+        return queue
+    return len(QUEUES) + next((n for n, files in enumerate(DEAREST) if nodeid.startswith(files)), len(DEAREST))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=lambda item: place_of(item.nodeid))
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
-            return next((queue for queue, begins in ONE_AT_A_TIME.items() if nodeid.startswith(begins)), nodeid)
+            if (queue := queue_of(nodeid)) is not None:
+                return f"queue {queue}"
+            return nodeid if nodeid.startswith(EACH_ALONE) else nodeid.partition("::")[0]
 
+    config.option.loadscopereorder = False  # by the number of tests in a file, which says little of how long they take
     return Scheduling(config, log)

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.parametrize("engine", ["embedded"], 
 def trained(company: Company, material: Material) -> Company:
     """A run that never ends, early in its second epoch; the model that it began with is its own copy."""
     model = shutil.copytree(material.model, company.place / "first-model")
-    rules = {"rounds_per_epoch": 40, "total_steps": 100_000}
+    rules = {"rounds_per_epoch": 24, "total_steps": 100_000}
     company.configure(material.but(model=model).config(company.place, **rules))
     company.start_three()
     company.until_run(lambda run: run.epoch >= 1 and run.state.training and run.current.height >= 2, "an epoch is over")

@@ -14,7 +14,7 @@ from e2e.material import Material
 from e2e.network import Network
 
 pytestmark = pytest.mark.slow
-ROUNDS = {"embedded": 40, "validator": 20}  # in an epoch: some seconds, on each
+ROUNDS = {"embedded": 24, "validator": 20}  # in an epoch: enough for who begins early in it to be in the next
 SIGINT_SECONDS = 2.0  # from Ctrl-C to the end of the process
 ONE_ENGINE = pytest.mark.parametrize("engine", ["embedded"], indirect=True)  # where none could make a difference
 

@@ -84,12 +84,12 @@ def config_values() -> tuple[list[bytes], Decode]:
 
     A message chooses the model, one key or two of it and their values, by a byte each.
     """
-    everyone = known_models()
+    everyone = [(said, sorted({*config_of(said).to_hf(), *said, *ODD_KEYS})) for said in known_models()]
 
     def read(data: bytes) -> object:
         of, *changes = data or b"\0"
-        said = dict(everyone[of % len(everyone)])
-        keys = sorted({*config_of(said).to_hf(), *said, *ODD_KEYS})
+        plain, keys = everyone[of % len(everyone)]
+        said = dict(plain)
         pairs = zip(changes[:4:2], changes[1:4:2], strict=False)
         said |= {keys[key % len(keys)]: ODD[value % len(ODD)] for key, value in pairs}
         config = config_of(said)

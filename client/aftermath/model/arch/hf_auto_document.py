@@ -53,6 +53,15 @@ def network_of(document: str) -> Any:
         return transformers.AutoModelForCausalLM.from_config(made, trust_remote_code=False)
 
 
+@lru_cache(maxsize=2)
+def _shapes_alone(document: str) -> Any:
+    """`network_of` without numbers: made once for all that is asked of it."""
+    import torch
+
+    with torch.device("meta"):
+        return network_of(document)
+
+
 @contextmanager
 def _bounded_modules() -> Iterator[None]:
     """ModelConfigError for who makes more modules than any model has."""
@@ -139,11 +148,8 @@ def config_of_document(document: str) -> Any:
 @lru_cache(maxsize=8)
 def shapes_of(document: str) -> Mapping[str, tuple[int, ...]]:
     """Of every parameter, under transformers' names. Raises ModelConfigError."""
-    import torch
-
     try:
-        with torch.device("meta"):
-            network = network_of(document)
+        network = _shapes_alone(document)
     except ModelConfigError:
         raise
     except Exception as error:  # a shape that it cannot be built in
@@ -175,8 +181,7 @@ def pieces_of(document: str) -> Mapping[str, Piece]:
             cuts.one_more()
             return args[0] if func is torch.ops.aten.clone.default else func(*args, **(kwargs or {}))
 
-    with torch.device("meta"):
-        network = network_of(document)
+    network = _shapes_alone(document)
     cuts = _Bounded("its files have more tensors", _CUTS)
     held = {name: parameter.detach() for name, parameter in network.named_parameters()}
     names = {tensor.untyped_storage()._cdata: name for name, tensor in held.items()}
@@ -209,10 +214,7 @@ def pieces_of(document: str) -> Mapping[str, Piece]:
 @lru_cache(maxsize=8)
 def tables_of(document: str) -> tuple[str, str]:
     """`ModelConfig.tables`."""
-    import torch
-
-    with torch.device("meta"):
-        network = network_of(document)
+    network = _shapes_alone(document)
     names = {id(module): name for name, module in network.named_modules()}
     ends = network.get_input_embeddings(), network.get_output_embeddings()
     embedding, output = (f"{names[id(module)]}.weight" for module in ends)
@@ -226,15 +228,21 @@ def width_of(document: str) -> tuple[str, int] | None:
     Raises ModelConfigError.
     """
     made = config_of_document(document)
-    try:
-        blank = config_of_document(canonical({"model_type": made.model_type}))  # it keeps every key that a file has
-    except ModelConfigError:
-        return None
-    key = next((key for key in WIDTHS if key in vars(blank)), None)
+    key = _width_key(made.model_type)
     width = getattr(made, key) if key else None
     if key == "n_inner" and width is None:
         width = 4 * made.hidden_size
     return (key, width) if key and type(width) is int and width > 0 else None
+
+
+@lru_cache(maxsize=64)
+def _width_key(model_type: str) -> str | None:
+    """By which transformers knows the width of this type's feed-forwards; None where it does so by none."""
+    try:
+        blank = config_of_document(canonical({"model_type": model_type}))  # another keeps every key that its file has
+    except ModelConfigError:
+        return None
+    return next((key for key in WIDTHS if key in vars(blank)), None)
 
 
 def with_width(document: str, width: int) -> str:
