@@ -8,6 +8,7 @@ STAMP := $(VENV)/.installed
 RUN := $(VENV)/bin/python
 
 CONFIG ?= demo
+DEVICE ?= cpu
 CLIENTS ?= 3
 TIERS ?= 0,1,2
 
@@ -27,8 +28,8 @@ $(STAMP): pyproject.toml
 	@$(RUN) -c 'from aftermath.kernels.use import missing; missing()'  # compiled once, and not while a run or test waits
 	@touch $@
 
-demo: $(STAMP)  ## the main job: three members, one killed (ENGINE=validator, MODEL=nanogpt, DIR=...)
-	$(RUN) -m aftermath.demo --engine $(ENGINE) --model $(MODEL) $(if $(DIR),--dir "$(DIR)")
+demo: $(STAMP)  ## the main job: three members, one killed (ENGINE=validator, MODEL=nanogpt, DEVICE=cuda, DIR=...)
+	$(RUN) -m aftermath.demo --engine $(ENGINE) --model $(MODEL) --device $(DEVICE) $(if $(DIR),--dir "$(DIR)")
 
 local-testnet: $(STAMP)  ## a run and its clients on this machine (CONFIG=demo, CLIENTS=3, TIERS=0,1,2, ARGS="--headless")
 	$(VENV)/bin/aftermath-solana local-testnet start --num-clients $(CLIENTS) --config-path "$(CONFIG)" --client-matformer-tiers $(TIERS) $(ARGS)

@@ -7,6 +7,8 @@ Decided
 - Seconds are the process's own on the CPU, so that other work on the machine does not count as the arm's. A line says
   on which processor, since seconds of two machines do not compare; older lines do not, and are of one machine.
 - A training that is stopped goes on from its last save, as `train-local` does: the large ones take hours.
+- A size may say that it is for a GPU: in bf16, as members there train, with nothing saved on the way and with seconds
+  by the clock, which count only if nothing else had the GPU.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import platform
 import shutil
 import time
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,6 +41,8 @@ from aftermath.model.architectures import config_of
 from aftermath.model.initial import init_weights
 from aftermath.model.store import write_checkpoint
 from aftermath.optim.schema import build_schema
+from aftermath.replica.exactness import exact_device
+from aftermath.replica.passes import arithmetic_of
 from aftermath.watch.kinds import Event
 
 ARMS = Path(__file__).with_name("arms.toml")
@@ -49,6 +53,8 @@ SAVES = 16
 """How often a training is saved on its way."""
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 """The 97.5 % point of Student's t with 1, 2, ... degrees of freedom."""
+_OF_A_STEP = ("batch", "micro_batch", "device")
+"""What the table of a size says beside the model."""
 _OWN = ("name", "question", "expected", "sizes", "steps", "lr", "seeds", "times", "against")
 
 
@@ -131,8 +137,7 @@ def _training(
 
 def model_of(size: str) -> dict[str, object]:
     """The config.json of a size's model: the demo's, with the size's own numbers."""
-    own = dict(_document()["size"][size])
-    del own["batch"]
+    own = {name: value for name, value in _document()["size"][size].items() if name not in _OF_A_STEP}
     return model_config(VOCAB_SIZE) | own
 
 
@@ -157,7 +162,7 @@ def settings_of(training: Training, places: dict[str, Path]) -> LabSettings:
         lr=training.lr,
         seed=training.seed,
         seq_len=SEQ_LEN,
-        micro_batch=MICRO_BATCH,
+        micro_batch=_document()["size"][training.size].get("micro_batch", MICRO_BATCH),
         eval_sequences=HELD_OUT,
     )
 
@@ -173,12 +178,18 @@ def result_bytes(training: Training) -> tuple[int, int]:
 
 def train(training: Training, root: Path) -> dict[str, Any]:
     """Train it in this process, and return the line that is kept. What was stopped goes on where it was."""
-    out = root / "under-way" / hashlib.sha256(training.key.encode()).hexdigest()[:16]
+    device = exact_device(_document()["size"][training.size].get("device", "cpu"))
     recipe = recipe_of(settings_of(training, prepare(root, training.size, training.seed)))
-    every = max(2, recipe.steps // SAVES)
-    clock = _Clock(every)
-    Course(recipe, start(recipe, torch.device("cpu")), clock.take, out, every).run()
-    shutil.rmtree(out)
+    begun = start(recipe, device, arithmetic_of(device, "auto", "off"))
+    if device.type == "cpu":
+        out = root / "under-way" / hashlib.sha256(training.key.encode()).hexdigest()[:16]
+        every = max(2, recipe.steps // SAVES)
+        clock = _Clock(every, time.process_time)
+        Course(recipe, begun, clock.take, out, every).run()
+        shutil.rmtree(out)
+    else:
+        clock = _Clock(recipe.steps, time.perf_counter)
+        Course(recipe, begun, clock.take, None, recipe.steps).run()
     if not clock.rounds:  # it was stopped after its last step, and nobody knows how long they took
         return train(training, root)
     assert isinstance(clock.last, kinds.Finished)
@@ -188,7 +199,7 @@ def train(training: Training, root: Path) -> dict[str, Any]:
         "held_out": by_tier[min(by_tier)],
         **({"held_out_by_tier": by_tier} if "tiers" in training.said else {}),
         "tokens": clock.last.tokens,
-        "machine": processor(),
+        "machine": processor() if device.type == "cpu" else torch.cuda.get_device_name(device),
         "cpu_seconds_per_step": round(clock.seconds / clock.rounds / training.inner_steps, 5),
     }
 
@@ -203,16 +214,16 @@ def processor() -> str:
 
 
 class _Clock:
-    """CPU seconds of this process's rounds, but for the first after a save, which has that in it; the last event."""
+    """Seconds of this process's rounds, but for the first after a save, which has that in it; the last event."""
 
-    def __init__(self, save_every: int) -> None:
-        self.seconds, self.rounds, self._save_every = 0.0, 0, save_every
+    def __init__(self, save_every: int, seconds: Callable[[], float]) -> None:
+        self.seconds, self.rounds, self._save_every, self._read = 0.0, 0, save_every, seconds
         self.last: Event | None = None
-        self._since = time.process_time()
+        self._since = seconds()
 
     def take(self, event: Event) -> None:
         """Follow the course."""
-        now = time.process_time()
+        now = self._read()
         if isinstance(event, kinds.Step) and event.step % self._save_every != 1:
             self.seconds += now - self._since
             self.rounds += 1

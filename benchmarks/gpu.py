@@ -2,19 +2,22 @@
 
 Usage: python benchmarks/gpu.py
 
-On the first CUDA device: the tests of `tests/replica` and of Triton's kernels; whether these kernels can be used;
-whether results applied there leave the hashes that the CPU leaves, for the light recipe's model and every optimizer;
+On the first CUDA device: the tests that need one, Triton's kernels and ranks that speak NCCL among them; whether these
+kernels can be used; whether results applied there leave the hashes that the CPU leaves, for the light recipe's model
+and every optimizer; the demonstration, with its largest member on the GPU and the others on the CPU;
 `benchmarks/step.py` in bf16; and the most bytes that a member of each tier of both recipes held at once, in fp32 and in
 bf16, training one sequence at a time. What was found is kept in `benchmarks/measured/gpu.json`. It ends with 1, and
-keeps nothing, without a GPU, and if a test or a hash fails.
+keeps nothing, without a GPU, and if a test, a hash or the demonstration fails.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -52,7 +55,7 @@ OPTIMIZERS: dict[str, Settings] = {
     "sparseloco": SparseLoCo(inner_steps=2),
     "sparseloco_polar": SparseLoCo(inner_steps=2, orthogonal_lr=12.0),
 }
-TESTS = ("tests/replica", "tests/kernels/test_kernels_gpu.py")
+TESTS = ("tests/replica/test_on_cuda.py", "tests/kernels/test_kernels_gpu.py", "tests/ranks/test_ranks_nccl.py")
 TIERS, ROUNDS, RATE = 3, 2, 1e-3
 
 
@@ -64,17 +67,21 @@ def main() -> int:
     from aftermath.replica.exactness import exact_device
 
     load, device = os.getloadavg()[0], exact_device("cuda:0")
-    tests = subprocess.run([sys.executable, "-m", "pytest", "-q", *TESTS], cwd=ROOT)
+    tests = subprocess.run([sys.executable, "-m", "pytest", "-n", "0", *TESTS], cwd=ROOT)
     equal = {name: exactness(MODELS["light"], name, device) for name in OPTIMIZERS}
     print(f"hashes as on the CPU: {equal}", file=sys.stderr, flush=True)
     if tests.returncode or not all(equal.values()):
         print("error: this GPU must not train: see above", file=sys.stderr)
+        return 1
+    if (run := demo()) is None:
+        print("error: the demonstration failed with a member on this GPU: see above", file=sys.stderr)
         return 1
     figures = {
         "gpu": torch.cuda.get_device_name(device),
         "torch": torch.__version__,
         "hashes_equal": equal,
         "kernels": kernels(device),
+        "demo": run,
         "step": step(),
         "memory": {model: {kind: peaks(model, kind, device) for kind in ("fp32", "bf16")} for model in MODELS},
     }
@@ -114,6 +121,15 @@ def kernels(device: torch.device) -> Mapping[str, bool]:
     return found
 
 
+def demo() -> Any:
+    """The report of a demonstration whose member of tier 0 trains there, None if it fails."""
+    with tempfile.TemporaryDirectory(prefix="aftermath-gpu-") as folder:
+        place = Path(folder) / "demo"
+        line = [sys.executable, "-m", "aftermath.demo", "--device", "cuda:0", "--dir", str(place)]
+        done = subprocess.run(line, cwd=ROOT, stdout=sys.stderr)
+        return json.loads((place / "demo-report.json").read_text()) if done.returncode == 0 else None
+
+
 def step() -> Any:
     """What `benchmarks/step.py` finds in bf16, without compiling and with it."""
     found = {}
@@ -149,12 +165,8 @@ def _replica(
     config: ModelConfig, tier: int, settings: Settings, device: torch.device, arithmetic: Arithmetic | None = None
 ) -> Replica:
     """With weights that all tiers share."""
-    draws, whole, own = torch.Generator().manual_seed(0), config.parameter_shapes(), config.parameter_shapes(tier)
-    weights = {}
-    for name, shape in whole.items():
-        tensor = torch.ones(shape) if "norm" in name else torch.randn(shape, generator=draws) * 0.02
-        if name in own:
-            weights[name] = tensor[tuple(map(slice, own[name]))].clone()
+    whole = _weights(json.dumps(config.to_hf()))
+    weights = {name: whole[name][tuple(map(slice, own))].clone() for name, own in config.parameter_shapes(tier).items()}
     return Replica(
         build_schema(config.to_hf(), TIERS, settings),
         config,
@@ -165,6 +177,17 @@ def _replica(
         stopwatch=lambda: 0.0,
         arithmetic=arithmetic or Arithmetic(),
     )
+
+
+@functools.lru_cache(maxsize=1)
+def _weights(document: str) -> Mapping[str, Tensor]:
+    """All tensors of the model of this config.json."""
+    draws = torch.Generator().manual_seed(0)
+    shapes = config_of(json.loads(document)).parameter_shapes()
+    return {
+        name: torch.ones(shape) if "norm" in name else torch.randn(shape, generator=draws) * 0.02
+        for name, shape in shapes.items()
+    }
 
 
 def _tokens(config: ModelConfig, seed: int, length: int) -> Tensor:

@@ -39,7 +39,7 @@ from seconds import seconds_of, shares, spread, step_seconds_for
 
 ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / "runs" / "worth"
-SIZES = ("0.2M", "0.2M-16", "1M", "1M-16", "10M")
+SIZES = ("0.2M", "0.2M-16", "1M", "1M-16", "10M", "124M")
 MEMBERS = (4, 8, 16)
 WORTHS = (2, 4, 6)
 ALONE = ("adamw", "muon", "outer-alone")

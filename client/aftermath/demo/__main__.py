@@ -30,8 +30,9 @@ DEAD_SECONDS = 6.0  # how long the killed member stays away
 class Demo:
     """One performance."""
 
-    def __init__(self, places: Places, engine: str, model: str, console: Console) -> None:
+    def __init__(self, places: Places, engine: str, model: str, device: str, console: Console) -> None:
         self.places, self.engine, self.model, self.console = places, engine, model, console
+        self.device = device
         self.started = time.monotonic()
         self.story = Story([MemberStory(member_name(tier), tier) for tier in TIERS])
         self.processes: dict[str, Process] = {}
@@ -47,7 +48,7 @@ class Demo:
         )
         prepare_files(self.places, self.model)
         write_config(self.places, REPOSITORY / "config" / "demo" / "config.toml", self.model)
-        self.processes["localnet"], self.commands = start(self.places, self.engine)
+        self.processes["localnet"], self.commands = start(self.places, self.engine, self.device)
         self.console.print(f"The chain answers at {self.commands.chain.rpc}; creating the run ...")
         create_run(self.commands, [member.name for member in self.story.members])
         self.story.follow(self.places.all_events)
@@ -137,6 +138,9 @@ def _chosen() -> argparse.Namespace:
     parser.add_argument("--engine", choices=("embedded", "validator"), default="embedded", help="which local chain")
     parser.add_argument("--model", choices=MODELS, default="llama", help="of which architecture the model is")
     parser.add_argument(
+        "--device", default="cpu", help="of the member of tier 0, as for train; the others train on the CPU"
+    )
+    parser.add_argument(
         "--dir", type=Path, default=None, help="where to work (default runs/demo-ENGINE); emptied if a demo made it"
     )
     return parser.parse_args()
@@ -148,7 +152,7 @@ def _perform(chosen: argparse.Namespace) -> int:
     try:
         with (
             claimed(root, "demo", "make demo DIR=..."),
-            contextlib.closing(Demo(Places(root), chosen.engine, chosen.model, console)) as demo,
+            contextlib.closing(Demo(Places(root), chosen.engine, chosen.model, chosen.device, console)) as demo,
         ):
             return demo.perform()
     except StageError as failure:

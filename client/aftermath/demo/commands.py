@@ -95,6 +95,8 @@ class Commands:
     places: Places
     chain: Chain
     environment: Mapping[str, str]
+    device: str = "cpu"
+    """Of the member of tier 0; the others train on the CPU."""
 
     def owner(self, command: str, *arguments: str) -> list[str]:
         wallet = str(self.places.wallet("owner"))
@@ -106,7 +108,7 @@ class Commands:
         return [
             *self.chain.command("train", "--run-id", RUN_ID, "-w", str(self.places.wallet(name))),
             *("--matformer-tier", str(tier), "--micro-batch-size", "8", "--threads", str(TRAIN_THREADS)),
-            *("--device", "cpu", "--iroh-relay", "disabled", "--iroh-discovery", "local"),
+            *("--device", "cpu" if tier else self.device, "--iroh-relay", "disabled", "--iroh-discovery", "local"),
             *("--discovery-dir", str(self.places.peers), "--bind-p2p-interface", "127.0.0.1"),
             *("--logs", "json", "--events-dir", str(self.places.events(name)), *archive),
         ]

@@ -44,11 +44,11 @@ def write_config(places: Places, template: Path, model: str = "llama") -> None:
     places.config.write_text(text)
 
 
-def start(places: Places, engine: str) -> tuple[Process, Commands]:
+def start(places: Places, engine: str, device: str = "cpu") -> tuple[Process, Commands]:
     """The local network, ready to answer."""
     own = environment()
     process, chain = start_chain(places.ledger, places.log("localnet"), own, engine)
-    return process, Commands(places, chain, own)
+    return process, Commands(places, chain, own, device)
 
 
 def create_run(commands: Commands, members: Sequence[str]) -> None:

@@ -1,0 +1,93 @@
+"""Two ranks that speak NCCL, where there is a GPU: `make gpu-check` runs these; with one GPU both ranks are on it.
+
+NCCL refuses two ranks on one GPU of one host. So these two say that they are of two hosts (NCCL_HOSTID), and NCCL
+carries by sockets what ranks on GPUs of one machine copy.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from aftermath.model.architectures import config_of
+from aftermath.optim.schema import Settings, build_schema
+from aftermath.optim.sparseloco import SparseLoCo
+from aftermath.ranks.group import Ranks
+from aftermath.ranks.launch import launched
+from aftermath.ranks.lead import Lead, LedReplica
+from aftermath.ranks.place import Place
+from aftermath.replica.exactness import exact_device
+from aftermath.replica.pass_size import PassSize
+from aftermath.replica.replica import Replica
+from ranks.rank_processes import DISTRO, MODELS, RATE, any_weights, apply, gradients, share
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
+SETTINGS = {
+    "distro": DISTRO,
+    "adamw": SparseLoCo(inner_steps=3, chunk=16, topk=16),
+    "muon": SparseLoCo(inner_steps=3, inner_optimizer="muon", chunk=16, topk=16),
+}
+
+
+@contextmanager
+def ranks_on_gpus(data: int, tensor: int) -> Iterator[Ranks]:
+    """Two of them."""
+    gpus = tuple(torch.device("cuda", number % torch.cuda.device_count()) for number in range(2))
+    exact_device("cuda:0")
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("NCCL_HOSTID", "second")
+        with launched(Place(gpus, data, tensor), 1) as processes:
+            environment.setenv("NCCL_HOSTID", "first")
+            ranks = processes.join()
+            try:
+                yield ranks
+            finally:
+                dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module", params=[(2, 1), (1, 2)], ids=["data", "tensor"])
+def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+    with ranks_on_gpus(*request.param) as found:
+        yield found
+
+
+def two(ranks: Ranks, model: str, settings: Settings = DISTRO) -> tuple[Replica, LedReplica]:
+    """The same replica of tier 1: on one GPU, and led as a member's with several is, in the machine's memory."""
+    config = config_of(MODELS[model])
+    schema, size = build_schema(config.to_hf(), 3, settings), PassSize(2, "off")
+    one, other = any_weights(config, 1), any_weights(config, 1)
+    alone = Replica(schema, config, 1, one, device=ranks.device, pass_size=size, stopwatch=lambda: 0.0)
+    cpu, lead = torch.device("cpu"), Lead(ranks, config, 1, size)
+    return alone, LedReplica(lead, schema, config, 1, other, device=cpu, pass_size=size, stopwatch=lambda: 0.0)
+
+
+@pytest.mark.parametrize("model", ["llama", "qwen3", "whole nanogpt", "deepseek"])
+def test_gradient_and_loss_are_one_gpus(ranks: Ranks, model: str) -> None:
+    alone, led = two(ranks, model)
+    for count in (8, 9, 1):
+        (loss, expected), (found_loss, found) = (gradients(replica, share(count)) for replica in (alone, led))
+        assert found_loss == pytest.approx(loss, rel=1e-5)
+        assert found.keys() == expected.keys()
+        for name, gradient in expected.items():
+            torch.testing.assert_close(found[name], gradient.cpu(), rtol=1e-3, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_what_ranks_make_of_a_round_is_applied_by_a_gpu_with_their_bits(ranks: Ranks, name: str) -> None:
+    alone, led = two(ranks, "llama", SETTINGS[name])
+    before = led.hashes()
+    for number in range(3):
+        one, made = (
+            replica.train(share(7, number), RATE, RATE, threading.Event(), travelling=number > 0)
+            for replica in (alone, led)
+        )
+        assert made.loss == pytest.approx(one.loss, rel=1e-4)
+        for replica in (alone, led):
+            apply(replica, made.payloads)
+        assert alone.hashes() == led.hashes()
+    assert led.hashes() != before
