@@ -28,8 +28,6 @@ from aftermath.cli.present import CommandError, Result, facts
 from aftermath.cli.script import Arguments, run, whole_number
 from aftermath.coordinator.errors import Unavailable
 
-_LISTED = [line.split() for line in Path(__file__).with_name("clusters.txt").read_text().splitlines()]
-CLUSTERS = {words[0]: words[1] for words in _LISTED if words[-1] == "faucet"}
 VARIABLE = "WALLET_PRIVATE_KEY_PATH"
 ANSWER_SECONDS, ARRIVE_SECONDS = 10.0, 60.0
 
@@ -50,14 +48,14 @@ def _give(arguments: argparse.Namespace) -> Result:
             f"Make one, aftermath-solana show-identity --create -w wallet.json, and name its file in {VARIABLE}",
         )
     wallet = load_wallet(Path(path)).pubkey
-    has = asyncio.run(_given(CLUSTERS.get(arguments.cluster, arguments.cluster), wallet, arguments.sol))
+    has = asyncio.run(_given(arguments.cluster, wallet, arguments.sol))
     data: dict[str, object] = {"wallet": str(wallet), "lamports": has}
     return Result(data, facts({"wallet": str(wallet), "has": sol(has)}))
 
 
-async def _given(url: str, wallet: Pubkey, amount: int) -> int:
+async def _given(cluster: str, wallet: Pubkey, amount: int) -> int:
     """What the wallet has once the money is there. Raises UsageError, Unavailable, CommandError."""
-    async with RpcPool([endpoint(url)], patience=ANSWER_SECONDS) as pool:
+    async with RpcPool([endpoint(cluster)], patience=ANSWER_SECONDS) as pool:
         before = await balance(pool, wallet)
         try:
             await pool.call(RequestAirdrop(wallet, amount * LAMPORTS_PER_SOL), str)

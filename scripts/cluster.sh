@@ -1,5 +1,4 @@
-# Sourced by the scripts beside it: tells errors, finds the console script, turns a cluster's name into its RPC address, and sees to
-# a wallet.
+# Sourced by the scripts beside it: tells errors, finds the console script, checks a cluster's name, and sees to a wallet.
 
 # fail STATUS SENTENCE FIX: the form of every error.
 fail() {
@@ -24,34 +23,33 @@ else
     fail 1 "aftermath-solana is not installed" "make env"
 fi
 
-# cluster_rpc localnet|NAME|URL: prints the RPC address. NAME is of clusters.txt, whose lines have a name, an address, and
-# whether a faucet gives test SOL there.
-cluster_rpc() {
+# take_cluster localnet|devnet|testnet|mainnet|URL: sets rpc to what --rpc takes for it, which RPC says of a local
+# network, and has errors name what was typed here in place of --rpc.
+take_cluster() {
+    AFTERMATH_RECIPE="the first word after sh scripts/$(basename -- "$0")"
     case $1 in
-        localnet) echo "${RPC:-http://127.0.0.1:8899}" ;;
-        http://* | https://*) echo "$1" ;;
+        localnet)
+            rpc=${RPC:-localnet}
+            AFTERMATH_RECIPE="the variable RPC"
+            ;;
+        devnet | testnet | mainnet | http://* | https://*) rpc=$1 ;;
         "")
             fail 2 "the cluster's name is empty" "say localnet, devnet, testnet, mainnet or an http(s) address as the \
 first word; is the variable set that stands there?"
             ;;
         *)
-            while read -r name address _; do
-                if [ "$name" = "$1" ]; then
-                    echo "$address"
-                    return
-                fi
-            done <"$here/scripts/clusters.txt"
             fail 2 "'$1' is not a cluster" "say localnet, devnet, testnet, mainnet or an http(s) address"
             ;;
     esac
+    export AFTERMATH_RECIPE
 }
 
 # own_wallet CLUSTER NAME: on a local network, where money is free, makes a wallet unless one is given; elsewhere it
-# must be there, and what names it here is a variable.
+# must be there: named by a variable, stored by `config set wallet`, or that of the Solana CLI.
 own_wallet() {
     [ -z "${WALLET_PRIVATE_KEY_PATH:-}" ] && [ -z "${RAW_WALLET_PRIVATE_KEY:-}" ] || return 0
     if [ "$1" != localnet ]; then
-        [ ! -f "${HOME:-}/.config/solana/id.json" ] || return 0
+        ! "$aftermath" show-identity >/dev/null 2>&1 || return 0
         fail 1 "no wallet was given" "make one with '$aftermath show-identity --create -w wallet.json', send it SOL, \
 and name it by its absolute path in the variable WALLET_PRIVATE_KEY_PATH"
     fi

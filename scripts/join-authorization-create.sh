@@ -8,5 +8,5 @@ example="devnet grantor.json \$GRANTEE_PUBKEY"
 [ $# -eq 3 ] || misused "$said" "$takes" "$example"
 [ -n "$2" ] || misused "the second word is empty: GRANTOR_KEYPAIR_FILE; is its variable set?" "$takes" "$example"
 [ -n "$3" ] || misused "the third word is empty: GRANTEE_PUBKEY; is its variable set?" "$takes" "$example"
-rpc=$(cluster_rpc "$1")
+take_cluster "$1"
 exec "$aftermath" join-authorization-create --rpc "$rpc" --wallet-private-key-path "$2" --authorizer "$3"

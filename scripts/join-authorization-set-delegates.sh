@@ -11,7 +11,7 @@ example="devnet \$GRANTOR_PUBKEY grantee.json delegate*.json"
 [ -n "$3" ] || misused "the third word is empty: GRANTEE_KEYPAIR_FILE; is its variable set?" "$takes" "$example"
 [ ! -f "$2" ] || misused "$2 is a file, and the second word is the grantor's public key; is its variable set?" \
     "$takes" "$example"
-rpc=$(cluster_rpc "$1")
+take_cluster "$1"
 grantor=$2
 grantee=$3
 shift 3

@@ -5,7 +5,7 @@ set -eu
 if [ $# -ne 2 ] || { [ "$2" != test ] && [ "$2" != light ]; }; then
     misused "a cluster, and test or light, are needed" "localnet|devnet|URL test|light" "localnet light"
 fi
-rpc=$(cluster_rpc "$1")
+take_cluster "$1"
 variant=$2
 run_id=${RUN_ID:-$variant}
 own_wallet "$1" owner

@@ -7,7 +7,7 @@ if [ $# -lt 2 ] || { [ "$2" != test ] && [ "$2" != light ]; }; then
     misused "a cluster, and test or light, are needed" "localnet|devnet|URL test|light [TRAIN OPTIONS...]" \
         "localnet light --matformer-tier 1"
 fi
-rpc=$(cluster_rpc "$1")
+take_cluster "$1"
 cluster=$1
 run_id=${RUN_ID:-$2}
 checkpoints=runs/$2/checkpoints/member-$$

@@ -12,9 +12,9 @@ from aiohttp import web
 from solders.rpc.requests import GetSlot
 
 from aftermath.base.errors import UsageError
-from aftermath.chain import endpoints, nodes, rpc
+from aftermath.chain import defaults, endpoints, nodes, rpc
 from aftermath.chain.accounts import whole
-from aftermath.chain.endpoints import Endpoint, endpoint, shown
+from aftermath.chain.endpoints import CLUSTERS, Endpoint, endpoint, shown
 from aftermath.chain.failures import RpcRejected, TransactionFailed
 from aftermath.chain.rpc import RpcPool, WrongCluster
 from aftermath.coordinator.errors import CoordinatorError, Unavailable
@@ -281,6 +281,19 @@ async def test_genesis_is_asked_once_for_many_calls() -> None:
 def test_the_websocket_address_follows_from_the_http_one(http: str, ws: str) -> None:
     assert endpoint(http) == Endpoint(http, ws)
     assert endpoint(http, "ws://other:1") == Endpoint(http, "ws://other:1")
+
+
+def test_a_cluster_that_everybody_knows_has_a_name() -> None:
+    assert endpoint("localnet") == endpoint(defaults.RPC)
+    assert endpoint("localnet").is_loopback
+    assert endpoint("devnet") == Endpoint("https://api.devnet.solana.com", "wss://api.devnet.solana.com")
+    assert all(endpoint(name).http == address for name, address in CLUSTERS.items())
+    with pytest.raises(UsageError) as refused:
+        endpoint("Devnet")
+    assert refused.value.fix == f"It must look like http://host:port, or be one of {', '.join(CLUSTERS)}"
+    with pytest.raises(UsageError) as refused:
+        endpoint("devnet", "devnet")
+    assert refused.value.fix == "It must look like ws://host:port"
 
 
 @pytest.mark.parametrize(

@@ -68,10 +68,22 @@ def test_an_unset_variable_of_a_shell_does_not_mean_everybody(owner: Shell, line
     assert "has given no authorization" in nothing.error["error"]
 
 
-def test_who_cannot_join_learns_what_the_owner_has_to_do(owner: Shell, run_id: str, people: dict[str, Path]) -> None:
+def test_who_cannot_join_learns_on_whom_that_waits_and_what_to_do(
+    owner: Shell, run_id: str, people: dict[str, Path], material: Path
+) -> None:
     assert owner("create-run", "--run-id", run_id).code == 0
-    reasons = verdict(owner, run_id, people["stranger"])
-    assert any("its owner configures it with update-config" in reason for reason in reasons)
+
+    def asked() -> str:
+        return verdict(owner, run_id, people["stranger"])[0]
+
+    new = "the run is new, and waits: its owner has not"
+    assert asked() == f"{new} configured it yet (update-config); watch --run-id {run_id} shows when that is done"
+    assert owner("update-config", "--run-id", run_id, "--config-path", material / "config.toml").code == 0
+    assert asked() == f"{new} begun it yet (set-paused resume); train may be started now, and joins once that is done"
+    assert owner("set-paused", "--run-id", run_id, "resume").code == 0
+    assert not verdict(owner, run_id, people["stranger"])
+    assert owner("set-paused", "--run-id", run_id, "pause").code == 0
+    assert asked().startswith("the run is paused, and waits: its owner has paused it (set-paused resume); train may")
 
 
 def test_the_seeds_permissioned_way(

@@ -71,7 +71,9 @@ def test_nobody_pays_a_bond_that_its_user_has_not_agreed_to(bonded: Shell, run_i
 def test_bond_and_rent_come_back(bonded: Shell, run_id: str, closed: bool) -> None:
     user = ("json-dump-user", "--run-id", run_id, "--address", bonded.wallet)
     ask = ("withdraw", "--run-id", run_id)
-    assert "has no membership of run" in bonded(*ask).error["error"]
+    never = bonded(*ask).error
+    assert "has no membership of run" in never["error"]
+    assert never["code"] == "not-enrolled"
     asyncio.run(join(bonded, run_id, BOND))
     found = bonded(*user).data
     assert found["member"]["pending"] is True

@@ -96,7 +96,7 @@ def test_a_mistake_has_its_code_and_update_config_says_the_same(
     mistakes = refused(run_toml, text.replace(right, wrong))
     assert mistakes[0]["code"] == code
     told = invoke("update-config", "--run-id", "nowhere", "--config-path", run_toml, "--json").error["error"]
-    assert sorted(told.split("\n")) == sorted(f"{run_toml}:{one['line']}: {one['message']}" for one in mistakes)
+    assert told.split("\n") == [f"{run_toml}:{one['line']}: {one['message']}" for one in mistakes]
     shown = invoke("config", "validate", run_toml)
     assert shown.code == 1
     assert f"{run_toml}:{mistakes[0]['line']}: {mistakes[0]['message']}" in shown.out
@@ -107,6 +107,30 @@ def test_every_mistake_is_told_at_once(run_toml: Path) -> None:
         run_toml.read_text().replace("max_seq_len = 64", "max_seq_len = 4096").replace('"Pretraining"', '"Finetuning"')
     )
     assert len(refused(run_toml, text)) == 2
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"max_seq_len = 64": "max_seq_len = 1", '"Pretraining"': '"Finetuning"'},
+        {"max_seq_len = 64": "max_seq_len = 0", "cooldown_time = ": "cooldown_time = 0 # "},
+        {"max_seq_len = 64": "max_seq_length = 64", "cooldown_time = ": "cooldown_time = true # "},
+    ],
+    ids=["members", "program", "file"],
+)
+def test_several_mistakes_are_told_in_the_order_of_their_lines_by_every_command(
+    run_toml: Path, wrong: dict[str, str]
+) -> None:
+    text = run_toml.read_text()
+    for right, instead in wrong.items():
+        assert text.count(right) == 1
+        text = text.replace(right, instead)
+    mistakes = refused(run_toml, text)
+    lines = [one["line"] for one in mistakes]
+    assert len(set(lines)) > 1
+    assert lines == sorted(lines)
+    told = invoke("update-config", "--run-id", "nowhere", "--config-path", run_toml, "--json").error["error"]
+    assert told.split("\n") == [f"{run_toml}:{one['line']}: {one['message']}" for one in mistakes]
 
 
 PLACES = {

@@ -240,7 +240,7 @@ def test_a_run_and_what_it_asks(owner: Shell, run_id: str, material: Path, monke
     assert owner("create-run", "--run-id", run_id).code == 0
     code, checks = examined(*line)
     assert code == 1
-    assert "its owner configures it" in checks["admission"]["message"]
+    assert "its owner has not configured it yet (update-config)" in checks["admission"]["message"]
     assert owner("update-config", "--run-id", run_id, "--config-path", material / "config.toml").code == 0
     assert owner("set-paused", "--run-id", run_id, "resume").code == 0
     code, checks = examined(*line)

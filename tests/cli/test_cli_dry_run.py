@@ -186,6 +186,15 @@ def test_a_wallet_without_money_is_given_none(owner: Shell, run_id: str) -> None
     assert (data["held_lamports"], lamports(owner)) == (0, 0)
     assert data["needed_lamports"] > data["total_lamports"] > 600_000_000
     assert [one["outcome"] for one in data["transactions"]] == ["open"] * len(data["transactions"])
+    line = ("create-run", "--rpc", owner.rpc, "-w", owner.wallet, "--run-id", run_id, "--dry-run")
+    told = " ".join(invoke(*line).out.split())
+    lacks = f"{data['needed_lamports'] / 1e9:.9f}".rstrip("0")
+    assert f"not known before the wallet has the {lacks} SOL that it lacks" in told
+    assert f"it lacks {lacks} SOL" in told
+    elsewhere = invoke(*line, "--rpc-2", "http://192.0.2.1:1")
+    assert elsewhere.code == 1
+    assert f"would fail: the wallet lacks {lacks} SOL" in " ".join(elsewhere.out.split())
+    assert "accepted" not in elsewhere.out
     refused = owner("create-run", "--run-id", run_id, "--dry-run", "--rpc-2", "http://192.0.2.1:1").error
     assert refused["code"] == "insufficient-funds"
     assert "are missing" in refused["error"]

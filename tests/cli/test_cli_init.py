@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
+import shlex
 import subprocess
 import tomllib
 from pathlib import Path
 
 import pytest
 
-from aftermath.cli.main import load
+from aftermath.cli.main import SOLANA, load
 from aftermath.cli.new_config import RECIPE, RECIPES, begin, changed, lasting
 from aftermath.config.document import RunConfig, load_config, parse_as
 from aftermath.config.keys import find
@@ -37,7 +39,7 @@ def written(*options: str | Path | int) -> RunConfig:
     assert said["file"] == "run.toml"
     found = invoke("config", "validate", "run.toml", "--json").data
     assert (found["ok"], found["mistakes"]) == (True, [])
-    assert found["warnings"] == said["warnings"]
+    assert [one for one in said["warnings"] if one not in found["warnings"]] == []
     return load_config(Path("run.toml"))
 
 
@@ -129,6 +131,56 @@ def test_update_config_takes_what_was_written_once_its_model_is_made(
     assert (said["total_steps"], said["tiers"], said["warnings"]) == (30, [512, 256, 128], [])
 
 
+def test_what_is_next_leads_from_an_empty_directory_to_a_run_that_trains(rpc: str, material: Path) -> None:
+    """Every line as it is printed, but for where the network is, which the first line starts."""
+    options = ("--preset", "llama-1m", "--data-path", material / "tokens", "--steps", 20)
+    said = invoke("init", "--out", "my first.toml", *options).out
+    told = said.partition("next, the first in a terminal of its own:\n")[2].splitlines()
+    lines = [line.strip() for line in told[: told.index("or all of it at once, on this machine:")]]
+    assert lines[0] == "aftermath-solana localnet"
+    assert [line.split()[1] for line in lines[2:]] == [
+        "show-identity",
+        "create-run",
+        "update-config",
+        "set-paused",
+        "train",
+    ]
+    for line in lines[1:-1]:
+        called(line, rpc)
+    shown = called("aftermath-solana show-run --run-id 'my first' --json", rpc)
+    assert json.loads(shown)["state"] == "waiting_for_members"
+    words = shlex.split(lines[-1])[1:]
+    assert SOLANA.load("train").make_context("train", words[1:]).params["run_id"] == "my first"
+
+
+def test_a_wallet_that_is_there_is_not_made_again(tmp_path: Path) -> None:
+    Path("owner.json").write_text("mine")
+    said = invoke("init", "--out", "run.toml", "--members", 3)
+    assert "show-identity" not in said.out
+    assert "which 3 members call, each with a wallet of its own" in said.out
+    for name in ("x" * 40, "a\tb"):  # no run ids
+        assert "--run-id RUN" in invoke("init", "--out", f"{name}.toml").out
+
+
+def called(line: str, rpc: str) -> str:
+    """What this prints when a person calls it at this network."""
+    bin_first = f"{CONSOLE.parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["sh", "-c", line], capture_output=True, text=True, env={**os.environ, "RPC": rpc, "PATH": bin_first}
+    )
+    assert done.returncode == 0, (line, done.stderr)
+    return done.stdout
+
+
+def test_only_what_was_chosen_here_is_warned_of() -> None:
+    """The recipe sends all, which the same file is warned of by what looks at it for the first time."""
+    said = invoke("init", "--out", "run.toml")
+    assert "warning" not in said.err
+    warned = invoke("config", "validate", "run.toml", "--json").data["warnings"]
+    assert [one["code"] for one in warned] == ["large-results"]
+    assert "warning: a member of tier 0" in invoke("init", "--out", "y.toml", "--preset", "llama-20m").err
+
+
 def test_nothing_is_written_over_what_is_there() -> None:
     for name in ("run.toml", "run.files.toml"):
         Path(name).write_text("mine")
@@ -205,12 +257,16 @@ class Terminal:
 
 
 def test_a_person_is_asked_for_what_no_option_says() -> None:
-    answers = ["demo", "huge", "llama-1m", "12", "2", "distro", "", "400", ""]
+    answers = ["?", "demo", "huge", "?", "llama-1m", "12", "2", "distro", "", "400", ""]
     code, out, err = Terminal().types("\n".join(answers) + "\n")
     assert code == 0, err
     assert "wrote run.toml" in out
     assert "'huge' is none of them" in err
-    assert "'12' is no whole number from 1 to 8" in err
+    assert "'12' is not a whole number from 1 to 8" in err
+    assert "one of consilience-match" in err
+    assert err.count("one of llama-1m, ") == 2  # once for what was none of them, once for ?
+    asked = re.findall(r"([A-Z][a-z ]+) \[", err)
+    assert set(asked) == {"Recipe", "Model", "Tiers", "Optimizer", "Members that begin", "Steps", "Token files"}
     config = load_config(Path("run.toml"))
     assert (config.llm.matformer.tiers, config.config.total_steps) == (2, 400)
     assert config.llm.optimizer.Distro is not None

@@ -297,7 +297,7 @@ def test_list_runs_shows_the_run(configured: Shell, run_id: str) -> None:
     listed = invoke("list-runs", "--rpc", configured.rpc).out
     assert [line.split()[2:4] for line in listed.splitlines() if run_id in line] == [["new", "0"]]
     asked = invoke("can-join", "--rpc", configured.rpc, "--run-id", run_id, "--address", configured.wallet).out
-    assert "the run is new (its owner configures it" in asked
+    assert "the run is new, and waits: its owner has not begun it yet (set-paused resume); train may be" in asked
 
 
 def test_a_run_is_listed_and_told_in_the_words_of_a_members_view(configured: Shell, run_id: str) -> None:

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from aftermath.base.errors import UsageError
 from aftermath.central.__main__ import CENTRALIZED
 from aftermath.chain import defaults
+from aftermath.chain.endpoints import CLUSTERS, endpoint
 from aftermath.chain.wallet import PATH_VARIABLE, WALLET_VARIABLE, create_wallet
 from aftermath.cli.index import Index
 from aftermath.cli.main import INDEX, SOLANA
@@ -180,6 +182,32 @@ def test_what_no_command_would_take_is_not_stored(profile: Path, name: str, valu
     before = profile.read_bytes()
     assert says in invoke("config", "set", name, value, "--json").mistake["error"]
     assert profile.read_bytes() == before
+
+
+@pytest.mark.parametrize("value", [*CLUSTERS, "http://host:1", "mainnet-beta", "host", "", "ws://x"])
+def test_what_is_stored_of_a_cluster_is_what_the_option_takes(value: str, tmp_path: Path) -> None:
+    stores = invoke("config", "set", "rpc", value, "--json")
+    try:
+        endpoint(value)
+    except UsageError:
+        create_wallet(tmp_path / "wallet.json")
+        takes = invoke("tick", "--rpc", value, "--run-id", "x", "-w", tmp_path / "wallet.json", "--json").mistake
+        assert takes["error"] == stores.mistake["error"]
+        assert takes["fix"] == f"{stores.mistake['fix']}; see --rpc (the variable RPC)"
+    else:
+        assert invoke("config", "show", "--json").data["values"]["rpc"] == {"value": value, "from": "profile"}
+
+
+@pytest.mark.parametrize("value", ["a/b c", "x" * 32, "x" * 33, "", "ä" * 17, "a\0b"])
+def test_what_is_stored_of_a_run_is_what_the_option_takes(value: str) -> None:
+    """A program's run may have any bytes for its id: a new one, that people can type."""
+    takes = invoke("show-identity", "--run-id", value, "-w", "none.json", "--json").told
+    stores = invoke("config", "set", "run", value, "--json")
+    if stores.code == 0:
+        assert takes["code"] == "wallet"
+    else:
+        assert takes["error"] == stores.mistake["error"]
+        assert takes["fix"].startswith(stores.mistake["fix"])
 
 
 def test_a_key_is_no_path(profile: Path, tmp_path: Path) -> None:

@@ -192,3 +192,30 @@ def test_recipes_explain_themselves(project: Path, variables: dict[str, str], na
         assert sentence == "error: a cluster, and test or light, are needed"
         assert fix.startswith(f"fix: call it as: sh scripts/{name} localnet|devnet|URL test|light")
     assert not (project / "runs").exists()
+
+
+@pytest.mark.parametrize("name", ["setup-run.sh", "start-training.sh"])
+def test_a_recipe_takes_the_wallet_that_is_stored(project: Path, name: str, tmp_path: Path) -> None:
+    create_wallet(tmp_path / "wallet.json")
+    here = {**os.environ, "AFTERMATH_PROFILE": str(tmp_path / "profile.toml")}
+    subprocess.run([CONSOLE, "config", "set", "wallet", tmp_path / "wallet.json"], check=True, env=here)
+    here["PATH"] = f"{CONSOLE.parent}{os.pathsep}{here['PATH']}"
+    done = script(project, name, "http://127.0.0.1:9", "light", env=here)
+    assert "no wallet was given" not in done.stderr
+    assert "http://127.0.0.1:9 (cannot connect)" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["setup-run.sh", "start-training.sh"])
+def test_a_fix_of_a_recipe_names_what_its_user_types(project: Path, variables: dict[str, str], name: str) -> None:
+    nobody = variables | {"RPC": "http://127.0.0.1:9"}
+    told = script(project, name, "localnet", "light", env=nobody).stderr
+    assert "or name another by the variable RPC, or one more by the variable RPC_2" in told
+    assert "--" not in told
+    wallet = project / "mine.json"
+    here = variables | {"WALLET_PRIVATE_KEY_PATH": str(wallet)}
+    create_wallet(wallet)
+    told = script(project, name, "http://127.0.0.1:9", "light", env=here).stderr
+    assert f"or name another by the first word after sh scripts/{name}, or one more by the variable RPC_2" in told
+    bad = script(project, name, "localnet", "light", env=variables | {"RUN_ID": "x" * 33}).stderr
+    assert "--run-id" not in bad
+    assert "the variable RUN_ID" in bad

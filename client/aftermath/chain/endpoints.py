@@ -2,7 +2,8 @@
 
 Decided: replies are read as plain JSON up to a size limit. solders builds the requests, but its reply parsers refuse
 a whole answer for one unknown error variant, which every release of the validator may add. Addresses are shown
-without path and query, because providers put API keys there.
+without path and query, because providers put API keys there. The clusters that everybody knows have names, which are
+taken wherever a node's address is; what else is asked of them needs an address.
 """
 
 from __future__ import annotations
@@ -18,8 +19,16 @@ import httpx
 
 from aftermath.base.bounded import json_value
 from aftermath.base.errors import UsageError
+from aftermath.chain import defaults
 
 MAX_REPLY = 64 << 20
+CLUSTERS = {
+    "localnet": defaults.RPC,
+    "devnet": "https://api.devnet.solana.com",
+    "testnet": "https://api.testnet.solana.com",
+    "mainnet": "https://api.mainnet-beta.solana.com",
+}
+"""What may be said for a node's address, by name."""
 
 
 class Request(Protocol):
@@ -69,11 +78,12 @@ def shown(url: str) -> str:
 
 
 def endpoint(http: str, ws: str | None = None) -> Endpoint:
-    """Check the addresses and derive the websocket one when it is not given.
+    """Check the addresses and derive the websocket one when it is not given; `http` may be the name of a cluster.
 
     Derivation as in the Solana CLI: with an explicit port the websocket is on the next port, otherwise on the same
     host and path. Raises UsageError on an address that is not http(s):// or ws(s)://.
     """
+    http = CLUSTERS.get(http, http)
     return Endpoint(_checked(http, ("http", "https")), _checked(ws, ("ws", "wss")) if ws else _derived(http))
 
 
@@ -84,7 +94,8 @@ def _checked(url: str, schemes: tuple[str, str]) -> str:
     except ValueError:
         valid = False
     if not valid:
-        raise UsageError(f"{url!r} is not an RPC address", f"It must look like {schemes[0]}://host:port")
+        names = "" if "http" not in schemes else f", or be one of {', '.join(CLUSTERS)}"
+        raise UsageError(f"{url!r} is not an RPC address", f"It must look like {schemes[0]}://host:port{names}")
     return url
 
 

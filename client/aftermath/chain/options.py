@@ -51,7 +51,8 @@ def open_pool(choice: ClusterChoice, *, patience: float) -> RpcPool:
     for http, ws, flag in pairs:
         if ws and not http:
             raise UsageError(f"{flag} was given without {flag.replace('ws-', '')}", "Give both, or neither")
-    nodes = [_node(http, ws, flag) for http, ws, flag in pairs if http]
+    fallbacks = [_node(http, ws, flag) for http, ws, flag in pairs[1:] if http]
+    nodes = [_node(choice.rpc, choice.ws_rpc, "--ws-rpc"), *fallbacks]
     return RpcPool(nodes, patience=patience, seed=secrets.randbits(32))
 
 

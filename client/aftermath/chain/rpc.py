@@ -212,7 +212,8 @@ class RpcPool:
         tried = ", ".join(f"{n.endpoint.shown} ({n.last_error})" for n in self._nodes.all)
         return Unavailable(
             f"no Solana RPC endpoint answered for {patience:.0f} s: {tried}",
-            "Check that it runs (a local network: aftermath-solana localnet), or pass another --rpc, or --rpc-2 too",
+            "Check that it runs (a local network: aftermath-solana localnet), or name another by --rpc, or one more by "
+            "--rpc-2",
         )
 
 

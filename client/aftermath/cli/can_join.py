@@ -6,6 +6,7 @@ the run's members for, is no obstacle but a warning.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,25 +24,19 @@ if TYPE_CHECKING:
 
     from aftermath.cli.connection import Cluster
     from aftermath.coordinator.view import View
-    from aftermath.rules.members import Members, Membership
-    from aftermath.rules.run import Run
-
-_OWNER_CAN = {
-    "UNINITIALIZED": " (its owner configures it with update-config, and starts it with set-paused resume)",
-    "PAUSED": " (its owner resumes it with set-paused resume)",
-}
+    from aftermath.rules.members import Membership
 
 
-def obstacles(run: Run, members: Members, address: bytes, held: Membership | None, *, authorized: bool) -> list[str]:
+def obstacles(view: View, address: bytes, held: Membership | None, *, authorized: bool) -> list[str]:
     """Why the program would refuse a join of this wallet now; empty when it would not."""
     from aftermath.rules.state import MemberState
-    from aftermath.watch.phase import state_words
 
+    run, members = view.run, view.members
     reasons = []
     if not authorized:
         reasons.append("no valid authorization of the run's join authority admits it")
     if run.halted:
-        reasons.append(f"the run is {state_words(run.state.name)}{_OWNER_CAN.get(run.state.name, '')}")
+        reasons.append(halted(view))
     place = members.find(address)
     if held is not None and held.barred:
         reasons.append("the wallet is barred from the run (its owner or its join authority can lift that with kick)")
@@ -49,6 +44,21 @@ def obstacles(run: Run, members: Members, address: bytes, held: Membership | Non
     if full and place is None:
         reasons.append(f"all {len(members.seats)} places are taken")
     return reasons
+
+
+def halted(view: View) -> str:
+    """Why nobody may join a run that stands still, on whom that waits, and what whoever wants to join can do."""
+    from aftermath.rules.state import RunState
+    from aftermath.watch.phase import state_words
+    from aftermath.watch.standing import owner_owes
+
+    run, model = view.run, view.model
+    if run.state is RunState.FINISHED:
+        return "the run is finished (its owner can let it go on, with more steps: reopen)"
+    can = "train may be started now, and joins once that is done"
+    if not any(model.schema_hash):  # train would not know what to train, and ends
+        can = f"watch --run-id {shlex.quote(run.run_id)} shows when that is done"
+    return f"the run is {state_words(run.state.name)}, and waits: {owner_owes(run, model)}; {can}"
 
 
 @contextmanager
@@ -92,7 +102,8 @@ async def at_the_chain(chain: Cluster, run_id: str, user: Pubkey, delegate_of: P
     grantor, address = Pubkey.from_bytes(run.join_authority), run_addresses(chain.coordinator.program_id, run_id).run
     found = await chain.authorizer.admitting(grantor, user, address, delegate_of)
     held = await membership_of(chain.pool, chain.coordinator.program_id, run, user)
-    reasons = obstacles(run, members, bytes(user), held, authorized=found is not None)
+    view = View(run, members, model)
+    reasons = obstacles(view, bytes(user), held, authorized=found is not None)
     refusals: list[AftermathError] = []
     with noting(refusals):
         check_version(run_id, model.client_version, __version__)
@@ -101,7 +112,7 @@ async def at_the_chain(chain: Cluster, run_id: str, user: Pubkey, delegate_of: P
     with noting(refusals):
         await check_funds(chain.pool, user, lacking(run, held))
     grantee, bond = str(found.grantee) if found else None, held.bond if held else 0
-    return OnChain(View(run, members, model), grantee, bond, reasons, refusals)
+    return OnChain(view, grantee, bond, reasons, refusals)
 
 
 def on_this_machine(view: View, wallet: bytes, tier: int, device: str) -> tuple[list[AftermathError], list[str]]:
@@ -109,7 +120,6 @@ def on_this_machine(view: View, wallet: bytes, tier: int, device: str) -> tuple[
     from aftermath.data.source import SourceAway
     from aftermath.ranks.mesh import mesh_of
     from aftermath.replica.exactness import exact_device
-    from aftermath.rules.state import RunState
     from aftermath.train.newcomer import others
     from aftermath.train.outfit import check_model, check_tier, data_of, outline_of
 
@@ -119,7 +129,7 @@ def on_this_machine(view: View, wallet: bytes, tier: int, device: str) -> tuple[
     with noting(refusals):
         mesh_of(device, 0, 1)
         exact_device(device)
-    if run.state is RunState.UNINITIALIZED:  # which is an obstacle already
+    if not any(model.schema_hash):  # which is an obstacle already
         return refusals, warnings
     try:
         check_model(model, run.run_id)

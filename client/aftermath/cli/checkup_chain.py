@@ -130,7 +130,7 @@ async def admission(subject: Subject) -> Finding | None:
     )
     held = await membership_of(chain.pool, chain.coordinator.program_id, view.run, own)
     check_bond(view.run, held, subject.max_bond)
-    if reasons := obstacles(view.run, view.members, bytes(own), held, authorized=found is not None):
+    if reasons := obstacles(view, bytes(own), held, authorized=found is not None):
         fix = "Ask who owns the run; can-join says whether it is mended" if found else f"{GRANT} --authorizer {own}"
         return broken(f"{own} may not join: {'; '.join(reasons)}", fix)
     return fine(f"{own} may join")
@@ -163,9 +163,8 @@ async def model(subject: Subject) -> Finding | None:
     if subject.view is None or subject.wallet is None:
         return None
     from aftermath.cli.can_join import on_this_machine
-    from aftermath.rules.state import RunState
 
-    if subject.view.run.state is RunState.UNINITIALIZED:  # of which another check tells
+    if not any(subject.view.model.schema_hash):  # of which another check tells
         return None
     own = bytes(subject.wallet.pubkey)
     refusals, warnings = await asyncio.to_thread(on_this_machine, subject.view, own, subject.tier or 0, subject.device)

@@ -70,7 +70,7 @@ def look(config: RunConfig, recipe: Mapping[str, Any]) -> Checked:
     if shape is not None and (trouble := _data(config, shape.vocab_size, recipe, unseen)):
         warnings.append(("data-here", trouble))
     found = config.refused(mistakes).found if mistakes else ()
-    return Checked(tuple(sorted(found, key=lambda one: one.line)), tuple(warnings), tuple(unseen))
+    return Checked(found, tuple(warnings), tuple(unseen))
 
 
 def _place(config: RunConfig) -> list[Mistake]:

@@ -20,10 +20,13 @@ from aftermath.cli.profile import Name, read_profile, shown_value, write_profile
 _SECRET = re.compile(r"\s*\[[\d\s,]*\]?\s*|[1-9A-HJ-NP-Za-km-z]{80,90}")
 
 
-@command("config set", example="aftermath-solana config set rpc https://api.devnet.solana.com")
+@command("config set", example="aftermath-solana config set rpc devnet")
 def config_set(
     name: Annotated[Name, typer.Argument(help="What to store.", show_default=False)],
-    value: Annotated[str, typer.Argument(help="Its value: an address, a key file's path, a run.", show_default=False)],
+    value: Annotated[
+        str,
+        typer.Argument(help="Its value: a cluster's name or address, a key file's path, a run.", show_default=False),
+    ],
 ) -> Result:
     """Store a cluster, wallet or run for all commands.
 

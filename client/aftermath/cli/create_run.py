@@ -52,8 +52,7 @@ async def create_run(
     from aftermath.cli.connection import sign_in
     from aftermath.watch.phase import in_words
 
-    if not run_id.isprintable() or run_id != unicodedata.normalize("NFC", run_id.strip()):
-        raise UsageError(f"{run_id!r} cannot be told from other ids by reading it", "Choose one that people can type")
+    check_readable(run_id)
     named = public_key(join_authority) if join_authority is not None else None
     async with sign_in(options) as chain:
         own = chain.wallet.pubkey
@@ -77,6 +76,12 @@ async def create_run(
         "signatures": [str(signature) for signature in signatures],
     }
     return Result(data, facts(data | {"state": in_words(run.state)}))
+
+
+def check_readable(run_id: str) -> None:
+    """Raises UsageError for the id of a new run that people cannot read or type."""
+    if not run_id.isprintable() or run_id != unicodedata.normalize("NFC", run_id.strip()):
+        raise UsageError(f"{run_id!r} cannot be told from other ids by reading it", "Choose one that people can type")
 
 
 async def remaining(

@@ -31,7 +31,7 @@ class Which(StrEnum):
     ALL = "all"
 
 
-@command("deploy", example="aftermath-solana deploy --rpc https://api.devnet.solana.com -w wallet.json")
+@command("deploy", example="aftermath-solana deploy --rpc devnet -w wallet.json")
 async def deploy(
     options: SigningOptions,
     program: Annotated[Which, typer.Option(help="Which program.")] = Which.ALL,

@@ -15,6 +15,7 @@ from aftermath.chain import defaults
 from aftermath.cli.command import command
 from aftermath.cli.options import (
     CLUSTER,
+    RPC_TEXT,
     Authorizer,
     ClusterOptions,
     Device,
@@ -33,7 +34,7 @@ class ExaminedOptions(WalletOptions, ClusterOptions):
     """A wallet and a cluster, both of which may be left out."""
 
     rpc: Annotated[
-        str, shared("--rpc", text="Solana RPC endpoint; without it no cluster is asked.", panel=CLUSTER, stored="rpc")
+        str, shared("--rpc", text=f"{RPC_TEXT[:-1]}; without it no cluster is asked.", panel=CLUSTER, stored="rpc")
     ] = ""
 
 

@@ -88,7 +88,7 @@ def _text(found: Rehearsed) -> RenderableType:
     parts: list[RenderableType] = ["nothing was sent; this would be:"]
     columns = ("transactions", "instructions", "fee at most", "outcome")
     parts.append(
-        listing(columns, [[one.step.times, _calls(one), sol(one.fee), _WORDS[one.outcome]] for one in found.simulated])
+        listing(columns, [[one.step.times, _calls(one), sol(one.fee), _ends(one, found)] for one in found.simulated])
     )
     if found.accounts:
         rows = [[str(one.address), f"{one.size:,}", sol(one.rent)] for one in found.accounts]
@@ -96,7 +96,25 @@ def _text(found: Rehearsed) -> RenderableType:
     costs = {"in all": f"{sol(found.rent + found.fees)}: {sol(found.rent)} of rent, {sol(found.fees)} of fees at most"}
     if returned := sum(one.returned for one in found.simulated):
         costs["comes back"] = sol(returned)
+    lacks = _lacks(found)
     costs["wallet"] = f"{found.wallet} holds {sol(found.held)}, and needs {sol(found.needed)}"
-    if found.held < found.needed and found.granted:
+    if lacks:
+        costs["wallet"] += f": it lacks {sol(lacks)}"
+    if lacks and found.granted:
         costs["test money"] = "this machine's network gives what is missing"
     return Group(*parts, facts(costs))
+
+
+def _lacks(found: Rehearsed) -> int:
+    """Lamports that the wallet would need and has not."""
+    return max(0, found.needed - found.held)
+
+
+def _ends(one: Simulated, found: Rehearsed) -> str:
+    """How a transaction would end; one that only money keeps from being known, with that."""
+    lacks = _lacks(found)
+    if one.outcome is not Outcome.OPEN or not lacks:
+        return _WORDS[one.outcome]
+    if found.granted:
+        return f"not known before the wallet has the {sol(lacks)} that it lacks"
+    return f"would fail: the wallet lacks {sol(lacks)}"

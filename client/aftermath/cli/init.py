@@ -1,16 +1,21 @@
 """`init`: the commented config file of a new run, and beside it what its model and tokens are made of.
 
-Decided: what no option says is asked for, on a terminal only; without one the recipe decides. What would not pass
-`config validate` is not written.
+Decided
+- What no option says is asked for, on a terminal only; without one the recipe decides. A question is a word or two,
+  and says what may be answered when it is answered with `?`.
+- What would not pass `config validate` is not written. What the recipe as it comes is warned of already is nothing that
+  was chosen here, so it is not said.
+- What follows is told as the lines that lead from this file to a run that trains, in their order.
 """
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
@@ -24,10 +29,9 @@ from aftermath.rules.optimizers import ExchangedName
 
 if TYPE_CHECKING:
     from aftermath.cli.new_config import FILES
-    from aftermath.config.document import RunConfig
 
-T = TypeVar("T")
-_NEITHER = "as the recipe has it"
+_NEITHER = "the recipe's"
+_WALLET = "owner.json"
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,8 @@ def init(
     if sys.stdin is not None and sys.stdin.isatty() and not json_output:
         options = asked(options)
     wishes = Wishes(**asdict(options))
-    config, files = changed(*begin(wishes.recipe or RECIPE), wishes, f"runs/{out.stem}")
+    recipe = begin(wishes.recipe or RECIPE)
+    config, files = changed(*recipe, wishes, f"runs/{out.stem}")
     text = text_of(config, _about(options, beside, files))
     parsed = parse_as(text, str(out), RunConfig)
     found = look(parsed, files)
@@ -109,18 +114,29 @@ def init(
     else:
         beside.unlink(missing_ok=True)  # of a file that is written over
     write(out, text)
-    for _, warning in found.warnings:
+    warnings = set(found.warnings).difference(look(*recipe).warnings)
+    told = [(code, sentence) for code, sentence in found.warnings if (code, sentence) in warnings]
+    for _, warning in told:
         note(f"warning: {warning}")
+    members = config.config.init_min_clients
+    steps = _next(out, made=bool(files))
+    at_once = f"aftermath-solana local-testnet start --num-clients {members} --config-path {shlex.quote(str(out))}"
     data = {
         "file": str(out),
         "files": str(beside) if files else None,
-        "warnings": [{"code": code, "message": sentence} for code, sentence in found.warnings],
-        "next": _next(out, parsed, made=bool(files)),
+        "warnings": [{"code": code, "message": sentence} for code, sentence in told],
+        "next": steps,
+        "at_once": at_once,
     }
-    lines = [f"wrote {out}" + (f", and {beside} for what is still to be made" if files else ""), "next:"]
-    return Result(
-        data, plain_text("\n".join([*lines, *(f"  {line}" for line in _next(out, parsed, made=bool(files)))]))
-    )
+    lines = [
+        f"wrote {out}" + (f", and {beside} for what is still to be made" if files else ""),
+        "next, the first in a terminal of its own:",
+        *(f"  {line}" for line in steps),
+        *([f"  which {members} members call, each with a wallet of its own"] if members > 1 else []),
+        "or all of it at once, on this machine:",
+        f"  {at_once}",
+    ]
+    return Result(data, plain_text("\n".join(lines)))
 
 
 def asked(options: InitOptions) -> InitOptions:
@@ -128,31 +144,46 @@ def asked(options: InitOptions) -> InitOptions:
     from aftermath.cli.new_config import RECIPE, begin, optimizer_name
     from aftermath.testnet.configs import SHIPPED, configs
 
-    known = ", ".join(sorted(str(path.relative_to(SHIPPED)) for path in configs()))
-    recipe = options.recipe or _ask(f"Recipe to begin with ({known})", RECIPE, _known_recipe)
+    note("Enter takes what is in brackets; ? says what may be answered")
+    known = f"one of {', '.join(sorted(str(path.relative_to(SHIPPED)) for path in configs()))}, or a file"
+    recipe = options.recipe or _ask(Question("Recipe", known, RECIPE, _known_recipe))
     config, _ = begin(recipe)
     found = replace(options, recipe=recipe)
     has, exchanged = optimizer_name(config), get_args(ExchangedName)
-    questions: list[tuple[str, str, object, Callable[[str], Any]]] = [
-        ("preset", f"Model ({', '.join(PRESETS)})", _NEITHER, _one_of(*PRESETS, _NEITHER)),
-        ("tiers", "Tiers that it is cut into", config.llm.matformer.tiers, _number(1, MAX_LEVELS)),
-        ("optimizer", f"Optimizer ({', '.join(exchanged)})", has or "sparseloco", _one_of(*exchanged)),
-        ("members", "Members that it begins with", config.config.init_min_clients, _number(1, MAX_MEMBERS)),
-        ("steps", "Steps", config.config.total_steps, _number(1, 2**32 - 1)),
-        ("data_path", "Token files, a path", _NEITHER, _path),
-    ]
-    for name, question, default, read in questions:
+    rules = config.config
+    questions: dict[str, Question] = {
+        "preset": Question("Model", _any_of(*PRESETS), _NEITHER, _one_of(*PRESETS, _NEITHER)),
+        "tiers": _counted("Tiers", config.llm.matformer.tiers, MAX_LEVELS),
+        "optimizer": Question("Optimizer", _any_of(*exchanged), has or "sparseloco", _one_of(*exchanged)),
+        "members": _counted("Members that begin", rules.init_min_clients, MAX_MEMBERS),
+        "steps": _counted("Steps", rules.total_steps, 2**32 - 1),
+        "data_path": Question("Token files", "a file or a directory of them", _NEITHER, _path),
+    }
+    for name, question in questions.items():
         if getattr(found, name) is None:
-            answer = _ask(question, str(default), read)
+            answer = _ask(question)
             found = replace(found, **{name: None if answer == _NEITHER else answer})
     return found
 
 
-def _ask(question: str, default: str, read: Callable[[str], T]) -> T:
+@dataclass(frozen=True)
+class Question:
+    """What a person is asked: `says` is told of it on `?`, and `read` raises UsageError for what is no answer."""
+
+    text: str
+    says: str
+    default: str
+    read: Callable[[str], Any]
+
+
+def _ask(question: Question) -> Any:
     """An answer that can be read; Ctrl-C, and an end of the input, end the command."""
     while True:
         try:
-            return read(typer.prompt(question, default=default, err=True).strip())
+            answer = typer.prompt(question.text, default=question.default, err=True).strip()
+            if answer != "?":
+                return question.read(answer)
+            note(question.says)
         except typer.Abort:
             raise KeyboardInterrupt from None
         except AftermathError as error:
@@ -170,22 +201,28 @@ def _path(text: str) -> Path | str:
     return text if text == _NEITHER else Path(text)
 
 
+def _any_of(*words: str) -> str:
+    return f"one of {', '.join(words)}"
+
+
 def _one_of(*words: str) -> Callable[[str], str]:
     def read(text: str) -> str:
         if text not in words:
-            raise UsageError(f"{text!r} is none of them", f"Choose one of {', '.join(words)}")
+            raise UsageError(f"{text!r} is none of them", f"Choose {_any_of(*words)}")
         return text
 
     return read
 
 
-def _number(least: int, most: int) -> Callable[[str], int]:
-    def read(text: str) -> int:
-        if not (text.isascii() and text.isdecimal() and len(text) < 20 and least <= int(text) <= most):
-            raise UsageError(f"{text!r} is no whole number from {least} to {most}", "Write one")
-        return int(text)
+def _counted(text: str, default: int, most: int) -> Question:
+    says = f"a whole number from 1 to {most}"
 
-    return read
+    def read(given: str) -> int:
+        if not (given.isascii() and given.isdecimal() and len(given) < 20 and 1 <= int(given) <= most):
+            raise UsageError(f"{given!r} is not {says}", "Write one")
+        return int(given)
+
+    return Question(text, says, str(default), read)
 
 
 def _about(options: InitOptions, beside: Path, files: FILES) -> list[str]:
@@ -198,12 +235,31 @@ def _about(options: InitOptions, beside: Path, files: FILES) -> list[str]:
     return [*lines, "aftermath-solana config explain KEY says more of each key, docs/config.md of all."]
 
 
-def _next(out: Path, config: RunConfig, *, made: bool) -> list[str]:
-    """What an owner may do with the file, as commands."""
-    members = config.config.init_min_clients
+def _next(out: Path, *, made: bool) -> list[str]:
+    """What an owner calls, one after the other, until the run trains."""
+    file, run = shlex.quote(str(out)), shlex.quote(_run_id(out))
+    signed = f"--run-id {run} -w {_WALLET}"
+    make = [f"python -m aftermath.testnet.files {file}"] if made else []
+    new = [] if Path(_WALLET).exists() else [f"aftermath-solana show-identity --create -w {_WALLET}"]
     return [
-        f"aftermath-solana config validate {out}",
-        f"aftermath-solana local-testnet start --num-clients {members} --config-path {out}",
-        *([f"python -m aftermath.testnet.files {out}"] if made else []),
-        f"aftermath-solana update-config --run-id RUN --config-path {out}",
+        "aftermath-solana localnet",
+        *make,
+        *new,
+        f"aftermath-solana create-run {signed}",
+        f"aftermath-solana update-config --config-path {file} {signed}",
+        f"aftermath-solana set-paused resume {signed}",
+        f"aftermath-solana train {signed}",
     ]
+
+
+def _run_id(out: Path) -> str:
+    """A run's name by its config's, or a word that stands for one where that can be none."""
+    from aftermath.cli.create_run import check_readable
+    from aftermath.cli.options import checked_run_id
+
+    try:
+        checked_run_id(out.stem)
+        check_readable(out.stem)
+    except UsageError:
+        return "RUN"
+    return out.stem

@@ -24,6 +24,9 @@ from aftermath.train.tier import AUTO_TIER
 CLUSTER = "Cluster"
 WALLET = "Wallet"
 TRAINING = "Training"
+READ: dict[str, str] = {}
+"""The variable of every shared option, by its flags."""
+RPC_TEXT = "Solana RPC endpoint: localnet, devnet, testnet, mainnet, or an address."
 
 
 def shared(
@@ -40,6 +43,7 @@ def shared(
     profile has `stored` under this name.
     """
     variable = flags[0].removeprefix("--").replace("-", "_").upper()
+    READ.update(dict.fromkeys(flags, variable))
     option = typer.Option(
         *flags,
         envvar=variable,
@@ -138,7 +142,7 @@ Device = Annotated[
 class ClusterOptions:
     """Which cluster to talk to, and which coordinator on it."""
 
-    rpc: Annotated[str, shared("--rpc", text="Solana RPC endpoint.", panel=CLUSTER, stored="rpc")] = defaults.RPC
+    rpc: Annotated[str, shared("--rpc", text=RPC_TEXT, panel=CLUSTER, stored="rpc")] = defaults.RPC
     ws_rpc: Annotated[
         str | None,
         shared(

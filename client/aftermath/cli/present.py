@@ -5,7 +5,8 @@ and the section of the pages about it on stderr (one JSON object with `--json`, 
 code says who has to mend it: 2 for the command line, 10 for a client of another version than the run takes, so that
 whoever starts it again can install that one first, and 1 for everything else. Nobody sees a traceback: the unexpected
 one goes to a file only its owner can read, and the message names that file. What draws is imported when there is
-something to draw, which a help page is not.
+something to draw, which a help page is not. Where a recipe calls a command, whoever called it types no options: the
+recipe says in AFTERMATH_RECIPE what names the cluster, and a fix names variables for the others.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ EXIT_INTERRUPTED = 130
 EXITS = {"usage": EXIT_USAGE, "client-version-mismatch": EXIT_VERSION}
 """The exit codes of errors by their own codes; that of all others is EXIT_KNOWN."""
 PIPE_WIDTH = 200
+RECIPE = "AFTERMATH_RECIPE"
 
 
 _STORED: ContextVar[Mapping[str, str] | None] = ContextVar("what a command has from the user's profile", default=None)
@@ -192,8 +194,19 @@ def _with_origin(error: AftermathError) -> str:
     return f"{error.fix.rstrip('.')}. {origin}" if error.fix else origin
 
 
+def _as_typed(fix: str) -> str:
+    """The fix in words that whoever called this can type: as it is, or without options where a recipe did."""
+    cluster = os.environ.get(RECIPE)
+    if not cluster:
+        return fix
+    from aftermath.cli.options import READ
+
+    words = {flag: f"the variable {variable}" for flag, variable in READ.items()} | {"--rpc": cluster}
+    return re.sub(r"(?<![\w-])--?[a-z][\w-]*", lambda flag: words.get(flag[0], flag[0]), fix)
+
+
 def _fail(sentence: str, fix: str, code: str, *, as_json: bool) -> NoReturn:
-    docs = PAGES.get(code, "")
+    docs, fix = PAGES.get(code, ""), _as_typed(fix)
     if as_json:
         said = {"error": sentence, "fix": fix, "code": code, "docs": docs}
         print(json.dumps(said, ensure_ascii=False), file=sys.stderr, flush=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from aftermath.cli.command import command
 from aftermath.cli.options import RunId, SigningOptions
-from aftermath.cli.present import CommandError, Result
+from aftermath.cli.present import Result
 
 if TYPE_CHECKING:
     from aftermath.rules.members import Membership
@@ -27,14 +27,16 @@ async def withdraw(options: SigningOptions, run_id: RunId) -> Result:
     from aftermath.chain.memberships import memberships_of
     from aftermath.chain.refusals import sol
     from aftermath.cli.connection import sign_in
+    from aftermath.coordinator.errors import Refused
 
     async with sign_in(options) as chain:
         program, wallet = chain.coordinator.program_id, chain.wallet.pubkey
         found = [one for one in await memberships_of(chain.pool, program, run_id, wallet) if one.enrolled]
         if not found:
-            raise CommandError(
+            raise Refused(
+                "NotEnrolled",  # as the program calls it, which is not asked without an account to name
                 f"{wallet} has no membership of run {run_id}",
-                "Name the run that it joined, and its wallet: --run-id, -w FILE",
+                "Name the run that it joined, and its wallet: --run-id, -w FILE; runs: aftermath-solana list-runs",
             )
         before = await chain.balance(wallet)
         # one by one: a membership that is still bound must not hold up those that are not

@@ -78,11 +78,11 @@ class Found:
 
 
 class Mistaken(ConfigError):
-    """A config file with mistakes, which `found` has one by one; one sentence stands in a line of the message."""
+    """A config file with mistakes, which `found` has one by one by its lines; each is a line of the message."""
 
     def __init__(self, source: str, found: Sequence[Found], fix: str) -> None:
-        super().__init__("\n".join(f"{source}:{one.line}: {one.sentence}" for one in found), fix)
-        self.found = tuple(found)
+        self.found = tuple(sorted(found, key=lambda one: one.line))
+        super().__init__("\n".join(f"{source}:{one.line}: {one.sentence}" for one in self.found), fix)
 
 
 def no_toml(source: str, why: str, fix: str) -> Mistaken:
@@ -118,7 +118,9 @@ def line_of(lines: dict[Path, int], path: Sequence[str | int]) -> int:
 
 
 def sentences(error: ValidationError, root: type[BaseModel]) -> list[Mistake]:
-    """One for each mistake that pydantic found; unknown keys first, since a typo is often the cause."""
+    """One for each mistake that pydantic found; unknown keys first, since a typo is often the cause (of what else is
+    wrong in the same line).
+    """
     mistakes = sorted(error.errors(include_url=False), key=lambda item: item["type"] != "extra_forbidden")
     return [
         Mistake(tuple(map(str, item["loc"])), _sentence(item, root), _BY_KIND.get(item["type"], "wrong-type"))

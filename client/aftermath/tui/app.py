@@ -7,9 +7,9 @@ from collections.abc import Callable
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.containers import VerticalScroll
-from textual.widgets import Static
 
 from aftermath.tui.board import Board
+from aftermath.tui.drawing import Drawing
 from aftermath.tui.log import Log
 from aftermath.tui.messages import TABS
 from aftermath.tui.pages import PAGES, progress_words
@@ -38,7 +38,7 @@ class Tui(Tabbed):
             yield Log()
         else:
             with VerticalScroll():
-                yield Static(id=f"page-{name}")
+                yield Drawing(f"page-{name}")
 
     def draw_tab(self, name: str) -> None:
         if name == "Members":
@@ -46,9 +46,9 @@ class Tui(Tabbed):
         elif name == "Log":
             self.bottom.query_one(Log).show(self._board.log)
         else:
-            page = self.bottom.query_one(f"#page-{name}", Static)
+            page = self.bottom.query_one(f"#page-{name}", Drawing)
             now, width = self._clock(), page.container_size.width or self.size.width - 2
-            page.update(PAGES[name](self._board, now, width, self.size.height))
+            page.show(PAGES[name](self._board, now, width, self.size.height))
 
     def title_text(self) -> Text:
         board = self._board

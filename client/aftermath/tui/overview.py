@@ -9,8 +9,9 @@ from collections.abc import Callable
 
 from rich.text import Text
 from textual.app import ComposeResult
-from textual.widgets import DataTable, Static
+from textual.widgets import DataTable
 
+from aftermath.tui.drawing import Drawing
 from aftermath.tui.log import Log, clock
 from aftermath.tui.overview_board import OverviewBoard
 from aftermath.tui.pages import NAMES, UNKNOWN, Facts, bar, grid
@@ -37,9 +38,9 @@ class Overview(Tabbed):
 
     def compose_tab(self, name: str) -> ComposeResult:
         if name == CLIENTS:
-            yield Static(id="facts")
+            yield Drawing("facts")
             yield Rows()
-            yield Static(id="lately")
+            yield Drawing("lately")
         else:
             yield Log()
 
@@ -74,7 +75,7 @@ class Overview(Tabbed):
                 loss = UNKNOWN if client.loss is None else f"{client.loss:.4f}"
                 cells = (client.tier, loss, client.killed, client.back, client.pid or UNKNOWN, client.state)
                 rows[client.name] = [client.name, *(printable(str(cell)) for cell in cells)]
-        bottom.query_one("#facts", Static).update(grid(facts))
+        bottom.query_one("#facts", Drawing).show(grid(facts))
         bottom.query_one(Rows).show(COLUMNS, rows)
         lately = (Text.assemble((f"{clock(t):>8}  ", "dim"), text) for t, text in board.lately)
-        bottom.query_one("#lately", Static).update(Text("\n").join(lately))
+        bottom.query_one("#lately", Drawing).show(Text("\n").join(lately))

@@ -18,6 +18,7 @@ from textual.widget import Widget
 from textual.widgets import Footer, Static, TabbedContent, TabPane, Tabs
 
 from aftermath.tui.board import Role
+from aftermath.tui.drawing import Drawing
 
 SECONDS = 0.5
 """Between two looks at what has changed."""
@@ -119,7 +120,7 @@ class Tabbed(App[None]):
     # --- the frame ------------------------------------------------------------------------------------------------
 
     def compose(self) -> ComposeResult:
-        yield Static(id="title")
+        yield Drawing("title")
         with TabbedContent(initial=self._tabs[0]):
             for name in self._tabs:
                 with TabPane(name, id=name):
@@ -146,7 +147,7 @@ class Tabbed(App[None]):
         """Bring what is seen up to date."""
         if not self.bottom.query("#title"):  # it is being closed
             return
-        self.bottom.query_one("#title", Static).update(self.title_text())
+        self.bottom.query_one("#title", Drawing).show(self.title_text())
         if self.leaving:
             self._say_so()
         self.draw_tab(self._active)

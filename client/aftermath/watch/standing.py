@@ -146,15 +146,19 @@ def _levels(run: Run, members: Members) -> Iterator[LevelStanding]:
 # --- what it waits for ------------------------------------------------------------------------------------------------
 
 
+def owner_owes(run: Run, model: Model) -> str:
+    """What the owner of a run that is new or paused has to do for it to go on, as a sentence."""
+    if run.state is RunState.PAUSED:
+        return "its owner has paused it (set-paused resume)"
+    if any(model.schema_hash):
+        return "its owner has not begun it yet (set-paused resume)"
+    return "its owner has not configured it yet (update-config)"
+
+
 def _waits(run: Run, model: Model, members: Members, deadline: int | None) -> Iterator[str]:
     match run.state:
-        case RunState.UNINITIALIZED:
-            if any(model.schema_hash):
-                yield "its owner has not begun it yet (set-paused resume)"
-            else:
-                yield "its owner has not configured it yet (update-config)"
-        case RunState.PAUSED:
-            yield "its owner has paused it (set-paused resume)"
+        case RunState.UNINITIALIZED | RunState.PAUSED:
+            yield owner_owes(run, model)
         case RunState.FINISHED:
             yield f"nothing: {counted(run.config.total_steps, 'step')} are trained"
         case RunState.WAITING_FOR_MEMBERS:
