@@ -102,6 +102,13 @@ def test_steps_are_whatever_order_and_batch_they_are_counted_in(name: str, seed:
         assert torch.equal(one.flatten(1), expected)
 
 
+def test_a_device_without_float64_has_its_steps_counted_elsewhere() -> None:
+    schema = SCHEMAS["2 bits"]
+    layout = level_layout(schema.results, 0)
+    votes = [decode_level(data, schema.results, 0) for data in results_of(schema, 2, 0.3)[0]]
+    assert all(own.device.type == "meta" for own in whole.means(votes, layout, 9, [0, 1, 2], 1.0, torch.device("meta")))
+
+
 def test_values_that_are_on_no_lattice_are_not_sent() -> None:
     schema = SCHEMAS["2 bits"]
     layout = level_layout(schema.results, 0)

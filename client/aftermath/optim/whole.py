@@ -22,7 +22,9 @@ from aftermath.optim.layout import LevelLayout
 from aftermath.optim.votes import Votes, WholeVotes
 
 _AT_ONCE = {"cpu": 1 << 17, "cuda": 1 << 23}
-"""Numbers that are counted at once: what a core's cache holds, or what keeps a GPU busy."""
+"""Numbers that are counted at once: what a core's cache holds, or what keeps a GPU busy. MPS has no float64, and leaves
+it to the CPU.
+"""
 
 
 def encode(layout: LevelLayout, chosen: Sequence[tuple[Tensor, Tensor]], values: Values) -> bytes:
@@ -48,25 +50,26 @@ def means(
     `divisors` are by the number of those who voted; no vote counts more than `most`, and `rate` is of the lattice's
     smallest value.
     """
-    whole = [vote for vote in votes if isinstance(vote, WholeVotes)]
-    by = torch.tensor([1.0, *divisors[1:]], dtype=torch.float64, device=device)  # what nobody voted for stays 0
-    alike = float(by[1]) if len(set(divisors[1:])) == 1 else None
+    place = device if device.type in _AT_ONCE else torch.device("cpu")
+    digits_of = [(vote.digits, vote.moved) for vote in votes if isinstance(vote, WholeVotes)]
+    by = torch.tensor([1.0, *divisors[1:]], dtype=torch.float64, device=place)  # what nobody voted for stays 0
+    alike = len(set(divisors[1:])) == 1
     found = []
     for number, group in enumerate(layout.groups):
-        steps = torch.empty(group.blocks, group.block, device=device)
-        batch = max(1, _AT_ONCE.get(device.type, _AT_ONCE["cpu"]) // group.block)
+        steps = torch.empty(group.blocks, group.block, device=place)
+        batch = max(1, _AT_ONCE[place.type] // group.block)
         for first in range(0, group.blocks, batch):
             rows = slice(first, first + batch)
-            sums = torch.zeros(steps[rows].shape, dtype=torch.float64, device=device)
-            counts = None if alike is not None else torch.zeros(sums.shape, dtype=torch.int16, device=device)
-            for vote in whole:
-                own = vote.digits[number][rows].to(device)
-                sums.add_((own * _powers(vote.moved[number][rows].to(device))).clamp_(-most, most))
-                if counts is not None:
+            sums = torch.zeros(steps[rows].shape, dtype=torch.float64, device=place)
+            counts = torch.zeros(() if alike else sums.shape, dtype=torch.int16, device=place)
+            for every, moved in digits_of:
+                own = every[number][rows].to(place)
+                sums.add_((own * _powers(moved[number][rows].to(place))).clamp_(-most, most))
+                if not alike:
                     counts.add_(own != 0)
-            sums.div_(by[1] if counts is None else by[counts.int()])
+            sums.div_(by[1] if alike else by[counts.int()])
             steps[rows] = sums.mul_(rate)
-        found.append(steps.view(group.blocks, group.height, group.width))
+        found.append(steps.view(group.blocks, group.height, group.width).to(device))
     return found
 
 
