@@ -168,6 +168,29 @@ def test_a_share_that_fails_leaves_weights_and_moments_as_they_were(inner: str, 
     assert again[0] == again[1]
 
 
+@pytest.mark.parametrize("inner", ["adamw", "muon"])
+def test_a_share_that_fails_is_undone_where_a_parameter_never_had_a_gradient(inner: str) -> None:
+    schema = toy_inner(inner_steps=3, inner_optimizer=inner)
+    params, engine = replica(schema, 0)
+    count = 0
+
+    def backward(part: Tensor) -> float:
+        nonlocal count
+        count += 1
+        if count == 6:
+            raise Boom
+        loss = pull(schema, 0, params)(part)
+        params["model.norm.weight"].grad = None
+        return loss
+
+    engine.train(SEQUENCES, backward, 0.01, 0.01)
+    kept = engine.state()
+    assert not any(name.endswith("/model.norm.weight") for name in kept)
+    with pytest.raises(Boom):
+        engine.train(SEQUENCES, backward, 0.01, 0.01)
+    assert bits(engine.state()) == bits(kept)
+
+
 def test_the_first_share_that_fails_leaves_no_moments() -> None:
     _, engine = replica(toy_inner(), 2)
 

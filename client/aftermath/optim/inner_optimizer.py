@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from aftermath.optim.moments import bytes_of, may_fuse, moment_kinds, moments, take_moments
+from aftermath.optim.moments import bytes_of, may_fuse, moment_kinds, moments, put_back, take_moments
 from aftermath.optim.muon import Muon, MuonSettings
 from aftermath.optim.parts import Remembering
 from aftermath.optim.private_blocks import BlockSpan, block_of, digests_of
@@ -65,7 +65,7 @@ class InnerOptimizer:
 
     def undo(self) -> None:
         """Take them back."""
-        take_moments(self._optimizer, self._params, self._before)
+        put_back(self._optimizer, self._params, self._before)
         self.end()
 
     def remembered(self) -> dict[str, Tensor]:

@@ -77,6 +77,11 @@ def states_of(kept: Mapping[str, Tensor], devices: Mapping[str, torch.device]) -
 def take_moments(optimizer: torch.optim.Optimizer, params: Mapping[str, Tensor], kept: Mapping[str, Tensor]) -> None:
     """Go on from what `moments` gave. Raises BadState, leaving all as it was, unless it is of this optimizer."""
     check_moments(moment_kinds(optimizer, params), kept)
+    put_back(optimizer, params, kept)
+
+
+def put_back(optimizer: torch.optim.Optimizer, params: Mapping[str, Tensor], kept: Mapping[str, Tensor]) -> None:
+    """The same of what this very optimizer had, which has nothing of parameters that never had a gradient."""
     found = states_of(kept, {name: parameter.device for name, parameter in params.items()})
     optimizer.state.clear()
     for name, values in found.items():
