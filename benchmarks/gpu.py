@@ -47,19 +47,18 @@ from aftermath.optim.on_gpu import chooses, counts
 from aftermath.optim.schema import Settings, build_schema
 from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.replica.arithmetic import Arithmetic
+from aftermath.replica.exactness import exact_device
 from aftermath.replica.pass_size import OutOfMemory, PassSize
 from aftermath.replica.replica import Replica
 from measure import MEASURED, ON_A_GPU, write
+from memory import document_of
 
 ROOT = Path(__file__).resolve().parent.parent
 CPU = torch.device("cpu")
-LIGHT = {"hidden_size": 256, "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 8}
-LARGE = {"hidden_size": 2048, "num_hidden_layers": 22, "num_attention_heads": 32, "num_key_value_heads": 4}
-MODELS: dict[str, dict[str, int]] = {
-    "light": {"vocab_size": 260, "intermediate_size": 1024, "max_position_embeddings": 512} | LIGHT,
-    "test": {"vocab_size": 260, "intermediate_size": 5632, "max_position_embeddings": 2048} | LARGE,
+MODELS = {
+    name: document_of(name) | {"max_position_embeddings": tokens} for name, tokens in (("light", 512), ("test", 2048))
 }
-"""The recipes' models, as `scripts/setup-run.sh` makes them."""
+"""The recipes' models, and how long their sequences are."""
 DISTRO = Distro(8, 64, chunk=64, quantize_1bit=True, decay=0.999, weight_decay=0.01, clip=1.0)
 OPTIMIZERS: dict[str, Settings] = {
     "distro": DISTRO,
@@ -83,8 +82,6 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("error: this machine has no CUDA device, so there is nothing to check", file=sys.stderr)
         return 1
-    from aftermath.replica.exactness import exact_device
-
     device = exact_device("cuda:0")
     for name in names:
         load = os.getloadavg()[0]

@@ -52,7 +52,7 @@ MODEL: dict[str, Any] = {
     "rope_theta": 10000.0,
     "tie_word_embeddings": True,
 }
-"""As `scripts/setup-run.sh` makes the light recipe's."""
+"""The light recipe's sizes (`config/solana-test/light-config.files.toml`); embeddings are tied, which there are not."""
 MODELS = {
     "light": MODEL,
     "124M": MODEL

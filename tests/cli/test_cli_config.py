@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from aftermath.base.errors import code_of
-from aftermath.cli import config_check, config_page
+from aftermath.cli import config_page
 from aftermath.config import errors
 from aftermath.config.json_schema import json_schema
 from aftermath.config.keys import keys
-from aftermath.owner import schema
+from aftermath.owner import schema, troubles
 from aftermath.programs import COORDINATOR_IDL
 from cli.cli_runs import Outcome, invoke
 from cli.conftest import ROOT
@@ -212,7 +212,7 @@ def test_what_an_owner_may_not_have_meant_is_a_warning(run_toml: Path) -> None:
     run_toml.write_text(text)
     said = validate(run_toml).data
     assert [one["code"] for one in said["warnings"]] == ["rate-schedule"]
-    assert {one["code"] for one in said["warnings"]} <= set(config_check.WARNINGS)
+    assert {one["code"] for one in said["warnings"]} <= set(troubles.WARNINGS)
 
 
 def test_no_file_is_no_mistake_of_one(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_steps_are_whatever_order_and_batch_they_are_counted_in(name: str, seed:
     schema, level = SCHEMAS[name], 0
     layout = level_layout(schema.results, level)
     draws = np.random.default_rng(seed)
-    votes: list[Votes] = []
+    votes: list[WholeVotes] = []
     for _ in range(4):
         digits = [
             torch.from_numpy(draws.choice(np.array([0, 1, -1, 3, -3], np.int8), (group.blocks, group.block)))
@@ -91,11 +91,7 @@ def test_steps_are_whatever_order_and_batch_they_are_counted_in(name: str, seed:
         again = whole.means(votes[::-1], layout, most, divisors, SMALLEST, cpu)
     for number, (one, other) in enumerate(zip(found, again, strict=True)):
         assert torch.equal(one, other)
-        whole_numbers = [
-            (vote.digits[number].long() << vote.moved[number].long()).clamp(-most, most)
-            for vote in votes
-            if isinstance(vote, WholeVotes)
-        ]
+        whole_numbers = [(vote.digits[number].long() << vote.moved[number].long()).clamp(-most, most) for vote in votes]
         kept = sum((numbers != 0).long() for numbers in whole_numbers)
         by = torch.tensor([1.0, *divisors[1:]], dtype=torch.float64)[kept]
         expected = (sum(whole_numbers).double() / by * SMALLEST).float()

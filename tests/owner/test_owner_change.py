@@ -13,6 +13,7 @@ from aftermath.config.document import RunConfig, parse_as
 from aftermath.config.read import optimizer_of
 from aftermath.optim.agreed import agreed_schema
 from aftermath.owner.change import CannotChange, Change
+from aftermath.owner.difference import differences
 from aftermath.owner.schema import Shape
 from aftermath.rules.state import ModelSource
 from aftermath.sim.tiny import CONFIG, RULES
@@ -90,6 +91,19 @@ def test_another_schema_does_not_take_the_newest_model_from_the_members() -> Non
 def test_another_schema_is_taken_once_its_model_is_in_a_checkpoint() -> None:
     run = _paused("RUN-step3")
     assert _change(run, FILE.replace("MODEL", "RUN-step3").replace("compression_topk = 4", "compression_topk = 5"))
+
+
+def test_another_schema_is_told_to_begin_from_the_checkpoint() -> None:
+    """As the program then has it, and no other change of a file does."""
+    for old, new, source in (("compression_topk = 4", "compression_topk = 5", "checkpoint"), ("= 30", "= 40", "peers")):
+        run = _paused("RUN-step3")
+        config = parse_as(FILE.replace("MODEL", "RUN-step3").replace(old, new), "run.toml", RunConfig)
+        change = Change({}, config, _shape(config), None, False, None)
+        told = {one.key: (one.old, one.new) for one in differences(change, run.run, run.model)}
+        assert told.get("run.model_source", ("", "peers"))[1] == source
+        ix = CoordinatorInstructions(coordinator_program(), run.authority.pubkey())
+        run.world.send(*change.instructions(ix, run.run, run.model), signers=[run.authority]).ok()
+        assert run.run.model_source.name.lower() == source
 
 
 def test_a_run_does_not_go_on_after_its_last_step() -> None:

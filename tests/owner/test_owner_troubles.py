@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+from unittest import mock
+
 import pytest
 
 from aftermath.optim.schema import build_schema
 from aftermath.optim.sparseloco import SparseLoCo
+from aftermath.owner import troubles
 from aftermath.owner.schema import Shape
-from aftermath.owner.troubles import trouble_with_size
+from aftermath.owner.troubles import WARNINGS, trouble_with_schedule, trouble_with_shares, trouble_with_size
+from aftermath.rules.model import LrSchedule
+from aftermath.rules.run import Config
+from aftermath.rules.state import ScheduleKind
 from optim.optim_oracle import CONFIG
 
 
@@ -27,3 +34,37 @@ def test_results_that_would_be_a_burden_are_told(width: int, topk: int, large: b
     if large:
         assert f"sends {shape.bytes_per_round[0]:,} bytes in every round to every other" in said
         assert "raise compression_chunk" in said
+
+
+@pytest.mark.parametrize(
+    ("ends", "steps", "says"),
+    [
+        (100, 94, "changes until step 100 and the run has 94 steps"),
+        (100, 95, ""),
+        (96, 100, ""),
+        (95, 100, "is 0 from step 95 on and the run has 100 steps"),
+    ],
+)
+def test_a_schedule_may_differ_from_a_run_by_a_twentieth(ends: int, steps: int, says: str) -> None:
+    said = trouble_with_schedule(LrSchedule(ScheduleKind.COSINE, 1e-3, 0.0, 0.0, 0.0, 10, ends, 0, 0, 0), steps)
+    assert says in said
+    assert bool(said) == bool(says)
+
+
+@pytest.mark.parametrize(("steps", "batch", "members", "share"), [(4, 12, 3, 0), (4, 11, 3, 3), (1, 3, 3, 0)])
+def test_a_share_of_fewer_sequences_than_inner_steps_is_told(steps: int, batch: int, members: int, share: int) -> None:
+    shape = Shape(build_schema(CONFIG, 1, SparseLoCo(inner_steps=steps)))
+    rules = Config(30, 30, 1, 30, 1, 0, 4096, 0, 20, 100, 64, members, 1, 1, 1, batch, batch, 0, 10)
+    assert rules.init_min_clients == members
+    said = trouble_with_shares(shape, rules)
+    assert bool(said) == bool(share)
+    assert not share or f"global_batch_size_start = {batch} that is {share};" in said
+
+
+def test_every_trouble_has_its_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    each = [name for name in vars(troubles) if name.startswith("trouble_with_")]
+    for name in each:
+        monkeypatch.setattr(troubles, name, lambda *given: "trouble")
+    anything: Any = mock.MagicMock()
+    assert {code for code, _ in troubles.coded(anything, anything, anything)} == WARNINGS.keys() - {"data-here"}
+    assert troubles.troubles(anything, anything, anything, "data") == ["data"] + ["trouble"] * len(each)

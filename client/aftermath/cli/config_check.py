@@ -28,14 +28,6 @@ from aftermath.owner.schema import Shape, document_of, not_done, not_fitting, no
 from aftermath.testnet.files import flags, recipe_of
 from aftermath.train.locations import check_place
 
-WARNINGS = {
-    "large-results": "results are not small beside the model",
-    "few-sequences": "members have fewer sequences than inner steps",
-    "late-results": "results come too late for this optimizer",
-    "rate-schedule": "the learning rate does not fit the run's steps",
-    "data-here": "a member on this machine could not train on the data",
-}
-"""What is warned of, by a name for programs that stays when the sentence changes."""
 _LLM = ("model", "LLM")
 _INIT = "model init"
 
@@ -66,7 +58,7 @@ def look(config: RunConfig, recipe: Mapping[str, Any]) -> Checked:
     if not any(one.code == "repository-name" for one in mistakes):
         described = _model(config, recipe, mistakes, unseen)
     shape = None if described is None else _shape(config, described, mistakes)
-    warnings = _warnings(config, shape)
+    warnings = troubles.coded(schedule_of(config.llm.lr_schedule), rules_of(config), shape)
     if shape is not None and (trouble := _data(config, shape.vocab_size, recipe, unseen)):
         warnings.append(("data-here", trouble))
     found = config.refused(mistakes).found if mistakes else ()
@@ -130,18 +122,6 @@ def _shape(config: RunConfig, described: Mapping[str, Any], mistakes: list[Mista
     except AftermathError as error:
         mistakes.append(_told(error, "matformer", "tiers"))
     return None
-
-
-def _warnings(config: RunConfig, shape: Shape | None) -> list[tuple[str, str]]:
-    rules = rules_of(config)
-    found = {"rate-schedule": troubles.trouble_with_schedule(schedule_of(config.llm.lr_schedule), rules.total_steps)}
-    if shape is not None:
-        found |= {
-            "large-results": troubles.trouble_with_size(shape),
-            "few-sequences": troubles.trouble_with_shares(shape, rules),
-            "late-results": troubles.trouble_with_overlap(shape, rules),
-        }
-    return [(code, sentence) for code, sentence in found.items() if sentence]
 
 
 def _data(config: RunConfig, vocab_size: int, recipe: Mapping[str, Any], unseen: list[str]) -> str:

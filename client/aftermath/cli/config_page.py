@@ -9,11 +9,10 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from aftermath.cli import config_check
 from aftermath.config import errors
 from aftermath.config.keys import Key, held_by, keys
 from aftermath.config.tables import Choice
-from aftermath.owner import schema
+from aftermath.owner import schema, troubles
 
 PREFACE = """# The config of a run
 
@@ -49,7 +48,7 @@ _WARNINGS = "Warnings make no file wrong:"
 def page() -> str:
     """The whole page as markdown."""
     sections = [_section(key) for key in keys() if key.table is not None and held_by(key)]
-    parts = [PREFACE, *sections, _CODES, _codes(errors.CODES | schema.CODES), _WARNINGS, _codes(config_check.WARNINGS)]
+    parts = [PREFACE, *sections, _CODES, _codes(errors.CODES | schema.CODES), _WARNINGS, _codes(troubles.WARNINGS)]
     return "\n\n".join(parts) + "\n"
 
 

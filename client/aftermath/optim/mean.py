@@ -55,8 +55,8 @@ class MeanApply:
     def apply(self, results: Mapping[int, Sequence[Votes]], lr: float) -> None:
         """Apply one round; `lr` was each member's own. Raises ValueError for votes that no run can have accepted."""
         most = most_of(self._settings, lr)
-        if all(isinstance(vote, WholeVotes) for votes in results.values() for vote in votes):
-            self._apply_whole({level: votes for level, votes in results.items() if votes}, most, lr)
+        if (whole_votes := whole.votes_of(results)) is not None:
+            self._apply_whole(whole_votes, most, lr)
             return
         if self._compiled:
             self._apply_compiled({level: votes for level, votes in results.items() if votes}, most)
@@ -80,7 +80,7 @@ class MeanApply:
             tasks += counted[level].mean(self._params, most, divisors, self._settings.outer_lr * SMALLEST)
         run(tasks)
 
-    def _apply_whole(self, results: Mapping[int, Sequence[Votes]], most: int, lr: float) -> None:
+    def _apply_whole(self, results: Mapping[int, Sequence[WholeVotes]], most: int, lr: float) -> None:
         for level, votes in results.items():
             check_votes(votes, level, torch.int64)
         rate, by = self._settings.outer_lr * SMALLEST, self._settings.divisor

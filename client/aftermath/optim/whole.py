@@ -8,7 +8,7 @@ at most 256 of them (`optim.lattice`). All else is a comparison, or one operatio
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -42,8 +42,21 @@ def encode(layout: LevelLayout, chosen: Sequence[tuple[Tensor, Tensor]], values:
     return np.packbits(bits, bitorder="little").tobytes() + written
 
 
+def votes_of(results: Mapping[int, Sequence[Votes]]) -> dict[int, list[WholeVotes]] | None:
+    """By level, where there are any; None if one of them is not of every number."""
+    found = {level: [vote for vote in votes if isinstance(vote, WholeVotes)] for level, votes in results.items()}
+    if any(len(found[level]) < len(votes) for level, votes in results.items()):
+        return None
+    return {level: votes for level, votes in found.items() if votes}
+
+
 def means(
-    votes: Sequence[Votes], layout: LevelLayout, most: int, divisors: Sequence[float], rate: float, device: torch.device
+    votes: Sequence[WholeVotes],
+    layout: LevelLayout,
+    most: int,
+    divisors: Sequence[float],
+    rate: float,
+    device: torch.device,
 ) -> list[Tensor]:
     """What is subtracted, by group: fp32 blocks [n, h, w] on `device`, zero where nobody voted.
 
@@ -51,7 +64,6 @@ def means(
     smallest value.
     """
     place = device if device.type in _AT_ONCE else torch.device("cpu")
-    digits_of = [(vote.digits, vote.moved) for vote in votes if isinstance(vote, WholeVotes)]
     by = torch.tensor([1.0, *divisors[1:]], dtype=torch.float64, device=place)  # what nobody voted for stays 0
     alike = len(set(divisors[1:])) == 1
     found = []
@@ -62,9 +74,9 @@ def means(
             rows = slice(first, first + batch)
             sums = torch.zeros(steps[rows].shape, dtype=torch.float64, device=place)
             counts = torch.zeros(() if alike else sums.shape, dtype=torch.int16, device=place)
-            for every, moved in digits_of:
-                own = every[number][rows].to(place)
-                sums.add_((own * _powers(moved[number][rows].to(place))).clamp_(-most, most))
+            for vote in votes:
+                own = vote.digits[number][rows].to(place)
+                sums.add_((own * _powers(vote.moved[number][rows].to(place))).clamp_(-most, most))
                 if not alike:
                     counts.add_(own != 0)
             sums.div_(by[1] if alike else by[counts.int()])

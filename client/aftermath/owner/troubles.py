@@ -14,20 +14,34 @@ from aftermath.rules.model import LrSchedule, Model
 from aftermath.rules.run import Config, Run
 from aftermath.rules.schedules import last_change, learning_rate
 
+WARNINGS = {
+    "large-results": "results are not small beside the model",
+    "few-sequences": "members have fewer sequences than inner steps",
+    "late-results": "results come too late for this optimizer",
+    "rate-schedule": "the learning rate does not fit the run's steps",
+    "data-here": "a member on this machine could not train on the data",
+}
+"""What is warned of, by a name for programs that stays when the sentence changes."""
 LARGE_RESULT = 64  # a result of more than the model's size over this is worth a warning; 8 of 64 x 64 give 940
 SMALL_RESULT = 1 << 20  # none of up to so many bytes is: half a second to seven others at 110 Mb/s
 
 
 def troubles(run: Run, model: Model, shape: Shape, with_data: str = "") -> list[str]:
     """All that there are; that `with_data` was found before (`owner.agreed_data`)."""
-    found = (
-        with_data,
-        trouble_with_size(shape),
-        trouble_with_shares(shape, run.config),
-        trouble_with_overlap(shape, run.config),
-        trouble_with_schedule(model.lr_schedule, run.config.total_steps),
-    )
-    return [trouble for trouble in found if trouble]
+    found = [sentence for _, sentence in coded(model.lr_schedule, run.config, shape)]
+    return [with_data, *found] if with_data else found
+
+
+def coded(schedule: LrSchedule, rules: Config, shape: Shape | None) -> list[tuple[str, str]]:
+    """The code and the sentence of each but those with the data; of a shape only where it is known."""
+    found = {"rate-schedule": trouble_with_schedule(schedule, rules.total_steps)}
+    if shape is not None:
+        found |= {
+            "large-results": trouble_with_size(shape),
+            "few-sequences": trouble_with_shares(shape, rules),
+            "late-results": trouble_with_overlap(shape, rules),
+        }
+    return [(code, sentence) for code, sentence in found.items() if sentence]
 
 
 def trouble_with_size(shape: Shape) -> str:

@@ -7,7 +7,7 @@ Decided
   layers. What it computes is not added.
 - One that runs out of memory stands aside until the share's end (`ranks.motions`) and makes its network anew for the
   next, since FSDP2 does not take back half of a pass.
-- All methods but `loss` are collective: every rank calls them in the same order.
+- What moves tensors is collective: every rank calls it in the same order. `held` and `losses` are a rank's own.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from aftermath.tui.tabbed import Tabbed
 _LONGEST = 1 << 24  # bytes of a message
 
 
-class Told(Tabbed):
+class ToldScreen(Tabbed):
     """A screen that is told by the process that started this one; beside the screen that it is."""
 
     learns: Board | OverviewBoard
@@ -61,17 +61,17 @@ class Told(Tabbed):
         return self.exit()
 
 
-class ToldTui(Told, Tui):
+class ToldTui(ToldScreen, Tui):
     """The screen of a run."""
 
 
-class ToldOverview(Told, Overview):
+class ToldOverview(ToldScreen, Overview):
     """The screen of a testnet."""
 
 
-def screen_of(opening: Opening, told: int) -> Told:
+def screen_of(opening: Opening, told: int) -> ToldScreen:
     """The screen of the process that started this one."""
-    app: Told
+    app: ToldScreen
     board: Board | OverviewBoard
     parent = os.getppid()
 

@@ -1,0 +1,61 @@
+"""Which node a call asks next, and for how long one is left: rules over times that are handed in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from aftermath.chain.endpoints import endpoint
+from aftermath.chain.nodes import FAILURES_BEFORE_LEAVING, LEAVE_MAX, LEAVE_SECONDS, Node, Nodes
+
+UNASKED: Any = None
+DOUBLED = (20.0, 40.0, 60.0, 60.0)
+
+
+@pytest.fixture
+def nodes() -> Nodes:
+    """A primary and a fallback, both known to be of the cluster."""
+    places = ("http://127.0.0.1:1", "http://127.0.0.1:2")
+    return Nodes([Node(endpoint(place), UNASKED, verified=True) for place in places], "RPC endpoint")
+
+
+def test_a_node_that_fails_is_tried_by_one_call_at_a_time_after_pauses_that_double(nodes: Nodes) -> None:
+    primary, fallback = nodes.all
+    assert max(DOUBLED) == LEAVE_MAX
+    for failures in range(FAILURES_BEFORE_LEAVING):
+        assert nodes.choose([], "GetSlot", 0.0) is primary, f"failed {failures} times"
+        assert primary.verified
+        nodes.failed(primary, TimeoutError(), 0.0)
+    assert not primary.verified, "another cluster may answer there next"
+    now = LEAVE_SECONDS
+    for pause in DOUBLED:
+        assert nodes.choose([], "GetSlot", now - 0.1) is fallback
+        assert nodes.choose([], "GetSlot", now) is primary
+        assert nodes.choose([], "GetSlot", now) is fallback, "the others do not wait for it"
+        nodes.failed(primary, TimeoutError(), now)
+        now += pause
+    nodes.answered(primary)
+    assert nodes.choose([], "GetSlot", now) is primary
+    for _ in range(FAILURES_BEFORE_LEAVING):
+        nodes.failed(primary, TimeoutError(), now)
+    assert nodes.choose([], "GetSlot", now + LEAVE_SECONDS) is primary, "the next outage begins with a short pause"
+
+
+def test_a_kind_of_call_that_a_node_fails_again_is_not_asked_of_it_sooner(nodes: Nodes) -> None:
+    primary, fallback = nodes.all
+    nodes.leave(primary, "GetSlot", 0.0)
+    assert nodes.choose([], "GetBalance", 0.0) is primary
+    assert nodes.choose([], "GetSlot", LEAVE_SECONDS) is primary
+    nodes.leave(primary, "GetSlot", LEAVE_SECONDS)
+    again = LEAVE_SECONDS + DOUBLED[0]
+    assert nodes.choose([], "GetSlot", again - 0.1) is fallback
+    assert nodes.choose([], "GetSlot", again) is primary
+
+
+def test_a_call_goes_round_all_nodes_before_it_tries_one_twice_as_often(nodes: Nodes) -> None:
+    primary, fallback = nodes.all
+    failed: list[Node] = []
+    for expected in (primary, primary, fallback, fallback, primary):
+        assert nodes.choose(failed, "GetSlot", 0.0) is expected
+        failed.append(expected)
