@@ -261,7 +261,7 @@ async def test_an_account_that_the_runtime_brought_along_is_journalled_whole(tmp
 
 async def test_two_networks_cannot_share_a_ledger(tmp_path: Path) -> None:
     running = await serve(LocalnetConfig(rpc_port=0, ledger=tmp_path))
-    with pytest.raises(LedgerError, match="in use by another localnet"):
+    with pytest.raises(LedgerError, match=r"in use by another process\n.*--save-state-dir"):
         await serve(LocalnetConfig(rpc_port=0, ledger=tmp_path))
     await running.close()
     await (await serve(LocalnetConfig(rpc_port=0, ledger=tmp_path))).close()

@@ -154,6 +154,8 @@ class Link(httpx.AsyncBaseTransport):
             return await reply
         finally:
             self._waiting.pop(number, None)
+            if reply.done() and not reply.cancelled():
+                reply.exception()  # asked for, or asyncio complains: `send` may have raised before it was awaited
 
     async def _connected(self) -> ClientConnection:
         async with self._opening:

@@ -65,7 +65,8 @@ class Ledger:
             self._lock = hold(directory / "lock")
         except BlockingIOError:
             raise LedgerError(
-                f"the ledger {directory} is in use by another localnet", "Stop that one or give another --ledger"
+                f"the ledger {directory} is in use by another process",
+                "Stop that one, or name another directory: --ledger of a localnet, --save-state-dir of a server",
             ) from None
         except OSError as error:
             raise LedgerError(

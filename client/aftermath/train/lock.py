@@ -28,7 +28,7 @@ def only_process(directory: Path, *, cluster: str, program: str, run_id: str, wa
     except BlockingIOError:
         raise Unsuitable(
             f"another process on this machine takes part in run {run_id} with this wallet",
-            "Use another wallet; a new one is made by: aftermath-solana show-identity --create -w FILE",
+            "Stop that one, or take part with another key",
         ) from None
     except OSError as error:
         raise Unsuitable(
