@@ -161,6 +161,14 @@ def test_values_off_the_lattice_are_not_encoded(values: tuple[float, float]) -> 
         encode_level(results, LEVEL, indices, all_values)
 
 
+def test_three_times_a_power_of_two_is_not_encoded_where_there_is_no_bit_for_it() -> None:
+    results = FORMATS[1]
+    indices, values = result(results, zeros=1.0)
+    indices[:2], values[:2] = (0, 1), (0.5, 1.5)
+    with pytest.raises(ValueError, match="three times a power of two, for which there is no bit"):
+        encode_level(results, LEVEL, indices, values)
+
+
 def test_sizes() -> None:
     one, two = FORMATS[1], FORMATS[2]
     entries, blocks = two.entries(LEVEL), sum(cut.count for cut in two.of_level(LEVEL))

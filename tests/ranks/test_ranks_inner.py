@@ -268,6 +268,13 @@ def test_every_tensor_is_dealt_once_and_no_rank_has_more_than_a_tensor_too_much(
         assert max(numbers) - min(numbers) <= max(map(prod, shapes.values()), default=0)
 
 
+def test_a_matrix_weighs_as_much_as_it_costs_to_make_it_orthogonal() -> None:
+    """A long one has twice the numbers of a square one, and is half the work."""
+    shapes = {"model.layers.0.long.weight": (2, 64)} | {f"model.layers.{n}.square.weight": (8, 8) for n in range(3)}
+    long, *square = shapes
+    assert deal(shapes, True, 2) == [[square[0], square[2]], [square[1], long]]
+
+
 @pytest.mark.parametrize("inner", INNER)
 @pytest.mark.parametrize("model", MODELS)
 def test_what_is_dealt_are_the_parameters_that_a_replica_learns(model: str, inner: str) -> None:

@@ -59,6 +59,8 @@ def encode_level(results: ResultFormat, level: int, indices: NDArray[np.uint16],
     if results.values is Values.FLOAT:
         return parts[0] + values.astype("<f4").tobytes()
     if results.values.lattice_bits:
+        if results.values is Values.ONE_BIT and is_three(values).any():
+            raise ValueError("a value is three times a power of two, for which there is no bit")
         exponents, voted = exponents_of(values, layout.entry_first), used[layout.entry_first]
         codes = np.where(voted, exponents.astype(np.int16) - LEAST + 1, 0).astype(np.uint8)
         parts.append(_packed(np.unpackbits(codes[:, None], axis=1, bitorder="little", count=EXPONENT_BITS)))

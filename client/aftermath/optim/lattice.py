@@ -46,7 +46,12 @@ def fraction_bits(topk: int) -> int:
 
 
 def quantise(values: Tensor, bits: int) -> Tensor:
-    """The nearest values on the lattice of fp32 [blocks, topk]; zeros (unused entries) stay zeros. `bits` is 1 or 2."""
+    """The nearest values on the lattice of fp32 [blocks, topk]; zeros (unused entries) stay zeros. `bits` is 1 or 2.
+
+    MPS has no float64, and leaves it to the CPU.
+    """
+    if values.device.type == "mps":
+        return quantise(values.cpu(), bits).to(values.device)
     magnitudes = values.abs()
     used = magnitudes > 0
     fraction = fraction_bits(values.shape[1])

@@ -2,8 +2,9 @@
 
 Decided
 - A set is its rank (`optim.ranks`), which takes as few bits as a whole number can. Only where a rank takes no fewer
-  bits than there are places (about half of them kept), or where its table would be beyond 64 MiB (many kept of more
-  than 4,096 places), it is written by Elias-Fano (`optim.elias_fano`): a bit for each place, or a quarter more at most.
+  bits than there are places (about half of them kept), or where its table would be beyond 64 MiB (about half kept of
+  4,096 places, or of more), it is written by Elias-Fano (`optim.elias_fano`): a bit for each place, or a quarter more
+  at most.
 - n and k alone say which, and how many bits: nothing depends on what is kept.
 - Every set has one encoding, and bits that are no set's are told apart.
 """

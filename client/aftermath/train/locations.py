@@ -7,7 +7,7 @@ config file's, or a pair of one and its weight. A mixture holds no mixtures, and
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+from typing import Any, assert_never
 
 from pydantic import ValidationError
 
@@ -54,6 +54,8 @@ def open_source(location: DataLocation, seq_len: int, vocab_size: int, *, labels
     seed = location.shuffle_seed if location.shuffle else None
     if location.kind is DataKind.LOCAL:
         return open_tokens(location.primary, location.token_bytes, seq_len, vocab_size=vocab_size, shuffle_seed=seed)
+    if location.kind not in (DataKind.HTTP_SINGLE_URL, DataKind.HTTP_NUMBERED_FILES, DataKind.HTTP_GCP):
+        assert_never(location.kind)
     client = HttpClient()
     files, place = HttpFiles(_urls(location, client), client, Cache(cache_directory("data"))), shown(location.primary)
     return TokenFiles(files, place, location.token_bytes, seq_len, vocab_size=vocab_size, shuffle_seed=seed)

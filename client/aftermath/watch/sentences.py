@@ -69,6 +69,8 @@ class Sentences:
             fields["kicked"] = "barred" if event.barred else "removed"
         elif isinstance(event, kinds.Measured):
             fields["sequences"] = counted(event.weight, "sequence")
+        elif isinstance(event, kinds.Warning):
+            fields["message"] = fields["message"].replace("\n", "\n    ")  # a fix, which has a line of its own
         elif isinstance(event, kinds.Finished):
             fields["steps"] = counted(event.step, "step")
         return sentence.format_map(fields)

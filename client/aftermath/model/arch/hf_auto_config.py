@@ -44,6 +44,13 @@ if TYPE_CHECKING:
     from aftermath.model.arch.hf_auto import HfAuto
 
 
+_UNTRAINABLE = {
+    "rwkv": "its weights change while it computes",
+    "deepseek_v32": "what chooses the tokens that are seen never has a gradient",
+}
+"""Types of models whose network transformers has, and which members cannot learn alike."""
+
+
 class HfAutoConfig(ModelConfig):
     """A `config.json` of a model that only transformers knows."""
 
@@ -69,6 +76,10 @@ class HfAutoConfig(ModelConfig):
                 raise ModelConfigError(
                     f"config.json: {key} is not supported", "Use a checkpoint of plain weights without code of its own"
                 )
+        if (why := _UNTRAINABLE.get(str(hf_config.get("model_type")))) is not None:
+            raise ModelConfigError(
+                f"config.json: model_type {hf_config['model_type']} is not supported: {why}", "Use another model"
+            )
         said = {key: value for key, value in hf_config.items() if key not in SILENT}
         refuse_contradictions(said, config_of_document(canonical(said)).attribute_map)
         document, width = _whole(said, hf_config)
