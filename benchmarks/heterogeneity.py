@@ -96,8 +96,8 @@ def gain(question: str, tier: int, names: tuple[str, str], losses: Mapping[str, 
         "tier": tier,
         "with": names[0],
         "without": names[1],
-        "gain": round(mean, 4),
-        "interval": round(reach, 4),
+        "gain": round(mean, 6),
+        "interval": round(reach, 6),
         "seeds": len(seeds),
         "clear": abs(mean) > reach,
     }
@@ -151,10 +151,10 @@ def of_size(size: str, kind: str) -> dict[str, Any]:
         shown[arm.name] = {
             "expected": arm.expected[size],
             "lr": lr,
-            "by_rate": {f"{rate:g}": round(fmean(of[min(of)].values()), 4) for rate, of in rates.items()},
+            "by_rate": {f"{rate:g}": round(fmean(of[min(of)].values()), 6) for rate, of in rates.items()},
             "held_out": {
                 str(tier): dict(
-                    zip(("mean", "interval"), (round(x, 4) for x in interval([*seeds.values()])), strict=True)
+                    zip(("mean", "interval"), (round(x, 6) for x in interval([*seeds.values()])), strict=True)
                 )
                 for tier, seeds in sorted(rates[lr].items())
                 if len(seeds) > 1

@@ -454,8 +454,8 @@ def gains(idea: Losses, against: Losses) -> dict[str, dict[str, Any]]:
         middle, reach = interval([against[tier][seed] - idea[tier][seed] for seed in seeds])
         known = math.isfinite(reach)
         found[str(tier)] = {
-            "gain": round(middle, 4),
-            "interval": round(reach, 4) if known else None,
+            "gain": round(middle, 6),
+            "interval": round(reach, 6) if known else None,
             "seeds": len(seeds),
             "clear": known and abs(middle) > reach,
         }
@@ -480,7 +480,7 @@ def report() -> dict[str, Any]:
             "expected": arm.expected[SIZE],
             "members": one.members,
             "steps": one.steps,
-            "held_out": {str(tier): round(fmean(seeds.values()), 4) for tier, seeds in sorted(found.items())},
+            "held_out": {str(tier): round(fmean(seeds.values()), 6) for tier, seeds in sorted(found.items())},
             "seeds": len(found[min(found)]),
             "bytes_per_parameter_step": bytes_of(one),
             "gains": {name: gained for name in names if (gained := gains(found, losses(name)))},

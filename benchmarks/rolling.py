@@ -82,7 +82,7 @@ def report() -> dict[str, dict[str, float]]:
     for line in map(json.loads, KEPT.read_text().splitlines() if KEPT.exists() else ()):
         found.setdefault(f"every_{line['every']}", []).append(line["held_out_by_tier"])
     return {
-        name: {tier: round(fmean(of[tier] for of in seeds), 4) for tier in seeds[0]}
+        name: {tier: round(fmean(of[tier] for of in seeds), 6) for tier in seeds[0]}
         for name, seeds in found.items()
         if seeds
     }

@@ -78,11 +78,11 @@ def _end(steps: int, rates: Mapping[float, Sequence[Mapping[str, Any]]]) -> dict
     return {
         "steps": steps,
         "tokens": rates[lr][0]["tokens"],
-        "held_out": round(means[lr], 4),
+        "held_out": round(means[lr], 6),
         "lr": lr,
-        "by_rate": {f"{rate:g}": round(mean, 4) for rate, mean in means.items()},
+        "by_rate": {f"{rate:g}": round(mean, 6) for rate, mean in means.items()},
         "by_seed": losses,
-        "interval": round(reach, 4) if math.isfinite(reach) else None,
+        "interval": round(reach, 6) if math.isfinite(reach) else None,
     }
 
 
@@ -251,7 +251,7 @@ def over(end: Mapping[str, Any] | None, bound: Mapping[str, Any] | None, name: s
         return {name: None, f"{name}_interval": None}
     pairs = [own / bound["by_seed"][seed] - 1 for seed, own in end["by_seed"].items() if seed in bound["by_seed"]]
     more, reach = interval(pairs or [end["held_out"] / bound["held_out"] - 1])
-    return {name: round(more, 4), f"{name}_interval": round(reach, 4) if math.isfinite(reach) else None}
+    return {name: round(more, 6), f"{name}_interval": round(reach, 6) if math.isfinite(reach) else None}
 
 
 def run(
