@@ -173,10 +173,10 @@ def test_loss_over_a_bound_is_told_with_the_interval_of_pairs_of_seeds() -> None
     one = {"held_out": 1.1, "by_seed": {"0": 1.0, "1": 1.2}}
     bound = {"held_out": 9.1 / 3, "by_seed": {"0": 1.0, "1": 1.1, "2": 7.0}}
     found = worth.over(one, bound, "more")
-    assert found["more"] == round((1.2 / 1.1 - 1) / 2, 4)
+    assert found["more"] == round((1.2 / 1.1 - 1) / 2, 6)
     assert found["more_interval"] == pytest.approx(12.706 * (1.2 / 1.1 - 1) / 2, abs=1e-4)
     assert worth.over(one, one | {"by_seed": {"1": 1.0}}, "more") == {"more": 0.2, "more_interval": None}
-    assert worth.over(one, bound | {"by_seed": {"2": 7.0}}, "more")["more"] == round(1.1 * 3 / 9.1 - 1, 4)
+    assert worth.over(one, bound | {"by_seed": {"2": 7.0}}, "more")["more"] == round(1.1 * 3 / 9.1 - 1, 6)
     assert worth.over(one, None, "more") == {"more": None, "more_interval": None}
 
 
