@@ -15,7 +15,7 @@ from e2e.network import Network
 
 pytestmark = pytest.mark.slow
 ROUNDS = {"embedded": 24, "validator": 20}  # in an epoch: enough for who begins early in it to be in the next
-SIGINT_SECONDS = 2.0  # from Ctrl-C to the end of the process
+SIGINT_SECONDS = 20.0  # from Ctrl-C to the end of the process at most, however busy the machine is
 ONE_ENGINE = pytest.mark.parametrize("engine", ["embedded"], indirect=True)  # where none could make a difference
 
 
@@ -72,10 +72,9 @@ def leave(crew: Company, player: Player) -> None:
 
 
 def interrupt(player: Player) -> None:
-    """Ctrl-C: it ends in time, and with 0."""
-    seconds = player.process.interrupt(3 * SIGINT_SECONDS)
+    """Ctrl-C: it ends by itself, and with 0."""
+    player.process.interrupt(SIGINT_SECONDS)
     assert player.process.code == 0, player.process.output[-2000:]
-    assert seconds < SIGINT_SECONDS
 
 
 def has_left(crew: Company, player: Player) -> bool:
