@@ -74,12 +74,10 @@ class Running:
         for process in self._tree():
             process.send_signal(number)
 
-    def interrupt(self, seconds: float) -> float:
-        """Ctrl-C; returns the seconds until it was gone. Fails after `seconds`."""
-        started = time.monotonic()
+    def interrupt(self, seconds: float) -> None:
+        """Ctrl-C, and wait until it is gone. Fails after `seconds`."""
         self._child.send_signal(signal.SIGINT)
         self._child.wait(seconds)
-        return time.monotonic() - started
 
     def wait(self, seconds: float = PATIENCE) -> int:
         """Exit status, once it has ended by itself."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 
 import psutil
 import pytest
@@ -19,8 +20,12 @@ EMBEDDED = pytest.mark.parametrize("engine", ["embedded"], indirect=True)
 
 def ranks_of(player: Player) -> list[psutil.Process]:
     """The processes of its other ranks."""
-    children = psutil.Process(player.process.pid).children()
-    return [child for child in children if "aftermath.ranks.follow" in child.cmdline()]
+    found = []
+    for child in psutil.Process(player.process.pid).children():
+        with suppress(psutil.NoSuchProcess):  # others come and go
+            if "aftermath.ranks.follow" in child.cmdline():
+                found.append(child)
+    return found
 
 
 @EMBEDDED
