@@ -52,7 +52,7 @@ STATE_BYTES = {"light": 24, "test": 16, "preset": 16}
 moment and its copy as well.
 """
 MEMBERS = {"light": 8, "test": 1, "preset": 1}
-"""Whose results are applied together: with every number sent, two bytes of a number for each are most of it."""
+"""Whose results are applied together: with every number sent, a byte of a number for each is a good part of it."""
 
 
 def shape_of_recipe(model: str) -> dict[str, int]:

@@ -6,6 +6,7 @@ back to; a tier fits where that is. docs/operations.md has what was counted, and
 
 from __future__ import annotations
 
+from aftermath.optim.layout import level_layout
 from aftermath.optim.schema import Schema
 
 _STATE = 16  # bytes a parameter: weight, gradient, delta, and the copy of the look-ahead
@@ -13,6 +14,7 @@ _MOMENT = 8  # and a copy of it
 _FLOAT = 4
 _LAYER_HIDDEN, _LAYER_WIDTH, _HEAD = 11, 6, 3  # numbers of a position while one layer, or the head, has its gradients
 _HELD, _SUMMED = 4.5, 3.0  # bytes a number of each member's result, while it is kept and while a level is summed
+_DIGIT, _STEP, _BATCHES = 1.0, 4.5, 20 << 20  # of results with every number: of each member's, of all, and beside them
 _RUNTIME = {"cuda": 600 << 20}  # what a device needs for itself: its context, workspaces, fragments
 
 
@@ -47,5 +49,8 @@ def _pass_bytes(schema: Schema, tier: int, seq_len: int) -> int:
 
 
 def _result_bytes(schema: Schema, tier: int, members: int) -> int:
-    entries = [schema.results.entries(level) for level in range(tier, schema.state.levels)]
+    levels = range(tier, schema.state.levels)
+    entries = [schema.results.entries(level) for level in levels]
+    if schema.results.values.lattice_bits and all(level_layout(schema.results, level).whole for level in levels):
+        return _BATCHES + round((members * _DIGIT + _STEP) * sum(entries))
     return round(members * (_HELD * sum(entries) + _SUMMED * max(entries)))
