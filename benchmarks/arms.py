@@ -181,15 +181,14 @@ def train(training: Training, root: Path) -> dict[str, Any]:
     device = exact_device(_document()["size"][training.size].get("device", "cpu"))
     recipe = recipe_of(settings_of(training, prepare(root, training.size, training.seed)))
     begun = start(recipe, device, arithmetic_of(device, "auto", "off"))
+    out, every, seconds = None, recipe.steps, time.perf_counter
     if device.type == "cpu":
         out = root / "under-way" / hashlib.sha256(training.key.encode()).hexdigest()[:16]
-        every = max(2, recipe.steps // SAVES)
-        clock = _Clock(every, time.process_time)
-        Course(recipe, begun, clock.take, out, every).run()
+        every, seconds = max(2, recipe.steps // SAVES), time.process_time
+    clock = _Clock(every, seconds)
+    Course(recipe, begun, clock.take, out, every).run()
+    if out is not None:
         shutil.rmtree(out)
-    else:
-        clock = _Clock(recipe.steps, time.perf_counter)
-        Course(recipe, begun, clock.take, None, recipe.steps).run()
     if not clock.rounds:  # it was stopped after its last step, and nobody knows how long they took
         return train(training, root)
     assert isinstance(clock.last, kinds.Finished)

@@ -26,9 +26,9 @@ import functools
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -50,7 +50,7 @@ from aftermath.replica.arithmetic import Arithmetic
 from aftermath.replica.exactness import exact_device
 from aftermath.replica.pass_size import OutOfMemory, PassSize
 from aftermath.replica.replica import Replica
-from measure import MEASURED, ON_A_GPU, write
+from measure import MEASURED, ON_A_GPU, printed_by, report_of_demo, write
 from memory import document_of
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -153,11 +153,7 @@ def kernels(device: torch.device) -> Mapping[str, bool]:
 
 def demo(device: torch.device) -> Any:
     """The report of a demonstration whose member of tier 0 trains there, None if it fails."""
-    with tempfile.TemporaryDirectory(prefix="aftermath-gpu-") as folder:
-        place = Path(folder) / "demo"
-        line = [sys.executable, "-m", "aftermath.demo", "--device", str(device), "--dir", str(place)]
-        done = subprocess.run(line, cwd=ROOT, stdout=sys.stderr)
-        return json.loads((place / "demo-report.json").read_text()) if done.returncode == 0 else None
+    return report_of_demo("--device", str(device))
 
 
 def step(device: torch.device) -> Any:
@@ -176,9 +172,8 @@ def large(device: torch.device) -> Any:
 
 
 def _step(device: torch.device, *options: str) -> Any:
-    command = [sys.executable, "benchmarks/step.py", "--json", "--device", str(device), "--precision", "bf16", *options]
-    done = subprocess.run(command, cwd=ROOT, stdout=PIPE, text=True)
-    return json.loads(done.stdout) if done.returncode == 0 else None
+    line = ["python", "benchmarks/step.py", "--json", "--device", str(device), "--precision", "bf16", *options]
+    return printed_by(shlex.join(line))
 
 
 def memory(device: torch.device) -> Any:

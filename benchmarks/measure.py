@@ -92,11 +92,11 @@ def printed_by(line: str) -> Any:
     return json.loads(done.stdout) if done.returncode == 0 else None
 
 
-def report_of_demo() -> Any:
-    """The report of a demo in a folder of its own, None if it fails."""
+def report_of_demo(*options: str) -> Any:
+    """The report of a demo, with more options, in a folder of its own; None if it fails."""
     with tempfile.TemporaryDirectory(prefix="aftermath-demo-") as folder:
         place = Path(folder) / "demo"
-        line = [sys.executable, *shlex.split(COMMANDS["demo"])[1:], "--dir", str(place)]
+        line = [sys.executable, *shlex.split(COMMANDS["demo"])[1:], *options, "--dir", str(place)]
         done = subprocess.run(line, cwd=ROOT, stdout=sys.stderr)
         return json.loads((place / "demo-report.json").read_text()) if done.returncode == 0 else None
 

@@ -85,7 +85,7 @@ def measure(
     config, settings = config_of(MODELS[model]), OPTIMIZERS[optimizer]
     weights = init_weights(config, 0)
     schema = build_schema(config.to_hf(), 3, settings)
-    steps = settings.inner_steps if isinstance(settings, SparseLoCo) else 1
+    steps = settings.inner_steps or 1
 
     def now() -> float:
         if device.type == "cuda":

@@ -142,14 +142,15 @@ def any_weights(config: ModelConfig, tier: int) -> dict[str, Tensor]:
 def two(
     ranks: Ranks, model: str, tier: int, micro: int, settings: Settings = DISTRO, *, recompute: bool = False
 ) -> tuple[Replica, LedReplica]:
-    """The same replica twice: trained by this process, and by all ranks."""
+    """The same replica twice: trained by this process on its device, and by all ranks, as it is in host memory."""
     config = config_of(MODELS[model])
     schema = build_schema(config.to_hf(), 3, settings)
     size = PassSize(micro, "on" if recompute else "auto")
-    given: dict[str, Any] = {"pass_size": size, "stopwatch": lambda: 0.0, "device": torch.device("cpu")}
+    given: dict[str, Any] = {"pass_size": size, "stopwatch": lambda: 0.0}
     weights = any_weights(config, tier)
-    alone = Replica(schema, config, tier, {n: t.clone() for n, t in weights.items()}, **given)
-    return alone, LedReplica(Lead(ranks, config, tier, size), schema, config, tier, weights, **given)
+    alone = Replica(schema, config, tier, {n: t.clone() for n, t in weights.items()}, device=ranks.device, **given)
+    lead = Lead(ranks, config, tier, size)
+    return alone, LedReplica(lead, schema, config, tier, weights, device=torch.device("cpu"), **given)
 
 
 def parts(ranks: Ranks, model: str, tier: int) -> tuple[int, int]:

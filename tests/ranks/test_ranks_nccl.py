@@ -14,17 +14,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from aftermath.model.architectures import config_of
-from aftermath.optim.schema import Settings, build_schema
 from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.ranks.group import Ranks
 from aftermath.ranks.launch import launched
-from aftermath.ranks.lead import Lead, LedReplica
 from aftermath.ranks.mesh import Mesh
 from aftermath.replica.exactness import exact_device
-from aftermath.replica.pass_size import PassSize
-from aftermath.replica.replica import Replica
-from ranks.rank_processes import DISTRO, MODELS, RATE, any_weights, apply, gradients, share
+from ranks.rank_processes import DISTRO, RATE, apply, gradients, share, two
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
 SETTINGS = {
@@ -56,19 +51,9 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
         yield found
 
 
-def two(ranks: Ranks, model: str, settings: Settings = DISTRO) -> tuple[Replica, LedReplica]:
-    """The same replica of tier 1: on one GPU, and led as a member's with several is, in the machine's memory."""
-    config = config_of(MODELS[model])
-    schema, size = build_schema(config.to_hf(), 3, settings), PassSize(2, "off")
-    one, other = any_weights(config, 1), any_weights(config, 1)
-    alone = Replica(schema, config, 1, one, device=ranks.device, pass_size=size, stopwatch=lambda: 0.0)
-    cpu, lead = torch.device("cpu"), Lead(ranks, config, 1, size)
-    return alone, LedReplica(lead, schema, config, 1, other, device=cpu, pass_size=size, stopwatch=lambda: 0.0)
-
-
 @pytest.mark.parametrize("model", ["llama", "qwen3", "whole nanogpt", "deepseek"])
 def test_gradient_and_loss_are_one_gpus(ranks: Ranks, model: str) -> None:
-    alone, led = two(ranks, model)
+    alone, led = two(ranks, model, 1, 2)
     for count in (8, 9, 1):
         (loss, expected), (found_loss, found) = (gradients(replica, share(count)) for replica in (alone, led))
         assert found_loss == pytest.approx(loss, rel=1e-5)
@@ -79,7 +64,7 @@ def test_gradient_and_loss_are_one_gpus(ranks: Ranks, model: str) -> None:
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_what_ranks_make_of_a_round_is_applied_by_a_gpu_with_their_bits(ranks: Ranks, name: str) -> None:
-    alone, led = two(ranks, "llama", SETTINGS[name])
+    alone, led = two(ranks, "llama", 1, 2, SETTINGS[name])
     before = led.hashes()
     for number in range(3):
         one, made = (

@@ -56,7 +56,7 @@ def halted(view: View) -> str:
     if run.state is RunState.FINISHED:
         return "the run is finished (its owner can let it go on, with more steps: reopen)"
     can = "train may be started now, and joins once that is done"
-    if not any(model.schema_hash):  # train would not know what to train, and ends
+    if not model.configured:  # train would not know what to train, and ends
         can = f"watch --run-id {shlex.quote(run.run_id)} shows when that is done"
     return f"the run is {state_words(run.state.name)}, and waits: {owner_owes(run, model)}; {can}"
 
@@ -129,7 +129,7 @@ def on_this_machine(view: View, wallet: bytes, tier: int, device: str) -> tuple[
     with noting(refusals):
         mesh_of(device, 0, 1)
         exact_device(device)
-    if not any(model.schema_hash):  # which is an obstacle already
+    if not model.configured:  # which is an obstacle already
         return refusals, warnings
     try:
         check_model(model, run.run_id)

@@ -164,7 +164,7 @@ async def model(subject: Subject) -> Finding | None:
         return None
     from aftermath.cli.can_join import on_this_machine
 
-    if not any(subject.view.model.schema_hash):  # of which another check tells
+    if not subject.view.model.configured:  # of which another check tells
         return None
     own = bytes(subject.wallet.pubkey)
     refusals, warnings = await asyncio.to_thread(on_this_machine, subject.view, own, subject.tier or 0, subject.device)

@@ -22,6 +22,7 @@ Decided
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ from aftermath.base.errors import AftermathError
 from aftermath.optim import digits, places
 from aftermath.optim.blocks import UNUSED
 from aftermath.optim.format import EXPONENT_BITS, ResultFormat, Values, whole_bytes
-from aftermath.optim.lattice import LEAST, MOST, exponents_of, is_three
+from aftermath.optim.lattice import LEAST, MOST, digits_of, exponents_of, is_three
 from aftermath.optim.layout import LevelLayout, level_layout
 from aftermath.optim.votes import Votes, WholeVotes
 
@@ -63,13 +64,29 @@ def encode_level(results: ResultFormat, level: int, indices: NDArray[np.uint16],
             raise ValueError("a value is three times a power of two, for which there is no bit")
         exponents, voted = exponents_of(values, layout.entry_first), used[layout.entry_first]
         codes = np.where(voted, exponents.astype(np.int16) - LEAST + 1, 0).astype(np.uint8)
-        parts.append(_packed(np.unpackbits(codes[:, None], axis=1, bitorder="little", count=EXPONENT_BITS)))
+        parts.append(_exponents(codes))
     parts.append(_packed(values[apart] < 0))
     if results.values is Values.TWO_BIT:
         parts.append(_packed(is_three(values[apart])))
     if layout.entry_digit.any():
         parts.append(_digits(indices[~apart], values[~apart], results, layout))
     return b"".join(parts)
+
+
+def encode_whole(results: ResultFormat, level: int, chosen: Sequence[tuple[Tensor, Tensor]]) -> bytes:
+    """The same of a level of which every number is kept (`results.whole`), of indices int64 and values fp32 [blocks,
+    topk] by group, which may be on any device and stay there but for their digits.
+    """
+    layout, rows, codes = level_layout(results, level), [], []
+    for (indices, values), group in zip(chosen, layout.groups, strict=True):
+        found, exponents = digits_of(values, results.values.lattice_bits)
+        codes.append(torch.where(found[:, :1] != 0, exponents - LEAST + 1, 0).to(torch.uint8))
+        rows.append(found.cpu())
+        if bool((indices == UNUSED).any()):
+            places = indices.cpu().numpy().astype(np.uint16)
+            rows[-1] = torch.from_numpy(digits.of_entries(places, rows[-1].numpy(), group.block))
+    written = digits.to_bytes(layout.canonical(rows).numpy(), results.values.bits)
+    return _exponents(layout.canonical(codes).cpu().numpy()) + written
 
 
 def decode_level(data: bytes | bytearray | memoryview, results: ResultFormat, level: int) -> Votes:
@@ -80,7 +97,7 @@ def decode_level(data: bytes | bytearray | memoryview, results: ResultFormat, le
     layout = level_layout(results, level)
     before, between = results.place_bytes(level), results.value_bytes(level)
     octets = np.frombuffer(data, np.uint8)
-    if layout.whole and results.values.lattice_bits:
+    if results.whole(level):
         return _whole(octets[:between], octets[between:], results, layout, level)
     indices, small = _read(octets[:before], octets[before + between :], results, layout, level)
     used = indices != UNUSED
@@ -111,6 +128,11 @@ def _whole(
 
 def _packed(bits: NDArray[Any]) -> bytes:
     return np.packbits(bits, bitorder="little").tobytes()
+
+
+def _exponents(codes: NDArray[np.uint8]) -> bytes:
+    """Of every block, as its code."""
+    return _packed(np.unpackbits(codes[:, None], axis=1, bitorder="little", count=EXPONENT_BITS))
 
 
 def _widths(layout: LevelLayout, as_digits: bool) -> list[int]:

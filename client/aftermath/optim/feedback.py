@@ -25,11 +25,11 @@ from torch import Tensor
 
 from aftermath.kernels.use import run
 from aftermath.model.segments import view
-from aftermath.optim import compiled, on_gpu, whole
+from aftermath.optim import compiled, on_gpu
 from aftermath.optim.balance import Balances, nothing_balances
 from aftermath.optim.blocks import UNUSED
 from aftermath.optim.clip import LARGEST_RESIDUAL, refuse_beyond
-from aftermath.optim.codec import encode_level
+from aftermath.optim.codec import encode_level, encode_whole
 from aftermath.optim.format import ResultFormat, Transform
 from aftermath.optim.lattice import SMALLEST, quantise
 from aftermath.optim.layout import LevelLayout, Part, level_layout
@@ -151,8 +151,8 @@ class ErrorFeedback:
         return {level: self._encoded(level, chosen) for level, chosen in self._previous.items()}
 
     def _encoded(self, level: int, chosen: Sequence[tuple[Tensor, Tensor]]) -> bytes:
-        if self._layouts[level].whole and self._format.values.lattice_bits:
-            return whole.encode(self._layouts[level], chosen, self._format.values)
+        if self._format.whole(level):
+            return encode_whole(self._format, level, chosen)
         return encode_level(self._format, level, *self.entries(level))
 
     def _chosen(self, blocks: Tensor, topk: int) -> tuple[Tensor, Tensor]:

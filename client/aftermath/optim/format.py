@@ -82,6 +82,11 @@ class ResultFormat:
         bits = self.values.bits
         return bits > 0 and digits.fewer(places, bits, bits_of(places, topk) + bits * topk)
 
+    def whole(self, level: int) -> bool:
+        """Is a level on the lattice, with every number of every block kept and written as a digit?"""
+        kept = all(b.topk == b.size and self.as_digits(b.size, b.topk) for b in self.of_level(level))
+        return self.values.lattice_bits > 0 and kept
+
     def place_bytes(self, level: int) -> int:
         """Bytes of a level's places: the bits of all its blocks, rounded up once."""
         return whole_bytes(sum(b.count * bits_of(b.size, b.topk) for b in self._apart(level)))

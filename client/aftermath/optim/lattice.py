@@ -31,9 +31,9 @@ SMALLEST = 2.0**LEAST
 LARGEST = 3 << (MOST - LEAST)
 """In multiples of the smallest."""
 _CANDIDATES = range(-2, 3)
-FRACTION_BITS, EXPONENT_BIAS = 23, 127  # of fp32
-HALF = 1 << FRACTION_BITS - 1  # of the fraction: set in 1.5 times a power of two
-_HALVES = HALF - 1  # what else there is of it
+_FRACTION_BITS, _EXPONENT_BIAS = 23, 127  # of fp32
+_HALF = 1 << _FRACTION_BITS - 1  # of the fraction: set in 1.5 times a power of two
+_HALVES = _HALF - 1  # what else there is of it
 _ERROR_BITS = 55
 
 
@@ -83,8 +83,26 @@ def _sum(whole: Tensor) -> Tensor:
 
 def _power(exponents: Tensor) -> Tensor:
     """2^exponent in fp32, exact everywhere: made from its bits. Exponents are clipped to those of normal numbers."""
-    bits = exponents.clamp(1 - EXPONENT_BIAS, EXPONENT_BIAS).to(torch.int32) + EXPONENT_BIAS
-    return (bits << FRACTION_BITS).view(torch.float32)
+    bits = exponents.clamp(1 - _EXPONENT_BIAS, _EXPONENT_BIAS).to(torch.int32) + _EXPONENT_BIAS
+    return (bits << _FRACTION_BITS).view(torch.float32)
+
+
+def digits_of(values: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    """The digits int8 [blocks, topk] of lattice values, and the exponent int32 [blocks, 1] that each block shares; it
+    means nothing of a block without votes.
+
+    Used entries come first. Raises ValueError for values off the lattice.
+    """
+    own = values.view(torch.int32)
+    three = own & _HALF != 0
+    digits = values.sign().to(torch.int8).mul_(1 + 2 * three.to(torch.int8))
+    first, voted = own[:, :1], digits[:, :1] != 0
+    exponents = (first >> _FRACTION_BITS & 0xFF) - _EXPONENT_BIAS - three[:, :1].to(torch.int32)
+    within = (exponents >= LEAST) & (exponents <= MOST) | ~voted
+    same = torch.equal(digits * torch.where(voted, _power(exponents), 0.0), values)
+    if not (same and bool(within.all())) or (bits == 1 and bool(three.any())):
+        raise ValueError("a value is not on the lattice, or not its block's")
+    return digits, exponents
 
 
 def exponents_of(values: NDArray[np.float32], first: NDArray[np.bool_]) -> NDArray[np.int8]:
@@ -93,7 +111,7 @@ def exponents_of(values: NDArray[np.float32], first: NDArray[np.bool_]) -> NDArr
     `first` marks the first entry of each block; used entries come first. Raises ValueError for values off the lattice.
     """
     bits, used = values.view(np.int32), values != 0
-    own = ((bits >> FRACTION_BITS & 0xFF) - EXPONENT_BIAS).astype(np.int16)
+    own = ((bits >> _FRACTION_BITS & 0xFF) - _EXPONENT_BIAS).astype(np.int16)
     own -= is_three(values)
     shared = np.where(used[first], own[first], 0)
     expected = np.repeat(shared, np.diff(np.flatnonzero(first), append=len(first)))
@@ -105,5 +123,5 @@ def exponents_of(values: NDArray[np.float32], first: NDArray[np.bool_]) -> NDArr
 
 def is_three(values: NDArray[np.float32]) -> NDArray[np.bool_]:
     """Which lattice values are three times their block's power of two."""
-    three: NDArray[np.bool_] = values.view(np.int32) & HALF != 0
+    three: NDArray[np.bool_] = values.view(np.int32) & _HALF != 0
     return three

@@ -87,11 +87,6 @@ class LevelLayout:
         return self._entries[2]
 
     @property
-    def whole(self) -> bool:
-        """Is every number of every block kept and written as a digit?"""
-        return all(group.digits and group.topk == group.block for group in self.groups)
-
-    @property
     def entries(self) -> int:
         """Entries of the level."""
         return sum(part.blocks.entries for part in self.parts)

@@ -55,24 +55,25 @@ class MeanApply:
     def apply(self, results: Mapping[int, Sequence[Votes]], lr: float) -> None:
         """Apply one round; `lr` was each member's own. Raises ValueError for votes that no run can have accepted."""
         most = most_of(self._settings, lr)
+        results = {level: votes for level, votes in results.items() if votes}
+        for level, votes in results.items():
+            check_votes(votes, level, torch.int64)
         if (whole_votes := whole.votes_of(results)) is not None:
             self._apply_whole(whole_votes, most, lr)
             return
         if self._compiled:
-            self._apply_compiled({level: votes for level, votes in results.items() if votes}, most)
+            self._apply_compiled(results, most)
             return
         if not self._settings.orthogonal_lr and self._on_gpu(results):
-            self._apply_on_gpu({level: votes for level, votes in results.items() if votes}, most)
+            self._apply_on_gpu(results, most)
             return
-        decided = {level: changes(votes, level, self._settings, most) for level, votes in results.items() if votes}
+        decided = {level: changes(votes, level, self._settings, most) for level, votes in results.items()}
         for level, found in decided.items():
             layout = self._layouts[level]
             for part, blocks in placed(layout, *found, self._device):
                 self._move(view(self._params, part.segment), part, blocks, lr)
 
     def _apply_compiled(self, results: Mapping[int, Sequence[Votes]], most: int) -> None:
-        for level, votes in results.items():
-            check_votes(votes, level, torch.int64)
         counted = {level: Counted(votes, self._layouts[level]) for level, votes in results.items()}
         tasks: list[Task] = []
         for level, votes in results.items():
@@ -81,8 +82,6 @@ class MeanApply:
         run(tasks)
 
     def _apply_whole(self, results: Mapping[int, Sequence[WholeVotes]], most: int, lr: float) -> None:
-        for level, votes in results.items():
-            check_votes(votes, level, torch.int64)
         rate, by = self._settings.outer_lr * SMALLEST, self._settings.divisor
         decided = {
             level: whole.means(votes, self._layouts[level], most, _divisors(by, len(votes)), rate, self._device)
@@ -97,8 +96,6 @@ class MeanApply:
         return packed and counts(self._device, self._layouts.values())
 
     def _apply_on_gpu(self, results: Mapping[int, Sequence[Votes]], most: int) -> None:
-        for level, votes in results.items():
-            check_votes(votes, level, torch.int64)
         counted = {level: OnGpu(votes, self._layouts[level], self._device) for level, votes in results.items()}
         for level, votes in results.items():
             by = _divisors(self._settings.divisor, len(votes))

@@ -49,6 +49,7 @@ class WholeVotes(Votes):
     """By group int8 [blocks, numbers] in {0, +-1, +-3}, on the CPU: 0 is no vote."""
     moved: tuple[Tensor, ...]
     """By group uint8 [blocks, 1]: how far a block's are moved to the left, in multiples of the smallest value."""
+    _layout: LevelLayout
 
     def __init__(self, level: int, digits: Sequence[Tensor], moved: Sequence[Tensor], layout: LevelLayout) -> None:
         vars(self).update(level=level, digits=tuple(digits), moved=tuple(moved), _layout=layout)
@@ -61,10 +62,9 @@ class WholeVotes(Votes):
     @cached_property
     def positions(self) -> Tensor:
         """Those of numbers with a vote."""
-        layout: LevelLayout = vars(self)["_layout"]
         places = [
             torch.arange(group.base, group.base + group.blocks * group.block).view(group.blocks, group.block)
-            for group in layout.groups
+            for group in self._layout.groups
         ]
         return self._voted(places)
 
@@ -80,5 +80,4 @@ class WholeVotes(Votes):
 
     def _voted(self, per_group: Sequence[Tensor]) -> Tensor:
         """Of the numbers with a vote, what there is for all by group, in the wire's order."""
-        layout: LevelLayout = vars(self)["_layout"]
-        return layout.canonical(per_group)[layout.canonical(self.digits) != 0]
+        return self._layout.canonical(per_group)[self._layout.canonical(self.digits) != 0]

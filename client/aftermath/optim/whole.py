@@ -1,6 +1,4 @@
-"""Results that keep every number: encoded from a replica's device, and counted on it, without places.
-
-What the wire has and what is counted are those of `optim.codec` and `optim.mean`, bit by bit.
+"""Votes of results that keep every number, counted on a replica's device and without places: what `optim.mean` gives.
 
 Why counting is exact: a vote is a digit times a power of two, both of which float64 holds, and so it does every sum of
 at most 256 of them (`optim.lattice`). All else is a comparison, or one operation of IEEE on two tensors.
@@ -10,14 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from aftermath.optim import digits
-from aftermath.optim.blocks import UNUSED
-from aftermath.optim.format import EXPONENT_BITS, Values
-from aftermath.optim.lattice import EXPONENT_BIAS, FRACTION_BITS, HALF, LEAST, MOST
 from aftermath.optim.layout import LevelLayout
 from aftermath.optim.votes import Votes, WholeVotes
 
@@ -27,27 +20,10 @@ it to the CPU.
 """
 
 
-def encode(layout: LevelLayout, chosen: Sequence[tuple[Tensor, Tensor]], values: Values) -> bytes:
-    """The payload of a level, of indices int64 and fp32 values [blocks, numbers] per group, as `transform.strongest`
-    orders them, on any device. Raises ValueError for values that a lattice does not have.
-    """
-    rows, exponents = [], []
-    for indices, sent in chosen:
-        small, own = _digits(sent, three=values is Values.TWO_BIT)
-        rows.append(_in_place(indices, small))
-        exponents.append(own)
-    codes = layout.canonical(exponents).cpu().numpy()
-    bits = np.unpackbits(codes[:, None], axis=1, bitorder="little", count=EXPONENT_BITS)
-    written = digits.to_bytes(layout.canonical(rows).cpu().numpy(), values.bits)
-    return np.packbits(bits, bitorder="little").tobytes() + written
-
-
 def votes_of(results: Mapping[int, Sequence[Votes]]) -> dict[int, list[WholeVotes]] | None:
-    """By level, where there are any; None if one of them is not of every number."""
+    """The same; None if one of them is not of every number."""
     found = {level: [vote for vote in votes if isinstance(vote, WholeVotes)] for level, votes in results.items()}
-    if any(len(found[level]) < len(votes) for level, votes in results.items()):
-        return None
-    return {level: votes for level, votes in found.items() if votes}
+    return None if any(len(found[level]) < len(votes) for level, votes in results.items()) else found
 
 
 def means(
@@ -88,27 +64,3 @@ def means(
 def _powers(exponents: Tensor) -> Tensor:
     """2^exponent in float64, made from its bits."""
     return (exponents.long() + 1023 << 52).view(torch.float64)
-
-
-def _digits(sent: Tensor, *, three: bool) -> tuple[Tensor, Tensor]:
-    """The digits int8 of entries, and the code of the exponent that each block shares: uint8 [blocks, 1]."""
-    bits = sent.view(torch.int32)
-    thrice = (bits & HALF != 0) if three else torch.zeros_like(bits, dtype=torch.bool)
-    small = sent.sign().to(torch.int8).mul_(1 + 2 * thrice.to(torch.int8))
-    first, voted = bits[:, :1], small[:, :1] != 0
-    exponent = (first >> FRACTION_BITS & 0xFF) - EXPONENT_BIAS - thrice[:, :1].to(torch.int32)
-    unit = ((exponent + EXPONENT_BIAS) << FRACTION_BITS).view(torch.float32)
-    within = (exponent >= LEAST) & (exponent <= MOST) | ~voted
-    if not bool(within.all()) or not torch.equal(small * torch.where(voted, unit, 0.0), sent):
-        raise ValueError("a value is not on the lattice, or not its block's")
-    return small, torch.where(voted, exponent - LEAST + 1, 0).to(torch.uint8)
-
-
-def _in_place(indices: Tensor, small: Tensor) -> Tensor:
-    """Digits by place, of those of entries; unused entries are the last ones of a block."""
-    used = indices != UNUSED
-    if bool(used.all()):
-        return small
-    blocks, numbers = small.shape
-    found = small.new_zeros(blocks, numbers + 1)  # the last column takes what is unused
-    return found.scatter_(1, torch.where(used, indices, numbers), small)[:, :numbers]

@@ -6,7 +6,6 @@ back to; a tier fits where that is. docs/operations.md has what was counted, and
 
 from __future__ import annotations
 
-from aftermath.optim.layout import level_layout
 from aftermath.optim.schema import Schema
 
 _STATE = 16  # bytes a parameter: weight, gradient, delta, and the copy of the look-ahead
@@ -51,6 +50,6 @@ def _pass_bytes(schema: Schema, tier: int, seq_len: int) -> int:
 def _result_bytes(schema: Schema, tier: int, members: int) -> int:
     levels = range(tier, schema.state.levels)
     entries = [schema.results.entries(level) for level in levels]
-    if schema.results.values.lattice_bits and all(level_layout(schema.results, level).whole for level in levels):
+    if all(map(schema.results.whole, levels)):
         return _BATCHES + round((members * _DIGIT + _STEP) * sum(entries))
     return round(members * (_HELD * sum(entries) + _SUMMED * max(entries)))

@@ -154,6 +154,11 @@ class Model:
     tier_widths: tuple[int, ...]
 
     @property
+    def configured(self) -> bool:
+        """Has the owner said what is trained?"""
+        return any(self.schema_hash)
+
+    @property
     def recorded(self) -> tuple[Recorded, ...]:
         """The checkpoints that the run can be taken back to, by their place: the present one, then those before it. At
         some places there may be none.

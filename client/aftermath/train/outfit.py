@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 def check_model(model: Model, run_id: str) -> None:
     """Unsuitable if the run's accounts, without any download, ask for what this client does not have."""
-    if not any(model.schema_hash):
+    if not model.configured:
         raise Unsuitable(
             f"run {run_id} is not configured yet",
             f"Its owner configures it: aftermath-solana update-config --run-id {run_id} --config-path FILE",

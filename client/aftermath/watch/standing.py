@@ -150,7 +150,7 @@ def owner_owes(run: Run, model: Model) -> str:
     """What the owner of a run that is new or paused has to do for it to go on, as a sentence."""
     if run.state is RunState.PAUSED:
         return "its owner has paused it (set-paused resume)"
-    if any(model.schema_hash):
+    if model.configured:
         return "its owner has not begun it yet (set-paused resume)"
     return "its owner has not configured it yet (update-config)"
 
