@@ -52,6 +52,24 @@ def test_a_finished_run_is_reopened_with_more_steps(world: World) -> None:
     assert run.run.trained_steps > 4
 
 
+def test_who_waits_when_a_run_finishes_asks_again(world: World) -> None:
+    """The exploit: it began the next epoch with the bond, the tier and the schema of before."""
+    run = Scenario(world).start(total_steps=4)
+    run.train([0, 1, 2])
+    for index in range(3):
+        run.join(index).ok()
+    run.finish_rounds()
+    run.world.advance(31)
+    run.tick().ok()
+    assert run.run.state is RunState.FINISHED
+    run.update(config={**CONFIG, "total_steps": 12, "join_bond": 10**9}).ok()
+    run.owner("set_paused", False).ok()
+    run.world.advance(40)
+    run.tick().refused("NothingToTick")
+    assert not run.members.pending
+    run.join(0).refused("BondTooLow")
+
+
 def test_a_finished_run_is_reopened_by_going_back(world: World) -> None:
     run = Scenario(world).start(total_steps=10)
     epoch(run, 0)

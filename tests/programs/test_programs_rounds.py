@@ -242,6 +242,22 @@ def test_an_epoch_ends_with_a_drain_round(world: World, reason: ExitReason, conf
     assert (state.state, state.current.attested, state.backlog, state.step) == (RunState.COOLDOWN, 0b111, 0, 3)
 
 
+def test_an_epoch_ends_after_30_days_at_most(world: World) -> None:
+    """The exploit: one wallet of the owner's kept an epoch going for ever, and the bonds of all who had left."""
+    run = Scenario(world).start(join_bond=10**6, rounds_per_epoch=2**32 - 1, min_clients=1)
+    run.train([0, 1, 2])
+    for index in (0, 1):
+        run.by(index, "leave_run").ok()
+        run.by(index, "withdraw").refused("StillBound")
+    world.advance(30 * 24 * 60 * 60)
+    for _ in range(2):  # the round that goes on, and the drain round
+        run.everyone_witnesses()
+    assert (run.run.state, run.run.exit_reason) == (RunState.COOLDOWN, ExitReason.EPOCH_TIME)
+    world.advance(31)
+    run.tick().ok()
+    run.by(0, "withdraw").ok()
+
+
 def test_a_missing_quorum_ends_the_epoch(run: Scenario) -> None:
     run.train([0, 1, 2])
     run.everyone_witnesses()

@@ -2,6 +2,7 @@
 
 import pytest
 
+from aftermath.rules import bitmap
 from aftermath.rules.state import ModelSource, RunState
 from programs.harness import World
 from programs.scenario import Scenario, member
@@ -73,6 +74,27 @@ def test_an_epoch_in_which_strangers_train_nothing_changes_nothing(world: World)
     run.world.advance(6)
     run.tick().ok()
     assert (run.run.state, run.run.model_source) == (RunState.WARMUP, ModelSource.PEERS)
+
+
+def test_an_epoch_that_trains_nothing_takes_nobodys_claim(world: World) -> None:
+    """The exploit: one who had finished began with strangers before the others were back, trained nothing, and left."""
+    run = trained(world)
+    before = known(run)
+    for index in (HONEST[0], *STRANGERS):
+        run.join(index).ok()
+    run.world.advance(6)
+    run.tick().ok()
+    assert (run.run.state, run.run.model_source) == (RunState.WARMUP, ModelSource.PEERS)
+    run.by(HONEST[0], "leave_run").ok()
+    rounds_pass(run, 10)
+    assert bitmap.contains(run.run.finishers, run.seat_of(HONEST[1]))
+    assert not bitmap.contains(run.run.finishers, run.seat_of(HONEST[0]))
+    for index in HONEST:
+        run.join(index).ok()
+    run.world.advance(6)
+    run.tick().ok()
+    assert (run.run.state, run.run.model_source) == (RunState.WARMUP, ModelSource.PEERS)
+    assert known(run)[:4] == before[:4]
 
 
 def test_an_owner_who_pauses_such_a_warm_up_loses_nothing(world: World) -> None:

@@ -38,6 +38,7 @@ from programs.laps import (
 
 OFTEN = 8
 """In so many rounds more than not whoever is dropped for its levels has failed to deliver them."""
+MONTH = 30 * 24 * 60 * 60
 
 
 class Transitions:
@@ -503,7 +504,7 @@ class Transitions:
             (ExitReason.TOO_FEW_CLIENTS, self.healthy.bit_count() < config.min_clients),
             (ExitReason.TOTAL_STEPS, self.step + unsettled > config.total_steps),
             (ExitReason.ROUNDS_PER_EPOCH, 0 < config.rounds_per_epoch <= lap.height + 1),
-            (ExitReason.EPOCH_TIME, config.epoch_time > 0 and self._passed(self.epoch_since, config.epoch_time)),
+            (ExitReason.EPOCH_TIME, self._passed(self.epoch_since, config.epoch_time or MONTH)),
             (ExitReason.PAUSE, self.pausing),
         ]
         return next((reason for reason, holds in reasons if holds), ExitReason.NONE)
@@ -592,7 +593,7 @@ class Transitions:
             asked = self.electees(level)
             here = [number for number in asked if bitmap.contains(self.healthy, number)]
             if self.known.hashes[level] == UNATTESTED and 2 * len(here) <= len(asked):
-                lost |= 1 << level
+                lost |= (self.step != self.start_step) << level
         return lost
 
     def _end_epoch(self) -> None:
@@ -617,6 +618,8 @@ class Transitions:
             return
         self.cold = False
         over = self.step > self.config.total_steps
+        if over:
+            self._dismiss()
         self._enter(RunState.FINISHED if over else RunState.WAITING_FOR_MEMBERS)
 
     def _shown(self, seat: Seat) -> int:
@@ -632,7 +635,10 @@ class Transitions:
             seat = self.members[number]
             seat.established = seat.shown >= 0 if seat.established else bitmap.contains(self.proven, number)
         unwanted = bitmap.from_seats(number for number, seat in enumerate(self.members) if seat.wish >= REMOVED)
-        self.finishers = healthy & ~unwanted
+        holders = healthy
+        if self.step == self.start_step and self.known.source is ModelSource.PEERS:
+            holders |= self.finishers & ~self.began  # nobody has anything newer than they have
+        self.finishers = holders & ~unwanted
         if unknown == self.every:
             self._use_durable()
             return
@@ -660,8 +666,12 @@ class Transitions:
     def _pause(self) -> None:
         if self.state is RunState.WARMUP:
             self._restore()
+        self._dismiss()
         for seat in self.members:
-            seat.wish = 0 if seat.wish == WAITS else seat.wish
             seat.state = MemberState.IDLE
         self.pausing, self.cold = False, True
         self._enter(RunState.PAUSED)
+
+    def _dismiss(self) -> None:
+        for seat in self.members:
+            seat.wish = 0 if seat.wish == WAITS else seat.wish

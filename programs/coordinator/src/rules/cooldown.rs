@@ -208,13 +208,13 @@ impl Machine<'_> {
             return 0;
         }
         let committees = elect(self.run, self.members, 0);
-        let mut unknown = 0;
+        let (mut unknown, worked) = (0, self.run.step != self.run.start_step);
         for level in (0..MAX_LEVELS).filter(|level| open >> level & 1 == 1) {
             let found = if time_is_up { undisputed(self.witnesses, level, &committees) } else { None };
             if let Some(hash) = found {
                 record(self.run, &self.witnesses.backlog, level, hash);
             } else if 2 * committees.gone[level].count_ones() >= u32::from(committees.counts[level]) {
-                unknown |= u8::from(self.run.level_hashes[level] == super::levels::UNATTESTED) << level;
+                unknown |= u8::from(worked && self.run.level_hashes[level] == super::levels::UNATTESTED) << level;
             }
         }
         unknown

@@ -85,14 +85,22 @@ impl Machine<'_> {
         }
         run.cold_start = 0;
         let finished = run.step > run.config.total_steps;
+        if finished {
+            members::dismiss(self.members);
+        }
         self.enter(if finished { run_state::FINISHED } else { run_state::WAITING_FOR_MEMBERS }, moment);
         Ok(())
     }
 
     /// Those who finished the epoch hold the model from now on, as far as they have attested it.
+    /// If it made no step, so do those who were not in it: nobody has anything newer.
     fn take_over(&mut self, healthy: &Bitmap, unknown: u8) {
         let run = &mut *self.run;
-        run.finishers = bitmap::without(healthy, &members::unwanted(self.members));
+        let mut holders = *healthy;
+        if run.step == run.start_step && run.model_source == model_source::PEERS {
+            holders = bitmap::either(&holders, &bitmap::without(&run.finishers, &run.began));
+        }
+        run.finishers = bitmap::without(&holders, &members::unwanted(self.members));
         holders::end(self.members, healthy);
         levels::go_back(run, self.model, unknown);
         run.levels_lost = unknown;
@@ -132,11 +140,7 @@ pub fn pause(run: &mut Run, members: &mut Members, backlog: &mut Backlog, now: u
     if run.state == run_state::WARMUP {
         source::restore(run, members, backlog);
     }
-    for seat in members.seats.iter_mut().take_while(|seat| seat.used == 1) {
-        if seat.pending == wish::WAITS {
-            seat.pending = wish::NONE;
-        }
-    }
+    members::dismiss(members);
     members::rest(members);
     sequence::bump(&mut run.members_seq)?;
     run.pending_pause = 0;
@@ -144,4 +148,26 @@ pub fn pause(run: &mut Run, members: &mut Members, backlog: &mut Backlog, now: u
     run.state = run_state::PAUSED;
     run.state_started_at = now;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_epoch_without_a_step_takes_nobodys_claim_and_no_level() {
+        let (mut run, model) = (Run::zeroed(), Model::zeroed());
+        let (mut members, mut witnesses) = (Members::zeroed(), Witnesses::zeroed());
+        let newcomer = bitmap::only(6);
+        for (step, finishers, unknown) in [(7, 0b0101_1111, 0), (8, 0b0100_0000, 0b111)] {
+            (run.step, run.start_step, run.levels, run.model_source) = (step, 7, 3, model_source::PEERS);
+            run.level_hashes = [levels::UNATTESTED; MAX_LEVELS];
+            (run.finishers[0], run.began[0], members.healthy) = (0b0011_1111, 0b0110_0000, newcomer);
+            let (members, witnesses) = (&mut members, &mut witnesses);
+            let mut machine = Machine { run: &mut run, model: &model, members, witnesses };
+            assert_eq!(machine.conclude(true), unknown);
+            machine.take_over(&newcomer, 0);
+            assert_eq!(run.finishers[0], finishers);
+        }
+    }
 }

@@ -53,6 +53,15 @@ pub fn rest(members: &mut Members) {
     members.healthy = [0; 32];
 }
 
+/// Takes everybody out of the line: while a run is halted its owner may change what it asks for.
+pub fn dismiss(members: &mut Members) {
+    for seat in members.seats.iter_mut().take_while(|seat| seat.used == 1) {
+        if seat.pending == wish::WAITS {
+            seat.pending = wish::NONE;
+        }
+    }
+}
+
 /// Those whom an authority has removed or barred.
 pub fn unwanted(members: &Members) -> Bitmap {
     collect(members, |seat| seat.pending >= wish::REMOVED)

@@ -1,7 +1,7 @@
 //! Rounds: starting one, closing one, and what follows.
 
 use super::{agreement, agreement::Votes, assignment::Plan, backlog, backlog::Gaps, batch, bitmap, committee};
-use super::{merit, moment::elapsed, quorum, seeds, source, Machine, Moment};
+use super::{merit, moment::elapsed, quorum, seeds, source, validate_config, Machine, Moment};
 use crate::{constants::*, errors::CoordinatorError, state::*};
 use anchor_lang::prelude::*;
 use bytemuck::Zeroable;
@@ -119,6 +119,8 @@ impl Machine<'_> {
     fn exit_reason(&self, round: &Round, unsettled: u32, moment: &Moment) -> u8 {
         let (run, config) = (&*self.run, &self.run.config);
         let rounds = round.height.saturating_add(1);
+        // members that left have their bonds back once the epoch has ended, so it must end
+        let longest = if config.epoch_time > 0 { config.epoch_time } else { validate_config::MAX_TIME };
         if round.attestations == 0 {
             exit_reason::NO_ATTESTATION
         } else if u32::from(round.attestations) < quorum::of(u32::from(round.elected)) {
@@ -129,7 +131,7 @@ impl Machine<'_> {
             exit_reason::TOTAL_STEPS
         } else if config.rounds_per_epoch > 0 && rounds >= config.rounds_per_epoch {
             exit_reason::ROUNDS_PER_EPOCH
-        } else if config.epoch_time > 0 && elapsed(moment.now, run.epoch_started_at, config.epoch_time) {
+        } else if elapsed(moment.now, run.epoch_started_at, longest) {
             exit_reason::EPOCH_TIME
         } else if run.pending_pause == 1 {
             exit_reason::PAUSE

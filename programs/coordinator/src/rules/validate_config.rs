@@ -7,7 +7,7 @@ use anchor_lang::prelude::*;
 const MAX_WARMUP_TOKENS: u64 = 1 << 47;
 
 /// Seconds. An epoch in which nobody acts ends by time only, so no time may be for ever.
-const MAX_TIME: u64 = 30 * 24 * 60 * 60;
+pub const MAX_TIME: u64 = 30 * 24 * 60 * 60;
 
 #[inline(never)]
 pub fn check(config: &Config) -> Result<()> {
