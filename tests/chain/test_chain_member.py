@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 import pytest
+from solders.instruction import Instruction
 from solders.keypair import Keypair
 
 from aftermath.chain import member as chain_member
@@ -23,7 +24,7 @@ from aftermath.coordinator.errors import NoSuchRun, Refused, Unavailable
 from aftermath.rules.run import FINGERPRINT_BYTES, Run
 from aftermath.rules.state import MemberState, RunState
 from chain.faults import proxy
-from chain.networks import SCHEMA_HASH, Place
+from chain.networks import SCHEMA_HASH, Place, config_table
 
 RUN = "members"
 
@@ -226,3 +227,40 @@ async def test_another_client_version_is_named(place: Place) -> None:
             await join(member)
         assert caught.value.name == "ClientVersionMismatch"
         assert f"update-config --run-id {RUN} --client-version 1.0.0" in caught.value.fix
+
+
+async def test_a_run_in_which_others_may_convict_it_is_not_joined(place: Place) -> None:
+    coordinator = await place.open_run(RUN)
+    async with member_of(place) as member:
+        await join(member)
+        await coordinator.set_paused(RUN, True)
+        await coordinator.update(RUN, config=config_table(verification_percent=40))
+        await coordinator.set_paused(RUN, False)
+        run = (await member.view(fresh=True)).run
+        with pytest.raises(Refused, match="lets 40 % of its members convict others") as caught:
+            await join(member)
+        assert caught.value.code == "verification-not-there"
+        assert f"withdraw --run-id {RUN}" in caught.value.fix
+        after = await member.view(fresh=True)
+        assert (after.run.seq, after.members.pending) == (run.seq, 0)
+
+
+async def test_it_is_told_too_if_the_owner_was_faster(embedded: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The transaction that asks for a place says nothing of the config, and may land after a change of it."""
+    coordinator = await embedded.open_run(RUN)
+    async with member_of(embedded) as member:
+        send = member._send
+
+        async def late(*instructions: Instruction) -> None:
+            await coordinator.set_paused(RUN, True)
+            await coordinator.update(RUN, config=config_table(verification_percent=40))
+            await coordinator.set_paused(RUN, False)
+            await send(*instructions)
+
+        monkeypatch.setattr(member, "_send", late)
+        with pytest.raises(Refused, match="lets 40 % of its members convict others"):
+            await join(member)
+        monkeypatch.undo()
+        assert (await member.view(fresh=True)).members.pending
+        await member.leave()
+        assert not (await member.view(fresh=True)).members.pending

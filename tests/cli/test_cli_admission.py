@@ -7,6 +7,7 @@ import contextlib
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,31 @@ def test_the_client_version_as_train_says_it(waiting: Shell, run_id: str) -> Non
     assert waiting("set-paused", "--run-id", run_id, "pause").code == 0
     assert waiting("update-config", "--run-id", run_id, "--client-version", __version__).code == 0
     assert waiting("set-paused", "--run-id", run_id, "resume").code == 0
+    assert verdict(waiting, run_id, waiting.wallet) == []
+
+
+def test_a_run_in_which_others_convict_is_joined_by_nobody(waiting: Shell, run_id: str) -> None:
+    from aftermath.cli.connection import sign_in
+    from aftermath.cli.options import SigningOptions
+
+    async def change(percent: int) -> None:
+        """As an owner with a client of its own can; ours refuses to."""
+        async with sign_in(SigningOptions(rpc=waiting.rpc, wallet_private_key_path=waiting.wallet)) as chain:
+            await chain.coordinator.set_paused(run_id, True)
+            config = asdict((await chain.coordinator.run(run_id)).config)
+            await chain.coordinator.update(run_id, config=config | {"verification_percent": percent})
+            await chain.coordinator.set_paused(run_id, False)
+
+    asyncio.run(change(40))
+    (reason,) = verdict(waiting, run_id, waiting.wallet)
+    assert "lets 40 % of its members convict others" in reason
+    asked = ("can-join", "--run-id", run_id, "--address", waiting.wallet)
+    assert json.loads(waiting(*asked).out)["codes"] == ["verification-not-there"]
+    refused = train(waiting, "--run-id", run_id, "--logs", "json")
+    assert refused.returncode == 1
+    assert f"error: {reason}\n" in refused.stderr
+    assert f"withdraw --run-id {run_id}" in refused.stderr
+    asyncio.run(change(0))
     assert verdict(waiting, run_id, waiting.wallet) == []
 
 

@@ -11,6 +11,7 @@ import pytest
 import typer
 
 from aftermath.base.errors import AftermathError, UsageError
+from aftermath.chain.admission import VERIFICATION_NOT_THERE
 from aftermath.chain.memberships import BOND_ABOVE_LIMIT
 from aftermath.chain.refusals import INSUFFICIENT_FUNDS
 from aftermath.cli.pages import PAGES
@@ -21,7 +22,7 @@ from cli.conftest import ROOT
 from docs.test_docs import slugs
 
 CODE = re.compile(r'^    code = "([a-z-]+)"$', re.MULTILINE)
-FOUND_HERE = {BOND_ABOVE_LIMIT, INSUFFICIENT_FUNDS, "ProgramNotDeployed"}
+FOUND_HERE = {BOND_ABOVE_LIMIT, INSUFFICIENT_FUNDS, VERIFICATION_NOT_THERE, "ProgramNotDeployed"}
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ most of the time.
 
 import struct
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import cache, lru_cache
 from itertools import count
 from typing import Any
@@ -20,7 +21,7 @@ from aftermath.rules import bitmap
 from aftermath.rules.run import FINGERPRINT_BYTES, Config, RoundId
 from programs import evidence
 from programs.harness import PROGRAM, START, World, encode, instruction_of
-from programs.laps import NOBODY, Held, No
+from programs.laps import NOBODY, UNKNOWN, Held, Named, No
 from programs.oracle import Oracle
 from programs.scenario import SCHEMA, Scenario, member
 
@@ -197,6 +198,20 @@ class Arena:
     def set_paused(self, paused: bool) -> bool:
         return self._send("set_paused", None, bytes([paused]), (paused,))
 
+    def update(
+        self, config: Config | None = None, progress: tuple[int, int, int] | None = None, *, use_durable: bool = False
+    ) -> bool:
+        params: dict[str, Any] = dict.fromkeys(("metadata", "config", "model", "schema", "progress"))
+        if config is not None:
+            params["config"] = asdict(config)
+        if progress is not None:
+            params["progress"] = dict(zip(("epoch", "step", "data_index"), progress, strict=True))
+        data = self._encoded("update", params | {"use_durable": use_durable})
+        return self._send("update", None, data, (config, progress, use_durable))
+
+    def rewind(self, place: int, step: int) -> bool:
+        return self._send("rewind", None, struct.pack("<BI", place, step), (place, step))
+
     def enroll(self, index: int, most: int) -> bool:
         return self._send("enroll", index, most.to_bytes(8, "little"), (most,))
 
@@ -359,14 +374,20 @@ class Arena:
         return found
 
     def _model(self) -> tuple[Any, ...]:
-        named = self.oracle.durable
-        return named.hashes, named.step, named.data_index, named.turn
+        named, none = self.oracle.durable, Named((UNKNOWN,) * LEVELS, 0, 0)
+        before = [one or none for one in self.oracle.earlier]
+        earlier = [(one.hashes, one.step, one.data_index) for one in before]
+        return named.hashes, named.step, named.data_index, named.turn, earlier
 
     def _model_of(self) -> tuple[Any, ...]:
         model = layout.coordinator_account("Model").read(self.world.data(self.scenario.accounts["model"]))[0]
         hashes = tuple(one.tobytes() for one in model["checkpoint_hashes"][:LEVELS])
         rest = ("checkpoint_step", "checkpoint_data_index", "checkpoint_turn")
-        return hashes, *(int(model[name]) for name in rest)
+        earlier = [
+            (tuple(one.tobytes() for one in past["hashes"][:LEVELS]), int(past["step"]), int(past["data_index"]))
+            for past in model["earlier"]
+        ]
+        return hashes, *(int(model[name]) for name in rest), earlier
 
 
 @lru_cache(4 * WALLETS)  # an account stays as it is through most transactions

@@ -6,10 +6,11 @@ The arguments are those of the instructions, with results by small numbers inste
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from aftermath.rules import bitmap
 from aftermath.rules.committee import quorum
-from aftermath.rules.run import MAX_VERDICTS, STORED_ROUNDS, RoundId
+from aftermath.rules.run import MAX_VERDICTS, STORED_ROUNDS, Config, RoundId
 from aftermath.rules.state import MemberState, RunState
 from programs.laps import (
     BARRED,
@@ -231,8 +232,15 @@ class Oracle(Transitions):
         turn, known = self._turn(number), self.known
         same = known.step == self.durable.step and turn < self.durable.turn
         need(known.step > self.durable.step or same, "CheckpointNotNewer")
-        self.durable = Named(known.hashes, known.step, known.data_index, turn)
+        self._name(Named(known.hashes, known.step, known.data_index, turn))
         self._follow()
+
+    def _name(self, named: Named) -> None:
+        """Of one step two checkpoints are kept at most."""
+        before = self.earlier[0].step if self.earlier[0] else 0
+        if not named.step == self.durable.step == before:
+            self.earlier = [None, *self.earlier[:-1]]
+        self.earlier[0], self.durable = self.durable, named
 
     def _turn(self, number: int) -> int:
         over = self.state not in (RunState.WARMUP, RunState.ROUND_TRAIN, RunState.ROUND_WITNESS) and self.laps
@@ -259,6 +267,39 @@ class Oracle(Transitions):
             self.cold = True
         over = self.step > self.config.total_steps
         self._enter(RunState.FINISHED if over else RunState.WAITING_FOR_MEMBERS)
+
+    def update(self, config: Config | None, progress: tuple[int, int, int] | None, use_durable: bool) -> None:
+        """A config that keeps the rules, and epoch, step and the next fresh sequence."""
+        need(self.halted, "NotHalted")
+        if progress is not None:
+            epoch, step, data_index = progress
+            need(step >= 1, "StepZero")
+            need(epoch >= self.epoch, "EpochGoesBack")
+            self.epoch = epoch
+            self._move(step, data_index)
+            self.known = replace(self.known, step=min(self.known.step, step))
+            self.durable = replace(self.durable, step=min(self.durable.step, step - 1))
+        self.config = config or self.config
+        if use_durable:
+            self._use_durable()
+
+    def _move(self, step: int, data_index: int) -> None:
+        """The run goes on elsewhere, and leaves behind what waited."""
+        self.step, self.data_index, self.backlog = step, data_index, set()
+        self.trained = {one for one in self.trained if one < data_index}
+
+    def rewind(self, place: int, step: int) -> None:
+        need(self.halted, "NotHalted")
+        known = [self.durable, *self.earlier]
+        chosen = known[place] if place < len(known) else None
+        if chosen is None or chosen.step != step:
+            raise No("NoSuchCheckpoint")
+        if place:
+            self.earlier[place - 1] = self.durable
+        self.durable = replace(chosen, turn=self.durable.turn)
+        self._move(max(step, 1), chosen.data_index)
+        self.finishers, self.cold = 0, True
+        self._use_durable()
 
     def kick(self, wallet: int, barred: bool) -> None:
         number, held = self.find(wallet), self.memberships.get(wallet)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -60,6 +61,14 @@ moves = st.one_of(
     st.tuples(st.just("withdraw")),
     st.tuples(st.just("settle"), st.integers(0, ALL - 1)),
 )
+CHANGES = {
+    "join_bond": st.sampled_from([0, BOND, 2 * BOND]),
+    "overlap": st.integers(0, 1),
+    "witness_nodes": st.sampled_from([0, 2]),
+    "verification_percent": st.sampled_from([0, 40]),
+    "total_steps": st.sampled_from([7, 1000]),
+    "min_round_time": st.integers(0, 1),
+}
 Thought = tuple[int, int, tuple[Any, ...]]
 
 
@@ -275,6 +284,31 @@ class AnyWallets(Members):
         self.turn(range(ALL), [], 6)
         if self.arena.oracle.halted or what == "pause":
             self.arena.set_paused(False)
+
+
+    @rule(
+        rules=st.fixed_dictionaries({}, optional=CHANGES), back=st.none() | st.integers(0, 4),
+        moved=st.none() | st.tuples(st.sampled_from([-1, 0, 1, 5]), st.sampled_from([0, 1, 5, 9]), st.integers(-60, 60)),
+        use_durable=st.sampled_from([False, False, True]), right=st.booleans(),
+    )  # fmt: skip
+    def the_owner_changes_the_run(
+        self, rules: dict[str, int], back: int | None, moved: tuple[int, int, int] | None, use_durable: bool, right: bool
+    ) -> None:
+        """Its config, or where it stands, once it has halted; a run that is not halted refuses it."""
+        arena, us = self.arena, self.arena.oracle
+        arena.set_paused(True)
+        for _ in range(4):
+            if not us.halted:
+                self.turn(range(ALL), [], 31)
+        if back is not None:
+            known = [us.durable, *us.earlier]
+            found = known[back] if back < len(known) else None
+            arena.rewind(back, found.step if found and right else 3)
+        if moved is not None:
+            epoch, step, data_index = moved
+            moved = max(0, us.epoch + epoch), step or us.step, max(0, us.data_index + data_index)
+        arena.update(replace(us.config, **rules), moved, use_durable=use_durable)
+        arena.set_paused(False)
 
 
 class Coalition(Members):

@@ -26,12 +26,18 @@ LOCAL = 0xFFFF
 def training(run: Scenario) -> Scenario:
     """Three members with real p2p keys train round 0; an epoch costs who is ejected 9 points."""
     run.owner("set_future_epoch_rates", 100, 9).ok()
+    return train(run)
+
+
+def train(run: Scenario) -> Scenario:
+    """The three, with their real p2p keys, begin an epoch."""
     for index in range(3):
         run.join(index, p2p=p2p(index)).ok()
-    run.world.advance(6)
+    run.world.advance(40)
     run.tick().ok()
     run.world.advance(31)
     run.tick().ok()
+    assert run.run.state is RunState.ROUND_TRAIN
     return run
 
 
@@ -71,6 +77,30 @@ def test_leaving_before_it_is_found_out_does_not_help(training: Scenario) -> Non
     show(run, *signed).ok()
     seat = run.members.seats[LIAR]
     assert (seat.state, seat.exited_height) == (MemberState.EJECTED, 0)
+
+
+def test_a_proof_costs_one_bond_and_no_other_one(world: World) -> None:
+    """The exploit: the owner set the epoch back to its number, and whoever kept the two statements showed them again."""
+    run = Scenario(world).start(join_bond=10**6)
+    train(run)
+    signed = pair(run)
+    show(run, *signed).ok()
+    while run.run.state is not RunState.COOLDOWN:
+        run.everyone_witnesses([0, 2])
+    run.world.advance(31)
+    run.tick().ok()
+    run.settle(LIAR).ok()
+    run.enroll(LIAR).ok()
+    run.owner("set_paused", True).ok()
+    at = {"step": run.run.step, "data_index": run.run.data_index}
+    run.update(progress=at | {"epoch": 0}).refused("EpochGoesBack")
+    run.update(progress=at | {"epoch": run.run.epoch}).ok()
+    run.owner("set_paused", False).ok()
+    train(run)
+    show(run, *signed).refused("StaleHeight")
+    held = run.membership(LIAR)
+    assert held is not None
+    assert (held.bond, held.ejections) == (10**6, 1)
 
 
 def test_what_is_no_contradiction_ejects_nobody(training: Scenario) -> None:

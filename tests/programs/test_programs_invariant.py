@@ -80,6 +80,17 @@ def test_words_of_those_who_have_none_are_refused(run: Scenario, what: str) -> N
     run.join(7).refused("InvariantBroken")
 
 
+def test_no_epoch_has_the_number_of_another_one(run: Scenario) -> None:
+    run.train([0, 1, 2]).finish_rounds()
+    run.world.advance(31)
+    run.tick().ok()
+    state = run.world.record("Run", "test")
+    assert state["epoch"] == 1
+    state["epoch"] = 0
+    run.world.store("Run", "test", state)
+    run.join(7).refused("InvariantBroken")
+
+
 def test_a_broken_run_can_be_closed(world: World) -> None:
     run = Scenario(world).start()
     run.owner("set_paused", True).ok()

@@ -4,7 +4,7 @@ Decided: it says the same as the program in other words (sequences are sets of n
 and shares no code with it; only the shuffle, the cut into shares and the quorum are those of the client, which
 test_vectors.py compares with the program by themselves. Seeds are the one thing that it is told, and which slot it is:
 when a seed is drawn it must know. It knows as many
-members as never fill the seats, and none of the owner's changes of a run's config.
+members as never fill the seats, and none of the owner's changes of a run's model.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from programs.laps import (
 
 OFTEN = 8
 """In so many rounds more than not whoever is dropped for its levels has failed to deliver them."""
+EARLIER = 3
 MONTH = 30 * 24 * 60 * 60
 
 
@@ -70,6 +71,8 @@ class Transitions:
         self.finishers = 0
         self.known = Knowledge((UNKNOWN,) * levels, 0, 0, 0, ModelSource.CHECKPOINT, 0)
         self.durable = Named((UNKNOWN,) * levels, 0, 0)
+        self.earlier: list[Named | None] = [None] * EARLIER
+        """The checkpoints before it, newest first."""
         self.kept: tuple[Knowledge, int] | None = None
         self.statements: dict[int, dict[int, bytes]] = {}
         """What is said of each level, by whom."""
@@ -276,7 +279,7 @@ class Transitions:
 
     def _withdraw(self, seat: Seat) -> None:
         if seat.state is MemberState.HEALTHY:
-            self._exit(seat, MemberState.WITHDRAWN)
+            self._exit(seat, MemberState.LEFT_EARLY if self.state is RunState.WARMUP else MemberState.WITHDRAWN)
 
     def _exit(self, seat: Seat, state: MemberState) -> None:
         if self.state is not RunState.COOLDOWN:
@@ -624,8 +627,10 @@ class Transitions:
 
     def _shown(self, seat: Seat) -> int:
         """The most that it may count for in the next epoch."""
-        if seat.state is MemberState.IDLE or (seat.state is MemberState.WITHDRAWN and seat.exited == 0):
+        if seat.state is MemberState.IDLE:
             return seat.weight
+        if seat.state is MemberState.LEFT_EARLY:
+            return max(seat.weight // 2, 1)
         if seat.state is MemberState.EJECTED:
             return 1
         return min(max(2 * seat.weight * (8 * seat.delivered // self.judged) // 8, 1), 0xFFFF)
@@ -639,6 +644,7 @@ class Transitions:
         if self.step == self.start_step and self.known.source is ModelSource.PEERS:
             holders |= self.finishers & ~self.began  # nobody has anything newer than they have
         self.finishers = holders & ~unwanted
+        marked = self.known.lost if self.step == self.start_step else unknown
         if unknown == self.every:
             self._use_durable()
             return
@@ -650,7 +656,7 @@ class Transitions:
         elif source is ModelSource.CHECKPOINT:
             self._use_durable()
             return
-        self.known = Knowledge(known.hashes, known.attested, known.step, known.data_index, source, unknown)
+        self.known = Knowledge(known.hashes, known.attested, known.step, known.data_index, source, marked)
 
     def _restore(self) -> bool:
         """What an epoch from an older model changed is undone, unless it stands."""

@@ -1,5 +1,5 @@
 """What a member needs besides an authorization: the client version that the run asks for, and money for its membership,
-the run's bond and its fees.
+the run's bond and its fees. And what keeps it out of a run, whoever admits it: verdicts that nobody can check.
 
 Decided: `train` checks these before it spends minutes on anything else, and `can-join` answers from the same checks.
 """
@@ -11,8 +11,10 @@ from solders.pubkey import Pubkey
 from aftermath.chain.funds import ensure_funds
 from aftermath.chain.rpc import RpcPool
 from aftermath.coordinator.errors import Refused
+from aftermath.rules.run import Run
 
 VERSION_MISMATCH = "ClientVersionMismatch"
+VERIFICATION_NOT_THERE = "VerificationNotThere"
 FEES_IN_HAND = 5_000_000
 """Lamports a member shall start with besides the bond: the rent of its membership and some 500 transactions."""
 
@@ -26,6 +28,22 @@ def check_version(run_id: str, wanted: str, client_version: str) -> None:
         f"run {run_id} takes clients of version {wanted} only, and this is version {client_version}",
         f"Get the source of version {wanted} and build it with make env; or its owner takes version {client_version}: "
         f"aftermath-solana update-config --run-id {run_id} --client-version {client_version}",
+    )
+
+
+def check_verdicts(run: Run) -> None:
+    """Raises Refused `VerificationNotThere` for a run in which members are elected to convict others.
+
+    No client recomputes results yet, so whoever votes there votes as it likes, and may be three wallets of the owner.
+    """
+    if not run.config.verification_percent:
+        return
+    raise Refused(
+        VERIFICATION_NOT_THERE,
+        f"run {run.run_id} lets {run.config.verification_percent} % of its members convict others (its "
+        "verification_percent), which costs the bond; no client can check what they say yet",
+        "Ask its owner to set verification_percent = 0. If you have paid a bond, take it back: aftermath-solana "
+        f"withdraw --run-id {run.run_id} -w WALLET",
     )
 
 

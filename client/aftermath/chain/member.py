@@ -15,7 +15,7 @@ from solders.instruction import Instruction
 from solders.pubkey import Pubkey
 
 from aftermath.chain.addresses import run_addresses
-from aftermath.chain.admission import VERSION_MISMATCH, check_version
+from aftermath.chain.admission import VERSION_MISMATCH, check_verdicts, check_version
 from aftermath.chain.authorizer import Authorizer
 from aftermath.chain.client import CoordinatorClient
 from aftermath.chain.instructions import witness_metadata
@@ -145,9 +145,14 @@ class SolanaMember:
         return authorization.address
 
     async def join(self, *, p2p: bytes, tier: int, weight: int, schema_hash: bytes, stateless: bool) -> None:
-        """Ask for a place in the next epoch. Raises Refused, `NotAuthorized` when nobody admitted this wallet."""
+        """Ask for a place in the next epoch.
+
+        Raises Refused: `NotAuthorized` when nobody admitted this wallet, `VerificationNotThere` for a run in which
+        others may convict it, also if that has become so while the transaction was on its way.
+        """
         # if it is old, whoever takes a seat is told, and asks again
         view = self._reader.last or await self.view(fresh=True)
+        check_verdicts(self._watcher.latest)
         steps = [] if self._enrolled else await self._enrolment(view)
         join = self._coordinator.ix.join_run(
             self._run_id,
@@ -164,6 +169,7 @@ class SolanaMember:
         try:
             await self._send(*steps, join)
             self._enrolled = True
+            check_verdicts(self._watcher.latest)
         except Refused as refusal:
             if refusal.name == VERSION_MISMATCH:
                 model = await self._coordinator.model(self._run_id)

@@ -94,7 +94,7 @@ async def at_the_chain(chain: Cluster, run_id: str, user: Pubkey, delegate_of: P
 
     from aftermath import __version__
     from aftermath.chain.addresses import run_addresses
-    from aftermath.chain.admission import check_funds, check_version
+    from aftermath.chain.admission import check_funds, check_verdicts, check_version
     from aftermath.chain.memberships import check_bond, lacking, membership_of
     from aftermath.coordinator.view import View
 
@@ -105,6 +105,8 @@ async def at_the_chain(chain: Cluster, run_id: str, user: Pubkey, delegate_of: P
     view = View(run, members, model)
     reasons = obstacles(view, bytes(user), held, authorized=found is not None)
     refusals: list[AftermathError] = []
+    with noting(refusals):
+        check_verdicts(run)
     with noting(refusals):
         check_version(run_id, model.client_version, __version__)
     with noting(refusals):
@@ -212,6 +214,7 @@ async def can_join(
         "address": str(user),
         "can_join": not reasons,
         "reasons": reasons,
+        "codes": [refusal.code for refusal in refusals],
         "warnings": warnings,
         "tier": None if tier == AUTO_TIER else tier,
         "why_tier": why,

@@ -98,13 +98,14 @@ async def run(subject: Subject) -> Finding | None:
     if subject.chain is None or subject.run_id is None:
         return None
     from aftermath import __version__
-    from aftermath.chain.admission import check_version
+    from aftermath.chain.admission import check_verdicts, check_version
     from aftermath.coordinator.view import View
     from aftermath.watch.phase import state_words
 
     run, model, members = await subject.chain.coordinator.snapshot(subject.run_id)
     subject.view = View(run, members, model)
     check_version(subject.run_id, model.client_version, __version__)
+    check_verdicts(run)
     taken = f"clients of {model.client_version}" if model.client_version else "clients of any version"
     return fine(f"run {subject.run_id} is {state_words(run.state.name)} and takes {taken}; this is {__version__}")
 

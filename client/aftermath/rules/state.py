@@ -40,6 +40,7 @@ class MemberState(IntEnum):
     DROPPED = 2
     WITHDRAWN = 3
     EJECTED = 4
+    LEFT_EARLY = 5
 
 
 class ModelSource(IntEnum):

@@ -17,7 +17,7 @@ from solders.pubkey import Pubkey
 from aftermath import __version__
 from aftermath.base.wait import cancel
 from aftermath.base.worker import ThreadWorker, Worker
-from aftermath.chain.admission import check_funds, check_version
+from aftermath.chain.admission import check_funds, check_verdicts, check_version
 from aftermath.chain.member import SolanaMember
 from aftermath.coordinator.errors import CoordinatorError
 from aftermath.coordinator.ports import Clock
@@ -78,6 +78,7 @@ async def assembled(
     model = view.model
     # who will not be let in should not wait for what follows
     await chain.authorization()
+    check_verdicts(view.run)
     check_version(settings.run_id, model.client_version, __version__)
     await check_funds(named.reach.pool, Pubkey(chain.wallet), await chain.bond_due())
     workers = Workers(*(ThreadWorker(name) for name in ("replica", "decode", "upload", "write", "data", "state")))

@@ -241,7 +241,7 @@ def _words(run: Run, seat: Seat) -> str:
     if seat.barred:
         return "barred"
     running = run.state is RunState.WARMUP or run.state.active
-    state = seat.state.name.lower() if running and seat.state is not MemberState.IDLE else ""
+    state = seat.state.name.lower().replace("_", " ") if running and seat.state is not MemberState.IDLE else ""
     state = _TAKES_PART if state == "healthy" else state
     if seat.pending:
         return f"{state}, joins the next epoch" if state else "joins the next epoch"

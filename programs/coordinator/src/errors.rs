@@ -238,4 +238,6 @@ pub enum CoordinatorError {
     Overflow,
     #[msg("The transaction would break what always holds of a run, and so changed nothing: please report it.")]
     InvariantBroken,
+    #[msg("The number of the epoch must not fall: give the run's own, or a higher one.")]
+    EpochGoesBack,
 }

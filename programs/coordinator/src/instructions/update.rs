@@ -179,6 +179,8 @@ fn set_schema(run: &mut Run, model: &mut Model, schema: &SchemaParams) -> Result
 /// Moves the run to another point. The backlog belonged to the old one.
 fn set_progress(run: &mut Run, model: &mut Model, backlog: &mut Backlog, progress: &ProgressParams) -> Result<()> {
     require!(progress.step >= 1, CoordinatorError::StepZero);
+    // or what was signed in an epoch of that number would be evidence again
+    require!(progress.epoch >= run.epoch, CoordinatorError::EpochGoesBack);
     let room = progress.epoch.max(progress.step) <= MAX_COUNTER && progress.data_index <= MAX_DATA_INDEX;
     require!(room, CoordinatorError::Overflow);
     run.epoch = progress.epoch;

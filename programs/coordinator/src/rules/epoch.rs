@@ -103,7 +103,9 @@ impl Machine<'_> {
         run.finishers = bitmap::without(&holders, &members::unwanted(self.members));
         holders::end(self.members, healthy);
         levels::go_back(run, self.model, unknown);
-        run.levels_lost = unknown;
+        if run.step != run.start_step {
+            run.levels_lost = unknown;
+        }
         if unknown == levels::all(run.levels) {
             levels::use_durable(run, self.model);
         } else if run.levels_attested != 0 && run.attested_step == run.step {

@@ -77,6 +77,9 @@ pub fn check_members(run: &Run, members: &Members) -> Result<()> {
     // who has a word about the epoch was in it from its beginning, and the ejected have none in the next
     let spoke = bitmap::is_subset(&bitmap::either(&members.judges, &members.proven), &run.began);
     let silenced = run.state == run_state::COOLDOWN || !bitmap::intersects(&members.forfeited, &members.established);
+    // no epoch has the number of another one that was gone through
+    let numbered = members.epoch < run.epoch || members.epoch == run.epoch && (members.judged == 0 || run.active());
+    require!(numbered, CoordinatorError::InvariantBroken);
     require!(begun && judged && kept && paid && spoke && silenced, CoordinatorError::InvariantBroken);
     Ok(())
 }

@@ -28,6 +28,8 @@ pub fn pending(members: &Members) -> Bitmap {
 #[inline(never)]
 pub fn exit(run: &Run, members: &mut Members, set: &Bitmap, state: u8) {
     let height = run.exit_height();
+    let early = run.state == run_state::WARMUP;
+    let state = if early && state == member_state::WITHDRAWN { member_state::LEFT_EARLY } else { state };
     for index in bitmap::seats(set) {
         let seat = &mut members.seats[index];
         if seat.state == member_state::HEALTHY {

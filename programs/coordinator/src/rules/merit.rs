@@ -103,7 +103,8 @@ pub fn end(members: &mut Members) {
                 shown >>= 8;
                 seat.weight = match seat.state {
                     member_state::IDLE => continue,
-                    member_state::WITHDRAWN if seat.exited_height == 0 => continue, // there was nothing to deliver yet
+                    // it did not begin, but one share was planned for it: so whoever makes a habit of that fades away
+                    member_state::LEFT_EARLY => (seat.weight / 2).max(1),
                     member_state::EJECTED => 1,
                     // in 64 bits: the VM has no others, and would cut every smaller number off by itself
                     _ => {

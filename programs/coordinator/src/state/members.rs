@@ -24,8 +24,10 @@ pub mod member_state {
     pub const DROPPED: u8 = 2;
     /// Left by itself.
     pub const WITHDRAWN: u8 = 3;
-    /// Convicted by the verifiers.
+    /// Convicted by the verifiers, or of two results.
     pub const EJECTED: u8 = 4;
+    /// Left by itself in the warm-up, before there was anything to deliver; its share of round 0 stays undone.
+    pub const LEFT_EARLY: u8 = 5;
 }
 
 #[derive(Clone, Copy, Pod, Zeroable, IdlType)]
