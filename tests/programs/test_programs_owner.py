@@ -204,6 +204,22 @@ def test_fewer_tiers_leave_nothing_of_those_before(world: World) -> None:
     assert not any(map(any, world.record("Model", "test")["checkpoint_hashes"][0]))
 
 
+@pytest.mark.parametrize("tiers", [2, 3], ids=["fewer tiers", "another hash"])
+def test_whoever_waited_for_another_model_asks_again(world: World, tiers: int) -> None:
+    """The members of a run that is done ask for the next epoch while its last one ends: with what they built then."""
+    run = Scenario(world).start(total_steps=3, rounds_per_epoch=3)
+    run.train([0, 1, 2])
+    run.finish_rounds()
+    run.join(0, tier=2).ok()
+    world.advance(31)
+    run.tick().ok()
+    assert run.run.state is RunState.FINISHED
+    run.update(config={**CONFIG, "total_steps": 9}).ok()
+    assert run.members.pending == 0b001
+    run.update(schema={"hash": b"n" * 32, "tier_widths": [256 >> tier for tier in range(tiers)]}).ok()
+    assert run.members.pending == 0
+
+
 def test_what_only_tells_of_changes_begins_anew(run: Scenario) -> None:
     record = run.world.record("Run", "test")
     record["members_seq"] = record["model_seq"] = np.iinfo(np.uint32).max

@@ -26,7 +26,7 @@ pub struct OwnerModel {
     pub run: Account<Run>,
     #[account(mut, seeds = [MODEL_SEED, run.seed()], bump = run.bumps[1])]
     pub model: Account<Model>,
-    #[account(seeds = [MEMBERS_SEED, run.seed()], bump = run.bumps[2])]
+    #[account(mut, seeds = [MEMBERS_SEED, run.seed()], bump = run.bumps[2])]
     pub members: Grown<Members>,
     #[account(mut, seeds = [WITNESSES_SEED, run.seed()], bump = run.bumps[3])]
     pub witnesses: Grown<Witnesses>,

@@ -4,7 +4,7 @@ use super::OwnerModel;
 use crate::{
     constants::*,
     errors::CoordinatorError,
-    rules::{checkpoints, levels, sequence, text, validate_config, validate_model},
+    rules::{checkpoints, levels, members, sequence, text, validate_config, validate_model},
     state::*,
 };
 use alloc::{string::String, vec::Vec};
@@ -94,7 +94,13 @@ pub fn update(ctx: &mut Context<OwnerModel>, params: &UpdateParams) -> Result<()
         set_model(run, model, &ctx.accounts.witnesses.backlog, source)?;
     }
     if let Some(schema) = &params.schema {
+        let before = (model.schema_hash, model.tiers);
         set_schema(run, model, schema)?;
+        // whoever waits built another model, and perhaps has none of its tiers
+        let another = (model.schema_hash, model.tiers) != before;
+        if another && members::forget_wishes(&mut ctx.accounts.members) {
+            sequence::bump(&mut run.members_seq)?;
+        }
     }
     if let Some(progress) = &params.progress {
         set_progress(run, model, &mut ctx.accounts.witnesses.backlog, progress)?;

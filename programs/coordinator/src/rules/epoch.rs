@@ -132,11 +132,7 @@ pub fn pause(run: &mut Run, members: &mut Members, backlog: &mut Backlog, now: u
     if run.state == run_state::WARMUP {
         source::restore(run, members, backlog);
     }
-    for seat in members.seats.iter_mut().take_while(|seat| seat.used == 1) {
-        if seat.pending == wish::WAITS {
-            seat.pending = wish::NONE;
-        }
-    }
+    members::forget_wishes(members);
     members::rest(members);
     sequence::bump(&mut run.members_seq)?;
     run.pending_pause = 0;

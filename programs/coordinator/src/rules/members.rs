@@ -53,6 +53,18 @@ pub fn rest(members: &mut Members) {
     members.healthy = [0; 32];
 }
 
+/// Whoever waits must ask again; returns whether there was anybody.
+pub fn forget_wishes(members: &mut Members) -> bool {
+    let mut found = false;
+    for seat in members.seats.iter_mut().take_while(|seat| seat.used == 1) {
+        if seat.pending == wish::WAITS {
+            seat.pending = wish::NONE;
+            found = true;
+        }
+    }
+    found
+}
+
 /// Those whom an authority has removed or barred.
 pub fn unwanted(members: &Members) -> Bitmap {
     collect(members, |seat| seat.pending >= wish::REMOVED)
