@@ -22,7 +22,7 @@ from solders.pubkey import Pubkey
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
-from aftermath.rules import assignment, bitmap, committee
+from aftermath.rules import assignment, bitmap, committee, conviction
 from aftermath.rules.run import MAX_WITNESSES
 from aftermath.rules.state import Committee, MemberState, RunState
 from programs import evidence
@@ -231,9 +231,10 @@ def begun(clients: int, tiers: int) -> Scenario:
     return run
 
 
-def end_in_time(clients: int, tiers: int, *, half: bool) -> int:
+def end_in_time(clients: int, tiers: int, *, half: bool, failed: bool = False) -> int:
     """What it costs to end a cooldown when its time is up, in which nobody said what the model contains, or just half
-    of each level's committee did.
+    of each level's committee did. With `failed`, as if all had begun as established holders, and all but the smallest
+    tier had failed in a round more than not.
     """
     run = begun(clients, tiers)
     while run.run.state is not RunState.COOLDOWN:
@@ -247,8 +248,29 @@ def end_in_time(clients: int, tiers: int, *, half: bool) -> int:
         run.attest(run.index_of(run.members.seats[seat].signer), hashes)
     if run.run.state is not RunState.COOLDOWN:
         raise SystemExit("error: half of the committees were enough before the time was up")
+    if failed:
+        fail(run, tiers)
     run.world.advance(31)
     return run.tick().units
+
+
+def fail(run: Scenario, tiers: int) -> None:
+    """See `end_in_time`. Nobody of whom it is so has a word in the cooldown any more."""
+    record = run.world.record("Members", run.run_id)
+    passed = bitmap.from_seats(seat for seat, one in enumerate(run.members.seats) if one.tier == tiers - 1)
+    appoint(run, record, tiers)
+    everybody = (1 << bitmap.MAX_MEMBERS) - 1
+    record["shown"][0][:-1], record["shown"][0][-1] = bitmap.to_bytes(everybody & ~passed), bitmap.to_bytes(passed)
+    record["proven"][0] = bitmap.to_bytes(run.members.proven & passed)
+    run.world.store("Members", run.run_id, record)
+
+
+def appoint(run: Scenario, record: Any, tiers: int) -> None:
+    """As if all who are in the epoch had begun it as established holders."""
+    state = run.world.record("Run", run.run_id)
+    state["levels_established"] = (1 << tiers) - 1
+    run.world.store("Run", run.run_id, state)
+    record["established"][0] = record["judges"][0] = record["healthy"][0]
 
 
 def level_drop(clients: int) -> int:
@@ -269,10 +291,23 @@ def level_drop(clients: int) -> int:
     without = others[: committee.quorum(len(judges) + 1)]  # an accused one that was silent has its own word
     everyone_attests(run, [judged.roster & ~(hidden if seat in without else 0) for seat in chosen])
     record = run.world.record("Members", run.run_id)
-    record["shown"][0][:], record["established"][0] = bitmap.to_bytes(0), record["healthy"][0]
+    appoint(run, record, 3)
+    lately(run, record, conviction.OFTEN)
+    for bit in range(7):
+        everybody = (1 << bitmap.MAX_MEMBERS) - 1
+        record["shown"][0][bit] = bitmap.to_bytes(everybody if 64 - conviction.OFTEN >> bit & 1 else 0)
     run.world.store("Members", run.run_id, record)
     sender = run.index_of(seats[without[0]].signer)
     return run.by(sender, "health_check", run.names(bitmap.seats(hidden))).units
+
+
+def lately(run: Scenario, record: Any, rounds: int) -> None:
+    """As if so many rounds more had made a step in this epoch."""
+    state = run.world.record("Run", run.run_id)
+    state["step"] += rounds
+    state["rounds"]["height"] += rounds
+    run.world.store("Run", run.run_id, state)
+    record["judged"] += rounds
 
 
 def measure(clients: int) -> dict[str, Any]:
@@ -287,6 +322,8 @@ def measure(clients: int) -> dict[str, Any]:
         for tiers in (3, 8):
             what = f"tick (ends a cooldown in which {who} attested, {tiers} levels)"
             world.units[what] = end_in_time(clients, tiers, half=half)
+    what = "tick (ends a cooldown in which half attested, 8 levels, and most judges have failed)"
+    world.units[what] = end_in_time(clients, 8, half=True, failed=True)
     world.units["health_check (for a level, by its holders)"] = level_drop(clients)
     attestations = min(clients, 32)
     return {

@@ -286,7 +286,7 @@ class Arena:
         lap = us.laps[-1] if us.laps else None
         now: tuple[Any, ...] = (us.state, us.since, us.epoch, us.step, us.data_index, us.epoch_since, us.start_step)
         now += (us.pausing, us.cold, us.reason, us.draining, us.finishers, len(us.backlog), 0)
-        now += (us.seed_slot, us.began, us.next_roster)
+        now += (us.seed_slot, us.began, us.next_roster, us.known_levels if us.state.active else 0)
         model = (known.source, known.hashes, known.attested, known.step, known.data_index, known.lost)
         if lap is None:
             return now, model
@@ -304,6 +304,7 @@ class Arena:
         now += tuple(int(run[name]) for name in ("pending_pause", "cold_start", "exit_reason", "draining"))
         now += (_mask(run["finishers"]), int(run["backlog"]), int(run["lost_sequences"]))
         now += (int(run["seed_slot"]), _mask(run["began"]), _mask(run["next_roster"]))
+        now += (int(run["levels_established"]) if self.oracle.state.active else 0,)
         hashes = tuple(one.tobytes() for one in run["level_hashes"][:LEVELS])
         names = ("levels_attested", "attested_step", "attested_data_index", "levels_lost")
         model = (int(run["model_source"]), hashes, *(int(run[name]) for name in names))

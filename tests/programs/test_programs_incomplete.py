@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 import pytest
 
@@ -10,43 +10,10 @@ from aftermath.chain import views
 from aftermath.rules import bitmap, conviction
 from aftermath.rules.state import MemberState
 from programs.harness import World
+from programs.holding import LIARS, TIERS, begin, established, one_round
 from programs.scenario import Scenario
 
-TIERS = (0, 1, 1, 2, 2, 2, 1)
-LIARS = (7, 8)
 LONG = 4 * conviction.OFTEN
-
-
-def _begin(run: Scenario, tiers: Mapping[int, int]) -> None:
-    run.train_of(tiers)
-    for _ in range(2):
-        _round(run, {})  # a round is judged only then
-
-
-def _established(world: World, tiers: tuple[int, ...] = TIERS) -> tuple[Scenario, dict[int, int]]:
-    """A run after an epoch in which everybody delivered everything."""
-    run, honest = Scenario(world).start(init_min_clients=3, rounds_per_epoch=LONG), dict(enumerate(tiers))
-    _begin(run, honest)
-    run.finish_rounds()
-    world.advance(31)
-    run.tick().ok()
-    assert bitmap.from_seats(honest) == run.members.established
-    return run, honest
-
-
-def _round(run: Scenario, lacks: Mapping[int, Collection[int]], silent: Collection[int] = ()) -> None:
-    """Everybody who is not silent attests all but what it lacks."""
-    height = run.run.current.height
-    judged = run.run.round(height - 1)
-    roster = judged.roster if judged else 0
-    for index in run.elected():
-        if index not in silent:
-            run.witness(index, roster & ~bitmap.from_seats(lacks.get(index, ()))).ok()
-    for seconds in (21, 6):
-        if run.run.current.height == height:
-            run.world.advance(seconds)
-            run.tick(1).ok()
-    assert run.run.current.height == height + 1
 
 
 def _accuse(run: Scenario, by: int, seats: Collection[int], *, guilty: bool) -> None:
@@ -72,55 +39,59 @@ def _shown(run: Scenario, seat: int) -> int:
 
 def test_who_hides_a_level_from_its_only_holder_is_dropped_and_not_that_holder(world: World) -> None:
     """Two wallets declare tier 0, vouch for each other, and say that they get nothing of the honest holder."""
-    run, honest = _established(world)
-    _begin(run, honest | dict.fromkeys(LIARS, 0))
+    run, honest = established(world, rounds=LONG)
+    begin(run, honest | dict.fromkeys(LIARS, 0))
     lacks = {0: LIARS} | dict.fromkeys(LIARS, (0,))
     while _shown(run, 7) > -conviction.OFTEN:
-        _round(run, lacks)
+        one_round(run, lacks)
         _accuse(run, 7, (0,), guilty=False)
         _accuse(run, 1, LIARS, guilty=_shown(run, 7) <= -conviction.OFTEN)
     assert run.members.mask(MemberState.DROPPED) == bitmap.from_seats(LIARS)
     assert _shown(run, 0) > 0
     _accuse(run, 2, (0,), guilty=False)
-    _round(run, lacks)
+    one_round(run, lacks)
     run.finish_rounds()
     assert run.members.mask(MemberState.HEALTHY) == bitmap.from_seats(honest)
 
 
 def test_a_holder_that_delivers_again_is_not_dropped(world: World) -> None:
-    run, honest = _established(world)
-    _begin(run, honest | {7: 0})
+    run, honest = established(world, rounds=LONG)
+    begin(run, honest | {7: 0})
     while _shown(run, 7) > -conviction.OFTEN:
-        _round(run, {0: (7,)})
-    _round(run, {})
+        one_round(run, {0: (7,)})
+    one_round(run, {})
     _accuse(run, 1, (7,), guilty=False)
-    _round(run, {0: (7,)})
+    one_round(run, {0: (7,)})
     assert _shown(run, 7) == -conviction.OFTEN
     _accuse(run, 1, (7,), guilty=True)
 
 
 def test_of_two_holders_the_word_of_one_drops_nobody(world: World) -> None:
-    """Neither of the two, whoever is silent, nor a newcomer, of which the other one says nothing."""
-    run, honest = _established(world, tiers=(0, 0, 1, 1, 2, 2, 1))
-    _begin(run, honest | {7: 0})
-    lacks = {0: (1, 7), 1: (0,), 7: (0, 1)}
+    """Neither of the two, whoever is silent, nor a newcomer, of which the other one says nothing. Nor is it counted
+    against either: of two judges none is a quorum without the other's own word.
+    """
+    run, honest = established(world, (0, 0, 1, 1, 2, 2, 1, 2), LONG)
+    begin(run, honest | {8: 0})
+    lacks = {0: (1, 8), 1: (0,), 8: (0, 1)}
     for index in range(3 * conviction.OFTEN):
-        _round(run, lacks, silent=(1,) if index % 2 else (0,) if index % 3 == 0 else ())
-        for seat in (0, 1, 7):
+        one_round(run, lacks, silent=(1,) if index % 2 else (0,) if index % 3 == 0 else ())
+        for seat in (0, 1, 8):
             _accuse(run, 2, (seat,), guilty=False)
-    assert min(_shown(run, seat) for seat in (0, 1, 7)) < -conviction.OFTEN
-    _round(run, {0: (1, 7), 1: (0, 7)})
+    assert min(_shown(run, 0), _shown(run, 1)) > 0
+    while _shown(run, 8) > -conviction.OFTEN:
+        one_round(run, lacks, silent=(1,))
+    one_round(run, {0: (1, 8), 1: (0, 8)})
     _accuse(run, 2, (0,), guilty=False)
     _accuse(run, 2, (1,), guilty=False)
-    _accuse(run, 2, (7,), guilty=True)  # both say so now
+    _accuse(run, 2, (8,), guilty=True)  # both say so now
 
 
 def test_a_holder_of_many_is_dropped_and_judges_no_more(world: World) -> None:
-    run, honest = _established(world, tiers=(0, 0, 0, 1, 2, 2, 1))
-    _begin(run, honest)
+    run, honest = established(world, (0, 0, 0, 1, 2, 2, 1), LONG)
+    begin(run, honest)
     lacks = {0: (2,), 1: (2,), 2: (0, 1)}
     while _shown(run, 2) > -conviction.OFTEN:
-        _round(run, lacks)
+        one_round(run, lacks)
     for innocent in (0, 1):
         _accuse(run, 2, (innocent,), guilty=False)
     run.by(2, "health_check", run.names([0, 2])).refused("NotUnhealthy")  # as a whole
@@ -130,33 +101,33 @@ def test_a_holder_of_many_is_dropped_and_judges_no_more(world: World) -> None:
 
 def test_who_judges_is_the_same_from_the_epochs_beginning_to_its_end(world: World) -> None:
     """Members apply results by it, each when it comes to that: a judge that is dropped then was one of the round's."""
-    run, honest = _established(world, tiers=(0, 0, 0, 1, 2, 2, 1))
-    _begin(run, honest | {7: 0})
+    run, honest = established(world, (0, 0, 0, 1, 2, 2, 1), LONG)
+    begin(run, honest | {7: 0})
     judges = bitmap.from_seats(honest)
     assert run.members.judges == run.members.established == judges
     assert run.run.levels_established == 0b111
     lacks = {0: (2,), 1: (2, 7), 2: (0, 1)}  # of three, two have what 7 delivers; without the liar, one of two
     while _shown(run, 2) > -conviction.OFTEN:
-        _round(run, lacks)
+        one_round(run, lacks)
     before = _shown(run, 7)
     _accuse(run, 3, (2,), guilty=True)
-    _round(run, lacks)
+    one_round(run, lacks)
     assert _shown(run, 7) == before + 1
     assert run.members.judges == judges != run.members.established
     run.finish_rounds()
     world.advance(31)
     run.tick(3).ok()
     assert run.members.judges == judges, "also for who applies the last round late"
-    _begin(run, honest | {7: 0})
+    begin(run, honest | {7: 0})
     assert run.members.judges == run.members.established != judges
 
 
 def test_a_level_of_a_middle_tier_has_its_own_holders(world: World) -> None:
     """Who declares tier 1 and gives its level to nobody is dropped by tiers 0 and 1, although tier 2 lacks nothing."""
-    run, honest = _established(world, tiers=(0, 1, 1, 2, 2, 2, 2, 2, 2))
-    _begin(run, honest | {9: 1})
+    run, honest = established(world, (0, 1, 1, 2, 2, 2, 2, 2, 2), LONG)
+    begin(run, honest | {9: 1})
     while _shown(run, 9) > -conviction.OFTEN:
-        _round(run, {0: (9,), 1: (9,), 2: (9,), 3: (1,), 4: (1,)})
+        one_round(run, {0: (9,), 1: (9,), 2: (9,), 3: (1,), 4: (1,)})
     _accuse(run, 3, (1,), guilty=False)
     _accuse(run, 3, (9,), guilty=True)
 
@@ -164,10 +135,10 @@ def test_a_level_of_a_middle_tier_has_its_own_holders(world: World) -> None:
 def test_those_who_have_shown_nothing_convict_nobody(world: World) -> None:
     """In a first epoch, two that declare tier 0 do not have the honest one dropped, however long it goes on."""
     run = Scenario(world).start(init_min_clients=3, rounds_per_epoch=LONG)
-    _begin(run, dict(enumerate(TIERS)) | dict.fromkeys(LIARS, 0))
+    begin(run, dict(enumerate(TIERS)) | dict.fromkeys(LIARS, 0))
     lacks = {0: LIARS} | dict.fromkeys(LIARS, (0,))
     for _ in range(2 * conviction.OFTEN):
-        _round(run, lacks)
+        one_round(run, lacks)
         _accuse(run, 7, (0,), guilty=False)
         _accuse(run, 1, LIARS, guilty=False)
     assert _shown(run, 0) < -conviction.OFTEN
@@ -176,10 +147,10 @@ def test_those_who_have_shown_nothing_convict_nobody(world: World) -> None:
 @pytest.mark.parametrize("gone", [2, 3])
 def test_it_takes_a_quorum_of_all_that_is_left(world: World, gone: int) -> None:
     """A round whose witnesses were too few, or have gone, is no evidence of a level either."""
-    run, honest = _established(world)
-    _begin(run, honest | {7: 0})
+    run, honest = established(world, rounds=LONG)
+    begin(run, honest | {7: 0})
     while _shown(run, 7) > -conviction.OFTEN:
-        _round(run, {0: (7,)})
+        one_round(run, {0: (7,)})
     for index in range(7 - gone, 7):
         run.by(index, "leave_run").ok()
     _accuse(run, 1, (7,), guilty=gone == 2)

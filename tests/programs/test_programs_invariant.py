@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from programs.harness import World
+from programs.holding import begin, established, one_round
 from programs.scenario import Scenario, member
 
 Break = Callable[[Any], None]
@@ -89,6 +90,83 @@ def test_no_epoch_has_the_number_of_another_one(run: Scenario) -> None:
     state["epoch"] = 0
     run.world.store("Run", "test", state)
     run.join(7).refused("InvariantBroken")
+
+
+def _shown(value: int) -> Break:
+    """As if everybody had shown so much."""
+
+    def broken(record: Any) -> None:
+        for bit in range(7):
+            record["shown"][bit] = b"\xff" * 32 if value >> bit & 1 else bytes(32)
+
+    return broken
+
+
+OF_WORDS: dict[str, tuple[str, Break]] = {
+    "a level that the run has not is judged": ("Run", _field("levels_established", 0b1111)),
+    "of a level that a judge holds there is none": ("Run", _field("levels_established", 0b011)),
+    "there are judges and nobody judges": ("Run", _field("levels_established", 0)),
+    "nobody judges levels that are judged": ("Members", lambda all_: [all_.__setitem__(n, bytes(32)) for n in _BOTH]),
+    "a judge that is there has no word": ("Members", _field("established", bytes(32))),
+    "a newcomer has a word": ("Members", _field("established", b"\x0f" + bytes(31))),
+    "more is shown than there was to show": ("Members", _shown(68)),
+    "less is shown than nothing": ("Members", _shown(59)),
+}
+_BOTH = ("established", "judges")
+
+
+@pytest.mark.parametrize("what", OF_WORDS)
+def test_words_about_levels_that_contradict_each_other_are_refused(world: World, what: str) -> None:
+    """In an epoch of three who have shown their levels before, and a newcomer; three of its rounds made a step."""
+    run, tiers = established(world, (0, 1, 2))
+    begin(run, tiers | {3: 0})
+    for _ in range(2):
+        one_round(run, {})
+    run.join(8).ok()
+    kind, change = OF_WORDS[what]
+    record = world.record(kind, "test")
+    change(record[0])
+    world.store(kind, "test", record)
+    run.join(9).refused("InvariantBroken")
+
+
+def test_what_is_shown_is_within_reach_of_the_rounds_that_there_were(world: World) -> None:
+    run, tiers = established(world, (0, 1, 2))
+    begin(run, tiers | {3: 0})
+    for _ in range(2):
+        one_round(run, {})
+    assert run.members.judged == 3
+    for value, fits in ((60, True), (67, True), (59, False), (68, False)):
+        record = world.record("Members", "test")
+        _shown(value)(record[0])
+        world.store("Members", "test", record)
+        outcome = run.join(10 + value)
+        _ = outcome.ok() if fits else outcome.refused("InvariantBroken")
+
+
+def test_nobody_has_a_word_in_cooldown_that_has_not_shown_its_levels(run: Scenario) -> None:
+    run.train([0, 1, 2])
+    run.finish_rounds()
+    run.join(7).ok()
+    record = run.world.record("Members", "test")
+    _shown(63)(record[0])
+    run.world.store("Members", "test", record)
+    run.join(8).refused("InvariantBroken")
+
+
+def test_nobody_has_delivered_in_a_warm_up_or_is_there_without_an_epoch(run: Scenario) -> None:
+    run.join(7).ok()
+    record = run.world.record("Members", "test")
+    record["healthy"] = b"\x01" + bytes(31)
+    before = run.world.record("Members", "test")
+    run.world.store("Members", "test", record)
+    run.join(8).refused("InvariantBroken")
+    run.world.store("Members", "test", before)
+    run.warm_up([0, 1, 2])
+    record = run.world.record("Members", "test")
+    record["proven"] = b"\x01" + bytes(31)
+    run.world.store("Members", "test", record)
+    run.join(8).refused("InvariantBroken")
 
 
 def test_a_broken_run_can_be_closed(world: World) -> None:

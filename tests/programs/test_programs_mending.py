@@ -62,12 +62,15 @@ def test_who_waits_when_a_run_finishes_asks_again(world: World) -> None:
     run.world.advance(31)
     run.tick().ok()
     assert run.run.state is RunState.FINISHED
-    run.update(config={**CONFIG, "total_steps": 12, "join_bond": 10**9}).ok()
+    assert not run.members.pending
+    schema = {"hash": b"n" * 32, "tier_widths": [256, 128]}
+    run.update(config={**CONFIG, "total_steps": 12, "join_bond": 10**9}, schema=schema).ok()
     run.owner("set_paused", False).ok()
     run.world.advance(40)
     run.tick().refused("NothingToTick")
     assert not run.members.pending
-    run.join(0).refused("BondTooLow")
+    run.join(0).refused("SchemaMismatch")
+    run.join(0, schema_hash=b"n" * 32).refused("BondTooLow")
 
 
 def test_a_finished_run_is_reopened_by_going_back(world: World) -> None:

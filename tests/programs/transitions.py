@@ -38,6 +38,8 @@ from programs.laps import (
 
 OFTEN = 8
 """In so many rounds more than not whoever is dropped for its levels has failed to deliver them."""
+ABSENT = 2
+"""So many whoever alone holds a level may fail in, and keeps its word about it."""
 EARLIER = 3
 MONTH = 30 * 24 * 60 * 60
 
@@ -182,20 +184,28 @@ class Transitions:
             return
         agreed = self._agreed(lap)
         for number in judged.members:
-            seat = self.members[number]
-            owed = number in agreed or not bitmap.contains(lap.attested or 0, number)
-            verdicts = [
-                self._delivered(lap, number, agreed.get(number), level) for level in range(seat.tier, self.levels)
-            ]
-            if owed and None not in verdicts and seat.shown > -64:
-                seat.shown = min(63, seat.shown + 1) if all(verdicts) else seat.shown - 1
+            seat, result = self.members[number], agreed.get(number)
+            missing = result is None and not bitmap.contains(lap.attested or 0, number)
+            if missing and seat.state is not MemberState.HEALTHY and seat.exited <= judged.height:
+                continue  # it had left before it owed that
+            said = [self._said(lap, number, result, level) for level in range(seat.tier, self.levels)]
+            if (result is None and not missing) or not all(votes for votes, _ in said) or seat.shown == -64:
+                continue
+            if not missing and all(votes.count(True) >= quorum(len(votes)) for votes, _ in said):
+                seat.shown = min(63, seat.shown + 1)
+            elif missing or any(votes.count(False) >= needed for votes, needed in said):
+                seat.shown -= 1
 
-    def _delivered(self, lap: Lap, number: int, result: int | None, level: int) -> bool | None:
-        """Whether a quorum of the judges of a level recorded that result of a seat; None if there was no judge."""
+    def _said(self, lap: Lap, number: int, result: int | None, level: int) -> tuple[list[bool], int]:
+        """Which judges of a level that attested recorded that result of a seat; how many others count against it."""
         known = bool(self.known_levels >> level & 1)
         asked = [vote for vote in lap.votes if not known or bitmap.contains(self.judges, vote.seat)]
-        said = [vote.held.get(number) for vote in asked if self.members[vote.seat].tier <= level]
-        return said.count(result) >= quorum(len(said)) and result is not None if said else None
+        asked = [vote for vote in asked if self.members[vote.seat].tier <= level]
+        votes = [vote.held.get(number) == result for vote in asked]
+        if not known:
+            return votes, len(votes) - quorum(len(votes)) + 1  # as soon as no quorum is for it
+        own = bitmap.contains(self.judges, number) and number not in [vote.seat for vote in asked]
+        return votes, quorum(len(votes) + own)
 
     def _remaining(self, lap: Lap) -> list[Vote]:
         return [vote for vote in lap.votes if self.members[vote.seat].state is MemberState.HEALTHY]
@@ -237,8 +247,8 @@ class Transitions:
         return lacking >= max(quorum(len(judges)), min(2, len(holders)))
 
     def counts(self, number: int) -> bool:
-        """Whether it is counted what a seat shows: it is in the epoch."""
-        return self.state.active and self.members[number].state is MemberState.HEALTHY
+        """Whether it is counted what a seat shows: it began the epoch, also if it is gone."""
+        return self.state.active and bitmap.contains(self.began, number)
 
     def words(self, number: int) -> tuple[int, ...]:
         """Whether a seat is established, judges and is proven; in an epoch, what it has shown."""
@@ -425,7 +435,7 @@ class Transitions:
         known = self.judges & self.healthy
         self.known_levels = self._held(known)
         for seat in self.members:
-            seat.shown = 0 if seat.established or not known else -1
+            seat.shown = -1 if known and seat.state is MemberState.HEALTHY and not seat.established else 0
         self._start_round(0, 0)
         return True
 
@@ -636,9 +646,13 @@ class Transitions:
         return min(max(2 * seat.weight * (8 * seat.delivered // self.judged) // 8, 1), 0xFFFF)
 
     def _take_over(self, healthy: int, unknown: int) -> None:
-        for number in bitmap.seats(healthy):
-            seat = self.members[number]
-            seat.established = seat.shown >= 0 if seat.established else bitmap.contains(self.proven, number)
+        judges = [self.members[number] for number in bitmap.seats(self.judges)]
+        judges = [seat for seat in judges if seat.established]
+        shown = min((seat.tier for seat in judges if seat.shown >= 0), default=self.levels)
+        for seat in judges:  # also those who have gone
+            seat.established = seat.shown >= 0 or (seat.shown >= -ABSENT and seat.tier < shown)
+        for number in bitmap.seats(healthy & self.proven):
+            self.members[number].established = True
         unwanted = bitmap.from_seats(number for number, seat in enumerate(self.members) if seat.wish >= REMOVED)
         holders = healthy
         if self.step == self.start_step and self.known.source is ModelSource.PEERS:

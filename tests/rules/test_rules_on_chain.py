@@ -207,9 +207,9 @@ def test_the_program_drops_for_its_levels_whom_the_client_does(chain: Onchain, s
     has a result of is taken by a `health_check` if and only if the client would name it.
     """
     rng, size = random.Random(seed), 8
-    chain.configure(SEED, min_clients=2, init_min_clients=size, witness_nodes=2)
+    chain.configure(SEED, min_clients=2, init_min_clients=size, witness_nodes=2, rounds_per_epoch=60)
     chain.begin({number: (rng.randrange(3), 1) for number in range(1, size + 1)})
-    while chain.run.current.height < 2:
+    while chain.run.current.height < 2 + conviction.OFTEN:  # as many as a count can have fallen in
         chain.at(chain.now + 1)
         for seat in committee.witnesses(chain.run.current, chain.members.mask(MemberState.HEALTHY)):
             chain.witness(seat, dict.fromkeys(range(size), bytes(32)) if chain.run.current.height else {})
@@ -217,14 +217,15 @@ def test_the_program_drops_for_its_levels_whom_the_client_does(chain: Onchain, s
     for _ in range(60):
         given = [rng.getrandbits(size) | rng.getrandbits(size) for _ in range(rng.randint(1, size))]
         _write_attestations(chain, given, attested=rng.getrandbits(size) | rng.getrandbits(size))
-        established = bitmap.to_bytes(rng.getrandbits(size) | rng.getrandbits(size))
+        _appoint(chain, rng.getrandbits(size) | rng.getrandbits(size))
         counts = [64 - conviction.OFTEN + rng.randint(-1, 1) for _ in range(size)]
         planes = [bitmap.to_bytes(sum((one >> bit & 1) << at for at, one in enumerate(counts))) for bit in range(7)]
-        said = {"established": established, "shown": planes}
-        overwrite(chain, views.members_account(), chain.addresses.members, **said)
-        members, judges = chain.members, chain.run.round(1)
+        overwrite(chain, views.members_account(), chain.addresses.members, shown=planes)
+        members, last = chain.members, chain.run.current.height - 1
+        judges, ring = chain.run.round(last), chain.run.ring(last)
         assert judges is not None
-        attestations = chain.attestations(chain.run.ring(1) or 0, len(given))
+        assert ring is not None
+        attestations = chain.attestations(ring, len(given))
         absent = consensus.left_out(judges, attestations) & ~judges.attested
         found = conviction.incomplete(chain.run, members, attestations)
         for seat in range(size):
@@ -233,8 +234,12 @@ def test_the_program_drops_for_its_levels_whom_the_client_does(chain: Onchain, s
     assert 0 < taken < 60 * size
 
 
-_HELD = (0b000, 0b100, 0b110, 0b111)
-"""The levels that members hold: who holds one holds all higher ones."""
+def _appoint(chain: Onchain, judges: int) -> None:
+    """The epoch began with these as established holders."""
+    smallest = min((chain.members.seats[seat].tier for seat in bitmap.seats(judges)), default=3)
+    held, who = 0b111 & ~((1 << smallest) - 1), bitmap.to_bytes(judges)
+    overwrite(chain, views.run_account(), chain.addresses.run, levels_established=held)
+    overwrite(chain, views.members_account(), chain.addresses.members, judges=who, established=who)
 
 
 @pytest.mark.parametrize("overlap", [0, 1])
@@ -243,7 +248,8 @@ def test_the_program_counts_levels_by_the_witnesses_that_the_client_does(
     chain: Onchain, seed: int, overlap: int
 ) -> None:
     """Random attestations of three tiers, some of whom judged from the epoch's beginning: a member has shown its levels
-    in a round if and only if a quorum of those whom the client asks recorded each.
+    in a round if a quorum of those whom the client asks recorded each, and has not if a quorum did without one. Of
+    levels without established holders, it has not if no quorum recorded one.
     """
     rng, size = random.Random(seed), 8
     chain.configure(SEED, min_clients=2, init_min_clients=size, witness_nodes=0, rounds_per_epoch=60, overlap=overlap)
@@ -253,11 +259,11 @@ def test_the_program_counts_levels_by_the_witnesses_that_the_client_does(
         chain.at(chain.now + 1)
         for seat in range(size):
             _attest(chain, rng, seat, 0)
-    seen: set[int] = set()
+    seen, splits = set[int](), 0
     for _ in range(25):
-        known, judges, closing = rng.choice(_HELD), rng.getrandbits(size), chain.run.current.height
-        overwrite(chain, views.run_account(), chain.addresses.run, levels_established=known)
-        overwrite(chain, views.members_account(), chain.addresses.members, judges=bitmap.to_bytes(judges))
+        judges, closing = rng.choice([0, rng.getrandbits(size), 1 << rng.randrange(size)]), chain.run.current.height
+        _appoint(chain, judges)
+        known = chain.run.levels_established
         chain.at(chain.now + 1)
         attestations = [_attest(chain, rng, seat, everybody) for seat in range(size)]
         closed, before = chain.run.round(closing), chain.members
@@ -269,22 +275,30 @@ def test_the_program_counts_levels_by_the_witnesses_that_the_client_does(
         for seat in range(size):
             own = range(before.seats[seat].tier, 3)
             asked = [consensus.judging(attestations, chain.run, before, level) for level in own]
-            whole = seat in accepted and all(
-                sum(held[one.seat].get(seat) == accepted[seat] for one in said) >= committee.quorum(len(said))
-                for said in asked
+            recorded = [
+                [seat in accepted and held[one.seat].get(seat) == accepted[seat] for one in said] for said in asked
+            ]
+            whole = all(votes.count(True) >= committee.quorum(len(votes)) for votes in recorded)
+            against = any(
+                votes.count(False) >= committee.quorum(len(votes))
+                if known >> level & 1
+                else votes.count(True) < committee.quorum(len(votes))
+                for level, votes in zip(own, recorded, strict=True)
             )
             owed = seat in accepted or not bitmap.contains(closed.attested, seat)
-            step = (1 if whole else -1) if owed and all(asked) else 0
+            step = (whole - against) if owed and all(asked) else 0
             assert chain.members.shown[seat] - before.shown[seat] == step, (seat, known, judges)
             seen.add(step)
+            splits += bool(owed and all(asked) and not step)
         for seat in range(1, size):
             _attest(chain, rng, seat, everybody)
     assert seen == {-1, 0, 1}
+    assert splits
 
 
 def _write_attestations(chain: Onchain, given: list[int], attested: int) -> None:
-    """Round 1 as if these participations, and no others, had been attested in it."""
-    ring = chain.run.ring(1)
+    """The round that closed last as if these participations, and no others, had been attested in it."""
+    ring = chain.run.ring(chain.run.current.height - 1)
     for layout, address, change in (
         (views.run_account(), chain.addresses.run, {"attestations": len(given), "attested": bitmap.to_bytes(attested)}),
         (views.witnesses_account(), chain.addresses.witnesses, {}),

@@ -37,9 +37,10 @@ class Members:
     """All 256 seats, used or not. `judged` counts the rounds of the epoch that were steps, `delivered` for each seat
     in how many of them it delivered all it owed; `proven` are those who owed something then, or had delivered in half
     of the rounds when they left, and in cooldown those whose word counts about their levels; `established` those who
-    have shown in an epoch before that they hold their levels, `judges` those of them with whom the epoch began, the
-    same to its end; `shown` says for each seat in how many more rounds it delivered every level than it did not (a
-    newcomer to established members begins one below 0); `forfeited` are those who were ejected and whose memberships
+    have shown in an epoch before that they hold their levels, and in the last one that they began for as long as they
+    were there; `judges` those of them with whom the epoch began, the same to its end; `shown` says for each seat in how
+    many more rounds it delivered every level than it did not (a newcomer to established members begins one below 0;
+    what divides the established ones counts for nobody); `forfeited` are those who were ejected and whose memberships
     do not say so yet.
     """
 

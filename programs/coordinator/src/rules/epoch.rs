@@ -86,7 +86,7 @@ impl Machine<'_> {
         run.cold_start = 0;
         let finished = run.step > run.config.total_steps;
         if finished {
-            members::dismiss(self.members);
+            members::forget_wishes(self.members);
         }
         self.enter(if finished { run_state::FINISHED } else { run_state::WAITING_FOR_MEMBERS }, moment);
         Ok(())
@@ -142,7 +142,7 @@ pub fn pause(run: &mut Run, members: &mut Members, backlog: &mut Backlog, now: u
     if run.state == run_state::WARMUP {
         source::restore(run, members, backlog);
     }
-    members::dismiss(members);
+    members::forget_wishes(members);
     members::rest(members);
     sequence::bump(&mut run.members_seq)?;
     run.pending_pause = 0;

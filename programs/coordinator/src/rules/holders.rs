@@ -7,6 +7,10 @@
 //! of the same witnesses members apply a level of a result, at any time in the epoch: so who judges is fixed when it
 //! begins.
 //!
+//! Where established holders judge, only a quorum of them counts against a member, and a judge has its own word among
+//! them: of two, one could otherwise take the other's word about the level, by saying that it got nothing. What a judge
+//! has shown counts at the epoch's end also if it has left by then, or hiding a level would cost only those who stay.
+//!
 //! The witnesses of a round are counted by level when the first one of the next round attests, since closing a round costs
 //! as much as an instruction may. So the last one of an epoch is not counted.
 
@@ -15,6 +19,9 @@ use crate::{constants::*, state::*};
 
 /// Where nothing has been shown yet.
 const EVEN: usize = SHOWN_BITS - 1;
+pub const EVENLY: u32 = 1 << EVEN;
+/// Where those begin who have to show more than they owe.
+pub const BELOW: u32 = EVENLY - 1;
 /// In so many rounds more than not a member must have failed to deliver whole levels before it is dropped for that.
 const OFTEN: u32 = 8;
 
@@ -25,7 +32,19 @@ pub fn in_half(members: &Members) -> &Bitmap {
 
 /// The seats that failed to deliver every level in `OFTEN` rounds more than they did it, of those in which that was judged.
 pub fn often_incomplete(members: &Members) -> Bitmap {
-    bitmap::without(&[0xff; 32], &merit::at_least(&members.shown, (1 << EVEN) - OFTEN + 1))
+    bitmap::without(&[0xff; 32], &merit::at_least(&members.shown, EVENLY - OFTEN + 1))
+}
+
+/// Whether the counts of a word of seats are `lowest` at least, and below `above`.
+#[inline(always)]
+pub fn between(members: &Members, (index, seats): (usize, u64), lowest: u32, above: u32) -> bool {
+    let (mut enough, mut more) = (u64::MAX, u64::MAX);
+    for (bit, plane) in members.shown.iter().enumerate() {
+        let plane = bitmap::word(plane, index);
+        enough = if lowest >> bit & 1 == 1 { plane & enough } else { plane | enough };
+        more = if above >> bit & 1 == 1 { plane & more } else { plane | more };
+    }
+    seats & !enough == 0 && (seats & more == 0 || above >> SHOWN_BITS != 0)
 }
 
 /// Those who began the epoch and are of the ones that say what its levels contain, although they may not speak themselves.
@@ -53,16 +72,71 @@ pub fn appoint(members: &mut Members, roster: &Bitmap) {
 pub fn begin(run: &mut Run, members: &mut Members) {
     let judges = bitmap::both(&members.judges, &members.healthy);
     run.levels_established = levels::held_by(run, members, &judges);
-    let even = if bitmap::is_empty(&judges) { members.healthy } else { judges };
-    members.shown = [bitmap::without(&members.healthy, &even); SHOWN_BITS]; // one below
-    members.shown[EVEN] = even;
+    let below = if bitmap::is_empty(&judges) { [0; 32] } else { bitmap::without(&members.healthy, &judges) };
+    members.shown = [below; SHOWN_BITS]; // one below
+    members.shown[EVEN] = bitmap::without(&[0xff; 32], &below);
 }
 
-/// An epoch is over that `healthy` members finished.
+/// An epoch is over that `healthy` members finished. Its judges go on to be established if they have shown their levels
+/// for as long as they were there.
+#[inline(never)]
 pub fn end(members: &mut Members, healthy: &Bitmap) {
-    let failed = bitmap::without(healthy, in_half(members));
-    let kept = bitmap::without(&members.established, &failed);
-    members.established = bitmap::either(&kept, &bitmap::both(&members.proven, healthy));
+    let judges = bitmap::both(&members.judges, &members.established);
+    let failed = bitmap::without(&judges, in_half(members));
+    if !bitmap::is_empty(&failed) {
+        let lost = replaced(members, &judges, &failed);
+        members.established = bitmap::without(&members.established, &lost);
+    }
+    members.established = bitmap::either(&members.established, &bitmap::both(&members.proven, healthy));
+}
+
+/// Those of the `failed` judges whose levels others have shown. Who alone holds one keeps its word, if it failed no longer
+/// than whoever is cut off, in two rounds: an outage must not leave the level to newcomers.
+#[inline(never)]
+fn replaced(members: &Members, judges: &Bitmap, failed: &Bitmap) -> Bitmap {
+    let (mut spared, mut shown) = ([0; bitmap::WORDS], [0; bitmap::WORDS]);
+    for index in 0..bitmap::WORDS {
+        let failed = bitmap::word(failed, index);
+        shown[index] = bitmap::word(judges, index) & !failed;
+        // 62 and 63 have all digits in between
+        spared[index] = members.shown[1..EVEN].iter().fold(failed, |spared, plane| spared & bitmap::word(plane, index));
+    }
+    let mut lost = *failed;
+    if spared == [0; bitmap::WORDS] {
+        return lost;
+    }
+    for of_tier in &by_tier(members) {
+        if (0..bitmap::WORDS).any(|index| bitmap::word(of_tier, index) & shown[index] != 0) {
+            break;
+        }
+        for (index, spared) in spared.iter().enumerate() {
+            let left = bitmap::word(&lost, index) & !(bitmap::word(of_tier, index) & spared);
+            bitmap::set_word(&mut lost, index, left);
+        }
+    }
+    lost
+}
+
+/// The seats of each tier.
+#[inline(never)]
+fn by_tier(members: &Members) -> [Bitmap; MAX_LEVELS] {
+    let mut result = [[0; 32]; MAX_LEVELS];
+    for (byte, seats) in members.seats.chunks_exact(8).enumerate() {
+        let Ok([a, b, c, d, e, f, g, h]) = <&[Seat; 8]>::try_from(seats) else { break };
+        let mut put = |seat: &Seat, place: u8| result[seat.tier as usize % MAX_LEVELS][byte] |= 1 << place;
+        put(a, 0); // unrolled: a loop costs as much again
+        put(b, 1);
+        put(c, 2);
+        put(d, 3);
+        put(e, 4);
+        put(f, 5);
+        put(g, 6);
+        put(h, 7);
+        if h.used == 0 {
+            break;
+        }
+    }
+    result
 }
 
 /// Counts the round that has closed last.
@@ -82,24 +156,46 @@ pub fn judge(run: &Run, members: &mut Members, witnesses: &Witnesses) {
         if in_round == 0 {
             continue;
         }
-        let (mut known, mut all) = (0u64, 0u64);
+        let (mut known, mut all, mut lacking) = (0u64, 0u64, 0u64);
         for (bit, seat) in members.seats[64 * index..64 * (index + 1)].iter().enumerate() {
-            let (judged, recorded) = &whole[seat.tier as usize % MAX_LEVELS];
-            known |= u64::from(*judged) << bit;
-            all |= recorded[index] & 1 << bit;
+            let of_tier = &whole[seat.tier as usize % MAX_LEVELS];
+            known |= u64::from(of_tier.judged) << bit;
+            all |= of_tier.recorded[index] & 1 << bit;
+            lacking |= of_tier.lacking[index] & 1 << bit;
         }
         // who owed nothing is attested too, and not counted here
         let delivered = quorum::count(disagreeing.iter().map(|different| !different[index]), quorum)
             & bitmap::word(&leading.participation, index)
             & in_round;
         let missing = in_round & !bitmap::word(&closed.attested, index);
-        let (up, down) = (known & all & delivered, known & (missing | delivered & !all));
+        let missing = missing & !left_before(members, index, missing, run.rounds[judged].height);
+        let (up, down) = (known & all & delivered, known & (missing | delivered & lacking));
         advance(&mut members.shown, index, up, down);
     }
 }
 
-/// For each tier whether its levels could all be judged, and the seats of which enough judges of each recorded what leads.
-type Whole = [(bool, [u64; bitmap::WORDS]); MAX_LEVELS];
+/// Those of 64 seats, of which something is `missing`, that had left before that round was over.
+fn left_before(members: &Members, index: usize, missing: u64, height: u32) -> u64 {
+    let mut rest = missing & !bitmap::word(&members.healthy, index);
+    let mut left = 0;
+    while rest != 0 {
+        let bit = rest.trailing_zeros() as usize;
+        rest &= rest - 1;
+        left |= u64::from(members.seats[64 * index + bit].exited_height <= height) << bit;
+    }
+    left
+}
+
+/// Of a level, and then of all levels of a tier.
+#[derive(Clone, Copy)]
+struct Whole {
+    /// Some judge attested.
+    judged: bool,
+    /// The seats of which enough judges recorded what leads.
+    recorded: [u64; bitmap::WORDS],
+    /// Those of which enough judges did not.
+    lacking: [u64; bitmap::WORDS],
+}
 
 #[inline(never)]
 fn recorded(
@@ -107,12 +203,13 @@ fn recorded(
     members: &Members,
     (attestations, disagreeing): (&[Attestation], &[[u64; bitmap::WORDS]]),
     columns: usize,
-) -> Whole {
+) -> [Whole; MAX_LEVELS] {
     let (established, levels) = (run.levels_established, (run.levels as usize).min(MAX_LEVELS));
-    let mut whole: Whole = [(false, [0; bitmap::WORDS]); MAX_LEVELS];
-    let (mut planes, mut judges) = ([[0u64; VOTE_PLANES]; bitmap::WORDS], 0u32);
+    let none = Whole { judged: false, recorded: [0; bitmap::WORDS], lacking: [0; bitmap::WORDS] };
+    let mut whole = [none; MAX_LEVELS];
+    let (mut planes, mut judges, mut spoken) = ([[0u64; VOTE_PLANES]; bitmap::WORDS], 0u32, [0; 32]);
     let mut least = 0; // the smallest tier that is not counted yet
-    for (level, (judged, words)) in whole.iter_mut().enumerate().take(levels) {
+    for (level, of_level) in whole.iter_mut().enumerate().take(levels) {
         let known = established >> level & 1 == 1;
         if known && (level == 0 || established >> (level - 1) & 1 == 0) {
             (planes, judges, least) = ([[0; VOTE_PLANES]; bitmap::WORDS], 0, 0);
@@ -122,23 +219,38 @@ fn recorded(
             let tier = members.seats[one.seat as usize].tier as usize;
             if least <= tier && tier <= level && (!known || bitmap::has(&members.judges, one.seat)) {
                 judges += 1;
+                bitmap::set(&mut spoken, one.seat);
                 for (planes, different) in planes.iter_mut().zip(disagreeing).take(columns) {
                     add(planes, !different);
                 }
             }
         }
         least = level + 1;
-        *judged = judges > 0;
-        for (column, word) in words.iter_mut().enumerate().take(columns) {
-            *word = quorum::at_least(&planes[column], quorum::of(judges));
+        of_level.judged = judges > 0;
+        for (column, planes) in planes.iter().enumerate().take(columns) {
+            let had = quorum::at_least(planes, quorum::of(judges));
+            of_level.recorded[column] = had;
+            of_level.lacking[column] = if known {
+                let silent = bitmap::word(&members.judges, column) & !bitmap::word(&spoken, column);
+                lacking(planes, judges, 0) & !silent | lacking(planes, judges, 1) & silent
+            } else {
+                !had
+            };
         }
     }
     for level in (0..levels.saturating_sub(1)).rev() {
-        let (judged, above) = whole[level + 1];
-        whole[level].0 &= judged;
-        whole[level].1.iter_mut().zip(above).for_each(|(word, above)| *word &= above);
+        let above = whole[level + 1];
+        let of_level = &mut whole[level];
+        of_level.judged &= above.judged;
+        of_level.recorded.iter_mut().zip(above.recorded).for_each(|(word, above)| *word &= above);
+        of_level.lacking.iter_mut().zip(above.lacking).for_each(|(word, above)| *word |= above);
     }
     whole
+}
+
+/// The seats that a quorum of the judges did without, if `own` more had what they delivered.
+fn lacking(planes: &[u64; VOTE_PLANES], judges: u32, own: u32) -> u64 {
+    !quorum::at_least(planes, (judges + 1).saturating_sub(quorum::of(judges + own)))
 }
 
 /// Adds one to the counters of these seats.
@@ -203,5 +315,44 @@ mod tests {
         assert_eq!((value(&members, 7), value(&members, 8), value(&members, 70)), (127, 0, 63));
         advance(&mut members.shown, 0, 1 << 8, 1 << 7);
         assert_eq!((value(&members, 7), value(&members, 8)), (126, 0));
+    }
+
+    /// The judges of an epoch with what they have shown, and whoever is established after it.
+    fn kept(judges: &[(u8, i32)]) -> alloc::vec::Vec<bool> {
+        let mut members = Members::zeroed();
+        for (seat, (tier, shown)) in judges.iter().enumerate() {
+            members.seats[seat].used = 1;
+            members.seats[seat].tier = *tier;
+            bitmap::set(&mut members.judges, seat as u8);
+            for (bit, plane) in members.shown.iter_mut().enumerate() {
+                if (EVENLY as i32 + shown) >> bit & 1 == 1 {
+                    bitmap::set(plane, seat as u8);
+                }
+            }
+        }
+        members.established = members.judges;
+        end(&mut members, &[0; 32]); // all have gone
+        (0..judges.len()).map(|seat| bitmap::has(&members.established, seat as u8)).collect()
+    }
+
+    #[test]
+    fn a_judge_is_one_again_if_it_has_shown_its_levels_or_nobody_else_has() {
+        assert_eq!(kept(&[(0, 0), (0, -1), (1, 5)]), [true, false, true]);
+        assert_eq!(kept(&[(0, -1), (0, -2), (0, -3), (1, 0)]), [true, true, false, true]);
+        assert_eq!(kept(&[(0, -3), (1, -1), (2, -1)]), [false, true, true]);
+        assert_eq!(kept(&[(0, -1), (1, -1), (1, 0), (2, -1)]), [true, false, true, false]);
+    }
+
+    #[test]
+    fn a_quorum_counts_against_a_member_and_an_accused_judge_is_one_of_them() {
+        for judges in 1..=MAX_WITNESSES as u32 {
+            for recorded in 0..=judges {
+                let mut planes = [0; VOTE_PLANES];
+                (0..recorded).for_each(|_| add(&mut planes, 1));
+                let without = judges - recorded;
+                assert_eq!(lacking(&planes, judges, 0) & 1 == 1, without >= quorum::of(judges));
+                assert_eq!(lacking(&planes, judges, 1) & 1 == 1, without >= quorum::of(judges + 1));
+            }
+        }
     }
 }

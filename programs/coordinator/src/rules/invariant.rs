@@ -4,7 +4,7 @@
 //! and not the run. It is part of every build, and so only what takes constant time is asked; what would take a look at
 //! all members or intervals is checked by the tests, whose model of the rules sees every account after every transaction.
 
-use super::{bitmap, levels, merit};
+use super::{bitmap, holders, levels, merit};
 use crate::{constants::*, errors::CoordinatorError, state::*};
 use anchor_lang::prelude::*;
 
@@ -23,7 +23,10 @@ pub fn check(run: &Run) -> Result<()> {
         // steps only rise in an epoch, one with each round that was judged, and what is attested is none of the future
         let made = run.start_step <= run.step && run.step <= run.start_step.saturating_add(run.current().height + 1);
         let bounded = run.step <= run.config.total_steps.saturating_add(1) && run.attested_step <= run.step;
-        require!(made && bounded, CoordinatorError::InvariantBroken);
+        // whoever holds a level holds all that come after it
+        let levels = run.levels_established;
+        let whole = levels & !levels::all(run.levels) == 0 && levels::all(run.levels) & (levels << 1) & !levels == 0;
+        require!(made && bounded && whole, CoordinatorError::InvariantBroken);
     }
     Ok(())
 }
@@ -81,5 +84,36 @@ pub fn check_members(run: &Run, members: &Members) -> Result<()> {
     let numbered = members.epoch < run.epoch || members.epoch == run.epoch && (members.judged == 0 || run.active());
     require!(numbered, CoordinatorError::InvariantBroken);
     require!(begun && judged && kept && paid && spoke && silenced, CoordinatorError::InvariantBroken);
+    if run.active() || run.state == run_state::WARMUP {
+        check_words(run, members)
+    } else {
+        require!(bitmap::is_empty(&members.healthy), CoordinatorError::InvariantBroken);
+        Ok(())
+    }
+}
+
+/// Who has a word about the levels of the running epoch, and what is counted of that.
+#[inline(never)]
+fn check_words(run: &Run, members: &Members) -> Result<()> {
+    let (warming, cooling) = (run.state == run_state::WARMUP, run.state == run_state::COOLDOWN);
+    // a round moves a count by one; those below begin at 63, and all others at 64
+    let counted = members.judged;
+    let (lowest, above) = (holders::BELOW.saturating_sub(counted), holders::EVENLY.saturating_add(counted) + 1);
+    for index in 0..bitmap::WORDS {
+        let word = |set: &Bitmap| bitmap::word(set, index);
+        let (healthy, judges, established) =
+            (word(&members.healthy), word(&members.judges), word(&members.established));
+        // nobody comes to be established in an epoch, and of those who were only such as are no longer in it lose it
+        let fixed = established & word(&run.began) & !judges == 0 && judges & healthy & !established == 0;
+        // levels are judged by their established holders if and only if some began the rounds
+        let alone = warming || run.levels_established != 0 || judges & healthy == 0;
+        // what was counted is within reach, and whoever speaks for levels has shown them
+        let reached = warming || holders::between(members, (index, healthy), lowest, above);
+        let speaks = word(&members.proven) & healthy & if cooling { !word(holders::in_half(members)) } else { 0 };
+        let early = warming && word(&members.proven) != 0;
+        require!(fixed && alone && reached && speaks == 0 && !early, CoordinatorError::InvariantBroken);
+    }
+    let someone = warming || run.levels_established == 0 || !bitmap::is_empty(&members.judges);
+    require!(someone, CoordinatorError::InvariantBroken);
     Ok(())
 }

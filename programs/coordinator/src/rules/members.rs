@@ -55,8 +55,8 @@ pub fn rest(members: &mut Members) {
     members.healthy = [0; 32];
 }
 
-/// Takes everybody out of the line: while a run is halted its owner may change what it asks for.
-pub fn dismiss(members: &mut Members) {
+/// Whoever waits must ask again: while a run is halted its owner may change what it asks for.
+pub fn forget_wishes(members: &mut Members) {
     for seat in members.seats.iter_mut().take_while(|seat| seat.used == 1) {
         if seat.pending == wish::WAITS {
             seat.pending = wish::NONE;

@@ -1,0 +1,53 @@
+"""Epochs in which some do not get a level of others' results, or say so, for the tests of who holds a level."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from aftermath.rules import bitmap
+from aftermath.rules.state import RunState
+from programs.harness import World
+from programs.scenario import Scenario
+
+TIERS = (0, 1, 1, 2, 2, 2, 1)
+LIARS = (7, 8)
+
+
+def begin(run: Scenario, tiers: Mapping[int, int]) -> None:
+    """An epoch of members of these tiers, up to the round whose first attestation has round 0 judged."""
+    run.train_of(tiers)
+    for _ in range(2):
+        one_round(run, {})
+
+
+def established(world: World, tiers: tuple[int, ...] = TIERS, rounds: int = 8) -> tuple[Scenario, dict[int, int]]:
+    """A run after an epoch in which everybody delivered everything."""
+    run, honest = Scenario(world).start(init_min_clients=3, rounds_per_epoch=rounds), dict(enumerate(tiers))
+    begin(run, honest)
+    end(run)
+    assert bitmap.from_seats(honest) == run.members.established
+    return run, honest
+
+
+def one_round(run: Scenario, lacks: Mapping[int, Collection[int]], silent: Collection[int] = ()) -> None:
+    """Everybody who is not silent attests all but what it lacks."""
+    height = run.run.current.height
+    judged = run.run.round(height - 1)
+    roster = judged.roster if judged else 0
+    for index in run.elected():
+        if index not in silent:
+            run.witness(index, roster & ~bitmap.from_seats(lacks.get(index, ()))).ok()
+    for seconds in (21, 6):
+        if run.run.current.height == height and run.run.state.training:
+            run.world.advance(seconds)
+            run.tick(1).ok()
+    assert run.run.current.height == height + 1 or not run.run.state.training
+
+
+def end(run: Scenario, lacks: Mapping[int, Collection[int]] | None = None, silent: Collection[int] = ()) -> None:
+    """The rounds that are left, and the cooldown, in which nobody says anything."""
+    while run.run.state.training:
+        one_round(run, lacks or {}, silent)
+    run.world.advance(31)
+    run.tick(1).ok()
+    assert run.run.state is RunState.WAITING_FOR_MEMBERS

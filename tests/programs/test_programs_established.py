@@ -1,0 +1,238 @@
+"""Who keeps its word about a level from one epoch to the next: whoever has shown it for as long as it was there."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import pytest
+from solders.pubkey import Pubkey
+
+from aftermath.rules import bitmap, committee
+from programs.harness import Outcome, World, authorization_address
+from programs.holding import LIARS, TIERS, begin, end, established, one_round
+from programs.scenario import EVERYONE, Scenario, member
+
+THREE = (0, 0, 0, 1, 2, 2, 1)
+TWO = (0, 0, 1, 1, 2, 2, 1)
+HIDER = 2
+
+
+def _lacks(who: int, holders: Collection[int] = range(len(THREE))) -> dict[int, tuple[int, ...]]:
+    """Nobody of these but itself has anything of `who`."""
+    return {index: (who,) for index in holders if index != who}
+
+
+def _has_word(run: Scenario, seat: int) -> bool:
+    return bitmap.contains(run.members.established, seat)
+
+
+def _drop(run: Scenario, by: int, seat: int) -> None:
+    run.by(by, "health_check", run.names([seat])).ok()
+
+
+@pytest.mark.parametrize("how", ["leaves", "leaves in cooldown", "restarts", "is dropped", "stays"])
+def test_hiding_a_level_costs_the_word_about_it_however_the_epoch_is_left(world: World, how: str) -> None:
+    """The hider gives all but level 0 for three rounds, and then takes itself away before the epoch ends."""
+    run, honest = established(world, THREE)
+    begin(run, honest)
+    hidden = _lacks(HIDER, (0, 1))
+    for _ in range(3):
+        one_round(run, hidden)
+    match how:
+        case "leaves":
+            run.by(HIDER, "leave_run").ok()
+        case "restarts":
+            run.join(HIDER, stateless=True).ok()
+        case "is dropped":
+            one_round(run, _lacks(HIDER), silent=(HIDER,))
+            _drop(run, 0, HIDER)
+    while run.run.state.training:
+        one_round(run, hidden)
+    if how == "leaves in cooldown":
+        run.by(HIDER, "leave_run").ok()
+    end(run)
+    assert run.members.established == bitmap.from_seats(set(honest) - {HIDER})
+    begin(run, honest)
+    assert not bitmap.contains(run.members.judges, HIDER)
+    assert run.members.shown[HIDER] == -1, "one round more is asked of it than of the others"
+
+
+def test_hiding_a_level_in_every_other_epoch_is_no_way_to_keep_it(world: World) -> None:
+    """Who stays away keeps what it has shown, and loses it the first time that it comes and hides."""
+    run, honest = established(world, THREE)
+    others = {index: tier for index, tier in honest.items() if index != HIDER}
+    begin(run, others)
+    end(run)
+    assert _has_word(run, HIDER)
+    begin(run, honest)
+    for _ in range(3):
+        one_round(run, _lacks(HIDER, (0, 1)))
+    run.by(HIDER, "leave_run").ok()
+    end(run, _lacks(HIDER))
+    assert not _has_word(run, HIDER)
+
+
+@pytest.mark.parametrize("rounds", [0, 1, 3])
+def test_who_leaves_having_shown_all_that_it_owed_keeps_its_word(world: World, rounds: int) -> None:
+    run, honest = established(world, THREE)
+    run.train_of(honest)
+    for _ in range(rounds):
+        one_round(run, {})
+    run.by(HIDER, "leave_run").ok()
+    one_round(run, {})  # the round before is judged, of which it delivered its share
+    end(run, _lacks(HIDER))
+    assert _has_word(run, HIDER)
+
+
+def test_who_leaves_in_warm_up_keeps_its_word(world: World) -> None:
+    run, honest = established(world, THREE)
+    for index, tier in honest.items():
+        run.join(index, tier=tier).ok()
+    world.advance(40)
+    run.tick().ok()
+    run.draw()
+    run.by(HIDER, "leave_run").ok()
+    world.advance(31)
+    run.tick().ok()
+    end(run, _lacks(HIDER))
+    assert _has_word(run, HIDER)
+
+
+def test_who_comes_and_gives_nothing_has_no_word_where_others_have_shown_the_level(world: World) -> None:
+    """Two of three that say they hold level 0 are silent from the first round on. A level that half of those who
+    could speak for it have left goes back to the checkpoint: once, and not in every epoch.
+    """
+    run, honest = established(world, THREE)
+    run.train_of(honest)
+    silent = (1, 2)
+    one_round(run, {}, silent)
+    one_round(run, dict.fromkeys(honest, silent), silent)
+    for seat in silent:
+        _drop(run, 0, seat)
+    end(run, dict.fromkeys(honest, silent))
+    assert [_has_word(run, seat) for seat in range(3)] == [True, False, False]
+    run.train_of(honest)
+    while run.run.state.training:
+        one_round(run, dict.fromkeys(honest, silent), silent)
+    assert committee.cooldown_electees(run.run, run.members, 0) == (0,)
+
+
+def test_the_only_one_that_has_shown_a_level_keeps_it_through_an_outage(world: World) -> None:
+    """It is cut off from the first round on, and dropped. If it were nobody then, newcomers would decide the next."""
+    run, honest = established(world)
+    run.train_of(honest)
+    one_round(run, {}, silent=(0,))
+    one_round(run, _lacks(0), silent=(0,))
+    _drop(run, 1, 0)
+    end(run, _lacks(0))
+    assert _has_word(run, 0)
+    begin(run, honest | dict.fromkeys(LIARS, 0))
+    assert run.run.levels_established == 0b111
+
+
+def test_the_only_one_that_has_shown_a_level_does_not_keep_it_by_hiding_others(world: World) -> None:
+    """It hides level 1 from all who hold that, for one round more than an outage lasts, and leaves."""
+    run, honest = established(world)
+    run.train_of(honest)
+    one_round(run, {})
+    for _ in range(5):
+        one_round(run, _lacks(0, (1, 2, 6)))
+    run.by(0, "leave_run").ok()
+    end(run)
+    assert not _has_word(run, 0)
+
+
+def test_one_of_two_does_not_take_the_others_word_by_saying_that_it_got_nothing(world: World) -> None:
+    """The liar delivers everything, and says in every round that it got no level 0 of the other one."""
+    run, honest = established(world, TWO)
+    begin(run, honest)
+    end(run, {1: (0,)})
+    assert run.members.established == bitmap.from_seats(honest)
+    assert run.members.shown[0] == 1, "the rounds that they are of two minds about count for nobody"
+
+
+def test_of_three_a_quorum_still_counts_against_one(world: World) -> None:
+    run, honest = established(world, THREE)
+    begin(run, honest)
+    end(run, {1: (0,)})
+    assert run.members.established == bitmap.from_seats(honest)
+    begin(run, honest)
+    end(run, {1: (0,), 2: (0,)})
+    assert run.members.established == bitmap.from_seats(set(honest) - {0})
+
+
+def test_a_judge_that_was_not_elected_has_its_own_word(world: World) -> None:
+    """Of two judges the other one alone attests: it counts against nobody but a newcomer."""
+    run, honest = established(world, TWO)
+    begin(run, honest | {7: 0})
+    before = run.members.shown[:8]
+    for _ in range(3):
+        one_round(run, {1: (0, 7)}, silent=(0,))
+    assert [run.members.shown[seat] - before[seat] for seat in (0, 1, 7)] == [1, 3, -1]
+
+
+# --- the first holders of a level
+
+
+def test_the_first_holders_of_a_level_are_those_that_most_of_them_say(world: World) -> None:
+    """Nothing on chain tells two that lie about one from two that one lies about. So two of three decide who holds the
+    level from then on, and that is all: nobody is dropped, and all other levels have the holders that they had.
+    """
+    run, tiers = Scenario(world).start(init_min_clients=3, rounds_per_epoch=8), dict(enumerate(TIERS))
+    begin(run, tiers | dict.fromkeys(LIARS, 0))
+    end(run, {0: LIARS} | dict.fromkeys(LIARS, (0,)))
+    assert run.members.established == bitmap.from_seats({*range(1, 7), *LIARS})
+    assert run.run.finishers == bitmap.from_seats({*tiers, *LIARS})
+
+
+def test_two_of_two_that_contradict_each_other_are_nobodys_holders(world: World) -> None:
+    """In a first epoch a word against a word makes neither a judge of newcomers."""
+    run, tiers = Scenario(world).start(init_min_clients=3, rounds_per_epoch=8), dict(enumerate(TIERS))
+    begin(run, tiers | {7: 0})
+    end(run, {0: (7,), 7: (0,)})
+    assert run.members.established == bitmap.from_seats(range(1, 7))
+
+
+def test_a_run_that_begins_with_known_wallets_alone_has_its_first_holders_from_among_them(world: World) -> None:
+    """The join authority's word is what decides it: it lets in whom it knows, and everybody once an epoch has ended."""
+    run, honest = Scenario(world), dict(enumerate(TIERS))
+    run.create().ok()
+    run.configure(init_min_clients=3, rounds_per_epoch=8).ok()
+    run.owner("set_paused", False).ok()
+    for index in honest:
+        run.authorize(member(index).pubkey()).ok()
+    _join_named(run, honest)
+    for liar in LIARS:
+        _join(run, liar, 0, EVERYONE).refused("UninitializedAccount")  # no such permission
+    _start(run)
+    end(run)
+    run.authorize().ok()
+    assert run.members.established == bitmap.from_seats(honest)
+    _join_named(run, honest)
+    for liar in LIARS:
+        _join(run, liar, 0, EVERYONE).ok()
+    _start(run)
+    end(run, {0: LIARS} | dict.fromkeys(LIARS, (0,)))
+    assert run.members.established == bitmap.from_seats(honest)
+
+
+def _join(run: Scenario, index: int, tier: int, grantee: Pubkey) -> Outcome:
+    """With the permission of this name."""
+    run.accounts["authorization"] = authorization_address(run.grantor.pubkey(), grantee)
+    return run.join(index, tier=tier)
+
+
+def _join_named(run: Scenario, tiers: Mapping[int, int]) -> None:
+    for index, tier in tiers.items():
+        _join(run, index, tier, member(index).pubkey()).ok()
+
+
+def _start(run: Scenario) -> None:
+    """The epoch of all who wait, up to the round whose first attestation has round 0 judged."""
+    run.world.advance(40)
+    run.tick().ok()
+    run.draw()
+    run.world.advance(31)
+    run.tick().ok()
+    for _ in range(2):
+        one_round(run, {})
