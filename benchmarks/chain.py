@@ -231,10 +231,10 @@ def begun(clients: int, tiers: int) -> Scenario:
     return run
 
 
-def end_in_time(clients: int, tiers: int, *, half: bool, failed: bool = False) -> int:
+def end_in_time(clients: int, tiers: int, *, half: bool, failed: bool = False, last: bool = False) -> int:
     """What it costs to end a cooldown when its time is up, in which nobody said what the model contains, or just half
     of each level's committee did. With `failed`, as if all had begun as established holders, and all but the smallest
-    tier had failed in a round more than not.
+    tier had failed in a round more than not. With `last` the run is done then, and everybody waits.
     """
     run = begun(clients, tiers)
     while run.run.state is not RunState.COOLDOWN:
@@ -250,8 +250,19 @@ def end_in_time(clients: int, tiers: int, *, half: bool, failed: bool = False) -
         raise SystemExit("error: half of the committees were enough before the time was up")
     if failed:
         fail(run, tiers)
+    if last:
+        done(run)
     run.world.advance(31)
     return run.tick().units
+
+
+def done(run: Scenario) -> None:
+    """See `end_in_time`."""
+    state, record = run.world.record("Run", run.run_id), run.world.record("Members", run.run_id)
+    state["config"]["total_steps"] = state["step"] - 1
+    record["seats"]["pending"] = record["seats"]["used"]
+    run.world.store("Run", run.run_id, state)
+    run.world.store("Members", run.run_id, record)
 
 
 def fail(run: Scenario, tiers: int) -> None:
@@ -324,6 +335,8 @@ def measure(clients: int) -> dict[str, Any]:
             world.units[what] = end_in_time(clients, tiers, half=half)
     what = "tick (ends a cooldown in which half attested, 8 levels, and most judges have failed)"
     world.units[what] = end_in_time(clients, 8, half=True, failed=True)
+    what = "tick (the same, and the run is done for which all wait)"
+    world.units[what] = end_in_time(clients, 8, half=True, failed=True, last=True)
     world.units["health_check (for a level, by its holders)"] = level_drop(clients)
     attestations = min(clients, 32)
     return {

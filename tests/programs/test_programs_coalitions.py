@@ -69,6 +69,7 @@ CHANGES = {
     "total_steps": st.sampled_from([7, 1000]),
     "min_round_time": st.integers(0, 1),
 }
+MOVES = st.tuples(st.sampled_from([-1, 0, 1, 5]), st.sampled_from([0, 1, 5, 9]), st.integers(-60, 60))
 Thought = tuple[int, int, tuple[Any, ...]]
 
 
@@ -285,15 +286,14 @@ class AnyWallets(Members):
         if self.arena.oracle.halted or what == "pause":
             self.arena.set_paused(False)
 
-
     @rule(
         rules=st.fixed_dictionaries({}, optional=CHANGES), back=st.none() | st.integers(0, 4),
-        moved=st.none() | st.tuples(st.sampled_from([-1, 0, 1, 5]), st.sampled_from([0, 1, 5, 9]), st.integers(-60, 60)),
-        use_durable=st.sampled_from([False, False, True]), right=st.booleans(),
+        moved=st.none() | MOVES, use_durable=st.sampled_from([False, False, True]), right=st.booleans(),
     )  # fmt: skip
     def the_owner_changes_the_run(
-        self, rules: dict[str, int], back: int | None, moved: tuple[int, int, int] | None, use_durable: bool, right: bool
-    ) -> None:
+        self, rules: dict[str, int], back: int | None, moved: tuple[int, int, int] | None, use_durable: bool,
+        right: bool,
+    ) -> None:  # fmt: skip
         """Its config, or where it stands, once it has halted; a run that is not halted refuses it."""
         arena, us = self.arena, self.arena.oracle
         arena.set_paused(True)

@@ -80,7 +80,7 @@ def test_leaving_before_it_is_found_out_does_not_help(training: Scenario) -> Non
 
 
 def test_a_proof_costs_one_bond_and_no_other_one(world: World) -> None:
-    """The exploit: the owner set the epoch back to its number, and whoever kept the two statements showed them again."""
+    """The exploit: the owner set the epoch back, and whoever had kept the two statements showed them again."""
     run = Scenario(world).start(join_bond=10**6)
     train(run)
     signed = pair(run)

@@ -56,10 +56,13 @@ pub fn rest(members: &mut Members) {
 }
 
 /// Whoever waits must ask again: while a run is halted its owner may change what it asks for.
+/// Eight at a time: to ask each whether it is used would cost half as much again.
 pub fn forget_wishes(members: &mut Members) {
-    for seat in members.seats.iter_mut().take_while(|seat| seat.used == 1) {
-        if seat.pending == wish::WAITS {
-            seat.pending = wish::NONE;
+    for seats in members.seats.chunks_exact_mut(8).take_while(|seats| seats[0].used == 1) {
+        for seat in seats {
+            if seat.pending == wish::WAITS {
+                seat.pending = wish::NONE;
+            }
         }
     }
 }
