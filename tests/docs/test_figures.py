@@ -206,7 +206,7 @@ def test_the_table_of_attacks_has_all_of_them_and_says_why_a_bar_is_missed() -> 
 
 
 def test_what_is_kept_meets_the_bars_that_are_no_times() -> None:
-    """Of each instruction at 256 members, of a subscriber, of a run's rent, and of hashing what a member alone knows."""
+    """Of instructions at 256 members, of a subscriber, of a run's rent, and of hashing what a member alone knows."""
     chain, roots = quote.figures("chain"), quote.figures("roots")
     assert chain["members"][-1] == 256
     assert all(units[-1] is not None and max(units) <= 50_000 for units in chain["compute_units"].values())
