@@ -7,7 +7,7 @@ most of the time.
 
 import struct
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from itertools import count
 from typing import Any
 
@@ -331,18 +331,21 @@ class Arena:
         members = layout.coordinator_account("Members").read(self.world.data(self.scenario.accounts["members"]))[0]
         seats = members["seats"][: len(self.oracle.members) + 1]
         assert not seats[-1]["used"]
+        said = [_mask(members[name]) for name in ("established", "judges", "proven")]
+        planes = [_mask(plane) for plane in members["shown"]]
         forfeited = bitmap.from_bytes(members["forfeited"].tobytes())
         marked = [bitmap.contains(forfeited, seat) for seat in range(len(seats) - 1)]
         owners = [_WALLETS.get(signer, NOBODY) for signer in seats["signer"][:-1].tolist()]
-        words = [self._words_of(members, number) for number in range(len(seats) - 1)]
+        words = [self._words_of(said, planes, number) for number in range(len(seats) - 1)]
         plain = zip(*(seats[name][:-1].tolist() for name in names), marked, owners, strict=True)
-        return [(*one, *said) for one, said in zip(plain, words, strict=True)]
+        return [(*one, *more) for one, more in zip(plain, words, strict=True)]
 
-    def _words_of(self, members: Any, number: int) -> tuple[int, ...]:
+    def _words_of(self, said: Sequence[int], planes: Sequence[int], number: int) -> tuple[int, ...]:
         """Whether a seat is established, judges and is proven; in an epoch, what it has shown."""
-        said = [bitmap.contains(_mask(members[name]), number) for name in ("established", "judges", "proven")]
-        shown = sum(bitmap.contains(_mask(plane), number) << bit for bit, plane in enumerate(members["shown"])) - 64
-        return *said, shown if self.oracle.counts(number) else 0
+        shown = 0
+        if self.oracle.counts(number):
+            shown = sum(bitmap.contains(plane, number) << bit for bit, plane in enumerate(planes)) - 64
+        return *(bitmap.contains(one, number) for one in said), shown
 
     def _memberships_of(self) -> dict[int, Held]:
         """What is written down of each wallet, and that the lamports of it are there."""
@@ -351,16 +354,8 @@ class Arena:
             account = self.world.svm.get_account(_membership(self.scenario, index))
             if account is None or not account.data:
                 continue
-            one = layout.coordinator_account("Membership").read(bytes(account.data))[0]
-            bond, forfeited = int(one["bond"]), int(one["forfeited"])
-            assert account.lamports == rent + bond + forfeited, f"wallet {index}: {account.lamports}"
-            counted = int(one["epoch"]), int(one["epoch_delivered"]), int(one["epoch_due"])
-            points, slashed, delivered, due = (int(one[name]) for name in ("points", "slashed", "delivered", "due"))
-            own = one["sponsor"].tobytes() == bytes(wallet(index))
-            found[index] = Held(
-                bond, forfeited, points, slashed, delivered, due, counted, int(one["ejections"]), own,
-                bool(one["enrolled"]), bool(one["barred"]),
-            )  # fmt: skip
+            held = found[index] = _held(index, bytes(account.data))
+            assert account.lamports == rent + held.bond + held.forfeited, f"wallet {index}: {account.lamports}"
         return found
 
     def _model(self) -> tuple[Any, ...]:
@@ -372,6 +367,20 @@ class Arena:
         hashes = tuple(one.tobytes() for one in model["checkpoint_hashes"][:LEVELS])
         rest = ("checkpoint_step", "checkpoint_data_index", "checkpoint_turn")
         return hashes, *(int(model[name]) for name in rest)
+
+
+@lru_cache(4 * WALLETS)  # an account stays as it is through most transactions
+def _held(index: int, data: bytes) -> Held:
+    """What the membership of a wallet says."""
+    one = layout.coordinator_account("Membership").read(data)[0]
+    bond, forfeited = int(one["bond"]), int(one["forfeited"])
+    counted = int(one["epoch"]), int(one["epoch_delivered"]), int(one["epoch_due"])
+    points, slashed, delivered, due = (int(one[name]) for name in ("points", "slashed", "delivered", "due"))
+    own = one["sponsor"].tobytes() == bytes(wallet(index))
+    return Held(
+        bond, forfeited, points, slashed, delivered, due, counted, int(one["ejections"]), own,
+        bool(one["enrolled"]), bool(one["barred"]),
+    )  # fmt: skip
 
 
 @cache

@@ -9,7 +9,7 @@ import json
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,7 @@ _INTEGERS = {"u8": "<B", "u16": "<H", "u32": "<I", "u64": "<Q", "i64": "<q", "bo
 _FRAMEWORK = {2000: "ConstraintMut", 2002: "ConstraintSigner", 2006: "ConstraintSeeds", 2012: "ConstraintAddress"}
 
 
+@lru_cache(8 * KEPT)
 def slot_hash(slot: int) -> Hash:
     """The hash of a slot: nobody could have told it before."""
     return Hash(hashlib.sha256(slot.to_bytes(8, "little")).digest())

@@ -31,8 +31,6 @@ from aftermath.model.outline import Outline
 from aftermath.optim.schema import Schema
 from aftermath.p2p.iroh import IrohTransport
 from aftermath.ranks.launch import Launched
-from aftermath.ranks.lead import Lead, led_by
-from aftermath.ranks.tensor import check_tensor_parallelism
 from aftermath.replica.arithmetic import PLAIN
 from aftermath.replica.origin import Origin
 from aftermath.replica.outlineshare import OutlineShare
@@ -103,7 +101,10 @@ async def assembled(
 
 def _check(settings: TrainSettings, named: Named, schema: Schema) -> None:
     """Raises Unsuitable or UsageError if what the options say does not fit the run's model."""
-    check_tensor_parallelism(schema.state.config, settings.matformer_tier, named.mesh.tensor)
+    if named.mesh.tensor > 1:
+        from aftermath.ranks.tensor import check_tensor_parallelism
+
+        check_tensor_parallelism(schema.state.config, settings.matformer_tier, named.mesh.tensor)
     check_room(settings, schema.state)
 
 
@@ -116,6 +117,8 @@ async def _origin(
     if ranks is None:
         device = named.mesh.devices[0]
         return Origin(schema, tier, strategy, device, pass_size, time.monotonic, named.arithmetic)
+    from aftermath.ranks.lead import Lead, led_by  # torch's sharding takes a second to import, which few members need
+
     make = led_by(await compute(lambda: Lead(ranks.join(), schema.state.config, tier, pass_size, named.arithmetic)))
     device = torch.device("cpu")  # of what the ranks do not hold
     return Origin(schema, tier, strategy, device, pass_size, time.monotonic, PLAIN, make)
