@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from aftermath.base.interrupt import quietly
+from aftermath.base.quiet import Quietly
 
 
 def main() -> None:
     """Entry point of the console script."""
-    with quietly():
+    with Quietly():
         from aftermath.central.index import CENTRALIZED
 
         CENTRALIZED.main()

@@ -21,7 +21,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from aftermath.base.errors import UsageError
-from aftermath.base.interrupt import quietly
+from aftermath.base.quiet import Quietly
 from aftermath.cli.describe import kind_of
 from aftermath.cli.help import command_page, index_page
 from aftermath.cli.present import reporting, tell_stored
@@ -97,7 +97,7 @@ class Index:
 
     def main(self) -> None:
         """Entry point of the console script."""
-        with quietly():
+        with Quietly():
             self.app()
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from aftermath.base.interrupt import EXIT_INTERRUPTED
+from aftermath.base.quiet import EXIT_INTERRUPTED
 from aftermath.cli.command import command
 from aftermath.cli.present import Result
 from aftermath.testnet.wished import Pictures, Verbosity

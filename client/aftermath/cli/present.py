@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, NoReturn
 import typer
 
 from aftermath.base.errors import AftermathError
-from aftermath.base.interrupt import EXIT_INTERRUPTED
+from aftermath.base.quiet import EXIT_INTERRUPTED
 from aftermath.cli.pages import PAGES
 from aftermath.coordinator.errors import CoordinatorError
 from aftermath.watch.printable import printable

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Literal
 
 from aftermath import __version__
 from aftermath.base.directories import cache_directory
-from aftermath.base.interrupt import end_at_once, looped, on_interrupt
+from aftermath.base.interrupt import looped, on_interrupt
+from aftermath.base.quiet import end_at_once
 from aftermath.base.wait import cancel
 from aftermath.chain.member import SolanaMember
 from aftermath.chain.wallet import Wallet
