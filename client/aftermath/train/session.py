@@ -69,7 +69,8 @@ def run_member(settings: TrainSettings, reach: Callable[[TrainSettings], Reach] 
             stack.enter_context(looked_at(events, settings.checkpoint_dir or Path()))
         stack.enter_context(_telling(settings, events))
         stack.enter_context(_only_here(settings, first.wallet, _admitted(runner, settings, first)))
-        events.emit(kinds.Loading())
+        if "torch" not in sys.modules:  # a tier may have been chosen with it
+            events.emit(kinds.Loading())
         _load_torch()
         named = _on_devices(settings, reach(settings))
         with looped():
