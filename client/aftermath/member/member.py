@@ -10,6 +10,7 @@ import contextlib
 
 from aftermath.base.wait import first_of
 from aftermath.coordinator.errors import Refused, Unavailable
+from aftermath.coordinator.ports import Coordinator
 from aftermath.coordinator.view import View
 from aftermath.data.source import Source
 from aftermath.member.archive import Archive, Keeper
@@ -95,8 +96,13 @@ class Member:
             self._results.close()
             self._share.withdraw()
 
+    @property
+    def coordinator(self) -> Coordinator:
+        """Whoever keeps the run."""
+        return self._ports.coordinator
+
     async def leave(self) -> None:
-        """Tell the chain that this member goes."""
+        """Say there that this member goes."""
         if (self.seat is not None or self._enrolment.asked) and await self._enrolment.leave():
             self._ports.events.emit(kinds.Left(finished=self._ports.feed.run.state is RunState.FINISHED))
 

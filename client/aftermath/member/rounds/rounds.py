@@ -117,7 +117,7 @@ class Rounds:
         self._epoch.open_plans(run)
         plan = self._results.plan(height)
         if plan is None:
-            raise Desync("the chain has moved on")
+            raise Desync(f"{self._ports.coordinator.called} has moved on")
         self._reading.begin(self._epoch.share_of(plan))
         number, step, since = self._epoch.number, plan.header.step, run.state_started_at
         self._ports.events.emit(kinds.Round(epoch=number, height=height, step=step, since=since))
