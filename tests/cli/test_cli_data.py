@@ -19,7 +19,7 @@ PROGRAM = [sys.executable, "-m", "aftermath"]
 
 
 def called(*words: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*PROGRAM, *map(str, words)], capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run([*PROGRAM, *map(str, words)], capture_output=True, text=True, timeout=240, check=False)
 
 
 def test_text_becomes_tokens_that_can_be_looked_at(tmp_path: Path) -> None:

@@ -251,7 +251,7 @@ class Terminal:
     def types(self, text: str) -> tuple[int, str, str]:
         """Exit code and output once all of this was typed."""
         os.write(self.keyboard, text.encode())
-        out, err = self.process.communicate(timeout=60)
+        out, err = self.process.communicate(timeout=240)
         os.close(self.keyboard)
         return self.process.returncode, out, err
 

@@ -72,7 +72,7 @@ def test_a_process_that_was_ended_goes_on_to_the_same_end(material: Path, tmp_pa
         assert begun["done"] == reached
         time.sleep(0.02 * number)  # somewhere in a step, or in what is saved after it
         process.send_signal(ending)
-        out, said = process.communicate(timeout=60)
+        out, said = process.communicate(timeout=240)
         reached = [event["step"] for event in done + events(out) if event["kind"] == "step"][-1]
         assert process.returncode == (-signal.SIGKILL if ending is signal.SIGKILL else 130), said
         assert ("goes on from the last state saved" in said) == (ending is not signal.SIGKILL)

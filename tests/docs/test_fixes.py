@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from aftermath.chain.refusals import _TOLD
@@ -13,7 +14,12 @@ HANDED_ON = {"fix", "advice", "hint"}
 """Parameters and variables that a fix travels in."""
 COMMANDS = {"pip", "aftermath-solana", "aftermath-centralized"}
 SIGNATURES = {"AftermathError": ["message", "fix"], "Refused": ["name", "message", "fix"]}
-TREES = {file: ast.parse(file.read_text()) for file in sorted(CLIENT.rglob("*.py"))}
+
+
+@cache
+def trees() -> dict[Path, ast.Module]:
+    """Of all our modules: seconds, which who only collects the tests need not spend."""
+    return {file: ast.parse(file.read_text()) for file in sorted(CLIENT.rglob("*.py"))}
 
 
 def name_of(node: ast.AST) -> str:
@@ -24,7 +30,7 @@ def errors_of_ours() -> dict[str, list[str]]:
     """The classes that derive from AftermathError, and what they are made with."""
     bases = {
         node.name: [name_of(base) for base in node.bases]
-        for tree in TREES.values()
+        for tree in trees().values()
         for node in ast.walk(tree)
         if isinstance(node, ast.ClassDef)
     }
@@ -39,7 +45,7 @@ def errors_of_ours() -> dict[str, list[str]]:
 def handing_on() -> dict[str, list[str]]:
     """The functions that are given a fix, with their parameters."""
     found = {}
-    for tree in TREES.values():
+    for tree in trees().values():
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef) and node.name != "__init__":
                 names = [one.arg for one in (*node.args.args, *node.args.kwonlyargs)]
@@ -78,13 +84,16 @@ def texts(tree: ast.AST, given: ast.expr) -> Iterator[str]:
 
 def fixes(file: Path) -> Iterator[tuple[int, str]]:
     """The fixes that a file writes, with their lines."""
-    for node in ast.walk(TREES[file]):
+    for node in ast.walk(trees()[file]):
         if isinstance(node, ast.Call):
-            for given in argument(node, KNOWN.get(name_of(node.func), [])):
-                yield from ((node.lineno, text) for text in texts(TREES[file], given))
+            for given in argument(node, known().get(name_of(node.func), [])):
+                yield from ((node.lineno, text) for text in texts(trees()[file], given))
 
 
-KNOWN = handing_on() | errors_of_ours()
+@cache
+def known() -> dict[str, list[str]]:
+    """What a fix is handed to, with its parameters."""
+    return handing_on() | errors_of_ours()
 
 
 def begins_well(fix: str) -> bool:
@@ -93,7 +102,7 @@ def begins_well(fix: str) -> bool:
 
 
 def test_fixes_begin_with_a_capital_letter() -> None:
-    found = [(file, line, fix) for file in TREES for line, fix in fixes(file)]
+    found = [(file, line, fix) for file in trees() for line, fix in fixes(file)]
     assert len(found) > 400
     wrong = [f"{file.relative_to(CLIENT)}:{line}: {fix}" for file, line, fix in found if not begins_well(fix)]
     assert not wrong, "\n".join(wrong)
