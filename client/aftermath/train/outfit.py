@@ -15,9 +15,11 @@ from aftermath.config.document import ARCHITECTURES
 from aftermath.data.fingerprint import hash_of
 from aftermath.data.http import shown
 from aftermath.data.source import Source
+from aftermath.model.documents import CheckpointError
 from aftermath.model.outline import Outline, read_outline
 from aftermath.optim.agreed import agreed_schema
 from aftermath.optim.schema import Schema
+from aftermath.p2p.transport import escaped
 from aftermath.rules.model import Checkpoint, Model
 from aftermath.rules.optimizers import EXCHANGED, EXCHANGED_SHOWN, OPTIMIZERS
 from aftermath.rules.state import DataType
@@ -65,6 +67,13 @@ def outline_of(model: Model, run_id: str, warn: Callable[[str], None], *besides:
             schema = schema_from(outline.config, model, run_id, f"the checkpoint {place.repo}")
         except AftermathError as error:
             wrong.append(error)
+            continue
+        except MemoryError:
+            raise
+        except Exception as error:  # whatever is wrong with a place costs that place, not this member
+            why = f"{type(error).__name__}: {escaped(str(error))}"
+            fix = "The run's owner names another place for it: aftermath-solana checkpoint"
+            wrong.append(CheckpointError(f"the checkpoint {place.repo} cannot be read: {why}", fix))
             continue
         for known in wrong:
             warn(f"a checkpoint of the run is passed over, and {place.repo} is read instead: {known.message}")
