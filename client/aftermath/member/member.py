@@ -19,6 +19,7 @@ from aftermath.member.enrolment import Enrolment
 from aftermath.member.gradients import GradientFiles
 from aftermath.member.listening import Listening
 from aftermath.member.notices import Notices
+from aftermath.member.opening import Opening
 from aftermath.member.own_state import OwnState
 from aftermath.member.ports import Desync, Ports, Role, Workers
 from aftermath.member.private import PrivateState
@@ -68,7 +69,8 @@ class Member:
         self._weight = weight
         self._share = ModelShare(ports.transport)
         self._results = Results(ports, role, workers.decode)
-        self._kept = CarriedOver(data, self._results, self._share, self._gradients, self._own)
+        self._opening = Opening(ports, role, self._results, self._own)
+        self._kept = CarriedOver(data, self._results, self._share, self._gradients, self._own, self._opening)
         self._readiness = Readiness()
         self._enrolment = Enrolment(ports, role)
         self._listening = Listening(ports, role, self._readiness, self._results)
@@ -85,10 +87,12 @@ class Member:
                 self._ports.feed.follow(self._ports.coordinator),
                 self._ports.attention.watch(),
                 Ticker(self._ports.coordinator, self._ports.feed, self._ports.clock, self._ports.attention).run(),
+                self._opening.live(),
                 self._listening.listen(),
                 self._listening.follow_members(),
             )
         finally:
+            await self._opening.leave()
             await self._keeper.close()
             await self._gradients.close()
             await self._private.close()
