@@ -197,7 +197,7 @@ class LevelFetcher:
         if expected is not None:
             offers, wrong = self._right(level, offers, expected)
             if wrong:
-                reasons.append(f"{counted(wrong, 'peer')} offered tensors that are not the ones attested on chain")
+                reasons.append(f"{counted(wrong, 'peer')} offered tensors that are not the attested ones")
         for offer in offers:
             try:
                 segments = enumerate(self._schema.of_level(level))
