@@ -335,9 +335,7 @@ def measure(clients: int) -> dict[str, Any]:
             world.units[what] = end_in_time(clients, tiers, half=half)
     what = "tick (ends a cooldown in which half attested, 8 levels, and most judges have failed)"
     world.units[what] = end_in_time(clients, 8, half=True, failed=True)
-    what = what.replace(
-        " and most judges have failed", " most judges have failed, and the run is done for which all wait"
-    )
+    what = what.replace(" and most", " most").replace(")", ", and the run is done for which all wait)")
     world.units[what] = end_in_time(clients, 8, half=True, failed=True, last=True)
     world.units["health_check (for a level, by its holders)"] = level_drop(clients)
     attestations = min(clients, 32)
