@@ -15,7 +15,7 @@ from aftermath.base.wait import Pulse, first_of
 from aftermath.member.persist import Duty
 from aftermath.member.ports import Ports, Role
 from aftermath.member.warmup import warmup_over
-from aftermath.rules import bitmap
+from aftermath.rules import bitmap, contents
 from aftermath.rules.commitment import Ready, encode_announcement
 from aftermath.rules.committee import quorum, witnesses
 from aftermath.rules.members import Members
@@ -100,7 +100,7 @@ def _all_ready(
 
 def _from_peers(run: Run) -> bool:
     """Whether those who lack the model take all of it from peers, so that somebody sees it."""
-    return run.model_source is ModelSource.PEERS and not run.levels_lost
+    return run.model_source is ModelSource.PEERS and not run.levels_lost and not contents.unattested(run)
 
 
 class _Reading:
