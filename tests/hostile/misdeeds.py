@@ -74,7 +74,7 @@ class FalseOffers(Behaviour):
 
 
 class TwoFacedOffers(Behaviour):
-    """Has finished an epoch, and kept level 0 of its model from being attested; offers the model as it is to whoever was
+    """Has finished an epoch, and kept level 0 of its model from being attested; offers the model as it is to who was
     there, and garbage to others.
     """
 
