@@ -24,7 +24,7 @@ INDEX_PAGE = "(index)"
 
 def lines(names: list[str]) -> dict[str, list[str]]:
     """The command lines by name; that of the bare interpreter has none."""
-    module = [sys.executable, "-m", "aftermath.cli.main"]
+    module = [sys.executable, "-m", "aftermath"]
     asked = {name: [*module, *([] if name == INDEX_PAGE else name.split()), "--help"] for name in names}
     return {"": [sys.executable, "-c", "pass"], **asked}
 

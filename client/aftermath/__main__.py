@@ -1,7 +1,17 @@
-"""`python -m aftermath` is `aftermath-solana`, also where that is not in the path."""
+"""The console script `aftermath-solana`, and `python -m aftermath` where that is not in the path."""
 
 from __future__ import annotations
 
-from aftermath.cli.main import main
+from aftermath.base.quiet import Quietly
 
-main()
+
+def main() -> None:
+    """Entry point of the console script."""
+    with Quietly():
+        from aftermath.cli.main import SOLANA
+
+        SOLANA.main()
+
+
+if __name__ == "__main__":
+    main()

@@ -15,8 +15,8 @@ import pytest
 from solders.keypair import Keypair
 from typer.testing import CliRunner
 
-from aftermath.central.__main__ import CENTRALIZED
 from aftermath.central.docs import PREFACE
+from aftermath.central.index import CENTRALIZED
 from aftermath.central.state import load_state
 from aftermath.cli import docs
 from aftermath.cli.train import settings_options

@@ -18,7 +18,7 @@ KEY = str(Keypair().pubkey())
 
 def choices(**options: str) -> list[ClusterChoice]:
     """The options as `train` has them, and as the other commands do."""
-    return [TrainSettings.model_validate({"run_id": "r", **options}), ClusterOptions(**options)]
+    return [TrainSettings(run_id="r", **options), ClusterOptions(**options)]
 
 
 @pytest.mark.parametrize("number", [2, 3])

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from aftermath.central.__main__ import CENTRALIZED
+from aftermath.central.index import CENTRALIZED
 from aftermath.chain.accounts import balance
 from aftermath.chain.deploy import CACHE
 from aftermath.chain.endpoints import endpoint

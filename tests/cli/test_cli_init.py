@@ -173,12 +173,16 @@ def called(line: str, rpc: str) -> str:
 
 
 def test_only_what_was_chosen_here_is_warned_of() -> None:
-    """The recipe sends all, which the same file is warned of by what looks at it for the first time."""
-    said = invoke("init", "--out", "run.toml")
+    """A recipe that sends all for each step does so on purpose; who looks at the file for the first time warns."""
+    Path("recipe.toml").write_text(re.sub("inner_steps = 4", "inner_steps = 1", (SHIPPED / RECIPE).read_text()))
+    said = invoke("init", "--out", "run.toml", "--recipe", "recipe.toml")
     assert "warning" not in said.err
     warned = invoke("config", "validate", "run.toml", "--json").data["warnings"]
     assert [one["code"] for one in warned] == ["large-results"]
-    assert "warning: a member of tier 0" in invoke("init", "--out", "y.toml", "--preset", "llama-20m").err
+    other = invoke("init", "--out", "y.toml", "--recipe", "recipe.toml", "--preset", "llama-20m")
+    assert "warning: a member of tier 0" in other.err
+    invoke("init", "--out", "light.toml")
+    assert invoke("config", "validate", "light.toml", "--json").data["warnings"] == []
 
 
 def test_nothing_is_written_over_what_is_there() -> None:

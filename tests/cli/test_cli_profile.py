@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from aftermath.base.errors import UsageError
-from aftermath.central.__main__ import CENTRALIZED
+from aftermath.central.index import CENTRALIZED
 from aftermath.chain import defaults
 from aftermath.chain.endpoints import CLUSTERS, endpoint
 from aftermath.chain.wallet import PATH_VARIABLE, WALLET_VARIABLE, create_wallet

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -13,7 +12,7 @@ import pytest
 
 from aftermath.cli.train import build_settings, settings_options
 from aftermath.train.settings import TrainSettings
-from cli.cli_runs import Shell, train
+from cli.cli_runs import LOCAL, Shell, train
 
 
 def test_defaults_are_those_of_the_settings() -> None:
@@ -24,39 +23,68 @@ def test_defaults_are_those_of_the_settings() -> None:
 def test_the_hub_token_comes_from_the_environment_and_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     settings = build_settings(run_id="demo")
-    assert settings.hub_token is not None
-    assert settings.hub_token.get_secret_value() == "hf_secret"
+    assert settings.hub_token == "hf_secret"
     assert "hf_secret" not in repr(settings)
 
 
-SWALLOWS = """
+WITHOUT_TORCH = """
 import os, signal, sys
-from aftermath.cli.main import main
 
 class Library:
     def find_spec(self, name, path=None, target=None):
         if name == "torch":
-            try:
-                os.kill(os.getpid(), signal.SIGINT)
-            except KeyboardInterrupt:
-                pass
+            os.kill(os.getpid(), signal.SIGINT)
 
 sys.meta_path.insert(0, Library())
+from aftermath.__main__ import main
 main()
 """
+"""Ends with Ctrl-C when torch is asked for."""
 
 
-@pytest.mark.parametrize("ignored", [False, True])
-def test_ctrl_c_is_not_lost_while_libraries_are_imported(ignored: bool, tmp_path: Path) -> None:
-    """One that swallows it stands for the parts of torch that do; who had it ignored, as with `nohup`, still has."""
-    line = [sys.executable, "-c", SWALLOWS, "train", "--run-id", "x", "-w", str(tmp_path / "none.json")]
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN if ignored else signal.default_int_handler)
-    try:
-        ended = subprocess.run(line, capture_output=True, text=True, timeout=120)
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert (ended.returncode, ended.stdout) == (1 if ignored else 130, "")
-    assert ("there is no key file" if ignored else "interrupted\n") in ended.stderr
+def without_torch(shell: Shell, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """`train`, as far as it goes without torch."""
+    line = [sys.executable, "-c", WITHOUT_TORCH, "train", "--rpc", shell.rpc, *LOCAL, *arguments]
+    if "-w" not in arguments:
+        line += ["-w", str(shell.wallet)]
+    return subprocess.run(line, capture_output=True, text=True, timeout=120)
+
+
+def test_what_needs_no_torch_is_said_before_it_is_loaded(owner: Shell, run_id: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    below = tmp_path / "file" / "below"
+    for arguments, sentence in (
+        (("-w", tmp_path / "none.json"), "there is no key file"),
+        (("--device", "nonsense"), "--device 'nonsense' is no device"),
+        (("--checkpoint-dir", below), "--checkpoint-dir"),
+        (("--events-dir", below), "--events-dir"),
+        (("--matformer-tier", "auto"), f"there is no run '{run_id}'"),
+    ):
+        done = without_torch(owner, "--run-id", run_id, *arguments)
+        assert done.returncode in (1, 2), (arguments, done)
+        assert done.stderr.startswith("error: "), done
+        assert sentence in done.stderr
+        assert "loading PyTorch" not in done.stdout + done.stderr
+
+
+def test_a_run_that_would_not_let_it_in_says_so_before_torch_is_loaded(
+    owner: Shell, run_id: str, material: Path
+) -> None:
+    assert owner("create-run", "--run-id", run_id).code == 0
+    done = without_torch(owner, "--run-id", run_id)
+    assert "is not configured yet" in done.stderr
+    assert owner("update-config", "--run-id", run_id, "--config-path", material / "config.toml").code == 0
+    done = without_torch(owner, "--run-id", run_id, "--matformer-tier", "3")
+    assert done.returncode == 1
+    assert "has tiers 0 to 2" in done.stderr
+    only = ("--client-version", "of old")
+    assert owner("update-config", "--run-id", run_id, *only).code == 0
+    done = without_torch(owner, "--run-id", run_id)
+    assert done.returncode == 10
+    assert owner("update-config", "--run-id", run_id, "--client-version", "").code == 0
+    done = without_torch(owner, "--run-id", run_id)
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
+    assert done.stdout.splitlines()[-1].endswith("loading PyTorch…")
 
 
 def test_unknown_run(owner: Shell) -> None:

@@ -15,6 +15,9 @@ MISTAKES = [
     ("creat-run", "there is no command 'creat-run'", "Did you mean create-run?"),
     ("--nonsense", "there is no option --nonsense", "aftermath-solana --help"),
     ("tick --cont 3", "there is no option --cont", "Did you mean --count? aftermath-solana tick --help"),
+    ("train --bogus", "there is no option --bogus", "aftermath-solana train --help lists the options"),
+    ("train --matformer 1", "there is no option --matformer", "Did you mean --matformer-tier?"),
+    ("train --run_id x", "there is no option --run_id", "Did you mean --run-id?"),
     ("tick", "--run-id is missing", "Pass --run-id, or set RUN_ID"),
     ("tick --run-id", "--run-id needs a value", "aftermath-solana tick --help"),
     ("tick --run-id x --count many", "--count must be a whole number of at least 1", "tick --help"),
@@ -70,6 +73,7 @@ def test_every_mistake_has_one_form(line: str, sentence: str, fix: str) -> None:
     assert said[0].startswith("error: ")
     assert said[1].startswith("fix: ")
     assert len(said) == 2
+    assert ("Did you mean" in said[1]) == ("Did you mean" in fix)
     first, *rest = line.split()
     told = invoke(first, "--json", *rest).mistake
     assert sentence in told["error"]

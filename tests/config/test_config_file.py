@@ -278,3 +278,13 @@ def test_every_architecture_can_be_written_and_no_other() -> None:
 def test_no_recipe_hangs_on_a_single_witness(name: str) -> None:
     rules = load_config(REPOSITORY / name).to_chain()["config"]
     assert rules["witness_nodes"] == 0
+
+
+def test_a_broken_rule_says_what_the_other_keys_are_that_it_names() -> None:
+    wrong = changed((r"^min_clients = 1", "min_clients = 4"))
+    with pytest.raises(ConfigError) as caught:
+        parse_as(wrong, "config.toml", RunConfig)
+    assert (
+        "init_min_clients = 1: init_min_clients must be between min_clients and 256. Here min_clients is 4."
+        in caught.value.message
+    )

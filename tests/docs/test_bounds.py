@@ -51,8 +51,9 @@ ROWS = [
     f"{requests.ALL_ANSWERS >> 20} MiB, beside one for each",
     f"what QUIC keeps until it is acknowledged | {QUIC_SENDS // 10**6} MB | {OTHERS * QUIC_SENDS // 10**6:,} MB",
     f"what is kept of it | { {2: 'two'}[results._MAX_PER_MEMBER] } results for each of {STORED_ROUNDS} rounds, "
-    f"{ {2: 'two'}[results._MAX_PER_MEMBER] } announcements for each of {STORED_ROUNDS} rounds to come, and the roots "
-    f"of {lineage._PLACES} rounds | as many times {OTHERS}",
+    f"{ {2: 'two'}[results._MAX_PER_MEMBER] } announcements for each of {STORED_ROUNDS} rounds to come, a key "
+    f"and that it is closed for each of {STORED_ROUNDS} rounds, and the roots of {lineage._PLACES} rounds | as many "
+    f"times {OTHERS}",
     f"a block of our private state | {BLOCK >> 10} KiB and its proof, from copies that are there anyway; where there "
     f"are none, one is read at a time | {stateshare.COPIES >> 20} MiB",
     f"lines in the log | one for each kind of thing it does | {complaints.MOST:,} of each part of a member",

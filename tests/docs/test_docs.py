@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from aftermath.central.__main__ import CENTRALIZED
+from aftermath.central.index import CENTRALIZED
 from aftermath.chain import views
 from aftermath.chain.views import (
     members_account,

@@ -12,6 +12,7 @@ from types import ModuleType
 
 import pytest
 
+from aftermath.localnet.runtime import minimum_balance
 from aftermath.model.levels import Segment
 from aftermath.optim.blocks import Blocks
 from aftermath.optim.format import ResultFormat, Transform, Values
@@ -19,6 +20,7 @@ from hostile.attacks import ATTACKS
 
 ROOT = Path(__file__).parents[2]
 RESEARCH = ROOT / "docs/research.md"
+PROGRAMS = ROOT / "client/aftermath/programs"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 UNITS = (
@@ -201,6 +203,36 @@ def test_the_table_of_attacks_has_all_of_them_and_says_why_a_bar_is_missed() -> 
     assert {row["attack"] for row in rows} == set(ATTACKS)
     assert all(row["known"] for row in rows if row["not_met"])
     assert "block: attacks" in (ROOT / "docs/security.md").read_text()
+
+
+def test_what_is_kept_meets_the_bars_that_are_no_times() -> None:
+    """Of instructions at 256 members, of a subscriber, of a run's rent, and of hashing what a member alone knows."""
+    chain, roots = quote.figures("chain"), quote.figures("roots")
+    assert chain["members"][-1] == 256
+    assert all(units[-1] is not None and max(units) <= 50_000 for units in chain["compute_units"].values())
+    assert max(chain["push_bytes_max"].values()) <= 2_048
+    assert chain["rent_lamports_total"] == sum(chain["rent_lamports"].values()) <= 600_000_000
+    assert roots["cpu_of_round"] + roots["copy_cpu_of_round"] <= 0.03
+    assert max(one["2"]["cpu_of_round"] for one in roots.values() if isinstance(one, dict)) == roots["cpu_of_round"]
+
+
+def test_rounded_figures_of_pages_that_do_not_quote() -> None:
+    def said(pattern: str, page: str) -> str:
+        found = re.search(pattern, re.sub(r"\s+", " ", (ROOT / "docs" / page).read_text()))
+        assert found, pattern
+        return found[1]
+
+    chain, memory = quote.figures("chain"), quote.figures("memory")
+    upstream = round(chain["upstream_one_position_units"], -3)
+    assert said(r"some ([\d,]+) compute units for one member", "design.md") == f"{upstream:,}"
+    light, large = (memory[name]["parameters"][0] for name in ("light", "test"))
+    assert said(r"the light recipe's, ([\d.]+) million", "local-testnet.md") == f"{light / 1e6:.1f}"
+    assert said(r"the test recipe's, ([\d.]+) billion", "local-testnet.md") == f"{large / 1e9:.2f}"
+    assert said(r"light recipe's model \(([\d.]+) M parameters\)", "operations.md") == f"{light / 1e6:.1f}"
+    programs = [PROGRAMS / f"{name}.so" for name in ("coordinator", "authorizer")]
+    rent = sum(minimum_balance(one.stat().st_size + 45) for one in programs)  # the account of its data has so many more
+    assert said(r"both programs take about ([\d.]+) SOL of rent", "operations.md") == f"{rent / 1e9:.1f}"
+    assert said(r"SOL of rent, the run (\d+\.\d+)", "operations.md") == f"{chain['rent_lamports_total'] / 1e9:.1f}"
 
 
 def test_the_command_brings_a_page_up_to_date(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,8 +23,8 @@ from aftermath.base.worker import ThreadWorker
 from aftermath.data.bytelevel import VOCAB_SIZE, byte_tokenizer
 from aftermath.evals import source_choice
 from aftermath.evals.likelihood import asked_of, likelihood, written
-from aftermath.evals.suite import evaluated, wanted
-from aftermath.evals.wish import SOURCE_CHOICE, Wanted
+from aftermath.evals.suite import check_known, evaluated
+from aftermath.evals.wish import SOURCE_CHOICE, Wanted, wanted
 from aftermath.member.rounds.evaluations import Evaluations
 from aftermath.model.architectures import config_of
 from aftermath.model.initial import init_weights
@@ -141,7 +141,7 @@ def test_wrong_wishes_are_named(tasks: str, fewshot: int | None, says: str) -> N
     if tasks.startswith("un"):
         pytest.importorskip("lm_eval")
     with pytest.raises(UsageError, match=says):
-        wanted(tasks, fewshot, None, None)
+        check_known(wanted(tasks, fewshot, None, None))
 
 
 # --- the harness ------------------------------------------------------------------------------------------------------
@@ -220,7 +220,7 @@ def test_a_file_that_is_no_task_is_named(text: str | None, tmp_path: Path) -> No
     if text is not None:
         file.write_text(text)
     with pytest.raises(UsageError, match=r"t\.yaml"):
-        wanted(str(file), 0, 0, 1)
+        check_known(wanted(str(file), 0, 0, 1))
 
 
 # --- between rounds ---------------------------------------------------------------------------------------------------

@@ -18,19 +18,21 @@ from aftermath.p2p import discovery, wire
 from aftermath.p2p.transport import RequestRefused
 from aftermath.replica import modelshare, outlineshare, stateshare
 from aftermath.rules import commitment
+from aftermath.rules.seal import Closed, masked
 from aftermath.sim.tiny import CONFIG
 from fuzz.decoder import Decode, Decoder, now, through_file
-from member.desk import SCHEMA, SECRETS, Desk, commitment_of, empty_payload, p2p_of
+from member.desk import SCHEMA, SECRETS, Desk, commitment_of, empty_payload, key_to, p2p_of
 from optim.private_states import OPTIMIZERS, trained
 
 READY = commitment.Ready(sender=p2p_of(0), signer=b"w" * 32, run_id="test", epoch=2, seat=0)
+CLOSED = Closed(sender=p2p_of(0), signer=b"w" * 32, run_id="test", epoch=2, height=4, seed=7, seat=0)
 WEIGHTS = init_weights(CONFIG, 3)
 INNER = SparseLoCo(topk=4, topk_embeddings=4, chunk=8).results(SCHEMA.state)
 WHOLE = SparseLoCo(topk=60, topk_embeddings=64, chunk=8).results(SCHEMA.state)
 
 
 def announcements() -> tuple[list[bytes], Decode]:
-    said: list[commitment.Commitment | commitment.Ready] = [commitment_of(None, 0), READY]
+    said: list[commitment.Announcement] = [commitment_of(None, 0), READY, CLOSED, key_to(commitment_of(None, 0))]
     return [commitment.encode_announcement(one, SECRETS[0]) for one in said], commitment.decode_announcement
 
 
@@ -70,6 +72,13 @@ def payloads() -> tuple[list[bytes], Decode]:
     blocks = sum(cut.count for cut in SCHEMA.results.of_level(2))
     some = encode_level(SCHEMA.results, 2, np.tile(np.arange(4, dtype=np.uint16), blocks), np.ones(4 * blocks, "f4"))
     return [empty_payload(2), some], lambda data: decode_level(data, SCHEMA.results, 2)
+
+
+def sealed_payloads() -> tuple[list[bytes], Decode]:
+    key = b"k" * 32
+    return [masked(one, key, 2) for one in payloads()[0]], lambda data: decode_level(
+        masked(data, key, 2), SCHEMA.results, 2
+    )
 
 
 def lattice_payloads() -> tuple[list[bytes], Decode]:
@@ -137,6 +146,7 @@ PEERS = [
     Decoder("offered model", model_manifests),
     Decoder("told outline", outlines),
     Decoder("result", payloads, (BadPayload,)),
+    Decoder("sealed result", sealed_payloads, (BadPayload,)),
     Decoder("result on the lattice", lattice_payloads, (BadPayload,)),
     Decoder("result in digits", digit_payloads, (BadPayload,)),
     Decoder("model part", model_parts, (SegmentError,)),

@@ -15,6 +15,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
 from solders.pubkey import Pubkey
 
 from aftermath.base.wait import every, first_of
@@ -30,12 +31,14 @@ from aftermath.rules.run import Run
 from aftermath.rules.state import RunState
 from aftermath.train import session, sinks
 from aftermath.train.named import named_by
+from aftermath.train.reach import on_solana
 from aftermath.train.settings import TrainSettings
 from e2e.network import read
 from hostile.attacks import ATTACKS
 from hostile.member import Behaviour, Hostile, HostileTransport
 
 POLL_S = 0.2
+SETTINGS = TypeAdapter(TrainSettings)
 
 
 class Cast:
@@ -63,7 +66,7 @@ class Cast:
 
     async def play(self) -> None:
         """Every member in its turn."""
-        settings = TrainSettings.model_validate(self._schedule[0]["settings"])
+        settings = SETTINGS.validate_python(self._schedule[0]["settings"])
         address = run_addresses(Pubkey.from_string(COORDINATOR_ID), settings.run_id).run
 
         async def follow() -> None:
@@ -92,7 +95,7 @@ class Cast:
 
     async def _live(self, part: dict[str, Any]) -> None:
         """One life of a member: until its epochs are over, or it ends to begin again."""
-        kinds, settings = ATTACKS[part["attack"]], TrainSettings.model_validate(part["settings"])
+        kinds, settings = ATTACKS[part["attack"]], SETTINGS.validate_python(part["settings"])
         wallet = load_wallet(settings.wallet_private_key_path)
         secret = identity_secret(settings.run_id, wallet)
         me = Hostile([kind() for kind in kinds], part["epoch"], secret)
@@ -121,7 +124,7 @@ async def _session(settings: TrainSettings) -> None:
     with contextlib.ExitStack() as stack:
         events = sinks.events_of(settings, stack)
         try:
-            named = named_by(settings)
+            named = named_by(settings, on_solana(settings))
             session._introduce(settings, named.reach.wallet, events)
             await session._session(settings, named, events)
         except Exception:  # an honest member's end is of no account here

@@ -14,7 +14,15 @@ from msgspec.structs import replace
 
 from aftermath.member.results import TOPIC as COMMITMENTS
 from aftermath.p2p.transport import Handler
-from aftermath.rules.commitment import NOTHING, Announcement, Commitment, LevelPayload, SequenceInterval
+from aftermath.rules.commitment import (
+    NOTHING,
+    Announcement,
+    Commitment,
+    LevelPayload,
+    SequenceInterval,
+    decode_announcement,
+)
+from aftermath.rules.seal import Key, masked
 from hostile.member import Behaviour, Hostile, Said, garbage
 
 _encode = msgspec.msgpack.encode
@@ -209,7 +217,7 @@ def _other(me: Hostile, said: Commitment, number: int) -> Commitment:
     level = max(said.levels)
     data = bytearray(me.published[said.levels[level].blake3])
     for back in range(number):
-        data[-1 - 4 * back] ^= 0x80
+        data[-1 - 4 * back] ^= 0x80  # under the mask too
     return replace(said, levels={**said.levels, level: LevelPayload(me.publish(bytes(data)), len(data))})
 
 
@@ -284,3 +292,77 @@ class LateByLevel(Behaviour):
             later = 0.78 * me.run.config.max_round_train_time
             asyncio.get_running_loop().call_later(later, me.publish, me.published[digest])
         yield said
+
+
+# --- others' results --------------------------------------------------------------------------------------------------
+
+
+class Copies(Lies):
+    """In place of its own result: the bytes of the other member of its tier, once that one has announced them."""
+
+    opened = False
+    """Whether it waits for the key, so that it can mask the bytes as its own."""
+
+    def __init__(self) -> None:
+        self._theirs: dict[int, Commitment] = {}
+        self._keys: dict[int, bytes] = {}
+        self._news = asyncio.Event()
+        self._copying: set[asyncio.Task[None]] = set()
+
+    async def meanwhile(self, me: Hostile) -> None:
+        victim = await me.other_of_tier(0)
+        async for heard in me.transport.announcements():
+            said = decode_announcement(heard.data)
+            if heard.sender == victim and isinstance(said, Commitment):
+                self._theirs[said.height] = said
+            elif heard.sender == victim and isinstance(said, Key):
+                self._keys[said.height] = said.key
+            self._news.set()
+
+    def lie(self, me: Hostile, said: Commitment) -> Iterable[Said]:
+        self._copying.add(asyncio.ensure_future(self._copy(me, said)))
+        return ()
+
+    async def _copy(self, me: Hostile, said: Commitment) -> None:
+        while said.height not in (self._keys if self.opened else self._theirs):
+            self._news.clear()
+            await self._news.wait()
+        theirs, levels = self._theirs[said.height], {}
+        for level, payload in theirs.levels.items():
+            data = await me.transport.fetch(payload.blake3, payload.size, [theirs.sender], 5.0)
+            if self.opened:
+                data = masked(masked(data, self._keys[said.height], level), me.key(said), level)
+            levels[level] = LevelPayload(me.publish(data), len(data))
+        me.transport._announcer.announce(me.sign(replace(said, levels=levels)))
+
+
+class CopiesWhatIsOpened(Copies):
+    """The same once it is opened, under a seal of its own: nothing is wrong with it but that it comes too late."""
+
+    opened = True
+
+
+class NeverOpens(Behaviour):
+    """Announces its results and keeps their keys."""
+
+    provable = True
+
+    def announce(self, me: Hostile, said: Announcement) -> Iterable[Said]:
+        if isinstance(said, Key):
+            me.deeds += 1
+        else:
+            yield said
+
+    def handler(self, me: Hostile, topic: str, honest: Handler) -> Handler:
+        return _silent if topic == COMMITMENTS else honest
+
+
+class OpensToOne(NeverOpens):
+    """Tells its keys to one peer only, which passes them on."""
+
+    provable = False
+
+    def announce(self, me: Hostile, said: Announcement) -> Iterable[Said]:
+        yield from super().announce(me, said)
+        if isinstance(said, Key) and (peers := me.peers()):
+            me.tell(peers[0], said)

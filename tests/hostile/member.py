@@ -31,6 +31,7 @@ from aftermath.rules.commitment import (
     statement,
 )
 from aftermath.rules.run import Run
+from aftermath.rules.seal import key_of, masked
 from aftermath.rules.state import RunState
 
 Said = Announcement | bytes
@@ -184,12 +185,16 @@ class Hostile:
                 outbox.put(self.sign(said))
 
     def forge(self, said: Commitment, change: Callable[[bytes], bytes]) -> Commitment:
-        """The same commitment, to changed payloads, which are served."""
-        levels = {}
+        """The same commitment, to changed payloads, which are served, masked as its own are."""
+        key, levels = self.key(said), {}
         for level, payload in said.levels.items():
-            data = change(self.published[payload.blake3])
+            data = masked(change(masked(self.published[payload.blake3], key, level)), key, level)
             levels[level] = LevelPayload(self.publish(data), len(data))
         return replace(said, levels=levels)
+
+    def key(self, said: Commitment) -> bytes:
+        """What opens its own result of a round."""
+        return key_of(self.secret, said.place)
 
     def publish(self, data: bytes) -> bytes:
         digest = self.transport.publish(data)

@@ -19,6 +19,7 @@ from aftermath.p2p.wire import ALPN, BlobRequest, frame_of
 from aftermath.replica.modelshare import TOPIC as MODEL
 from aftermath.rules import bitmap
 from aftermath.rules.commitment import Announcement, Ready
+from aftermath.rules.seal import Closed
 from hostile.member import Behaviour, Hostile, Said, Verb, garbage
 
 _encode = msgspec.msgpack.encode
@@ -47,6 +48,36 @@ class FalseWitness(Behaviour):
     async def on_witness(self, me: Hostile, honest: Verb, seat: int, place: Any, *given: Any, **more: Any) -> None:
         me.deeds += 1
         await honest(seat, place, 0, bytes(len(given[1])), **more)
+
+
+class ClosesEarly(Behaviour):
+    """Says that it is closed as soon as a round begins, so that fewer others have to be before results are opened."""
+
+    async def meanwhile(self, me: Hostile) -> None:
+        told = -1
+        while True:
+            await asyncio.sleep(0.02)
+            run = me.run
+            header = run.round(run.config.judged(run.current.height))
+            if not run.state.training or header is None or header.height == told:
+                continue
+            told = header.height
+            members = (await me.chain.view()).members
+            seat = members.find(me.chain.wallet)
+            if seat is None:
+                continue
+            me.deeds += 1
+            said = Closed(
+                sender=me.node_id,
+                signer=me.chain.wallet,
+                run_id=run.run_id,
+                epoch=run.epoch,
+                height=header.height,
+                seed=header.seed,
+                seat=seat,
+            )
+            for peer in me.peers():
+                me.tell(peer, said)
 
 
 class FalseAttest(Behaviour):

@@ -37,9 +37,16 @@ def prepare(root: Path) -> Path:
 
 def settings(root: Path, **given: Any) -> LabSettings:
     """Settings for `prepare`'s files: quick ones unless something else is said."""
-    quick = {"seq_len": 16, "steps": 8, "total_batch": 4, "micro_batch": 4, "optimizer": "adamw", "eval_sequences": 8}
+    quick: dict[str, Any] = {
+        "seq_len": 16,
+        "steps": 8,
+        "total_batch": 4,
+        "micro_batch": 4,
+        "optimizer": "adamw",
+        "eval_sequences": 8,
+    }
     places = {"model": root / "model", "data_path": root / "tokens", "held_out_path": root / "held-out"}
-    return LabSettings.model_validate(quick | places | given)
+    return LabSettings(**quick | places | given)
 
 
 def course(root: Path, screen: list[Event] | None = None, on: torch.device = CPU, **given: Any) -> Course:

@@ -32,7 +32,7 @@ HUB = 'checkpoint = { Hub = { repo_id = "a/b" } }'
 
 
 def recipe(**given: Any) -> Recipe:
-    return recipe_of(LabSettings.model_validate(given))
+    return recipe_of(LabSettings(**given))
 
 
 def bare(**given: Any) -> Recipe:

@@ -26,6 +26,7 @@ from aftermath.rules.commitment import (
 )
 from aftermath.rules.members import Members
 from aftermath.rules.run import Round, Run
+from aftermath.rules.seal import Key, key_of, masked, seal_of
 from aftermath.rules.state import RunState
 from aftermath.sim.clock import InlineWorker, VirtualClock
 from aftermath.sim.player import Said
@@ -65,8 +66,10 @@ def empty_payload(level: int) -> bytes:
 def commitment_of(transport: SimTransport | None, seat: int, height: int = 4, **changed: Any) -> Commitment:
     """What member `seat` has to announce; its payloads are published on `transport`."""
     levels = {}
+    place = plan_of(height).place(seat)
+    key = key_of(SECRETS[seat], place)
     for level in range(seat, 3):
-        data = empty_payload(level)
+        data = masked(empty_payload(level), key, level)
         levels[level] = LevelPayload(transport.publish(data) if transport else b"d" * 32, len(data))
     good = Commitment(
         sender=p2p_of(seat),
@@ -82,8 +85,20 @@ def commitment_of(transport: SimTransport | None, seat: int, height: int = 4, **
         schema_hash=SCHEMA.hash(),
         levels=levels,
         private=PrivateRoots(NOTHING, b"a" * 32, None),
+        seal=seal_of(key, seat.to_bytes(32, "big"), place),
         loss=1.0,
         tokens_per_sec=1.0,
+    )
+    return msgspec.structs.replace(good, **changed)
+
+
+def key_to(said: Commitment, **changed: Any) -> Key:
+    """What opens the result of a member."""
+    good = Key(
+        sender=said.sender,
+        signer=said.signer,
+        **said.place._asdict(),
+        key=key_of(SECRETS[said.seat], said.place),
     )
     return msgspec.structs.replace(good, **changed)
 
@@ -113,9 +128,18 @@ class Desk:
         self.results.begin(epoch)
 
     def hear(self, seat: int, height: int = 4, **changed: Any) -> Commitment:
+        said = self.hear_sealed(seat, height, **changed)
+        self.tell(key_to(commitment_of(None, seat, height)))
+        return said
+
+    def hear_sealed(self, seat: int, height: int = 4, **changed: Any) -> Commitment:
+        """The same without the key."""
         said = commitment_of(self.transports[seat], seat, height, **changed)
         self.results.hear(said, encode_announcement(said, SECRETS[seat]))
         return said
+
+    def tell(self, key: Key) -> None:
+        self.results.hear_key(key, encode_announcement(key, SECRETS[key.seat]))
 
 
 def run_at(height: int, **given: Any) -> Run:

@@ -11,6 +11,7 @@ from aftermath.member.results import TOPIC as COMMITMENTS_TOPIC
 from aftermath.replica.modelshare import TOPIC as MODEL_TOPIC
 from aftermath.replica.modelshare import SnapshotManifest, segment_size
 from aftermath.rules.commitment import Commitment, LevelPayload, decode_announcement, encode_announcement
+from aftermath.rules.seal import key_of, masked
 from aftermath.sim.player import Player
 from aftermath.sim.simulation import Simulation
 from aftermath.sim.transport import SimTransport
@@ -47,9 +48,15 @@ def tell_all(transport: SimTransport, raw: bytes) -> None:
         transport.tell(peer, raw)
 
 
-def with_payload(said: Commitment, transport: SimTransport, level: int, data: bytes) -> Commitment:
-    """The same commitment, but to these bytes."""
-    levels = {**said.levels, level: LevelPayload(transport.publish(data), len(data))}
+def payload_of(player: Player, said: Commitment, transport: SimTransport, level: int) -> bytes:
+    """What it encoded, which it serves masked."""
+    return masked(transport._blobs[said.levels[level].blake3], key_of(player.identity.secret(), said.place), level)
+
+
+def with_payload(player: Player, said: Commitment, transport: SimTransport, level: int, data: bytes) -> Commitment:
+    """The same commitment, but to these bytes, masked."""
+    sealed = masked(data, key_of(player.identity.secret(), said.place), level)
+    levels = {**said.levels, level: LevelPayload(transport.publish(sealed), len(data))}
     return msgspec.structs.replace(said, levels=levels)
 
 
@@ -59,7 +66,7 @@ def garbage_in(player: Player, levels: range) -> Lie:
     async def lie(said: Commitment, transport: SimTransport) -> None:
         for level in levels:
             size = said.levels[level].size
-            said = with_payload(said, transport, level, b"\xff" * size)
+            said = with_payload(player, said, transport, level, b"\xff" * size)
         tell_all(transport, sign(player, said))
 
     return lie
@@ -110,11 +117,11 @@ def nan_in(sim: Simulation, player: Player) -> Lie:
     """Commits to float votes that are NaN."""
 
     async def lie(said: Commitment, transport: SimTransport) -> None:
-        for level, payload in said.levels.items():
-            data = bytearray(transport._blobs[payload.blake3])
+        for level in said.levels:
+            data = bytearray(payload_of(player, said, transport, level))
             start = sim.schema.results.place_bytes(level)
             data[start:] = np.full((len(data) - start) // 4, np.nan, "<f4").tobytes()
-            said = with_payload(said, transport, level, bytes(data))
+            said = with_payload(player, said, transport, level, bytes(data))
         tell_all(transport, sign(player, said))
 
     return lie
@@ -122,10 +129,10 @@ def nan_in(sim: Simulation, player: Player) -> Lie:
 
 def other_result(sim: Simulation, said: Commitment, transport: SimTransport) -> Commitment:
     """Another valid result of the same share: one vote of the common level has the other sign."""
-    level = max(said.levels)
-    data = bytearray(transport._blobs[said.levels[level].blake3])
+    level, player = max(said.levels), next(player for player in sim.players if player.id == said.sender)
+    data = bytearray(payload_of(player, said, transport, level))
     data[sim.schema.results.place_bytes(level)] ^= 1
-    return with_payload(said, transport, level, bytes(data))
+    return with_payload(player, said, transport, level, bytes(data))
 
 
 def offer_garbage(sim: Simulation, player: Player, fill: float) -> None:

@@ -166,10 +166,10 @@ def test_a_place_that_cannot_be_written_is_said_before_joining(tmp_path: Path) -
     (tmp_path / "file").write_text("")
     named = {"run_id": "r", "write_gradients_dir": tmp_path / "file" / "gradients"}
     with pytest.raises(Unsuitable, match=r"--write-gradients-dir .*Not a directory"):
-        gradients_place(TrainSettings.model_validate(named)).__enter__()
+        gradients_place(TrainSettings(**named)).__enter__()
     with pytest.raises(Unsuitable, match=r"--write-gradients-dir .*/file: that is a file"):
-        gradients_place(TrainSettings.model_validate(named | {"write_gradients_dir": tmp_path / "file"})).__enter__()
-    ours = TrainSettings.model_validate(named | {"write_gradients_dir": tmp_path / "new"})
+        gradients_place(TrainSettings(**named | {"write_gradients_dir": tmp_path / "file"})).__enter__()
+    ours = TrainSettings(**named | {"write_gradients_dir": tmp_path / "new"})
     with gradients_place(ours):
         (tmp_path / "new" / ".step-000001-member-0.safetensors.partial").write_bytes(b"half")
         with pytest.raises(Unsuitable, match="another process on this machine writes there"):

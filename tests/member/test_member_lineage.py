@@ -292,6 +292,7 @@ def test_a_checker_gets_the_states_before_and_after_a_round_that_is_judged(tmp_p
             sim.add(tier)
         chains = told(sim)
         await sim.until_round(3)
+        await asyncio.sleep(0.2)  # its witnesses are closed, and it is opened
         checker = sim.players[0].transport
         assert checker is not None
         for player in sim.players[1:]:
@@ -311,6 +312,32 @@ def test_a_checker_gets_the_states_before_and_after_a_round_that_is_judged(tmp_p
 
     assert play(tmp_path, story).check() > 0
     assert compared > 0
+
+
+def test_a_state_is_given_to_nobody_before_its_key_is_told(tmp_path: Path) -> None:
+    """What was sent can be read from it."""
+    refused = 0
+
+    async def story(sim: Simulation) -> None:
+        nonlocal refused
+        sim.add(0), sim.add(1), sim.add(2, seconds=3.0)
+        chains = told(sim)
+        checker, player = sim.players[0].transport, sim.players[1]
+        assert checker is not None
+        parts = outline_of(sim.schema, player.tier)
+        await sim.until(lambda run: bool(player.saw("trained", height=2)))
+        mine = chains[player.name][-1]
+        assert (mine.height, sim.run.current.height) == (2, 2)
+        await ask_block(checker, player.id, mine.private.before, parts, 0, 5)
+        with pytest.raises(RequestRefused):
+            await ask_block(checker, player.id, mine.private.after, parts, 0, 5)
+        refused += 1
+        await sim.until_round(3)
+        await asyncio.sleep(0.2)
+        await ask_block(checker, player.id, mine.private.after, parts, 0, 5)
+
+    play(tmp_path, story)
+    assert refused
 
 
 def test_without_memory_for_a_copy_a_member_goes_on_and_says_so(

@@ -165,13 +165,22 @@ def test_who_signs_two_results_has_delivered_none(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seconds", [5, 20])
 def test_an_outage_for_all_throws_no_step_away(tmp_path: Path, seconds: float) -> None:
-    """A round that it outlasts is no step, and its data waits; the run has all of its steps all the same."""
+    """A round that it outlasts is no step, and its data waits; the run has all of its steps all the same. It begins
+    with the round, before anybody can read what the one before came to.
+    """
 
     async def story(sim: Simulation) -> None:
         for tier in (0, 1, 2):
             sim.add(tier)
+
+        def begin() -> None:
+            if not began and (sim.run.epoch, sim.run.current.height) == (0, 2):
+                began.append(sim.now)
+                sim.chain.down = True
+
+        began: list[float] = []
+        sim.chain.observers.append(begin)
         await sim.until_round(2)
-        sim.chain.down = True
         await asyncio.sleep(seconds)
         sim.chain.down = False
         await sim.until_finished()

@@ -15,7 +15,7 @@ from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.rules.state import OptimizerKind, RunState
 from aftermath.sim.player import Player
 from aftermath.sim.simulation import Simulation, play
-from aftermath.train.outfit import check_model
+from aftermath.train.letting_in import check_model
 
 STEPS = 3
 """Inner steps of a round: a member's share has as many sequences."""

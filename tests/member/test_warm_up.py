@@ -16,6 +16,7 @@ from aftermath.member.feed import RunFeed
 from aftermath.member.ports import Desync
 from aftermath.member.warmup import NoModel, WarmUp
 from aftermath.model.initial import init_weights
+from aftermath.model.levels import SchemaError
 from aftermath.model.segments import level_hash
 from aftermath.model.store import write_checkpoint
 from aftermath.replica.modelshare import ModelShare, snapshot
@@ -125,6 +126,31 @@ def test_a_place_without_the_model_is_passed_over_for_another_of_the_same_step(t
         assert joiner.said("model", "source") == ["the checkpoint"]
 
     run_virtual(story())
+
+
+def test_a_fault_of_ours_with_a_place_costs_that_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever nobody has thought of; but too little memory is nobody's fault."""
+    durable, troubles = Origin.durable, list[Exception]()
+
+    def fragile(self: Origin, place: Checkpoint) -> dict[str, Tensor]:
+        if place.repo == str(tmp_path / "bad"):
+            raise troubles[-1]
+        return durable(self, place)
+
+    async def story(place: Path) -> None:
+        joiner = Joiner(place, attested=0b111, source=ModelSource.CHECKPOINT)
+        write_checkpoint(place / "good", init_weights(CONFIG, ATTESTED), CONFIG, tier=0, companions={})
+        joiner.recorded(tmp_path / "bad", place / "good")
+        replica = await joiner.obtain()
+        assert replica.hashes() == {1: _hash(ATTESTED, 1), 2: _hash(ATTESTED, 2)}
+
+    monkeypatch.setattr(Origin, "durable", fragile)
+    for number, trouble in enumerate((RecursionError("deep"), SchemaError("no way to cut it"))):
+        troubles.append(trouble)
+        run_virtual(story(tmp_path / f"{number}"))
+    troubles.append(MemoryError())
+    with pytest.raises(MemoryError):
+        run_virtual(story(tmp_path / "full"))
 
 
 def test_what_differs_from_the_attested_hash_is_thrown_away(tmp_path: Path) -> None:

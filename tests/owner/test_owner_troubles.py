@@ -19,20 +19,23 @@ from optim.optim_oracle import CONFIG
 
 
 @pytest.mark.parametrize(
-    ("width", "topk", "large"),
+    ("width", "topk", "steps", "large"),
     [
-        (256, 4096, False),  # all of a model of millions of parameters is not much
-        (2048, 512, True),
-        (2048, 16, False),
+        (256, 4096, 1, False),  # all of a model of millions of parameters is not much
+        (2048, 4096, 1, True),
+        (2048, 4096, 2, True),
+        (2048, 4096, 4, False),  # less than a bit of a parameter for each step
+        (2048, 16, 1, False),
     ],
 )
-def test_results_that_would_be_a_burden_are_told(width: int, topk: int, large: bool) -> None:
+def test_results_that_would_be_a_burden_are_told(width: int, topk: int, steps: int, large: bool) -> None:
     config = CONFIG | {"hidden_size": width, "intermediate_size": 3 * width, "vocab_size": 512}
-    shape = Shape(build_schema(config, 1, SparseLoCo(topk=topk, topk_embeddings=topk)))
+    shape = Shape(build_schema(config, 1, SparseLoCo(topk=topk, topk_embeddings=topk, inner_steps=steps)))
     said = trouble_with_size(shape)
     assert bool(said) == large
     if large:
         assert f"sends {shape.bytes_per_round[0]:,} bytes in every round to every other" in said
+        assert ("for 2 steps" in said) == (steps == 2)
         assert "raise compression_chunk" in said
 
 

@@ -7,7 +7,7 @@ import time
 import pytest
 from blake3 import blake3
 
-from aftermath.p2p import attempt, link, pace, watch
+from aftermath.p2p import attempt, fetch, link, pace, watch
 from aftermath.p2p.transport import BlobRejected, BlobUnavailable, short
 from aftermath.p2p.wire import BlobRequest, Reply, Status, frame_of, read_message
 from p2p.nodes import blob_of, content, identity, join, stalling, until
@@ -166,6 +166,26 @@ async def test_a_blob_that_ends_early_is_resumed_elsewhere(no_help, honest_and_r
     assert stats.received["blob"] == SMALL, "no byte that arrived is sent again"
     assert honest.stats().sent["blob"] == SMALL - 100_000
     assert stats.retries == 1
+
+
+async def test_a_fault_of_ours_costs_the_holder_that_brought_it_about(honest_and_rogue, monkeypatch, caplog):
+    """Whatever nobody has thought of: the blob comes from another, and it is said once."""
+    data = content(SMALL)
+    node, honest, cheat = await honest_and_rogue(blob_of(data), data)
+    read = fetch.Fetch._read
+
+    async def fragile(self, attempt, link, pull):
+        if link.peer == cheat.node_id:
+            raise RecursionError("nobody has thought of it")
+        await read(self, attempt, link, pull)
+
+    monkeypatch.setattr(fetch.Fetch, "_read", fragile)
+    digest = blake3(data).digest()
+    for _ in range(2):
+        assert await node.fetch(digest, SMALL, [cheat.node_id, honest.node_id], 10) == data
+    with pytest.raises(BlobUnavailable, match="a RecursionError of ours"):
+        await node.fetch(digest, SMALL, [cheat.node_id], 10)
+    assert len([one for one in caplog.records if one.levelno >= logging.WARNING]) == 1
 
 
 async def test_a_holder_that_always_ends_early_is_given_up(opened, rogue):

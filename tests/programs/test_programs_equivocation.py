@@ -174,7 +174,7 @@ def test_the_statement_of_a_result_keeps_its_form(world: World) -> None:
     one = Commitment(
         sender=p2p(0), signer=b"w" * 32, run_id="test", epoch=2, height=7, seed=2**64 - 2, step=27, seat=5, tier=0,
         intervals=(SequenceInterval(40, 42),), schema_hash=b"s" * 32, levels={0: LevelPayload(b"1" * 32, 9)},
-        private=PrivateRoots(NOTHING, b"a" * 32, None), loss=1.0, tokens_per_sec=1.0,
+        private=PrivateRoots(NOTHING, b"a" * 32, None), seal=b"k" * 32, loss=1.0, tokens_per_sec=1.0,
     )  # fmt: skip
     statement = sign(one, 0).statement
     head = b"aftermath announcement 3\x01" + b"test".ljust(32, b"\0") + struct.pack("<IIQB", 2, 7, 2**64 - 2, 5)

@@ -5,7 +5,10 @@ from typing import Any
 
 import pytest
 
-from programs.harness import World
+from aftermath.rules import committee
+from aftermath.rules.state import Committee
+from programs.evidence import IX, p2p, pair
+from programs.harness import PROGRAM, Outcome, World, idl
 from programs.scenario import Scenario, member
 
 Break = Callable[[Any], None]
@@ -102,3 +105,121 @@ def test_instructions_that_see_no_witnesses_look_at_the_members(run: Scenario) -
     run.owner("kick", member(1).pubkey(), False).refused("InvariantBroken")
     run.settle(1).refused("InvariantBroken")
     run.by(5, "withdraw").refused("InvariantBroken")
+
+
+def _waiting(run: Scenario) -> None:
+    for index in range(3):
+        run.join(index).ok()
+
+
+def _cooldown(run: Scenario) -> None:
+    run.train([0, 1, 2]).finish_rounds()
+
+
+def _attested(run: Scenario) -> None:
+    _cooldown(run)
+    for index in range(2):
+        run.attest(index, HASHES).ok()
+
+
+def _left(run: Scenario) -> None:
+    run.join(5).ok()
+    run.by(5, "leave_run").ok()
+
+
+def _ejected(run: Scenario) -> None:
+    run.join(1).ok()
+    members = run.world.record("Members", "test")
+    members["forfeited"] = b"\x01" + bytes(31)
+    run.world.store("Members", "test", members)
+
+
+def _one_absent(run: Scenario) -> None:
+    run.train(range(5))
+    run.everyone_witnesses()
+    run.everyone_witnesses(range(4), participation=0b01111)
+    run.world.advance(6)
+    run.tick().ok()
+
+
+def _with_verifiers(run: Scenario) -> None:
+    run.owner("set_paused", True).ok()
+    run.configure(verification_percent=50).ok()
+    run.owner("set_paused", False).ok()
+    run.train(range(6))
+    run.everyone_witnesses()
+
+
+def _verify(run: Scenario) -> Outcome:
+    roles = committee.roles(run.run.rounds[0], 50)
+    judge, trainer = (
+        next(seat for seat, role in roles.items() if role is kind) for kind in (Committee.VERIFIER, Committee.TRAINER)
+    )
+    return run.by(judge, "verify", judge, 0, trainer, True)
+
+
+def _known_to_peers(run: Scenario) -> None:
+    for index in range(3):
+        run.join(index, p2p=p2p(index)).ok()
+    run.world.advance(6)
+    run.tick().ok()
+    run.draw()
+    run.world.advance(31)
+    run.tick().ok()
+
+
+def _prove(run: Scenario) -> Outcome:
+    proof = run.instruction("prove_equivocation", accounts={"user": member(0).pubkey()})
+    return run.world.send(IX.check_signatures(pair(run)), proof, signers=[member(0)])
+
+
+HASHES = {level: bytes([level + 1]) * 32 for level in range(3)}
+PLACE = {"kind": 2, "repo": "x", "revision": "", "hashes": list(HASHES.values())}
+Prepare = Callable[[Scenario], object]
+Send = Callable[[Scenario], Outcome]
+CHANGING: dict[str, tuple[Prepare, Send]] = {
+    "update": (lambda run: run.owner("set_paused", True).ok(), lambda run: run.update()),
+    "rewind": (lambda run: run.owner("set_paused", True).ok(), lambda run: run.owner("rewind", 0, 0)),
+    "update_client_version": (
+        lambda run: run.owner("set_paused", True).ok(),
+        lambda run: run.owner("update_client_version", "v"),
+    ),
+    "set_paused": (lambda _: None, lambda run: run.owner("set_paused", True)),
+    "set_future_epoch_rates": (lambda _: None, lambda run: run.owner("set_future_epoch_rates", 1, 0)),
+    "kick": (lambda run: run.join(0).ok(), lambda run: run.owner("kick", member(0).pubkey(), False)),
+    "join_run": (lambda run: run.enroll(0).ok(), lambda run: run.join(0)),
+    "leave_run": (lambda run: run.join(0).ok(), lambda run: run.by(0, "leave_run")),
+    "withdraw": (_left, lambda run: run.by(5, "withdraw")),
+    "settle": (_ejected, lambda run: run.settle(1)),
+    "tick": (lambda run: (_waiting(run), run.world.advance(6)), lambda run: run.tick()),
+    "warmup_witness": (lambda run: run.warm_up([0, 1, 2]), lambda run: run.by(0, "warmup_witness", 0)),
+    "witness": (lambda run: run.train([0, 1, 2]), lambda run: run.witness(0)),
+    "health_check": (_one_absent, lambda run: run.by(2, "health_check", run.names([4]))),
+    "verify": (_with_verifiers, _verify),
+    "prove_equivocation": (_known_to_peers, _prove),
+    "attest": (_cooldown, lambda run: run.attest(0, HASHES)),
+    "checkpoint": (_attested, lambda run: run.by(0, "checkpoint", PLACE)),
+}
+"""Every instruction that changes a run: how it comes to be one that is taken, and the sending of it."""
+OTHERS = {"init_run", "grow", "close_run", "enroll", "inspect"}
+"""They make a run, end it, or change nothing of it."""
+
+
+def test_no_instruction_is_left_out() -> None:
+    assert {one["name"] for one in idl(PROGRAM)["instructions"]} == CHANGING.keys() | OTHERS
+
+
+@pytest.mark.parametrize("name", CHANGING)
+def test_every_instruction_that_changes_a_run_ends_with_the_check(run: Scenario, name: str) -> None:
+    """It is taken, but for what is broken."""
+    prepare, send = CHANGING[name]
+    prepare(run)
+    for lost in (1, 0):
+        state = run.world.record("Run", "test")
+        state["lost_sequences"] = lost
+        run.world.store("Run", "test", state)
+        outcome = send(run)
+        if lost:
+            outcome.refused("InvariantBroken")
+        else:
+            outcome.ok()

@@ -8,7 +8,7 @@ import torch
 from aftermath.base.errors import Unsuitable, UsageError
 from aftermath.ranks.launch import threads_of
 from aftermath.ranks.mesh import Mesh, mesh_of
-from aftermath.train.choices import mesh_named
+from aftermath.train.named import mesh_named
 from aftermath.train.settings import TrainSettings
 
 

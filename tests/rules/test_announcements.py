@@ -22,6 +22,7 @@ from aftermath.rules.commitment import (
     decode_announcement,
     encode_announcement,
 )
+from aftermath.rules.seal import Closed, Key
 
 SECRET = bytes(range(32))
 SENDER = bytes(Keypair.from_seed(SECRET).pubkey())
@@ -39,10 +40,13 @@ GOOD: dict[str, Any] = {
     "schema_hash": b"s" * 32,
     "levels": {1: LevelPayload(b"1" * 32, 1234), 2: LevelPayload(b"2" * 32, 99)},
     "private": PrivateRoots(b"b" * 32, b"a" * 32, (2, 6)),
+    "seal": b"k" * 32,
     "loss": 3.25,
     "tokens_per_sec": 800.0,
 }
 READY = Ready(sender=SENDER, signer=b"w" * 32, run_id="test", epoch=2, seat=5)
+CLOSED = Closed(sender=SENDER, signer=b"w" * 32, run_id="test", epoch=2, height=7, seed=2**64 - 1, seat=5)
+KEY = Key(sender=SENDER, signer=b"w" * 32, run_id="test", epoch=2, height=7, seed=2**64 - 1, seat=5, key=b"k" * 32)
 
 
 def signed(body: bytes) -> bytes:
@@ -63,7 +67,7 @@ def nested(depth: int) -> bytes:
     return b"\x91" * depth + b"\xc0"
 
 
-@pytest.mark.parametrize("announcement", [Commitment(**GOOD), READY])
+@pytest.mark.parametrize("announcement", [Commitment(**GOOD), READY, CLOSED, KEY])
 def test_an_announcement_arrives_as_it_was_sent(announcement: Announcement) -> None:
     data = encode_announcement(announcement, SECRET)
     assert len(data) <= commitment.MAX_ANNOUNCEMENT_BYTES
@@ -103,6 +107,7 @@ def test_the_order_in_which_levels_were_added_does_not_matter() -> None:
         {"private": PrivateRoots(b"b" * 32, b"a" * 32, (2, 5))},
         {"private": PrivateRoots(b"b" * 32, b"a" * 32, (1, 6))},
         {"private": PrivateRoots(commitment.NOTHING, b"a" * 32, None)},
+        {"seal": b"l" * 32},
     ],
 )
 def test_the_commitment_binds_every_committed_field(changed: dict[str, Any]) -> None:
@@ -115,7 +120,7 @@ def test_the_commitment_does_not_bind_hearsay() -> None:
 
 def test_the_commitment_keeps_its_value() -> None:
     """Members of different versions must agree on it; a change here needs a new domain prefix."""
-    assert Commitment(**GOOD).digest.hex() == "c38e70c65c744799f967c09180a5b5013b0182d5fec2f29b081ac5d2532f98a3"
+    assert Commitment(**GOOD).digest.hex() == "fa1f97027ad7e05dbda5c4bd865ffa187a66dd62266a9e97fc58898c5ec2a278"
 
 
 @pytest.mark.parametrize(
@@ -138,6 +143,8 @@ def test_the_commitment_keeps_its_value() -> None:
         {"private": [b"b" * 32, b"a" * 32, None]},
         {"private": [bytes(32), b"a" * 32, [2, 6]]},
         {"private": [b"b" * 32, bytes(32), [2, 6]]},
+        {"seal": b"k" * 31},
+        {"seal": None},
         {"intervals": []},
         {"intervals": [[1, 2]] * 6},
         {"intervals": [[5, 5]]},
@@ -211,7 +218,7 @@ def test_the_head_says_what_the_body_does() -> None:
         with pytest.raises(BadAnnouncement, match="head"):
             decode_announcement(SENDER + signature + head + body)
     with pytest.raises(BadAnnouncement, match="another head"):
-        decode_announcement(SENDER + bytes(64) + b"\x03" + body)
+        decode_announcement(SENDER + bytes(64) + b"\x05" + body)
 
 
 def test_another_key_cannot_speak_for_the_sender() -> None:
@@ -229,6 +236,38 @@ def test_another_key_cannot_speak_for_the_sender() -> None:
 def test_what_peers_would_refuse_is_not_sent() -> None:
     with pytest.raises(BadAnnouncement, match="finite"):
         encode_announcement(Commitment(**(GOOD | {"loss": float("nan")})), SECRET)
+
+
+@pytest.mark.parametrize("good", [CLOSED, KEY])
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"run_id": ""},
+        {"epoch": -1},
+        {"height": 2**32},
+        {"seed": -1},
+        {"seat": 256},
+        {"signer": b"w" * 31},
+        {"key": b"k" * 33},
+        {"key": "k" * 32},
+        {"extra": 1},
+        {"tag": 2},
+    ],
+)
+def test_what_opens_results_is_refused_unless_it_is_in_range(good: Closed | Key, changed: dict[str, Any]) -> None:
+    if changed.keys() - {"extra", "tag"} > set(good.__struct_fields__):
+        return
+    tag, *values = msgspec.msgpack.decode(msgspec.msgpack.encode(good), strict=False)
+    fields = {"tag": tag} | dict(zip(good.__struct_fields__, values, strict=True))
+    head = commitment.head_of(good)
+
+    def said(values: dict[str, Any]) -> bytes:
+        body = commitment._encoder.encode(list(values.values()))
+        return SENDER + bytes(Keypair.from_seed(SECRET).sign_message(commitment.statement(head, body))) + head + body
+
+    assert decode_announcement(said(fields)) == good
+    with pytest.raises(BadAnnouncement):
+        decode_announcement(said(fields | changed))
 
 
 @given(st.data())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import namedtuple
 from pathlib import Path
+from typing import Any
 
 import pytest
 from huggingface_hub.utils import validate_repo_id
@@ -14,14 +15,14 @@ from aftermath.model.schema import StateSchema
 from aftermath.model.store import RESERVE
 from aftermath.sim.simulation import Simulation, play
 from aftermath.train import keeping
-from aftermath.train.keeping import check_directory, check_hub, keeping_advice
+from aftermath.train.keeping import check_hub, check_places, check_room, keeping_advice
 from aftermath.train.settings import TrainSettings
 
 Usage = namedtuple("Usage", "total used free")
 
 
-def settings(**options: object) -> TrainSettings:
-    return TrainSettings.model_validate({"run_id": "r", **options})
+def settings(**options: Any) -> TrainSettings:
+    return TrainSettings(run_id="r", **options)
 
 
 @pytest.fixture(scope="module")
@@ -64,27 +65,25 @@ def test_a_repository_without_a_token_is_refused_with_the_way_to_give_one() -> N
     check_hub(settings())
 
 
-def test_the_directory_is_made_and_nothing_is_left_in_it(tmp_path: Path, schema: StateSchema) -> None:
-    check_directory(settings(checkpoint_dir=tmp_path / "new/er"), schema)
+def test_the_directory_is_made_and_nothing_is_left_in_it(tmp_path: Path) -> None:
+    check_places(settings(checkpoint_dir=tmp_path / "new/er"))
     assert list((tmp_path / "new/er").iterdir()) == []
 
 
-def test_a_directory_that_cannot_be_is_named_whole(
-    tmp_path: Path, schema: StateSchema, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_directory_that_cannot_be_is_named_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.chdir(tmp_path)
     with pytest.raises(AftermathError, match=f"--checkpoint-dir {tmp_path}/file/kept: Not a directory"):
-        check_directory(settings(checkpoint_dir="file/kept"), schema)
+        check_places(settings(checkpoint_dir=Path("file/kept")))
     with pytest.raises(AftermathError, match=r"--optimizer-state-dir .*/file/kept: Not a directory"):
-        check_directory(settings(optimizer_state_dir="file/kept", matformer_tier=1), schema)
+        check_places(settings(optimizer_state_dir=Path("file/kept"), matformer_tier=1))
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_directory_of_somebody_else_is_refused(tmp_path: Path, schema: StateSchema) -> None:
+def test_a_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "theirs").mkdir(mode=0o500)
     with pytest.raises(AftermathError, match="Permission denied"):
-        check_directory(settings(checkpoint_dir=tmp_path / "theirs"), schema)
+        check_places(settings(checkpoint_dir=tmp_path / "theirs"))
 
 
 def test_there_must_be_room_for_two_checkpoints(
@@ -94,16 +93,17 @@ def test_there_must_be_room_for_two_checkpoints(
     asked = settings(checkpoint_dir=tmp_path)
     monkeypatch.setattr(keeping.shutil, "disk_usage", lambda _: Usage(0, 0, needed))
     with pytest.raises(AftermathError, match=f"--checkpoint-dir {tmp_path}: .* are free, and 2 checkpoints") as caught:
-        check_directory(asked, schema)
+        check_room(asked, schema)
     assert "Make room" in caught.value.fix
     monkeypatch.setattr(keeping.shutil, "disk_usage", lambda _: Usage(0, 0, needed + 1))
-    check_directory(asked, schema)
+    check_room(asked, schema)
 
 
 def test_other_tiers_keep_nothing_and_are_told(tmp_path: Path, schema: StateSchema) -> None:
     asked = settings(checkpoint_dir=tmp_path / "never", hub_repo="ada/model", matformer_tier=1)
     check_hub(asked)
-    check_directory(asked, schema)
+    check_places(asked)
+    check_room(asked, schema)
     assert not (tmp_path / "never").exists()
     assert "only members of tier 0" in (keeping_advice(asked) or "")
 

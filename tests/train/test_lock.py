@@ -30,7 +30,7 @@ def test_a_second_process_is_refused_until_the_first_is_gone(tmp_path: Path) -> 
     try:
         assert ours.recv()
         with (
-            pytest.raises(Unsuitable, match="on this machine takes part in run mine with this wallet") as caught,
+            pytest.raises(Unsuitable, match="on this machine takes part in run mine with this key") as caught,
             only_process(tmp_path / "locks", **PLACE),
         ):
             pass

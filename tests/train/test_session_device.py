@@ -4,33 +4,41 @@ from __future__ import annotations
 
 import os
 import re
+from typing import Any
 
 import pytest
 import torch
 from solders.keypair import Keypair
 
 from aftermath.base.errors import Unsuitable, UsageError
+from aftermath.chain.endpoints import endpoint
+from aftermath.chain.rpc import RpcPool
 from aftermath.chain.wallet import Wallet
 from aftermath.replica.arithmetic import Arithmetic
 from aftermath.replica.exactness import is_exact
-from aftermath.train import reach
+from aftermath.train.letting_in import check_options
 from aftermath.train.named import named_by
+from aftermath.train.reach import Reach
 from aftermath.train.settings import TrainSettings
 
 
-def settings(**given: object) -> TrainSettings:
-    return TrainSettings.model_validate({"run_id": "demo", "device": "cpu"} | given)
+def settings(**given: Any) -> TrainSettings:
+    return TrainSettings(run_id="demo", device="cpu", **given)
 
 
 def test_sums_of_gradients_in_anything_but_fp32_are_refused() -> None:
     with pytest.raises(UsageError, match=r"(?s)^--no-grad-accum-in-fp32: gradients are fp32 here.*--precision bf16"):
-        named_by(settings(grad_accum_in_fp32=False))
+        check_options(settings(grad_accum_in_fp32=False))
 
 
-def test_the_device_is_exact_before_anything_is_joined(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reach, "load_wallet", lambda path: Wallet(Keypair()))
+def there() -> Reach:
+    """A way to a run that nobody goes."""
+    return Reach(RpcPool([endpoint("http://127.0.0.1:9")]), None, None, Wallet(Keypair()), b"secret")
+
+
+def test_the_device_is_exact_before_anything_is_joined() -> None:
     torch.backends.cudnn.allow_tf32 = True
-    named = named_by(settings(precision="bf16", compile="on"))
+    named = named_by(settings(precision="bf16", compile="on"), there())
     assert is_exact()
     assert named.mesh.devices[0] == torch.device("cpu")
     assert named.arithmetic == Arithmetic(bf16=True, compiled=True)
@@ -39,4 +47,4 @@ def test_the_device_is_exact_before_anything_is_joined(monkeypatch: pytest.Monke
 def test_an_environment_that_rounds_ends_it_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(os.environ, "CUBLAS_EMULATE_DOUBLE_PRECISION", "1")
     with pytest.raises(Unsuitable, match=re.escape("CUBLAS_EMULATE_DOUBLE_PRECISION is set")):
-        named_by(settings())
+        named_by(settings(), there())

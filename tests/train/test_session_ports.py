@@ -16,8 +16,8 @@ from watch.said import said
 
 @pytest.mark.parametrize(("discovery", "entries"), [("auto", 1), ("n0", 0)])
 async def test_peers_of_a_local_chain_are_found_in_a_directory(tmp_path: Path, discovery: str, entries: int) -> None:
-    settings = TrainSettings.model_validate(
-        {"run_id": "ports", "discovery_dir": tmp_path / "peers", "iroh_relay": "disabled", "iroh_discovery": discovery}
+    settings = TrainSettings(
+        run_id="ports", discovery_dir=tmp_path / "peers", iroh_relay="disabled", iroh_discovery=discovery
     )
     transport = await session._open_transport(settings, bytes(range(32)), here=True)
     try:

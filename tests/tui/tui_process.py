@@ -21,15 +21,13 @@ from aftermath.train.sinks import events_of
 from aftermath.tui.messages import Told
 from tui.tui_boards import busy_member, told, where
 
-SETTINGS = {"run_id": "demo", "matformer_tier": 1, "logs": "tui"}
-
 
 def main(how: str) -> None:
     stop = threading.Event()
     signal.signal(signal.SIGINT, lambda *_: stop.set())
     signal.signal(signal.SIGUSR1, lambda *_: os.abort())
     with contextlib.ExitStack() as stack:
-        events = events_of(TrainSettings.model_validate(SETTINGS), stack)
+        events = events_of(TrainSettings(run_id="demo", matformer_tier=1, logs="tui"), stack)
         events.look(where)
         for message in busy_member(40):
             if isinstance(message, Told):

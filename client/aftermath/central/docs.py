@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aftermath.central.__main__ import CENTRALIZED
+from aftermath.central.index import CENTRALIZED
 from aftermath.cli import docs
 
 PREFACE = """# Commands of aftermath-centralized

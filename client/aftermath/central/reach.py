@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import functools
 import os
 import re
 import ssl
@@ -43,7 +44,7 @@ _WILL_UNITS = 400_000
 class CentralPool(RpcPool):
     """The one server, as an RPC service."""
 
-    called = "the server"
+    called = keeper = "the server"
 
     def __init__(self, link: Link, *, patience: float, seed: int) -> None:
         super().__init__([endpoint(f"http://{link.address}")], patience=patience, seed=seed, wire=link)
@@ -127,9 +128,10 @@ async def visiting(
 def reaching(address: str, tls: ssl.SSLContext | None, identity: Path | None) -> Callable[[TrainSettings], Reach]:
     """What makes the way to the server at HOST:PORT. Raises UsageError, and WalletError when it is called."""
     check_address(address)
+    known = functools.cache(lambda: identity_of(identity))  # one for the process, however often the way is made
 
     def reach(settings: TrainSettings) -> Reach:
-        wallet = identity_of(identity)
+        wallet = known()
         link, pool, secret = _linked(address, tls, settings.run_id, wallet, START_PATIENCE)
 
         async def beside(chain: SolanaMember) -> None:

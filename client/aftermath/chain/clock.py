@@ -38,5 +38,5 @@ class ChainClock:
     def now(self) -> int:
         """Chain time in unix seconds. Raises CoordinatorError before the first observation."""
         if not self._offsets:
-            raise CoordinatorError("chain time is not known before the chain was read")
+            raise CoordinatorError("the run's time is not known before the run was read")
         return int(max(self._offsets) + self._monotonic())

@@ -90,6 +90,11 @@ class SolanaMember:
         await self.close()
 
     @property
+    def called(self) -> str:
+        """What keeps the run, to a person."""
+        return self._pool.keeper
+
+    @property
     def wallet(self) -> bytes:
         """This member's public key."""
         return self._wallet.public

@@ -94,7 +94,7 @@ class RunReader:
                 torn += 1
                 if torn < _READINGS:
                     raise  # for the pool: this node's failure
-                why = f"no node sends the attestations of round {round.height} as they are on chain"
+                why = f"no node sends the attestations of round {round.height} as they are"
                 raise Refused("Unreadable", why) from error
 
         slot, attestations = await self._read(self._addresses.witnesses, attested, offset, length)
@@ -108,7 +108,7 @@ class RunReader:
         run = self._watcher.latest
         ring, stored = run.ring(round.height), run.round(round.height)
         if ring is None or stored is None or stored.seed != round.seed:
-            raise Refused("RoundNotStored", f"round {round.height} is no longer stored on chain")
+            raise Refused("RoundNotStored", f"round {round.height} is no longer stored")
         return ring, stored
 
     async def _read(

@@ -66,6 +66,8 @@ class RpcPool:
 
     called = "RPC endpoint"
     """What a node is to a person who reads a log."""
+    keeper = "the chain"
+    """What is behind the nodes, to a person."""
 
     def __init__(
         self,

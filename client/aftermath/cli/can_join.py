@@ -120,8 +120,9 @@ def on_this_machine(view: View, wallet: bytes, tier: int, device: str) -> tuple[
     from aftermath.data.source import SourceAway
     from aftermath.ranks.mesh import mesh_of
     from aftermath.replica.exactness import exact_device
+    from aftermath.train.letting_in import check_model, check_tier
     from aftermath.train.newcomer import others
-    from aftermath.train.outfit import check_model, check_tier, data_of, outline_of
+    from aftermath.train.outfit import data_of, outline_of
 
     refusals: list[AftermathError] = []
     warnings: list[str] = []
@@ -142,7 +143,7 @@ def on_this_machine(view: View, wallet: bytes, tier: int, device: str) -> tuple[
             return [*refusals, refusal], warnings
         return refusals, [*warnings, f"train would ask the run's members what its model is: {refusal.message}"]
     with noting(refusals):
-        check_tier(tier, schema, run.run_id)
+        check_tier(tier, model.tiers, run.run_id)
     try:
         data_of(model, schema)
     except SourceAway as away:
@@ -162,7 +163,7 @@ def chosen(view: View, wallet: bytes, device: str) -> tuple[int, str]:
 
     mesh = mesh_of(device, 0, 1)
     check_alone(AUTO_TIER, mesh)
-    settings = TrainSettings.model_validate({"run_id": view.run.run_id, "device": device})
+    settings = TrainSettings(run_id=view.run.run_id, device=device)
     arithmetic = arithmetic_of(mesh.devices[0], settings.precision, settings.compile)
     choice = chosen_here(view, wallet, schema_of(view.model, view.run.run_id), settings, arithmetic)
     return choice.tier, choice.why

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from aftermath.base.counted import counted
-from aftermath.cli.command import JSON, command
+from aftermath.cli.command import JSON, command, run_in_loop
 from aftermath.cli.consent import YES, agreed, check_can_ask
 from aftermath.cli.options import RunId, SigningOptions
 from aftermath.cli.present import EXIT_KNOWN, Result
@@ -18,13 +18,11 @@ def close_run(options: SigningOptions, run_id: RunId, *, yes: YES = False, json_
     The run's accounts and its members' points cease to exist; pause the run first. On a terminal it says what ends and
     what comes back, and asks before it closes; without one, and with --json, it needs --yes.
     """
-    import asyncio
-
     if not (yes or options.dry_run):
         check_can_ask("close-run", f"ends run {run_id} for good", as_json=json_output)
-        if not agreed(asyncio.run(_question(options, run_id))):
+        if not agreed(run_in_loop(_question(options, run_id))):
             return Result({"run_id": run_id}, f"run {run_id} stays as it is", EXIT_KNOWN)
-    return asyncio.run(_closed(options, run_id))
+    return run_in_loop(_closed(options, run_id))
 
 
 async def _question(options: SigningOptions, run_id: str) -> str:

@@ -1,7 +1,7 @@
 """What makes a function a command: option groups, `--json`, error presentation and the example in its help.
 
-Decided: a parameter annotated with a dataclass or a pydantic model stands for the options of all its fields, so a
-group of options (and `TrainSettings`) is written once; every command takes `--json`; coroutines run in their own loop.
+Decided: a parameter annotated with a dataclass stands for the options of all its fields, so a group of options (and
+`TrainSettings`) is written once; every command takes `--json`; coroutines run in their own loop.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 import typer
+from annotated_doc import Doc
 
+from aftermath.base.interrupt import looped
 from aftermath.cli.describe import limits
 from aftermath.cli.next_steps import say_next
 from aftermath.cli.present import Ended, Result, reporting, show
 
-if TYPE_CHECKING:
-    from pydantic.fields import FieldInfo
-
 Body = Callable[..., Result | Coroutine[Any, Any, Result]]
+Done = TypeVar("Done")
 
 
 @dataclass(frozen=True)
@@ -95,37 +95,52 @@ def _entry(name: str, body: Body, groups: Mapping[str, OptionGroup]) -> Callable
 
 def _done(body: Body, given: Mapping[str, Any]) -> Result:
     result = body(**given)
-    if isinstance(result, Coroutine):
-        import asyncio  # only here: a help page does not wait for it
+    return run_in_loop(result) if isinstance(result, Coroutine) else result
 
-        return asyncio.run(result)
-    return result
+
+def run_in_loop(work: Coroutine[Any, Any, Done]) -> Done:
+    """What a coroutine gives, in an event loop of its own."""
+    import asyncio  # only here: a help page does not wait for it
+
+    with looped():
+        return asyncio.run(work)
 
 
 def _dataclass_group(cls: type[Any]) -> OptionGroup | None:
     if not is_dataclass(cls):
         return None
-    hints = get_type_hints(cls, include_extras=True)
-    options = [
-        keyword(field.name, hints[field.name], ... if field.default is MISSING else field.default)
-        for field in fields(cls)
-    ]
+    options = [keyword(setting.name, setting.kind, setting.default) for setting in settings_of(cls)]
     return OptionGroup(lambda: options, cls)
 
 
-def field_option(
-    name: str,
-    field: FieldInfo,
+@dataclass(frozen=True)
+class Setting:
+    """A field of a dataclass; `kind`: its type, with what is annotated. A default of `...` makes it required."""
+
+    name: str
+    kind: Any
+    default: object
+
+
+def settings_of(cls: type[Any]) -> list[Setting]:
+    """The fields of a dataclass, in their order."""
+    hints = get_type_hints(cls, include_extras=True)
+    return [Setting(one.name, hints[one.name], ... if one.default is MISSING else one.default) for one in fields(cls)]
+
+
+def setting_option(
+    setting: Setting,
     *flags: str,
     panel: str | None,
     envvar: str | None = None,
     parser: Callable[[object], Any] | None = None,
-) -> object:
-    """A field of a settings model as an option, with its description and limits; without `flags` under its own name."""
-    least, most = (None, None) if parser else limits(field)
-    return typer.Option(
-        *(flags or ("--" + name.replace("_", "-"),)),
-        help=field.description,
+) -> inspect.Parameter:
+    """A field of a settings class as an option, with its description and limits; without `flags` under its own name."""
+    kind, *metadata = get_args(setting.kind)
+    least, most = (None, None) if parser else limits(metadata)
+    option = typer.Option(
+        *(flags or ("--" + setting.name.replace("_", "-"),)),
+        help=next(one.documentation for one in metadata if isinstance(one, Doc)),
         envvar=envvar,
         show_envvar=False,
         parser=parser,
@@ -133,6 +148,7 @@ def field_option(
         min=least,
         max=most,
     )
+    return keyword(setting.name, Annotated[kind, option], setting.default)
 
 
 def keyword(name: str, annotation: object, default: object) -> inspect.Parameter:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import Enum
 from typing import Any, Literal, get_args, get_origin
 
@@ -27,9 +28,10 @@ def bounds(parameter: Any) -> tuple[int | float | None, int | float | None]:
     return getattr(holder, "min", None), getattr(holder, "max", None)
 
 
-def limits(field: Any) -> tuple[Any, Any]:
-    """The least (`ge`) and the most (`le`) that a field of a model may be, None where there is no limit."""
-    least, most = (next((getattr(m, side) for m in field.metadata if hasattr(m, side)), None) for side in ("ge", "le"))
+def limits(metadata: Iterable[object]) -> tuple[Any, Any]:
+    """The least (`ge`) and the most (`le`) that a field with this metadata may be, None where there is no limit."""
+    known = list(metadata)
+    least, most = (next((getattr(one, side) for one in known if hasattr(one, side)), None) for side in ("ge", "le"))
     return least, most
 
 

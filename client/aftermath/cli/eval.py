@@ -36,12 +36,14 @@ def eval(  # the command's name
     from dataclasses import asdict
 
     from aftermath.evals.likelihood import asked_of
-    from aftermath.evals.suite import evaluated, lines, wanted
+    from aftermath.evals.suite import check_known, evaluated, lines
+    from aftermath.evals.wish import wanted
     from aftermath.model.checkpoint import load, load_config
     from aftermath.model.text import check_vocabulary, load_tokenizer
     from aftermath.replica.replica import pick_device
 
     wish = wanted(tasks, fewshot, seed, max_docs)
+    check_known(wish)
     place = checkpoint.expanduser()
     config, tokenizer, chosen = load_config(place), load_tokenizer(place), pick_device(device)
     check_vocabulary(tokenizer, config.vocab_size)

@@ -21,9 +21,10 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from aftermath.base.errors import UsageError
+from aftermath.base.quiet import Quietly
 from aftermath.cli.describe import kind_of
 from aftermath.cli.help import command_page, index_page
-from aftermath.cli.present import EXIT_INTERRUPTED, reporting, tell_stored
+from aftermath.cli.present import reporting, tell_stored
 from aftermath.cli.usage import ParserError, explained, stored_as, unknown_command
 
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
@@ -96,10 +97,8 @@ class Index:
 
     def main(self) -> None:
         """Entry point of the console script."""
-        try:
+        with Quietly():
             self.app()
-        except KeyboardInterrupt:  # while a command's libraries are imported
-            raise SystemExit(EXIT_INTERRUPTED) from None
 
 
 class _OneCommand(TyperCommand):

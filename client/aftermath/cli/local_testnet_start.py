@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from aftermath.base.quiet import EXIT_INTERRUPTED
 from aftermath.cli.command import command
-from aftermath.cli.present import EXIT_INTERRUPTED, Result
+from aftermath.cli.present import Result
 from aftermath.testnet.wished import Pictures, Verbosity
 
 if TYPE_CHECKING:

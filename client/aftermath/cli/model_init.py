@@ -50,7 +50,7 @@ class Kind(StrEnum):
 def _size(name: str, text: str) -> object:
     from aftermath.cli.describe import limits
 
-    least, most = limits(LlamaConfig.model_fields[SIZES[name]])
+    least, most = limits(LlamaConfig.model_fields[SIZES[name]].metadata)
     default = f"; else {_SIZES[name]}" if name in _SIZES else ""
     return typer.Option(min=least, max=most, help=f"{text}{default}.", rich_help_panel=SHAPE)
 
@@ -194,7 +194,7 @@ def _check(described: dict[str, Any], tiers: int, *, own_tokenizer: bool, kv_hea
             f"Say --vocab {VOCAB_SIZE} or more, or name another --tokenizer",
         )
     hidden, heads, step = described["hidden_size"], described["num_attention_heads"], 1 << tiers - 1
-    least, most = limits(LlamaConfig.model_fields["head_dim"])
+    least, most = limits(LlamaConfig.model_fields["head_dim"].metadata)
     assert most is not None
     sizes = [size for size in range(int(least or 1), int(most) + 1, 2) if hidden % size == 0]  # positions turn pairs
     if not sizes:

@@ -25,12 +25,13 @@ async def predownload(
     from aftermath.model.checkpoint import load
     from aftermath.model.resolve import resolve
     from aftermath.rules.state import CheckpointKind
-    from aftermath.train.outfit import check_tier, data_of, schema_of
+    from aftermath.train.letting_in import check_tier
+    from aftermath.train.outfit import data_of, schema_of
 
     async with connect(options) as chain:
         model = await chain.coordinator.model(run_id)
     schema = schema_of(model, run_id)
-    check_tier(matformer_tier, schema, run_id)
+    check_tier(matformer_tier, model.tiers, run_id)
     directory = resolve(model.checkpoint, tier=matformer_tier)
     parameters = sum(map(math.prod, schema.state.config.parameter_shapes(matformer_tier).values()))
     if model.checkpoint.kind is not CheckpointKind.DUMMY:  # else there is nothing to fetch but its shape

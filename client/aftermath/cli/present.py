@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, NoReturn
 import typer
 
 from aftermath.base.errors import AftermathError
+from aftermath.base.quiet import EXIT_INTERRUPTED
 from aftermath.cli.pages import PAGES
 from aftermath.coordinator.errors import CoordinatorError
 from aftermath.watch.printable import printable
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 EXIT_KNOWN = 1
 EXIT_USAGE = 2
 EXIT_VERSION = 10
-EXIT_INTERRUPTED = 130
 EXITS = {"usage": EXIT_USAGE, "client-version-mismatch": EXIT_VERSION}
 """The exit codes of errors by their own codes; that of all others is EXIT_KNOWN."""
 PIPE_WIDTH = 200

@@ -9,16 +9,14 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Annotated, Any, NoReturn, get_type_hints
 
 import typer
-from pydantic.fields import FieldInfo
 
-from aftermath.cli.command import OptionGroup, command, field_option, keyword
-from aftermath.cli.interrupt import on_interrupt
+from aftermath.cli.command import OptionGroup, Setting, command, keyword, setting_option, settings_of
 from aftermath.cli.options import TRAINING, Authorizer, Device, MaxBond, MemberTier, RunId, SigningOptions
-from aftermath.cli.present import EXIT_INTERRUPTED, note, reporting
+from aftermath.cli.present import reporting
 from aftermath.p2p.relay import relay_named
 from aftermath.replica.pass_size import AUTO
 from aftermath.train.settings import TrainSettings
@@ -74,33 +72,30 @@ def _panel(name: str) -> str | None:
     return next((panel for panel, prefixes in PANELS if name.startswith(prefixes)), None)
 
 
-def _flags(name: str, field: FieldInfo) -> tuple[str, ...]:
-    flag = "--" + name.replace("_", "-")
-    if field.annotation is bool:
+def _flags(setting: Setting) -> tuple[str, ...]:
+    flag = "--" + setting.name.replace("_", "-")
+    if isinstance(setting.default, bool):
         return (f"{flag}/--no-{flag[2:]}",)
-    return (flag, SHORT_FLAGS[name]) if name in SHORT_FLAGS else (flag,)
+    return (flag, SHORT_FLAGS[setting.name]) if setting.name in SHORT_FLAGS else (flag,)
 
 
 def settings_options() -> list[inspect.Parameter]:
     """One option per field of `TrainSettings`, with its limits; its environment variable is its name in capitals."""
     options = []
-    for name, field in TrainSettings.model_fields.items():
-        if name in ENVIRONMENT_ONLY:
-            continue
-        default = ... if field.is_required() else field.default
+    for setting in settings_of(TrainSettings):
+        name = setting.name
         if name in SHARED:
-            options.append(keyword(name, SHARED[name], default))
-            continue
-        parser = PARSERS.get(name)
-        option = field_option(name, field, *_flags(name, field), panel=_panel(name), envvar=name.upper(), parser=parser)
-        options.append(keyword(name, Annotated[field.annotation, option], default))
+            options.append(keyword(name, SHARED[name], setting.default))
+        elif name not in ENVIRONMENT_ONLY:
+            flags, parser = _flags(setting), PARSERS.get(name)
+            options.append(setting_option(setting, *flags, panel=_panel(name), envvar=name.upper(), parser=parser))
     return options
 
 
 def build_settings(**given: Any) -> TrainSettings:
     """Settings from parsed options, which are within their limits, and the environment's secrets."""
     secrets = {name: os.environ[variable] for name, variable in ENVIRONMENT_ONLY.items() if os.environ.get(variable)}
-    return TrainSettings.model_validate(given | secrets)
+    return TrainSettings(**given | secrets)
 
 
 @command(
@@ -120,8 +115,7 @@ def train(
     with the other members. Ctrl-C leaves the run on chain and exits 0. On several devices of this machine the member
     has a process on each: --device cuda:0,1,2,3, or to try it out --device cpu --data-parallelism 2.
     """
-    with ending_at_once():
-        from aftermath.train.session import run_member
+    from aftermath.train.session import run_member
 
     take_part(settings, run_member, as_json=json_output)
 
@@ -131,23 +125,9 @@ def take_part(settings: TrainSettings, run_member: Callable[[TrainSettings], Non
     code = 0
     try:
         with reporting(as_json=as_json):
-            run_member(settings.model_copy(update={"logs": "json"}) if as_json else settings)
+            run_member(replace(settings, logs="json") if as_json else settings)
     except typer.Exit as ending:
         code = ending.exit_code
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # a computation may still hold its thread; nothing of it is wanted any more
-
-
-def ending_at_once() -> AbstractContextManager[None]:
-    """Ctrl-C ends the process from within its handler: libraries swallow a KeyboardInterrupt, or abort on it, while
-    they are imported.
-    """
-
-    def end() -> None:
-        try:
-            note("interrupted")
-        finally:
-            os._exit(EXIT_INTERRUPTED)
-
-    return on_interrupt(end)

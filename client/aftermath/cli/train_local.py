@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
-from aftermath.cli.command import OptionGroup, command, field_option, keyword
-from aftermath.cli.interrupt import on_interrupt
+from aftermath.base.interrupt import on_interrupt
+from aftermath.cli.command import OptionGroup, command, setting_option, settings_of
 from aftermath.cli.present import Result, note
 from aftermath.lab.settings import LabSettings
 
@@ -41,10 +41,7 @@ PANELS = (
 def lab_options() -> list[inspect.Parameter]:
     """One option per field of `LabSettings`, with its limits."""
     panels = {name: panel for panel, names in PANELS for name in names}
-    return [
-        keyword(name, Annotated[field.annotation, field_option(name, field, panel=panels[name])], field.default)
-        for name, field in LabSettings.model_fields.items()
-    ]
+    return [setting_option(setting, panel=panels[setting.name]) for setting in settings_of(LabSettings)]
 
 
 @command(

@@ -20,6 +20,7 @@ from aftermath.cli.describe import bounds, choices, kind_of
 ParserError: type[Exception] = typer.BadParameter.__mro__[1]
 """Every mistake that the parser finds; typer exports no name for it."""
 
+_ALIKE, _TELLING = 0.75, 3  # of difflib's ratio, and letters that an option may be known by
 _SUPERFLUOUS = re.compile(r"unexpected extra arguments?(?:\(s\))? \((.+)\)")
 
 
@@ -40,8 +41,8 @@ def explained(error: Any, script: str, command: str | None, kinds: Mapping[str, 
             return UsageError(f"{name} is missing", f"{_how_given(parameter)}; {more} explains it")
         return UsageError(f"{name} must be {wanted(parameter, kinds.get(parameter.name))}", f"{more} explains it")
     if option is not None and hasattr(error, "possibilities"):
-        close = difflib.get_close_matches(option, error.possibilities or (), n=1)
-        hint = f"Did you mean {close[0]}? " if close else ""
+        close = nearest(option, [name for one in error.ctx.command.params for name in (*one.opts, *one.secondary_opts)])
+        hint = f"Did you mean {close}? " if close else ""
         return UsageError(f"there is no option {option}", f"{hint}{more} lists the options")
     if option is not None:
         needs = "requires" in error.message
@@ -49,6 +50,15 @@ def explained(error: Any, script: str, command: str | None, kinds: Mapping[str, 
     if superfluous := _SUPERFLUOUS.search(error.message):
         return UsageError(f"{superfluous[1]!r} is not expected here", f"{more} shows what is")
     return UsageError(error.format_message().rstrip("."), f"{more} shows what is expected")
+
+
+def nearest(option: str, known: Iterable[str]) -> str:
+    """The option that was meant by one that there is not, empty where none is like it: the dashes do not count."""
+    names = {name.lstrip("-"): name for name in known}
+    given = option.lstrip("-")
+    close = difflib.get_close_matches(given, names, n=1, cutoff=_ALIKE)
+    begun = [name for name in names if len(given) >= _TELLING and name.startswith(given)]
+    return next((names[name] for name in (*close, *begun)), "")
 
 
 def wanted(parameter: Any, kind: Any) -> str:

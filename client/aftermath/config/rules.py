@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import struct
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -51,11 +52,20 @@ def program_errors() -> dict[str, str]:
 
 def broken(update: Mapping[str, Any]) -> list[Mistake]:
     """Every rule that the `config` and `model` of an update break, in the program's order."""
-    found = [*_config(update["config"]), *_model(update["config"], update["model"])]
+    config = update["config"]
+    found = [*_config(config), *_model(config, update["model"])]
     sentences = program_errors()
     return [
-        Mistake(path, f"{path[-1]} = {_shown(given)}: {sentences[name]}", code_of(name)) for name, path, given in found
+        Mistake(path, f"{path[-1]} = {_shown(given)}: {_with_others(sentences[name], path, config)}", code_of(name))
+        for name, path, given in found
     ]
+
+
+def _with_others(sentence: str, path: Path, config: Mapping[str, Any]) -> str:
+    """The sentence, and what the other keys are that it names."""
+    named = dict.fromkeys(re.findall(r"\w+", sentence))
+    others = [f"{key} is {config[key]}" for key in named if key in config and key != path[-1]]
+    return f"{sentence} Here {' and '.join(others)}." if others else sentence
 
 
 def _config(config: Mapping[str, Any]) -> _Broken:

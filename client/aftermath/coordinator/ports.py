@@ -30,6 +30,10 @@ class Coordinator(Protocol):
     """
 
     @property
+    def called(self) -> str:
+        """What whoever keeps the run is to a person: the chain, or the server."""
+
+    @property
     def wallet(self) -> bytes:
         """The public key by which this member is known."""
 

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 
-from aftermath.base.errors import UsageError
 from aftermath.evals import source_choice
 from aftermath.evals.likelihood import Ask
-from aftermath.evals.wish import DOCS, SOURCE_CHOICE, Wanted
+from aftermath.evals.wish import SOURCE_CHOICE, Wanted
 
 
 @dataclass(frozen=True)
@@ -26,18 +25,12 @@ class Score:
     docs: int
 
 
-def wanted(tasks: str, fewshot: int | None, seed: int | None, docs: int | None) -> Wanted:
-    """What options say; nothing of a task is loaded. Raises UsageError, or Unsuitable without the harness."""
-    names = tuple(dict.fromkeys(name for name in tasks.replace(",", " ").split()))
-    if not names:
-        raise UsageError("no task is named", f"Name one, for example {SOURCE_CHOICE}")
-    if fewshot and SOURCE_CHOICE in names:
-        raise UsageError(f"{SOURCE_CHOICE} has no examples to show", "Leave their number out, or name another task")
-    if set(names) - {SOURCE_CHOICE}:
+def check_known(wish: Wanted) -> None:
+    """Raises UsageError for tasks that there are not, Unsuitable without the harness for one of its own."""
+    if others := [name for name in wish.tasks if name != SOURCE_CHOICE]:
         from aftermath.evals.harness import check
 
-        check([name for name in names if name != SOURCE_CHOICE])
-    return Wanted(names, fewshot or 0, seed or 0, docs or DOCS)
+        check(others)
 
 
 def evaluated(ask: Ask, tokenizer: Tokenizer, window: int, wish: Wanted) -> list[Score]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from aftermath.base.errors import UsageError
+
 SOURCE_CHOICE = "source-choice"
 """The task of our own."""
 DOCS = 100
@@ -19,3 +21,13 @@ class Wanted:
     seed: int = 0
     docs: int = DOCS
     """Questions of each task at most."""
+
+
+def wanted(tasks: str, fewshot: int | None, seed: int | None, docs: int | None) -> Wanted:
+    """What options say; nothing of a task is looked for. Raises UsageError."""
+    names = tuple(dict.fromkeys(name for name in tasks.replace(",", " ").split()))
+    if not names:
+        raise UsageError("no task is named", f"Name one, for example {SOURCE_CHOICE}")
+    if fewshot and SOURCE_CHOICE in names:
+        raise UsageError(f"{SOURCE_CHOICE} has no examples to show", "Leave their number out, or name another task")
+    return Wanted(names, fewshot or 0, seed or 0, docs or DOCS)

@@ -196,7 +196,8 @@ class Keeper:
             try:
                 await self._upload(hub, kept)
             except Exception as error:  # nobody awaits this task, so it has to be told here
-                self._warn(f"the chain was not told of the checkpoint of step {kept.run.trained_steps}: {error}")
+                keeper, step = self._ports.coordinator.called, kept.run.trained_steps
+                self._warn(f"{keeper} was not told of the checkpoint of step {step}: {error}")
             finally:
                 self._sending = None
                 kept.release()
@@ -246,7 +247,7 @@ class Keeper:
         if newer == 0:
             refusal = f"it names {model.checkpoint.repo} of step {steps_before(model.checkpoint_step)} already"
         what = f"{place.repo}@{place.revision}" if place.revision else place.repo
-        self._warn(f"the chain does not name {what} of step {kept.run.trained_steps}: {refusal}")
+        self._warn(f"{self._ports.coordinator.called} does not name {what} of step {kept.run.trained_steps}: {refusal}")
 
     async def _offer(self, place: Checkpoint, kept: _Kept) -> str | None:
         """Name a checkpoint as soon as all levels are attested; why that could not be done, or None."""

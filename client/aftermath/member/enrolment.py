@@ -62,7 +62,7 @@ class Enrolment:
             message = f"the place in the run was given up, asking for one again in {wait:.0f} s"
         else:
             message = f"the place in the run was lost again, asking for it in {wait:.0f} s; "
-            message += "does another machine use this wallet?"
+            message += "does another machine use this key?"
         self._ports.events.emit(kinds.Warning(message=message, until="trained"))
 
     async def join(self, weight: int, *, stateless: bool) -> bool:

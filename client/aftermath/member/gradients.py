@@ -38,14 +38,14 @@ class GradientFiles:
         """Have the accepted results of a round, which was applied at this rate, written in the background."""
         if (directory := self._directory) is None:
             return
-        files = [self._file(candidate, learning_rate) for candidate in applied if candidate.payloads]
-        if not files:
+        found = [candidate for candidate in applied if candidate.valid]
+        if not found:
             return
-        step = files[0].about.step
+        step = found[0].said.step
         if len(self._writing) >= STORED_ROUNDS:
             self._warn(step, f"{directory} takes them more slowly than rounds go on")
             return
-        task = asyncio.ensure_future(self._write(directory, step, files))
+        task = asyncio.ensure_future(self._write(directory, step, found, learning_rate))
         self._writing.add(task)
         task.add_done_callback(self._writing.discard)
 
@@ -69,11 +69,11 @@ class GradientFiles:
             tier=said.tier,
             learning_rate=learning_rate,
         )
-        return GradientFile(self._schema, about, dict(candidate.payloads))
+        return GradientFile(self._schema, about, candidate.unmasked())
 
-    async def _write(self, directory: Path, step: int, files: Sequence[GradientFile]) -> None:
+    async def _write(self, directory: Path, step: int, found: Sequence[Candidate], learning_rate: float) -> None:
         try:
-            await self._disk(lambda: write_files(directory, files))
+            await self._disk(lambda: write_files(directory, (self._file(one, learning_rate) for one in found)))
             self._failing = False
         except Exception as error:  # nobody awaits this task, so it has to be told here
             self._warn(step, str(error))

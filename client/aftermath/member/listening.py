@@ -19,6 +19,7 @@ from aftermath.p2p.transport import Announcement, TransportError, short
 from aftermath.rules import bitmap
 from aftermath.rules.commitment import Commitment, Ready, decode_announcement
 from aftermath.rules.members import Members
+from aftermath.rules.seal import Closed
 from aftermath.rules.state import MemberState
 from aftermath.watch import kinds
 
@@ -79,6 +80,10 @@ class Listening:
             self._readiness.hear(said)
         elif isinstance(said, Commitment):
             self._results.hear(said, heard.data)
+        elif isinstance(said, Closed):
+            self._results.closings.hear(said, heard.data)
+        else:
+            self._results.hear_key(said, heard.data)
 
     def _bar(self, peer: bytes, why: str) -> None:
         """Keep a peer out for a while; who it is is said once."""

@@ -10,6 +10,7 @@ import contextlib
 
 from aftermath.base.wait import first_of
 from aftermath.coordinator.errors import Refused, Unavailable
+from aftermath.coordinator.ports import Coordinator
 from aftermath.coordinator.view import View
 from aftermath.data.source import Source
 from aftermath.member.archive import Archive, Keeper
@@ -18,6 +19,7 @@ from aftermath.member.enrolment import Enrolment
 from aftermath.member.gradients import GradientFiles
 from aftermath.member.listening import Listening
 from aftermath.member.notices import Notices
+from aftermath.member.opening import Opening
 from aftermath.member.own_state import OwnState
 from aftermath.member.ports import Desync, Ports, Role, Workers
 from aftermath.member.private import PrivateState
@@ -67,7 +69,8 @@ class Member:
         self._weight = weight
         self._share = ModelShare(ports.transport)
         self._results = Results(ports, role, workers.decode)
-        self._kept = CarriedOver(data, self._results, self._share, self._gradients, self._own)
+        self._opening = Opening(ports, role, self._results, self._own)
+        self._kept = CarriedOver(data, self._results, self._share, self._gradients, self._own, self._opening)
         self._readiness = Readiness()
         self._enrolment = Enrolment(ports, role)
         self._listening = Listening(ports, role, self._readiness, self._results)
@@ -84,10 +87,12 @@ class Member:
                 self._ports.feed.follow(self._ports.coordinator),
                 self._ports.attention.watch(),
                 Ticker(self._ports.coordinator, self._ports.feed, self._ports.clock, self._ports.attention).run(),
+                self._opening.live(),
                 self._listening.listen(),
                 self._listening.follow_members(),
             )
         finally:
+            await self._opening.leave()
             await self._keeper.close()
             await self._gradients.close()
             await self._private.close()
@@ -95,8 +100,13 @@ class Member:
             self._results.close()
             self._share.withdraw()
 
+    @property
+    def coordinator(self) -> Coordinator:
+        """Whoever keeps the run."""
+        return self._ports.coordinator
+
     async def leave(self) -> None:
-        """Tell the chain that this member goes."""
+        """Say there that this member goes."""
         if (self.seat is not None or self._enrolment.asked) and await self._enrolment.leave():
             self._ports.events.emit(kinds.Left(finished=self._ports.feed.run.state is RunState.FINISHED))
 

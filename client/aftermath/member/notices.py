@@ -27,14 +27,15 @@ class Notices:
         self._halted_by: str | None = None
 
     def state(self, run: Run) -> None:
-        """Say that the run is in another state."""
-        if run.state is self._state:
+        """Say that the run is in another state; a member that waits for the next epoch is not told of every round."""
+        state = RunState.ROUND_TRAIN if run.state is RunState.ROUND_WITNESS else run.state
+        if state is self._state:
             return
-        self._state = run.state
+        self._state = state
         self._events.emit(
             kinds.State(
                 epoch=run.epoch,
-                state=run.state.name,
+                state=state.name,
                 step=run.trained_steps,
                 total_steps=run.config.total_steps,
                 since=run.state_started_at,

@@ -3,6 +3,8 @@
 Choices:
 - it is hashed after a share was trained, on a thread of its own, while the result is checked and published; and copied
   for others once the result is announced. Both are done before the next share, which changes it;
+- nobody is given the state after a round before the key of its result is told: what was sent can be read from it. It
+  is copied all the same, since the next share changes it;
 - where there is no memory for a copy, a warning says so, and others cannot ask for that state;
 - the root before is the one that was told last. A share that is given up leaves the state as it was, so what was told
   stays true.
@@ -37,6 +39,9 @@ class OwnState:
         self._share, self._events, self._worker = StateShare(ports.transport), ports.events, worker
         self._warned = False
         self._tree: Tree | None = None
+        self._sealed: dict[tuple[int, int], bytes] = {}
+        """By epoch and height: the roots of states that nobody is given yet."""
+        self._opened = (-1, -1)
         self.told: StateRoot | None = None
         """What was told last of the state that the replica has; None while that is nothing."""
 
@@ -53,11 +58,15 @@ class OwnState:
         return PrivateRoots(NOTHING if before is None else before.root, tree.root, since)
 
     async def offer(self, replica: Replica) -> None:
-        """Let others ask for the state whose roots were made last."""
-        if (tree := self._tree) is None:
+        """Let others ask for the state whose roots were made last, once it is opened."""
+        if (tree := self._tree) is None or (told := self.told) is None:
             return
         try:
-            self._share.offer(await self._worker(lambda: kept_of(replica.optimizer, tree)))
+            kept = await self._worker(lambda: kept_of(replica.optimizer, tree))
+            place = told.epoch, told.height
+            self._share.offer(kept, hidden=place > self._opened)
+            self._sealed[place] = tree.root
+            self._show()
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -68,7 +77,18 @@ class OwnState:
                 self._events.emit(kinds.Warning(message=message))
             self._warned = True
 
+    def opened(self, epoch: int, height: int) -> None:
+        """The key of this member's result of a round is told: that state may be seen, and those before it."""
+        self._opened = epoch, height
+        self._show()
+
+    def _show(self) -> None:
+        for place in [place for place in self._sealed if place <= self._opened]:
+            self._share.show(self._sealed.pop(place))
+
     def withdraw(self) -> None:
         """Answer no more for any state, and free the memory of all."""
         self._tree = None
+        self._sealed.clear()
+        self._opened = (-1, -1)
         self._share.withdraw()

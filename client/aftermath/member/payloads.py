@@ -1,6 +1,8 @@
-"""The payloads of announced results: had from whoever holds them, checked, decoded.
+"""The payloads of announced results: had from whoever holds them, checked, and decoded once they may be opened.
 
 Choices:
+- what is fetched, kept and served onwards is masked (`rules.seal`), so it waits for nothing. Each level is unmasked and
+  decoded when it is here and its key is told;
 - sizes come from the schema before the first byte, the hash is checked before decoding, decoding checks the rest;
 - a bad payload costs its sender the round and nobody else anything: everybody who holds its level finds the same
   fault in the same bytes, so it can be left out even if witnesses that do not hold the level accepted the rest;
@@ -11,9 +13,11 @@ Choices:
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from aftermath.base.backoff import Backoff
+from aftermath.base.wait import every
 from aftermath.base.worker import Worker
 from aftermath.member.plan import RoundPlan
 from aftermath.member.ports import Ports, Role
@@ -21,6 +25,7 @@ from aftermath.optim.codec import BadPayload, decode_level
 from aftermath.optim.votes import Votes
 from aftermath.p2p.transport import TransportError
 from aftermath.rules.commitment import Commitment
+from aftermath.rules.seal import masked
 from aftermath.watch import kinds
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
@@ -35,23 +40,43 @@ class Candidate:
     raw: bytes
     digest: bytes
     votes: dict[int, Votes] = field(default_factory=dict)
-    """Of the levels in `payloads`, until the round is applied: of large results they take more than all else."""
+    """Of the `valid` levels, until the round is applied: of large results they take more than all else."""
     payloads: dict[int, bytes] = field(default_factory=dict)
-    """Of the levels that are here and valid: the bytes that our transport serves, not a copy of them."""
+    """Of the levels that are here, masked: the bytes that our transport serves, not a copy of them."""
+    valid: set[int] = field(default_factory=set)
+    """Levels that were unmasked and decoded."""
     served: list[bytes] = field(default_factory=list)
     """Digests of the payloads that our transport serves."""
     bad: set[int] = field(default_factory=set)
     """Levels whose payload is what was committed to and yet no valid encoding."""
+    key: bytes = b""
+    """What unmasks the payloads; empty while that is not known."""
+    told: bytes = b""
+    """The announcement that told the key, as it was signed; empty before that."""
+    opens: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once the key is known."""
+    late: bool = False
+    """Whether this member, as a witness, was closed before it heard of it."""
     broken: bool = False
     """Whether its private state is known not to go on from the result before."""
     fetching: asyncio.Task[None] | None = None
+
+    def open(self, key: bytes, told: bytes = b"") -> None:
+        """Let the payloads be unmasked by the key that the seal names."""
+        self.key, self.told = key, told or self.told
+        self.opens.set()
+
+    def unmasked(self) -> dict[int, bytes]:
+        """The payloads that are valid, as they were encoded."""
+        return {level: masked(self.payloads[level], self.key, level) for level in sorted(self.valid)}
 
 
 class Payloads:
     """Fetches for one member, of the levels it holds."""
 
-    def __init__(self, ports: Ports, role: Role, decode: Worker) -> None:
-        self._ports, self._role, self._decode = ports, role, decode
+    def __init__(self, ports: Ports, role: Role, decode: Worker, arrived: Callable[[], None]) -> None:
+        """`arrived` is called whenever a level is here."""
+        self._ports, self._role, self._decode, self._arrived = ports, role, decode, arrived
 
     def needed(self, candidate: Candidate) -> list[int]:
         """The levels of a result that this member holds."""
@@ -61,53 +86,71 @@ class Payloads:
         """Whether all of it that concerns us is here, valid or not."""
         return not self.missing(candidate)
 
+    def fetched(self, candidate: Candidate) -> bool:
+        """Whether all of it that concerns us is here, opened or not."""
+        return all(level in candidate.payloads for level in self.needed(candidate))
+
     def whole(self, candidate: Candidate) -> bool:
         """Whether all of it that concerns us is here and valid."""
         return self.complete(candidate) and not candidate.bad
 
     def missing(self, candidate: Candidate) -> list[int]:
-        """The levels of it that concern us and are not here."""
-        return [level for level in self.needed(candidate) if level not in candidate.payloads.keys() | candidate.bad]
+        """The levels of it that concern us and are not decoded."""
+        return [level for level in self.needed(candidate) if level not in candidate.valid | candidate.bad]
 
     async def fetch(self, candidate: Candidate, plan: RoundPlan) -> None:
         """Fetch and decode the levels this member holds, until all are there."""
-        said, pauses = candidate.said, Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
-        while missing := self.missing(candidate):
-            fetches = (self._fetch_level(candidate, level, plan) for level in missing)
-            for failure in await asyncio.gather(*fetches, return_exceptions=True):
-                if failure is not None and not isinstance(failure, TransportError):
-                    raise failure
-                if failure is not None and not pauses.at_longest:
+        await every(self._obtain(candidate, level, plan) for level in self.needed(candidate))
+
+    async def _obtain(self, candidate: Candidate, level: int, plan: RoundPlan) -> None:
+        said, pauses, started = candidate.said, Backoff(_FIRST_PAUSE, _LONGEST_PAUSE), self._ports.clock.monotonic()
+        while level not in candidate.payloads:
+            started = self._ports.clock.monotonic()
+            try:
+                await self._fetch_level(candidate, level, plan)
+            except TransportError as failure:
+                if not pauses.at_longest:
                     self._ports.events.emit(kinds.FetchFailed(height=said.height, seat=said.seat, why=str(failure)))
-            if self.missing(candidate):
                 await self._ports.clock.sleep(pauses.next())
+        fetched = self._ports.clock.monotonic()
+        self._arrived()
+        await candidate.opens.wait()
+        opened = self._ports.clock.monotonic()
+        if not await self._decoded(candidate, level):
+            return
+        self._ports.events.emit(
+            kinds.Fetched(
+                height=said.height,
+                seat=said.seat,
+                level=level,
+                seconds=fetched - started,
+                decode_seconds=self._ports.clock.monotonic() - opened,
+            )
+        )
 
     async def _fetch_level(self, candidate: Candidate, level: int, plan: RoundPlan) -> None:
-        payload, started = candidate.said.levels[level], self._ports.clock.monotonic()
+        payload = candidate.said.levels[level]
         patience = _FETCH_SECONDS + payload.size / _SLOWEST_BYTES
         deadline = min(patience, float(self._ports.feed.run.config.max_round_train_time))
         holders = self._holders(candidate.said, level, plan)
         data = await self._ports.transport.fetch(payload.blake3, payload.size, holders, deadline, keep=True)
+        candidate.payloads[level] = data
         candidate.served.append(payload.blake3)
-        results, fetched = self._role.schema.results, self._ports.clock.monotonic()
+
+    async def _decoded(self, candidate: Candidate, level: int) -> bool:
+        """Unmask and decode a level; whether it is valid."""
+        data, key, results = candidate.payloads[level], candidate.key, self._role.schema.results
         try:
-            votes = await self._decode(lambda: decode_level(data, results, level))
+            votes = await self._decode(lambda: decode_level(masked(data, key, level), results, level))
         except BadPayload as error:
             candidate.bad.add(level)
             self._ports.events.emit(
                 kinds.Refused(height=candidate.said.height, seat=candidate.said.seat, why=str(error))
             )
-            return
-        candidate.votes[level], candidate.payloads[level] = votes, data
-        self._ports.events.emit(
-            kinds.Fetched(
-                height=candidate.said.height,
-                seat=candidate.said.seat,
-                level=level,
-                seconds=fetched - started,
-                decode_seconds=self._ports.clock.monotonic() - fetched,
-            )
-        )
+            return False
+        candidate.votes[level] = votes
+        candidate.valid.add(level)
+        return True
 
     def _holders(self, said: Commitment, level: int, plan: RoundPlan) -> list[bytes]:
         """Who may have this level's payload: its trainer first, then the reachable members that hold the level."""

@@ -9,6 +9,7 @@ from aftermath.rules.assignment import PositionInterval, assign, sequences
 from aftermath.rules.commitment import Commitment
 from aftermath.rules.members import Members, Seat
 from aftermath.rules.run import Round
+from aftermath.rules.seal import Key, ResultPlace
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,10 @@ class RoundPlan:
     def owing(self) -> frozenset[int]:
         """The seats whose result the round needs."""
         return frozenset(seat for seat, share in self.shares.items() if share.len)
+
+    def place(self, seat: int) -> ResultPlace:
+        """Where in the run the result of a seat is."""
+        return ResultPlace(self.run_id, self.epoch, self.header.height, self.header.seed, seat)
 
     def ranges(self, seat: int) -> list[range]:
         """The sequences `seat` trains in this round; empty if it is not in it."""
@@ -46,6 +51,11 @@ class RoundPlan:
             and list(said.levels) == list(range(said.tier, schema.state.levels))
             and all(payload.size == schema.results.payload_bytes(level) for level, payload in said.levels.items())
         )
+
+    def comes_from(self, said: Key) -> bool:
+        """Whether a key is of this round, and of the member it names."""
+        member = self.seats[said.seat]
+        return said.place == self.place(said.seat) and (said.sender, said.signer) == (member.p2p, member.signer)
 
 
 def plan_round(run_id: str, epoch: int, header: Round, members: Members, verification_percent: int) -> RoundPlan:

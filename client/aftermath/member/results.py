@@ -4,7 +4,10 @@ Choices:
 - an announcement counts only if it is what the chain's accounts say its sender had to do (`RoundPlan.admits`);
 - a member that signs two different results of one round has delivered none, as far as a witness is concerned;
 - whose private state does not go on from its last result (`member.lineage`) has delivered none either, to a witness
-  that knows it; what a quorum accepted all the same is applied.
+  that knows it; what a quorum accepted all the same is applied;
+- of whom a witness that is closed hears a result afterwards has delivered none, as far as it is concerned: that may be
+  a copy. A key counts if the seal of what it opens names it, whoever passes it on; of a result not heard of yet one is
+  kept.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import msgspec
 from aftermath.base.bounded import Malformed, msgpack_as
 from aftermath.base.wait import Pulse
 from aftermath.base.worker import Worker
+from aftermath.member.closings import Closings
 from aftermath.member.evidence import Evidence
 from aftermath.member.lineage import Lineage
 from aftermath.member.payloads import Candidate, Payloads
@@ -27,12 +31,14 @@ from aftermath.optim.votes import Votes
 from aftermath.p2p.transport import RequestRefused
 from aftermath.rules.commitment import Commitment
 from aftermath.rules.run import STORED_ROUNDS
+from aftermath.rules.seal import Key, ResultPlace
 from aftermath.watch import kinds
 
 TOPIC = "commitments"
 _MAX_UNASSIGNED = 16  # announcements of one peer in one round that are not what it was assigned, until it is kept out
 _MAX_PER_MEMBER = 2  # two different commitments of one member in one round prove that it lies; no more are kept
 _UNASSIGNED = "not what it was assigned"
+CLOSED_ON = "it was announced after this witness was closed"
 _LONGEST_QUESTION = 1024  # bytes: a height and 256 seats take fewer, and reading one takes time for each value
 
 
@@ -41,14 +47,18 @@ class Results:
 
     def __init__(self, ports: Ports, role: Role, decode: Worker) -> None:
         self._ports, self._role = ports, role
-        self.payloads = Payloads(ports, role, decode)
+        self.payloads = Payloads(ports, role, decode, lambda: self.changed.fire())
         self._epoch = -1
         self._retired: list[bytes] = []
         self._plans: dict[int, RoundPlan] = {}
         self._found: dict[int, dict[int, list[Candidate]]] = defaultdict(dict)
         self._early: dict[int, dict[bytes, dict[bytes, Commitment]]] = {}
         self._refused: dict[int, dict[int | None, set[bytes]]] = defaultdict(dict)
+        self._keys: dict[int, dict[int, tuple[Key, bytes]]] = defaultdict(dict)
+        """By height and seat: keys that open nothing that was heard of yet."""
+        self._closed: set[int] = set()
         self._lineage = Lineage()
+        self.closings = Closings(ports.feed)
         self.changed = Pulse()
         self.evidence = Evidence(ports.events)
         ports.transport.handle(TOPIC, self._answer)
@@ -89,6 +99,8 @@ class Results:
         """Forget a round; its payloads are still served until `_retract`."""
         del self._plans[height]
         self._refused.pop(height, None)
+        self._keys.pop(height, None)
+        self._closed.discard(height)
         for candidate in _all(self._found.pop(height, {})):
             if candidate.fetching is not None:
                 candidate.fetching.cancel()
@@ -141,13 +153,35 @@ class Results:
                 kinds.Refused(height=said.height, seat=said.seat, why="it announced another result too")
             )
             self.evidence.add(said, candidates[0].raw, raw)
-        candidate = Candidate(said, raw, digest)
+        candidate = Candidate(said, raw, digest, late=said.height in self._closed)
         candidates.append(candidate)
+        if candidate.late:
+            self._ports.events.emit(kinds.Refused(height=said.height, seat=said.seat, why=CLOSED_ON))
+        if (early := self._keys[said.height].get(said.seat)) is not None:
+            self.hear_key(*early)
         self._lineage.hear(said)
         self._follow(said.seat)
         candidate.fetching = asyncio.ensure_future(self._fetch(candidate, plan))
         candidate.fetching.add_done_callback(self._fetched)
         self.changed.fire()
+
+    def hear_key(self, said: Key, raw: bytes) -> None:
+        """Take a key whose signature is checked, if it opens what its sender announced, or may yet."""
+        plan = self._plans.get(said.height)
+        if plan is None or not plan.comes_from(said):
+            return
+        found = [c for c in self.candidates(said.height, said.seat) if c.said.opened_by(said.key)]
+        for candidate in found:
+            candidate.open(said.key, raw)
+        if found:
+            self._keys[said.height].pop(said.seat, None)
+            self.changed.fire()
+        else:
+            self._keys[said.height][said.seat] = said, raw
+
+    def close_round(self, height: int) -> None:
+        """As a witness: what is heard of from now on is attested by this member no more."""
+        self._closed.add(height)
 
     def _follow(self, seat: int) -> None:
         """Look whether a member's private states go on from each other; they may be heard in any order."""
@@ -174,10 +208,13 @@ class Results:
                 return
             self._ports.transport.bar(said.sender, f"over {_MAX_UNASSIGNED} announcements of a round {_UNASSIGNED}")
 
-    def keep_own(self, said: Commitment, raw: bytes, votes: Mapping[int, Votes], payloads: Mapping[int, bytes]) -> None:
-        """Add this member's own result, whose payloads are published already."""
+    def keep_own(
+        self, said: Commitment, raw: bytes, votes: Mapping[int, Votes], payloads: Mapping[int, bytes], key: bytes
+    ) -> None:
+        """Add this member's own result, whose payloads are published already, masked by that key."""
         served = [payload.blake3 for payload in said.levels.values()]
-        own = Candidate(said, raw, said.digest, dict(votes), dict(payloads), served)
+        own = Candidate(said, raw, said.digest, dict(votes), dict(payloads), set(votes), served)
+        own.open(key)
         self._found[said.height].setdefault(said.seat, []).append(own)
         self.changed.fire()
 
@@ -202,22 +239,35 @@ class Results:
     def held(self, height: int) -> dict[int, bytes]:
         """The commitment of every seat whose one result can be attested: {seat: 32-byte digest}.
 
-        That is held whole and valid, and its private state goes on from the one before, as far as that is known.
+        That is held whole and valid, was heard of in time, and its private state goes on from the one before, as far as
+        that is known.
         """
         found = sorted(self._found.get(height, {}).items())
-        return {seat: c[0].digest for seat, c in found if len(c) == 1 and not c[0].broken and self.payloads.whole(c[0])}
+        return {seat: c[0].digest for seat, c in found if not _worthless(c) and self.payloads.whole(c[0])}
+
+    def fetched(self, height: int) -> frozenset[int]:
+        """The seats whose result is here, opened or not, or is known to be worthless."""
+        found = self._found.get(height, {}).items()
+        return frozenset(seat for seat, c in found if _worthless(c) or self.payloads.fetched(c[0]))
 
     def settled(self, height: int) -> frozenset[int]:
         """The seats whose result is held, or is known to be worthless: nothing is left to wait for."""
         found = self._found.get(height, {}).items()
-        return frozenset(
-            seat for seat, c in found if len(c) > 1 or c[0].bad or c[0].broken or self.payloads.whole(c[0])
-        )
+        return frozenset(seat for seat, c in found if _worthless(c) or self.payloads.whole(c[0]))
+
+    def sealed(self, height: int) -> frozenset[int]:
+        """The seats that have announced a result whose key is not known."""
+        return frozenset(s for s, found in self._found.get(height, {}).items() if not all(c.key for c in found))
+
+    def unopened(self) -> list[ResultPlace]:
+        """The places of this member's own results whose key it has told nobody."""
+        mine = (c.said for found in self._found.values() for c in _all(found) if c.key and not c.told)
+        return [said.place for said in mine if said.sender == self._ports.transport.node_id]
 
     # --- what others may ask ------------------------------------------------------------------------------------
 
     async def _answer(self, peer: bytes, body: bytes) -> bytes:
-        """The announcements of a round by the seats asked for, as they were signed."""
+        """What the seats asked for announced of a round, as it was signed: results, keys, that they are closed."""
         del peer
         if len(body) > _LONGEST_QUESTION:
             raise RequestRefused("a height and seats take fewer bytes")
@@ -225,9 +275,15 @@ class Results:
             asked: tuple[int, list[int]] = msgpack_as(body, tuple[int, list[int]])
         except Malformed as error:
             raise RequestRefused("a height and seats are expected") from error
-        height, seats = asked
-        found = self._found.get(height, {})
-        return msgspec.msgpack.encode([c.raw for seat in sorted(set(seats)) for c in found.get(seat, [])])
+        height, seats = asked[0], sorted(set(asked[1]))
+        found = [c for seat in seats for c in self.candidates(height, seat)]
+        keys = [c.told for c in found if c.told]
+        return msgspec.msgpack.encode([*(c.raw for c in found), *keys, *self.closings.told(height, seats)])
+
+
+def _worthless(found: list[Candidate]) -> bool:
+    """Whether what a member announced of a round is nothing that a witness attests."""
+    return len(found) > 1 or bool(found[0].bad) or found[0].broken or found[0].late
 
 
 def _all(found: Mapping[int, list[Candidate]]) -> Iterable[Candidate]:

@@ -27,6 +27,8 @@ from aftermath.model.config import ModelConfigError
 from aftermath.model.documents import CheckpointError
 from aftermath.model.levels import SchemaError
 from aftermath.model.segments import SegmentError, level_hash, segment_bytes, write_segment
+from aftermath.p2p.transport import escaped
+from aftermath.replica.memory import is_out_of_memory
 from aftermath.replica.modelshare import LevelFetcher, ModelUnavailable, Offer, ask_offers
 from aftermath.replica.origin import Origin
 from aftermath.replica.replica import Replica
@@ -196,10 +198,14 @@ class WarmUp:
                 durable = await self._workers.compute(lambda place=place: self._origin.durable(place))  # type: ignore[misc]
                 for level in sorted(levels):
                     await self._vouch(level, durable)
-            except (ModelUnavailable, CheckpointError, ModelConfigError, OSError) as error:
+                return durable
+            except (ModelUnavailable, CheckpointError, ModelConfigError, SchemaError, SegmentError, OSError) as error:
                 reasons.append(error)
-                continue
-            return durable
+            except Exception as error:  # whatever is wrong with a place costs that place, not this member
+                if is_out_of_memory(error):
+                    raise
+                why = f"{type(error).__name__}: {escaped(str(error))}"
+                reasons.append(ModelUnavailable(f"the checkpoint {place.repo} cannot be read: {why}"))
         raise reasons[0]
 
     def _copy(self, durable: dict[str, Tensor], levels: set[int]) -> None:

@@ -22,7 +22,7 @@ WARNINGS = {
     "data-here": "a member on this machine could not train on the data",
 }
 """What is warned of, by a name for programs that stays when the sentence changes."""
-LARGE_RESULT = 64  # a result of more than the model's size over this is worth a warning; 8 of 64 x 64 give 940
+LARGE_RESULT = 32  # a step's part of a result above the model's size over this, a bit a parameter, is worth a warning
 SMALL_RESULT = 1 << 20  # none of up to so many bytes is: half a second to seven others at 110 Mb/s
 
 
@@ -45,12 +45,14 @@ def coded(schedule: LrSchedule, rules: Config, shape: Shape | None) -> list[tupl
 
 
 def trouble_with_size(shape: Shape) -> str:
-    """Why results would be a burden: they are not small beside the model."""
+    """Why results would be a burden: they are not small beside the model, by the steps that one stands for."""
     size, model = shape.bytes_per_round[0], ELEMENT_BYTES * shape.num_parameters
-    if size <= SMALL_RESULT or size * LARGE_RESULT <= model:
+    steps = shape.schema.optimizer.inner_steps
+    if size <= SMALL_RESULT or size * LARGE_RESULT <= model * steps:
         return ""
+    each = "" if steps == 1 else f", for {steps} steps"
     return (
-        f"a member of tier 0 sends {size:,} bytes in every round to every other, and the whole model has only "
+        f"a member of tier 0 sends {size:,} bytes in every round to every other{each}, and the whole model has only "
         f"{model:,}: raise compression_chunk, or lower compression_topk or compression_topk_embeddings"
     )
 

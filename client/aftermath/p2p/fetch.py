@@ -21,6 +21,7 @@ from aftermath.base.backoff import Backoff
 from aftermath.base.wait import cancel
 from aftermath.p2p.attempt import LEAST_PROGRESS, STRIPE_FROM, Attempt, Pull
 from aftermath.p2p.blobs import PIECE, hash_of
+from aftermath.p2p.complaints import Complaints
 from aftermath.p2p.link import Link
 from aftermath.p2p.links import Links
 from aftermath.p2p.pace import Pace
@@ -38,6 +39,7 @@ FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 2.0
 
 log = logging.getLogger(__name__)
+_complaints = Complaints(log)
 
 
 class HolderFailed(Exception):
@@ -194,6 +196,9 @@ class Fetch:
             self._fault(holder, str(error), strike=True)
         except TimeoutError:
             self._fault(holder, f"no progress for {self._patience(holder):.1f} s", strike=True)
+        except Exception as error:  # whatever is wrong with what a holder sends costs that holder, not this member
+            _complaints.about("fetching from", holder, error)
+            self._fault(holder, f"brought about a {type(error).__name__} of ours", strike=True)
         self._waited.pop(holder, None)
 
     async def _pull(self, attempt: Attempt, link: Link, pull: Pull) -> None:

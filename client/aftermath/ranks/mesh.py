@@ -7,7 +7,6 @@ Decided
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +14,7 @@ import torch
 from aftermath.base.counted import counted
 from aftermath.base.errors import Unsuitable, UsageError
 from aftermath.ranks import MOST_RANKS
+from aftermath.replica.devices import indices_named
 from aftermath.replica.replica import pick_device
 
 
@@ -38,9 +38,7 @@ def mesh_of(name: str, data: int, tensor: int) -> Mesh:
     Raises UsageError for what cannot be meant, Unsuitable if there are no such devices here.
     """
     first = pick_device(name)
-    indices = [int(index) for index in re.findall(r"\d+", name)]
-    if len(set(indices)) < len(indices):
-        raise UsageError(f"--device {name} names a device twice", "Name every device once, for example cuda:0,1")
+    indices = indices_named(name)
     if len(indices) > 1:
         devices = tuple(pick_device(f"cuda:{index}") for index in indices)
         return _meshed(devices, name, data or _left(len(devices), tensor), tensor)

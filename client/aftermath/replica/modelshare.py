@@ -182,7 +182,7 @@ class LevelFetcher:
         reasons = []
         right, wrong = self._right(level, offers, expected)
         if wrong:
-            reasons.append(f"{counted(wrong, 'peer')} offered tensors that are not the ones attested on chain")
+            reasons.append(f"{counted(wrong, 'peer')} offered tensors that are not the attested ones")
         for offer in right:
             try:
                 segments = enumerate(self._schema.of_level(level))

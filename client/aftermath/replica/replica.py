@@ -9,14 +9,13 @@ Decided
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from aftermath.base.errors import Unsuitable, UsageError
+from aftermath.base.errors import Unsuitable
 from aftermath.model.config import ModelConfig
 from aftermath.model.segments import level_hash
 from aftermath.optim.engine import Engine, MakeResult, Trained
@@ -25,6 +24,7 @@ from aftermath.optim.inner_optimizer import InnerOptimizer, MakeInner
 from aftermath.optim.schema import Schema
 from aftermath.optim.votes import Votes
 from aftermath.replica.arithmetic import PLAIN, Arithmetic
+from aftermath.replica.devices import indices_named
 from aftermath.replica.live_bytes import LiveBytes
 from aftermath.replica.memory import free_bytes, give_back, is_out_of_memory
 from aftermath.replica.pass_size import OutOfMemory, PassSize
@@ -225,13 +225,9 @@ def weight_of(sequences: float, seconds: float) -> int:
 def pick_device(name: str) -> torch.device:
     """The torch device for auto, cpu, mps, cuda or cuda:X,Y (the first index).
 
-    Raises UsageError for another name, Unsuitable if there is no such device here.
+    Raises UsageError as `indices_named` does, Unsuitable if there is no such device here.
     """
-    named = re.fullmatch(r"auto|cpu|mps|cuda(?::(\d{1,3})(?:,\d{1,3})*)?", name)
-    if named is None:
-        raise UsageError(
-            f"--device {name!r} is no device", "It is auto, cpu, mps, cuda or cuda:X,Y, for example cuda:0"
-        )
+    indices = indices_named(name)
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     mps = torch.backends.mps.is_available()
     if name == "auto":
@@ -239,8 +235,8 @@ def pick_device(name: str) -> torch.device:
     kind = name.partition(":")[0]
     if not {"cpu": True, "mps": mps, "cuda": gpus > 0}[kind]:
         raise Unsuitable(f"--device {name}: this machine has no {kind.upper()} device", "Use cpu or auto")
-    if named[1] is None:
+    if not indices:
         return torch.device(kind)
-    if int(named[1]) >= gpus:
+    if indices[0] >= gpus:
         raise Unsuitable(f"--device {name} is not here", f"The CUDA devices here are cuda:0 to cuda:{gpus - 1}")
-    return torch.device(kind, int(named[1]))
+    return torch.device(kind, indices[0])

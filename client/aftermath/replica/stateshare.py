@@ -63,19 +63,29 @@ class StateShare:
 
     def __init__(self, transport: Transport) -> None:
         self._kept: dict[bytes, KeptState] = {}
+        self._hidden: set[bytes] = set()
         self._reading = asyncio.Lock()
         transport.handle(TOPIC, self.answer)
 
-    def offer(self, kept: KeptState) -> None:
-        """Serve a state, and of those before as many as there is room for."""
-        self._kept.pop(kept.tree.root, None)
-        self._kept[kept.tree.root] = kept
+    def offer(self, kept: KeptState, *, hidden: bool = False) -> None:
+        """Serve a state, if it is hidden not before it is shown; and of those before as many as there is room for."""
+        root = kept.tree.root
+        self._kept.pop(root, None)
+        self._kept[root] = kept
         while len(self._kept) > max(1, min(STATES, COPIES // kept.outline.size)):
             del self._kept[next(iter(self._kept))]
+        self._hidden &= self._kept.keys() - {root}
+        if hidden:
+            self._hidden.add(root)
+
+    def show(self, root: bytes) -> None:
+        """Serve a state that was hidden."""
+        self._hidden.discard(root)
 
     def withdraw(self) -> None:
         """Stop serving all of them and free their memory."""
         self._kept.clear()
+        self._hidden.clear()
 
     async def answer(self, peer: bytes, body: bytes) -> bytes:
         """The proof of a block, and the block. Raises RequestRefused for what is not kept, or not any more."""
@@ -84,7 +94,7 @@ class StateShare:
             raise RequestRefused("a root and the index of a block are expected")
         root, index = _QUESTION.unpack(body)
         kept = self._kept.get(root)
-        if kept is None or index >= kept.outline.count:
+        if kept is None or root in self._hidden or index >= kept.outline.count:
             raise RequestRefused("there is no such block here now")
         place = kept.outline.place(index)
         if kept.copies is not None:

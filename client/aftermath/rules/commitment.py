@@ -4,11 +4,11 @@ Decided: an announcement is the sender's p2p key, its signature, a head and the 
 before anything is parsed. The body is msgpack of a tagged msgspec struct, an array of its fields whose encoding is
 unique (a decoded body must encode to the same bytes, so nobody can re-spell a signed one). The *commitment*, whose
 fingerprint witnesses put on chain, is the sha256 of a domain prefix and the committed fields alone: run, place in the
-run, signer, data, schema, the BLAKE3 and size of each level's payload, and the roots of what the member's optimizer
-knew before and after. Loss and speed are signed but not committed: they are hearsay for people. What is signed is the
-*statement*: a domain prefix, the head and the sha256 of the body. The head of a commitment says at fixed places what it
-is about and its digest: so the program can read two of them that contradict each other, and two fit into a transaction
-(`programs/coordinator/src/rules/equivocation.rs`).
+run, signer, data, schema, the BLAKE3 and size of each level's payload, the seal of the key that masks these, and the
+roots of what the member's optimizer knew before and after. Loss and speed are signed but not committed: they are
+hearsay for people. What is signed is the *statement*: a domain prefix, the head and the sha256 of the body. The head of
+a commitment says at fixed places what it is about and its digest: so the program can read two of them that contradict
+each other, and two fit into a transaction (`programs/coordinator/src/rules/equivocation.rs`).
 """
 
 from __future__ import annotations
@@ -27,28 +27,20 @@ from solders.signature import Signature
 
 from aftermath.base.bounded import Malformed, msgpack_as
 from aftermath.base.errors import BadAnnouncement
+from aftermath.rules.fields import U8, U32, U64, Bytes32, Level, NonNegative, RunId, SequenceIndex, Size
 from aftermath.rules.limits import MAX_LEVELS, RUN_ID_BYTES
 from aftermath.rules.run import REDO
+from aftermath.rules.seal import Closed, Key, ResultPlace, seal_of
 
 MAX_ANNOUNCEMENT_BYTES = 4096
-_COMMIT_DOMAIN = b"aftermath commitment 2\x00"
+_COMMIT_DOMAIN = b"aftermath commitment 3\x00"
 _SIGN_DOMAIN = b"aftermath announcement 3"
 NOTHING = bytes(32)
 """The root of a private state that a member has not: it begins with nothing."""
 _KEY, _SIGNED = 32, 32 + 64  # where the signature begins, and the head
-_RESULT, _READY = b"\x01", b"\x02"  # what the heads begin with
+_RESULT, _READY, _CLOSED, _OPENS = b"\x01", b"\x02", b"\x03", b"\x04"  # what the heads begin with
 _PLACE = struct.Struct(f"<{RUN_ID_BYTES}sIIQB32s")  # of a commitment: run id, epoch, height, seed, seat, digest
-_HEADS = {_RESULT: 1 + _PLACE.size, _READY: 1}
-
-U8 = Annotated[int, Meta(ge=0, le=0xFF)]
-U32 = Annotated[int, Meta(ge=0, le=0xFFFF_FFFF)]
-U64 = Annotated[int, Meta(ge=0)]  # msgpack has no larger ones
-SequenceIndex = Annotated[int, Meta(ge=0, le=0x7FFF_FFFF_FFFF_FFFF)]
-RunId = Annotated[str, Meta(min_length=1, max_length=RUN_ID_BYTES)]
-Bytes32 = Annotated[bytes, Meta(min_length=32, max_length=32)]
-Level = Annotated[int, Meta(ge=0, lt=MAX_LEVELS)]
-Size = Annotated[int, Meta(ge=1, le=0x7FFF_FFFF)]
-NonNegative = Annotated[float, Meta(ge=0.0)]
+_HEADS = {_RESULT: 1 + _PLACE.size, _READY: 1, _CLOSED: 1, _OPENS: 1}
 
 
 class LevelPayload(NamedTuple):
@@ -92,6 +84,8 @@ class Commitment(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag
     schema_hash: Bytes32
     levels: Annotated[dict[Level, LevelPayload], Meta(min_length=1, max_length=MAX_LEVELS)]
     private: PrivateRoots
+    seal: Bytes32
+    """Names the key under which the payloads are masked (`rules.seal`)."""
     loss: float
     tokens_per_sec: NonNegative
 
@@ -114,7 +108,17 @@ class Commitment(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag
             schema_hash=self.schema_hash,
             levels=self.levels,
             private=self.private,
+            seal=self.seal,
         )
+
+    @property
+    def place(self) -> ResultPlace:
+        """Where in the run it is."""
+        return ResultPlace(self.run_id, self.epoch, self.height, self.seed, self.seat)
+
+    def opened_by(self, key: bytes) -> bool:
+        """Whether its payloads are masked by this key."""
+        return seal_of(key, self.signer, self.place) == self.seal
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=2, forbid_unknown_fields=True):
@@ -127,7 +131,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=2, f
     seat: U8
 
 
-Announcement = Commitment | Ready
+Announcement = Commitment | Ready | Closed | Key
 
 
 class _Committed(msgspec.Struct, frozen=True, array_like=True):
@@ -142,8 +146,10 @@ class _Committed(msgspec.Struct, frozen=True, array_like=True):
     schema_hash: bytes
     levels: tuple[tuple[int, bytes, int], ...]
     private: tuple[bytes, bytes, tuple[int, int] | None]
+    seal: bytes
 
 
+_HEAD_OF = {Ready: _READY, Closed: _CLOSED, Key: _OPENS}
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -160,6 +166,7 @@ def commitment(
     schema_hash: bytes,
     levels: Mapping[int, tuple[bytes, int]],
     private: tuple[bytes, bytes, tuple[int, int] | None],
+    seal: bytes,
 ) -> bytes:
     """The 32-byte digest that binds a member to a result.
 
@@ -177,6 +184,7 @@ def commitment(
         schema_hash=schema_hash,
         levels=tuple((level, *levels[level]) for level in sorted(levels)),
         private=private,
+        seal=seal,
     )
     return hashlib.sha256(_COMMIT_DOMAIN + _encoder.encode(committed)).digest()
 
@@ -227,10 +235,10 @@ def signed_part(data: bytes) -> Signed:
 
 def head_of(announcement: Announcement) -> bytes:
     """What stands before the body of an announcement."""
-    if isinstance(announcement, Ready):
-        return _READY
-    said = announcement
-    return _RESULT + _PLACE.pack(said.run_id.encode(), said.epoch, said.height, said.seed, said.seat, said.digest)
+    if isinstance(announcement, Commitment):
+        said = announcement
+        return _RESULT + _PLACE.pack(said.run_id.encode(), said.epoch, said.height, said.seed, said.seat, said.digest)
+    return _HEAD_OF[type(announcement)]
 
 
 def statement(head: bytes, body: bytes) -> bytes:

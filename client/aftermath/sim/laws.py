@@ -1,9 +1,10 @@
 """The laws of a run that is played from a seed, judged while it runs and when it is over.
 
 Safety, beside what `record` holds: all replicas are equal, bit by bit, after every step; a member ends only because its
-chain was out of reach; nobody is dropped whom no fault touched; the checkpoint that the chain names can be loaded and
-has the hashes that the chain names. Liveness, once a run has been left in peace for its patience: it makes at least
-`PACE` of the steps that it makes undisturbed, and every member takes part in them.
+chain was out of reach; nobody is dropped whom no fault touched, and no witness that none touched is closed before it
+has heard of the result of such a member; the checkpoint that the chain names can be loaded and has the hashes that the
+chain names. Liveness, once a run has been left in peace for its patience: it makes at least `PACE` of the steps that it
+makes undisturbed, and every member takes part in them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from aftermath.coordinator.errors import Unavailable
+from aftermath.member.results import CLOSED_ON
 from aftermath.model.checkpoint import load
 from aftermath.model.documents import CheckpointError
 from aftermath.model.segments import level_hash
@@ -52,8 +54,19 @@ class Laws:
             if not player.alive and player.task is not None and not player.task.cancelled():
                 self._check_end(player, player.task.exception())
         for player in self._sim.players:
+            self._check_closed_on(player)
             self._check_replica(player)
         self._check_checkpoint()
+
+    def _check_closed_on(self, player: Player) -> None:
+        """What it has told since the last look of results that came too late for it."""
+        for event in player.events[self._compared[player.name] :]:
+            if event["kind"] != "refused" or event["why"] != CLOSED_ON or self._faults.excuses(player.name, event["t"]):
+                continue
+            signer = self._sim.members.seats[event["seat"]].signer
+            name = next((one.name for one in self._sim.players if one.wallet == signer), "")
+            if name and not self._faults.excuses(name, event["t"]):
+                raise Broken(f"{player.name} was closed before it heard of {name} in round {event['height']}")
 
     def _check_replica(self, player: Player) -> None:
         """What it has told since the last look: after every step all members of a level hold the same bits."""

@@ -37,7 +37,7 @@ class Chain:
         return [*SOLANA, *words, "--rpc", self.rpc, "--ws-rpc", self.ws_rpc]
 
 
-SOLANA = [sys.executable, "-m", "aftermath.cli.main"]
+SOLANA = [sys.executable, "-m", "aftermath"]
 
 
 def start_chain(

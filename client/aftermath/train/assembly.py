@@ -1,6 +1,6 @@
-"""A member put together: its checks against the run, its replica's origin, its threads, its data, its measured speed.
+"""A member put together: its checks against the run's model, its replica's origin, its threads, its data, its speed.
 
-Decided: who will not be let in is told so before anything is compiled, read or measured.
+Who would not be let in has been told so before (`letting_in`).
 """
 
 from __future__ import annotations
@@ -12,12 +12,9 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from solders.pubkey import Pubkey
 
-from aftermath import __version__
 from aftermath.base.wait import cancel
 from aftermath.base.worker import ThreadWorker, Worker
-from aftermath.chain.admission import check_funds, check_version
 from aftermath.chain.member import SolanaMember
 from aftermath.coordinator.errors import CoordinatorError
 from aftermath.coordinator.ports import Clock
@@ -39,12 +36,12 @@ from aftermath.replica.origin import Origin
 from aftermath.replica.outlineshare import OutlineShare
 from aftermath.replica.pass_size import PassSize
 from aftermath.rules.state import DataType
-from aftermath.train.choices import evaluations_of, hub_of, prompt_of
-from aftermath.train.keeping import check_directory, keeping_advice
+from aftermath.train.keeping import check_room, keeping_advice
 from aftermath.train.kernels import ready_kernels
+from aftermath.train.made import evaluations_of, hub_of, prompt_of
 from aftermath.train.named import Named
 from aftermath.train.newcomer import Newcomer
-from aftermath.train.outfit import check_tier, data_of
+from aftermath.train.outfit import data_of
 from aftermath.train.settings import TrainSettings
 from aftermath.watch import kinds
 from aftermath.watch.events import Events
@@ -76,10 +73,6 @@ async def assembled(
     """The member, once it fits the run; `stack` ends what goes on beside it. Raises what keeps it from taking part."""
     view = await chain.view()
     model = view.model
-    # who will not be let in should not wait for what follows
-    await chain.authorization()
-    check_version(settings.run_id, model.client_version, __version__)
-    await check_funds(named.reach.pool, Pubkey(chain.wallet), await chain.bond_due())
     workers = Workers(*(ThreadWorker(name) for name in ("replica", "decode", "upload", "write", "data", "state")))
     compute, clock = workers.compute, RealClock()
     newcomer = Newcomer(settings.run_id, settings.matformer_tier, chain, transport, clock, events)
@@ -108,12 +101,11 @@ async def assembled(
 
 def _check(settings: TrainSettings, named: Named, schema: Schema) -> None:
     """Raises Unsuitable or UsageError if what the options say does not fit the run's model."""
-    check_tier(settings.matformer_tier, schema, settings.run_id)
     if named.mesh.tensor > 1:
         from aftermath.ranks.tensor import check_tensor_parallelism
 
         check_tensor_parallelism(schema.state.config, settings.matformer_tier, named.mesh.tensor)
-    check_directory(settings, schema.state)
+    check_room(settings, schema.state)
 
 
 async def _origin(

@@ -1,20 +1,12 @@
-"""What a member's own options choose: looked at before anything is opened, and made once the run's model is known.
-
-Nothing here changes the run's arithmetic.
-"""
+"""Options of a member that mean nothing together, or alone: looked at before anything is opened, and without torch."""
 
 from __future__ import annotations
 
 from aftermath.base.errors import UsageError
-from aftermath.evals.suite import wanted
-from aftermath.member.archive import Hub
-from aftermath.member.rounds.evaluations import Evaluations
-from aftermath.model.outline import Outline
-from aftermath.model.text import Prompt, check_vocabulary
-from aftermath.optim.schema import Schema
+from aftermath.evals.wish import Wanted as Asked
+from aftermath.evals.wish import wanted
 from aftermath.p2p.named import peers_named
-from aftermath.ranks.mesh import Mesh, mesh_of
-from aftermath.train.settings import PROMPT_TOKENS, TrainSettings
+from aftermath.train.settings import TrainSettings
 from aftermath.watch.trackers import Wanted
 
 
@@ -44,47 +36,14 @@ def _check_sums(settings: TrainSettings) -> None:
 
 
 def _check_evaluations(settings: TrainSettings) -> None:
-    """Raises UsageError for options of an evaluation without tasks, and for tasks that there are not."""
+    """Raises UsageError for options of an evaluation without tasks."""
     said = settings.eval_fewshot, settings.eval_seed, settings.eval_task_max_docs
-    if settings.eval_tasks is not None:
-        wanted(settings.eval_tasks, *said)
-    elif any(number is not None for number in said):
+    if asked_of(settings) is None and any(number is not None for number in said):
         raise UsageError("--eval-fewshot, --eval-seed and --eval-task-max-docs are of --eval-tasks", "Pass it as well")
 
 
-def mesh_named(settings: TrainSettings) -> Mesh:
-    """The devices that the options name. Raises UsageError or Unsuitable."""
-    mesh = mesh_of(settings.device, settings.data_parallelism, settings.tensor_parallelism)
-    if not mesh.alone and settings.compile == "on":
-        raise UsageError("--compile on: passes on several devices are not compiled", "Leave it out")
-    return mesh
-
-
-def prompt_of(settings: TrainSettings, outline: Outline, schema: Schema) -> Prompt | None:
-    """What is to be continued, if anything. Raises CheckpointError without the model's tokenizer, or UsageError."""
-    if settings.prompt_text is None:
-        return None
-    prompt = Prompt(settings.prompt_text, settings.prompt_tokens or PROMPT_TOKENS, outline.tokenizer())
-    prompt.check(schema.state.config.vocab_size)
-    return prompt
-
-
-def evaluations_of(settings: TrainSettings, outline: Outline, schema: Schema) -> Evaluations | None:
-    """What the model is to be asked, if anything. Raises CheckpointError without the model's tokenizer."""
+def asked_of(settings: TrainSettings) -> Asked | None:
+    """The tasks that the model is asked, if any; whether there are such is not looked at. Raises UsageError."""
     if settings.eval_tasks is None:
         return None
-    wish = wanted(settings.eval_tasks, settings.eval_fewshot, settings.eval_seed, settings.eval_task_max_docs)
-    tokenizer, config = outline.tokenizer(), schema.state.config
-    check_vocabulary(tokenizer, config.vocab_size)
-    return Evaluations(wish, tokenizer, config.max_position_embeddings)
-
-
-def hub_of(settings: TrainSettings) -> Hub | None:
-    """Where checkpoints are uploaded to, if anywhere."""
-    if settings.hub_repo is None:
-        return None
-    from aftermath.model.hub import upload
-
-    token = settings.hub_token.get_secret_value() if settings.hub_token else None
-    repo = settings.hub_repo
-    return Hub(repo, lambda directory, message: upload(directory, repo, token=token, message=message))
+    return wanted(settings.eval_tasks, settings.eval_fewshot, settings.eval_seed, settings.eval_task_max_docs)

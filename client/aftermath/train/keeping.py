@@ -17,7 +17,6 @@ from aftermath.base.errors import Unsuitable, UsageError
 from aftermath.base.locks import hold
 from aftermath.config.repository import is_repository
 from aftermath.model.schema import ELEMENT_BYTES, StateSchema
-from aftermath.model.store import RESERVE
 from aftermath.train.settings import TrainSettings
 
 _AT_ONCE = 2
@@ -40,13 +39,21 @@ def check_hub(settings: TrainSettings) -> None:
         )
 
 
-def check_directory(settings: TrainSettings, schema: StateSchema) -> None:
-    """Make --checkpoint-dir and --optimizer-state-dir and try them.
+def check_places(settings: TrainSettings) -> None:
+    """Make the directories that are named, and try them. Raises Unsuitable if one cannot be written."""
+    for option, place in (
+        ("--checkpoint-dir", None if settings.matformer_tier > 0 else settings.checkpoint_dir),
+        ("--optimizer-state-dir", settings.optimizer_state_dir),
+        ("--write-gradients-dir", settings.write_gradients_dir),
+    ):
+        if place is not None:
+            _free(option, place.absolute())
 
-    Raises Unsuitable if one cannot be written, or has no room for checkpoints.
-    """
-    if settings.optimizer_state_dir is not None:
-        _free("--optimizer-state-dir", settings.optimizer_state_dir.absolute())
+
+def check_room(settings: TrainSettings, schema: StateSchema) -> None:
+    """Raises Unsuitable if --checkpoint-dir has no room for checkpoints, or cannot be written."""
+    from aftermath.model.store import RESERVE  # with torch, which the other checks do not wait for
+
     if settings.checkpoint_dir is None or settings.matformer_tier:
         return
     directory = settings.checkpoint_dir.absolute()

@@ -27,7 +27,7 @@ def only_process(directory: Path, *, cluster: str, program: str, run_id: str, wa
         held = hold(directory / f"{name}.lock")
     except BlockingIOError:
         raise Unsuitable(
-            f"another process on this machine takes part in run {run_id} with this wallet",
+            f"another process on this machine takes part in run {run_id} with this key",
             "Stop that one, or take part with another key",
         ) from None
     except OSError as error:

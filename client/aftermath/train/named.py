@@ -1,18 +1,20 @@
-"""What the options of a member name, looked at in one order before anything is opened or written."""
+"""The devices that the options of a member name, and what passes are computed in on them.
+
+It is the first that needs torch, and looked at once whoever keeps the run would let the member in.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from aftermath.p2p.iroh import check_interface
-from aftermath.ranks.mesh import Mesh
+from aftermath.base.errors import UsageError
+from aftermath.evals.suite import check_known
+from aftermath.ranks.mesh import Mesh, mesh_of
 from aftermath.replica.arithmetic import Arithmetic
 from aftermath.replica.exactness import exact_device
 from aftermath.replica.passes import arithmetic_of
-from aftermath.train.choices import check_choices, mesh_named
-from aftermath.train.keeping import check_hub
-from aftermath.train.reach import Reach, on_solana
+from aftermath.train.choices import asked_of
+from aftermath.train.reach import Reach
 from aftermath.train.settings import TrainSettings
 from aftermath.train.tier import check_alone
 
@@ -27,14 +29,20 @@ class Named:
     """Of the passes on these devices."""
 
 
-def named_by(settings: TrainSettings, reach: Callable[[TrainSettings], Reach] = on_solana) -> Named:
-    """Raises UsageError, Unsuitable or WalletError: what in the settings cannot be, or is not to be had here."""
-    check_hub(settings)
-    check_choices(settings)
-    check_interface(settings.bind_p2p_interface)
+def named_by(settings: TrainSettings, reach: Reach) -> Named:
+    """Raises UsageError or Unsuitable: what in the settings cannot be on these devices, or is not to be had here."""
+    if (asked := asked_of(settings)) is not None:
+        check_known(asked)
     mesh = mesh_named(settings)
     check_alone(settings.matformer_tier, mesh)
     exact_device(settings.device)
-    found = reach(settings)
     arithmetic = arithmetic_of(mesh.devices[0], settings.precision, settings.compile if mesh.alone else "off")
-    return Named(found, mesh, arithmetic)
+    return Named(reach, mesh, arithmetic)
+
+
+def mesh_named(settings: TrainSettings) -> Mesh:
+    """The devices that the options name. Raises UsageError or Unsuitable."""
+    mesh = mesh_of(settings.device, settings.data_parallelism, settings.tensor_parallelism)
+    if not mesh.alone and settings.compile == "on":
+        raise UsageError("--compile on: passes on several devices are not compiled", "Leave it out")
+    return mesh

@@ -26,7 +26,8 @@ from aftermath.rules import bitmap
 from aftermath.rules.members import Members
 from aftermath.rules.run import Run
 from aftermath.rules.state import MemberState
-from aftermath.train.outfit import check_model, outline_of, schema_from
+from aftermath.train.letting_in import check_model
+from aftermath.train.outfit import outline_of, schema_from
 from aftermath.watch import kinds
 from aftermath.watch.events import Events
 

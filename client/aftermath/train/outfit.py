@@ -11,35 +11,20 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from aftermath.base.errors import AftermathError, Unsuitable
-from aftermath.config.document import ARCHITECTURES
 from aftermath.data.fingerprint import hash_of
 from aftermath.data.http import shown
 from aftermath.data.source import Source
+from aftermath.model.documents import CheckpointError
 from aftermath.model.outline import Outline, read_outline
 from aftermath.optim.agreed import agreed_schema
 from aftermath.optim.schema import Schema
+from aftermath.p2p.transport import escaped
 from aftermath.rules.model import Checkpoint, Model
-from aftermath.rules.optimizers import EXCHANGED, EXCHANGED_SHOWN, OPTIMIZERS
 from aftermath.rules.state import DataType
+from aftermath.train.letting_in import check_model
 from aftermath.train.locations import open_source
 
 log = logging.getLogger(__name__)
-
-
-def check_model(model: Model, run_id: str) -> None:
-    """Unsuitable if the run's accounts, without any download, ask for what this client does not have."""
-    if not model.configured:
-        raise Unsuitable(
-            f"run {run_id} is not configured yet",
-            f"Its owner configures it: aftermath-solana update-config --run-id {run_id} --config-path FILE",
-        )
-    if model.architecture not in ARCHITECTURES.values():
-        raise Unsuitable(
-            f"run {run_id} trains an architecture this client does not have; it has {', '.join(ARCHITECTURES)}"
-        )
-    if model.optimizer.kind not in EXCHANGED:
-        uses = OPTIMIZERS[model.optimizer.kind].shown
-        raise Unsuitable(f"run {run_id} uses {uses}, and members exchange results with {EXCHANGED_SHOWN}")
 
 
 def schema_of(model: Model, run_id: str, *besides: Checkpoint) -> Schema:
@@ -66,6 +51,13 @@ def outline_of(model: Model, run_id: str, warn: Callable[[str], None], *besides:
         except AftermathError as error:
             wrong.append(error)
             continue
+        except MemoryError:
+            raise
+        except Exception as error:  # whatever is wrong with a place costs that place, not this member
+            why = f"{type(error).__name__}: {escaped(str(error))}"
+            fix = "The run's owner names another place for it: aftermath-solana checkpoint"
+            wrong.append(CheckpointError(f"the checkpoint {place.repo} cannot be read: {why}", fix))
+            continue
         for known in wrong:
             warn(f"a checkpoint of the run is passed over, and {place.repo} is read instead: {known.message}")
         return outline, schema
@@ -84,15 +76,6 @@ def schema_from(config: Mapping[str, Any], model: Model, run_id: str, whose: str
             "The model's config.json was changed after the run was configured; restore it, or update-config again",
         )
     return schema
-
-
-def check_tier(tier: int, schema: Schema, run_id: str) -> None:
-    """Unsuitable if the run has no such tier."""
-    if tier >= schema.state.tiers:
-        raise Unsuitable(
-            f"--matformer-tier {tier}: run {run_id} has tiers 0 to {schema.state.tiers - 1}",
-            "Choose one of those; a higher tier is a smaller model",
-        )
 
 
 def data_of(model: Model, schema: Schema) -> Source:

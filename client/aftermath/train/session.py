@@ -2,6 +2,10 @@
 
 Sockets are opened here and the real clock is read in `assembly`, nowhere else among its parts. Ctrl-C (or SIGTERM)
 leaves the run on chain and ends the process within two seconds (`interrupts`); a failure is one sentence.
+
+Decided: PyTorch takes seconds to load. What needs none is looked at before (`letting_in`), and whoever keeps the run is
+asked over connections that are closed again, since nothing answers on them meanwhile. So nothing here imports it but
+inside a function.
 """
 
 from __future__ import annotations
@@ -10,37 +14,41 @@ import asyncio
 import contextlib
 import logging
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal
-
-import torch
+from typing import TYPE_CHECKING, Literal
 
 from aftermath import __version__
 from aftermath.base.directories import cache_directory
+from aftermath.base.interrupt import looped, on_interrupt
+from aftermath.base.quiet import end_at_once
 from aftermath.base.wait import cancel
 from aftermath.chain.member import SolanaMember
 from aftermath.chain.wallet import Wallet
 from aftermath.coordinator.errors import CoordinatorError, NoSuchRun
-from aftermath.member.member import Member
 from aftermath.p2p.discovery import Directory, local_discovery_dir
 from aftermath.p2p.iroh import IrohTransport, open_iroh
 from aftermath.p2p.named import addresses_of, peers_named
 from aftermath.p2p.relay import AUTO, DISABLED, N0
-from aftermath.ranks.launch import Launched, launched, threads_of
-from aftermath.train.assembly import assembled
 from aftermath.train.ending import known
 from aftermath.train.interrupts import CLOSE_SECONDS, Interrupts
 from aftermath.train.keeping import check_hub, gradients_place
+from aftermath.train.letting_in import Admitted, check_options, let_in
 from aftermath.train.lock import only_process
 from aftermath.train.machine import looked_at
-from aftermath.train.named import Named, named_by
 from aftermath.train.reach import Reach, on_solana
 from aftermath.train.settings import TrainSettings
 from aftermath.train.sinks import collects_figures, events_of
-from aftermath.train.tier import AUTO_TIER, chosen_for
+from aftermath.train.tier import AUTO_TIER
 from aftermath.watch import kinds
 from aftermath.watch.events import Events, LogWarnings
+from aftermath.watch.sentences import LOADING
+
+if TYPE_CHECKING:
+    from aftermath.member.member import Member
+    from aftermath.ranks.launch import Launched
+    from aftermath.train.named import Named
 
 
 def run_member(settings: TrainSettings, reach: Callable[[TrainSettings], Reach] = on_solana) -> None:
@@ -48,21 +56,90 @@ def run_member(settings: TrainSettings, reach: Callable[[TrainSettings], Reach] 
     still hold its thread, so the process should be ended at once.
     """
     runner = asyncio.Runner()  # never closed: that waits for threads and tasks, and the process ends here anyway
-    named = named_by(settings, reach)
-    if threads := threads_of(named.mesh, settings.threads):
-        torch.set_num_threads(threads)
+    check_options(settings)
+    first = reach(settings)
     if settings.matformer_tier == AUTO_TIER:
-        choice = runner.run(chosen_for(settings, reach(settings), named.arithmetic))
-        print(f"--matformer-tier auto: tier {choice.tier}; {choice.why}", file=sys.stderr, flush=True)
-        settings = settings.model_copy(update={"matformer_tier": choice.tier})
-        check_hub(settings)
+        settings = _with_tier(settings, first, _admitted(runner, settings, first))
+        first = reach(settings)
     with contextlib.ExitStack() as stack:
         events = events_of(settings, stack)
-        _introduce(settings, named.reach.wallet, events)
+        _introduce(settings, first.wallet, events)
         _log_to(events)
         if collects_figures(settings):
             stack.enter_context(looked_at(events, settings.checkpoint_dir or Path()))
-        runner.run(_session(settings, named, events))
+        stack.enter_context(_telling(settings, events))
+        stack.enter_context(_only_here(settings, first.wallet, _admitted(runner, settings, first)))
+        if "torch" not in sys.modules:  # a tier may have been chosen with it
+            events.emit(kinds.Loading())
+        _load_torch()
+        named = _on_devices(settings, reach(settings))
+        with looped():
+            runner.run(_session(settings, named, events))
+
+
+def _admitted(runner: asyncio.Runner, settings: TrainSettings, reach: Reach) -> Admitted:
+    """What whoever keeps the run says to this member, which has begun nothing yet. Raises what keeps it out."""
+    with on_interrupt(end_at_once):
+        return runner.run(let_in(settings, reach.pool, _chain(settings, reach)))
+
+
+def _load_torch() -> None:
+    """All that is imported with it, too. Ctrl-C ends the process at once meanwhile: some of that swallows it."""
+    with on_interrupt(end_at_once):
+        import aftermath.train.assembly
+        import aftermath.train.named  # noqa: F401
+
+
+def _on_devices(settings: TrainSettings, reach: Reach) -> Named:
+    """What the member trains on, with as many threads as it was given. Raises UsageError, Unsuitable."""
+    import torch
+
+    from aftermath.ranks.launch import threads_of
+    from aftermath.train.named import named_by
+
+    named = named_by(settings, reach)
+    if threads := threads_of(named.mesh, settings.threads):
+        torch.set_num_threads(threads)
+    return named
+
+
+def _with_tier(settings: TrainSettings, reach: Reach, admitted: Admitted) -> TrainSettings:
+    """The settings with the tier that suits this machine, where that is left to us."""
+    print(LOADING, file=sys.stderr, flush=True)
+    _load_torch()
+    from aftermath.train.outfit import schema_of
+    from aftermath.train.tier import chosen_here
+
+    view, named = admitted.view, _on_devices(settings, reach)
+    schema = schema_of(view.model, settings.run_id)
+    choice = chosen_here(view, reach.wallet.public, schema, settings, named.arithmetic)
+    print(f"--matformer-tier auto: tier {choice.tier}; {choice.why}", file=sys.stderr, flush=True)
+    settings = replace(settings, matformer_tier=choice.tier)
+    check_hub(settings)
+    return settings
+
+
+def _only_here(settings: TrainSettings, wallet: Wallet, admitted: Admitted) -> contextlib.AbstractContextManager[None]:
+    """The wallet's place in the run, which one process holds. Raises Unsuitable if another does."""
+    return only_process(
+        cache_directory("locks"),
+        cluster=admitted.cluster,
+        program=str(admitted.program),
+        run_id=settings.run_id,
+        wallet=str(wallet.pubkey),
+    )
+
+
+@contextlib.contextmanager
+def _telling(settings: TrainSettings, events: Events) -> Iterator[None]:
+    """A failure is an event, too."""
+    try:
+        yield
+    except Exception as error:
+        if (failure := known(error, settings)) is None:
+            raise
+        events.emit(kinds.Error(message=str(failure)))
+        raise failure from error
 
 
 def _introduce(settings: TrainSettings, wallet: Wallet, events: Events) -> None:
@@ -86,13 +163,7 @@ def _log_to(events: Events) -> None:
 async def _session(settings: TrainSettings, named: Named, events: Events) -> None:
     """Live as a member until the run is finished or a signal comes; raises what made that impossible."""
     interrupts = Interrupts(lambda: events.emit(kinds.Leaving()))
-    try:
-        await interrupts.run(_life(settings, named, events, interrupts))
-    except Exception as error:
-        if (failure := known(error, settings)) is None:
-            raise
-        events.emit(kinds.Error(message=str(failure)))
-        raise failure from error
+    await interrupts.run(_life(settings, named, events, interrupts))
 
 
 async def _life(settings: TrainSettings, named: Named, events: Events, interrupts: Interrupts) -> None:
@@ -112,9 +183,8 @@ async def _leave(member: Member, events: Events, seconds: float) -> None:
     try:
         await asyncio.wait_for(member.leave(), seconds)
     except (CoordinatorError, TimeoutError):
-        events.emit(
-            kinds.Warning(message="the chain could not be told that this member leaves: the others will drop it")
-        )
+        keeper = member.coordinator.called
+        events.emit(kinds.Warning(message=f"{keeper} could not be told that this member leaves: the others drop it"))
 
 
 @contextlib.asynccontextmanager
@@ -122,30 +192,14 @@ async def _ports(
     settings: TrainSettings, named: Named, events: Events
 ) -> AsyncIterator[tuple[Member, Launched | None]]:
     """Open chain and transport, check that we fit the run, and hand out the member and its other ranks, if any."""
-    reach, pool, wallet = named.reach, named.reach.pool, named.reach.wallet
-    chain = SolanaMember(
-        pool,
-        wallet,
-        settings.run_id,
-        client_version=__version__,
-        authorizer=reach.authorizer,
-        program_id=reach.program_id,
-        max_priority_fee=settings.max_priority_fee,
-        max_bond=settings.max_bond,
-    )
+    from aftermath.ranks.launch import launched, threads_of
+    from aftermath.train.assembly import assembled
+
+    reach, pool = named.reach, named.reach.pool
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(gradients_place(settings))
         await stack.enter_async_context(pool)
-        stack.enter_context(
-            only_process(
-                cache_directory("locks"),
-                cluster=await pool.genesis(),
-                program=str(chain.program_id),
-                run_id=settings.run_id,
-                wallet=str(wallet.pubkey),
-            )
-        )
-        await stack.enter_async_context(chain)
+        chain = await stack.enter_async_context(_chain(settings, reach))
         if reach.beside is not None:
             stack.push_async_callback(cancel, [asyncio.create_task(reach.beside(chain))])
         transport = await _open_transport(settings, reach.secret, here=pool.is_local, directory=reach.directory)
@@ -155,6 +209,19 @@ async def _ports(
             ranks = stack.enter_context(launched(named.mesh, threads_of(named.mesh, settings.threads)))
         made = assembled(settings, named, events, chain, transport, ranks, stack)
         yield await (ranks.while_all_run(made) if ranks else made), ranks
+
+
+def _chain(settings: TrainSettings, reach: Reach) -> SolanaMember:
+    return SolanaMember(
+        reach.pool,
+        reach.wallet,
+        settings.run_id,
+        client_version=__version__,
+        authorizer=reach.authorizer,
+        program_id=reach.program_id,
+        max_priority_fee=settings.max_priority_fee,
+        max_bond=settings.max_bond,
+    )
 
 
 async def _close(transport: IrohTransport) -> None:

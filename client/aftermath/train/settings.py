@@ -1,33 +1,35 @@
 """Everything a member may choose when it trains: one class, from which the command line takes defaults and help.
 
 Nothing here changes the run's arithmetic; whatever must be equal on all members lives in the run's config on chain.
+
+Decided: a plain dataclass, whose fields carry their limits and what help says of them: options are checked when they
+are parsed, and help does not wait for a library that would check them again.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from annotated_doc import Doc
 
+from aftermath.base.numbers import Limits
 from aftermath.chain import defaults
 from aftermath.evals.wish import DOCS
 from aftermath.ranks import MOST_RANKS
 from aftermath.replica.arithmetic import COMPILE, PRECISION, Compile, Precision
 from aftermath.replica.pass_size import AUTO, MOST, Checkpointing
-from aftermath.rules.limits import MAX_LEVELS, RUN_ID_BYTES
-from aftermath.train.tier import AUTO_TIER
 
 PROMPT_TOKENS = 64
 
 
-class TrainSettings(BaseModel):
+@dataclass(frozen=True, kw_only=True)
+class TrainSettings:
     """Settings of one `aftermath-solana train` process."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)  # help lists fields and validates none
-
     # options of other commands too, which describe them (cli/options.py)
-    run_id: str = Field(min_length=1, max_length=RUN_ID_BYTES)
+    run_id: str
     rpc: str = defaults.RPC
     ws_rpc: str | None = None
     rpc_2: str | None = None
@@ -37,140 +39,164 @@ class TrainSettings(BaseModel):
     coordinator_program_id: str | None = None
     wallet_private_key_path: Path | None = None
     authorizer: str | None = None
-    max_priority_fee: int = Field(defaults.PRIORITY_FEE, ge=0)
-    max_bond: int = Field(0, ge=0)
+    max_priority_fee: int = defaults.PRIORITY_FEE
+    max_bond: int = 0
     device: str = "auto"
-    matformer_tier: int = Field(0, ge=AUTO_TIER, le=MAX_LEVELS - 1)
+    matformer_tier: int = 0
 
-    identity_secret_key_path: Path | None = Field(
-        None, description="32-byte p2p secret key file; by default the key is derived from the wallet and the run."
-    )
-    bind_p2p_port: int = Field(0, ge=0, le=65535, description="UDP port for peers; 0 picks a free one.")
-    bind_p2p_interface: str | None = Field(None, description="Address to bind for peers; by default all interfaces.")
-    iroh_relay: str = Field(
-        "auto",
-        description="Relay for peers that cannot reach each other: disabled, n0 (theirs), or the URL of one of yours; "
-        "auto: n0, but none if the RPC is on this machine.",
-    )
-    iroh_discovery: Literal["auto", "local", "n0"] = Field(
-        "auto",
-        description="How peers find each other: n0 on the internet, local by a directory on this machine; "
-        "auto: local if the RPC is on this machine.",
-    )
-    discovery_dir: Path | None = Field(
-        None, description="Directory of local discovery; by default one per run under the temporary folder."
-    )
-    peer: str | None = Field(
-        None,
-        description="Where peers are, as KEY@HOST:PORT with commas between: for members that nothing else brings "
-        "together. Of two members one needs to name the other.",
-    )
-    max_concurrent_parameter_requests: int = Field(
-        8, ge=1, le=64, description="How many tensors are asked from peers at once when the model comes from them."
-    )
+    identity_secret_key_path: Annotated[
+        Path | None, Doc("32-byte p2p secret key file; by default the key is derived from the wallet and the run.")
+    ] = None
+    bind_p2p_port: Annotated[int, Limits(0, 65535), Doc("UDP port for peers; 0 picks a free one.")] = 0
+    bind_p2p_interface: Annotated[str | None, Doc("Address to bind for peers; by default all interfaces.")] = None
+    iroh_relay: Annotated[
+        str,
+        Doc(
+            "Relay for peers that cannot reach each other: disabled, n0 (theirs), or the URL of one of yours; "
+            "auto: n0, but none if the RPC is on this machine."
+        ),
+    ] = "auto"
+    iroh_discovery: Annotated[
+        Literal["auto", "local", "n0"],
+        Doc(
+            "How peers find each other: n0 on the internet, local by a directory on this machine; "
+            "auto: local if the RPC is on this machine."
+        ),
+    ] = "auto"
+    discovery_dir: Annotated[
+        Path | None, Doc("Directory of local discovery; by default one per run under the temporary folder.")
+    ] = None
+    peer: Annotated[
+        str | None,
+        Doc(
+            "Where peers are, as KEY@HOST:PORT with commas between: for members that nothing else brings "
+            "together. Of two members one needs to name the other."
+        ),
+    ] = None
+    max_concurrent_parameter_requests: Annotated[
+        int, Limits(1, 64), Doc("How many tensors are asked from peers at once when the model comes from them.")
+    ] = 8
 
-    data_parallelism: int = Field(
-        0,
-        ge=0,
-        le=MOST_RANKS,
-        description="Ranks among which the micro-batches are split, each with its part of the parameters (FSDP2); "
-        "0: as many as --device names. With --device cpu so many processes, to try it out.",
-    )
-    tensor_parallelism: int = Field(
-        1,
-        ge=1,
-        le=MOST_RANKS,
-        description="Ranks that compute one micro-batch together, each with its part of every layer (DTensor); not "
-        "for models of transformers (HfAuto). The member has as many ranks as the product of the two.",
-    )
-    threads: int = Field(0, ge=0, description="CPU threads for training; 0 leaves torch's own choice.")
-    precision: Precision = Field("auto", description=PRECISION)
-    compile: Compile = Field("auto", description=COMPILE)
-    grad_accum_in_fp32: bool = Field(
-        True, description="Sum gradients in fp32. That is how they are always summed, since weights are fp32."
-    )
-    micro_batch_size: int = Field(
-        8,
-        ge=AUTO,
-        description="Sequences in one forward pass, of each rank; fewer where the memory of a member's only device "
-        f"runs out. auto: as many as fit, up to {MOST}.",
-    )
-    activation_checkpointing: Checkpointing = Field(
-        "auto",
-        description="Whether layers keep their inputs alone and are computed twice, for much less memory; auto: when "
-        "one sequence does not fit without.",
-    )
-    matformer_load_strategy: Literal["auto", "sliced", "universal"] = Field(
-        "auto",
-        description="auto takes a tier's own files if complete, sliced demands them, universal slices the full model.",
-    )
+    data_parallelism: Annotated[
+        int,
+        Limits(0, MOST_RANKS),
+        Doc(
+            "Ranks among which the micro-batches are split, each with its part of the parameters (FSDP2); "
+            "0: as many as --device names. With --device cpu so many processes, to try it out."
+        ),
+    ] = 0
+    tensor_parallelism: Annotated[
+        int,
+        Limits(1, MOST_RANKS),
+        Doc(
+            "Ranks that compute one micro-batch together, each with its part of every layer (DTensor); not "
+            "for models of transformers (HfAuto). The member has as many ranks as the product of the two."
+        ),
+    ] = 1
+    threads: Annotated[int, Limits(0), Doc("CPU threads for training; 0 leaves torch's own choice.")] = 0
+    precision: Annotated[Precision, Doc(PRECISION)] = "auto"
+    compile: Annotated[Compile, Doc(COMPILE)] = "auto"
+    grad_accum_in_fp32: Annotated[
+        bool, Doc("Sum gradients in fp32. That is how they are always summed, since weights are fp32.")
+    ] = True
+    micro_batch_size: Annotated[
+        int,
+        Limits(AUTO),
+        Doc(
+            "Sequences in one forward pass, of each rank; fewer where the memory of a member's only device "
+            f"runs out. auto: as many as fit, up to {MOST}."
+        ),
+    ] = 8
+    activation_checkpointing: Annotated[
+        Checkpointing,
+        Doc(
+            "Whether layers keep their inputs alone and are computed twice, for much less memory; auto: when "
+            "one sequence does not fit without."
+        ),
+    ] = "auto"
+    matformer_load_strategy: Annotated[
+        Literal["auto", "sliced", "universal"],
+        Doc("auto takes a tier's own files if complete, sliced demands them, universal slices the full model."),
+    ] = "auto"
 
-    checkpoint_dir: Path | None = Field(None, description="Directory for a checkpoint after every epoch (tier 0 only).")
-    hub_repo: str | None = Field(
-        None, description="Hugging Face repository that receives checkpoints (needs HF_TOKEN)."
-    )
-    hub_token: SecretStr | None = Field(None, description="Token for the Hub, read from HF_TOKEN.", exclude=True)
-    delete_old_steps: bool = Field(True, description="Delete older checkpoints of this run from the directory.")
-    keep_steps: int = Field(3, ge=1, description="How many checkpoints to keep in the directory.")
+    checkpoint_dir: Annotated[Path | None, Doc("Directory for a checkpoint after every epoch (tier 0 only).")] = None
+    hub_repo: Annotated[str | None, Doc("Hugging Face repository that receives checkpoints (needs HF_TOKEN).")] = None
+    hub_token: Annotated[str | None, Doc("Token for the Hub, read from HF_TOKEN.")] = field(default=None, repr=False)
+    delete_old_steps: Annotated[bool, Doc("Delete older checkpoints of this run from the directory.")] = True
+    keep_steps: Annotated[int, Limits(1), Doc("How many checkpoints to keep in the directory.")] = 3
 
-    logs: Literal["tui", "console", "json"] = Field(
-        "console", description="How progress is shown: tui is a screen of tabs, or console where there is no terminal."
-    )
-    write_log: Path | None = Field(None, description="Also append JSON lines to this file.")
-    events_dir: Path | None = Field(
-        None,
-        description="Directory that receives this member's events as JSON lines, a file for every epoch; the commands "
-        "events and plot read it.",
-    )
-    metrics_port: int | None = Field(
-        None, ge=1, le=65535, description="TCP port of this machine at which Prometheus finds metrics (/metrics)."
-    )
-    wandb_project: str | None = Field(
-        None,
-        description="Project of Weights & Biases that receives this member's figures (the extra `wandb`); the key is "
-        "that of `wandb login` or WANDB_API_KEY, and with WANDB_MODE=offline nothing is sent.",
-    )
-    wandb_run: str | None = Field(
-        None, description="Name of this member's run in --wandb-project; else made of run, tier and wallet."
-    )
-    wandb_group: str | None = Field(None, description="Group of that run; else the run's id.")
-    wandb_entity: str | None = Field(None, description="Account or team of --wandb-project; else the key's own.")
-    trackio_project: str | None = Field(
-        None,
-        description="Project of trackio that receives the same figures (the extra `trackio`), on this machine or where "
-        "its own variables say.",
-    )
-    write_gradients_dir: Path | None = Field(
-        None,
-        description="Directory, one for each member, that receives every result this member applies, its own and its "
-        "peers', as a file; decode-gradients reads them.",
-    )
-    optimizer_state_dir: Path | None = Field(
-        None,
-        description="Directory that keeps what this member's optimizer alone knows after every epoch (up to 12 bytes "
-        "for each parameter, and more where most numbers are sent), so that a member that is started again before the "
-        "next one goes on from it.",
-    )
-    prompt_text: str | None = Field(
-        None, description="Text that the model continues while it is trained, in events `sample`; needs its tokenizer."
-    )
-    prompt_tokens: int | None = Field(
-        None, ge=1, le=4096, description=f"Tokens that it adds to --prompt-text; else {PROMPT_TOKENS}."
-    )
-    eval_tasks: str | None = Field(
-        None,
-        description="Tasks that the model is asked between rounds, in events `evaluated`, with commas between them: "
-        "source-choice, or names or YAML files of the LM Evaluation Harness (the extra `eval`); needs its tokenizer, "
-        "and memory for a copy of the weights while a task is asked (4 bytes a parameter of the tier).",
-    )
-    eval_fewshot: int | None = Field(
-        None, ge=0, le=64, description="Examples before each question of --eval-tasks; else 0."
-    )
-    eval_seed: int | None = Field(None, ge=0, le=2**31 - 1, description="Of the choice of questions; else 0.")
-    eval_task_max_docs: int | None = Field(None, ge=1, description=f"Questions of each task at most; else {DOCS}.")
-    optim_stats_steps: int = Field(
-        0,
-        ge=0,
-        description="After so many steps each, an event `optimizer` with the norms of what is learnt, sent and kept; "
-        "0: never.",
-    )
+    logs: Annotated[
+        Literal["tui", "console", "json"],
+        Doc("How progress is shown: tui is a screen of tabs, or console where there is no terminal."),
+    ] = "console"
+    write_log: Annotated[Path | None, Doc("Also append JSON lines to this file.")] = None
+    events_dir: Annotated[
+        Path | None,
+        Doc(
+            "Directory that receives this member's events as JSON lines, a file for every epoch; the commands "
+            "events and plot read it."
+        ),
+    ] = None
+    metrics_port: Annotated[
+        int | None, Limits(1, 65535), Doc("TCP port of this machine at which Prometheus finds metrics (/metrics).")
+    ] = None
+    wandb_project: Annotated[
+        str | None,
+        Doc(
+            "Project of Weights & Biases that receives this member's figures (the extra `wandb`); the key is "
+            "that of `wandb login` or WANDB_API_KEY, and with WANDB_MODE=offline nothing is sent."
+        ),
+    ] = None
+    wandb_run: Annotated[
+        str | None, Doc("Name of this member's run in --wandb-project; else made of run, tier and wallet.")
+    ] = None
+    wandb_group: Annotated[str | None, Doc("Group of that run; else the run's id.")] = None
+    wandb_entity: Annotated[str | None, Doc("Account or team of --wandb-project; else the key's own.")] = None
+    trackio_project: Annotated[
+        str | None,
+        Doc(
+            "Project of trackio that receives the same figures (the extra `trackio`), on this machine or where "
+            "its own variables say."
+        ),
+    ] = None
+    write_gradients_dir: Annotated[
+        Path | None,
+        Doc(
+            "Directory, one for each member, that receives every result this member applies, its own and its "
+            "peers', as a file; decode-gradients reads them."
+        ),
+    ] = None
+    optimizer_state_dir: Annotated[
+        Path | None,
+        Doc(
+            "Directory that keeps what this member's optimizer alone knows after every epoch (up to 12 bytes for each "
+            "parameter, and more where most numbers are sent), so that a member that is started again before the next "
+            "one goes on from it."
+        ),
+    ] = None
+    prompt_text: Annotated[
+        str | None, Doc("Text that the model continues while it is trained, in events `sample`; needs its tokenizer.")
+    ] = None
+    prompt_tokens: Annotated[
+        int | None, Limits(1, 4096), Doc(f"Tokens that it adds to --prompt-text; else {PROMPT_TOKENS}.")
+    ] = None
+    eval_tasks: Annotated[
+        str | None,
+        Doc(
+            "Tasks that the model is asked between rounds, in events `evaluated`, with commas between them: "
+            "source-choice, or names or YAML files of the LM Evaluation Harness (the extra `eval`); needs its "
+            "tokenizer, and memory for a copy of the weights while a task is asked (4 bytes a parameter of the tier)."
+        ),
+    ] = None
+    eval_fewshot: Annotated[
+        int | None, Limits(0, 64), Doc("Examples before each question of --eval-tasks; else 0.")
+    ] = None
+    eval_seed: Annotated[int | None, Limits(0, 2**31 - 1), Doc("Of the choice of questions; else 0.")] = None
+    eval_task_max_docs: Annotated[int | None, Limits(1), Doc(f"Questions of each task at most; else {DOCS}.")] = None
+    optim_stats_steps: Annotated[
+        int,
+        Limits(0),
+        Doc(
+            "After so many steps each, an event `optimizer` with the norms of what is learnt, sent and kept; 0: never."
+        ),
+    ] = 0

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from aftermath.optim.schema import Schema
     from aftermath.ranks.mesh import Mesh
     from aftermath.replica.arithmetic import Arithmetic
-    from aftermath.train.reach import Reach
     from aftermath.train.settings import TrainSettings
 
 AUTO_TIER = -1
@@ -111,18 +110,3 @@ def chosen_here(view: View, wallet: bytes, schema: Schema, settings: TrainSettin
             give_back(device)
 
     return chosen(view, wallet, schema, device.type, free_bytes(device), measure)
-
-
-async def chosen_for(settings: TrainSettings, reach: Reach, arithmetic: Arithmetic) -> Choice:
-    """The same for the run that the settings name, which is read for it."""
-    from aftermath import __version__
-    from aftermath.chain.admission import check_version
-    from aftermath.chain.client import CoordinatorClient
-    from aftermath.coordinator.view import View
-    from aftermath.train.outfit import schema_of
-
-    async with reach.pool as pool:
-        run, model, members = await CoordinatorClient(pool, program_id=reach.program_id).snapshot(settings.run_id)
-    check_version(settings.run_id, model.client_version, __version__)
-    view = View(run, members, model)
-    return chosen_here(view, reach.wallet.public, schema_of(model, run.run_id), settings, arithmetic)

@@ -40,6 +40,10 @@ class Started(Event, frozen=True, kw_only=True):
     lost: int = 0
 
 
+class Loading(Event, frozen=True, kw_only=True):
+    """PyTorch is being loaded, which takes seconds."""
+
+
 class Compiling(Event, frozen=True, kw_only=True):
     """Kernels are compiled for this machine's processor, or another process that does it is waited for."""
 
@@ -338,6 +342,7 @@ class Sample(Event, frozen=True, kw_only=True):
 MEMBER_EVENTS = (
     Started
     | Evaluated
+    | Loading
     | Compiling
     | Kernels
     | Measuring

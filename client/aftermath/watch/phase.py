@@ -10,6 +10,7 @@ from aftermath.watch import kinds
 _ROUND = "epoch {epoch} round {height}: "
 _PHASES: dict[type[kinds.Event], str] = {
     kinds.Started: "looking for the run",
+    kinds.Loading: "loading PyTorch",
     kinds.Compiling: "compiling kernels",
     kinds.Measuring: "measuring this machine's speed",
     kinds.Measured: "joining",

@@ -14,8 +14,10 @@ from aftermath.watch.phase import state_words
 from aftermath.watch.printable import printable
 from aftermath.watch.progress import Progress
 
+LOADING = "loading PyTorch…"
 _SENTENCES: dict[type[kinds.Event], str] = {
     kinds.Started: "run {run_id}, tier {tier}, wallet {wallet}, aftermath {version}",
+    kinds.Loading: LOADING,
     kinds.Compiling: "compiling kernels for this processor: half a minute or more, this once",
     kinds.Kernels: "results are encoded and applied by {by}",
     kinds.Measuring: "measuring how fast this machine trains tier {tier} ({parameters:,} parameters): "

@@ -12,7 +12,7 @@ import typer
 from aftermath.central.commands.options import ServerOptions, trusted
 from aftermath.cli.command import OptionGroup, command
 from aftermath.cli.options import SigningOptions
-from aftermath.cli.train import build_settings, ending_at_once, settings_options, take_part
+from aftermath.cli.train import build_settings, settings_options, take_part
 from aftermath.train.settings import TrainSettings
 
 OF_A_CLUSTER = {
@@ -53,9 +53,8 @@ def client_train(
     it where its peers are. Without --identity-secret-key-path the member has a new identity every time. Ctrl-C leaves
     the run and exits 0.
     """
-    with ending_at_once():
-        from aftermath.central.reach import reaching
-        from aftermath.train.session import run_member
+    from aftermath.central.reach import reaching
+    from aftermath.train.session import run_member
 
     def train(chosen: TrainSettings) -> None:
         run_member(chosen, reaching(server.server_addr, trusted(server), server.identity_secret_key_path))

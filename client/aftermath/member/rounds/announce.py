@@ -1,11 +1,12 @@
-"""Telling everybody of a result: its payloads are published, the commitment to them is signed.
+"""Telling everybody of a result: its payloads are published, masked, and the commitment to them is signed.
 
-Decided: others may ask for the private state that it was made with once the commitment is out, not before.
+Decided: others may ask for the private state that it was made with once its key is told, not before.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import asdict
 
 from aftermath.base.worker import Worker
@@ -15,6 +16,7 @@ from aftermath.member.rounds.epoch import CarriedOver, Epoch
 from aftermath.optim.codec import decode_level
 from aftermath.optim.engine import Trained
 from aftermath.rules.commitment import Commitment, LevelPayload, PrivateRoots, SequenceInterval, encode_announcement
+from aftermath.rules.seal import key_of, masked, seal_of
 from aftermath.watch import kinds
 
 
@@ -28,15 +30,20 @@ class Announcing:
         """Publish the payloads, tell everybody under our signature, and say so."""
         started, schema = self._ports.clock.monotonic(), self._role.schema.results
         replica = self.epoch.began.replica
-        votes, private = await asyncio.gather(
+        key = key_of(self._role.p2p_secret, plan.place(self.epoch.began.seat))
+        made = trained.payloads.items()
+        (votes, payloads), private = await asyncio.gather(
             self._decode(
-                lambda: {level: decode_level(data, schema, level) for level, data in trained.payloads.items()}
+                lambda: (
+                    {level: decode_level(data, schema, level) for level, data in made},
+                    {level: masked(data, key, level) for level, data in made},
+                )
             ),
             self._kept.own.trained(replica, plan.epoch, plan.header.height),
         )
-        said = self._commitment(plan, trained, private)
+        said = self._commitment(plan, trained, payloads, private, key)
         raw = encode_announcement(said, self._role.p2p_secret)
-        self._kept.results.keep_own(said, raw, votes, trained.payloads)
+        self._kept.results.keep_own(said, raw, votes, payloads, key)
         await self._ports.transport.announce(raw)
         self._ports.events.emit(
             kinds.Trained(
@@ -64,12 +71,14 @@ class Announcing:
                 )
             )
 
-    def _commitment(self, plan: RoundPlan, trained: Trained, private: PrivateRoots) -> Commitment:
-        """What is signed; publishes the payloads that it names."""
-        seat = self.epoch.began.seat
+    def _commitment(
+        self, plan: RoundPlan, trained: Trained, payloads: Mapping[int, bytes], private: PrivateRoots, key: bytes
+    ) -> Commitment:
+        """What is signed; publishes the masked payloads that it names."""
+        seat, wallet = self.epoch.began.seat, self._ports.coordinator.wallet
         return Commitment(
             sender=self._ports.transport.node_id,
-            signer=self._ports.coordinator.wallet,
+            signer=wallet,
             run_id=self._role.run_id,
             epoch=plan.epoch,
             height=plan.header.height,
@@ -81,9 +90,10 @@ class Announcing:
             schema_hash=self._role.schema.hash(),
             levels={
                 level: LevelPayload(self._ports.transport.publish(data), len(data))
-                for level, data in sorted(trained.payloads.items())
+                for level, data in sorted(payloads.items())
             },
             private=private,
+            seal=seal_of(key, wallet, plan.place(seat)),
             loss=trained.loss,
             tokens_per_sec=trained.tokens_per_sec,
         )

@@ -44,7 +44,7 @@ class Applying:
             height = self.height + 1
             done, attesting = run.round(height), run.round(self._epoch.rules.judges(height))
             if done is None or attesting is None:
-                raise Desync(f"round {height} is no longer stored on chain")
+                raise Desync(f"round {height} is no longer stored")
             if done.batch:
                 await self._apply(run, done, attesting)
             self.height = height

@@ -1,4 +1,4 @@
-"""Getting hold of what this member did not hear or could not fetch: commitments from peers, accepted results whole.
+"""Getting hold of what this member did not hear or could not fetch: announcements from peers, accepted results whole.
 
 Choices: a few peers are asked at a time, in turn, so that a lost announcement costs little traffic even in a large run;
 what they say is worth as much as an announcement, since it carries its author's signature.
@@ -21,9 +21,10 @@ from aftermath.member.results import TOPIC, Results
 from aftermath.optim.votes import Votes
 from aftermath.p2p.complaints import Complaints
 from aftermath.p2p.transport import TransportError
-from aftermath.rules.commitment import Commitment, decode_announcement
+from aftermath.rules.commitment import Commitment, Ready, decode_announcement
 from aftermath.rules.consensus import Fingerprint, matches
 from aftermath.rules.run import STORED_ROUNDS, Run
+from aftermath.rules.seal import Closed, Key
 
 LINGER = 3.0  # seconds for which members of a run that has stopped still serve its last results
 ASK_EVERY = 1.0  # seconds between questions to peers about a commitment that is missing
@@ -59,7 +60,7 @@ class Collector:
             give_up = min(give_up, now + LINGER) if run.halted else give_up
             if self._too_late(run, height) or now > give_up:
                 raise Desync(f"results of round {height} could not be had from any peer")
-            unheard = {seat: accepted[seat] for seat, candidate in found.items() if candidate is None}
+            unheard = {seat: accepted[seat] for seat, one in found.items() if one is None or not one.key}
             if unheard and now >= asked:
                 asked = now + ASK_EVERY
                 await self.ask(height, unheard, lambda said: matches(accepted[said.seat], said.digest, salt))
@@ -89,7 +90,7 @@ class Collector:
                     votes[level].append(candidate.votes[level])  # without them this replica would be another
         return votes
 
-    # --- commitments missed by announcement ---------------------------------------------------------------------
+    # --- what was missed of announcements ---------------------------------------------------------------------
 
     async def ask(self, height: int, seats: Collection[int], accepted: Callable[[Commitment], bool]) -> None:
         """Ask a few reachable members for announcements that never reached us; `accepted` marks those we must have."""
@@ -102,12 +103,20 @@ class Collector:
         for raw, peer in {raw: p for p, reply in zip(chosen, replies, strict=True) for raw in reply}.items():
             try:
                 said = decode_announcement(raw)
-                if isinstance(said, Commitment) and said.height == height and said.seat in seats:
-                    self._results.admit(said, raw, accepted=accepted(said))
+                if not isinstance(said, Ready) and said.height == height and said.seat in seats:
+                    self._take(said, raw, accepted)
             except BadAnnouncement as error:
                 self._ports.transport.bar(peer, f"an answer that is no announcement: {error}")
             except Exception as error:  # whatever is wrong with it costs this answer, not this member
                 self._complaints.about("hearing what was asked of", peer, error)
+
+    def _take(self, said: Commitment | Closed | Key, raw: bytes, accepted: Callable[[Commitment], bool]) -> None:
+        if isinstance(said, Commitment):
+            self._results.admit(said, raw, accepted=accepted(said))
+        elif isinstance(said, Closed):
+            self._results.closings.hear(said, raw)
+        else:
+            self._results.hear_key(said, raw)
 
     async def _question(self, peer: bytes, question: bytes, most: int) -> list[bytes]:
         try:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from aftermath.data.source import Source
 from aftermath.member.feed import RunFeed
 from aftermath.member.gradients import GradientFiles
+from aftermath.member.opening import Opening
 from aftermath.member.own_state import OwnState
 from aftermath.member.plan import RoundPlan, plan_round
 from aftermath.member.results import Results
@@ -48,6 +49,7 @@ class CarriedOver:
     share: ModelShare
     gradients: GradientFiles
     own: OwnState
+    opening: Opening
 
 
 class Epoch:

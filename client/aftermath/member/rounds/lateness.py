@@ -11,6 +11,8 @@ Decided
 - who has used it up is waited for while it is not late, and not at all after a round in which it was, until it is in
   time again: one member costs an epoch about one round's whole time, however many rounds there are. A witness sees only
   the levels that it holds, so one that is also silent as a witness can have another one wait for each of its levels;
+- a result that is here is opened within a second once a quorum of witnesses is closed, since that takes no work; who
+  needs longer draws on the same allowance;
 - whoever is no witness keeps account too, since it may be one in the next round; also of itself, to know.
 """
 
@@ -24,6 +26,7 @@ from aftermath.rules.committee import quorum
 _TIMES = 3.0
 _LEAST = 3.0  # seconds
 _MOST_SLOWER = 2.0
+_OPENS = 1.0  # seconds
 
 
 class Allowances:
@@ -49,6 +52,7 @@ class Lateness:
         self._allowances, self._plan, self._began = allowances, plan, began
         self._most_took: float | None = None
         self._charged: defaultdict[int, float] = defaultdict(float)
+        self._charged_since: defaultdict[int, float] = defaultdict(float)
 
     def waited_for(
         self, due: frozenset[int], there: frozenset[int], missing: frozenset[int], now: float
@@ -58,9 +62,20 @@ class Lateness:
             self._most_took = now - self._began
         if self._most_took is None:
             return missing
-        self._allowances.late -= there - self._charged.keys()
+        self._allowances.late -= there - self._charged.keys() - self._charged_since.keys()
         passed, most_took = now - self._began, self._most_took
         return frozenset(seat for seat in sorted(missing) if self._waits(seat, passed, most_took))
+
+    def opening(self, sealed: frozenset[int], seconds: float) -> frozenset[int]:
+        """Who of those is waited for that have not told their key, for so many seconds since they may."""
+        return frozenset(seat for seat in sorted(sealed) if self._opens(seat, seconds))
+
+    def _opens(self, seat: int, seconds: float) -> bool:
+        if seconds > _OPENS:
+            self._allowances.use(seat, seconds - self._charged_since[seat])
+            self._charged_since[seat] = seconds
+            self._allowances.late.add(seat)
+        return not (self._allowances.used_up(seat) and seat in self._allowances.late)
 
     def _are_most(self, there: frozenset[int], due: frozenset[int]) -> bool:
         weight_there, weight = (sum(self._plan.seats[seat].weight for seat in those) for those in (there, due))

@@ -40,7 +40,7 @@ class Rounds:
         self, ports: Ports, role: Role, workers: Workers, wishes: Wishes, kept: CarriedOver, began: Beginning
     ) -> None:
         self._ports, self._workers, self._wishes, self._began = ports, workers, wishes, began
-        self._results, rules = kept.results, began.run.config
+        self._results, self._opening, rules = kept.results, kept.opening, began.run.config
         self.time = ShareTime(ports.events, time_for_results(rules), began.weight)
         self._epoch = epoch = Epoch(began, ports.feed, kept.results)
         self._duties = Duties(ports.events)
@@ -90,7 +90,8 @@ class Rounds:
     async def _round(self, run: Run) -> None:
         plan = self._begin(run)
         height, seat, judged = self._epoch.height, self._began.seat, self._epoch.rules.judged
-        duty = WitnessDuty(self._ports, self._results, self._allowances, seat, plan, judged(height), self._duty)
+        parts = self._ports, self._results, self._opening, self._allowances
+        duty = WitnessDuty(*parts, seat, plan, judged(height), self._duty)
         self._duty = duty
         self._duties.start(duty.attend())
         self._duties.start(duty.inquire(self._settling.collector))
@@ -117,7 +118,7 @@ class Rounds:
         self._epoch.open_plans(run)
         plan = self._results.plan(height)
         if plan is None:
-            raise Desync("the chain has moved on")
+            raise Desync(f"{self._ports.coordinator.called} has moved on")
         self._reading.begin(self._epoch.share_of(plan))
         number, step, since = self._epoch.number, plan.header.step, run.state_started_at
         self._ports.events.emit(kinds.Round(epoch=number, height=height, step=step, since=since))

@@ -9,6 +9,10 @@ Choices:
   in the next: what comes while it waits for the others counts as ever, and nobody makes one round after the other take
   its whole time by hiding a part of its result from some. Not so without overlap: who was late once would have nobody
   wait for it any more, while with overlap its result has the whole next round to arrive;
+- it is closed as soon as everybody has announced a result of the judged round, else when it waits for nobody any more,
+  and at the latest when results can just be opened before its last call: what is announced later may be a copy, and it
+  does not attest that. Only then are results opened, so what is missing after that are keys, for which nobody needs
+  long;
 - held up itself, it gives the others the time of a round again: they may have been, and their results are on their way.
   It then speaks only a little after it holds them all, because its word opens RoundWitness for those who do not yet;
 - what it attests is only what it holds and has checked itself; what is known to be worthless is not waited for;
@@ -18,6 +22,7 @@ Choices:
 from __future__ import annotations
 
 from aftermath.base.wait import first_of
+from aftermath.member.opening import Opening
 from aftermath.member.persist import Duty
 from aftermath.member.plan import RoundPlan
 from aftermath.member.ports import Ports
@@ -34,6 +39,7 @@ from aftermath.watch import kinds
 _PATIENCE = 3.0  # seconds, and twice the time our own share took, for members out of reach
 _LOOK_AGAIN = 0.5
 _MOST_GRACE = 50.0  # seconds; less than what `ticker` gives
+_MOST_OPENING = 1.0  # seconds before its last call, and after it, that a witness leaves for two messages
 _SETTLE = 1.0  # seconds that a result may take from the first who holds it to the last
 
 
@@ -44,6 +50,7 @@ class WitnessDuty:
         self,
         ports: Ports,
         results: Results,
+        opening: Opening,
         allowances: Allowances,
         seat: int,
         plan: RoundPlan,
@@ -52,6 +59,9 @@ class WitnessDuty:
     ) -> None:
         """`before`: the duty in the round before, if this member had one."""
         self._ports, self._results, self._seat, self._plan, self._judged = ports, results, seat, plan, judged
+        self._opening, self._closed = opening, False
+        self._may_open: float | None = None
+        """When a quorum of witnesses was closed, as far as this member heard."""
         self._before = before  # which may still be sending its attestation
         if before is not None:
             before._before = None
@@ -93,8 +103,11 @@ class WitnessDuty:
         duty = Duty(self._ports, name, wanted=lambda: not self._over())
         while not self._over() and not duty.refused:
             run, healthy = self._ports.feed.run, self._healthy()
-            missing = self._waited_for(healthy)
-            due = duty.due and self._seat in witnesses(run.current, healthy) and self._time_has_come(run, missing)
+            missing, elected = self._waited_for(healthy), self._seat in witnesses(run.current, healthy)
+            if elected and not self._closed and self._nobody_else(run, healthy, missing):
+                await self._close()
+                continue
+            due = duty.due and elected and self._time_has_come(run, missing)
             if due and (await self._attest(duty) or bitmap.contains(self._ports.feed.run.current.attested, self._seat)):
                 return
             await first_of(
@@ -105,49 +118,90 @@ class WitnessDuty:
         return self._ports.feed.members.mask(MemberState.HEALTHY)
 
     async def inquire(self, collector: Collector) -> None:
-        """As a witness, ask peers for announcements that should be here by now, until the round is over."""
+        """Ask peers for announcements that should be here by now, until the round is over: as a witness for results and
+        keys, and as anybody for who is closed.
+        """
         while not self._over():
             await self._ports.clock.sleep(ASK_EVERY)
-            if self._seat not in witnesses(self._ports.feed.run.current, self._healthy()):
-                continue
+            elected = self._seat in witnesses(self._ports.feed.run.current, self._healthy())
             for height in sorted({self._judged, self._plan.header.height}):
                 plan = self._results.plan(height)
                 due = height < self._plan.header.height or self._own_done is not None
-                if plan is not None and due and (unheard := plan.owing - self._results.announced(height)):
+                if plan is not None and due and (unheard := self._unheard(plan, elected)):
                     await collector.ask(height, unheard, lambda _: False)
+
+    def _unheard(self, plan: RoundPlan, elected: bool) -> frozenset[int]:
+        """Who has announced something of a round that should be here."""
+        height = plan.header.height
+        unheard = plan.owing - self._results.announced(height) if elected else frozenset()
+        if height != self._judged or not plan.owing:
+            return unheard
+        if still_open := self._results.closings.missing(height):
+            return unheard | still_open
+        return unheard | (self._results.sealed(height) if elected else frozenset())
 
     def _waited_for(self, healthy: int) -> frozenset[int]:
         """Whose announcement or result is missing and still waited for."""
         due, judged = self._plan.owing, self._results.plan(self._judged)
-        missing = due - self._results.announced(self._plan.header.height)
+        missing, sealed = due - self._results.announced(self._plan.header.height), frozenset[int]()
         if judged is not None:
             due |= judged.owing
-            missing |= judged.owing - self._results.settled(self._judged)
+            fetched = self._results.fetched(self._judged)
+            missing |= judged.owing - fetched
+            sealed = judged.owing & fetched - self._results.settled(self._judged)
         overlaps = self._judged < self._plan.header.height
         failing = self._before.lacked if self._before is not None and overlaps else frozenset()
         due = frozenset(seat for seat in due if bitmap.contains(healthy, seat))
-        there, missing = due - missing, due & missing - failing
+        there, missing, sealed = due - missing, due & missing - failing, due & sealed - failing
         if self._out_of_patience():
             here = self._ports.transport.reachable() | {self._ports.transport.node_id}
-            missing = frozenset(s for s in missing if self._plan.seats[s].p2p in here)
+            missing, sealed = (frozenset(s for s in x if self._plan.seats[s].p2p in here) for x in (missing, sealed))
         if self._own_done is not None:
             missing -= {self._seat}  # it works no longer: what is missing will not come
+        now = self._ports.clock.monotonic()
+        if self._may_open is None and self._closed and self._results.closings.by_quorum(self._judged):
+            self._may_open = now
         if not self._ports.attention.held_up_since(self._started):  # else what has passed says nothing of anybody
-            missing = self._lateness.waited_for(due, there, missing, self._ports.clock.monotonic())
-        return missing - {self._seat}
+            missing = self._lateness.waited_for(due, there, missing, now)
+            if self._may_open is not None:
+                sealed = self._lateness.opening(sealed, now - self._may_open)
+        return (missing | sealed if self._closed else missing) - {self._seat}
+
+    def _nobody_else(self, run: Run, healthy: int, missing: frozenset[int]) -> bool:
+        """Whether everybody has announced a result of the judged round, or nobody is waited for any more."""
+        judged = self._results.plan(self._judged)
+        if judged is None or not judged.owing:
+            return False
+        if run.state is RunState.ROUND_WITNESS or self._too_late_to_wait(run, _for_opening(run.config)):
+            return True
+        done = self._own_done is not None
+        unheard = judged.owing - self._results.announced(self._judged)
+        if done:
+            unheard -= {self._seat}  # it makes none
+        return not any(bitmap.contains(healthy, seat) for seat in unheard) or (done and not missing)
+
+    async def _close(self) -> None:
+        judged = self._results.plan(self._judged)
+        self._closed = True
+        if judged is not None:
+            await self._opening.close_round(judged, self._seat)
 
     def _time_has_come(self, run: Run, missing: frozenset[int]) -> bool:
-        if run.state is RunState.ROUND_WITNESS or self._too_late_to_wait(run):
+        if run.state is RunState.ROUND_WITNESS or self._too_late_to_wait(run, -_for_opening(run.config)):
             return True
+        if self._too_late_to_wait(run):
+            return not missing & self._results.fetched(self._judged) - self._results.settled(self._judged)
         if self._own_done is None or missing:
             return False
         now = self._ports.clock.monotonic()
         self._complete = min(self._complete, now)
         return self._ports.coordinator.now() < _last_call(run) or now >= self._complete + _SETTLE
 
-    def _too_late_to_wait(self, run: Run) -> bool:
-        grace = self._ports.attention.woke() + min(_longest_wait(run.config), _MOST_GRACE)
-        return self._ports.coordinator.now() >= _last_call(run) and self._ports.clock.monotonic() >= grace
+    def _too_late_to_wait(self, run: Run, before: float = 0.0) -> bool:
+        """Whether the last call has come, or was to come so many seconds later."""
+        grace = self._ports.attention.woke() + min(_longest_wait(run.config), _MOST_GRACE) - before
+        late = self._ports.coordinator.now() >= _last_call(run) - before
+        return late and self._ports.clock.monotonic() >= grace
 
     def _out_of_patience(self) -> bool:
         done = self._own_done if self._own_done is not None else float("inf")
@@ -204,9 +258,17 @@ def _longest_wait(config: Config) -> float:
     return longest - min(max(longest / 10, 1.0), 10.0, longest / 2)
 
 
+def _for_opening(config: Config) -> float:
+    """Seconds between the latest moment at which a witness is closed and its last call, and as many for who is slow to
+    open after that: of a short round a twentieth.
+    """
+    return min(_MOST_OPENING, config.max_round_train_time / 20)
+
+
 def time_for_results(config: Config) -> float:
     """Seconds that a member has for its work of a round. Without overlap its witnesses wait for that, and the result
     still has its way before it, and the chain counts whole seconds.
     """
     longest = config.max_round_train_time
-    return longest if config.overlap else max(_longest_wait(config) - 1.0, longest / 2)
+    in_time = _longest_wait(config) - _for_opening(config) - 1.0
+    return longest if config.overlap else max(in_time, longest / 2)

@@ -1,0 +1,82 @@
+"""Which witnesses are closed: they attest no result of a round that they had not heard of when they said so.
+
+Decided: an announcement counts only from a seat of the run as the chain has it, one of each seat and round, of the
+rounds that the chain stores. Whether that seat witnesses the round is asked when they are counted: who leaves makes
+room for another. None of it needs what this member did in the epoch, so one that has just restarted counts them too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from aftermath.base.wait import Pulse
+from aftermath.member.feed import RunFeed
+from aftermath.rules import bitmap
+from aftermath.rules.committee import quorum, witnesses
+from aftermath.rules.run import MAX_WITNESSES, RoundId
+from aftermath.rules.seal import Closed
+from aftermath.rules.state import MemberState
+
+
+class Closings:
+    """What one member has heard of."""
+
+    def __init__(self, feed: RunFeed) -> None:
+        self._feed = feed
+        self._heard: dict[RoundId, dict[int, bytes]] = {}
+        self.changed = Pulse()
+
+    def hear(self, said: Closed, raw: bytes) -> None:
+        """Take an announcement whose signature is checked."""
+        run, members = self._feed.run, self._feed.members
+        place, member = RoundId(said.epoch, said.height, said.seed), members.seats[said.seat]
+        if said.run_id != run.run_id or self._place(said.height) != place:
+            return
+        if (said.sender, said.signer) != (member.p2p, member.signer):
+            return
+        self._heard = {kept: heard for kept, heard in self._heard.items() if self._place(kept.height) == kept}
+        heard = self._heard.setdefault(place, {})
+        if said.seat not in heard:
+            heard[said.seat] = raw
+            self.changed.fire()
+
+    def missing(self, height: int) -> frozenset[int]:
+        """The witnesses of a round's results that are not known to be closed, while a quorum of them is not."""
+        run = self._feed.run
+        attesting, place = run.round(run.config.judges(height)), self._place(height)
+        if attesting is None or place is None:
+            return frozenset()
+        elected = witnesses(attesting, self._feed.members.mask(MemberState.HEALTHY))
+        missing = frozenset(elected) - self._heard.get(place, {}).keys()
+        return missing if len(elected) - len(missing) < quorum(attesting.elected) else frozenset()
+
+    def by_quorum(self, height: int) -> bool:
+        """Whether a quorum of the witnesses of a round's results is closed."""
+        return self.is_judged(height) and not self.missing(height)
+
+    def by_number(self, height: int) -> bool:
+        """Whether as many of the next round's members as a quorum of its witnesses say so of the newest round, when it
+        is not known yet which of them are elected.
+        """
+        run, place = self._feed.run, self._place(height)
+        if place is None or height != run.current.height or self.is_judged(height):
+            return False
+        seated = run.next_roster & self._feed.members.mask(MemberState.HEALTHY)
+        elected = min(run.config.witness_nodes or MAX_WITNESSES, seated.bit_count(), MAX_WITNESSES)
+        closed = sum(bitmap.contains(run.next_roster, seat) for seat in self._heard.get(place, {}))
+        return closed >= quorum(elected)
+
+    def is_judged(self, height: int) -> bool:
+        """Whether it is known who witnesses a round's results."""
+        run = self._feed.run
+        return run.round(run.config.judges(height)) is not None
+
+    def told(self, height: int, seats: Iterable[int]) -> list[bytes]:
+        """What these seats have said of a round, as it was signed."""
+        place = self._place(height)
+        heard = self._heard.get(place, {}) if place is not None else {}
+        return [heard[seat] for seat in seats if seat in heard]
+
+    def _place(self, height: int) -> RoundId | None:
+        header = self._feed.run.round(height)
+        return None if header is None else RoundId(self._feed.run.epoch, height, header.seed)

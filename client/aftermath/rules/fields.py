@@ -1,0 +1,19 @@
+"""The fields of announcements: what each may be, which is checked before anything is made of one."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from aftermath.rules.limits import MAX_LEVELS, RUN_ID_BYTES
+
+U8 = Annotated[int, Meta(ge=0, le=0xFF)]
+U32 = Annotated[int, Meta(ge=0, le=0xFFFF_FFFF)]
+U64 = Annotated[int, Meta(ge=0)]  # msgpack has no larger ones
+SequenceIndex = Annotated[int, Meta(ge=0, le=0x7FFF_FFFF_FFFF_FFFF)]
+RunId = Annotated[str, Meta(min_length=1, max_length=RUN_ID_BYTES)]
+Bytes32 = Annotated[bytes, Meta(min_length=32, max_length=32)]
+Level = Annotated[int, Meta(ge=0, lt=MAX_LEVELS)]
+Size = Annotated[int, Meta(ge=1, le=0x7FFF_FFFF)]
+NonNegative = Annotated[float, Meta(ge=0.0)]

@@ -1,0 +1,81 @@
+"""What keeps a member from its run and needs no torch, which takes seconds to load: looked at before that.
+
+Decided: whoever keeps the run is asked in the order in which it would refuse; what it has changed by the time that the
+member joins, it refuses then.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from solders.pubkey import Pubkey
+
+from aftermath import __version__
+from aftermath.base.errors import Unsuitable
+from aftermath.chain.admission import check_funds, check_version
+from aftermath.chain.member import SolanaMember
+from aftermath.chain.rpc import RpcPool
+from aftermath.config.document import ARCHITECTURES
+from aftermath.coordinator.view import View
+from aftermath.p2p.iroh import check_interface
+from aftermath.replica.devices import indices_named
+from aftermath.rules.model import Model
+from aftermath.rules.optimizers import EXCHANGED, EXCHANGED_SHOWN, OPTIMIZERS
+from aftermath.train.choices import check_choices
+from aftermath.train.keeping import check_hub, check_places
+from aftermath.train.settings import TrainSettings
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """The run as a member finds it that would be let in; `cluster`: the genesis hash of its chain."""
+
+    view: View
+    cluster: str
+    program: Pubkey
+
+
+def check_options(settings: TrainSettings) -> None:
+    """Raises UsageError or Unsuitable: what in the settings cannot be, whatever the run."""
+    check_hub(settings)
+    check_choices(settings)
+    check_interface(settings.bind_p2p_interface)
+    indices_named(settings.device)
+    check_places(settings)
+
+
+async def let_in(settings: TrainSettings, pool: RpcPool, chain: SolanaMember) -> Admitted:
+    """Ask whoever keeps the run, and close the connections. Raises CoordinatorError or Unsuitable if it would not."""
+    async with pool, chain:
+        view = await chain.view()
+        await chain.authorization()
+        check_version(settings.run_id, view.model.client_version, __version__)
+        await check_funds(pool, Pubkey(chain.wallet), await chain.bond_due())
+        check_model(view.model, settings.run_id)
+        check_tier(settings.matformer_tier, view.model.tiers, settings.run_id)
+        return Admitted(view, await pool.genesis(), chain.program_id)
+
+
+def check_model(model: Model, run_id: str) -> None:
+    """Unsuitable if the run's accounts, without any download, ask for what this client does not have."""
+    if not model.configured:
+        raise Unsuitable(
+            f"run {run_id} is not configured yet",
+            f"Its owner configures it: aftermath-solana update-config --run-id {run_id} --config-path FILE",
+        )
+    if model.architecture not in ARCHITECTURES.values():
+        raise Unsuitable(
+            f"run {run_id} trains an architecture this client does not have; it has {', '.join(ARCHITECTURES)}"
+        )
+    if model.optimizer.kind not in EXCHANGED:
+        uses = OPTIMIZERS[model.optimizer.kind].shown
+        raise Unsuitable(f"run {run_id} uses {uses}, and members exchange results with {EXCHANGED_SHOWN}")
+
+
+def check_tier(tier: int, tiers: int, run_id: str) -> None:
+    """Unsuitable if a run of so many tiers has no such tier."""
+    if tier >= tiers:
+        raise Unsuitable(
+            f"--matformer-tier {tier}: run {run_id} has tiers 0 to {tiers - 1}",
+            "Choose one of those; a higher tier is a smaller model",
+        )

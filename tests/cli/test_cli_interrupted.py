@@ -1,0 +1,92 @@
+"""Ctrl-C ends every command quietly from its first line on: also while modules are imported, and when it is done."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+WHEN_IMPORTED = """
+import os, signal, sys
+
+class Library:
+    '''Is interrupted when a module is looked for, and swallows what that raises, as parts of torch do.'''
+
+    def find_spec(self, name, path=None, target=None):
+        if name == AT:
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+            except KeyboardInterrupt:
+                pass
+
+sys.meta_path.insert(0, Library())
+from PACKAGE.__main__ import main
+main()
+"""
+WHEN_DONE = """
+import atexit, os, signal
+from aftermath.__main__ import main
+
+atexit.register(os.kill, os.getpid(), signal.SIGINT)
+main()
+"""
+TRAIN = ("train", "--run-id", "x", "-w", "none.json")
+CLIENT = ("client", "train", "--run-id", "x", "--server-addr", "127.0.0.1:1")
+
+
+def run(program: str, *line: str) -> tuple[int, str, str]:
+    """How a process ends, and what it says."""
+    ended = subprocess.run([sys.executable, "-c", program, *line], capture_output=True, text=True, timeout=120)
+    return ended.returncode, ended.stdout, ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("package", "module", "line"),
+    [
+        ("aftermath", "typer", ("--help",)),
+        ("aftermath", "aftermath.cli.train", (*TRAIN, "--help")),
+        ("aftermath", "solders", TRAIN),
+        ("aftermath", "asyncio", ("tick", "--run-id", "x")),
+        ("aftermath", "torch", ("eval", ".")),
+        ("aftermath.central", "typer", ("--help",)),
+        ("aftermath.central", "solders", CLIENT),
+    ],
+)
+def test_it_is_one_line_while_modules_are_imported(package: str, module: str, line: tuple[str, ...]) -> None:
+    program = WHEN_IMPORTED.replace("PACKAGE", package).replace("AT:", f"{module!r}:")
+    assert run(program, *line) == (130, "", "interrupted\n")
+
+
+def test_it_is_one_line_when_the_interpreter_ends() -> None:
+    code, out, err = run(WHEN_DONE, "config", "show")
+    assert (code, err) == (130, "interrupted\n")
+    assert "rpc" in out
+
+
+def test_who_has_it_ignored_still_has() -> None:
+    """As `nohup` does, or a shell with what it has in the background."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        code, _, err = run(WHEN_IMPORTED.replace("PACKAGE", "aftermath").replace("AT:", "'solders':"), *TRAIN)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert code == 1
+    assert "there is no key file" in err
+
+
+def test_a_command_cleans_up_where_nothing_is_imported(tmp_path: Path) -> None:
+    """It is a KeyboardInterrupt there, which its body sees."""
+    program = f"""
+import os, signal
+from aftermath.base.quiet import Quietly
+with Quietly():
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+    finally:
+        open({str(tmp_path / "cleaned")!r}, "w")
+"""
+    assert run(program) == (130, "", "interrupted\n")
+    assert (tmp_path / "cleaned").exists()

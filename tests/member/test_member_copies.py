@@ -1,0 +1,298 @@
+"""Who announces another one's work as its own gets no credit for it, and who abuses what stops that gains nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from aftermath.member.plan import RoundPlan
+from aftermath.member.results import CLOSED_ON
+from aftermath.rules import bitmap
+from aftermath.rules.commitment import Commitment, LevelPayload, decode_announcement
+from aftermath.rules.seal import Closed, Key, key_of, masked
+from aftermath.rules.state import RunState
+from aftermath.sim.faults import Faults
+from aftermath.sim.laws import Laws
+from aftermath.sim.player import Player
+from aftermath.sim.record import Broken
+from aftermath.sim.simulation import Simulation, play
+from aftermath.sim.transport import SimTransport
+from member.saboteurs import Lie, sabotage, sign, tell_all
+
+ROUND_SECONDS = 15  # of the run's rules
+
+_SECRETS: dict[bytes, bytes] = {}
+"""Of the members of a run, by their p2p keys."""
+Copied = Callable[[Commitment, Commitment, bytes, SimTransport], Commitment]
+"""From a copier's own commitment, that of its victim and the victim's key, if it waits for that."""
+
+
+def seat_of(player: Player) -> int:
+    seat: int = player.saw("joined")[-1]["seat"]
+    return seat
+
+
+# --- who copies -------------------------------------------------------------------------------------------------------
+
+
+def copies(sim: Simulation, copier: Player, victim: Player, copied: Copied, *, opened: bool = False) -> Lie:
+    """Waits for what the victim announces of a round, or for its key, and announces the same work as its own."""
+    tasks: list[asyncio.Task[None]] = []
+
+    async def wait(said: Commitment, transport: SimTransport) -> None:
+        member = copier.member
+        assert member is not None
+        while True:
+            for theirs in member._results.candidates(said.height, seat_of(victim)):
+                if not opened or theirs.key:
+                    await asyncio.sleep(0.2)  # it fetches
+                    tell_all(transport, sign(copier, copied(said, theirs.said, getattr(theirs, "key", b""), transport)))
+                    return
+            await asyncio.sleep(0.05)
+
+    async def lie(said: Commitment, transport: SimTransport) -> None:
+        tasks.append(asyncio.ensure_future(wait(said, transport)))
+
+    return lie
+
+
+def the_bytes(said: Commitment, theirs: Commitment, key: bytes, transport: SimTransport) -> Commitment:
+    return msgspec.structs.replace(said, levels=theirs.levels)
+
+
+def the_bytes_and_the_seal(said: Commitment, theirs: Commitment, key: bytes, transport: SimTransport) -> Commitment:
+    return msgspec.structs.replace(said, levels=theirs.levels, seal=theirs.seal)
+
+
+def the_work(said: Commitment, theirs: Commitment, key: bytes, transport: SimTransport) -> Commitment:
+    """Opened, and masked anew under its own seal: as good a commitment as there is."""
+    own = key_of(_SECRETS[said.sender], said.place)
+    levels = {}
+    for level, payload in theirs.levels.items():
+        data = masked(masked(transport._blobs[payload.blake3], key, level), own, level)
+        levels[level] = LevelPayload(transport.publish(data), len(data))
+    return msgspec.structs.replace(said, levels=levels)
+
+
+def _an_epoch(place: Path, hostile: Callable[[Simulation, list[Player]], None], **rules: int) -> Simulation:
+    """Members of tiers 0, 1, 2 and 0, of whom the first does its worst from round 1 on; the first epoch to its end."""
+
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 1, 2, 0)]
+        _SECRETS.update({player.id: player.identity.secret() for player in players})
+        await sim.until_round(1)
+        hostile(sim, players)
+        await sim.until(lambda run: run.epoch == 1)
+
+    return play(place, story, init_min_clients=4, **rules)
+
+
+def _honest_are_whole(sim: Simulation) -> None:
+    """All others went through the whole epoch with equal replicas, and lost nothing."""
+    hostile, *honest = sim.players
+    assert sim.check(hostile=[hostile]) > 0
+    for player in honest:
+        assert [e["epoch"] for e in player.saw("cooldown")] == [0], player.name
+        assert not [e for e in player.saw("refused", why=CLOSED_ON) if e["seat"] != seat_of(hostile)], player.name
+    assert sim.run.lost_sequences == 0
+
+
+def _dropped(sim: Simulation) -> set[bytes]:
+    return {sim.members.seats[seat].signer for _, seat in sim.record.dropped}
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.parametrize("copied", [the_bytes, the_bytes_and_the_seal, the_work])
+def test_who_copies_is_not_credited_and_falls_out(tmp_path: Path, copied: Copied, overlap: int) -> None:
+    """`the_bytes` is the attack on payloads that are not sealed: there the copier is credited in every round."""
+
+    def hostile(sim: Simulation, players: list[Player]) -> None:
+        sabotage(players[0], copies(sim, players[0], players[3], copied, opened=copied is the_work))
+
+    sim = _an_epoch(tmp_path, hostile, overlap=overlap)
+    _honest_are_whole(sim)
+    assert _dropped(sim) == {sim.players[0].wallet}
+    copier = seat_of(sim.players[0])
+    refused = [event for player in sim.players[1:] for event in player.saw("refused", seat=copier)]
+    assert copied is not the_work or any(event["why"] == CLOSED_ON for event in refused)
+
+
+def test_a_copy_is_not_credited_though_a_witness_lies_for_it(tmp_path: Path) -> None:
+    """Two of five, of whom one copies and both say at once that they are closed and attest the copy all the same."""
+
+    rounds: set[int] = set()
+    credited: set[int] = set()
+
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 1, 2, 0, 1)]
+
+        def look() -> None:
+            run, judged = sim.run, sim.run.config.judged
+            for header in run.rounds:
+                if judged(header.height) > 0 and header.height < run.current.height:
+                    rounds.add(judged(header.height))
+                    if bitmap.contains(header.attested, seat_of(players[0])):
+                        credited.add(judged(header.height))
+
+        _SECRETS.update({player.id: player.identity.secret() for player in players})
+        await sim.until_round(1)
+        for liar in players[:2]:
+            _closes_early_and_goes_on(liar)
+        sim.chain.observers.append(look)
+        sabotage(players[0], copies(sim, players[0], players[3], the_work, opened=True))
+        await sim.until(lambda run: run.epoch == 1)
+
+    sim = play(tmp_path, story, init_min_clients=5)
+    assert sim.check(hostile=sim.players[:2]) > 0
+    assert rounds
+    assert not credited
+    for player in sim.players[2:]:
+        assert [e["epoch"] for e in player.saw("cooldown")] == [0], player.name
+    assert sim.run.lost_sequences == 0
+
+
+# --- who abuses it ----------------------------------------------------------------------------------------------------
+
+
+def _closes_early_and_goes_on(player: Player) -> None:
+    """Says that it is closed as soon as a round begins, and attests what comes later."""
+    member = player.member
+    assert member is not None
+    results, opening = member._results, member._opening
+    results.close_round = lambda height: None  # type: ignore[method-assign]
+    opened = results.open
+    closing: list[asyncio.Task[None]] = []
+
+    def early(plan: RoundPlan) -> None:
+        opened(plan)
+        if plan.owing:
+            closing.append(asyncio.ensure_future(opening.close_round(plan, seat_of(player))))
+
+    results.open = early  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_who_closes_early_leaves_nobody_out(tmp_path: Path, overlap: int) -> None:
+    sim = _an_epoch(tmp_path, lambda sim, players: _closes_early_and_goes_on(players[0]), overlap=overlap)
+    _honest_are_whole(sim)
+    assert not sim.record.dropped
+    assert {e["results"] for player in sim.players for e in player.saw("applied")} == {4}
+
+
+def _intercept(player: Player, kind: type, instead: Callable[[bytes, SimTransport], None]) -> None:
+    transport = player.transport
+    assert transport is not None
+    honest = transport.announce
+
+    async def announce(data: bytes) -> None:
+        if isinstance(decode_announcement(data), kind):
+            instead(data, transport)
+        else:
+            await honest(data)
+
+    transport.announce = announce  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_who_never_opens_delivers_nothing(tmp_path: Path, overlap: int) -> None:
+    """It costs an epoch one round's time, as whoever is late."""
+
+    def hostile(sim: Simulation, players: list[Player]) -> None:
+        _intercept(players[0], Key, lambda data, transport: None)
+        transport = players[0].transport
+        assert transport is not None
+
+        async def answer(peer: bytes, body: bytes) -> bytes:
+            return msgspec.msgpack.encode([])
+
+        transport.handle("commitments", answer)
+
+    sim = _an_epoch(tmp_path, hostile, overlap=overlap)
+    _honest_are_whole(sim)
+    assert _dropped(sim) == {sim.players[0].wallet}
+    rounds = [e["t"] for e in sim.players[1].saw("round", epoch=0)]
+    assert sum(later - now > 0.8 * ROUND_SECONDS for now, later in pairwise(rounds)) <= 1
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_who_opens_to_one_has_opened_to_all(tmp_path: Path, overlap: int) -> None:
+    """Whoever has a key passes it on."""
+
+    def hostile(sim: Simulation, players: list[Player]) -> None:
+        _intercept(players[0], Key, lambda data, transport: transport.tell(players[1].id, data))
+
+    sim = _an_epoch(tmp_path, hostile, overlap=overlap)
+    _honest_are_whole(sim)
+    assert not sim.record.dropped
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_a_witness_that_is_never_closed_costs_nobody_anything(tmp_path: Path, overlap: int) -> None:
+    sim = _an_epoch(
+        tmp_path, lambda sim, players: _intercept(players[0], Closed, lambda data, transport: None), overlap=overlap
+    )
+    _honest_are_whole(sim)
+    assert not sim.record.dropped
+    rounds = [e["t"] for e in sim.players[1].saw("round", epoch=0)]
+    assert max(later - now for now, later in pairwise(rounds)) < 0.8 * ROUND_SECONDS
+
+
+# --- who restarts, and small runs -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_runs_of_few_members_open_what_they_train(tmp_path: Path, count: int, overlap: int) -> None:
+    async def story(sim: Simulation) -> None:
+        for tier in range(count):
+            sim.add(tier)
+        await sim.until_finished()
+
+    sim = play(tmp_path, story, overlap=overlap, init_min_clients=count, min_clients=count)
+    sim.check()
+    assert not sim.record.dropped
+    assert sim.run.lost_sequences == 0
+    assert all({e["results"] for e in player.saw("applied")} == {count} for player in sim.players)
+
+
+def test_a_member_that_restarts_opens_what_it_announced_before(tmp_path: Path) -> None:
+    """It holds nothing any more but its secret; the result counts all the same."""
+
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 1, 2, 0)]
+        await sim.until_round(2)
+        await sim.until(lambda run: bool(players[3].saw("trained", height=2)))
+        await asyncio.sleep(0.1)
+        await sim.kill(players[3])
+        sim.start(players[3])
+        header = (await sim.until_round(4)).round(3)  # whose witnesses judged round 2
+        assert header is not None
+        credited.append(bitmap.contains(header.attested, seat_of(players[3])))
+        await sim.until(lambda run: run.state is RunState.COOLDOWN)
+
+    credited: list[bool] = []
+    sim = play(tmp_path, story, init_min_clients=4)
+    assert credited == [True]
+    sim.check(dropped=[sim.players[3]])
+
+
+# --- the law ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_witness_that_is_closed_on_a_member_without_a_fault_breaks_a_law(tmp_path: Path) -> None:
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 1, 2)]
+        await sim.until_round(1)
+        judge = Laws(sim, Faults(sim, None, None))  # type: ignore[arg-type]
+        judge.check_now()
+        players[0].member._results.close_round(2)  # type: ignore[union-attr]
+        await sim.until_round(3)
+        with pytest.raises(Broken, match="was closed before it heard of"):
+            judge.check_now()
+
+    play(tmp_path, story)

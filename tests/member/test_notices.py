@@ -1,0 +1,19 @@
+"""What a member tells of its run, each once."""
+
+from __future__ import annotations
+
+from aftermath.member.notices import Notices
+from aftermath.rules.state import RunState
+from aftermath.watch import kinds
+from aftermath.watch.events import Events
+from rules import builders
+
+
+def test_who_waits_for_the_next_epoch_is_told_of_its_rounds_once() -> None:
+    told: list[kinds.Event] = []
+    notices = Notices(Events(lambda: 0.0, [told.append]))
+    rounds = [RunState.ROUND_TRAIN, RunState.ROUND_WITNESS] * 3
+    for state in (RunState.ROUND_WITNESS, *rounds, RunState.COOLDOWN, RunState.WAITING_FOR_MEMBERS):
+        notices.state(builders.run(state))
+    said = [event.state for event in told if isinstance(event, kinds.State)]
+    assert said == ["ROUND_TRAIN", "COOLDOWN", "WAITING_FOR_MEMBERS"]

@@ -1,0 +1,102 @@
+"""What a member makes of sealed results, of their keys, and of who says that it is closed."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+
+from aftermath.member.results import CLOSED_ON
+from aftermath.rules.commitment import encode_announcement
+from aftermath.rules.seal import Closed
+from aftermath.sim.clock import run_virtual
+from member.desk import SECRETS, Desk, commitment_of, key_to, p2p_of, plan_of
+
+
+def test_a_result_is_held_once_it_is_opened_by_its_own_key() -> None:
+    async def story() -> None:
+        desk = Desk()
+        desk.results.open(plan_of())
+        said = desk.hear_sealed(1)
+        await asyncio.sleep(1)
+        assert desk.results.fetched(4) == desk.results.sealed(4) == {1}
+        assert desk.results.held(4) == {}
+        for wrong in (
+            key_to(said, key=b"k" * 32),
+            key_to(said, seed=8),
+            key_to(said, epoch=3),
+            key_to(said, run_id="other"),
+            key_to(said, signer=b"x" * 32),
+            key_to(said, seat=0),
+        ):
+            desk.results.hear_key(wrong, b"")
+        await asyncio.sleep(1)
+        assert desk.results.held(4) == {}
+        desk.tell(key_to(said))
+        await asyncio.sleep(1)
+        assert desk.results.held(4) == {1: said.digest}
+        answer = msgspec.msgpack.decode(await desk.results._answer(b"", msgspec.msgpack.encode((4, [1]))))
+        assert answer == [encode_announcement(one, SECRETS[1]) for one in (said, key_to(said))]
+        desk.results.close()
+
+    run_virtual(story())
+
+
+def test_somebody_elses_bytes_are_opened_by_nobody() -> None:
+    async def story() -> None:
+        desk = Desk()
+        desk.results.open(plan_of())
+        theirs = commitment_of(desk.transports[2], 2)
+        levels = commitment_of(desk.transports[1], 1).levels | theirs.levels
+        said = desk.hear_sealed(1, levels=levels, seal=theirs.seal)
+        for key in (key_to(theirs), key_to(said), key_to(said, key=key_to(theirs).key)):
+            desk.results.hear_key(key, b"")
+        await asyncio.sleep(1)
+        assert not desk.results.candidates(4, 1)[0].key
+        assert desk.results.held(4) == {}
+        desk.results.close()
+
+    run_virtual(story())
+
+
+def test_what_is_heard_after_closing_is_kept_and_not_attested() -> None:
+    async def story() -> None:
+        desk = Desk()
+        desk.results.open(plan_of())
+        said = desk.hear(1)
+        desk.results.close_round(4)
+        late = desk.hear(2)
+        await asyncio.sleep(1)
+        assert desk.results.held(4) == {1: said.digest}
+        assert desk.results.settled(4) == {1, 2}
+        assert [c.said for c in desk.results.candidates(4, 2)] == [late]
+        assert [(e["seat"], e["why"]) for e in desk.events if e["kind"] == "refused"] == [(2, CLOSED_ON)]
+        desk.results.close()
+
+    run_virtual(story())
+
+
+def test_closings_count_once_for_each_witness_of_the_round() -> None:
+    desk = Desk()
+    closings = desk.results.closings
+
+    def closed(by: int, **changed: object) -> Closed:
+        said = Closed(
+            sender=p2p_of(by),
+            signer=by.to_bytes(32, "big"),
+            run_id=desk.feed.run.run_id,
+            epoch=2,
+            height=4,
+            seed=7,
+            seat=by,
+        )
+        return msgspec.structs.replace(said, **changed)
+
+    for wrong in ({"seed": 8}, {"epoch": 3}, {"height": 5}, {"run_id": "other"}, {"sender": p2p_of(2)}, {"seat": 9}):
+        closings.hear(closed(1, **wrong), b"")
+    assert closings.told(4, range(3)) == []
+    closings.hear(closed(1), b"one")
+    closings.hear(closed(1), b"again")
+    assert closings.told(4, range(3)) == [b"one"]
+    closings.hear(closed(2), b"two")
+    assert closings.told(4, [2, 0, 1]) == [b"two", b"one"]

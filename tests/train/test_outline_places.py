@@ -1,0 +1,65 @@
+"""Which of a run's recorded places tells what its model is: the first that fits, and a bad one costs a warning."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from aftermath.base.errors import AftermathError
+from aftermath.config.document import RunConfig, parse_as
+from aftermath.config.read import optimizer_of
+from aftermath.model.outline import Outline
+from aftermath.optim.agreed import agreed_schema
+from aftermath.rules.model import Checkpoint, Model, Recorded
+from aftermath.rules.state import CheckpointKind
+from aftermath.sim.tiny import CONFIG, RULES
+from aftermath.train import outfit
+from rules import builders
+
+
+def place(name: str) -> Checkpoint:
+    return Checkpoint(CheckpointKind.LOCAL, name, "")
+
+
+def recorded(*names: str) -> Model:
+    """A model whose checkpoint is at the first of these places, and which has recorded the others before it."""
+    optimizer = optimizer_of(parse_as(RULES, "tiny", RunConfig).llm.optimizer)
+    digest = agreed_schema(CONFIG.to_hf(), 3, optimizer).hash()
+    earlier = tuple(Recorded(place(name), (bytes(32),) * 3, 0, 1) for name in names[1:])
+    return builders.model(optimizer=optimizer, schema_hash=digest, checkpoint=place(names[0]), earlier=earlier)
+
+
+@pytest.fixture
+def troubled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
+    """What reading a place raises whose name is `bad`."""
+    read, raised = outfit.read_outline, list[BaseException]()
+
+    def fragile(of: Checkpoint) -> Outline:
+        if of.repo == "bad":
+            raise raised[-1]
+        return read(of)
+
+    (tmp_path / "config.json").write_bytes(Outline(CONFIG.to_hf()).config_json())
+    monkeypatch.setattr(outfit, "read_outline", fragile)
+    monkeypatch.chdir(tmp_path)
+    return raised
+
+
+def test_a_fault_of_ours_with_a_place_costs_that_place(troubled: list[BaseException]) -> None:
+    troubled.append(RecursionError("nobody has \x1b[31mthought of it"))
+    said: list[str] = []
+    outline, _ = outfit.outline_of(recorded("bad", "."), "run", said.append)
+    assert outline.config == CONFIG.to_hf()
+    assert len(said) == 1
+    assert "RecursionError" in said[0]
+    assert said[0].isprintable()
+    with pytest.raises(AftermathError, match="RecursionError"):
+        outfit.outline_of(recorded("bad"), "run", said.append)
+
+
+@pytest.mark.parametrize("ends", [MemoryError(), KeyboardInterrupt()], ids=["memory", "Ctrl-C"])
+def test_what_is_no_fault_of_the_place_ends_the_search(troubled: list[BaseException], ends: BaseException) -> None:
+    troubled.append(ends)
+    with pytest.raises(type(ends)):
+        outfit.outline_of(recorded("bad", "."), "run", lambda _: None)
