@@ -25,7 +25,7 @@ ROWS = [
     f"addresses have to be proven first; {door.LOOKED_AT_RATE:.0f} connections a second are looked at after the first "
     f"{door.LOOKED_AT_BURST:.0f}, {door.REFUSED_RATE:.0f} more are refused unseen, others wait in QUIC",
     f"greetings | one at a time, and {link.MOST_BEFORE_GREETING >> 10} KiB until it is done, looked at every "
-    f"{link.GREETING_LOOK_S} seconds | as handshakes",
+    f"{link.GREETING_LOOK_S} seconds; {link.MOST_BEFORE_ANSWER >> 20} MiB of whom we dial | as handshakes",
     f"connections | one, for {links.LINGER_S:.0f} seconds two; {quota.ARRIVALS_BURST:.0f} at once, then one in "
     f"{ {2: 'two'}[round(1 / quota.ARRIVALS_RATE)] } seconds; who tries "
     f"{quota.EXCESS_BURST:.0f} times more is kept out | {OTHERS}",

@@ -28,6 +28,7 @@ ATTACKS: dict[str, tuple[type[Behaviour], ...]] = {
     "a level withheld": (lies.WithholdsLevel,),
     "one peer shunned": (lies.WithholdsFromOne,),
     "late just under the limit": (lies.Late,),
+    "late level by level and never a witness": (lies.LateByLevel, misdeeds.NeverWitness),
     "copies of others' results": (lies.Copies,),
     "copies of opened results": (lies.CopiesWhatIsOpened,),
     "copies by one closed early": (misdeeds.ClosesEarly, lies.CopiesWhatIsOpened),
@@ -39,6 +40,7 @@ ATTACKS: dict[str, tuple[type[Behaviour], ...]] = {
     "false witness": (misdeeds.FalseWitness,),
     "false attestation of the model": (misdeeds.FalseAttest,),
     "false offers of the model": (misdeeds.FalseOffers,),
+    "one model to some and another to others": (misdeeds.TwoFacedOffers,),
     "early ticks": (misdeeds.EarlyTicks,),
     "false health checks": (misdeeds.FalseHealthChecks,),
     "leaving and joining": (misdeeds.Churns,),
@@ -59,6 +61,11 @@ def provable(attack: str) -> bool:
 def blamed_for(attack: str) -> str:
     """What every honest member says of it; nothing if it need not."""
     return "".join(kind.blamed_for for kind in ATTACKS[attack])
+
+
+def newcomers_from(attack: str) -> str:
+    """Where an honest newcomer takes the model from, if one comes beside it."""
+    return next((kind.newcomers_from for kind in ATTACKS[attack] if kind.newcomers_from), "peers")
 
 
 def epochs(attack: str) -> int:

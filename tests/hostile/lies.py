@@ -278,6 +278,22 @@ class Late(Lies):
         return ()
 
 
+class LateByLevel(Behaviour):
+    """Serves one level of its result when 78 % of a round's time are over, the next level in each round: so it is late
+    for others each time.
+    """
+
+    def announce(self, me: Hostile, said: Announcement) -> Iterable[Said]:
+        if isinstance(said, Commitment) and said.levels:
+            me.deeds += 1
+            late = sorted(said.levels)[said.height % len(said.levels)]
+            digest = said.levels[late].blake3
+            me.transport.retract(digest)
+            later = 0.78 * me.run.config.max_round_train_time
+            asyncio.get_running_loop().call_later(later, me.publish, me.published[digest])
+        yield said
+
+
 # --- others' results --------------------------------------------------------------------------------------------------
 
 

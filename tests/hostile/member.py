@@ -51,6 +51,8 @@ class Behaviour:
     """What every honest member says of it."""
     epochs = 1
     """For how many epochs it is a member; its deeds are those of the last."""
+    newcomers_from = ""
+    """Where an honest newcomer takes the model from, if it is not all from peers."""
     lives_for: float | None = None
     """Seconds after which it ends and begins again, in its epoch."""
 

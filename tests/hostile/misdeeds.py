@@ -104,6 +104,29 @@ class FalseOffers(Behaviour):
         return answer if topic == MODEL else honest
 
 
+class TwoFacedOffers(Behaviour):
+    """Has finished an epoch, and kept level 0 of its model from being attested; offers the model as it is to who was
+    there, and garbage to others.
+    """
+
+    epochs = 2
+    newcomers_from = "peers and the checkpoint"
+
+    async def on_attest(self, me: Hostile, honest: Verb, *given: Any) -> None:
+        *place, hashes = given
+        await honest(*place, {**hashes, 0: bytes(31) + b"\x01"})
+
+    def handler(self, me: Hostile, topic: str, honest: Handler) -> Handler:
+        lie = FalseOffers().handler(me, topic, honest)
+
+        async def answer(peer: bytes, body: bytes) -> bytes:
+            seats = (await me.chain.view()).members.seats
+            there = {seats[seat].p2p for seat in bitmap.seats(me.run.finishers)}
+            return await (honest if peer in there else lie)(peer, body)
+
+        return answer if topic == MODEL else honest
+
+
 class EarlyTicks(Behaviour):
     async def meanwhile(self, me: Hostile) -> None:
         while True:

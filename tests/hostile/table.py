@@ -155,12 +155,15 @@ class Watch:
 def rows_of(
     watch: Watch,
     honest: Sequence[Player],
+    newcomers: Sequence[Player],
     attackers: Mapping[int, Attacker],
     controls: Sequence[int],
     limit: float,
     deeds: Mapping[str, tuple[int, int]],
 ) -> list[Row]:
-    """A row for every epoch with an attacker; the `controls` are epochs without an attack."""
+    """A row for every epoch with an attacker; the `controls` are epochs without an attack. The replicas of `newcomers`,
+    who are there for one, are compared too.
+    """
     applied = {
         i for p in honest for e in p.diary.saw("applied") for start, stop in e["sequences"] for i in range(start, stop)
     }
@@ -174,7 +177,7 @@ def rows_of(
         growth = [seen.ended[name][0] - seen.began[name][0] for name in both]
         cpu = [seen.ended[name][1] - seen.began[name][1] for name in both]
         said = [_said(player, epoch) for player in honest]
-        compared, equal = _compared(honest, epoch)
+        compared, equal = _compared([*honest, *newcomers], epoch)
         rows.append(
             Row(
                 attack=attacker.attack,

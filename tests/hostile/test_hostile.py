@@ -25,7 +25,7 @@ from e2e.company import Company, Player
 from e2e.material import Material
 from e2e.network import Network
 from e2e.processes import PATIENCE, Running, until
-from hostile.attacks import ATTACKS, NONE, epochs
+from hostile.attacks import ATTACKS, NONE, epochs, newcomers_from
 from hostile.table import Attacker, Row, Watch, figures, rows_of, shown
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * PATIENCE)]
@@ -55,7 +55,7 @@ class Stage:
     def __init__(self, company: Company, material: Material, xprocess: XProcess, attacks: list[str]) -> None:
         self.company, self.epochs = company, 0
         self.attackers: dict[int, Attacker] = {}
-        self.newcomers: list[Player] = []
+        self.newcomers: list[tuple[str, Player]] = []
         self._members_seq = -1
         self.honest = [company.player(tier) for tier in (0, 1, 2)]
         self._watch = Watch(self.honest)
@@ -83,7 +83,7 @@ class Stage:
         self.attackers[last] = Attacker(name, player, short(bytes(Keypair.from_seed(secret).pubkey())))
         parts = [{"attack": name, "first": first, "epoch": last, "settings": self._settings(player)}]
         if last > first:
-            self.newcomers.append(newcomer := self.company.player(0))
+            self.newcomers.append((name, newcomer := self.company.player(0)))
             parts.append({"attack": NONE, "first": last, "epoch": last, "settings": self._settings(newcomer)})
         return parts
 
@@ -113,7 +113,8 @@ class Stage:
     def rows(self) -> list[Row]:
         made = self._script.with_name("deeds.json")
         deeds = json.loads(made.read_text()) if made.exists() else {}
-        return rows_of(self._watch, self.honest, self.attackers, (1, self.epochs - 1), LIMIT, deeds)
+        newcomers = [player for _, player in self.newcomers]
+        return rows_of(self._watch, self.honest, newcomers, self.attackers, (1, self.epochs - 1), LIMIT, deeds)
 
     def check(self) -> None:
         """What must hold of the run, whatever was done to it."""
@@ -121,8 +122,8 @@ class Stage:
             player.process.interrupt(LEAVING_S)
         assert [player.process.code for player in self.honest] == [0, 0, 0]
         assert self.company.run.lost_sequences == 0
-        for player in self.newcomers:
-            assert [event["source"] for event in player.diary.saw("model")] == ["peers"]
+        for attack, player in self.newcomers:
+            assert [event["source"] for event in player.diary.saw("model")] == [newcomers_from(attack)]
         self.company.players = self.honest
         assert self.company.compare_replicas() > 0
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -152,3 +152,21 @@ def offer_garbage(sim: Simulation, player: Player, fill: float) -> None:
 
     transport.handle(MODEL_TOPIC, answer)
     transport.handle = lambda topic, handler: None  # type: ignore[method-assign]
+
+
+def two_faced(player: Player, friends: Collection[bytes]) -> None:
+    """From now on it offers the model as it is to `friends`, and one that it makes up to everybody else."""
+    transport, member = player.transport, player.member
+    assert transport is not None
+    assert member is not None
+    honest = member._share._answer
+
+    async def answer(peer: bytes, body: bytes) -> bytes:
+        said = await honest(peer, body)
+        if peer in friends:
+            return said
+        true = msgspec.msgpack.decode(said, type=SnapshotManifest)
+        made_up = {level: [b"\1" * len(digest) for digest in digests] for level, digests in true.levels.items()}
+        return msgspec.msgpack.encode(SnapshotManifest(true.step, made_up))
+
+    transport.handle(MODEL_TOPIC, answer)

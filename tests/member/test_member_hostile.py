@@ -9,6 +9,7 @@ import msgspec
 import pytest
 import torch
 
+from aftermath.member.ready import Readiness
 from aftermath.rules import bitmap
 from aftermath.rules.commitment import Commitment, LevelPayload, Ready, SequenceInterval, encode_announcement
 from aftermath.rules.consensus import unpack_fingerprints
@@ -341,6 +342,16 @@ def test_readiness_counts_only_under_its_own_key(tmp_path: Path) -> None:
     loaded = sim.players[2].saw("model")[0]["t"]
     assert all(e["t"] >= loaded for p in sim.players for e in p.saw("round"))
     assert loaded > sim.players[1].saw("model")[0]["t"] + 3
+
+
+def test_of_a_key_the_wallet_counts_that_it_named_last() -> None:
+    """Whatever wallets it makes up, no more of it is kept, and who else is ready stays so."""
+    readiness, cheat, honest = Readiness(), bytes([1]) * 32, bytes([2]) * 32
+    readiness.hear(Ready(sender=honest, signer=honest, run_id="sim", epoch=1, seat=0))
+    for made_up in range(300):
+        readiness.hear(Ready(sender=cheat, signer=made_up.to_bytes(32, "big"), run_id="sim", epoch=1, seat=0))
+    readiness.hear(Ready(sender=cheat, signer=cheat, run_id="sim", epoch=1, seat=0))
+    assert readiness.of(1) == {(honest, honest), (cheat, cheat)}
 
 
 def test_a_gradient_that_is_not_finite_is_left_out(tmp_path: Path) -> None:

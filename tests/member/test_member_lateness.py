@@ -68,6 +68,43 @@ def test_who_is_always_late_costs_an_epoch_one_round_and_is_then_left_out(tmp_pa
     assert {sim.members.seats[seat].signer for _, seat in sim.record.dropped} == {sim.players[0].wallet}
 
 
+def _late_by_level(sim: Simulation, player: Player, seconds: float) -> None:
+    """From now on it serves one level of its results so much later, another every four rounds, and is no witness."""
+    transport, chain = player.transport, player.chain
+    assert transport is not None
+    assert chain is not None
+    honest = transport.publish
+
+    def publish(data: bytes) -> bytes:
+        digest, late = honest(data), min(sim.run.current.height // 4, 2)
+        if len(data) == sim.schema.results.payload_bytes(late):
+            transport.retract(digest)
+            asyncio.get_running_loop().call_later(seconds, honest, data)
+        return digest
+
+    async def witness(*what: object, **more: object) -> None:
+        await asyncio.sleep(1e6)
+
+    transport.publish = publish  # type: ignore[method-assign]
+    chain.witness = witness  # type: ignore[method-assign]
+
+
+def test_who_is_late_level_by_level_and_no_witness_costs_one_round_for_each_level(tmp_path: Path) -> None:
+    """Nobody who lacks a level sees that it is late, and without its word all others are needed."""
+
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 1, 2, 0)]
+        await sim.until_round(0)
+        _late_by_level(sim, players[3], 13.0)
+        await sim.until(lambda run: run.epoch == 1)
+
+    rules = {"init_min_clients": 4, "min_clients": 2, "rounds_per_epoch": 12, "total_steps": 24}
+    sim = play(tmp_path, story, **rules, max_round_train_time=15)
+    assert sim.check(hostile=sim.players[3:]) > 0
+    assert sum(seconds > 0.78 * 15 for seconds in _rounds(sim.players[0])) == 3
+    assert {sim.members.seats[seat].signer for _, seat in sim.record.dropped} == {sim.players[3].wallet}
+
+
 @pytest.mark.parametrize(("times", "rounds"), [(3.0, 8), (4.5, 2)])
 def test_an_honest_member_that_is_slow_for_some_rounds_loses_nothing(tmp_path: Path, times: float, rounds: int) -> None:
     async def story(sim: Simulation) -> None:

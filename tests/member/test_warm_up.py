@@ -23,6 +23,7 @@ from aftermath.replica.modelshare import ModelShare, snapshot
 from aftermath.replica.origin import Origin
 from aftermath.replica.pass_size import PassSize
 from aftermath.replica.replica import Replica
+from aftermath.rules.contents import UNATTESTED
 from aftermath.rules.model import Checkpoint, Recorded
 from aftermath.rules.run import Run
 from aftermath.rules.state import CheckpointKind, ModelSource, RunState
@@ -69,9 +70,11 @@ class Joiner:
     def view(self, run: Run) -> View:
         return builders.view(run, three_members(), self._model)
 
-    def recorded(self, place: Path, before: Path) -> None:
-        """The chain names `place`, and has recorded another one of the same step before it."""
-        hashes = self.run.level_hashes
+    def recorded(self, place: Path, before: Path, seed: int | None = None) -> None:
+        """The chain names `place`, and has recorded another one of the same step before it, with the hashes of these
+        weights or else the run's.
+        """
+        hashes = self.run.level_hashes if seed is None else tuple(_hash(seed, level) for level in range(3))
         places = [Checkpoint(CheckpointKind.LOCAL, str(one), "") for one in (place, before)]
         earlier = (Recorded(places[1], hashes, 0, STEP),)
         model = builders.model(checkpoint=places[0], checkpoint_step=STEP, checkpoint_hashes=hashes, earlier=earlier)
@@ -87,14 +90,13 @@ class Joiner:
         )
 
     async def obtain(self, seed: int | None = None) -> Replica:
-        """Go through the warm-up, with a replica (and its snapshot) of these weights if any."""
+        """Go through the warm-up, with a replica of these weights if any."""
         origin = Origin(SCHEMA, 1, "auto", torch.device("cpu"), PassSize(4, "off"), lambda: 0.0)
-        share, replica = ModelShare(self.desk.transports[0]), None
+        began, replica = replace(self.feed.view, run=self.run), None
         if seed is not None:
-            share.offer(snapshot(init_weights(CONFIG, seed, 1), SCHEMA.state, 1, STEP))
             replica = origin.replica(init_weights(CONFIG, seed, 1))
         return await WarmUp(
-            self._ports, replace(self.desk.role, tier=1), self.desk.workers, origin, share, self.run, 0, 4
+            self._ports, replace(self.desk.role, tier=1), self.desk.workers, origin, began, 0, 4
         ).obtain(replica)
 
     def said(self, kind: str, what: str) -> list[str]:
@@ -103,18 +105,6 @@ class Joiner:
     def sent(self, seat: int) -> int:
         """Bytes of tensors that member `seat` has sent."""
         return self.desk.transports[seat].stats().sent["blob"]
-
-
-def test_a_level_nobody_attested_on_which_two_differ_starts_from_the_checkpoint(tmp_path: Path) -> None:
-    async def story() -> None:
-        joiner = Joiner(tmp_path, attested=0b010)
-        joiner.offer(1, ATTESTED), joiner.offer(2, OTHER)
-        replica = await joiner.obtain()
-        assert replica.hashes() == {1: _hash(ATTESTED, 1), 2: _hash(DURABLE, 2)}
-        assert joiner.said("model", "source") == ["peers and the checkpoint"]
-        assert joiner.sent(2) == 0
-
-    run_virtual(story())
 
 
 @pytest.mark.parametrize("there", ["nothing", "another model", "other weights"])
@@ -163,31 +153,6 @@ def test_a_fault_of_ours_with_a_place_costs_that_place(tmp_path: Path, monkeypat
         run_virtual(story(tmp_path / "full"))
 
 
-def test_a_level_nobody_attested_on_which_all_agree_comes_from_them(tmp_path: Path) -> None:
-    async def story() -> None:
-        joiner = Joiner(tmp_path, attested=0)
-        joiner.offer(1, OTHER), joiner.offer(2, OTHER)
-        replica = await joiner.obtain()
-        assert replica.hashes() == {1: _hash(OTHER, 1), 2: _hash(OTHER, 2)}
-        assert joiner.said("model", "source") == ["peers"]
-
-    run_virtual(story())
-
-
-def test_a_level_nobody_attested_waits_for_all_to_answer(tmp_path: Path) -> None:
-    """One alone is no agreement while the other may still say something else, which it does in time."""
-
-    async def story() -> None:
-        joiner = Joiner(tmp_path, attested=0b010)
-        joiner.offer(1, ATTESTED)
-        began = joiner.desk.ports.clock.monotonic()
-        replica = await joiner.obtain()
-        assert joiner.desk.ports.clock.monotonic() - began > 10
-        assert replica.hashes()[2] == _hash(ATTESTED, 2)
-
-    run_virtual(story())
-
-
 def test_what_differs_from_the_attested_hash_is_thrown_away(tmp_path: Path) -> None:
     """The two differ and the chain says who is right, whoever is asked first."""
 
@@ -215,58 +180,6 @@ def test_an_attested_level_that_has_not_changed_may_come_from_an_older_snapshot(
         joiner = Joiner(tmp_path, attested=0b110)
         joiner.offer(1, ATTESTED, step=STEP - 6)
         assert (await joiner.obtain()).hashes() == {1: _hash(ATTESTED, 1), 2: _hash(ATTESTED, 2)}
-
-    run_virtual(story())
-
-
-@pytest.mark.parametrize(
-    ("theirs", "source"), [(ATTESTED, "its own replica"), (OTHER, "its own replica and the checkpoint")]
-)
-def test_a_replica_with_a_level_nobody_attested_is_kept_only_if_all_hold_the_same(
-    tmp_path: Path, theirs: int, source: str
-) -> None:
-    """The other holder of that level answers only after some seconds."""
-
-    async def story() -> None:
-        joiner = Joiner(tmp_path, attested=0b010, finished=True)
-        joiner.offer(1, ATTESTED)
-
-        async def answer() -> None:
-            await joiner.desk.ports.clock.sleep(4)
-            joiner.offer(2, theirs)
-
-        answering = asyncio.ensure_future(answer())
-        replica = await joiner.obtain(ATTESTED)
-        await answering
-        assert joiner.said("model", "source") == [source]
-        assert replica.hashes() == {1: _hash(ATTESTED, 1), 2: _hash(theirs if theirs == ATTESTED else DURABLE, 2)}
-
-    run_virtual(story())
-
-
-def test_of_a_replica_with_a_disputed_level_the_attested_ones_are_kept(tmp_path: Path) -> None:
-    """Nobody else has level 1 any more; somebody disputes level 2, which nobody attested."""
-
-    async def story() -> None:
-        joiner = Joiner(tmp_path, attested=0b010, finished=True)
-        joiner.offer(2, OTHER)
-        replica = await joiner.obtain(ATTESTED)
-        assert replica.hashes() == {1: _hash(ATTESTED, 1), 2: _hash(DURABLE, 2)}
-        assert joiner.said("model", "source") == ["its own replica and the checkpoint"]
-        assert joiner.sent(2) == 0
-
-    run_virtual(story())
-
-
-def test_who_was_dropped_from_the_last_epoch_keeps_no_level_that_nobody_attested(tmp_path: Path) -> None:
-    """The others do not ask it, so they begin from what the checkpoint has of that level."""
-
-    async def story() -> None:
-        joiner = Joiner(tmp_path, attested=0)
-        joiner.offer(2, OTHER)
-        replica = await joiner.obtain(OTHER)
-        assert replica.hashes() == {1: _hash(DURABLE, 1), 2: _hash(OTHER, 2)}
-        assert joiner.said("model", "source") == ["peers and the checkpoint"]
 
     run_virtual(story())
 
@@ -343,15 +256,61 @@ def test_a_source_that_never_ends_is_left_when_the_rounds_cannot_be_caught_up_wi
     run_virtual(story())
 
 
-@pytest.mark.parametrize("own", [None, ATTESTED])
-def test_a_level_that_went_back_comes_from_the_checkpoint_whoever_offers_it(tmp_path: Path, own: int | None) -> None:
-    """Too few could say what it is: those who are left may all agree, also with what this member has."""
+@pytest.mark.parametrize("own", [None, ATTESTED, OTHER])
+@pytest.mark.parametrize("offered", [(), (ATTESTED, ATTESTED), (ATTESTED, OTHER), (OTHER, OTHER)])
+@pytest.mark.parametrize("lost", [0, 0b100])
+def test_a_level_that_nobody_attested_is_the_checkpoints_whatever_peers_offer_and_this_member_has(
+    tmp_path: Path, own: int | None, offered: tuple[int, ...], lost: int
+) -> None:
+    """Also if all agree: another member may be told something else. It is waited for nobody, and no byte is fetched."""
 
     async def story() -> None:
-        joiner = Joiner(tmp_path, attested=0b100, finished=own is not None)
-        joiner.run = replace(joiner.run, levels_lost=0b010)
-        joiner.offer(1, ATTESTED), joiner.offer(2, ATTESTED)
+        joiner = Joiner(tmp_path, attested=0b010, finished=own is not None)
+        joiner.run = replace(joiner.run, levels_lost=lost)
+        for seat, seed in zip((1, 2), offered, strict=False):
+            joiner.offer(seat, seed)
+        if not offered:  # whoever has level 1 offers it
+            joiner.offer(1, ATTESTED)
+        if offered[:1] == (OTHER,) and own != ATTESTED:
+            with pytest.raises(NoModel):
+                await joiner.obtain(own)
+            return
         replica = await joiner.obtain(own)
-        assert replica.hashes() == {1: _hash(DURABLE, 1), 2: _hash(ATTESTED, 2)}
+        assert replica.hashes() == {1: _hash(ATTESTED, 1), 2: _hash(DURABLE, 2)}
+        assert joiner.desk.ports.clock.monotonic() < 10
+        assert joiner.sent(2) == 0
+        assert not [told for told in joiner.said("warning", "message") if "level 2" in told]
+
+    run_virtual(story())
+
+
+@pytest.mark.parametrize("own", [DURABLE, OTHER])
+def test_what_the_checkpoint_has_of_a_level_that_nobody_attested_is_weighed_against_the_chain(
+    tmp_path: Path, own: int
+) -> None:
+    """A replica that has it is kept; a place that has something else is passed over."""
+
+    async def story() -> None:
+        joiner = Joiner(tmp_path, attested=0b010, finished=True)
+        write_checkpoint(tmp_path / "bad", init_weights(CONFIG, OTHER), CONFIG, tier=0, companions={})
+        joiner.run = replace(joiner.run, level_hashes=(UNATTESTED, _hash(DURABLE, 1), UNATTESTED))
+        joiner.recorded(tmp_path / "bad", tmp_path / "model", DURABLE)
+        joiner.offer(1, DURABLE)
+        replica = await joiner.obtain(own)
+        assert replica.hashes() == {1: _hash(DURABLE, 1), 2: _hash(DURABLE, 2)}
+        source = "its own replica" if own == DURABLE else "peers and the checkpoint"
+        assert joiner.said("model", "source") == [source]
+
+    run_virtual(story())
+
+
+def test_without_a_hash_the_present_place_alone_is_the_checkpoint(tmp_path: Path) -> None:
+    """A first checkpoint that its owner has put in another one's place: who cannot load it must not take the other."""
+
+    async def story() -> None:
+        joiner = Joiner(tmp_path, attested=0, source=ModelSource.CHECKPOINT)
+        joiner.recorded(tmp_path / "nothing", tmp_path / "model")
+        with pytest.raises(NoModel):
+            await joiner.obtain()
 
     run_virtual(story())

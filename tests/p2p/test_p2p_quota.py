@@ -8,7 +8,7 @@ import iroh
 import pytest
 from blake3 import blake3
 
-from aftermath.p2p import attempt, blobs, door, fetch, link, quota, requests, watch
+from aftermath.p2p import attempt, blobs, door, fetch, link, links, quota, requests, watch
 from aftermath.p2p.door import ADDRESS_BURST, MAX_HANDSHAKES, MAX_HANDSHAKES_OF_ADDRESS, Door
 from aftermath.p2p.pace import Pace
 from aftermath.p2p.quota import Shared
@@ -171,6 +171,21 @@ async def _pour(connection: iroh.Connection) -> None:
         stream = (await connection.open_bi()).send()
         while True:
             await stream.write_all(bytes(1 << 16))
+
+
+async def test_who_pours_in_when_it_is_dialled_is_closed_and_kept_out(opened, rogue, monkeypatch):
+    monkeypatch.setattr(links, "DIAL_S", 120.0)
+    monkeypatch.setattr(link, "MOST_BEFORE_ANSWER", 64 << 10)
+    node, cheat = await opened(1), await rogue(2)
+    monkeypatch.setattr(node._links, "_locate", lambda peer: cheat.endpoint.addr())
+    node.set_members([cheat.node_id])
+    incoming = await asyncio.wait_for(cheat.endpoint.accept_next(), 10)
+    connection = await (await incoming.accept()).connect()
+    pouring = [asyncio.create_task(_pour(connection)) for _ in range(QUIC_STREAMS // 2)]
+    await asyncio.wait_for(connection.closed(), 60)
+    await asyncio.gather(*pouring)
+    await until(lambda: node.stats().violations == 1)
+    assert node._links._bars.left(cheat.node_id) > 0
 
 
 async def test_what_quic_lets_a_peer_pour_in_is_what_we_reckon_with(opened, rogue, monkeypatch):

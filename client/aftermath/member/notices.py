@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from aftermath.base.counted import counted
+from aftermath.rules import contents
 from aftermath.rules.model import Model
 from aftermath.rules.run import Run, steps_before
 from aftermath.rules.state import ModelSource, RunState
@@ -63,6 +64,13 @@ class Notices:
                 kinds.Warning(
                     message=f"too few are left who hold level {level} of the model as the run had it: it goes back to "
                     f"the checkpoint of step {kept}, {counted(reached - kept, 'step')} before",
+                )
+            )
+        for level in contents.unattested(run):
+            self._events.emit(
+                kinds.Warning(
+                    message=f"too few said at the end of the last epoch what level {level} of the model is, or not the "
+                    f"same: it goes back to the checkpoint of step {kept}, {counted(reached - kept, 'step')} before",
                 )
             )
 

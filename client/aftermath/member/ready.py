@@ -1,7 +1,8 @@
 """Readiness: who has the model in this warm-up, and what an elected witness tells the chain about it.
 
 Choices: a member's readiness counts under the key that signed it and the wallet that it speaks for, never under a seat
-it merely names: several seats of the chain may claim one key, which is one member's only. A witness waits for everybody
+it merely names: several seats of the chain may claim one key, which is one member's only. Of a key the wallet counts
+that it named last, so that nobody fills others' memory with wallets that it makes up. A witness waits for everybody
 who can be reached, and only a little for the others. Where the model comes from peers, it waits for half of the
 warm-up's time once two thirds of the members, who stand for two thirds of the weight, are ready, and longer only while
 somebody takes the model from it: one member that never says it is ready does not cost every epoch a warm-up's whole
@@ -14,7 +15,7 @@ from aftermath.base.wait import Pulse, first_of
 from aftermath.member.persist import Duty
 from aftermath.member.ports import Ports, Role
 from aftermath.member.warmup import warmup_over
-from aftermath.rules import bitmap
+from aftermath.rules import bitmap, contents
 from aftermath.rules.commitment import Ready, encode_announcement
 from aftermath.rules.committee import quorum, witnesses
 from aftermath.rules.members import Members
@@ -31,15 +32,15 @@ class Readiness:
 
     def __init__(self) -> None:
         self.changed = Pulse()
-        self._ready: dict[int, set[tuple[bytes, bytes]]] = {}
+        self._ready: dict[int, dict[bytes, bytes]] = {}
 
     def hear(self, said: Ready) -> None:
         """Take an announcement whose signature is checked."""
-        self._ready.setdefault(said.epoch, set()).add((said.sender, said.signer))
+        self._ready.setdefault(said.epoch, {})[said.sender] = said.signer
         self.changed.fire()
 
     def of(self, epoch: int) -> frozenset[tuple[bytes, bytes]]:
-        return frozenset(self._ready.get(epoch, ()))
+        return frozenset(self._ready.get(epoch, {}).items())
 
     def forget_before(self, epoch: int) -> None:
         """Forget earlier epochs. The running one stays: a warm-up may be tried again under its number."""
@@ -88,7 +89,8 @@ def _all_ready(
     """Whether nobody is waited for any more; `most_suffice`: nor are the others, once two thirds are ready."""
     waiting = list(bitmap.seats(run.current.roster & members.mask(MemberState.HEALTHY)))
     whose = {seat: (members.seats[seat].p2p, members.seats[seat].signer) for seat in waiting}
-    missing = [seat for seat in waiting if whose[seat] not in readiness.of(run.epoch)]
+    ready = readiness.of(run.epoch)
+    missing = [seat for seat in waiting if whose[seat] not in ready]
     reachable = ports.transport.reachable()
     waited_for = [seat for seat in missing if not impatient or whose[seat][0] in reachable]
     weight, lacking = (sum(members.seats[seat].weight for seat in seats) for seats in (waiting, missing))
@@ -98,7 +100,7 @@ def _all_ready(
 
 def _from_peers(run: Run) -> bool:
     """Whether those who lack the model take all of it from peers, so that somebody sees it."""
-    return run.model_source is ModelSource.PEERS and not run.levels_lost
+    return run.model_source is ModelSource.PEERS and not run.levels_lost and not contents.unattested(run)
 
 
 class _Reading:

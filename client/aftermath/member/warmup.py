@@ -7,20 +7,21 @@ Decided
   give comes from the durable checkpoint, if that is the copy the chain vouches for;
 - a member that nothing can give the model says so on chain before the warm-up's time is over, so that those who have
   it do not wait for nothing;
-- a level for which the chain vouches for nothing (its cooldown failed, or nobody has held it yet) is taken from
-  the members of the last epoch if all of them agree on it, else it starts again from the durable checkpoint; one that
-  went back to that comes from nowhere else.
+- a level for which the chain vouches for nothing (its cooldown failed, or nobody has held it yet) is the durable
+  checkpoint's, for everybody (`rules.contents`): what peers offer of it, or say of what they hold, decides nothing,
+  since each member may be told something else, and replicas would part.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import NoReturn
 
 from torch import Tensor
 
 from aftermath.base.backoff import Backoff
 from aftermath.base.wait import first_of
+from aftermath.coordinator.view import View
 from aftermath.member.ports import Desync, Ports, Role, Workers
 from aftermath.model.config import ModelConfigError
 from aftermath.model.documents import CheckpointError
@@ -28,26 +29,17 @@ from aftermath.model.levels import SchemaError
 from aftermath.model.segments import SegmentError, level_hash, segment_bytes, write_segment
 from aftermath.p2p.transport import escaped
 from aftermath.replica.memory import is_out_of_memory
-from aftermath.replica.modelshare import (
-    LevelFetcher,
-    ModelShare,
-    ModelUnavailable,
-    Offer,
-    Offers,
-    SnapshotManifest,
-    ask_offers,
-)
+from aftermath.replica.modelshare import LevelFetcher, ModelUnavailable, Offer, ask_offers
 from aftermath.replica.origin import Origin
 from aftermath.replica.replica import Replica
-from aftermath.rules import bitmap
+from aftermath.rules import bitmap, contents
 from aftermath.rules.run import STORED_ROUNDS, Run
 from aftermath.rules.state import ModelSource, RunState
 from aftermath.watch import kinds
 
 _RETRY, _LONGEST_RETRY = 1.0, 15.0  # seconds
-_SILENCE = 10.0  # seconds for which members of the last epoch that do not answer are waited for
 _ANSWER = 5.0
-_NO_HASH = bytes(32)
+_LEAST_TRIED = 15.0
 
 
 class NoModel(Desync):
@@ -55,7 +47,7 @@ class NoModel(Desync):
 
 
 class WarmUp:
-    """One member's warm-up into one epoch; `run` is its state when this began."""
+    """One member's warm-up into one epoch; `began` is the run and its model when this began."""
 
     def __init__(
         self,
@@ -63,18 +55,16 @@ class WarmUp:
         role: Role,
         workers: Workers,
         origin: Origin,
-        share: ModelShare,
-        run: Run,
+        began: View,
         seat: int,
         parallel: int,
     ) -> None:
         self._ports, self._role, self._workers = ports, role, workers
-        self._origin, self._share, self._run = origin, share, run
+        self._origin, self._run, self._model = origin, began.run, began.model
         self._seat, self._parallel = seat, parallel
         self._weights: dict[str, Tensor] = {}
         self._lacking = set(role.levels)
         self._sought = frozenset(role.levels)  # without what is kept of an own replica
-        self._started = ports.clock.monotonic()
         self.kept = False
         """Whether what was obtained is the replica that this member had."""
 
@@ -82,7 +72,7 @@ class WarmUp:
         """A replica of the model this epoch starts from. Raises Desync if warm-up ends before there is one."""
         if replica is not None:
             hashes = await self._workers.compute(replica.hashes)
-            if await self._is_current(hashes):
+            if all(hashes[level] == self._expected(level) for level in self._role.levels):
                 self._ports.events.emit(kinds.Model(source="its own replica", step=self._run.trained_steps))
                 self.kept = True
                 return replica
@@ -126,107 +116,59 @@ class WarmUp:
             if len(self._lacking) < lacking:
                 failing, lacking = float("inf"), len(self._lacking)
             failing = min(failing, clock.monotonic())
-            if clock.monotonic() >= failing + max(self._run.config.warmup_time / 2, _SILENCE + _ANSWER):
+            if clock.monotonic() >= failing + max(self._run.config.warmup_time / 2, _LEAST_TRIED):
                 raise NoModel("no source has given the model for half of the warm-up's time")
             await first_of(self._ports.feed.after(self._ports.feed.run.seq), clock.sleep(pauses.next()))
 
     def _expected(self, level: int) -> bytes | None:
-        """The hash the chain vouches for, if it does."""
-        known = self._run.levels_attested >> level & 1 and self._run.level_hashes[level] != _NO_HASH
-        return self._run.level_hashes[level] if known else None
-
-    def _went_back(self, level: int) -> bool:
-        """Whether it is the durable checkpoint's, whatever members offer."""
-        return bool(self._run.levels_lost >> level & 1)
+        """The hash of what the epoch begins with, if the chain has it."""
+        return contents.expected(self._run, self._model, level)
 
     def _keep(self, replica: Replica, hashes: Mapping[int, bytes]) -> None:
-        """Begin with the tensors of a replica that has some levels as the chain vouches for them."""
+        """Begin with the tensors of a replica that has some levels as the epoch begins with them."""
         right = {level for level in self._role.levels if hashes[level] == self._expected(level)}
         if right:
             self._weights = {name: tensor.detach() for name, tensor in replica.params.items()}
             self._lacking -= right
             self._sought = frozenset(self._lacking)
 
-    async def _is_current(self, hashes: Mapping[int, bytes]) -> bool:
-        if any(self._expected(level) not in (None, hashes[level]) for level in self._role.levels):
-            return False
-        unknown = [level for level in self._role.levels if self._expected(level) is None]
-        if not unknown:
-            return True
-        if any(self._went_back(level) for level in unknown):
-            return False
-        if self._run.model_source is not ModelSource.PEERS or self._own() is None:
-            return False
-        while (offers := await self._offers()).silent and self._patient():
-            await self._ports.clock.sleep(_RETRY)
-        return all(len(self._contents(level, offers)) == 1 for level in unknown)
-
     # --- from peers ---------------------------------------------------------------------------------------------
 
-    def _patient(self) -> bool:
-        """Whether members of the last epoch that have not answered are still waited for."""
-        return self._ports.clock.monotonic() < self._started + _SILENCE
+    async def _offers(self) -> Mapping[int, list[Offer]]:
+        """What the members of the last epoch that are here again offer, this one apart, by level.
 
-    def _finishers(self) -> int:
-        """The members of the last epoch that stayed to its end and are here again."""
-        return self._run.finishers & self._run.current.roster
-
-    def _own(self) -> SnapshotManifest | None:
-        """What this member holds of the run's step, if the others ask it: whom the chain dropped, they do not."""
-        own = self._share.manifest
-        asked = bitmap.contains(self._finishers(), self._seat)
-        return own if asked and own is not None and own.step == self._run.step else None
-
-    async def _offers(self) -> Offers:
-        """What the members of the last epoch offer, this one apart."""
-        members = self._ports.feed.members
-        seats = bitmap.seats(self._finishers() & ~(1 << self._seat))
+        Those of the run's step come first: others are right only if the level has not changed since.
+        """
+        members, step = self._ports.feed.members, self._run.step
+        seats = bitmap.seats(self._run.finishers & self._run.current.roster & ~(1 << self._seat))
         peers = [members.seats[seat].p2p for seat in seats]
-        return await ask_offers(self._ports.transport, self._role.schema.state, peers, _ANSWER)
-
-    def _contents(self, level: int, offers: Offers) -> set[tuple[bytes, ...]]:
-        """The contents of a level that members of the last epoch, this one included, hold at the run's step."""
-        contents = {offer.digests for offer in offers.at(level, self._run.step)}
-        own = self._own()
-        if own is not None and level in own.levels:
-            contents.add(tuple(own.levels[level]))
-        return contents
+        found = await ask_offers(self._ports.transport, self._role.schema.state, peers, _ANSWER)
+        return {level: sorted(offers, key=lambda offer: offer.step != step) for level, offers in found.items()}
 
     async def _from_peers(self) -> str:
-        """Take what the peers offer and the rest from the durable checkpoint; where it came from, in words."""
+        """Take the attested levels that peers offer and the rest from the durable checkpoint; from where, in words."""
         self._weights = self._weights or await self._workers.compute(self._origin.blank)
-        offers = await self._offers()
-        remaining = self._run.state_started_at + self._run.config.warmup_time - self._ports.coordinator.now()
-        state, limit = self._role.schema.state, float(max(10, remaining))
-        given = self._ports.transport, self._ports.clock, state, self._workers.decode
-        fetcher = LevelFetcher(*given, parallel=self._parallel, deadline_s=limit)
-        waiting = bool(offers.silent) and self._patient()
-        for level in sorted(self._lacking, reverse=True):
-            if waiting and self._expected(level) is None:
-                continue  # whether all agree is known once all have answered
-            try:
-                await fetcher.fetch(level, self._choice(level, offers), self._weights, self._expected(level))
-                self._lacking.discard(level)
-            except ModelUnavailable as error:
-                self._ports.events.emit(kinds.Warning(message=str(error), until="model"))
-        if self._lacking and waiting:
-            raise ModelUnavailable("not all members of the last epoch have answered")
+        if attested := self._lacking & contents.attested(self._run).keys():
+            await self._fetch(attested)
         if not self._lacking:
             return "peers"
         source = "the checkpoint" if self._lacking == self._sought else "peers and the checkpoint"
         await self._from_durable(self._lacking)
         return source
 
-    def _choice(self, level: int, offers: Offers) -> list[Offer]:
-        """The offers worth taking: all, if the chain can tell which is right; else the one that nobody disputes.
-
-        Those of the run's step come first: others are right only if the level has not changed since.
-        """
-        if self._expected(level) is not None:
-            return sorted(offers.levels.get(level, ()), key=lambda offer: offer.step != self._run.step)
-        if self._went_back(level):
-            return []
-        return offers.at(level, self._run.step) if len(self._contents(level, offers)) == 1 else []
+    async def _fetch(self, attested: Set[int]) -> None:
+        """Take these levels from peers, as far as they have them."""
+        offers = await self._offers()
+        remaining = self._run.state_started_at + self._run.config.warmup_time - self._ports.coordinator.now()
+        given = self._ports.transport, self._ports.clock, self._role.schema.state, self._workers.decode
+        fetcher = LevelFetcher(*given, parallel=self._parallel, deadline_s=float(max(10, remaining)))
+        known = contents.attested(self._run)
+        for level in sorted(attested, reverse=True):
+            try:
+                await fetcher.fetch(level, offers.get(level, ()), self._weights, known[level])
+                self._lacking.discard(level)
+            except ModelUnavailable as error:
+                self._ports.events.emit(kinds.Warning(message=str(error), until="model"))
 
     # --- from the durable checkpoint ----------------------------------------------------------------------------
 
@@ -244,10 +186,13 @@ class WarmUp:
     async def _durable(self, levels: set[int]) -> dict[str, Tensor]:
         """The tier's weights from one of the places recorded for the step of the durable checkpoint.
 
-        A member may have named a place that is none, and another one the same step's before or after it.
+        A member may have named a place that is none, and another one the same step's before or after it. Where no hash
+        could tell what is there, the present place alone counts, as it is the same for everybody.
         """
         model, reasons = self._ports.feed.model, list[Exception]()
         same = [one.checkpoint for one in model.recorded if one.step == model.checkpoint_step]  # the present one first
+        if any(self._expected(level) is None for level in levels):
+            same = [model.checkpoint]
         for place in dict.fromkeys(same):
             try:
                 durable = await self._workers.compute(lambda place=place: self._origin.durable(place))  # type: ignore[misc]

@@ -32,6 +32,8 @@ MOST_UNREAD_OF_ALL = 256 << 20
 """The same of all peers together: where it is more, whoever pours in most is closed."""
 MOST_BEFORE_GREETING = 64 << 10
 """Bytes of a connection until it has greeted: handshake, greeting and probes of the path take a few thousand."""
+MOST_BEFORE_ANSWER = 1 << 20
+"""The same where we have dialled: who has answered announces and asks at once, before we may have read its answer."""
 GREETING_LOOK_S = 0.1
 _AROUND_REQUEST = 256
 """Bytes of QUIC and ours around a request, beside its body."""
@@ -157,10 +159,19 @@ async def hear_greeting(connection: iroh.Connection) -> tuple[bytes, iroh.SendSt
 
 async def only_a_greeting(connection: iroh.Connection) -> NoReturn:
     """ProtocolViolation once a peer that has not greeted yet has sent more than a greeting can be."""
+    await _no_more_than(connection, MOST_BEFORE_GREETING)
+
+
+async def only_an_answer(connection: iroh.Connection) -> NoReturn:
+    """ProtocolViolation once a peer that we have dialled has sent far more than belongs to its greeting."""
+    await _no_more_than(connection, MOST_BEFORE_ANSWER)
+
+
+async def _no_more_than(connection: iroh.Connection, most: int) -> NoReturn:
     while True:
         await asyncio.sleep(GREETING_LOOK_S)
         received = connection.stats().udp_rx_bytes
-        if received > MOST_BEFORE_GREETING:
+        if received > most:
             raise ProtocolViolation(f"{received} bytes before it has greeted")
 
 

@@ -14,12 +14,12 @@ from typing import Any
 
 import iroh
 
-from aftermath.base.wait import cancel
+from aftermath.base.wait import cancel, first_of
 from aftermath.p2p.arrivals import Arrivals
 from aftermath.p2p.bars import Bars
 from aftermath.p2p.complaints import Complaints
 from aftermath.p2p.contact import Contact, backoff
-from aftermath.p2p.link import Link, close_connection, close_reason, greet, run_link
+from aftermath.p2p.link import Link, close_connection, close_reason, greet, only_an_answer, run_link
 from aftermath.p2p.pace import Pace
 from aftermath.p2p.quota import Quota
 from aftermath.p2p.transport import PeerUnreachable, TransportError, escaped, short
@@ -171,10 +171,13 @@ class Links:
                 raise PeerUnreachable("its address is not known (it has not started, or uses another discovery)")
             async with asyncio.timeout(DIAL_S):
                 connection = await self._endpoint.connect(address, ALPN)
-                instance = await greet(connection, self._instance)
+                instance = await first_of(greet(connection, self._instance), only_an_answer(connection))
         except (iroh.IrohError, ProtocolViolation, TimeoutError) as error:
             if connection is not None:
                 close_connection(connection, Code.VIOLATION, "no greeting")
+            if isinstance(error, ProtocolViolation):
+                self._pace.events["violations"] += 1
+                self._bars.offended(peer)
             raise PeerUnreachable(cause(error)) from error
         contact = self._contacts.get(peer)
         quota = contact.quota if contact is not None else Quota(self._pace.clock)

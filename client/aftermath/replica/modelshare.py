@@ -108,34 +108,23 @@ class Offer:
     holders: tuple[bytes, ...]
 
 
-@dataclass(frozen=True)
-class Offers:
-    """What peers offer, per level with the most offered content first, and which of them gave no answer."""
-
-    levels: Mapping[int, Sequence[Offer]]
-    silent: tuple[bytes, ...]
-
-    def at(self, level: int, step: int) -> list[Offer]:
-        """The offers of a level whose snapshot is of this step."""
-        return [offer for offer in self.levels.get(level, ()) if offer.step == step]
-
-
-async def ask_offers(transport: Transport, schema: StateSchema, peers: Sequence[bytes], deadline_s: float) -> Offers:
-    """Ask peers what they offer. What does not fit the schema counts as no answer."""
+async def ask_offers(
+    transport: Transport, schema: StateSchema, peers: Sequence[bytes], deadline_s: float
+) -> dict[int, list[Offer]]:
+    """What peers offer, per level with the most offered content first. What does not fit the schema is no offer."""
     manifests = await asyncio.gather(*(_ask(transport, schema, peer, deadline_s) for peer in peers))
     holders: dict[int, dict[tuple[int, tuple[bytes, ...]], list[bytes]]] = defaultdict(lambda: defaultdict(list))
     for peer, manifest in zip(peers, manifests, strict=True):
         for level, digests in (manifest.levels if manifest else {}).items():
             assert manifest is not None
             holders[level][manifest.step, tuple(digests)].append(peer)
-    levels = {
+    return {
         level: sorted(
             (Offer(step, digests, tuple(names)) for (step, digests), names in found.items()),
             key=lambda offer: (-len(offer.holders), offer.step, offer.digests),
         )
         for level, found in holders.items()
     }
-    return Offers(levels, tuple(peer for peer, found in zip(peers, manifests, strict=True) if found is None))
 
 
 async def _ask(transport: Transport, schema: StateSchema, peer: bytes, deadline_s: float) -> SnapshotManifest | None:
@@ -185,20 +174,16 @@ class LevelFetcher:
         self._ends = clock.monotonic() + deadline_s
         self._at_once = asyncio.Semaphore(parallel)
 
-    async def fetch(
-        self, level: int, offers: Sequence[Offer], params: Mapping[str, Tensor], expected: bytes | None
-    ) -> None:
-        """Write `level` into `params`; `expected` is its hash on chain, if any. ModelUnavailable if no offer fits.
+    async def fetch(self, level: int, offers: Sequence[Offer], params: Mapping[str, Tensor], expected: bytes) -> None:
+        """Write `level` into `params`; `expected` is its hash on chain. ModelUnavailable if no offer fits.
 
-        Without a hash the offers are believed, the first one first; with one a byte is fetched of the right one only,
-        from all who offer it, at whatever step.
+        A byte is fetched of the right one only, from all who offer it, at whatever step.
         """
         reasons = []
-        if expected is not None:
-            offers, wrong = self._right(level, offers, expected)
-            if wrong:
-                reasons.append(f"{counted(wrong, 'peer')} offered tensors that are not the attested ones")
-        for offer in offers:
+        right, wrong = self._right(level, offers, expected)
+        if wrong:
+            reasons.append(f"{counted(wrong, 'peer')} offered tensors that are not the attested ones")
+        for offer in right:
             try:
                 segments = enumerate(self._schema.of_level(level))
                 await every(self._take(offer, index, segment, params) for index, segment in segments)

@@ -9,7 +9,8 @@ Decided
   the two thirds. While some is left it is waited for, so an honest member that is held up or slow for a while loses
   nothing;
 - who has used it up is waited for while it is not late, and not at all after a round in which it was, until it is in
-  time again: one member costs an epoch about one round's whole time, however many rounds there are;
+  time again: one member costs an epoch about one round's whole time, however many rounds there are. A witness sees only
+  the levels that it holds, so one that is also silent as a witness can have another one wait for each of its levels;
 - a result that is here is opened within a second once a quorum of witnesses is closed, since that takes no work; who
   needs longer draws on the same allowance;
 - whoever is no witness keeps account too, since it may be one in the next round; also of itself, to know.

@@ -1,0 +1,73 @@
+"""A level that nobody attested is the durable checkpoint's for all, whatever a member of the last epoch tells each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from aftermath.coordinator.errors import Unavailable
+from aftermath.rules.contents import unattested
+from aftermath.rules.state import RunState
+from aftermath.sim.player import Player
+from aftermath.sim.simulation import Simulation, play
+from member.saboteurs import two_faced
+
+GONE_BACK = "too few said at the end of the last epoch what level 0 of the model is"
+HOSTILE = 3
+
+
+def _says_another_level_0(player: Player) -> None:
+    chain = player.chain
+    assert chain is not None
+    honest = chain.attest
+
+    async def attest(seat: int, place: object, hashes: Mapping[int, bytes]) -> None:
+        await honest(seat, place, {**hashes, 0: b"\7" * 32} if 0 in hashes else hashes)  # type: ignore[arg-type]
+
+    chain.attest = attest  # type: ignore[method-assign]
+
+
+def _cannot_attest(player: Player) -> None:
+    chain = player.chain
+    assert chain is not None
+
+    async def attest(*what: object) -> None:
+        raise Unavailable("its node is down for this")
+
+    chain.attest = attest  # type: ignore[method-assign]
+
+
+def _told(player: Player) -> list[str]:
+    return [event["message"] for event in player.saw("warning") if event["message"].startswith(GONE_BACK)]
+
+
+@pytest.mark.parametrize("parted", ["a newcomer", "a holder, beside one whose attestation is late"])
+def test_two_faced_offers_part_nobody(tmp_path: Path, parted: str) -> None:
+    """Of a level of which two say different things, or one of three says anything."""
+
+    async def story(sim: Simulation) -> None:
+        tiers = (0, 1, 2, 0) if parted == "a newcomer" else (0, 0, 1, 0)
+        players = [sim.add(tier) for tier in tiers]
+        await sim.until(lambda run: run.state is RunState.WARMUP)
+        hostile = players[HOSTILE]
+        two_faced(hostile, {players[0].id})
+        if parted == "a newcomer":
+            _says_another_level_0(hostile)
+            await sim.until_round(1)
+            sim.add(0)
+        else:
+            _cannot_attest(hostile)
+            _cannot_attest(players[0])
+        run = await sim.until(lambda run: run.epoch == 1 and run.state is RunState.WARMUP)
+        assert unattested(run) == [0]
+        await sim.until(lambda run: run.epoch == 2)
+
+    sim = play(tmp_path, story, init_min_clients=4, min_clients=2, rounds_per_epoch=3, total_steps=400)
+    honest = [player for player in sim.players if player is not sim.players[HOSTILE]]
+    assert sim.compare(honest) > 0
+    for player in honest:
+        source = player.saw("model")[-1]["source"]
+        assert source == "its own replica" if player.tier else source.endswith("the checkpoint"), player.name
+        assert len(_told(player)) == 1
