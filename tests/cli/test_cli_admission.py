@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import shutil
+import socket
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -302,15 +303,16 @@ def test_list_runs_shows_a_run_whose_creation_was_interrupted(owner: Shell, run_
     assert [row["members"] for row in owner("list-runs").data if row["run_id"] == run_id] == [0]
 
 
-def test_the_tier_that_this_machine_takes(waiting: Shell, run_id: str, tmp_path: Path) -> None:
+def test_the_tier_that_this_machine_takes(waiting: Shell, run_id: str) -> None:
     asked = ("can-join", "--run-id", run_id, "--address", waiting.wallet, "--device", "cpu", "--matformer-tier", "auto")
     found = waiting(*asked).data
     assert (found["can_join"], found["tier"]) == (True, 0)
     assert "GB that are free" in found["why_tier"]
-    (tmp_path / "file").write_text("")
-    place = tmp_path / "file"  # which is no directory: only a member of tier 0 minds
-    ended = train(waiting, "--run-id", run_id, "--matformer-tier", "auto", "--checkpoint-dir", place)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
+        taken.bind(("0.0.0.0", 0))
+        port = taken.getsockname()[1]
+        ended = train(waiting, "--run-id", run_id, "--matformer-tier", "auto", "--bind-p2p-port", str(port))
     assert ended.returncode == 1
     assert "--matformer-tier auto: tier 0; it takes" in ended.stderr
-    assert "that is a file" in ended.stderr
+    assert "is already in use" in ended.stderr
     assert ", tier 0, wallet " in ended.stdout
