@@ -115,7 +115,7 @@ def test_offers_that_are_not_the_attested_level_cost_no_byte() -> None:
         weights, wanted = blank(), level_hash(replica(2), SCHEMA.state, 0)
         fetcher = fetcher_of(desk, 2, 10)
         many = Offer(STEP, wrong.digests, PEERS[:1] * 100)
-        with pytest.raises(ModelUnavailable, match="100 peers offered tensors that are not the ones attested"):
+        with pytest.raises(ModelUnavailable, match="100 peers offered tensors that are not the attested ones"):
             await fetcher.fetch(0, [many], weights, wanted)
         began = desk.ports.clock.monotonic()
         await fetcher.fetch(0, [wrong, right], weights, wanted)
