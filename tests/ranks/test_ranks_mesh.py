@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -73,7 +75,7 @@ def test_passes_on_several_devices_are_not_compiled() -> None:
     given = TrainSettings(run_id="mine", device="cpu", compile="on")
     assert mesh_named(given).alone
     with pytest.raises(UsageError, match="--compile on: passes on several devices are not compiled"):
-        mesh_named(given.model_copy(update={"tensor_parallelism": 2}))
+        mesh_named(replace(given, tensor_parallelism=2))
 
 
 def test_ranks_on_one_cpu_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
