@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import shlex
+import shutil
 import subprocess
 import tomllib
 from pathlib import Path
@@ -175,6 +176,7 @@ def called(line: str, rpc: str) -> str:
 def test_only_what_was_chosen_here_is_warned_of() -> None:
     """A recipe that sends all for each step does so on purpose; who looks at the file for the first time warns."""
     Path("recipe.toml").write_text(re.sub("inner_steps = 4", "inner_steps = 1", (SHIPPED / RECIPE).read_text()))
+    shutil.copy((SHIPPED / RECIPE).with_suffix(".files.toml"), "recipe.files.toml")  # says how its model is made
     said = invoke("init", "--out", "run.toml", "--recipe", "recipe.toml")
     assert "warning" not in said.err
     warned = invoke("config", "validate", "run.toml", "--json").data["warnings"]
