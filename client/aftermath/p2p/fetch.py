@@ -25,7 +25,7 @@ from aftermath.p2p.complaints import Complaints
 from aftermath.p2p.link import Link
 from aftermath.p2p.links import Links
 from aftermath.p2p.pace import Pace
-from aftermath.p2p.transport import BlobRejected, BlobUnavailable, PeerUnreachable, short
+from aftermath.p2p.transport import BlobRejected, BlobUnavailable, PeerUnreachable, TransportError, short
 from aftermath.p2p.wire import BlobRequest, ProtocolViolation, Reply, Status, cause, frame_of, read_message
 
 MOST_HOLDERS = 8
@@ -196,6 +196,8 @@ class Fetch:
             self._fault(holder, str(error), strike=True)
         except TimeoutError:
             self._fault(holder, f"no progress for {self._patience(holder):.1f} s", strike=True)
+        except TransportError:
+            raise  # the transport is closed: nobody else could be asked either
         except Exception as error:  # whatever is wrong with what a holder sends costs that holder, not this member
             _complaints.about("fetching from", holder, error)
             self._fault(holder, f"brought about a {type(error).__name__} of ours", strike=True)
