@@ -18,7 +18,7 @@ from aftermath.localnet import validator_binary
 from cli.cli_runs import CONSOLE, invoke
 from cli.conftest import ROOT
 
-FIRST_STEPS_SECONDS = 120
+FIRST_STEPS_SECONDS = 400  # a light model's first round on a machine that is busy with other tests
 BINARY = validator_binary()  # looked for before a test has another home
 
 
@@ -43,6 +43,7 @@ def script(project: Path, name: str, *arguments: str, env: dict[str, str]) -> su
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_the_light_recipe(project: Path, variables: dict[str, str], rpc: str, run_id: str) -> None:
     setup = script(project, "setup-run.sh", "localnet", "light", env=variables)
     assert setup.returncode == 0, setup.stderr
