@@ -19,7 +19,6 @@ from aftermath.p2p.transport import Announcement, TransportError, short
 from aftermath.rules import bitmap
 from aftermath.rules.commitment import Commitment, Ready, decode_announcement
 from aftermath.rules.members import Members
-from aftermath.rules.seal import Closed
 from aftermath.rules.state import MemberState
 from aftermath.watch import kinds
 
@@ -80,10 +79,8 @@ class Listening:
             self._readiness.hear(said)
         elif isinstance(said, Commitment):
             self._results.hear(said, heard.data)
-        elif isinstance(said, Closed):
-            self._results.closings.hear(said, heard.data)
         else:
-            self._results.hear_key(said, heard.data)
+            self._results.hear_of_opening(said, heard.data)
 
     def _bar(self, peer: bytes, why: str) -> None:
         """Keep a peer out for a while; who it is is said once."""

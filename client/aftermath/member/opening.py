@@ -55,11 +55,7 @@ class Opening:
         said = Closed(
             sender=self._ports.transport.node_id,
             signer=self._ports.coordinator.wallet,
-            run_id=plan.run_id,
-            epoch=plan.epoch,
-            height=plan.header.height,
-            seed=plan.header.seed,
-            seat=seat,
+            **plan.place(seat)._asdict(),
         )
         raw = encode_announcement(said, self._role.p2p_secret)
         await self._ports.transport.announce(raw)
@@ -97,11 +93,7 @@ class Opening:
         said = Key(
             sender=self._ports.transport.node_id,
             signer=self._ports.coordinator.wallet,
-            run_id=place.run_id,
-            epoch=place.epoch,
-            height=place.height,
-            seed=place.seed,
-            seat=place.seat,
+            **place._asdict(),
             key=key_of(self._role.p2p_secret, place),
         )
         raw = encode_announcement(said, self._role.p2p_secret)

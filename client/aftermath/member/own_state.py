@@ -63,9 +63,8 @@ class OwnState:
             return
         try:
             kept = await self._worker(lambda: kept_of(replica.optimizer, tree))
-            place = told.epoch, told.height
-            self._share.offer(kept, hidden=place > self._opened)
-            self._sealed[place] = tree.root
+            self._share.offer(kept, hidden=True)
+            self._sealed[told.epoch, told.height] = tree.root
             self._show()
         except Exception as error:
             if not is_out_of_memory(error):

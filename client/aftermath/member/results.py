@@ -31,7 +31,7 @@ from aftermath.optim.votes import Votes
 from aftermath.p2p.transport import RequestRefused
 from aftermath.rules.commitment import Commitment
 from aftermath.rules.run import STORED_ROUNDS
-from aftermath.rules.seal import Key, ResultPlace
+from aftermath.rules.seal import Closed, Key, ResultPlace
 from aftermath.watch import kinds
 
 TOPIC = "commitments"
@@ -47,7 +47,8 @@ class Results:
 
     def __init__(self, ports: Ports, role: Role, decode: Worker) -> None:
         self._ports, self._role = ports, role
-        self.payloads = Payloads(ports, role, decode, lambda: self.changed.fire())
+        self.changed = Pulse()
+        self.payloads = Payloads(ports, role, decode, self.changed.fire)
         self._epoch = -1
         self._retired: list[bytes] = []
         self._plans: dict[int, RoundPlan] = {}
@@ -59,7 +60,6 @@ class Results:
         self._closed: set[int] = set()
         self._lineage = Lineage()
         self.closings = Closings(ports.feed)
-        self.changed = Pulse()
         self.evidence = Evidence(ports.events)
         ports.transport.handle(TOPIC, self._answer)
 
@@ -164,6 +164,13 @@ class Results:
         candidate.fetching = asyncio.ensure_future(self._fetch(candidate, plan))
         candidate.fetching.add_done_callback(self._fetched)
         self.changed.fire()
+
+    def hear_of_opening(self, said: Closed | Key, raw: bytes) -> None:
+        """Take what has to do with opening results, whose signature is checked."""
+        if isinstance(said, Closed):
+            self.closings.hear(said, raw)
+        else:
+            self.hear_key(said, raw)
 
     def hear_key(self, said: Key, raw: bytes) -> None:
         """Take a key whose signature is checked, if it opens what its sender announced, or may yet."""

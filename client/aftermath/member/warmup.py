@@ -14,7 +14,7 @@ Decided
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from typing import NoReturn
 
 from torch import Tensor
@@ -148,7 +148,8 @@ class WarmUp:
     async def _from_peers(self) -> str:
         """Take the attested levels that peers offer and the rest from the durable checkpoint; from where, in words."""
         self._weights = self._weights or await self._workers.compute(self._origin.blank)
-        if attested := self._lacking & contents.attested(self._run).keys():
+        known = contents.attested(self._run)
+        if attested := {level: known[level] for level in self._lacking & known.keys()}:
             await self._fetch(attested)
         if not self._lacking:
             return "peers"
@@ -156,16 +157,15 @@ class WarmUp:
         await self._from_durable(self._lacking)
         return source
 
-    async def _fetch(self, attested: Set[int]) -> None:
-        """Take these levels from peers, as far as they have them."""
+    async def _fetch(self, attested: Mapping[int, bytes]) -> None:
+        """Take the levels with these hashes from peers, as far as they have them."""
         offers = await self._offers()
         remaining = self._run.state_started_at + self._run.config.warmup_time - self._ports.coordinator.now()
         given = self._ports.transport, self._ports.clock, self._role.schema.state, self._workers.decode
         fetcher = LevelFetcher(*given, parallel=self._parallel, deadline_s=float(max(10, remaining)))
-        known = contents.attested(self._run)
         for level in sorted(attested, reverse=True):
             try:
-                await fetcher.fetch(level, offers.get(level, ()), self._weights, known[level])
+                await fetcher.fetch(level, offers.get(level, ()), self._weights, attested[level])
                 self._lacking.discard(level)
             except ModelUnavailable as error:
                 self._ports.events.emit(kinds.Warning(message=str(error), until="model"))

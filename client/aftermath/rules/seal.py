@@ -43,10 +43,8 @@ class ResultPlace(NamedTuple):
         return _PLACE.pack(self.run_id.encode(), self.epoch, self.height, self.seed, self.seat)
 
 
-class Closed(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=3, forbid_unknown_fields=True):
-    """`signer`, who sits on `seat` and witnesses the results of round `height`, attests none that it has not heard of
-    by now.
-    """
+class _OfSeat(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
+    """`signer`, who sits on `seat`, says it of a round from `sender` (its p2p key)."""
 
     sender: Bytes32
     signer: Bytes32
@@ -55,23 +53,20 @@ class Closed(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=3, 
     height: U32
     seed: U64
     seat: U8
-
-
-class Key(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=4, forbid_unknown_fields=True):
-    """What opens the result of round `height` by `signer`, who sits on `seat`."""
-
-    sender: Bytes32
-    signer: Bytes32
-    run_id: RunId
-    epoch: U32
-    height: U32
-    seed: U64
-    seat: U8
-    key: Bytes32
 
     @property
     def place(self) -> ResultPlace:
         return ResultPlace(self.run_id, self.epoch, self.height, self.seed, self.seat)
+
+
+class Closed(_OfSeat, frozen=True, kw_only=True, array_like=True, tag=3, forbid_unknown_fields=True):
+    """A witness of the results of round `height` attests none that it has not heard of by now."""
+
+
+class Key(_OfSeat, frozen=True, kw_only=True, array_like=True, tag=4, forbid_unknown_fields=True):
+    """What opens the result of round `height`."""
+
+    key: Bytes32
 
 
 def key_of(secret: bytes, place: ResultPlace) -> bytes:

@@ -24,7 +24,6 @@ from aftermath.p2p.transport import TransportError
 from aftermath.rules.commitment import Commitment, Ready, decode_announcement
 from aftermath.rules.consensus import Fingerprint, matches
 from aftermath.rules.run import STORED_ROUNDS, Run
-from aftermath.rules.seal import Closed, Key
 
 LINGER = 3.0  # seconds for which members of a run that has stopped still serve its last results
 ASK_EVERY = 1.0  # seconds between questions to peers about a commitment that is missing
@@ -104,19 +103,14 @@ class Collector:
             try:
                 said = decode_announcement(raw)
                 if not isinstance(said, Ready) and said.height == height and said.seat in seats:
-                    self._take(said, raw, accepted)
+                    if isinstance(said, Commitment):
+                        self._results.admit(said, raw, accepted=accepted(said))
+                    else:
+                        self._results.hear_of_opening(said, raw)
             except BadAnnouncement as error:
                 self._ports.transport.bar(peer, f"an answer that is no announcement: {error}")
             except Exception as error:  # whatever is wrong with it costs this answer, not this member
                 self._complaints.about("hearing what was asked of", peer, error)
-
-    def _take(self, said: Commitment | Closed | Key, raw: bytes, accepted: Callable[[Commitment], bool]) -> None:
-        if isinstance(said, Commitment):
-            self._results.admit(said, raw, accepted=accepted(said))
-        elif isinstance(said, Closed):
-            self._results.closings.hear(said, raw)
-        else:
-            self._results.hear_key(said, raw)
 
     async def _question(self, peer: bytes, question: bytes, most: int) -> list[bytes]:
         try:
