@@ -39,6 +39,7 @@ def verdict(shell: Shell, run_id: str, address: Path, *more: str) -> list[str]:
     """The reasons why `address` may not join, as `can-join` gives them."""
     outcome = invoke("can-join", "--rpc", shell.rpc, "--run-id", run_id, "--address", address, *more, "--json")
     found = json.loads(outcome.out)
+    assert len(found["codes"]) == len(found["reasons"])  # each has one, also those of the program
     assert outcome.code in ([0] if found["can_join"] else [1, 10])
     return list(found["reasons"])
 
@@ -96,6 +97,8 @@ def test_the_seeds_permissioned_way(
     assert owner("set-paused", "--run-id", run_id, "resume").code == 0
     refusal = "no valid authorization of the run's join authority admits it"
     assert refusal in verdict(owner, run_id, grantee)
+    told = owner("can-join", "--run-id", run_id, "--address", grantee)
+    assert "not-authorized" in json.loads(told.out)["codes"]
 
     script("join-authorization-create.sh", grantor, public(grantee), rpc=rpc, cwd=tmp_path)
     assert refusal not in verdict(owner, run_id, grantee)

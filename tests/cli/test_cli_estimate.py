@@ -23,6 +23,7 @@ from aftermath.model.initial import init_weights
 from aftermath.owner.schema import shape_of
 from aftermath.replica.pass_size import PassSize
 from aftermath.replica.replica import Replica
+from aftermath.testnet.configs import SHIPPED
 from cli.cli_lone_member import quick_config
 from cli.cli_runs import Shell, invoke
 
@@ -110,3 +111,14 @@ def test_tokens_time_and_members(material: Path, tmp_path: Path) -> None:
     shown = invoke("estimate", "--config-path", material / "config.toml").out
     assert "SOL in all" in shown
     assert f"{found['tokens']:,} in 48 steps" in shown
+
+
+def test_a_model_that_is_still_to_be_made_is_reckoned_as_planned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a config that comes with the package, in a directory where nothing was made of it yet."""
+    monkeypatch.chdir(tmp_path)
+    outcome = invoke("estimate", "--config-path", SHIPPED / "demo/config.toml", "--json")
+    assert outcome.code == 0, outcome.err
+    assert outcome.data["parameters"] == [1_049_984, 656_768, 460_160]
+    assert "is not there yet" in outcome.err

@@ -66,6 +66,18 @@ def test_it_is_one_line_when_the_interpreter_ends() -> None:
     assert "rpc" in out
 
 
+def test_making_what_a_config_names_is_ended_with_one_line(tmp_path: Path) -> None:
+    program = f"""
+import os, runpy, signal, sys
+from aftermath.testnet import processes
+
+processes.call = lambda *_: os.kill(os.getpid(), signal.SIGINT)
+os.chdir({str(tmp_path)!r})
+runpy.run_module("aftermath.testnet.files", run_name="__main__")
+"""
+    assert run(program, "demo") == (130, "", "interrupted\n")
+
+
 def test_who_has_it_ignored_still_has() -> None:
     """As `nohup` does, or a shell with what it has in the background."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)

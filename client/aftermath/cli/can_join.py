@@ -23,26 +23,29 @@ if TYPE_CHECKING:
     from solders.pubkey import Pubkey
 
     from aftermath.cli.connection import Cluster
+    from aftermath.coordinator.errors import Refused
     from aftermath.coordinator.view import View
     from aftermath.rules.members import Membership
 
 
-def obstacles(view: View, address: bytes, held: Membership | None, *, authorized: bool) -> list[str]:
-    """Why the program would refuse a join of this wallet now; empty when it would not."""
+def obstacles(view: View, address: bytes, held: Membership | None, *, authorized: bool) -> list[Refused]:
+    """Why the program would refuse a join of this wallet now, by its own errors' names; empty when it would not."""
+    from aftermath.coordinator.errors import Refused
     from aftermath.rules.state import MemberState
 
     run, members = view.run, view.members
     reasons = []
     if not authorized:
-        reasons.append("no valid authorization of the run's join authority admits it")
+        reasons.append(Refused("NotAuthorized", "no valid authorization of the run's join authority admits it"))
     if run.halted:
-        reasons.append(halted(view))
+        reasons.append(Refused("RunHalted", halted(view)))
     place = members.find(address)
     if held is not None and held.barred:
-        reasons.append("the wallet is barred from the run (its owner or its join authority can lift that with kick)")
+        lifted = "its owner or its join authority can lift that with kick"
+        reasons.append(Refused("Barred", f"the wallet is barred from the run ({lifted})"))
     full = all(seat.used and (seat.pending or seat.state is not MemberState.IDLE) for seat in members.seats)
     if full and place is None:
-        reasons.append(f"all {len(members.seats)} places are taken")
+        reasons.append(Refused("MembersFull", f"all {len(members.seats)} places are taken"))
     return reasons
 
 
@@ -82,10 +85,8 @@ class OnChain:
     authorized_as: str | None
     """The grantee of the authorization that admits it."""
     bond_paid: int
-    reasons: list[str]
-    """Why the program would refuse it."""
     refusals: list[AftermathError]
-    """What `train` would end with."""
+    """Why the program would refuse it, and what `train` would end with."""
 
 
 async def at_the_chain(chain: Cluster, run_id: str, user: Pubkey, delegate_of: Pubkey | None, max_bond: int) -> OnChain:
@@ -103,8 +104,7 @@ async def at_the_chain(chain: Cluster, run_id: str, user: Pubkey, delegate_of: P
     found = await chain.authorizer.admitting(grantor, user, address, delegate_of)
     held = await membership_of(chain.pool, chain.coordinator.program_id, run, user)
     view = View(run, members, model)
-    reasons = obstacles(view, bytes(user), held, authorized=found is not None)
-    refusals: list[AftermathError] = []
+    refusals: list[AftermathError] = [*obstacles(view, bytes(user), held, authorized=found is not None)]
     with noting(refusals):
         check_verdicts(run)
     with noting(refusals):
@@ -114,7 +114,7 @@ async def at_the_chain(chain: Cluster, run_id: str, user: Pubkey, delegate_of: P
     with noting(refusals):
         await check_funds(chain.pool, user, lacking(run, held))
     grantee, bond = str(found.grantee) if found else None, held.bond if held else 0
-    return OnChain(view, grantee, bond, reasons, refusals)
+    return OnChain(view, grantee, bond, refusals)
 
 
 def on_this_machine(view: View, wallet: bytes, tier: int, device: str) -> tuple[list[AftermathError], list[str]]:
@@ -200,14 +200,14 @@ async def can_join(
     delegate_of = public_key(authorizer) if authorizer is not None else None
     async with connect(options) as chain:
         entry = await at_the_chain(chain, run_id, user, delegate_of, max_bond)
-    view, reasons, refusals = entry.view, entry.reasons, entry.refusals
+    view, refusals = entry.view, entry.refusals
     tier, why = matformer_tier, ""
     if tier == AUTO_TIER:
         with noting(refusals):
             tier, why = chosen(view, bytes(user), device)
     unfit, warnings = on_this_machine(view, bytes(user), max(tier, 0), device)
     refusals += unfit
-    reasons += [refusal.message for refusal in refusals]
+    reasons = [refusal.message for refusal in refusals]
     for warning in warnings:
         note(f"warning: {warning}")
     data = {

@@ -133,7 +133,7 @@ async def admission(subject: Subject) -> Finding | None:
     check_bond(view.run, held, subject.max_bond)
     if reasons := obstacles(view, bytes(own), held, authorized=found is not None):
         fix = "Ask who owns the run; can-join says whether it is mended" if found else f"{GRANT} --authorizer {own}"
-        return broken(f"{own} may not join: {'; '.join(reasons)}", fix)
+        return broken(f"{own} may not join: {'; '.join(reason.message for reason in reasons)}", fix)
     return fine(f"{own} may join")
 
 

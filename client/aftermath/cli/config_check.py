@@ -87,15 +87,22 @@ def _model(
         unseen.append("the model: the Hub is not asked; update-config will find out whether it fits")
         return None
     try:
-        if chosen.Local is not None and "model" in recipe and not _is_here(chosen.Local.path):
-            unseen.append(f"the model: {chosen.Local.path} is not there yet; it is taken as it is to be made")
-            return _planned(recipe["model"])
-        return document_of(config)
+        planned = planned_document(config, recipe, unseen)
+        return document_of(config) if planned is None else planned
     except Mistaken as error:
         mistakes.append(Mistake((*_LLM, "checkpoint"), error.found[0].sentence, error.found[0].code))
     except AftermathError as error:
         mistakes.append(_told(error, "checkpoint"))
     return None
+
+
+def planned_document(config: RunConfig, recipe: Mapping[str, Any], unseen: list[str]) -> Mapping[str, Any] | None:
+    """The config.json of a model that is still to be made, which is noted; None if it is not. Raises UsageError."""
+    chosen = config.llm.checkpoint.Local
+    if chosen is None or "model" not in recipe or _is_here(chosen.path):
+        return None
+    unseen.append(f"the model: {chosen.path} is not there yet; it is taken as it is to be made")
+    return _planned(recipe["model"])
 
 
 def _is_here(place: str) -> bool:

@@ -38,17 +38,23 @@ async def estimate(
 ) -> Result:
     """Say what a run will take: SOL, bytes, memory, tokens and time.
 
-    Only the file and the checkpoint it names are read; no cluster is asked and nothing is spent. SOL is what the owner
-    pays to create, configure and start the run, and what each member pays to join and to take part until the end: rents
-    come back, fees do not. Time is what the file's limits allow at most.
+    Only the file and the checkpoint it names are read, or what a file beside it says that this will be; no cluster is
+    asked and nothing is spent. SOL is what the owner pays to create, configure and start the run, and what each member
+    pays to join and to take part until the end: rents come back, fees do not. Time is what the file's limits allow at
+    most.
     """
+    from aftermath.cli.config_check import planned_document
     from aftermath.config.document import load_config
     from aftermath.owner.schema import shape_of
     from aftermath.replica.fit import needs
     from aftermath.rules.run import Config
+    from aftermath.testnet.files import recipe_of
 
     config = load_config(config_path)
-    shape = shape_of(config)
+    unseen: list[str] = []
+    shape = shape_of(config, planned_document(config, recipe_of(config_path), unseen))
+    for what in unseen:
+        note(f"not looked at: {what}")
     rules = Config(**config.to_chain()["config"])
     there = members or rules.init_min_clients
     rents, fees = await owner_costs(config, shape)

@@ -65,15 +65,15 @@ class Shape:
         return {"hash": self.schema.hash(), "tier_widths": list(self.schema.state.widths)}
 
 
-def shape_of(config: RunConfig) -> Shape:
-    """The schema of the run this file describes.
+def shape_of(config: RunConfig, document: Mapping[str, Any] | None = None) -> Shape:
+    """The schema of the run this file describes, with this config.json where its checkpoint is still to be made.
 
     Raises Mistaken for what members would not do as the file says, and `model`'s errors when the checkpoint cannot be
     read or its model cannot be cut into the tiers.
     """
     if mistakes := [*not_there(config)]:
         raise config.refused(mistakes)
-    document = document_of(config)
+    document = document_of(config) if document is None else document
     if mistakes := [*not_done(config), *not_fitting(config, document)]:
         raise config.refused(mistakes)
     return shape_with(config, document)

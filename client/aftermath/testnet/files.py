@@ -18,6 +18,7 @@ from typing import Any
 
 from aftermath.base.bounded import Malformed, toml_value
 from aftermath.base.errors import AftermathError, ConfigError, UsageError
+from aftermath.base.quiet import Quietly
 from aftermath.config.document import RunConfig
 from aftermath.testnet.chain import SOLANA
 from aftermath.testnet.configs import chosen
@@ -97,4 +98,5 @@ def main(words: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    with Quietly():
+        sys.exit(main(sys.argv[1:]))
