@@ -1,0 +1,59 @@
+"""What wallets that have done nothing can do beside members that have: the limits that docs/security.md tells."""
+
+from __future__ import annotations
+
+import pytest
+
+from aftermath.rules import bitmap
+from aftermath.rules.state import ExitReason
+from programs.harness import World
+from programs.holding import end, established, one_round
+from programs.scenario import Scenario
+
+FIVE = (0, 0, 1, 1, 2)
+
+
+def _epoch(run: Scenario, honest: dict[int, int], lacks: dict[int, tuple[int, ...]], silent: tuple[int, ...]) -> int:
+    """The steps of an epoch in which as many more are of tier 0 as are silent or lack something."""
+    before = run.run.step
+    run.train_of(honest | dict.fromkeys((*lacks, *silent), 0))
+    while run.run.state.training:
+        one_round(run, lacks, silent)
+    return run.run.step - before
+
+
+@pytest.mark.parametrize("wallets", [2, 3])
+def test_a_third_of_the_witnesses_that_are_silent_stop_nothing_and_one_more_stop_all(
+    world: World, wallets: int
+) -> None:
+    run, honest = established(world, FIVE)
+    silent = tuple(range(len(FIVE), len(FIVE) + wallets))
+    for _ in range(2):
+        assert (_epoch(run, honest, {}, silent) > 0) is (wallets == 2)
+        assert (run.run.exit_reason is ExitReason.QUORUM_MISSING) is (wallets == 3)
+        end(run)
+
+
+@pytest.mark.parametrize("wallets", [2, 3])
+def test_a_third_that_refuse_everybody_take_nothing_and_one_more_take_the_words_of_all(
+    world: World, wallets: int
+) -> None:
+    run, honest = established(world, FIVE)
+    liars = dict.fromkeys(range(len(FIVE), len(FIVE) + wallets), tuple(honest))
+    _epoch(run, honest, liars, ())
+    end(run, liars)
+    mine, theirs = bitmap.from_seats(honest), bitmap.from_seats(liars)
+    assert run.members.established == (mine | theirs if wallets == 2 else theirs)
+
+
+@pytest.mark.parametrize("missed", [0, 1])
+def test_who_is_refused_by_the_only_other_judge_keeps_its_word_until_it_misses_a_round(
+    world: World, missed: int
+) -> None:
+    run, honest = established(world, (*FIVE, 2, 1))
+    run.train_of(honest)
+    while run.run.state.training:
+        out = missed and run.run.current.height == 4
+        one_round(run, dict.fromkeys(honest, (1,)) if out else {0: (1,)})
+    end(run)
+    assert bitmap.contains(run.members.established, 1) is not bool(missed)
