@@ -1,5 +1,6 @@
 """The simulated network keeps the promises of the real one."""
 
+import asyncio
 import logging
 
 import pytest
@@ -47,3 +48,19 @@ def test_a_refusal_is_an_ordinary_answer_and_a_failure_is_logged_once(caplog):
     lines = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(lines) == 1
     assert "a detail" in lines[0]
+
+
+def test_who_never_answers_is_waited_for_no_longer_than_the_deadline():
+    async def story() -> float:
+        first, second = pair()
+
+        async def never(peer: bytes, body: bytes) -> bytes:
+            await asyncio.sleep(1000)
+            return b""
+
+        first.handle("silent", never)
+        began = asyncio.get_running_loop().time()
+        await ask(second, "silent", PeerUnreachable, "gave no answer on 'silent' within 5.0 s")
+        return asyncio.get_running_loop().time() - began
+
+    assert run_virtual(story()) < 6

@@ -209,7 +209,10 @@ class SimTransport:
             raise PeerUnreachable(f"peer {short(peer)} does not answer")
         handler = other._handlers.get(topic)
         try:
-            reply = await handler(self.node_id, body) if handler is not None else None
+            async with asyncio.timeout(deadline_s):
+                reply = await handler(self.node_id, body) if handler is not None else None
+        except TimeoutError:
+            raise PeerUnreachable(f"peer {short(peer)} gave no answer on {topic!r} within {deadline_s:.1f} s") from None
         except RequestRefused:
             raise RequestRefused(f"peer {short(peer)} refused the request: {topic!r}") from None
         except Exception as error:  # a handler's failure is the peer's business, as over the wire
