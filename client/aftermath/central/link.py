@@ -68,7 +68,7 @@ class Link(httpx.AsyncBaseTransport):
 
     def __init__(self, address: str, tls: ssl.SSLContext | None, run_id: str, wallet: Wallet, peer: Keypair) -> None:
         self.address = address
-        self._url = f"{'wss' if tls else 'ws'}://{address}"
+        self.url = f"{'wss' if tls else 'ws'}://{address}"
         self._tls, self._run_id, self._wallet, self._peer = tls, run_id, wallet, peer
         self._genesis = ""
         self._connection: ClientConnection | None = None
@@ -196,7 +196,7 @@ class Link(httpx.AsyncBaseTransport):
         """A connection on which we are let in. Raises OSError, WebSocketException, Malformed, ServerRefused."""
         try:
             connection = await connect(
-                self._url,
+                self.url,
                 ssl=self._tls,
                 max_size=MAX_MESSAGE,
                 open_timeout=OPEN_SECONDS,
