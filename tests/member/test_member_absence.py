@@ -15,7 +15,7 @@ from aftermath.member.rounds.announce import Announcing
 from aftermath.optim.engine import Trained
 from aftermath.rules.committee import witnesses
 from aftermath.rules.run import Run
-from aftermath.rules.state import ExitReason, MemberState, ModelSource, RunState
+from aftermath.rules.state import ExitReason, ModelSource, RunState
 from aftermath.sim.clock import hold_up
 from aftermath.sim.player import Player
 from aftermath.sim.simulation import Simulation, play
@@ -23,7 +23,7 @@ from aftermath.sim.simulation import Simulation, play
 
 def _witness(sim: Simulation) -> Player:
     """The only witness of the running round."""
-    (seat,) = witnesses(sim.run.current, sim.members.mask(MemberState.HEALTHY))
+    (seat,) = witnesses(sim.run.current, sim.run, sim.members)
     wallet = sim.members.seats[seat].signer
     return next(player for player in sim.players if bytes(player.key.pubkey()) == wallet)
 

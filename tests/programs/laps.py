@@ -108,11 +108,11 @@ class Lap:
     def voters(self) -> int:
         return self.ready | bitmap.from_seats(vote.seat for vote in self.votes)
 
-    def ordered(self, purpose: bytes) -> list[int]:
-        """The seats of those who began the epoch, in the seeded order of a purpose."""
-        began = list(bitmap.seats(self.began))
+    def ordered(self, purpose: bytes, among: int | None = None) -> list[int]:
+        """The seats of those who began the epoch, or of these, in the seeded order of a purpose."""
+        seats = list(bitmap.seats(self.began if among is None else among))
         assert self.seed is not None
-        return [began[rank] for rank in order(self.seed, purpose, len(began))]
+        return [seats[rank] for rank in order(self.seed, purpose, len(seats))]
 
     def of_round(self, purpose: bytes) -> list[int]:
         """The same of the round's members."""

@@ -16,7 +16,7 @@ from aftermath.rules.eviction import evicted
 from aftermath.rules.members import Members, Membership
 from aftermath.rules.model import Model
 from aftermath.rules.run import Interval, RoundId, Run
-from aftermath.rules.state import MemberState, RunState
+from aftermath.rules.state import RunState
 from programs.harness import (
     AUTHORIZER,
     PROGRAM,
@@ -285,7 +285,7 @@ class Scenario:
     def elected(self) -> list[int]:
         """Indices of the members who are witnesses of the current round."""
         members = self.members
-        chosen = committee.witnesses(self.run.current, members.mask(MemberState.HEALTHY))
+        chosen = committee.witnesses(self.run.current, self.run, members)
         return [self.index_of(members.seats[seat].signer) for seat in chosen]
 
     def index_of(self, signer: bytes) -> int:

@@ -147,10 +147,16 @@ class Transitions:
         lap, seated = self.lap, self.lap.roster & (self.lap.voters | self.healthy)
         if lap.elected >= len(lap.members):
             return set(lap.members)
-        ordered = lap.ordered(committee.WITNESS)
-        return {number for number in ordered if bitmap.contains(seated, number)} & set(
-            [number for number in ordered if bitmap.contains(seated, number)][: lap.elected]
-        )
+        ordered = lap.ordered(committee.WITNESS, self._electors(seated))
+        return set([number for number in ordered if bitmap.contains(seated, number)][: lap.elected])
+
+    @property
+    def _only_known(self) -> bool:
+        """Three of those who began are established, and one of them in all levels: nobody else has a word."""
+        return self.judges.bit_count() >= 3 and self.known_levels == self.every
+
+    def _electors(self, seated: int) -> int:
+        return self.judges if self._only_known and self.judges & seated else self.began
 
     def verifiers(self, lap: Lap) -> list[int]:
         count = committee.verifier_count(len(lap.members), self.config.verification_percent)
@@ -315,7 +321,9 @@ class Transitions:
     def _reelect(self) -> None:
         if self.state in (RunState.WARMUP, RunState.ROUND_TRAIN, RunState.ROUND_WITNESS):
             seated = self.lap.roster & (self.lap.voters | self.healthy)
-            self.lap.elected = min(self.lap.elected, seated.bit_count())
+            most = MAX_WITNESSES if self._only_known and not self.judges & seated else self.lap.elected
+            most = min(most, self.config.witness_nodes or most)
+            self.lap.elected = min(most, (seated & self._electors(seated)).bit_count())
 
     # --- transitions
 
@@ -376,6 +384,7 @@ class Transitions:
         self.rostered = self.epoch
         self.began = self.next_roster = waiting
         self.judges = bitmap.from_seats(one for one in bitmap.seats(waiting) if self.members[one].established)
+        self.known_levels = 0
         self._fix()
         self._weigh([self.members[number] for number in bitmap.seats(waiting)])
         if self.known.source is ModelSource.PEERS:
@@ -391,7 +400,8 @@ class Transitions:
         self._enter(RunState.WARMUP)
 
     def _elected(self, roster: int) -> int:
-        clients = (roster & self.healthy).bit_count()
+        seated = roster & self.healthy
+        clients = (seated & self._electors(seated)).bit_count()
         return min(self.config.witness_nodes or clients, clients, MAX_WITNESSES)
 
     def _weigh(self, seats: list[Seat]) -> None:

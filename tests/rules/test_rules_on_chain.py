@@ -16,7 +16,7 @@ from aftermath.chain import views
 from aftermath.config.document import RunConfig
 from aftermath.rules import assignment, bitmap, committee, consensus, conviction
 from aftermath.rules.deadlines import next_deadline
-from aftermath.rules.state import MemberState, RunState
+from aftermath.rules.state import RunState
 from config.config_cases import RULES, SEED, changed
 from rules import backlog, program_rules
 from rules.backlog import Backlog
@@ -83,9 +83,12 @@ def test_shuffles_committees_and_shares_are_the_programs(chain: Onchain, seed: i
 
 @pytest.mark.parametrize("seed", range(2))
 def test_witnesses_of_a_round_that_members_leave_are_the_programs(chain: Onchain, seed: int) -> None:
-    """150 random rounds each: who attested, who has left, and whom the program takes for a witness then."""
+    """150 random rounds each: who attested, who has left, which established holders began the epoch, and whom the
+    program takes for a witness then.
+    """
     rng = random.Random(seed)
     run_layout, members_layout = views.run_account(), views.members_account()
+    alone = set[bool]()
     for _ in range(150):
         clients = rng.choice([1, 2, 3, rng.randint(1, 256), 256])
         seats_of_round = rng.sample(range(256), clients)
@@ -97,12 +100,21 @@ def test_witnesses_of_a_round_that_members_leave_are_the_programs(chain: Onchain
         rounds = np.zeros(4, run_layout.dtype["rounds"].base)
         rounds[1] = _round_record(rounds[1], round_)
         rounds[1]["attested"] = bitmap.to_bytes(attested)
-        overwrite(chain, run_layout, chain.addresses.run, rounds=rounds, began=bitmap.to_bytes(began))
-        healthy = bitmap.to_bytes(bitmap.from_seats(seat for seat in range(256) if rng.random() < 0.6))
-        overwrite(chain, members_layout, chain.addresses.members, healthy=healthy)
-        expected = committee.witnesses(round_, chain.members.healthy)
+        held = {"levels": 3, "levels_established": rng.choice([0b111, 0b111, 0b110, 0])}
+        overwrite(chain, run_layout, chain.addresses.run, rounds=rounds, began=bitmap.to_bytes(began), **held)
+        healthy = bitmap.from_seats(seat for seat in range(256) if rng.random() < 0.6)
+        among = list(bitmap.seats(began & ~healthy & ~attested if rng.random() < 0.1 else began))
+        judges = bitmap.from_seats(rng.sample(among, min(len(among), rng.choice([0, 2, 3, 10, 256]))))
+        bits = {"healthy": bitmap.to_bytes(healthy), "judges": bitmap.to_bytes(judges)}
+        overwrite(chain, members_layout, chain.addresses.members, **bits)
+        expected = committee.witnesses(round_, chain.run, chain.members)
         seated = chain.inspect(3, 1).ljust(began.bit_count(), b"\0")
         assert [seat for seat, one in zip(bitmap.seats(began), seated, strict=True) if one] == sorted(expected)
+        electors = committee.electors(chain.run, chain.members, roster & (attested | healthy))
+        inside = bool(judges and electors == judges != began)
+        assert inside <= (judges.bit_count() >= 3 and held["levels_established"] == 0b111), (judges, held)
+        alone.add(inside and bool(set(bitmap.seats(roster & healthy)) - set(expected)))
+    assert alone == {True, False}
 
 
 def _round_record(record: Any, round_: Any) -> Any:
@@ -131,7 +143,7 @@ def test_a_whole_epoch_of_failures_leaves_the_backlog_that_the_model_predicts(
             assert round_.batch == predicted.batch(wanted)
             redo, predicted = predicted.take(wanted)
             assert round_.redo == redo
-        present = [seat for seat in committee.witnesses(round_, round_.roster) if rng.random() < 0.9]
+        present = [seat for seat in committee.witnesses(round_, run, chain.members) if rng.random() < 0.9]
         sent = [_attest(chain, rng, seat, judged.roster if judged else 0) for seat in present]
         while chain.run.current.height == round_.height and chain.run.state is not RunState.COOLDOWN:
             chain.tick_at_deadline()
@@ -211,7 +223,7 @@ def test_the_program_drops_for_its_levels_whom_the_client_does(chain: Onchain, s
     chain.begin({number: (rng.randrange(3), 1) for number in range(1, size + 1)})
     while chain.run.current.height < 2 + conviction.OFTEN:  # as many as a count can have fallen in
         chain.at(chain.now + 1)
-        for seat in committee.witnesses(chain.run.current, chain.members.mask(MemberState.HEALTHY)):
+        for seat in committee.witnesses(chain.run.current, chain.run, chain.members):
             chain.witness(seat, dict.fromkeys(range(size), bytes(32)) if chain.run.current.height else {})
     taken = 0
     for _ in range(60):
@@ -262,6 +274,8 @@ def test_the_program_counts_levels_by_the_witnesses_that_the_client_does(
     seen, splits = set[int](), 0
     for _ in range(25):
         judges, closing = rng.choice([0, rng.getrandbits(size), 1 << rng.randrange(size)]), chain.run.current.height
+        if judges.bit_count() >= committee.ENOUGH:  # holders of all levels would attest alone
+            judges &= ~bitmap.from_seats(seat for seat in range(size) if not chain.members.seats[seat].tier)
         _appoint(chain, judges)
         known = chain.run.levels_established
         chain.at(chain.now + 1)
@@ -358,7 +372,7 @@ def test_the_committees_of_levels_are_the_programs(chain: Onchain) -> None:
     while chain.run.state is not RunState.COOLDOWN:
         run = chain.run
         judged = run.round(run.config.judged(run.current.height))
-        (witness,) = committee.witnesses(run.current, chain.members.healthy)
+        (witness,) = committee.witnesses(run.current, run, chain.members)
         chain.at(chain.now + 1)
         heard = [seat for seat in bitmap.seats(judged.roster if judged else 0) if rng.random() < (seat + 1) / 40]
         chain.witness(witness, dict.fromkeys(heard, bytes(32)))

@@ -2,9 +2,9 @@
 
 Decided: this is a `chain.wire.Wire`, so that everything above it is the member's client of a cluster. Calls go over one
 connection, which is made when there is something to say and made anew after it broke; the subscription to the run has
-another. The first of them also hears where the peers are (`peers`). A server that refuses is final: asking again does not
-help; one that is away is not. Nor is a certificate that is not to be trusted, where there was a right one before: else
-whoever can break into the line for a moment would end members for good.
+another. The first of them also hears where the peers are (`peers`). A server that refuses is final: asking again does
+not help; one that is away is not. Nor is a certificate that is not to be trusted, where there was a right one before:
+else whoever can break into the line for a moment would end members for good.
 """
 
 from __future__ import annotations

@@ -12,10 +12,9 @@ from collections.abc import Iterable
 from aftermath.base.wait import Pulse
 from aftermath.member.feed import RunFeed
 from aftermath.rules import bitmap
-from aftermath.rules.committee import quorum, witnesses
+from aftermath.rules.committee import electors, quorum, witnesses
 from aftermath.rules.run import MAX_WITNESSES, RoundId
 from aftermath.rules.seal import Closed
-from aftermath.rules.state import MemberState
 
 
 class Closings:
@@ -46,7 +45,7 @@ class Closings:
         attesting, place = run.round(run.config.judges(height)), self._place(height)
         if attesting is None or place is None:
             return frozenset()
-        elected = witnesses(attesting, self._feed.members.mask(MemberState.HEALTHY))
+        elected = witnesses(attesting, run, self._feed.members)
         missing = frozenset(elected) - self._heard.get(place, {}).keys()
         return missing if len(elected) - len(missing) < quorum(attesting.elected) else frozenset()
 
@@ -61,9 +60,10 @@ class Closings:
         run, place = self._feed.run, self._place(height)
         if place is None or height != run.current.height or self.is_judged(height):
             return False
-        seated = run.next_roster & self._feed.members.mask(MemberState.HEALTHY)
+        seated = run.next_roster & self._feed.members.healthy
+        seated &= electors(run, self._feed.members, seated)
         elected = min(run.config.witness_nodes or MAX_WITNESSES, seated.bit_count(), MAX_WITNESSES)
-        closed = sum(bitmap.contains(run.next_roster, seat) for seat in self._heard.get(place, {}))
+        closed = sum(bitmap.contains(seated, seat) for seat in self._heard.get(place, {}))
         return closed >= quorum(elected)
 
     def is_judged(self, height: int) -> bool:

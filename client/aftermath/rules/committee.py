@@ -4,6 +4,10 @@ Decided: Fisher-Yates over ranks driven by a 64-bit LCG (Knuth's MMIX constants)
 because the low bits of such a generator have short periods. Each purpose starts from its own hash of the round's
 seed, so knowing one order says nothing about another. `order[position] = rank`; a rank is the index of a seat among
 those who began the epoch: whoever leaves moves nobody else, and can choose no order.
+
+A seat costs little, and a third of the witnesses can stop a run or say that nobody else delivered. So where enough of
+those who began are established in all levels, the witnesses of rounds are of these alone: newcomers, however many,
+train and deliver for an epoch before they have a word. In warm-up all have one, because it waits for them too.
 """
 
 from __future__ import annotations
@@ -21,6 +25,9 @@ WITNESS = b"witness"
 COMMITTEE = b"committee"
 DATA = b"data"
 COOLDOWN = b"cooldown"
+
+ENOUGH = 3
+"""So many established members are the least of which one alone decides nothing."""
 
 _MULTIPLIER = 6364136223846793005
 _INCREMENT = 1442695040888963407
@@ -60,8 +67,12 @@ def positions(seed: int, purpose: bytes, n: int) -> list[int]:
 
 def ordered(header: Round, purpose: bytes) -> tuple[int, ...]:
     """The seats of those who began the epoch in a round's order of one purpose, whoever has left since."""
-    began = tuple(bitmap.seats(header.began))
-    return tuple(began[rank] for rank in order(header.seed, purpose, len(began)))
+    return _in_order(header, purpose, header.began)
+
+
+def _in_order(header: Round, purpose: bytes, among: int) -> tuple[int, ...]:
+    seats = tuple(bitmap.seats(among))
+    return tuple(seats[rank] for rank in order(header.seed, purpose, len(seats)))
 
 
 def quorum(elected: int) -> int:
@@ -69,14 +80,20 @@ def quorum(elected: int) -> int:
     return max(1, -(-2 * elected // 3))
 
 
-def witnesses(header: Round, healthy: int) -> tuple[int, ...]:
-    """The seats that witness a round while it is running, in shuffle order; `healthy` is a bitmap of members.
+def electors(run: Run, members: Members, seated: int) -> int:
+    """Of whom witnesses are elected, where these of a round's members are `seated` (bitmaps)."""
+    known = run.levels_established == (1 << run.levels) - 1 and members.judges.bit_count() >= ENOUGH
+    return members.judges if known and members.judges & seated else run.began
 
-    They are the first of those that have attested or still can: who leaves makes room for the next in the order.
+
+def witnesses(header: Round, run: Run, members: Members) -> tuple[int, ...]:
+    """The seats that witness a round while it is running, in shuffle order.
+
+    They are the first of the electors that have attested or still can: who leaves makes room for the next in the order.
     """
-    seated = header.roster & (header.attested | healthy)
-    in_order = (seat for seat in ordered(header, WITNESS) if bitmap.contains(seated, seat))
-    return tuple(islice(in_order, header.elected))
+    seated = header.roster & (header.attested | members.healthy)
+    in_order = _in_order(header, WITNESS, electors(run, members, seated))
+    return tuple(islice((seat for seat in in_order if bitmap.contains(seated, seat)), header.elected))
 
 
 def verifier_count(clients: int, verification_percent: int) -> int:

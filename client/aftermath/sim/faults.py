@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from aftermath.coordinator.errors import CoordinatorError, Refused
 from aftermath.rules.committee import witnesses
-from aftermath.rules.state import MemberState, RunState
+from aftermath.rules.state import RunState
 from aftermath.sim.player import Player
 from aftermath.sim.road import Mood
 from aftermath.sim.simulation import Simulation
@@ -73,8 +73,8 @@ class Faults:
         if not alive:
             return self._lot.choice(self._sim.players)
         tiers = [player.tier for player in alive]
-        members = self._sim.members
-        seated = witnesses(self._sim.run.current, members.mask(MemberState.HEALTHY))
+        run, members = self._sim.run, self._sim.members
+        seated = witnesses(run.current, run, members)
         elected = {members.seats[seat].signer for seat in seated}
         groups = [
             alive,

@@ -103,7 +103,7 @@ class WitnessDuty:
         duty = Duty(self._ports, name, wanted=lambda: not self._over())
         while not self._over() and not duty.refused:
             run, healthy = self._ports.feed.run, self._healthy()
-            missing, elected = self._waited_for(healthy), self._seat in witnesses(run.current, healthy)
+            missing, elected = self._waited_for(healthy), self._is_elected()
             if elected and not self._closed and self._nobody_else(run, healthy, missing):
                 await self._close()
                 continue
@@ -117,13 +117,17 @@ class WitnessDuty:
     def _healthy(self) -> int:
         return self._ports.feed.members.mask(MemberState.HEALTHY)
 
+    def _is_elected(self) -> bool:
+        run = self._ports.feed.run
+        return self._seat in witnesses(run.current, run, self._ports.feed.members)
+
     async def inquire(self, collector: Collector) -> None:
         """Ask peers for announcements that should be here by now, until the round is over: as a witness for results and
         keys, and as anybody for who is closed.
         """
         while not self._over():
             await self._ports.clock.sleep(ASK_EVERY)
-            elected = self._seat in witnesses(self._ports.feed.run.current, self._healthy())
+            elected = self._is_elected()
             for height in sorted({self._judged, self._plan.header.height}):
                 plan = self._results.plan(height)
                 due = height < self._plan.header.height or self._own_done is not None

@@ -17,17 +17,17 @@ pub struct Inspect {
     pub members: Grown<Members>,
 }
 
-/// Returns by rank among those who began the epoch: 0 the witness position, 1 the committee position (u8 each), 2 the data interval (u16 start, u16 len),
+/// Returns by rank among those who began the epoch, and for 0 among those who may be elected: 0 the witness position, 1 the committee position (u8 each), 2 the data interval (u16 start, u16 len),
 /// 3 whether the member is now a witness of the round, if that is running (u8).
 pub fn inspect(ctx: &mut Context<Inspect>, which: u8, ring: u8) -> Result<()> {
     let run: &Run = &ctx.accounts.run;
     require!((ring as usize) < STORED_ROUNDS, CoordinatorError::UnknownInspection);
-    let round = &run.rounds[ring as usize];
+    let (round, members): (&Round, &Members) = (&run.rounds[ring as usize], &ctx.accounts.members);
     let answer: Vec<u8> = match which {
-        0 => committee::positions(round, &run.began, committee::WITNESS),
+        0 => committee::positions(round, &committee::electors_of(run, members, round), committee::WITNESS),
         1 => committee::positions(round, &run.began, committee::COMMITTEE),
-        2 => intervals(run, &ctx.accounts.members, round),
-        3 => witnesses(run, &ctx.accounts.members, round),
+        2 => intervals(run, members, round),
+        3 => witnesses(run, members, round),
         _ => return Err(CoordinatorError::UnknownInspection.into()),
     };
     set_return_data(&answer);
@@ -45,7 +45,7 @@ fn intervals(run: &Run, members: &Members, round: &Round) -> Vec<u8> {
 }
 
 fn witnesses(run: &Run, members: &Members, round: &Round) -> Vec<u8> {
-    let witnesses = committee::witnesses(round, &run.began, members);
+    let witnesses = committee::witnesses(run, members, round);
     bitmap::seats(&run.began).map(|seat| u8::from(bitmap::has(&witnesses, seat as u8))).collect()
 }
 

@@ -15,7 +15,7 @@ pub fn warmup_witness(ctx: &mut Context<Permissionless>, seat: u8, at: &Place) -
     let drawn = run.seed_slot == 0; // or nobody is elected yet
     require!(drawn && run.is_at(at, 0), CoordinatorError::StaleHeight);
     members::check_healthy(&accounts.members, seat, accounts.user.address())?;
-    let elected = committee::is_witness(&run.rounds[0], &run.began, &accounts.members, seat);
+    let elected = committee::is_witness(run, &accounts.members, &run.rounds[0], seat);
     require!(elected, CoordinatorError::NotElected);
     let round = &mut run.rounds[0];
     require!(!bitmap::has(&round.attested, seat), CoordinatorError::DuplicateWitness);

@@ -32,10 +32,7 @@ pub fn witness(
     let head = run.ring(0);
     require!(run.is_at(at, 0), CoordinatorError::StaleHeight);
     members::check_healthy(&accounts.members, seat, accounts.user.address())?;
-    require!(
-        committee::is_witness(&run.rounds[head], &run.began, &accounts.members, seat),
-        CoordinatorError::NotElected
-    );
+    require!(committee::is_witness(run, &accounts.members, &run.rounds[head], seat), CoordinatorError::NotElected);
     require!(!bitmap::has(&run.rounds[head].attested, seat), CoordinatorError::DuplicateWitness);
     let witnesses: &mut Witnesses = &mut accounts.witnesses;
     let count = (run.rounds[head].attestations as usize).min(MAX_WITNESSES - 1);

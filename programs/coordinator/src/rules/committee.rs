@@ -2,8 +2,12 @@
 //!
 //! Every order is of those who began the epoch. So whoever leaves, or is dropped, moves nobody else, and can choose no
 //! order: a seat that becomes free goes to the next in line.
+//!
+//! A seat costs little, and a third of the witnesses can stop a run or say that nobody else delivered. So where enough of
+//! those who began are established in all levels, the witnesses of rounds are of these alone: newcomers, however many,
+//! train and deliver for an epoch before they have a word. In warm-up all have one, because it waits for them too.
 
-use super::{bitmap, seeds, shuffle::Order};
+use super::{bitmap, levels, seeds, shuffle::Order};
 use crate::{
     constants::{Bitmap, MAX_VERDICTS},
     state::{run_state, Members, Round, Run},
@@ -15,6 +19,9 @@ pub const COMMITTEE: &[u8] = b"committee";
 pub const DATA: &[u8] = b"data";
 pub const COOLDOWN: &[u8] = b"cooldown";
 pub const CHECKPOINT: &[u8] = b"checkpoint";
+
+/// So many are the least of which one alone decides nothing.
+const ENOUGH: u32 = 3;
 
 /// The order of the ranks of those who `began` the epoch, for one purpose of a round.
 pub fn order(round: &Round, began: &Bitmap, purpose: &[u8]) -> Order {
@@ -51,6 +58,25 @@ fn seated(round: &Round, members: &Members) -> Bitmap {
     bitmap::both(&round.roster, &bitmap::either(&round.attested, &members.healthy))
 }
 
+/// Whether the witnesses of the epoch's rounds are of its established members. That is fixed when the rounds begin.
+fn known(run: &Run, members: &Members) -> bool {
+    run.levels_established == levels::all(run.levels) && bitmap::count(&members.judges) >= ENOUGH
+}
+
+/// Of whom witnesses are elected, where these of a round's members are `seated`: of all once no established one is.
+pub fn electors(run: &Run, members: &Members, seated: &Bitmap) -> Bitmap {
+    if known(run, members) && bitmap::intersects(&members.judges, seated) {
+        members.judges
+    } else {
+        run.began
+    }
+}
+
+/// The same of a round that is stored.
+pub fn electors_of(run: &Run, members: &Members, round: &Round) -> Bitmap {
+    electors(run, members, &seated(round, members))
+}
+
 /// Elects anew among those who stayed, after a member has gone: where fewer are left than were elected, all of these are
 /// witnesses, and their quorum counts. It has gone by its own word or by that of a quorum, so a vote that
 /// counts still is one of the denominator, and nobody else's silence makes that smaller.
@@ -58,37 +84,45 @@ fn seated(round: &Round, members: &Members) -> Bitmap {
 pub fn reelect(run: &mut Run, members: &Members) {
     if matches!(run.state, run_state::WARMUP | run_state::ROUND_TRAIN | run_state::ROUND_WITNESS) {
         let head = run.ring(0);
-        let round = &mut run.rounds[head];
-        let seated = bitmap::count(&seated(round, members));
-        round.elected = u32::from(round.elected).min(seated) as u8;
+        let seated = seated(&run.rounds[head], members);
+        let left = bitmap::count(&bitmap::both(&seated, &electors(run, members, &seated)));
+        // of the established ones nobody is left, so all others elect, and not only as many as these were
+        let all = known(run, members) && !bitmap::intersects(&members.judges, &seated);
+        let most = if all { elected(run.config.witness_nodes, left as u16) } else { run.rounds[head].elected };
+        run.rounds[head].elected = u32::from(most).min(left) as u8;
     }
 }
 
 /// Whether a healthy member of the running round is one of its witnesses.
 #[inline(never)]
-pub fn is_witness(round: &Round, began: &Bitmap, members: &Members, seat: u8) -> bool {
+pub fn is_witness(run: &Run, members: &Members, round: &Round, seat: u8) -> bool {
     if !bitmap::has(&round.roster, seat) {
         return false;
     }
     if u16::from(round.elected) >= round.clients {
         return true;
     }
+    let electors = electors_of(run, members, round);
+    if !bitmap::has(&electors, seat) {
+        return false;
+    }
     let state = seeds::of_purpose(round.seed, WITNESS);
-    let first = Order::first(state, bitmap::count(began) as usize, round.elected as usize);
-    let rank = bitmap::rank(began, seat) as u8;
+    let first = Order::first(state, bitmap::count(&electors) as usize, round.elected as usize);
+    let rank = bitmap::rank(&electors, seat) as u8;
     // whoever leaves, those who were first stay witnesses
-    first.ranks().contains(&rank) || bitmap::has(&witnesses(round, began, members), seat)
+    first.ranks().contains(&rank) || bitmap::has(&witnesses(run, members, round), seat)
 }
 
-/// The witnesses of the running round: the first `elected` of those seated, in the round's order.
+/// The witnesses of the running round: the first `elected` of the electors that are seated, in the round's order.
 #[inline(never)]
-pub fn witnesses(round: &Round, began: &Bitmap, members: &Members) -> Bitmap {
-    let seated = seated(round, members);
+pub fn witnesses(run: &Run, members: &Members, round: &Round) -> Bitmap {
+    let electors = electors_of(run, members, round);
+    let seated = bitmap::both(&seated(round, members), &electors);
     let elected = usize::from(round.elected);
     if elected >= bitmap::count(&seated) as usize {
         return seated;
     }
-    take(&order(round, began, WITNESS), began, &seated, elected)
+    take(&order(round, &electors, WITNESS), &electors, &seated, elected)
 }
 
 /// Whether a seat is one of the first `verifiers` members of a round in the order of the committee.

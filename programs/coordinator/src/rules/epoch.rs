@@ -49,6 +49,7 @@ impl Machine<'_> {
         let (step, roster) = (run.step, *pending);
         (run.began, run.next_roster, self.members.healthy) = (roster, roster, roster);
         holders::appoint(self.members, &roster);
+        run.levels_established = 0; // of whoever is left when the rounds begin
         run.head = 0;
         run.rounds = [Round::zeroed(); STORED_ROUNDS];
         run.rounds[0] = Round { seed, step, clients, elected, roster, ..Round::zeroed() };

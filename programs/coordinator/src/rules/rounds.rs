@@ -19,7 +19,8 @@ impl Machine<'_> {
         let again = redo.iter().fold(0, |sum: u16, len| sum.saturating_add(*len));
         let batch = if backlog.has_room(0) { wanted } else { again };
         run.head = if height == 0 { 0 } else { (run.head + 1) % STORED_ROUNDS as u8 };
-        let seated = bitmap::count(&bitmap::both(&roster, &self.members.healthy)) as u16;
+        let seated = bitmap::both(&roster, &self.members.healthy);
+        let seated = bitmap::count(&bitmap::both(&seated, &committee::electors(run, self.members, &seated))) as u16;
         run.rounds[run.head as usize] = Round {
             seed,
             salt: seeds::salt(moment),
