@@ -127,11 +127,16 @@ def authorizations(run: Scenario) -> None:
 
 
 def train(run: Scenario, world: Recorder) -> None:
-    """Warm-up, a full round, rounds with many shares missing, a verdict, a health check, the drain round."""
+    """Warm-up, a full round, rounds with many shares missing, a verdict, a health check, the drain round. From the
+    second round on as if all had begun the epoch as established holders, who alone are witnesses.
+    """
     for index in run.elected():
         if run.run.state is RunState.WARMUP:
             run.by(index, "warmup_witness", run.seat_of(index))
     everyone_attests(run)
+    record = world.record("Members", run.run_id)
+    appoint(run, record, run.run.levels)
+    world.store("Members", run.run_id, record)
     for part, every in (("half", 2), ("a third", 3)):  # of 256, half makes more gaps than the backlog has room for
         judged = run.run.current.height - 1
         world.label = f"witness ({part} of the shares missing, all disagree)"
