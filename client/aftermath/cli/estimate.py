@@ -45,10 +45,10 @@ async def estimate(
     """
     from aftermath.cli.config_check import planned_document
     from aftermath.config.document import load_config
+    from aftermath.config.recipe import recipe_of
     from aftermath.owner.schema import shape_of
     from aftermath.replica.fit import needs
     from aftermath.rules.run import Config
-    from aftermath.testnet.files import recipe_of
 
     config = load_config(config_path)
     unseen: list[str] = []
