@@ -281,6 +281,29 @@ async def test_tls_with_a_certificate_of_ones_own(tmp_path: Path) -> None:
             await plain.__aenter__()
 
 
+async def test_another_certificate_than_the_servers_is_waited_out_by_who_was_let_in_before(tmp_path: Path) -> None:
+    sides = []
+    for name in ("own", "other"):
+        (tmp_path / name).mkdir()
+        certificate, key = certificate_of_ones_own(tmp_path / name)
+        sides.append(ssl.create_default_context(ssl.Purpose.CLIENT_AUTH))
+        sides[-1].load_cert_chain(certificate, key)
+    own, other = sides
+    trusts = ssl.create_default_context(cafile=tmp_path / "own" / "cert.pem")
+    kept = tmp_path / "state"
+    async with serving(kept, tls=own) as server:
+        port, visitor = server.port, Visitor(server, tls=trusts)
+        await visitor.__aenter__()
+    try:
+        async with serving(kept, port=port, tls=other):
+            with pytest.raises(Unavailable, match="has not answered"):
+                await visitor.pool.patient(1.0).genesis()
+        async with serving(kept, port=port, tls=own):
+            await visitor.pool.genesis()
+    finally:
+        await visitor.__aexit__()
+
+
 async def test_a_member_that_is_gone_for_a_moment_is_not_withdrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving() as server, Visitor(server) as visitor:
         await visitor.join()

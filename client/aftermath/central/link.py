@@ -2,8 +2,9 @@
 
 Decided: this is a `chain.wire.Wire`, so that everything above it is the member's client of a cluster. Calls go over one
 connection, which is made when there is something to say and made anew after it broke; the subscription to the run has
-another. The first of them also hears where the peers are (`peers`). A server that refuses is final: asking again does
-not help; one that is away is not.
+another. The first of them also hears where the peers are (`peers`). A server that refuses is final: asking again does not
+help; one that is away is not. Nor is a certificate that is not to be trusted, where there was a right one before: else
+whoever can break into the line for a moment would end members for good.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class Link(httpx.AsyncBaseTransport):
 
     def __init__(self, address: str, tls: ssl.SSLContext | None, run_id: str, wallet: Wallet, peer: Keypair) -> None:
         self.address = address
-        self._url = f"{'wss' if tls else 'ws'}://{address}"
+        self.url = f"{'wss' if tls else 'ws'}://{address}"
         self._tls, self._run_id, self._wallet, self._peer = tls, run_id, wallet, peer
         self._genesis = ""
         self._connection: ClientConnection | None = None
@@ -196,7 +197,7 @@ class Link(httpx.AsyncBaseTransport):
         """A connection on which we are let in. Raises OSError, WebSocketException, Malformed, ServerRefused."""
         try:
             connection = await connect(
-                self._url,
+                self.url,
                 ssl=self._tls,
                 max_size=MAX_MESSAGE,
                 open_timeout=OPEN_SECONDS,
@@ -205,6 +206,10 @@ class Link(httpx.AsyncBaseTransport):
                 close_timeout=CLOSE_SECONDS,
             )
         except ssl.SSLCertVerificationError as error:
+            if self._genesis:  # it was here before: another certificate is the word of whoever stands in between
+                raise ConnectionError(
+                    f"the certificate of the server {self.address} is not to be trusted: {error.verify_message}"
+                ) from error
             raise ServerRefused(
                 f"the certificate of the server {self.address} is not to be trusted: {error.verify_message}",
                 "Pass --tls-ca FILE with the certificate that whoever runs the server gave you",

@@ -47,7 +47,9 @@ class CentralPool(RpcPool):
     called = keeper = "the server"
 
     def __init__(self, link: Link, *, patience: float, seed: int) -> None:
-        super().__init__([endpoint(f"http://{link.address}")], patience=patience, seed=seed, wire=link)
+        # both are one port, and what a warning names is what the link speaks to
+        at = endpoint(link.url.replace("ws", "http", 1), link.url)
+        super().__init__([at], patience=patience, seed=seed, wire=link)
         self._address = link.address
 
     def _unavailable(self, patience: float) -> Unavailable:
