@@ -133,8 +133,8 @@ async def admission(subject: Subject) -> Finding | None:
     held = await membership_of(chain.pool, chain.coordinator.program_id, view.run, own)
     check_bond(view.run, held, subject.max_bond)
     if reasons := obstacles(view, bytes(own), held, authorized=found is not None, named=named):
-        fix = "Ask who owns the run; can-join says whether it is mended"
-        fix = fix if found else f"{GRANT} --authorizer {own}; {as_delegate(named)}"
+        ask = "Ask who owns the run; can-join says whether it is mended"
+        fix = ask if found else f"{GRANT} --authorizer {own}; {as_delegate(named)}"
         return broken(f"{own} may not join: {'; '.join(reason.message for reason in reasons)}", fix)
     return fine(f"{own} may join")
 
