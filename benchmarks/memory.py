@@ -28,6 +28,7 @@ from typing import Any
 import torch
 
 from aftermath.config.document import RunConfig, parse_as
+from aftermath.config.recipe import recipe_of
 from aftermath.data.bytelevel import VOCAB_SIZE
 from aftermath.model.architectures import config_of
 from aftermath.model.presets import PRESETS
@@ -37,7 +38,6 @@ from aftermath.replica.arithmetic import Arithmetic
 from aftermath.replica.live_bytes import LiveBytes
 from aftermath.replica.pass_size import Checkpointing, PassSize
 from aftermath.replica.replica import Replica
-from aftermath.testnet.files import recipe_of
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = {"light": "light-config.toml", "test": "config.toml", "preset": "config.toml"}

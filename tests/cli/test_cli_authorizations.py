@@ -44,6 +44,11 @@ def verdict(shell: Shell, run_id: str, address: Path, *more: str) -> list[str]:
     return list(found["reasons"])
 
 
+def reasons(shell: Shell, run_id: str, address: Path, *more: str) -> str:
+    """The same as people read them."""
+    return "; ".join(verdict(shell, run_id, address, *more))
+
+
 def test_everybody_may_join_a_run_without_a_join_authority(owner: Shell, run_id: str, people: dict[str, Path]) -> None:
     assert owner("create-run", "--run-id", run_id).data["permissionless"] is True
     everybody = owner("join-authorization-read", "--join-authority", owner.wallet).data
@@ -96,19 +101,21 @@ def test_the_seeds_permissioned_way(
     assert owner("update-config", "--run-id", run_id, "--config-path", material / "config.toml").code == 0
     assert owner("set-paused", "--run-id", run_id, "resume").code == 0
     refusal = "no valid authorization of the run's join authority admits it"
-    assert refusal in verdict(owner, run_id, grantee)
+    assert refusal in reasons(owner, run_id, grantee)
     told = owner("can-join", "--run-id", run_id, "--address", grantee)
     assert "not-authorized" in json.loads(told.out)["codes"]
+    assert f"{refusal} (a delegate names its grantee: --authorizer GRANTEE)" in json.loads(told.out)["reasons"]
 
     script("join-authorization-create.sh", grantor, public(grantee), rpc=rpc, cwd=tmp_path)
-    assert refusal not in verdict(owner, run_id, grantee)
-    assert refusal in verdict(owner, run_id, people["delegate1"], "--authorizer", public(grantee))
+    assert refusal not in reasons(owner, run_id, grantee)
+    not_yet = reasons(owner, run_id, people["delegate1"], "--authorizer", public(grantee))
+    assert f"{refusal} ({public(grantee)} makes it a delegate with aftermath-solana join-auth" in not_yet
 
     delegates = (people["delegate1"], people["delegate2"])
     script("join-authorization-set-delegates.sh", public(grantor), grantee, *delegates, rpc=rpc, cwd=tmp_path)
     for delegate in delegates:
-        assert refusal not in verdict(owner, run_id, delegate, "--authorizer", public(grantee))
-    assert refusal in verdict(owner, run_id, people["stranger"], "--authorizer", public(grantee))
+        assert refusal not in reasons(owner, run_id, delegate, "--authorizer", public(grantee))
+    assert refusal in reasons(owner, run_id, people["stranger"], "--authorizer", public(grantee))
 
     script("join-authorization-set-delegates.sh", public(grantor), grantee, delegates[1], rpc=rpc, cwd=tmp_path)
     read = owner("join-authorization-read", "--join-authority", grantor, "--authorizer", grantee).data
@@ -128,24 +135,24 @@ def test_an_authorization_for_one_run_admits_to_no_other(
     one = ("--authorizer", grantee, "--run-id", run_id)
     made = grantor("join-authorization-create", *one).data
     assert (made["run_id"], made["all_runs"]) == (run_id, False)
-    assert refusal not in verdict(owner, run_id, grantee)
-    assert refusal in verdict(owner, other, grantee)
+    assert refusal not in reasons(owner, run_id, grantee)
+    assert refusal in reasons(owner, other, grantee)
     everywhere = grantor("join-authorization-create", "--authorizer", grantee).data
     assert (everywhere["run_id"], everywhere["all_runs"]) == (None, True)
-    assert refusal not in verdict(owner, other, grantee)
+    assert refusal not in reasons(owner, other, grantee)
     assert grantor("join-authorization-delete", "--authorizer", grantee).data["closed"]
-    assert refusal not in verdict(owner, run_id, grantee)
+    assert refusal not in reasons(owner, run_id, grantee)
     added = ("--join-authority", people["grantor"], "--run-id", run_id, "--delegates-added", people["delegate1"])
     assert len(Shell(owner.rpc, grantee)("join-authorization-delegate", *added).data["delegates"]) == 1
-    assert refusal not in verdict(owner, run_id, people["delegate1"], "--authorizer", public(grantee))
+    assert refusal not in reasons(owner, run_id, people["delegate1"], "--authorizer", public(grantee))
     read = owner("join-authorization-read", "--join-authority", people["grantor"], *one).data
     assert (read["delegates"], read["delegates_sponsor"]) == ([public(people["delegate1"])], public(grantee))
     assert not grantor("join-authorization-delete", *one).data["closed"]
-    assert refusal in verdict(owner, run_id, grantee)
+    assert refusal in reasons(owner, run_id, grantee)
     rest = {"rpc": owner.rpc, "cwd": tmp_path, "RUN_ID": other}
     script("join-authorization-create.sh", people["grantor"], public(grantee), **rest)  # type: ignore[arg-type]
-    assert refusal not in verdict(owner, other, grantee)
-    assert refusal in verdict(owner, run_id, grantee)
+    assert refusal not in reasons(owner, other, grantee)
+    assert refusal in reasons(owner, run_id, grantee)
 
 
 def test_an_authorization_is_withdrawn(owner: Shell, people: dict[str, Path]) -> None:

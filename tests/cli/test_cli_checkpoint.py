@@ -80,7 +80,9 @@ def test_a_finished_run_is_reopened_and_taken_back(owner: Shell, run_id: str, ma
     assert "has trained 2 steps already" in owner("reopen", *named, "--total-steps", 2).error["error"]
 
     assert [one["step"] for one in owner("rewind", *named).data] == [2, 0]
-    assert "2 checkpoints of run" in invoke("rewind", "--rpc", owner.rpc, "-w", owner.wallet, *named).out
+    listed = invoke("rewind", "--rpc", owner.rpc, "-w", owner.wallet, *named)
+    assert "2 checkpoints of run" in listed.out
+    assert f"next: aftermath-solana rewind --run-id {run_id} --to-step STEP" in listed.err
     unknown = owner("rewind", *named, "--to-step", 1).error
     assert unknown["fix"] == "Name one of step 0, 2"
     assert calls(owner("rewind", *named, "--to-step", 0, "--dry-run")) == ["coordinator.rewind"]

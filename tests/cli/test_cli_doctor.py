@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from aftermath.chain.wallet import create_wallet
+from aftermath.chain.wallet import create_wallet, load_wallet
 from aftermath.cli import checkup_machine, checkup_network
 from aftermath.cli.checkup import Status, Subject
 from aftermath.cli.checkup_chain import SKEW_SECONDS
@@ -267,6 +267,20 @@ def test_a_run_for_another_client(owner: Shell, run_id: str) -> None:
     code, checks = examined("--rpc", owner.rpc, "--run-id", run_id, "-w", owner.wallet)
     assert code == 1
     assert "9.9.9" in checks["run"]["message"]
+
+
+def test_a_wallet_that_nobody_admits_is_told_both_ways_in(owner: Shell, run_id: str, tmp_path: Path) -> None:
+    """Its own authorization, and as a delegate that of another; of a grantee that is named, what that one does."""
+    for name in ("grantor", "grantee"):
+        create_wallet(tmp_path / f"{name}.json")
+    assert owner("create-run", "--run-id", run_id, "--join-authority", tmp_path / "grantor.json").code == 0
+    line = ("--rpc", owner.rpc, "--run-id", run_id, "-w", owner.wallet)
+    fix = examined(*line)[1]["admission"]["fix"]
+    assert f"join-authorization-create --authorizer {load_wallet(owner.wallet).pubkey}; " in fix
+    assert "a delegate names its grantee: --authorizer GRANTEE" in fix
+    grantee = str(load_wallet(tmp_path / "grantee.json").pubkey)
+    fix = examined(*line, "--authorizer", grantee)[1]["admission"]["fix"]
+    assert f"{grantee} makes it a delegate with aftermath-solana join-authorization-delegate" in fix
 
 
 def test_nothing_is_written_without_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

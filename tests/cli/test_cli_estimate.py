@@ -111,6 +111,8 @@ def test_tokens_time_and_members(material: Path, tmp_path: Path) -> None:
     shown = invoke("estimate", "--config-path", material / "config.toml").out
     assert "SOL in all" in shown
     assert f"{found['tokens']:,} in 48 steps" in shown
+    for members, said in ((1, "with 1 member, of which"), (2, "with 2 members, of which")):
+        assert said in invoke("estimate", "--config-path", material / "config.toml", "--members", members).out
 
 
 def test_a_model_that_is_still_to_be_made_is_reckoned_as_planned(

@@ -19,10 +19,11 @@ from aftermath.cli.new_config import RECIPE, RECIPES, begin, changed, lasting
 from aftermath.config.document import RunConfig, load_config, parse_as
 from aftermath.config.keys import find
 from aftermath.config.read import schedule_of
+from aftermath.config.recipe import recipe_of
 from aftermath.model.presets import PRESETS
 from aftermath.rules.schedules import last_change
 from aftermath.testnet.configs import SHIPPED, configs
-from aftermath.testnet.files import COMMANDS, flags, recipe_of
+from aftermath.testnet.files import COMMANDS, flags
 from cli.cli_runs import CONSOLE, Shell, invoke
 from config.config_cases import SEED, without
 

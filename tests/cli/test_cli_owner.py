@@ -290,6 +290,17 @@ def test_rates_and_ticks(configured: Shell, run_id: str) -> None:
     assert (ticked["tried"], ticked["signatures"]) == (2, [])
 
 
+def test_ticks_at_a_run_in_which_no_time_runs_say_once_what_it_waits_for(configured: Shell, run_id: str) -> None:
+    named = ("--rpc", configured.rpc, "-w", configured.wallet, "--run-id", run_id, "--count", 3, "--ms-interval", 10)
+    new = invoke("tick", *named).err
+    assert new.count("nothing is due while no time runs: new (epoch 0)") == new.count("nothing is due") == 1
+    assert "its owner has not begun it yet (set-paused resume)" in new
+    assert configured("set-paused", "--run-id", run_id, "resume").code == 0
+    waits = invoke("tick", *named).err
+    assert waits.count("nothing is due while no time runs: waiting for members (epoch 0)") == 1
+    assert "members: 0 of at least 3 members have asked for a place" in waits
+
+
 def test_list_runs_shows_the_run(configured: Shell, run_id: str) -> None:
     (row,) = [row for row in configured("list-runs").data if row["run_id"] == run_id]
     assert row["tiers"] == 3

@@ -56,6 +56,7 @@ def test_a_server_has_a_screen_and_q_stops_it(material: Path, tmp_path: Path) ->
         terminal.press("q")
         assert terminal.ended() == 130
         assert terminal.modes() == terminal.usual
+        assert "run demo is waiting for members: epoch 0, step 0 of" in terminal.after
         assert "interrupted" in terminal.after
     with Terminal([*command, "--run-id", "demo"], {**environment, "TERM": "dumb"}) as terminal:
         terminal.shows("run demo is waiting for members: epoch 0, step 0 of")

@@ -19,9 +19,10 @@ import pytest
 from aftermath.cli.main import load
 from aftermath.cli.model_init import _SIZES, Kind, _described
 from aftermath.config.document import load_config
+from aftermath.config.recipe import recipe_of
 from aftermath.model.presets import PRESETS
 from aftermath.testnet.configs import SHIPPED, configs
-from aftermath.testnet.files import COMMANDS, flags, recipe_of
+from aftermath.testnet.files import COMMANDS, flags
 from cli.cli_runs import CONSOLE, Shell
 from faulty_web import serving
 from model.hub_server import Hub

@@ -83,9 +83,23 @@ def test_before_there_are_enough_it_says_how_many_are_missing() -> None:
 
 def test_why_the_last_epoch_ended_is_said() -> None:
     reasons = [reason for reason in ExitReason if reason is not ExitReason.NONE]
-    told = {at(RunState.WAITING_FOR_MEMBERS, exit_reason=reason).waits[-1] for reason in reasons}
+    stay = members(3, pending=True, state=MemberState.IDLE)
+    told = {at(RunState.WAITING_FOR_MEMBERS, exit_reason=reason, members_=stay).waits[-1] for reason in reasons}
     assert len(told) == len(reasons)
     assert all(sentence.startswith("(the last epoch ended because ") for sentence in told)
+
+
+@pytest.mark.parametrize("reason", [ExitReason.NO_ATTESTATION, ExitReason.QUORUM_MISSING])
+def test_witnesses_are_not_said_to_have_been_silent_where_everybody_has_left(reason: ExitReason) -> None:
+    """A newcomer that waits is nobody of the last epoch."""
+    seats = {number: builders.seat(number, state=MemberState.IDLE, last_epoch=6) for number in range(3)}
+    for newcomer in ({}, {3: builders.seat(3, state=MemberState.IDLE, pending=True, last_epoch=0)}):
+        gone = builders.members(seats | newcomer, epoch=6)
+        waits = at(RunState.WAITING_FOR_MEMBERS, exit_reason=reason, members_=gone).waits
+        assert waits[1:] == ("(all members of the last epoch have left)",)
+    stays = builders.members(seats | {0: replace(seats[0], pending=True)}, epoch=6)
+    waits = at(RunState.WAITING_FOR_MEMBERS, exit_reason=reason, members_=stays).waits
+    assert waits[1].startswith("(the last epoch ended because ")
 
 
 @pytest.mark.parametrize(

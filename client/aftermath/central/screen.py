@@ -49,6 +49,9 @@ async def watch(server: CentralServer, tui: bool) -> None:
         try:
             with screen:
                 await _show(server, screen)
+        except asyncio.CancelledError:  # q, or Ctrl-C: what is left on the terminal
+            print(_line(where(server)), flush=True)
+            raise
         finally:
             ours.removeHandler(lines)
     ours.addHandler(Lines(_print))

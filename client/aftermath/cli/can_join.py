@@ -28,15 +28,22 @@ if TYPE_CHECKING:
     from aftermath.rules.members import Membership
 
 
-def obstacles(view: View, address: bytes, held: Membership | None, *, authorized: bool) -> list[Refused]:
-    """Why the program would refuse a join of this wallet now, by its own errors' names; empty when it would not."""
+def obstacles(
+    view: View, address: bytes, held: Membership | None, *, authorized: bool, named: Pubkey | None
+) -> list[Refused]:
+    """Why the program would refuse a join of this wallet now, by its own errors' names; empty when it would not.
+
+    `named`: the grantee as whose delegate it wants to join, if it says one.
+    """
+    from aftermath.cli.authorization import as_delegate
     from aftermath.coordinator.errors import Refused
     from aftermath.rules.state import MemberState
 
     run, members = view.run, view.members
     reasons = []
     if not authorized:
-        reasons.append(Refused("NotAuthorized", "no valid authorization of the run's join authority admits it"))
+        nobody = "no valid authorization of the run's join authority admits it"
+        reasons.append(Refused("NotAuthorized", f"{nobody} ({as_delegate(named)})"))
     if run.halted:
         reasons.append(Refused("RunHalted", halted(view)))
     place = members.find(address)
@@ -104,7 +111,9 @@ async def at_the_chain(chain: Cluster, run_id: str, user: Pubkey, delegate_of: P
     found = await chain.authorizer.admitting(grantor, user, address, delegate_of)
     held = await membership_of(chain.pool, chain.coordinator.program_id, run, user)
     view = View(run, members, model)
-    refusals: list[AftermathError] = [*obstacles(view, bytes(user), held, authorized=found is not None)]
+    refusals: list[AftermathError] = [
+        *obstacles(view, bytes(user), held, authorized=found is not None, named=delegate_of)
+    ]
     with noting(refusals):
         check_verdicts(run)
     with noting(refusals):

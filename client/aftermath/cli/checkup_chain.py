@@ -119,20 +119,22 @@ async def admission(subject: Subject) -> Finding | None:
     from aftermath.chain.addresses import run_addresses
     from aftermath.chain.memberships import check_bond, membership_of
     from aftermath.chain.options import public_key
-    from aftermath.cli.authorization import GRANT
+    from aftermath.cli.authorization import GRANT, as_delegate
     from aftermath.cli.can_join import obstacles
 
     chain, view, own = subject.chain, subject.view, subject.wallet.pubkey
+    named = public_key(subject.authorizer) if subject.authorizer is not None else None
     found = await chain.authorizer.admitting(
         Pubkey.from_bytes(view.run.join_authority),
         own,
         run_addresses(chain.coordinator.program_id, view.run.run_id).run,
-        public_key(subject.authorizer) if subject.authorizer is not None else None,
+        named,
     )
     held = await membership_of(chain.pool, chain.coordinator.program_id, view.run, own)
     check_bond(view.run, held, subject.max_bond)
-    if reasons := obstacles(view, bytes(own), held, authorized=found is not None):
-        fix = "Ask who owns the run; can-join says whether it is mended" if found else f"{GRANT} --authorizer {own}"
+    if reasons := obstacles(view, bytes(own), held, authorized=found is not None, named=named):
+        ask = "Ask who owns the run; can-join says whether it is mended"
+        fix = ask if found else f"{GRANT} --authorizer {own}; {as_delegate(named)}"
         return broken(f"{own} may not join: {'; '.join(reason.message for reason in reasons)}", fix)
     return fine(f"{own} may join")
 

@@ -21,11 +21,12 @@ from aftermath.cli.usage import ParserError, explained
 from aftermath.config.document import RunConfig, load_config
 from aftermath.config.errors import Found, Mistake, Mistaken
 from aftermath.config.read import location_of, rules_of, schedule_of
+from aftermath.config.recipe import recipe_of
 from aftermath.data.fingerprint import hash_of
 from aftermath.owner import troubles
 from aftermath.owner.agreed_data import source_of
 from aftermath.owner.schema import Shape, document_of, not_done, not_fitting, not_there, shape_with
-from aftermath.testnet.files import flags, recipe_of
+from aftermath.testnet.files import flags
 from aftermath.train.locations import check_place
 
 _LLM = ("model", "LLM")

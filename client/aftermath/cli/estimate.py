@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from aftermath.base.counted import counted
 from aftermath.cli.command import command
 from aftermath.cli.present import Result, facts, note
 from aftermath.rules.bitmap import MAX_MEMBERS
@@ -45,10 +46,10 @@ async def estimate(
     """
     from aftermath.cli.config_check import planned_document
     from aftermath.config.document import load_config
+    from aftermath.config.recipe import recipe_of
     from aftermath.owner.schema import shape_of
     from aftermath.replica.fit import needs
     from aftermath.rules.run import Config
-    from aftermath.testnet.files import recipe_of
 
     config = load_config(config_path)
     unseen: list[str] = []
@@ -174,10 +175,10 @@ def seconds_at_most(rules: Config) -> int:
 def _shown(data: dict[str, Any]) -> dict[str, object]:
     from aftermath.chain.refusals import sol
 
-    owner, member, there = data["owner"], data["member"], data["members"]
+    owner, member, there = data["owner"], data["member"], counted(data["members"], "member")
     tiers = zip(data["parameters"], data["bytes_per_round"], data["memory_bytes"], strict=True)
     return {
-        "SOL in all": f"{sol(data['lamports'])} with {there} members, of which {sol(data['lamports_that_come_back'])} "
+        "SOL in all": f"{sol(data['lamports'])} with {there}, of which {sol(data['lamports_that_come_back'])} "
         "come back when the run is closed and members withdraw",
         "its owner": f"{sol(owner['lamports'])}: rent {sol(owner['rent'])}, fees up to {sol(owner['fees'])}",
         "each member": f"{sol(member['lamports'])}: rent {sol(member['rent'])}, bond {sol(member['bond'])}, fees up to "

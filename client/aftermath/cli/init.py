@@ -22,6 +22,7 @@ import typer
 from aftermath.base.errors import AftermathError, UsageError
 from aftermath.cli.command import command
 from aftermath.cli.present import CommandError, Result, note, plain_text
+from aftermath.config.recipe import making, recipe_file
 from aftermath.model.presets import PRESETS
 from aftermath.rules.bitmap import MAX_MEMBERS
 from aftermath.rules.limits import MAX_LEVELS
@@ -91,7 +92,7 @@ def init(
     from aftermath.config.errors import Mistaken
     from aftermath.config.written import tables_of, text_of, write
 
-    beside = out.with_suffix(".files.toml")
+    beside = recipe_file(out)
     if there := [path for path in (out, beside) if path.exists() and not force]:
         raise CommandError(f"{there[0]} is there already", "Name another file with --out, or say --force")
     if sys.stdin is not None and sys.stdin.isatty() and not json_output:
@@ -239,7 +240,7 @@ def _next(out: Path, *, made: bool) -> list[str]:
     """What an owner calls, one after the other, until the run trains."""
     file, run = shlex.quote(str(out)), shlex.quote(_run_id(out))
     signed = f"--run-id {run} -w {_WALLET}"
-    make = [f"python -m aftermath.testnet.files {file}"] if made else []
+    make = [making(out)] if made else []
     new = [] if Path(_WALLET).exists() else [f"aftermath-solana show-identity --create -w {_WALLET}"]
     return [
         "aftermath-solana localnet",

@@ -143,7 +143,8 @@ class KillOptions:
     """Which clients die."""
 
     random_kill_num: Annotated[
-        int, typer.Option(min=0, help="Kill so many clients (kill -9); they come back.", rich_help_panel=FAULTS)
+        int,
+        typer.Option(min=0, help="Kill so many clients that train (kill -9); they come back.", rich_help_panel=FAULTS),
     ] = 0
     random_kill_interval: Annotated[
         int,

@@ -15,13 +15,13 @@ from aftermath.base.errors import UsageError
 from aftermath.cli.model_init import document
 from aftermath.config.document import ARCHITECTURES, RunConfig, RunRules
 from aftermath.config.read import optimizer_of
+from aftermath.config.recipe import recipe_of
 from aftermath.config.sources import Checkpoint, DataLocation, LocalCheckpoint, LocalData
 from aftermath.config.training import LearningRate
 from aftermath.data.bytelevel import VOCAB_SIZE
 from aftermath.model.architectures import architecture_of, config_of
 from aftermath.rules.optimizers import EXCHANGED, ExchangedName
 from aftermath.testnet.configs import chosen, find
-from aftermath.testnet.files import recipe_of
 
 FILES = dict[str, dict[str, Any]]
 """What a file beside the config says of how model and tokens are made."""

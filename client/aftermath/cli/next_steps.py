@@ -28,6 +28,7 @@ NEXT: Mapping[tuple[str, str], str] = {
     ("set-paused", "paused"): _CONFIGURE,
     ("checkpoint", ""): _LOOK,
     ("rewind", ""): _RESUME,
+    ("rewind", "listed"): "rewind --run-id {run_id} --to-step STEP",
     ("reopen", ""): _WATCH,
     ("kick", ""): _LOOK,
     ("set-future-epoch-rates", ""): _LOOK,

@@ -76,7 +76,7 @@ def _plain(one: Recorded) -> dict[str, Any]:
 def _list(run_id: str, model: Model) -> Result:
     rows = [_plain(one) for one in model.recorded if one.exists]
     if not rows:
-        return Result([], f"run {run_id} has no checkpoint yet")
+        return Result([], f"run {run_id} has no checkpoint yet", case="none")
     table = listing(list(rows[0]), [list(row.values()) for row in rows])
     table.title = f"{counted(len(rows), 'checkpoint')} of run {run_id}, newest first"
-    return Result(rows, table)
+    return Result(rows, table, case="listed")

@@ -1,8 +1,12 @@
-"""`tick`: advance a run by hand, once or again and again."""
+"""`tick`: advance a run by hand, once or again and again.
+
+Decided: without --count it goes on where nothing is due either, since it may be what keeps a run going that is resumed
+or joined only later. What such a run waits for is said once, and again when that is another state.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,6 +14,9 @@ from aftermath.base.counted import counted
 from aftermath.cli.command import command
 from aftermath.cli.options import RunId, SigningOptions
 from aftermath.cli.present import Result, note
+
+if TYPE_CHECKING:
+    from aftermath.watch.standing import Standing
 
 
 @command("tick", example="aftermath-solana tick --run-id demo --ms-interval 1000 --count 10")
@@ -22,17 +29,20 @@ async def tick(
     """Advance a run whose deadline has passed.
 
     Members do this by themselves; a tick by hand helps a run that nobody attends. Nothing is paid for a tick that
-    changes nothing.
+    changes nothing. What the run waits for where nothing is due is said once; without --count the ticks go on all the
+    same, until something is.
     """
     import asyncio
 
     from aftermath.cli.connection import sign_in
     from aftermath.coordinator.errors import Refused
+    from aftermath.observe.following import RunFollower
     from aftermath.watch.phase import in_words
 
-    tried, landed = 0, []
+    tried, landed, last = 0, [], ""
     async with sign_in(options) as chain:
         await chain.coordinator.run(run_id)  # says so if there is no such run
+        follower = RunFollower(chain.coordinator, run_id)
         if count is None:
             note(f"ticking run {run_id} every {ms_interval} ms until Ctrl-C")
         while count is None or tried < count:
@@ -44,6 +54,10 @@ async def tick(
             except Refused as error:
                 if error.name != "NothingToTick":
                     raise
+                found = await follower.now()
+                if (waits := _waits(found)) != last:
+                    note(not_due(found))
+                last = waits
                 continue
             note(f"tick {tried}: {in_words((await chain.coordinator.run(run_id)).state)}")
         run = await chain.coordinator.run(run_id)
@@ -59,3 +73,19 @@ async def tick(
     return Result(
         data, f"{len(landed)} of {counted(tried, 'tick')} changed run {run_id}, which is now {in_words(run.state)}"
     )
+
+
+def not_due(found: Standing) -> str:
+    """Why a tick has changed nothing, as a sentence."""
+    from aftermath.watch.progress import span
+    from aftermath.watch.standing_words import line
+
+    when = "while no time runs" if found.deadline is None else "yet"
+    if found.deadline is not None and found.deadline > 0:
+        when = f"for {span(found.deadline)}"
+    return f"nothing is due {when}: {line(found)}"
+
+
+def _waits(found: Standing) -> str:
+    """What tells one wait of a run from another; while time runs, a keeper has nothing to say of each round."""
+    return f"{found.state.name} {found.epoch}" if found.deadline is None else "time"

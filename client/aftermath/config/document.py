@@ -28,6 +28,7 @@ from aftermath.rules.state import Architecture, DataType
 
 MAX_CONFIG_BYTES = 1 << 20
 _OURS = "config/demo/config.toml of the project is one that works"
+CORRECT = f"Correct the file there; {_OURS}"
 _NAME_ONE = f"Name a run's config file that you may read; {_OURS}"
 ARCHITECTURES = {
     "HfLlama": Architecture.HF_LLAMA,
@@ -216,9 +217,14 @@ class RunConfig(Table):
             raise self.refused(broken)
         return config
 
-    def refused(self, mistakes: list[config_errors.Mistake]) -> config_errors.Mistaken:
+    @property
+    def file(self) -> Path:
+        """Where it was read, as it was named; no file if it never was in one."""
+        return Path(self._source)
+
+    def refused(self, mistakes: list[config_errors.Mistake], fix: str = CORRECT) -> config_errors.Mistaken:
         """The error that shows these mistakes with the lines of the file."""
-        return _refused(self._source, self._text, mistakes)
+        return _refused(self._source, self._text, mistakes, fix)
 
 
 C = TypeVar("C", bound=RunConfig)
@@ -263,10 +269,12 @@ def parse_as(text: str, source: str, kind: type[C]) -> C:
     return config
 
 
-def _refused(source: str, text: str, mistakes: list[config_errors.Mistake]) -> config_errors.Mistaken:
+def _refused(
+    source: str, text: str, mistakes: list[config_errors.Mistake], fix: str = CORRECT
+) -> config_errors.Mistaken:
     lines = config_errors.line_numbers(text)
     found = [
         config_errors.Found(config_errors.line_of(lines, one.path), ".".join(one.path), one.sentence, one.code)
         for one in mistakes
     ]
-    return config_errors.Mistaken(source, found, f"Correct the file there; {_OURS}")
+    return config_errors.Mistaken(source, found, fix)

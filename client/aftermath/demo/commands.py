@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from aftermath.config.recipe import recipe_of
 from aftermath.testnet.chain import Chain
 from aftermath.testnet.configs import SHIPPED
 from aftermath.testnet.errors import StageError
-from aftermath.testnet.files import recipe_of
 
 TIERS = (0, 1, 2)
 RUN_ID = "demo"

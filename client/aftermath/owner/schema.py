@@ -13,11 +13,12 @@ from typing import Any
 from aftermath.config.document import ARCHITECTURES, RunConfig
 from aftermath.config.errors import Mistake
 from aftermath.config.read import checkpoint_of, optimizer_of, schedule_of
+from aftermath.config.recipe import making, recipe_file, recipe_of
 from aftermath.config.repository import is_repository
 from aftermath.model.architectures import architecture_of, config_of
 from aftermath.model.config import stored_tier
 from aftermath.model.documents import CheckpointError
-from aftermath.model.resolve import load_hf_config
+from aftermath.model.resolve import load_hf_config, local_directory
 from aftermath.optim.agreed import agreed_schema
 from aftermath.optim.schema import Schema
 from aftermath.rules.optimizers import EXCHANGED, EXCHANGED_SHOWN, OPTIMIZERS
@@ -91,8 +92,21 @@ def document_of(config: RunConfig) -> Mapping[str, Any]:
     except CheckpointError as error:
         if config.llm.checkpoint.Local is None:
             raise
+        if make := _making(config):
+            raise config.refused([Mistake((*_LLM, "checkpoint"), error.message, error.code)], make) from error
         said = ". ".join(filter(None, (error.message, error.fix)))
         raise config.refused([Mistake((*_LLM, "checkpoint"), said, error.code)]) from error
+
+
+def _making(config: RunConfig) -> str:
+    """How the Local model is made; empty if its place is taken, or none, or no file beside the config describes it."""
+    try:
+        taken = local_directory(checkpoint_of(config.llm.checkpoint)).exists()
+    except CheckpointError:
+        return ""
+    if taken or "model" not in recipe_of(config.file):
+        return ""
+    return f"Make it first, as {recipe_file(config.file)} says: {making(config.file)}"
 
 
 def not_there(config: RunConfig) -> Iterator[Mistake]:

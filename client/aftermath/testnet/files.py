@@ -16,10 +16,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from aftermath.base.bounded import Malformed, toml_value
-from aftermath.base.errors import AftermathError, ConfigError, UsageError
+from aftermath.base.errors import AftermathError, UsageError
 from aftermath.base.quiet import Quietly
 from aftermath.config.document import RunConfig
+from aftermath.config.recipe import recipe_of
 from aftermath.testnet.chain import SOLANA
 from aftermath.testnet.configs import chosen
 from aftermath.testnet.processes import call
@@ -49,15 +49,6 @@ def make_missing(path: Path, config: RunConfig, log: Path, environment: Mapping[
         _make(table, recipe[table], place, log, environment)
         made.append(place)
     return made
-
-
-def recipe_of(path: Path) -> dict[str, dict[str, Any]]:
-    """What the file beside a config says, empty without one. Raises ConfigError."""
-    beside = path.with_suffix(".files.toml")
-    try:
-        return toml_value(beside.read_text(encoding="utf-8")) if beside.is_file() else {}
-    except (UnicodeDecodeError, Malformed) as error:
-        raise ConfigError(f"{beside} is not valid TOML: {error}", "Correct it, or remove it") from None
 
 
 def _named(config: RunConfig, what: str) -> Path | None:

@@ -1,4 +1,8 @@
-"""Which clients are killed, and when: drawn from a seed, so that the same plan meets the same clients again."""
+"""Which clients are killed, and when: drawn from a seed, so that the same plan meets the same clients again.
+
+Decided: only a client that has trained since it was started is killed. One that is still on its way back would be
+starved for ever on a machine that starts it more slowly than it is killed, and a crash in training is what is tried.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +26,8 @@ class Kills:
     _due: float | None = None
     _draw: random.Random = field(default_factory=lambda: random.Random(0))
 
-    def now(self, at: float, running: Sequence[int]) -> list[int]:
-        """Whom to kill at this moment, in seconds of any clock, of those that run."""
+    def now(self, at: float, training: Sequence[int]) -> list[int]:
+        """Whom to kill at this moment, in seconds of any clock, of those that have trained since they were started."""
         if not self.number:
             return []
         if self._due is None:
@@ -31,7 +35,7 @@ class Kills:
         if at < self._due:
             return []
         self._due += self.interval
-        candidates = sorted(set(self.allowed) & set(running))
+        candidates = sorted(set(self.allowed) & set(training))
         victims = self._draw.sample(candidates, min(self.number, len(candidates)))
         self.done += len(victims)
         return victims

@@ -69,6 +69,7 @@ class Testnet:
 
     def _start(self, client: Client) -> None:
         command = [*self._backend.client(client), *self._plan.options(client)]
+        self._told(client).trained = False
         self._running[client] = self._open(client.name, command)
 
     def _follow(self, keeper: Running, until: float | None, left: Callable[[], bool]) -> Ending:
@@ -108,6 +109,9 @@ class Testnet:
             )
         )
 
+    def _told(self, client: Client) -> MemberStory:
+        return self.story.members[self._plan.clients.index(client)]
+
     def _row(self, client: Client, member: MemberStory) -> ClientRow:
         process, state = self._running.get(client), member.state
         if client in self._back:
@@ -131,7 +135,11 @@ class Testnet:
     def _kill_some(self) -> None:
         if self.story.first_loss_at is None or self._finished:
             return
-        by_number = {client.number: client for client, process in self._running.items() if process.code is None}
+        by_number = {
+            client.number: client
+            for client, process in self._running.items()
+            if process.code is None and self._told(client).trained
+        }
         for number in self._kills.now(time.monotonic(), list(by_number)):
             client = by_number[number]
             self._running[client].kill()

@@ -25,6 +25,8 @@ class MemberStory:
     finished: bool = False
     """Whether it has seen the run's end."""
     loss: float | None = None
+    trained: bool = False
+    """Whether its newest process has told a loss."""
     tokens_per_sec: float = 0.0
     seat: int | None = None
     sources: list[str] = field(default_factory=list)
@@ -100,7 +102,7 @@ class Story:
                 member.warnings.append(event.message)
 
     def _trained(self, member: MemberStory, event: kinds.Trained, now: float) -> None:
-        member.loss, member.tokens_per_sec = event.loss, event.tokens_per_sec
+        member.loss, member.tokens_per_sec, member.trained = event.loss, event.tokens_per_sec, True
         member.rounds.add(event.step)
         if member.returned is None and len(member.traffic) > 1:
             member.returned = event.step

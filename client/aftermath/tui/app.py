@@ -11,17 +11,17 @@ from textual.containers import VerticalScroll
 from aftermath.tui.board import Board
 from aftermath.tui.drawing import Drawing
 from aftermath.tui.log import Log
+from aftermath.tui.members import Table, table
 from aftermath.tui.messages import TABS
 from aftermath.tui.pages import PAGES, progress_words
 from aftermath.tui.rows import Rows
 from aftermath.tui.tabbed import Tabbed
 from aftermath.watch import kinds
 from aftermath.watch.printable import printable
-from aftermath.watch.standing import Standing
-from aftermath.watch.standing_words import COLUMNS, row_of
+from aftermath.watch.standing_words import COLUMNS
 
-_WALLET = 8  # characters of a wallet where there is little room
-_WIDE = 110  # columns that have room for all of it
+_SCROLLBAR = 2  # columns of the terminal
+_AROUND = 5  # lines that are no member's: title, tabs, the columns' names and keys
 
 
 class Tui(Tabbed):
@@ -62,18 +62,9 @@ class Tui(Tabbed):
         return self._board.leaving
 
     def _draw_members(self) -> None:
-        found = self._board.standing
-        columns = COLUMNS if self._board.here is None else (*COLUMNS[:-1], "here", COLUMNS[-1])
-        self.bottom.query_one(Rows).show(columns, {} if found is None else self._members(found))
-
-    def _members(self, found: Standing) -> dict[str, list[str]]:
-        rows, started, here = {}, self._board.of(kinds.Started), self._board.here
-        for member in found.members:
-            seat, wallet, *others, seen = row_of(member)
-            own = started is not None and wallet == started.wallet
-            shown = wallet if self.size.width >= _WIDE else f"{wallet[:_WALLET]}…"
-            cells = [f"{seat} (you)" if own else seat, shown, *others]
-            if here is not None:
-                cells.append("yes" if member.signer in here else "no")
-            rows[seat] = [printable(cell) for cell in (*cells, seen)]
-        return rows
+        found, started = self._board.standing, self._board.of(kinds.Started)
+        shown: Table = (COLUMNS, {})
+        if found is not None:
+            room = self.size.width - (_SCROLLBAR if len(found.members) > self.size.height - _AROUND else 0)
+            shown = table(found, self._board.here, started.wallet if started is not None else None, room)
+        self.bottom.query_one(Rows).show(*shown)

@@ -33,6 +33,8 @@ _ENDINGS = {
     ExitReason.PAUSE: "the owner paused the run",
     ExitReason.NO_ATTESTATION: "no witness attested its rounds",
 }
+_UNATTESTED = (ExitReason.QUORUM_MISSING, ExitReason.NO_ATTESTATION)
+"""What an epoch also ends with that all its members have left: whoever is still there has asked for a place again."""
 
 
 @dataclass(frozen=True)
@@ -187,8 +189,16 @@ def _waits_for_members(run: Run, members: Members) -> Iterator[str]:
         yield f"members: {here} {'has' if asked == 1 else 'have'} asked for a place"
     else:
         yield f"the time that others are given to come: {here} are here"
-    if why := _ENDINGS.get(run.exit_reason):
+    if run.exit_reason in _UNATTESTED and not _of_last_epoch(members) & members.pending:
+        yield "(all members of the last epoch have left)"
+    elif why := _ENDINGS.get(run.exit_reason):
         yield f"(the last epoch ended because {why})"
+
+
+def _of_last_epoch(members: Members) -> int:
+    """The seats that took part in it."""
+    seats = enumerate(members.seats)
+    return bitmap.from_seats(number for number, seat in seats if seat.used and seat.last_epoch == members.epoch)
 
 
 def _waits_for_round(run: Run) -> Iterator[str]:

@@ -1,0 +1,33 @@
+"""The file beside a run's config that says what the model and the tokens that the config names are made of.
+
+Decided: beside NAME.toml it is NAME.files.toml. `aftermath.testnet.files` makes what it describes; who only misses that
+says so by `making`.
+"""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+from aftermath.base.bounded import Malformed, toml_value
+from aftermath.base.errors import ConfigError
+
+
+def recipe_file(path: Path) -> Path:
+    """Where that file is, for the config at `path`, if there is one."""
+    return path.with_suffix(".files.toml")
+
+
+def recipe_of(path: Path) -> dict[str, dict[str, Any]]:
+    """What the file beside a config says, empty without one. Raises ConfigError."""
+    file = recipe_file(path)
+    try:
+        return toml_value(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    except (UnicodeDecodeError, Malformed) as error:
+        raise ConfigError(f"{file} is not valid TOML: {error}", "Correct it, or remove it") from None
+
+
+def making(path: Path) -> str:
+    """The command that makes what the config at `path` names and the file beside it describes."""
+    return f"python -m aftermath.testnet.files {shlex.quote(str(path))}"

@@ -1,0 +1,58 @@
+"""The schema of a run whose model is not on this machine: what the owner is told to do."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from aftermath.config.document import CORRECT, RunConfig, load_config
+from aftermath.config.errors import Mistaken
+from aftermath.config.recipe import recipe_file
+from aftermath.owner.schema import shape_of
+from aftermath.testnet.configs import SHIPPED
+
+DEMO = SHIPPED / "demo" / "config.toml"
+
+
+@pytest.fixture
+def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A config whose model is still to be made, and a file beside it that says of what."""
+    monkeypatch.chdir(tmp_path)
+    path = Path("my run.toml")
+    shutil.copy(DEMO, path)
+    shutil.copy(recipe_file(DEMO), recipe_file(path))
+    return path
+
+
+def refusal(config: RunConfig) -> Mistaken:
+    with pytest.raises(Mistaken) as told:
+        shape_of(config)
+    return told.value
+
+
+def test_a_model_that_a_file_beside_the_config_describes_is_to_be_made(copied: Path) -> None:
+    told = refusal(load_config(copied))
+    assert told.fix == "Make it first, as my run.files.toml says: python -m aftermath.testnet.files 'my run.toml'"
+    assert told.found[0].sentence.endswith("runs/demo/model (no config.json)")
+    assert told.found[0].line > 1
+
+
+def test_one_that_nothing_describes_or_whose_place_is_taken_is_not(copied: Path) -> None:
+    config = load_config(copied)
+    Path("runs/demo/model").mkdir(parents=True)  # which would be left as it is
+    assert refusal(config).fix == CORRECT
+    Path("runs/demo/model").rmdir()
+    recipe_file(copied).write_text("[tokens]\nbudget-bytes = 20000\n")
+    assert refusal(config).fix == CORRECT
+    recipe_file(copied).unlink()
+    told = refusal(config)
+    assert told.fix == CORRECT
+    assert "aftermath-solana model init makes one" in told.found[0].sentence
+
+
+def test_no_place_at_all_is_still_told_as_that(copied: Path) -> None:
+    copied.write_text(DEMO.read_text().replace('"runs/demo/model"', '"~nobody-of-this-name/x"'))
+    told = refusal(load_config(copied))
+    assert (told.fix, "~nobody-of-this-name/x" in told.message) == (CORRECT, True)

@@ -1,0 +1,53 @@
+"""A client that takes its time to start: it tells a loss when it may, waits to be killed, and comes back.
+
+`python -m testnet.starting_client NUMBER PLACE … --events-dir DIRECTORY …`, for two of them. PLACE gets a file for
+each with what its processes did, a line for each deed. The first client trains at once and is in training no more when
+it is back; the second trains when the first is back. When both are back, the run is over.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+from aftermath.watch.epoch_files import EpochFiles
+from aftermath.watch.events import Events
+from watch.said import said
+
+STARTS, TRAINS = "starts", "trains"
+
+
+def deeds(place: Path, number: int) -> list[str]:
+    """What the processes of a client have done so far."""
+    file = place / f"deeds-{number}"
+    return file.read_text().split() if file.exists() else []
+
+
+def live(place: Path, number: int, directory: Path) -> None:
+    events = Events(time.monotonic, [EpochFiles(directory, lambda: datetime.now(UTC))])
+
+    def does(deed: str) -> None:
+        with (place / f"deeds-{number}").open("a") as file:
+            file.write(f"{deed}\n")
+
+    def other_is_back() -> bool:
+        return deeds(place, 3 - number).count(STARTS) > 1
+
+    does(STARTS)
+    events.emit(said("started", run_id="local-testnet", wallet="W" * 44, version="0.1.0"))
+    if deeds(place, number).count(STARTS) > 1:
+        while number == 1 and not other_is_back():
+            time.sleep(0.05)
+        events.emit(said("finished"))
+        return
+    while number == 2 and not other_is_back():
+        time.sleep(0.05)
+    does(TRAINS)
+    events.emit(said("trained", step=number, loss=4.0))
+    time.sleep(600)
+
+
+if __name__ == "__main__":
+    live(Path(sys.argv[2]), int(sys.argv[1]), Path(sys.argv[sys.argv.index("--events-dir") + 1]))
