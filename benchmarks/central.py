@@ -175,7 +175,7 @@ async def duty(chain: SolanaMember, feed: RunFeed) -> None:
     current = run.current
     if seat is None or current.attested >> seat & 1:
         return
-    if seat not in witnesses(current, run, members):
+    if seat not in witnesses(current, members):
         return
     if run.state is RunState.WARMUP:
         await chain.warmup_witness(seat, run.round_id)
@@ -213,7 +213,7 @@ async def observe(process: psutil.Process, port: int, rounds: int) -> tuple[list
                 height = run.current.height
                 used = used or cpu(process)
                 began.append(now)
-                chosen = witnesses(run.current, run, view.members)
+                chosen = witnesses(run.current, view.members)
                 elected, quorum_seen = len(chosen), False
             if run.state.training and not quorum_seen and run.current.attestations >= quorum(elected):
                 quorum_seen = True

@@ -23,7 +23,7 @@ from aftermath.sim.simulation import Simulation, play
 
 def _witness(sim: Simulation) -> Player:
     """The only witness of the running round."""
-    (seat,) = witnesses(sim.run.current, sim.run, sim.members)
+    (seat,) = witnesses(sim.run.current, sim.members)
     wallet = sim.members.seats[seat].signer
     return next(player for player in sim.players if bytes(player.key.pubkey()) == wallet)
 

@@ -264,7 +264,7 @@ def test_witnesses_lost_down_to_the_quorum_still_decide(tmp_path: Path) -> None:
         players = [sim.add(tier) for tier in (0, 0, 1, 1, 2, 2)]
         run = await sim.until_round(2)
         await asyncio.sleep(0.2)  # what was trained in round 1 is opened
-        chosen = witnesses(run.current, run, sim.members)
+        chosen = witnesses(run.current, sim.members)
         assert (len(chosen), quorum(run.current.elected)) == (3, 2)
         wallet = sim.members.seats[chosen[0]].signer
         lost = next(player for player in players if bytes(player.key.pubkey()) == wallet)

@@ -85,6 +85,8 @@ class Lap:
     began: int
     roster: int
     elected: int
+    established: bool = False
+    """Its witnesses are of the established members alone."""
     seed: int | None = None
     batch: tuple[Interval, ...] = ()
     data_index: int = 0

@@ -285,7 +285,7 @@ class Scenario:
     def elected(self) -> list[int]:
         """Indices of the members who are witnesses of the current round."""
         members = self.members
-        chosen = committee.witnesses(self.run.current, self.run, members)
+        chosen = committee.witnesses(self.run.current, members)
         return [self.index_of(members.seats[seat].signer) for seat in chosen]
 
     def index_of(self, signer: bytes) -> int:

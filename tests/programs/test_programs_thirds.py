@@ -53,6 +53,23 @@ def test_newcomers_that_refuse_everybody_take_nothing_before_a_third_of_the_work
     assert run.members.established == (mine | theirs if wallets == 2 else theirs)
 
 
+@pytest.mark.parametrize("left", [3, 2, 1])
+def test_of_fewer_than_three_established_members_none_has_the_word_alone(world: World, left: int) -> None:
+    """The others begin anew in the warm-up, as after a restart: the newcomers beside them are witnesses then."""
+    run, honest = established(world, FIVE)
+    newcomers = range(len(FIVE), 2 * len(FIVE))
+    for index in (*honest, *newcomers):
+        run.join(index, tier=honest.get(index, 0)).ok()
+    run.world.advance(40)
+    run.tick().ok()
+    run.draw()
+    for index in range(left, len(FIVE)):
+        run.join(index, tier=honest[index], stateless=True).ok()
+    run.world.advance(31)
+    run.tick().ok()
+    assert sorted(run.elected()) == [*range(left), *(newcomers if left < 3 else ())]
+
+
 @pytest.mark.parametrize("missed", [0, 1])
 def test_who_is_refused_by_the_only_other_judge_keeps_its_word_until_it_misses_a_round(
     world: World, missed: int

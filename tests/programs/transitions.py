@@ -150,13 +150,13 @@ class Transitions:
         ordered = lap.ordered(committee.WITNESS, self._electors(seated))
         return set([number for number in ordered if bitmap.contains(seated, number)][: lap.elected])
 
-    @property
-    def _only_known(self) -> bool:
-        """Three of those who began are established, and one of them in all levels: nobody else has a word."""
-        return self.judges.bit_count() >= 3 and self.known_levels == self.every
+    def _enough(self, roster: int) -> bool:
+        """Three in a round are established, and one of those who began it in all levels: nobody else has a word."""
+        there = self.judges & roster & self.healthy
+        return there.bit_count() >= 3 and self.known_levels == self.every
 
     def _electors(self, seated: int) -> int:
-        return self.judges if self._only_known and self.judges & seated else self.began
+        return self.judges if self.lap.established and self.judges & seated else self.began
 
     def verifiers(self, lap: Lap) -> list[int]:
         count = committee.verifier_count(len(lap.members), self.config.verification_percent)
@@ -321,7 +321,7 @@ class Transitions:
     def _reelect(self) -> None:
         if self.state in (RunState.WARMUP, RunState.ROUND_TRAIN, RunState.ROUND_WITNESS):
             seated = self.lap.roster & (self.lap.voters | self.healthy)
-            most = MAX_WITNESSES if self._only_known and not self.judges & seated else self.lap.elected
+            most = MAX_WITNESSES if self.lap.established and not self.judges & seated else self.lap.elected
             most = min(most, self.config.witness_nodes or most)
             self.lap.elected = min(most, (seated & self._electors(seated)).bit_count())
 
@@ -401,7 +401,7 @@ class Transitions:
 
     def _elected(self, roster: int) -> int:
         seated = roster & self.healthy
-        clients = (seated & self._electors(seated)).bit_count()
+        clients = (seated & self.judges if self._enough(roster) else seated).bit_count()
         return min(self.config.witness_nodes or clients, clients, MAX_WITNESSES)
 
     def _weigh(self, seats: list[Seat]) -> None:
@@ -464,7 +464,15 @@ class Transitions:
         else:
             data_index = self.data_index
         roster, self.next_roster = self.next_roster, self.healthy
-        lap = Lap(height, self.step + unsettled, self.began, roster, self._elected(roster), batch=tuple(batch))
+        lap = Lap(
+            height,
+            self.step + unsettled,
+            self.began,
+            roster,
+            self._elected(roster),
+            self._enough(roster),
+            batch=tuple(batch),
+        )
         if not self.draining:
             self._fix()
         lap.data_index = data_index

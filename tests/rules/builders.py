@@ -86,7 +86,6 @@ def run(state: RunState, *, rounds: tuple[Round, ...] = (), **given: Any) -> Run
         "main_authority": bytes(32),
         "join_authority": bytes(32),
         "config": config(),
-        "began": rounds[0].began if rounds else 0,
         "rounds": (*rounds, blank, blank, blank, blank)[:4],
         "level_hashes": (bytes(32),) * 3,
     }

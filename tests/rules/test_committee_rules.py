@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from aftermath.rules import bitmap, committee
 from aftermath.rules.members import Members
-from aftermath.rules.run import Run
 from aftermath.rules.state import Committee, MemberState, RunState
 from rules import program_rules
 from rules.builders import header, members, run, seat
@@ -71,7 +70,7 @@ def test_a_quorum_is_never_none() -> None:
 def test_witnesses_are_distinct_members_and_as_many_as_elected(seed: int, roster: int, witness_nodes: int) -> None:
     clients = roster.bit_count()
     round_ = header(roster, seed=seed, elected=program_rules.elected_count(witness_nodes, clients))
-    elected = committee.witnesses(round_, *_epoch(roster))
+    elected = committee.witnesses(round_, _newcomers(roster))
     assert len(set(elected)) == len(elected) == min(witness_nodes or 32, clients, 32)
     assert all(bitmap.contains(roster, seat) for seat in elected)
     positions = {seat: place for place, seat in enumerate(committee.ordered(round_, committee.WITNESS))}
@@ -86,7 +85,7 @@ def test_who_leaves_makes_room_for_the_next_and_a_vote_does_not(
     healthy, attested = roster, 0
     round_ = header(roster, seed=seed, elected=program_rules.elected_count(witness_nodes, roster.bit_count()))
     for _ in range(20):
-        seated = committee.witnesses(replace(round_, attested=attested), *_epoch(roster, healthy))
+        seated = committee.witnesses(replace(round_, attested=attested), _newcomers(healthy))
         still = [seat for seat in seated if not bitmap.contains(attested, seat)]
         assert len(seated) == min(round_.elected, (attested | healthy).bit_count())
         assert all(bitmap.contains(healthy, seat) for seat in still)
@@ -104,18 +103,16 @@ def test_who_has_gone_moves_nobody_else(seed: int, began: int, stayed: int, perc
     before = [seat for seat in committee.roles(whole, percent) if bitmap.contains(stayed, seat)]
     assert list(committee.roles(left, percent)) == before
     in_order = [seat for seat in committee.ordered(whole, committee.WITNESS) if bitmap.contains(stayed, seat)]
-    assert list(committee.witnesses(left, *_epoch(began))) == in_order[: left.elected]
+    assert list(committee.witnesses(left, _newcomers(began))) == in_order[: left.elected]
 
 
-def _epoch(began: int, healthy: int | None = None) -> tuple[Run, Members]:
-    """An epoch of newcomers."""
-    healthy = began if healthy is None else healthy
-    return run(RunState.ROUND_TRAIN, began=began), members({}, healthy=healthy)
+def _newcomers(healthy: int) -> Members:
+    return members({}, healthy=healthy)
 
 
 def test_somebody_outside_the_roster_is_no_witness() -> None:
     round_ = header(0b1011)
-    assert set(committee.witnesses(round_, *_epoch(2**256 - 1))) == {0, 1, 3}
+    assert set(committee.witnesses(round_, _newcomers(2**256 - 1))) == {0, 1, 3}
 
 
 @given(U64, ROSTERS, ROSTERS, ROSTERS, st.booleans())
@@ -123,13 +120,17 @@ def test_newcomers_have_no_word_beside_three_who_hold_all_levels(
     seed: int, roster: int, known: int, healthy: int, whole: bool
 ) -> None:
     """However many they are; where these are fewer, or hold not all, or are all gone, everybody has one."""
-    judges, seated = roster & known, roster & healthy
-    table = members({}, healthy=healthy, judges=judges)
-    epoch = run(RunState.ROUND_TRAIN, began=roster, levels_established=0b111 if whole else 0b110)
-    round_ = header(roster, seed=seed, elected=32)
-    alone = whole and judges.bit_count() >= 3 and bool(judges & seated)
-    among = judges & seated if alone else seated
-    chosen = committee.witnesses(round_, epoch, table)
+    judges = roster & known
+    begins = run(RunState.ROUND_TRAIN, began=roster, levels_established=0b111 if whole else 0b110)
+    alone = committee.enough(begins, members({}, healthy=roster, judges=judges), roster)
+    assert alone is (whole and judges.bit_count() >= 3)
+    round_, table = (
+        header(roster, seed=seed, elected=32, established=alone),
+        members({}, healthy=healthy, judges=judges),
+    )
+    seated = roster & healthy
+    among = judges & seated if alone and judges & seated else seated
+    chosen = committee.witnesses(round_, table)
     assert set(chosen) <= set(bitmap.seats(among))
     assert len(chosen) == min(among.bit_count(), 32)
 

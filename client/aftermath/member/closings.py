@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from aftermath.base.wait import Pulse
 from aftermath.member.feed import RunFeed
 from aftermath.rules import bitmap
-from aftermath.rules.committee import electors, quorum, witnesses
+from aftermath.rules.committee import enough, quorum, witnesses
 from aftermath.rules.run import MAX_WITNESSES, RoundId
 from aftermath.rules.seal import Closed
 
@@ -45,7 +45,7 @@ class Closings:
         attesting, place = run.round(run.config.judges(height)), self._place(height)
         if attesting is None or place is None:
             return frozenset()
-        elected = witnesses(attesting, run, self._feed.members)
+        elected = witnesses(attesting, self._feed.members)
         missing = frozenset(elected) - self._heard.get(place, {}).keys()
         return missing if len(elected) - len(missing) < quorum(attesting.elected) else frozenset()
 
@@ -61,7 +61,8 @@ class Closings:
         if place is None or height != run.current.height or self.is_judged(height):
             return False
         seated = run.next_roster & self._feed.members.healthy
-        seated &= electors(run, self._feed.members, seated)
+        if enough(run, self._feed.members, seated):
+            seated &= self._feed.members.judges
         elected = min(run.config.witness_nodes or MAX_WITNESSES, seated.bit_count(), MAX_WITNESSES)
         closed = sum(bitmap.contains(seated, seat) for seat in self._heard.get(place, {}))
         return closed >= quorum(elected)

@@ -72,7 +72,7 @@ async def _witness(ports: Ports, readiness: Readiness, run: Run, seat: int) -> N
     patient_until, reading = ports.clock.monotonic() + _PATIENCE, _Reading(ports)
     while not duty.refused and not warmup_over(run, now := ports.feed.run):
         members = ports.feed.members
-        elected = now.seed_is_drawn and seat in witnesses(now.current, now, members)
+        elected = now.seed_is_drawn and seat in witnesses(now.current, members)
         impatient = ports.clock.monotonic() >= patient_until
         taken, half = reading.lately(), run.state_started_at + run.config.warmup_time / 2
         most_suffice = _from_peers(run) and ports.coordinator.now() >= half and not taken

@@ -6,7 +6,7 @@ seed, so knowing one order says nothing about another. `order[position] = rank`;
 those who began the epoch: whoever leaves moves nobody else, and can choose no order.
 
 A seat costs little, and a third of the witnesses can stop a run or say that nobody else delivered. So where enough of
-those who began are established in all levels, the witnesses of rounds are of these alone: newcomers, however many,
+those in it are established, and hold all levels, the witnesses of a round are of these alone: newcomers, however many,
 train and deliver for an epoch before they have a word. In warm-up all have one, because it waits for them too.
 """
 
@@ -80,19 +80,29 @@ def quorum(elected: int) -> int:
     return max(1, -(-2 * elected // 3))
 
 
-def electors(run: Run, members: Members, seated: int) -> int:
-    """Of whom witnesses are elected, where these of a round's members are `seated` (bitmaps)."""
-    known = run.levels_established == (1 << run.levels) - 1 and members.judges.bit_count() >= ENOUGH
-    return members.judges if known and members.judges & seated else run.began
+def enough(run: Run, members: Members, seated: int) -> bool:
+    """Whether the witnesses of a round that begins with these members, `seated`, are of the established ones alone."""
+    whole = run.levels_established == (1 << run.levels) - 1
+    return whole and (members.judges & seated).bit_count() >= ENOUGH
 
 
-def witnesses(header: Round, run: Run, members: Members) -> tuple[int, ...]:
+def electors(header: Round, members: Members) -> int:
+    """Of whom the witnesses of a round are elected: of all, once no established one is left in it. A bitmap."""
+    left = members.judges & _seated(header, members)
+    return members.judges if header.established and left else header.began
+
+
+def _seated(header: Round, members: Members) -> int:
+    """Those of a running round who have attested it or still can."""
+    return header.roster & (header.attested | members.healthy)
+
+
+def witnesses(header: Round, members: Members) -> tuple[int, ...]:
     """The seats that witness a round while it is running, in shuffle order.
 
     They are the first of the electors that have attested or still can: who leaves makes room for the next in the order.
     """
-    seated = header.roster & (header.attested | members.healthy)
-    in_order = _in_order(header, WITNESS, electors(run, members, seated))
+    seated, in_order = _seated(header, members), _in_order(header, WITNESS, electors(header, members))
     return tuple(islice((seat for seat in in_order if bitmap.contains(seated, seat)), header.elected))
 
 

@@ -74,7 +74,7 @@ class Faults:
             return self._lot.choice(self._sim.players)
         tiers = [player.tier for player in alive]
         run, members = self._sim.run, self._sim.members
-        seated = witnesses(run.current, run, members)
+        seated = witnesses(run.current, members)
         elected = {members.seats[seat].signer for seat in seated}
         groups = [
             alive,

@@ -231,7 +231,7 @@ def _votes(run: Run) -> str:
 def _members(run: Run, members: Members) -> Iterator[MemberStanding]:
     elected: tuple[int, ...] = ()
     if run.state.training or run.state is RunState.WARMUP:
-        elected = committee.witnesses(run.current, run, members)
+        elected = committee.witnesses(run.current, members)
     for number, seat in enumerate(members.seats):
         if seat.used:
             yield MemberStanding(

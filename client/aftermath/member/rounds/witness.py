@@ -118,8 +118,7 @@ class WitnessDuty:
         return self._ports.feed.members.mask(MemberState.HEALTHY)
 
     def _is_elected(self) -> bool:
-        run = self._ports.feed.run
-        return self._seat in witnesses(run.current, run, self._ports.feed.members)
+        return self._seat in witnesses(self._ports.feed.run.current, self._ports.feed.members)
 
     async def inquire(self, collector: Collector) -> None:
         """Ask peers for announcements that should be here by now, until the round is over: as a witness for results and

@@ -24,7 +24,7 @@ pub fn inspect(ctx: &mut Context<Inspect>, which: u8, ring: u8) -> Result<()> {
     require!((ring as usize) < STORED_ROUNDS, CoordinatorError::UnknownInspection);
     let (round, members): (&Round, &Members) = (&run.rounds[ring as usize], &ctx.accounts.members);
     let answer: Vec<u8> = match which {
-        0 => committee::positions(round, &committee::electors_of(run, members, round), committee::WITNESS),
+        0 => committee::positions(round, &committee::electors(run, members, round), committee::WITNESS),
         1 => committee::positions(round, &run.began, committee::COMMITTEE),
         2 => intervals(run, members, round),
         3 => witnesses(run, members, round),

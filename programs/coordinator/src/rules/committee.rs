@@ -4,7 +4,7 @@
 //! order: a seat that becomes free goes to the next in line.
 //!
 //! A seat costs little, and a third of the witnesses can stop a run or say that nobody else delivered. So where enough of
-//! those who began are established in all levels, the witnesses of rounds are of these alone: newcomers, however many,
+//! those in it are established, and hold all levels, the witnesses of a round are of these alone: newcomers, however many,
 //! train and deliver for an epoch before they have a word. In warm-up all have one, because it waits for them too.
 
 use super::{bitmap, levels, seeds, shuffle::Order};
@@ -58,23 +58,18 @@ fn seated(round: &Round, members: &Members) -> Bitmap {
     bitmap::both(&round.roster, &bitmap::either(&round.attested, &members.healthy))
 }
 
-/// Whether the witnesses of the epoch's rounds are of its established members. That is fixed when the rounds begin.
-fn known(run: &Run, members: &Members) -> bool {
-    run.levels_established == levels::all(run.levels) && bitmap::count(&members.judges) >= ENOUGH
+/// Whether the witnesses of a round that begins with these members, `seated`, are of the established ones alone.
+pub fn enough(run: &Run, members: &Members, seated: &Bitmap) -> bool {
+    run.levels_established == levels::all(run.levels) && bitmap::count(&bitmap::both(&members.judges, seated)) >= ENOUGH
 }
 
-/// Of whom witnesses are elected, where these of a round's members are `seated`: of all once no established one is.
-pub fn electors(run: &Run, members: &Members, seated: &Bitmap) -> Bitmap {
-    if known(run, members) && bitmap::intersects(&members.judges, seated) {
+/// Of whom the witnesses of a round are elected: of all, once no established one is left in it.
+pub fn electors(run: &Run, members: &Members, round: &Round) -> Bitmap {
+    if round.established == 1 && bitmap::intersects(&members.judges, &seated(round, members)) {
         members.judges
     } else {
         run.began
     }
-}
-
-/// The same of a round that is stored.
-pub fn electors_of(run: &Run, members: &Members, round: &Round) -> Bitmap {
-    electors(run, members, &seated(round, members))
 }
 
 /// Elects anew among those who stayed, after a member has gone: where fewer are left than were elected, all of these are
@@ -85,9 +80,9 @@ pub fn reelect(run: &mut Run, members: &Members) {
     if matches!(run.state, run_state::WARMUP | run_state::ROUND_TRAIN | run_state::ROUND_WITNESS) {
         let head = run.ring(0);
         let seated = seated(&run.rounds[head], members);
-        let left = bitmap::count(&bitmap::both(&seated, &electors(run, members, &seated)));
+        let left = bitmap::count(&bitmap::both(&seated, &electors(run, members, &run.rounds[head])));
         // of the established ones nobody is left, so all others elect, and not only as many as these were
-        let all = known(run, members) && !bitmap::intersects(&members.judges, &seated);
+        let all = run.rounds[head].established == 1 && !bitmap::intersects(&members.judges, &seated);
         let most = if all { elected(run.config.witness_nodes, left as u16) } else { run.rounds[head].elected };
         run.rounds[head].elected = u32::from(most).min(left) as u8;
     }
@@ -102,7 +97,7 @@ pub fn is_witness(run: &Run, members: &Members, round: &Round, seat: u8) -> bool
     if u16::from(round.elected) >= round.clients {
         return true;
     }
-    let electors = electors_of(run, members, round);
+    let electors = electors(run, members, round);
     if !bitmap::has(&electors, seat) {
         return false;
     }
@@ -116,7 +111,7 @@ pub fn is_witness(run: &Run, members: &Members, round: &Round, seat: u8) -> bool
 /// The witnesses of the running round: the first `elected` of the electors that are seated, in the round's order.
 #[inline(never)]
 pub fn witnesses(run: &Run, members: &Members, round: &Round) -> Bitmap {
-    let electors = electors_of(run, members, round);
+    let electors = electors(run, members, round);
     let seated = bitmap::both(&seated(round, members), &electors);
     let elected = usize::from(round.elected);
     if elected >= bitmap::count(&seated) as usize {

@@ -19,8 +19,11 @@ impl Machine<'_> {
         let again = redo.iter().fold(0, |sum: u16, len| sum.saturating_add(*len));
         let batch = if backlog.has_room(0) { wanted } else { again };
         run.head = if height == 0 { 0 } else { (run.head + 1) % STORED_ROUNDS as u8 };
-        let seated = bitmap::both(&roster, &self.members.healthy);
-        let seated = bitmap::count(&bitmap::both(&seated, &committee::electors(run, self.members, &seated))) as u16;
+        let mut seated = bitmap::both(&roster, &self.members.healthy);
+        let established = committee::enough(run, self.members, &seated);
+        if established {
+            seated = bitmap::both(&seated, &self.members.judges);
+        }
         run.rounds[run.head as usize] = Round {
             seed,
             salt: seeds::salt(moment),
@@ -31,12 +34,12 @@ impl Machine<'_> {
             batch,
             redo,
             clients: bitmap::count(&roster) as u16,
-            elected: committee::elected(run.config.witness_nodes, seated),
+            elected: committee::elected(run.config.witness_nodes, bitmap::count(&seated) as u16),
             attestations: 0,
             roster,
             attested: Bitmap::zeroed(),
             made_step: 0,
-            pad: 0,
+            established: u8::from(established),
         };
         run.data_index = run.data_index.saturating_add(u64::from(batch - again));
         run.next_roster = self.members.healthy;

@@ -72,7 +72,8 @@ pub struct Round {
     pub attested: [u8; 32],
     /// Closed round: 1 = what its witnesses attested was a step.
     pub made_step: u8,
-    pub pad: u8,
+    /// 1 = its witnesses are of the established members alone.
+    pub established: u8,
 }
 
 impl Round {
