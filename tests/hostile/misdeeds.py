@@ -38,12 +38,16 @@ class NeverReady(Behaviour):
 
 
 class NeverWitness(Behaviour):
+    epochs = 2  # it has a word once it has delivered in the first
+
     async def on_witness(self, me: Hostile, honest: Verb, *given: Any, **more: Any) -> None:
         me.deeds += 1
 
 
 class FalseWitness(Behaviour):
-    """Says that nobody delivered, under fingerprints of nothing."""
+    """Says that nobody delivered, under fingerprints of nothing. It has a word since it delivered in the first."""
+
+    epochs = 2
 
     async def on_witness(self, me: Hostile, honest: Verb, seat: int, place: Any, *given: Any, **more: Any) -> None:
         me.deeds += 1
