@@ -43,10 +43,10 @@ PYTEST := $(RUN) -m pytest --reruns 1 -r R --durations 15
 test: $(STAMP)  ## the tests that are not slow
 	$(PYTEST) -n 3 -m "not slow"
 
-# End to end one after the other on three workers (tests/conftest.py), which wait most of the time; on two more the rest,
+# End to end one after the other on two workers (tests/conftest.py), which wait most of the time; on two more the rest,
 # which computes.
 slow: $(STAMP)  ## the slow ones: real processes, the real validator
-	$(PYTEST) -m slow -n 5
+	$(PYTEST) -m slow -n 4
 
 TRANSACTIONS ?= 1000000
 

@@ -1,6 +1,6 @@
 """What holds for all tests: how they are spread over workers, and that processes they start can be interrupted.
 
-End-to-end cases start several processes each, and mostly wait for them: they go to three workers, one case after the
+End-to-end cases start several processes each, and mostly wait for them: they go to two workers, one case after the
 other, and first. All others of a file go to one worker, so that what they share (ranks, a network, a library that takes
 seconds to import) is made once; but for files whose tests share nothing and take minutes. (pytest-xdist's own marker
 for it, `xdist_group`, does not work with pytest 9.2: it writes a field no longer read.)
@@ -31,13 +31,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["AFTERMATH_PROFILE"] = ""
 
 VALIDATORS = ("admission", "bad_input", "changes", "ranks", "recovery", "seed_config", "training")
-"""Whatever shares a validator is among these, so that one worker has it."""
-BESIDE_THE_ATTACKS = ("bad_place", "central", "wheel")
-QUEUES = (
-    tuple(f"tests/e2e/test_e2e_{name}.py" for name in VALIDATORS),
-    ("tests/hostile/", *(f"tests/e2e/test_e2e_{name}.py" for name in BESIDE_THE_ATTACKS)),
-    ("tests/e2e/",),
-)
+"""Whatever shares a validator is among these, so that one worker has it; all others are as long together."""
+QUEUES = (tuple(f"tests/e2e/test_e2e_{name}.py" for name in VALIDATORS), ("tests/e2e/", "tests/hostile/"))
 EACH_ALONE = ("tests/fuzz/", "tests/programs/test_programs_coalitions.py", "tests/benchmarks/test_benchmarks_memory.py")
 DEAREST = (
     "tests/programs/test_programs_coalitions.py",
