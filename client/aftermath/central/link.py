@@ -206,12 +206,11 @@ class Link(httpx.AsyncBaseTransport):
                 close_timeout=CLOSE_SECONDS,
             )
         except ssl.SSLCertVerificationError as error:
+            untrusted = f"the certificate of the server {self.address} is not to be trusted: {error.verify_message}"
             if self._genesis:  # it was here before: another certificate is the word of whoever stands in between
-                raise ConnectionError(
-                    f"the certificate of the server {self.address} is not to be trusted: {error.verify_message}"
-                ) from error
+                raise ConnectionError(untrusted) from error
             raise ServerRefused(
-                f"the certificate of the server {self.address} is not to be trusted: {error.verify_message}",
+                untrusted,
                 "Pass --tls-ca FILE with the certificate that whoever runs the server gave you",
             ) from error
         try:

@@ -87,9 +87,9 @@ class RoundId(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Round:
     """The header of a round. The positions of its batch are the sequences of `redo`, in order, then fresh ones from
-    `data_index` on. `began`: the members that began its epoch, of whom all its orders are; `roster`: those in the
+    `data_index` on. `began`: the members that began its epoch, of whom its orders are; `roster`: those in the
     round, fixed when the one before it began. `salt` is what the fingerprints are made with that are attested in it.
-    `established` is 1 where its witnesses are of `Members.judges` alone.
+    `established` is 1 where its witnesses, and their order, are of `Members.judges` alone.
     """
 
     seed: int
