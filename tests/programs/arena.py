@@ -294,7 +294,7 @@ class Arena:
         votes = max(len(lap.votes), lap.ready.bit_count())
         redo = tuple((one.start, one.len) for one in lap.batch if one.start < lap.data_index)
         header: tuple[Any, ...] = (lap.height, lap.step, lap.size, redo, lap.data_index)
-        header += (lap.roster, len(lap.members), lap.elected, votes, attested)
+        header += (lap.roster, len(lap.members), lap.elected, votes, lap.established + lap.trained_alone, attested)
         before = us.laps[-2].attested if len(us.laps) > 1 else None
         return now, model, header, before
 
@@ -322,6 +322,7 @@ class Arena:
             int(lap["data_index"]),
         )
         header += (_mask(lap["roster"]), int(lap["clients"]), int(lap["elected"]), int(lap["attestations"]))
+        header += (int(lap["established"]),)
         before = _mask(run["rounds"][head - 1]["attested"]) if len(self.oracle.laps) > 1 else None
         return now, model, (*header, _mask(lap["attested"])), before
 

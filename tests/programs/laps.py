@@ -87,6 +87,8 @@ class Lap:
     elected: int
     established: bool = False
     """Its witnesses are of the established members alone."""
+    trained_alone: bool = False
+    """These alone have shares."""
     seed: int | None = None
     batch: tuple[Interval, ...] = ()
     data_index: int = 0

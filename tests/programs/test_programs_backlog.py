@@ -10,8 +10,9 @@ import numpy as np
 
 from aftermath.rules import assignment, bitmap
 from aftermath.rules.run import BACKLOG, REDO, Interval
-from aftermath.rules.state import RunState
+from aftermath.rules.state import Alone, RunState
 from programs.harness import World
+from programs.holding import established, one_round
 from programs.scenario import Scenario
 from rules import backlog
 
@@ -75,6 +76,33 @@ def test_a_full_backlog_is_trained_before_anything_fresh(run: Scenario) -> None:
         if not run.run.state.training:
             break
     assert run.run.lost_sequences == 0
+
+
+def test_while_much_waits_the_established_alone_train_it(world: World) -> None:
+    """The exploit: newcomers that left shares undone filled the backlog, and rounds that left more did not count."""
+    run, honest = established(world, (0, 0, 1, 1, 2), rounds=12)
+    silent = range(5, 12)
+    run.train_of(honest | dict.fromkeys(silent, 0))
+    mine = bitmap.from_seats(honest)
+    for _ in range(2):
+        one_round(run, {})
+    _fill(run, BACKLOG // 2)
+    alone, steps = [], 0
+    for _ in range(8):
+        current, step = run.run.current, run.run.step
+        shares = assignment.assign(current, run.members, 0)
+        alone.append(current.established)
+        if current.established is Alone.TRAIN:
+            assert current.batch == current.redone > 0  # nothing fresh: so few would be long about it
+            owed = bitmap.from_seats(seat for seat, share in shares.items() if share.len)
+            assert owed
+            assert not owed & ~mine
+            assert sum(share.len for share in shares.values()) == current.batch
+        one_round(run, dict.fromkeys(honest, silent), silent)
+        steps += run.run.step - step
+    assert (alone[0], alone[-1], steps, run.run.lost_sequences) == (Alone.WITNESS, Alone.WITNESS, 8, 0)
+    assert Alone.TRAIN in alone
+    assert len(run.backlog) <= BACKLOG // 2
 
 
 def test_a_round_whose_gaps_do_not_fit_counts_for_nothing_and_comes_back_whole(run: Scenario) -> None:

@@ -76,6 +76,18 @@ def test_a_vote_of_an_abandoned_attempt_at_the_same_epoch_is_refused(world: Worl
     run.by(0, "warmup_witness", 0).ok()
 
 
+def test_leaving_the_first_wait_of_a_run_is_not_held_back_into_its_first_epoch(world: World) -> None:
+    run = Scenario(world).start()
+    run.join(0).ok()
+    wait = run.run.round_id
+    assert (wait.epoch, wait.height, wait.seed) == (0, 0, 0)
+    run.by(0, "leave_run", wait).ok()
+    run.train([0, 1, 2])
+    while run.run.state.training:
+        run.by(0, "leave_run", wait).refused("StaleHeight")
+        run.everyone_witnesses()
+
+
 def test_a_member_may_leave_by_any_round_that_is_stored(world: World) -> None:
     run = Scenario(world).start()
     run.train([0, 1, 2])

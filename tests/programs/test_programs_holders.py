@@ -154,11 +154,9 @@ def test_half_of_those_who_have_shown_it_suffice_if_nobody_disagrees(world: Worl
         assert run.run.levels_lost == 0
 
 
-@pytest.mark.parametrize(("gone", "left"), [((0,), UNATTESTED), ((0, 1), OLD[0])], ids=["one", "both"])
-def test_half_that_is_new_does_not_suffice_where_the_others_have_gone(
-    world: World, gone: tuple[int, ...], left: bytes
-) -> None:
-    """Two have shown level 0 before, and two newcomers in this epoch, who alone are not believed."""
+@pytest.mark.parametrize("gone", [(0,), (0, 1)], ids=["one", "both"])
+def test_beside_two_who_have_shown_a_level_newcomers_say_nothing_of_it(world: World, gone: tuple[int, ...]) -> None:
+    """Two have shown level 0 before, and two newcomers in this epoch: these are not asked, whoever has gone."""
     run, honest = _grown(world, tiers=(0, 0, 1, 1, 2, 2, 1))
     run.train_of(honest | dict.fromkeys(LIARS, 0))
     for _ in range(3):
@@ -166,11 +164,28 @@ def test_half_that_is_new_does_not_suffice_where_the_others_have_gone(
     for index in gone:
         run.by(index, "leave_run").ok()
     run.finish_rounds()
-    assert set(committee.cooldown_electees(run.run, run.members, 0)) == {0, 1, *LIARS}
+    for level in range(3):
+        asked = committee.cooldown_electees(run.run, run.members, level)
+        assert set(asked) == {index for index, tier in honest.items() if tier <= level}
     for index in LIARS:
-        run.attest(index, {0: FALSE[0]}).ok()
+        run.attest(index, FALSE).refused("NotElected")
     _end(run, {index: tier for index, tier in honest.items() if index > 1}, NEW)
-    assert run.run.level_hashes[0] == left
+    assert run.run.level_hashes[0] == OLD[0]
+    assert run.run.level_hashes[1:] == tuple(NEW.values())[1:]
+
+
+def test_half_that_is_new_does_not_suffice_where_the_other_has_gone(world: World) -> None:
+    """One has shown level 0 before, and one newcomer in this epoch, who alone is not believed."""
+    run, honest = _grown(world)
+    run.train_of(honest | {7: 0})
+    for _ in range(3):
+        run.everyone_witnesses()
+    run.by(0, "leave_run").ok()
+    run.finish_rounds()
+    assert set(committee.cooldown_electees(run.run, run.members, 0)) == {0, 7}
+    run.attest(7, {0: FALSE[0]}).ok()
+    _end(run, {index: tier for index, tier in honest.items() if index > 0}, NEW)
+    assert run.run.level_hashes[0] == OLD[0]
 
 
 def test_rounds_without_a_judge_count_for_nobody(world: World) -> None:

@@ -323,6 +323,21 @@ def test_what_was_delivered_of_what_was_due_is_written_down(world: World) -> Non
         end_epoch(run)
 
 
+def test_nothing_is_due_in_an_epoch_that_went_on_without_a_member_of_its_first_attempt(world: World) -> None:
+    run = Scenario(world).start(min_clients=3, rounds_per_epoch=2, overlap=0)
+    for _ in range(2):
+        run.train([0, 1, 2]).finish_rounds()
+        end_epoch(run)
+    run.warm_up([0, 1, 2])
+    run.by(2, "leave_run").ok()
+    assert run.run.state is RunState.WAITING_FOR_MEMBERS
+    run.train([0, 1, 3]).finish_rounds()
+    run.settle(2).ok()
+    away = run.membership(2)
+    assert away is not None
+    assert (away.delivered, away.due) == (4, 4)
+
+
 # ---- a run that ends
 def test_a_closed_run_owes_its_members_their_bonds_and_the_ejected_nothing(bonded: Scenario) -> None:
     begin(bonded)

@@ -139,6 +139,32 @@ def test_results_of_fewer_than_a_quorum_do_not_make_it_so(world: World) -> None:
     assert run.run.lost_sequences == 0
 
 
+@pytest.mark.parametrize("newcomers", [3, 12])
+def test_newcomers_that_deliver_nothing_make_nobodys_work_void(world: World, newcomers: int) -> None:
+    """The exploit: established members begin anew from the durable checkpoint, and beside them more than a third of the
+    members deliver nothing: whatever the others trained was undone at the end.
+    """
+    run = trained(world)
+    silent = range(20, 20 + newcomers)
+    for index in (*HONEST, *silent):
+        run.join(index, stateless=index in HONEST).ok()
+    run.world.advance(75)
+    run.tick().ok()
+    assert (run.run.state, run.run.model_source) == (RunState.WARMUP, ModelSource.CHECKPOINT)
+    run.draw()
+    run.world.advance(31)
+    run.tick().ok()
+    step = run.run.step
+    while run.run.state.training:
+        height = run.run.current.height
+        for index in HONEST:
+            if run.run.current.height == height:
+                run.witness(index, bitmap.from_seats(HONEST) if height else 0).ok()
+    run.world.advance(31)
+    run.tick().ok()
+    assert run.run.step > step
+
+
 def test_a_level_that_no_waiting_member_holds_comes_back_with_its_holder(world: World) -> None:
     """Members of tier 1 and 2 begin without the one of tier 0, and nothing comes of it."""
     run = Scenario(world).start()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aftermath.rules import bitmap
+from aftermath.rules import bitmap, committee
 from aftermath.rules.state import ExitReason
 from programs.harness import World
 from programs.holding import end, established, one_round
@@ -51,6 +51,32 @@ def test_newcomers_that_refuse_everybody_take_nothing_before_a_third_of_the_work
     _epoch(run, honest, liars, ())
     end(run, liars)
     assert run.members.established == (mine | theirs if wallets == 2 else theirs)
+
+
+@pytest.mark.parametrize("wallets", [3, 12])
+@pytest.mark.parametrize("tiers", [FIVE, (0, 0, 1), (0, 1, 1, 2)], ids=str)
+def test_newcomers_do_not_say_what_the_model_is_in_the_cooldown_of_their_first_epoch(
+    world: World, tiers: tuple[int, ...], wallets: int
+) -> None:
+    """They have delivered all of it, and are more than a third, or more than two thirds. Of a level that a single one
+    has shown before they have a word: nobody could tell that one's false statement from a true one.
+    """
+    run, honest = established(world, tiers)
+    liars = range(len(tiers), len(tiers) + wallets)
+    _epoch(run, honest | dict.fromkeys(liars, 0), {}, ())
+    lone = [level for level in range(3) if sum(tier <= level for tier in tiers) == 1]
+    for index in liars:
+        levels = committee.levels_to_attest(run.run, run.members, run.seat_of(index))
+        assert list(levels) == lone
+        said = run.attest(index, dict.fromkeys(range(3), b"f" * 32))
+        said.ok() if lone else said.refused("NotElected")
+    true = {level: bytes([level + 1]) * 32 for level in range(3)}
+    for index, tier in honest.items():
+        run.attest(index, {level: true[level] for level in range(tier, 3)}).ok()
+    attested = [level for level in range(3) if run.run.levels_attested >> level & 1]
+    assert [level for level in attested if run.run.level_hashes[level] == true[level]] == [
+        level for level in range(3) if level not in lone
+    ]
 
 
 @pytest.mark.parametrize("left", [3, 2, 1])

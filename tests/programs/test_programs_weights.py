@@ -140,6 +140,28 @@ def test_a_warm_up_that_is_given_up_costs_nobody_anything(run: Scenario) -> None
     assert set(weights(run).values()) == {64}
 
 
+def test_whoever_has_shown_nothing_is_a_newcomer_again(run: Scenario) -> None:
+    """The exploit: wallets that were among themselves in a warm-up, or in an epoch without a step, kept what they had
+    declared there as if they had delivered it.
+    """
+    for begins in (False, True):
+        for index in (10, 11, 12):
+            run.join(index, weight=65_535).ok()
+        run.world.advance(40)
+        run.tick(10).ok()
+        assert weights(run)[10] == 65_535
+        if not begins:
+            run.by(10, "leave_run").ok()
+            run.by(11, "leave_run").ok()
+        while begins and run.run.state is not RunState.WAITING_FOR_MEMBERS:
+            run.world.advance(31)
+            run.tick(10).ok()
+        assert run.run.state is RunState.WAITING_FOR_MEMBERS
+        assert set(weights(run).values()) == {0}
+    again(run, dict.fromkeys(range(5), 64) | dict.fromkeys((10, 11), 65_535))
+    assert set(weights(run).values()) - {0} == {64}
+
+
 def test_rounds_without_a_quorum_are_held_against_nobody(run: Scenario) -> None:
     again(run, {0: 60, 1: 60, 2: 60})
     run.everyone_witnesses()

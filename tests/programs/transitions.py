@@ -119,7 +119,7 @@ class Transitions:
     def named(self, at: RoundId, back: int) -> bool:
         found = self._past(back)
         if found is None:  # an empty place
-            return at == RoundId(self.epoch, 0, 0)
+            return not self.laps and not back and at == RoundId(self.epoch, 0, 0)
         return at == RoundId(self.epoch, found.height, found.seed or 0)
 
     def _passed(self, since: int, seconds: int) -> bool:
@@ -165,6 +165,8 @@ class Transitions:
     def shares(self, lap: Lap) -> dict[int, range]:
         """The positions of the batch that each member trains."""
         idle, ordered = set(self.verifiers(lap)), lap.of_round(committee.DATA)
+        if lap.trained_alone:
+            idle |= {number for number in ordered if not bitmap.contains(self.judges, number)}
         weights = [0 if number in idle else self.members[number].weight for number in ordered]
         cut = assignment.cut(lap.size, weights)
         return {number: range(share.start, share.stop) for number, share in zip(ordered, cut, strict=True)}
@@ -172,7 +174,11 @@ class Transitions:
     def electees(self, level: int) -> list[int]:
         """Who has a place in the committee of a level: holders that have shown it, now or before, gone or not."""
 
+        spoken = [one for one in bitmap.seats(self.judges & self.proven) if self.members[one].tier <= level]
+
         def counts(number: int) -> bool:
+            if len(spoken) > 1 and not bitmap.contains(self.judges, number):
+                return False  # a newcomer
             seat = self.members[number]
             stayed = seat.state is MemberState.HEALTHY or seat.exited
             return bool((seat.established and stayed) or bitmap.contains(self.proven, number)) and seat.tier <= level
@@ -283,7 +289,8 @@ class Transitions:
     def _settle_seat(self, seat: Seat, held: Held) -> None:
         """Its membership says what the seat does; a bond that was lost is counted as that."""
         held.points, held.slashed = seat.points, seat.slashed
-        if seat.weight and seat.last_epoch == self.rostered:
+        began = bitmap.contains(self.began, self.members.index(seat))
+        if began and seat.weight and seat.last_epoch == self.rostered:
             _, delivered, due = held.epoch if held.epoch[0] == self.rostered else (0, 0, 0)
             held.delivered += max(0, seat.delivered - delivered)
             held.due += max(0, self.judged - due)
@@ -411,6 +418,12 @@ class Transitions:
         for seat in seats:
             seat.weight = max(1, min(seat.declared, seat.weight or median))
 
+    def _forget(self) -> None:
+        """Nobody has shown anything: who had not before has the weight of a newcomer again."""
+        for seat in self.members:
+            if seat.state is not MemberState.IDLE and not seat.established:
+                seat.weight = int(seat.state is MemberState.EJECTED)
+
     def _go_back(self, lost: int, whole: bool) -> None:
         """To the durable checkpoint, with the levels that nobody has, or with all."""
         durable = self.durable
@@ -431,6 +444,7 @@ class Transitions:
 
     def _tick_warmup(self) -> bool:
         if self.healthy.bit_count() < self.config.min_clients:
+            self._forget()
             for seat in self.members:
                 seat.state = MemberState.IDLE
             self._restore()
@@ -457,13 +471,15 @@ class Transitions:
             batch += [Interval(waits.start, taken)] if taken else []
             self.backlog -= set(range(waits.start, waits.start + taken))
         fresh = wanted - sum(piece.len for piece in batch)
-        if fresh and self._has_room(0):
+        roster, self.next_roster = self.next_roster, self.healthy
+        alone = self._enough(roster) and not self._has_room(BACKLOG // 2)
+        alone = alone and not self.config.verification_percent
+        if fresh and not alone and self._has_room(0):
             batch.append(Interval(self.data_index, fresh))
             self.data_index += fresh
             data_index = self.data_index - fresh
         else:
             data_index = self.data_index
-        roster, self.next_roster = self.next_roster, self.healthy
         lap = Lap(
             height,
             self.step + unsettled,
@@ -471,6 +487,7 @@ class Transitions:
             roster,
             self._elected(roster),
             self._enough(roster),
+            trained_alone=alone,
             batch=tuple(batch),
         )
         if not self.draining:
@@ -511,7 +528,8 @@ class Transitions:
                 self.proven |= delivered
                 for number in bitmap.seats(lap.attested):
                     self.members[number].delivered += 1
-                if self.kept and lap.attested.bit_count() >= quorum(len(lap.members)):
+                asked = lap.roster & self._electors(lap.roster & (lap.voters | self.healthy))
+                if self.kept and (lap.attested & asked).bit_count() >= quorum(asked.bit_count()):
                     self.kept = None
         if self.draining:
             self._cool_down()
@@ -640,6 +658,9 @@ class Transitions:
                 seat.established = False
             if self.judged:
                 seat.weight = self._shown(seat)
+        if not self.judged:
+            self._forget()
+        for seat in self.members:
             seat.state = MemberState.IDLE
         if not self._restore():
             self._take_over(healthy, unknown)
@@ -703,6 +724,7 @@ class Transitions:
 
     def _pause(self) -> None:
         if self.state is RunState.WARMUP:
+            self._forget()
             self._restore()
         self._dismiss()
         for seat in self.members:

@@ -11,7 +11,7 @@ from aftermath.rules import bitmap
 from aftermath.rules.members import Members, Seat
 from aftermath.rules.model import Checkpoint, LrSchedule, Metadata, Model
 from aftermath.rules.run import Config, Round, Run
-from aftermath.rules.state import CheckpointKind, ExitReason, MemberState, ModelSource, RunState, ScheduleKind
+from aftermath.rules.state import Alone, CheckpointKind, ExitReason, MemberState, ModelSource, RunState, ScheduleKind
 from rules import program_rules
 
 IDLE_SEAT = Seat(
@@ -45,6 +45,7 @@ def header(roster: int, **given: Any) -> Round:
         "began": roster,
         "clients": clients,
         "elected": program_rules.elected_count(0, clients),
+        "established": Alone.NOTHING,
     }
     return Round(**(values | given))
 

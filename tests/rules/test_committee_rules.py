@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from aftermath.rules import bitmap, committee
 from aftermath.rules.members import Members
-from aftermath.rules.state import Committee, MemberState, RunState
+from aftermath.rules.state import Alone, Committee, MemberState, RunState
 from rules import program_rules
 from rules.builders import header, members, run, seat
 
@@ -125,7 +125,7 @@ def test_newcomers_have_no_word_beside_three_who_hold_all_levels(
     alone = committee.enough(begins, members({}, healthy=roster, judges=judges), roster)
     assert alone is (whole and judges.bit_count() >= 3)
     round_, table = (
-        header(roster, seed=seed, elected=32, established=alone),
+        header(roster, seed=seed, elected=32, established=Alone(alone)),
         members({}, healthy=healthy, judges=judges),
     )
     seated = roster & healthy
@@ -148,11 +148,14 @@ def test_somebody_always_trains(seed: int, roster: int, percent: int) -> None:
 def test_a_committee_holds_its_level_and_has_delivered(
     seed: int, present: set[int], levels: int, data: st.DataObject
 ) -> None:
-    """In this epoch or one before, in which case it stays a place of its own; only who spoke by deeds now may speak."""
+    """In this epoch or one before, in which case it stays a place of its own; only who spoke by deeds now may speak.
+    Where two have done both, newcomers have no place.
+    """
     tiers = {index: data.draw(st.integers(0, levels - 1)) for index in present}
     gone = data.draw(st.sets(st.sampled_from(sorted(present))))
     proven = data.draw(st.sets(st.sampled_from(sorted(present))))
     before = data.draw(st.sets(st.sampled_from(sorted(present))))
+    judges = {index for index in before if data.draw(st.booleans())}
     exits = {index: data.draw(st.integers(0, 2)) for index in gone}
     table = members(
         {
@@ -166,11 +169,14 @@ def test_a_committee_holds_its_level_and_has_delivered(
         },
         proven=bitmap.from_seats(proven),
         established=bitmap.from_seats(before),
+        judges=bitmap.from_seats(judges),
     )
     cooldown = run(RunState.COOLDOWN, rounds=(header(bitmap.from_seats(present), seed=seed),), levels=levels)
     for level in range(levels):
         shown = proven | {index for index in before if exits.get(index, 1)}
         holders = {index for index in shown if tiers[index] <= level}
+        if len(judges & proven & holders) > 1:
+            holders &= judges
         electees = committee.cooldown_electees(cooldown, table, level)
         assert set(electees) <= holders
         assert len(electees) == min(len(holders), 32)

@@ -16,7 +16,7 @@ from aftermath.chain import views
 from aftermath.config.document import RunConfig
 from aftermath.rules import assignment, bitmap, committee, consensus, conviction
 from aftermath.rules.deadlines import next_deadline
-from aftermath.rules.state import RunState
+from aftermath.rules.state import Alone, RunState
 from config.config_cases import RULES, SEED, changed
 from rules import backlog, program_rules
 from rules.backlog import Backlog
@@ -62,7 +62,8 @@ def test_shuffles_committees_and_shares_are_the_programs(chain: Onchain, seed: i
         roster = bitmap.from_seats(rng.sample(range(256), clients))
         percent, batch = rng.choice([0, 10, 50, 100, rng.randint(0, 100)]), rng.choice([0, 1, clients, 65535])
         began = roster | bitmap.from_seats(rng.sample(range(256), rng.choice([0, 1, 20])))
-        round_ = header(roster, began=began, seed=rng.getrandbits(64), batch=batch)
+        alone = Alone.TRAIN if percent == 0 and rng.random() < 0.5 else rng.choice([Alone.NOTHING, Alone.WITNESS])
+        round_ = header(roster, began=began, seed=rng.getrandbits(64), batch=batch, established=alone)
         rounds = np.zeros(4, run_layout.dtype["rounds"].base)
         rounds[2] = _round_record(rounds[2], round_)
         config = np.zeros(1, run_layout.dtype["config"])[0]
@@ -71,8 +72,10 @@ def test_shuffles_committees_and_shares_are_the_programs(chain: Onchain, seed: i
         overwrite(chain, run_layout, chain.addresses.run, **written)
         seats = np.zeros(256, members_layout.dtype["seats"].base)
         seats["weight"] = [rng.choice([1, 7, 65535, rng.randint(1, 65535)]) for _ in range(256)]
-        overwrite(chain, members_layout, chain.addresses.members, seats=seats)
-        assert list(chain.inspect(0, 2)) == program_rules.witness_positions(round_)
+        judges = bitmap.from_seats(rng.sample(sorted(bitmap.seats(roster)), rng.randint(1, clients)))
+        overwrite(chain, members_layout, chain.addresses.members, seats=seats, judges=bitmap.to_bytes(judges))
+        if alone is Alone.NOTHING:
+            assert list(chain.inspect(0, 2)) == program_rules.witness_positions(round_)
         positions = list(chain.inspect(1, 2))
         assert positions == committee.positions(round_.seed, committee.COMMITTEE, began.bit_count())
         shares = assignment.assign(round_, chain.members, percent)
@@ -96,7 +99,7 @@ def test_witnesses_of_a_round_that_members_leave_are_the_programs(chain: Onchain
         attested = bitmap.from_seats(rng.sample(seats_of_round, rng.randint(0, min(elected, clients))))
         roster = bitmap.from_seats(seats_of_round)
         began = roster | bitmap.from_seats(rng.sample(range(256), rng.choice([0, 1, 20])))
-        given = {"elected": elected, "attested": attested, "established": rng.choice([0, 1, 1])}
+        given = {"elected": elected, "attested": attested, "established": Alone(rng.choice([0, 1, 2]))}
         round_ = header(roster, began=began, seed=rng.getrandbits(64), **given)
         rounds = np.zeros(4, run_layout.dtype["rounds"].base)
         rounds[1] = _round_record(rounds[1], round_)
@@ -394,6 +397,46 @@ def test_the_committees_of_levels_are_the_programs(chain: Onchain) -> None:
         for level in owed:
             expected[level][committees[level].index(seat)] = bytes([seat, 1]) * 16
         assert chain.cooldown() == tuple(expected)
+
+
+@pytest.mark.parametrize("lone", [0, 1, 2])
+def test_the_committees_of_levels_beside_established_members_are_the_programs(chain: Onchain, lone: int) -> None:
+    """Of 130 members some had shown before what they hold, of the smallest tiers one or nobody: of most levels they
+    speak alone, and most committees are full.
+    """
+    rng, size = random.Random(lone), 130
+    chain.configure(SEED, min_clients=1, init_min_clients=size, witness_nodes=1, rounds_per_epoch=3)
+    chain.begin({number: (number % 3, 1) for number in range(1, size + 1)})
+    while chain.run.state is not RunState.COOLDOWN:
+        (witness,) = committee.witnesses(chain.run.current, chain.members)
+        judged = chain.run.round(chain.run.config.judged(chain.run.current.height))
+        chain.at(chain.now + 1)
+        chain.witness(witness, dict.fromkeys(bitmap.seats(judged.roster if judged else 0), bytes(32)))
+    tiers = [seat.tier for seat in chain.members.seats[:size]]
+    one_each = [tiers.index(tier) for tier in range(lone)]
+    _appoint(chain, bitmap.from_seats([seat for seat in range(size) if tiers[seat] >= lone and seat % 7] + one_each))
+    run, members = chain.run, chain.members
+    committees = [committee.cooldown_electees(run, members, level) for level in range(3)]
+    for level, electees in enumerate(committees):
+        alone = bitmap.from_seats(electees) & ~members.judges == 0
+        assert alone is (level >= min(lone, 1))
+        assert len(electees) == (2 if (lone, level) == (2, 1) else 32)
+    for seat in rng.sample(range(size), size):
+        owed = committee.levels_to_attest(run, members, seat)
+        wallet = chain.wallet(seat + 1)
+        hashes = {level: bytes([seat, 1]) * 16 for level in range(3)}
+        instruction = chain.ix(wallet).attest(RUN_ID, seat, run.round_id, hashes)
+        if owed:
+            chain.send(wallet, instruction)
+            found = chain.cooldown()
+            for level in range(3):
+                here = committees[level].index(seat) if level in owed else None
+                assert [place for place, one in found[level].items() if one == hashes[level]] == (
+                    [] if here is None else [here]
+                )
+        else:
+            with pytest.raises(Refused, match="NotElected"):
+                chain.send(wallet, instruction)
 
 
 @pytest.mark.parametrize(("name", "pattern", "replacement", "line"), RULES)

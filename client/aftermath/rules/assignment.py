@@ -3,16 +3,19 @@
 Decided: the batch is cut by declared weight with cumulative rounding, in the seeded "data" order. Every share is
 within one sequence of exact, shares partition the batch whatever the weights, and nobody needs to know more than the
 round header and the Members account. Positions are re-done sequences first, then fresh ones.
+
+While much waits to be trained again, established members alone do that, where they alone witness: newcomers that leave
+shares undone could otherwise fill the room that there is for it, and nothing counts that needs more.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from aftermath.rules import committee
+from aftermath.rules import bitmap, committee
 from aftermath.rules.members import Members
 from aftermath.rules.run import Config, Round
-from aftermath.rules.state import Committee
+from aftermath.rules.state import Alone, Committee
 
 
 class PositionInterval(NamedTuple):
@@ -27,10 +30,14 @@ class PositionInterval(NamedTuple):
 
 
 def assign(header: Round, members: Members, verification_percent: int) -> dict[int, PositionInterval]:
-    """The share of every seat of the roster, in shuffle order; verifiers and very small weights get an empty one."""
+    """The share of every seat of the roster, in shuffle order; verifiers and very small weights have an empty one, as
+    newcomers have where established members train alone.
+    """
     roles = committee.roles(header, verification_percent)
     ordered = [seat for seat in committee.ordered(header, committee.DATA) if seat in roles]
-    weights = [members.seats[seat].weight if roles[seat] is Committee.TRAINER else 0 for seat in ordered]
+    trainers = members.judges if header.established is Alone.TRAIN else header.roster
+    trainers &= bitmap.from_seats(seat for seat, role in roles.items() if role is Committee.TRAINER)
+    weights = [members.seats[seat].weight if bitmap.contains(trainers, seat) else 0 for seat in ordered]
     return dict(zip(ordered, cut(header.batch, weights), strict=True))
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from aftermath.rules.bitmap import seats
-from aftermath.rules.state import ExitReason, ModelSource, RunState
+from aftermath.rules.state import Alone, ExitReason, ModelSource, RunState
 
 STORED_ROUNDS = 4
 MAX_WITNESSES = 32
@@ -89,7 +89,7 @@ class Round:
     """The header of a round. The positions of its batch are the sequences of `redo`, in order, then fresh ones from
     `data_index` on. `began`: the members that began its epoch, of whom its orders are; `roster`: those in the
     round, fixed when the one before it began. `salt` is what the fingerprints are made with that are attested in it.
-    `established` is 1 where its witnesses, and their order, are of `Members.judges` alone.
+    `established` says what those of `Members.judges` do alone: its witnesses, and their order, may be of these.
     """
 
     seed: int
@@ -105,7 +105,7 @@ class Round:
     attestations: int
     roster: int
     attested: int
-    established: int
+    established: Alone
 
     @property
     def redone(self) -> int:

@@ -63,6 +63,14 @@ class ExitReason(IntEnum):
     NO_ATTESTATION = 7
 
 
+class Alone(IntEnum):
+    """What the established members of a round do alone: they witness, or train too (`assignment.assign`)."""
+
+    NOTHING = 0
+    WITNESS = 1
+    TRAIN = 2
+
+
 class Committee(IntEnum):
     """What a member does in a round: train its share of the data, or recompute another member's."""
 

@@ -30,7 +30,7 @@ pub fn settle(ctx: &mut Context<Settle>) -> Result<()> {
     let same = membership.run == this_run && membership.created == run.created;
     require!(same, CoordinatorError::WrongMembership);
     let index = members::find(&accounts.members, &membership.wallet).ok_or(CoordinatorError::NotAMember)?;
-    let marked = membership::settle(&mut accounts.members, index, membership);
+    let marked = membership::settle(run, &mut accounts.members, index, membership);
     membership::burn(membership, &view, accounts.incinerator.account())?;
     if marked {
         sequence::bump(&mut run.members_seq)?;

@@ -3,7 +3,7 @@
 use super::{bitmap, committee, shuffle::Order};
 use crate::{
     constants::{Bitmap, MAX_MEMBERS},
-    state::{Members, Round},
+    state::{alone, Members, Round},
 };
 use alloc::boxed::Box;
 
@@ -36,9 +36,10 @@ impl Plan {
     pub fn new(round: &Round, began: &Bitmap, members: &Members, percent: u8) -> Self {
         let (mut seats, mut weights) = (bitmap::bytes(), Box::new([0u16; MAX_MEMBERS]));
         let (mut total, mut rank) = (0u64, 0usize);
+        let trainers = if round.established == alone::TRAIN { members.judges } else { [0xff; 32] };
         for index in 0..bitmap::WORDS {
             let (mut rest, mut seat) = (bitmap::word(began, index), 64 * index);
-            let mut members_of_round = bitmap::word(&round.roster, index);
+            let mut members_of_round = bitmap::word(&round.roster, index) & bitmap::word(&trainers, index);
             while rest != 0 {
                 // written always, kept only if the seat began the epoch: cheaper than a branch
                 let weight = u64::from(members.seats[seat & LAST].weight).wrapping_mul(members_of_round & 1);

@@ -10,7 +10,7 @@
 use super::{bitmap, levels, seeds, shuffle::Order};
 use crate::{
     constants::{Bitmap, MAX_VERDICTS},
-    state::{run_state, Members, Round, Run},
+    state::{alone, run_state, Members, Round, Run},
 };
 use alloc::vec::Vec;
 
@@ -65,7 +65,7 @@ pub fn enough(run: &Run, members: &Members, seated: &Bitmap) -> bool {
 
 /// Of whom the witnesses of a round are elected: of all, once no established one is left in it.
 pub fn electors(run: &Run, members: &Members, round: &Round) -> Bitmap {
-    if round.established == 1 && bitmap::intersects(&members.judges, &seated(round, members)) {
+    if round.established != alone::NOTHING && bitmap::intersects(&members.judges, &seated(round, members)) {
         members.judges
     } else {
         run.began
@@ -82,7 +82,7 @@ pub fn reelect(run: &mut Run, members: &Members) {
         let seated = seated(&run.rounds[head], members);
         let left = bitmap::count(&bitmap::both(&seated, &electors(run, members, &run.rounds[head])));
         // of the established ones nobody is left, so all others elect, and not only as many as these were
-        let all = run.rounds[head].established == 1 && !bitmap::intersects(&members.judges, &seated);
+        let all = run.rounds[head].established != alone::NOTHING && !bitmap::intersects(&members.judges, &seated);
         let most = if all { elected(run.config.witness_nodes, left as u16) } else { run.rounds[head].elected };
         run.rounds[head].elected = u32::from(most).min(left) as u8;
     }

@@ -1,4 +1,8 @@
 //! The end of an epoch: members state what their levels contain until a quorum agrees on each.
+//!
+//! What a level contains is what those say who had shown in an epoch before that they hold it (`Members::judges`), if two
+//! of them have delivered in this one: newcomers, however many, first deliver for an epoch. Of a single one the others
+//! would hear nothing but its own word, so there newcomers have one too.
 
 use super::{bitmap, checkpoints, committee, holders, merit, quorum, sequence, Machine, Moment};
 use crate::{constants::*, errors::CoordinatorError, state::*};
@@ -21,6 +25,41 @@ struct Committees {
     new: [u32; MAX_LEVELS],
     /// The place of the asked member in each; `ABSENT` where it has none.
     places: [u8; MAX_LEVELS],
+}
+
+/// The levels whose committees have room, a byte of one for each.
+struct Open {
+    /// The first level of which judges alone speak.
+    judged: usize,
+    /// Of the levels before that one, and of those from it on, these are open: up to there.
+    ends: (usize, usize),
+    /// Open to all, and to judges.
+    to_all: u64,
+    to_judges: u64,
+    /// What the last open level of either kind has in its byte when its committee is full, and not before.
+    full: u64,
+}
+
+impl Open {
+    fn new(judged: usize, ends: (usize, usize)) -> Self {
+        let (to_all, more) = (each(ends.0), each(ends.1) & !each(judged));
+        let full = if ends.1 > judged { full_at(ends.1) } else { 0 };
+        let ends = if judged < ends.1 { ends } else { (ends.0, ends.0) }; // the others are closed
+        Self { judged, ends, to_all, to_judges: to_all | more, full: full_at(ends.0) | full }
+    }
+
+    /// Closes what is full: every level has at least the holders of the one below, so the last one of a kind comes first.
+    fn close(&mut self, counts: u64) {
+        while counts & self.full != 0 {
+            let (mut all, mut judges) = self.ends;
+            if judges > self.judged && counts & full_at(judges) != 0 {
+                judges -= 1;
+            } else {
+                all -= 1;
+            }
+            *self = Self::new(self.judged, (all, judges));
+        }
+    }
 }
 
 const ABSENT: u8 = u8::MAX;
@@ -49,15 +88,36 @@ fn held(run: &Run, members: &Members) -> u8 {
     super::levels::held_by(run, members, &members.healthy)
 }
 
+/// The first level that two judges hold who have delivered: of it, and of all that follow, judges alone speak.
+#[inline(never)]
+fn first_judged(members: &Members, levels: usize) -> usize {
+    let mut least = (levels, levels);
+    for index in bitmap::seats(&bitmap::both(&members.judges, &members.proven)) {
+        let tier = members.seats[index].tier as usize;
+        if tier < least.1 {
+            least = if tier < least.0 { (tier, least.0) } else { (least.0, tier) };
+            if least.1 == 0 {
+                break;
+            }
+        }
+    }
+    least.1
+}
+
 /// Elects for each level, in the cooldown order, the first 32 of those who have shown that they hold it, now or in an
 /// epoch before, whether or not they are still here: too few who are left say nothing that is new. Nothing in cooldown
 /// changes who that is.
 #[inline(never)]
 fn elect(run: &Run, members: &Members, seat: u8) -> Committees {
     let (by_rank, _) = bitmap::by_rank(&run.began);
-    let seated = holders::seated(members);
-    // every level has at least the holders of the one below, so the last ones are full first
-    let mut open = run.levels.min(MAX_LEVELS as u8) as usize;
+    let mut seated = holders::seated(members);
+    let levels = run.levels.min(MAX_LEVELS as u8) as usize;
+    let mut judged = first_judged(members, levels);
+    if judged == 0 {
+        seated = bitmap::both(&seated, &members.judges);
+        judged = levels; // all who are left speak of all that they hold
+    }
+    let mut open = Open::new(judged, (judged, levels));
     let mut committees = Committees {
         counts: [0; MAX_LEVELS],
         gone: [0; MAX_LEVELS],
@@ -69,12 +129,16 @@ fn elect(run: &Run, members: &Members, seat: u8) -> Committees {
     if run.levels_established != 0 {
         plain = bitmap::both(&plain, &members.established);
     }
+    if judged < levels {
+        plain = bitmap::both(&plain, &members.judges);
+    }
     bitmap::clear(&mut plain, seat);
-    let (mut counts, mut add, mut full) = (0u64, each(open), full_at(open)); // a byte for each level
+    let mut counts = 0u64; // a byte for each level
     for rank in committee::order(run.current(), &run.began, committee::COOLDOWN).ranks() {
         let holder = by_rank[*rank as usize];
         let first = members.seats[holder as usize].tier as usize;
-        if first >= open {
+        let (mut add, mut last) = (open.to_judges, open.ends.1);
+        if first >= last {
             continue;
         }
         if !bitmap::has(&plain, holder) {
@@ -83,7 +147,13 @@ fn elect(run: &Run, members: &Members, seat: u8) -> Committees {
             }
             let gone = u32::from(!bitmap::has(&members.healthy, holder));
             let known = if bitmap::has(&members.established, holder) { 0 } else { run.levels_established };
-            for level in first..open {
+            if judged < levels && !bitmap::has(&members.judges, holder) {
+                (add, last) = (open.to_all, open.ends.0);
+            }
+            for level in first..last {
+                if of_level(add, level) == 0 {
+                    continue;
+                }
                 let place = of_level(counts, level);
                 if holder == seat {
                     committees.places[level] = place;
@@ -93,12 +163,11 @@ fn elect(run: &Run, members: &Members, seat: u8) -> Committees {
             }
         }
         counts = counts.wrapping_add(add & EACH << (8 * first));
-        while counts & full != 0 {
-            open -= 1;
-            (add, full) = (each(open), full_at(open));
-        }
-        if open == 0 {
-            break;
+        if counts & open.full != 0 {
+            open.close(counts);
+            if open.to_judges == 0 {
+                break;
+            }
         }
     }
     committees.counts = counts.to_le_bytes();

@@ -61,6 +61,7 @@ impl Machine<'_> {
     /// died would then be counted on in every attempt, as the holder of a model that nobody has.
     #[inline(never)]
     pub fn abandon_warmup(&mut self, moment: &Moment) -> Result<()> {
+        merit::forget(self.members);
         members::rest(self.members);
         source::restore(self.run, self.members, &mut self.witnesses.backlog);
         sequence::bump(&mut self.run.members_seq)?;
@@ -122,16 +123,19 @@ impl Machine<'_> {
         let worked = self.run.step > self.run.start_step;
         let share = self.run.earning_rate.checked_div(u64::from(healthy)).unwrap_or(0);
         let Members { seats, established, .. } = &mut *self.members;
-        for (index, seat) in seats.iter_mut().take_while(|seat| seat.used == 1).enumerate() {
-            if seat.state == member_state::HEALTHY && worked {
-                seat.points = seat.points.saturating_add(share);
-            } else if seat.state == member_state::EJECTED {
-                bitmap::clear(established, index as u8);
-                let taken = seat.points.min(self.run.slashing_rate);
-                seat.points -= taken;
-                seat.slashed = seat.slashed.saturating_add(taken);
+        // eight at a time: to ask each whether it is used would cost half as much again
+        for (byte, seats) in seats.chunks_exact_mut(8).take_while(|seats| seats[0].used == 1).enumerate() {
+            for (place, seat) in seats.iter_mut().enumerate() {
+                if seat.state == member_state::HEALTHY && worked {
+                    seat.points = seat.points.saturating_add(share);
+                } else if seat.state == member_state::EJECTED {
+                    bitmap::clear(established, (8 * byte + place) as u8);
+                    let taken = seat.points.min(self.run.slashing_rate);
+                    seat.points -= taken;
+                    seat.slashed = seat.slashed.saturating_add(taken);
+                }
+                seat.state = member_state::IDLE;
             }
-            seat.state = member_state::IDLE;
         }
         self.members.healthy = [0; 32];
     }
@@ -141,6 +145,7 @@ impl Machine<'_> {
 #[inline(never)]
 pub fn pause(run: &mut Run, members: &mut Members, backlog: &mut Backlog, now: u64) -> Result<()> {
     if run.state == run_state::WARMUP {
+        merit::forget(members);
         source::restore(run, members, backlog);
     }
     members::forget_wishes(members);

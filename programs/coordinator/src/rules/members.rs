@@ -131,13 +131,13 @@ fn claim(run: &mut Run, members: &mut Members, papers: &mut Papers, now: u64) ->
     let index = choose(run, members, &own.wallet, awaits_finishers(run, now))?;
     let seat = &members.seats[index];
     if seat.used == 1 && address_eq(&seat.signer, &own.wallet) {
-        membership::settle(members, index, own);
+        membership::settle(run, members, index, own);
         return Ok(index);
     }
     if seat.declared > 0 {
         let evicted = evicted.as_mut().filter(|evicted| address_eq(&evicted.wallet, &seat.signer));
         let evicted = evicted.ok_or(CoordinatorError::WrongEvicted)?;
-        membership::settle(members, index, evicted);
+        membership::settle(run, members, index, evicted);
     }
     bitmap::clear(&mut run.finishers, index as u8);
     bitmap::clear(&mut members.established, index as u8);

@@ -78,11 +78,13 @@ pub fn check_bond(membership: &Membership, bond: u64) -> Result<()> {
 
 /// Writes down what the seat of a wallet says of it; returns whether its bond was marked as forfeited.
 #[inline(never)]
-pub fn settle(members: &mut Members, index: usize, membership: &mut Membership) -> bool {
+pub fn settle(run: &Run, members: &mut Members, index: usize, membership: &mut Membership) -> bool {
     let seat = &members.seats[index];
     membership.points = seat.points;
     membership.slashed = seat.slashed;
-    if seat.weight > 0 && seat.last_epoch == members.epoch {
+    // of two attempts at an epoch it may have been in the first one alone
+    let began = bitmap::has(&run.began, index as u8);
+    if began && seat.weight > 0 && seat.last_epoch == members.epoch {
         let delivered = merit::delivered(members, index as u8) as u16;
         let due = members.judged as u16;
         if membership.epoch != members.epoch {
@@ -129,7 +131,7 @@ pub fn vacate(run: &mut Run, members: &mut Members, membership: &mut Membership)
     let seat = &members.seats[index];
     let idle = seat.state == member_state::IDLE && seat.pending != wish::WAITS;
     require!(idle, CoordinatorError::StillBound);
-    settle(members, index, membership);
+    settle(run, members, index, membership);
     bitmap::clear(&mut run.finishers, index as u8);
     bitmap::clear(&mut members.established, index as u8);
     let seat = &mut members.seats[index];

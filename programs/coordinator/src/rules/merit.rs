@@ -47,6 +47,21 @@ pub fn begin(members: &mut Members) {
     }
 }
 
+/// The warm-up was given up, or the epoch made no step: nobody has shown anything, so who had not before is a newcomer
+/// again, whatever it was given.
+#[inline(never)]
+pub fn forget(members: &mut Members) {
+    let Members { seats, established, .. } = members;
+    for (index, seat) in seats.iter_mut().take_while(|seat| seat.used == 1).enumerate() {
+        match seat.state {
+            member_state::IDLE => {}
+            member_state::EJECTED => seat.weight = 1,
+            _ if bitmap::has(established, index as u8) => {}
+            _ => seat.weight = 0,
+        }
+    }
+}
+
 /// The lower median of what those count for who have been in an epoch; of what all declare, if nobody has.
 fn newcomers_most(members: &Members) -> u16 {
     let healthy =
@@ -88,7 +103,7 @@ fn nth(bytes: impl Iterator<Item = u8>, place: &mut u32) -> u8 {
 #[inline(never)]
 pub fn end(members: &mut Members) {
     if members.judged == 0 {
-        return;
+        return forget(members);
     }
     for index in 0..bitmap::WORDS {
         let digits = eighths(members, index);

@@ -17,13 +17,16 @@ impl Machine<'_> {
         let backlog = &mut self.witnesses.backlog;
         let (redo_index, redo) = backlog.take(run, wanted);
         let again = redo.iter().fold(0, |sum: u16, len| sum.saturating_add(*len));
-        let batch = if backlog.has_room(0) { wanted } else { again };
         run.head = if height == 0 { 0 } else { (run.head + 1) % STORED_ROUNDS as u8 };
         let mut seated = bitmap::both(&roster, &self.members.healthy);
-        let established = committee::enough(run, self.members, &seated);
-        if established {
+        let mut established = alone::NOTHING;
+        if committee::enough(run, self.members, &seated) {
             seated = bitmap::both(&seated, &self.members.judges);
+            let crowded = !backlog.has_room(BACKLOG / 2) && run.config.verification_percent == 0;
+            established = if crowded { alone::TRAIN } else { alone::WITNESS };
         }
+        let fresh = established != alone::TRAIN && backlog.has_room(0);
+        let batch = if fresh { wanted } else { again };
         run.rounds[run.head as usize] = Round {
             seed,
             salt: seeds::salt(moment),
@@ -39,7 +42,7 @@ impl Machine<'_> {
             roster,
             attested: Bitmap::zeroed(),
             made_step: 0,
-            established: u8::from(established),
+            established,
         };
         run.data_index = run.data_index.saturating_add(u64::from(batch - again));
         run.next_roster = self.members.healthy;
@@ -62,7 +65,7 @@ impl Machine<'_> {
                 self.run.step = self.run.step.checked_add(1).ok_or(CoordinatorError::Overflow)?;
                 self.run.rounds[head].made_step = 1;
                 merit::count(self.members, &attested, &delivered);
-                source::settle(self.members, &attested, round.clients);
+                source::settle(self.run, self.members, &round, &attested);
             }
         } else {
             self.run.rounds[head].attested = Bitmap::zeroed();

@@ -39,6 +39,16 @@ pub mod exit_reason {
     pub const NO_ATTESTATION: u8 = 7;
 }
 
+/// Values of `Round::established`: what the established members do alone.
+pub mod alone {
+    /// Nothing.
+    pub const NOTHING: u8 = 0;
+    /// They witness.
+    pub const WITNESS: u8 = 1;
+    /// They witness, and they train: what waits to be trained again, while there is much of it.
+    pub const TRAIN: u8 = 2;
+}
+
 /// Header of one round.
 #[derive(Clone, Copy, Pod, Zeroable, IdlType)]
 #[repr(C)]
@@ -72,7 +82,7 @@ pub struct Round {
     pub attested: [u8; 32],
     /// Closed round: 1 = what its witnesses attested was a step.
     pub made_step: u8,
-    /// 1 = its witnesses are of the established members alone.
+    /// See `alone`.
     pub established: u8,
 }
 
@@ -188,10 +198,11 @@ impl Run {
         &self.rounds[self.ring(0)]
     }
 
-    /// The round `back` rounds before the current one (at most 3) is the one that `place` names.
+    /// The round `back` rounds before the current one (at most 3) is the one that `place` names. The epoch had so many.
     pub fn is_at(&self, place: &Place, back: usize) -> bool {
         let round = &self.rounds[self.ring(back)];
-        self.epoch == place.epoch && round.height == place.height && round.seed == place.seed
+        let was = back <= self.current().height as usize;
+        was && self.epoch == place.epoch && round.height == place.height && round.seed == place.seed
     }
 
     /// The round that a member misses first if it stops now; in cooldown, the one after the last.
