@@ -207,8 +207,7 @@ async def can_join(
     It looks at what train on this machine looks at before it joins: whether the run is open to the wallet, the client's
     version, funds and bond; the device, the model's kind, its config.json by the hash on chain, and the tier; and that
     the data is here, and is the run's. On a local network it gives the wallet the test SOL that it lacks, as train
-    does. Exits 0 when the wallet may join, 10 when the run takes another version of the
-    client, and 1 when it may not for another reason.
+    does. Exits 0 when the wallet may join, 10 when the run takes another version, and 1 when it may not otherwise.
     """
     from aftermath import __version__
     from aftermath.chain.options import public_key
