@@ -165,12 +165,12 @@ async def test_a_dead_primary_is_left_and_returned_to() -> None:
 async def test_an_outage_is_told_once_and_its_end(caplog: pytest.LogCaptureFixture) -> None:
     node = Node()
     async with serving(node) as where, RpcPool(where, attempt=0.3) as pool:
-        for _ in range(2):
+        for told in (1, 0):  # another one within seconds is not
             caplog.clear()
             node.script = [hang] * 5
             assert await pool.call(GetSlot(), whole) == 7
-            assert caplog.text.count("does not answer") == 1
-            assert caplog.text.count("answers again") == 1
+            assert caplog.text.count("does not answer") == told
+            assert caplog.text.count("answers again") == told
 
 
 async def test_a_hanging_node_costs_one_attempt_not_the_call() -> None:

@@ -151,7 +151,7 @@ class RpcPool:
             allowed = min(attempt, max(deadline - now(), 0.05))
             try:
                 result = await self._ask(node, request, read, allowed)
-                node.left.pop(kind, None)
+                self._nodes.answered_to(node, kind)
                 self._cluster.answered.add(kind)
                 return result
             except TransactionFailed:
