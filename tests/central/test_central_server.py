@@ -281,11 +281,11 @@ async def test_tls_with_a_certificate_of_ones_own(tmp_path: Path) -> None:
     async with serving(tls=server_side) as server:
         async with Visitor(server, trust=Trust.by(certificate)) as visitor:
             await visitor.join()
-        with pytest.raises(ServerRefused, match="is not to be trusted.*\nNo certificate was given"):
+        with pytest.raises(ServerRefused, match=r"is not to be trusted.*\nNo certificate was given"):
             await Visitor(server, trust=Trust.by(None)).__aenter__()
         (tmp_path / "other").mkdir()
         other, _ = certificate_of_ones_own(tmp_path / "other")
-        with pytest.raises(ServerRefused, match=f"is not to be trusted.*\nIt must be {re.escape(str(other))}"):
+        with pytest.raises(ServerRefused, match=rf"is not to be trusted.*\nIt must be {re.escape(str(other))}"):
             await Visitor(server, trust=Trust.by(other)).__aenter__()
         plain = Visitor(server)
         plain.pool.patience = 0.5
@@ -308,7 +308,7 @@ async def test_another_certificate_than_the_servers_is_waited_out_by_who_was_let
         await visitor.__aenter__()
     try:
         async with serving(kept, port=port, tls=other):
-            with pytest.raises(Unavailable, match="has not answered for 1 s: the certificate of the server .* is not"):
+            with pytest.raises(Unavailable, match=r"has not answered for 1 s: the certificate of the server .* is not"):
                 await visitor.pool.patient(1.0).genesis()
         async with serving(kept, port=port, tls=own):
             await visitor.pool.genesis()

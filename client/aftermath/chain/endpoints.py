@@ -86,7 +86,8 @@ def endpoint(http: str, ws: str | None = None) -> Endpoint:
     """Check the addresses and derive the websocket one when it is not given; `http` may be the name of a cluster.
 
     Derivation as in the Solana CLI: with an explicit port the websocket is on the next port, otherwise on the same
-    host and path. Raises UsageError on an address that is not http(s):// or ws(s)://, NoNextPort on one at the last port.
+    host and path. Raises UsageError on an address that is not http(s):// or ws(s)://, and NoNextPort on one at the last
+    port.
     """
     http = CLUSTERS.get(http, http)
     return Endpoint(_checked(http, ("http", "https")), _checked(ws, ("ws", "wss")) if ws else _derived(http))
