@@ -45,6 +45,7 @@ class CentralPool(RpcPool):
     """The one server, as an RPC service."""
 
     called = keeper = "the server"
+    signs_with = "identity"
 
     def __init__(self, link: Link, *, patience: float, seed: int) -> None:
         # both are one port, and what a warning names is what the link speaks to

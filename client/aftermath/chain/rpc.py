@@ -15,7 +15,7 @@ import logging
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from solders.hash import Hash, ParseHashError
 from solders.rpc.requests import GetGenesisHash
@@ -71,6 +71,8 @@ class RpcPool:
     """What a node is to a person who reads a log."""
     keeper = "the chain"
     """What is behind the nodes, to a person."""
+    signs_with: Literal["wallet", "identity"] = "wallet"
+    """And what a member's key is there."""
 
     def __init__(
         self,
