@@ -143,6 +143,8 @@ class RpcPool:
         as malformed and none has ever answered its kind, TransactionFailed when the cluster refused a transaction,
         WrongCluster.
         """
+        if self._cluster.answered:
+            return await self._call(request, read, patience, attempt)
         telling = asyncio.get_running_loop().call_later(TOLD_AFTER, self._awaited)
         try:
             return await self._call(request, read, patience, attempt)
