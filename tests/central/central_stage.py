@@ -16,6 +16,7 @@ from aftermath.central.link import Link
 from aftermath.central.owner import inside, owner_wallet
 from aftermath.central.reach import CentralPool
 from aftermath.central.server import CentralServer, ServerConfig, opened
+from aftermath.central.trust import Trust
 from aftermath.chain.member import SolanaMember
 from aftermath.chain.wallet import Wallet
 from aftermath.rules.members import Seat
@@ -49,10 +50,10 @@ async def serving(
 class Visitor:
     """A member without a model: its keys, its link and its client of the run."""
 
-    def __init__(self, server: CentralServer, key: Keypair | None = None, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, server: CentralServer, key: Keypair | None = None, trust: Trust | None = None) -> None:
         self.wallet = Wallet(key or Keypair())
         self.peer = Keypair()
-        self.link = Link(f"localhost:{server.port}", tls, RUN, self.wallet, self.peer)
+        self.link = Link(f"localhost:{server.port}", trust, RUN, self.wallet, self.peer)
         self.pool = CentralPool(self.link, patience=5.0, seed=0)
         self.chain = SolanaMember(self.pool, self.wallet, RUN, client_version="1.0.0")
 

@@ -5,15 +5,21 @@ from __future__ import annotations
 import asyncio
 import gc
 import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 from solders.keypair import Keypair
 
 from aftermath.central.link import Link
 from aftermath.central.reach import CentralPool
+from aftermath.central.trust import Trust
 from aftermath.chain.endpoints import shown
 from aftermath.chain.wallet import Wallet
+from aftermath.coordinator.errors import Unavailable
 
 _WALLET = Wallet(Keypair())
 
@@ -45,8 +51,52 @@ async def test_a_connection_that_breaks_while_a_call_is_sent_leaves_no_complaint
 @pytest.mark.parametrize("port", [20000, 65535])
 @pytest.mark.parametrize("tls", [False, True])
 async def test_what_is_said_of_the_server_names_the_address_that_is_spoken_to(port: int, tls: bool) -> None:
-    link = Link(f"train.example:{port}", ssl.create_default_context() if tls else None, "mine", _WALLET, Keypair())
+    link = Link(f"train.example:{port}", Trust.by(None) if tls else None, "mine", _WALLET, Keypair())
     async with CentralPool(link, patience=1.0, seed=0) as pool:
         (at,) = pool.endpoints
     assert at.shown == f"http{'s' if tls else ''}://train.example:{port}"
     assert shown(at.ws) == f"ws{'s' if tls else ''}://train.example:{port}"
+
+
+@asynccontextmanager
+async def answering(says: str | None) -> AsyncIterator[str]:
+    """The address of what is no server of ours: a website, or a websocket whose first message is what it `says`."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if says is None:
+            return web.Response(text="a website")
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        await socket.send_str(says)
+        await socket.receive()
+        return socket
+
+    site = web.Application()
+    site.router.add_get("/", answer)
+    runner = web.AppRunner(site)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+@pytest.mark.parametrize("says", [None, "", "hello", "{}", '{"type": "challenge", "run_id": "mine"}', "[" * 5000])
+async def test_what_is_no_server_of_ours_is_told_apart_from_one_that_is_away(says: str | None) -> None:
+    async with answering(says) as address:
+        link = Link(address, None, "mine", _WALLET, Keypair())
+        async with CentralPool(link, patience=0.5, seed=0) as pool:
+            with pytest.raises(Unavailable, match="it does not greet as an aftermath-centralized server does") as told:
+                await pool.genesis()
+    assert "No certificate was given: a server that has one is reached with --tls-ca FILE" in told.value.fix
+
+
+async def test_what_does_not_speak_tls_is_told_apart_and_the_certificate_named(tmp_path: Path) -> None:
+    certificate = tmp_path / "cert.pem"
+    async with answering(None) as address:
+        for trust in (Trust.by(None), Trust(ssl.create_default_context(), certificate)):
+            async with CentralPool(Link(address, trust, "mine", _WALLET, Keypair()), patience=0.5, seed=0) as pool:
+                with pytest.raises(Unavailable, match="does not speak TLS as a server with a certificate") as told:
+                    await pool.genesis()
+            assert (str(certificate) if trust.certificate else "that this machine trusts (--tls)") in told.value.fix

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import contextlib
 import json
+import re
 import ssl
 import subprocess
 from pathlib import Path
@@ -26,6 +27,7 @@ from aftermath.central.greeting import Challenge, answer, challenged
 from aftermath.central.link import ServerRefused
 from aftermath.central.reach import Broker, leave_wills
 from aftermath.central.server import CentralServer
+from aftermath.central.trust import Trust
 from aftermath.chain.client import CoordinatorClient
 from aftermath.chain.failures import RpcRejected
 from aftermath.coordinator.errors import Refused, Unavailable
@@ -250,9 +252,15 @@ async def test_a_state_that_was_acknowledged_outlives_the_server_and_members_com
             assert await visitor.seat() is not None
             await visitor.chain.leave()
             await until(lambda: _guest(again, visitor).at == here, "it is announced again")
-        async with serving(port=port):
-            with pytest.raises(ServerRefused, match="begun anew"):
-                await visitor.chain.view(fresh=True)
+        for away, says in (
+            (serving(port=port), "has begun anew"),
+            (serving(tmp_path, port=port, allowed=frozenset()), "is not on this server's list"),
+        ):
+            async with away:  # without TLS anybody on the way can say so, for as long as it can
+                with pytest.raises(Unavailable, match=f"has not answered for 1 s: .* {says}.*, or somebody on the way"):
+                    await visitor.pool.patient(1.0).genesis()
+        async with serving(tmp_path, port=port):
+            await visitor.pool.genesis()
     finally:
         await visitor.__aexit__()
 
@@ -271,10 +279,14 @@ async def test_tls_with_a_certificate_of_ones_own(tmp_path: Path) -> None:
     server_side = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     server_side.load_cert_chain(certificate, key)
     async with serving(tls=server_side) as server:
-        async with Visitor(server, tls=ssl.create_default_context(cafile=certificate)) as visitor:
+        async with Visitor(server, trust=Trust.by(certificate)) as visitor:
             await visitor.join()
-        with pytest.raises(ServerRefused, match="is not to be trusted"):
-            await Visitor(server, tls=ssl.create_default_context()).__aenter__()
+        with pytest.raises(ServerRefused, match=r"is not to be trusted.*\nNo certificate was given"):
+            await Visitor(server, trust=Trust.by(None)).__aenter__()
+        (tmp_path / "other").mkdir()
+        other, _ = certificate_of_ones_own(tmp_path / "other")
+        with pytest.raises(ServerRefused, match=rf"is not to be trusted.*\nIt must be {re.escape(str(other))}"):
+            await Visitor(server, trust=Trust.by(other)).__aenter__()
         plain = Visitor(server)
         plain.pool.patience = 0.5
         with pytest.raises(Unavailable, match="has not answered"):
@@ -289,17 +301,20 @@ async def test_another_certificate_than_the_servers_is_waited_out_by_who_was_let
         sides.append(ssl.create_default_context(ssl.Purpose.CLIENT_AUTH))
         sides[-1].load_cert_chain(certificate, key)
     own, other = sides
-    trusts = ssl.create_default_context(cafile=tmp_path / "own" / "cert.pem")
+    trusts = Trust.by(tmp_path / "own" / "cert.pem")
     kept = tmp_path / "state"
     async with serving(kept, tls=own) as server:
-        port, visitor = server.port, Visitor(server, tls=trusts)
+        port, visitor = server.port, Visitor(server, trust=trusts)
         await visitor.__aenter__()
     try:
         async with serving(kept, port=port, tls=other):
-            with pytest.raises(Unavailable, match="has not answered"):
+            with pytest.raises(Unavailable, match=r"has not answered for 1 s: the certificate of the server .* is not"):
                 await visitor.pool.patient(1.0).genesis()
         async with serving(kept, port=port, tls=own):
             await visitor.pool.genesis()
+        async with serving(port=port, tls=own):  # who has the certificate is believed
+            with pytest.raises(ServerRefused, match="begun anew"):
+                await visitor.pool.genesis()
     finally:
         await visitor.__aexit__()
 

@@ -40,6 +40,18 @@ def test_up_to_three_nodes_are_used_in_their_order() -> None:
         assert pool.patience == 3
 
 
+def test_a_node_at_the_last_port_needs_its_websocket_said() -> None:
+    for choice in choices(rpc="http://one:65535"):
+        with pytest.raises(UsageError, match="at the last port") as refused:
+            open_pool(choice, patience=1)
+        assert refused.value.fix == "Say where that is; see --ws-rpc (the variable WS_RPC)"
+    for choice in choices(rpc_2="http://two:65535"):
+        with pytest.raises(UsageError, match="--ws-rpc-2"):
+            open_pool(choice, patience=1)
+    for choice in choices(rpc="http://one:65535", ws_rpc="ws://one:65534"):
+        assert open_pool(choice, patience=1).endpoints[0].ws == "ws://one:65534"
+
+
 def test_a_coordinator_is_named_by_its_key() -> None:
     for choice in choices(coordinator_program_id=KEY):
         assert str(coordinator_id(choice)) == KEY

@@ -165,12 +165,34 @@ async def test_a_dead_primary_is_left_and_returned_to() -> None:
 async def test_an_outage_is_told_once_and_its_end(caplog: pytest.LogCaptureFixture) -> None:
     node = Node()
     async with serving(node) as where, RpcPool(where, attempt=0.3) as pool:
-        for _ in range(2):
+        for told in (1, 0):  # another one within seconds is not
             caplog.clear()
             node.script = [hang] * 5
             assert await pool.call(GetSlot(), whole) == 7
-            assert caplog.text.count("does not answer") == 1
-            assert caplog.text.count("answers again") == 1
+            assert caplog.text.count("does not answer") == told
+            assert caplog.text.count("answers again") == told
+
+
+async def test_a_first_answer_that_is_long_in_coming_is_said_to_be_waited_for(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rpc, "TOLD_AFTER", 0.05)
+    node = Node()
+    node.always = hang
+    async with serving(node) as where, RpcPool(where, attempt=30) as pool:
+        asked = [asyncio.create_task(pool.patient(60).call(GetSlot(), whole)) for _ in range(2)]
+        while not caplog.messages:
+            await asyncio.sleep(0.01)
+        for task in asked:
+            task.cancel()
+        assert caplog.messages == [f"waits for RPC endpoint {node.url}"], "before any try has failed"
+        node.always = None
+        await pool.call(GetSlot(), whole)
+        caplog.clear()
+        node.always = hang
+        with pytest.raises(Unavailable):
+            await pool.call(GetSlot(), whole, patience=0.2)
+        assert not any("waits for" in message for message in caplog.messages), "that is of a start alone"
 
 
 async def test_a_hanging_node_costs_one_attempt_not_the_call() -> None:

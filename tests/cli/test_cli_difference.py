@@ -78,6 +78,22 @@ def test_people_read_it_before_it_is_sent(configured: Shell, run_id: str, materi
         assert (row[0], row[2]) == ("run.config.cooldown_time", "78")
 
 
+def test_of_a_first_config_people_read_what_is_not_as_by_default(owner: Shell, run_id: str, material: Path) -> None:
+    assert owner("create-run", "--run-id", run_id).code == 0
+    line = ("update-config", "--run-id", run_id, "--config-path", material / "config.toml", "--dry-run")
+    changes = {one["key"]: one["new"] for one in owner(*line).data["changes"]}
+    said = invoke(*line, "--rpc", owner.rpc, "-w", owner.wallet).err
+    shown = {row.split()[0] for row in said.splitlines() if row.startswith(("run.", "model."))}
+    assert shown < set(changes)
+    hidden = set(changes) - shown
+    assert f"and {len(hidden)} others as by default" in said
+    left_out = {"min_round_time", "overlap", "weight_decay", "compression_topk_embeddings"}
+    assert {key.split(".")[-1] for key in hidden} == left_out
+    assert not any(f"{name} =" in (material / "config.toml").read_text() for name in left_out)
+    assert changes["model.tiers"] == 3
+    assert {"run.config.total_steps", "model.tiers", "model.checkpoint.repo", "model.lr_schedule.base_lr"} <= shown
+
+
 def test_a_step_to_restart_from_is_told_with_its_data(configured: Shell, run_id: str) -> None:
     configured("set-paused", "--run-id", run_id, "--resume")
     configured("set-paused", "--run-id", run_id, "pause")

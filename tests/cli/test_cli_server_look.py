@@ -37,7 +37,7 @@ class Server:
     process: subprocess.Popen[str]
 
     def line(self, command: str, *words: str | Path, run_id: str = RUN) -> list[str | Path]:
-        return [*SCRIPT, command, "--run-id", run_id, "--server-addr", self.address, "-i", self.key, *words]
+        return [*SCRIPT, *command.split(), "--run-id", run_id, "--server-addr", self.address, "-i", self.key, *words]
 
     def __call__(self, command: str, *words: str | Path, run_id: str = RUN) -> subprocess.CompletedProcess[str]:
         line = self.line(command, *words, run_id=run_id)
@@ -109,6 +109,10 @@ def test_what_keeps_somebody_from_looking_is_said(server: Server, tmp_path: Path
     for command in ("show-run", "watch"):
         other = told(server(command, "--json", run_id="other"))
         assert (other["code"], f"--run-id {RUN}" in other["fix"]) == ("server-refused", True)
+    other_run = server("client train", "--logs", "json", run_id="other")
+    started = json.loads(other_run.stdout.splitlines()[0])
+    assert (started["wallet"], started["key"]) == (str(Keypair.from_seed(LISTED).pubkey()), "identity")
+    assert "keeps the run" in other_run.stderr
     stranger = server("show-run", "--json", "-i", key_file(tmp_path / "unlisted.key", UNLISTED))
     assert told(stranger)["code"] == "server-refused"
     assert "--allow" in told(stranger)["fix"]

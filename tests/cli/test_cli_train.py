@@ -42,12 +42,16 @@ main()
 """Ends with Ctrl-C when torch is asked for."""
 
 
+def until_torch(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """A command, as far as it goes without torch."""
+    line = [sys.executable, "-c", WITHOUT_TORCH, *arguments]
+    return subprocess.run(line, capture_output=True, text=True, timeout=120)
+
+
 def without_torch(shell: Shell, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """`train`, as far as it goes without torch."""
-    line = [sys.executable, "-c", WITHOUT_TORCH, "train", "--rpc", shell.rpc, *LOCAL, *arguments]
-    if "-w" not in arguments:
-        line += ["-w", str(shell.wallet)]
-    return subprocess.run(line, capture_output=True, text=True, timeout=120)
+    wallet = () if "-w" in arguments else ("-w", shell.wallet)
+    return until_torch("train", "--rpc", shell.rpc, *LOCAL, *arguments, *wallet)
 
 
 def test_what_needs_no_torch_is_said_before_it_is_loaded(owner: Shell, run_id: str, tmp_path: Path) -> None:
@@ -85,6 +89,31 @@ def test_a_run_that_would_not_let_it_in_says_so_before_torch_is_loaded(
     done = without_torch(owner, "--run-id", run_id)
     assert (done.returncode, done.stderr) == (130, "interrupted\n")
     assert done.stdout.splitlines()[-1].endswith("loading PyTorch…")
+
+
+def test_can_join_says_what_the_chain_objects_to_before_torch_is_loaded(
+    owner: Shell, run_id: str, material: Path
+) -> None:
+    def asked(*more: str) -> subprocess.CompletedProcess[str]:
+        return until_torch("can-join", "--rpc", owner.rpc, "--run-id", run_id, "--address", str(owner.wallet), *more)
+
+    done = asked("--device", "nonsense")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: --device 'nonsense' is no device")
+    done = asked()
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: there is no run '{run_id}'")
+    assert owner("create-run", "--run-id", run_id).code == 0
+    assert owner("update-config", "--run-id", run_id, "--config-path", material / "config.toml").code == 0
+    assert owner("update-config", "--run-id", run_id, "--client-version", "of old").code == 0
+    done = asked()
+    assert done.returncode == 130
+    *objections, loading, interrupted = done.stderr.splitlines()
+    assert [line.partition(",")[0] for line in objections] == [
+        "no: the run is new",
+        f"no: run {run_id} takes clients of version of old only",
+    ]
+    assert (loading, interrupted) == ("loading PyTorch…", "interrupted")
 
 
 def test_unknown_run(owner: Shell) -> None:

@@ -125,7 +125,7 @@ async def _session(settings: TrainSettings) -> None:
         events = sinks.events_of(settings, stack)
         try:
             named = named_by(settings, on_solana(settings))
-            session._introduce(settings, named.reach.wallet, events)
+            session._introduce(settings, named.reach, events)
             await session._session(settings, named, events)
         except Exception:  # an honest member's end is of no account here
             traceback.print_exc()

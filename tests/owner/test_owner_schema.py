@@ -10,6 +10,8 @@ import pytest
 from aftermath.config.document import CORRECT, RunConfig, load_config
 from aftermath.config.errors import Mistaken
 from aftermath.config.recipe import recipe_file
+from aftermath.data.source import DataError
+from aftermath.owner.agreed_data import source_of, with_agreed_data
 from aftermath.owner.schema import shape_of
 from aftermath.testnet.configs import SHIPPED
 
@@ -56,3 +58,20 @@ def test_no_place_at_all_is_still_told_as_that(copied: Path) -> None:
     copied.write_text(DEMO.read_text().replace('"runs/demo/model"', '"~nobody-of-this-name/x"'))
     told = refusal(load_config(copied))
     assert (told.fix, "~nobody-of-this-name/x" in told.message) == (CORRECT, True)
+
+
+def test_tokens_that_a_file_beside_the_config_describes_are_to_be_made(copied: Path) -> None:
+    config, make = load_config(copied), "python -m aftermath.testnet.files 'my run.toml'"
+    with pytest.raises(DataError, match="there is no token data at") as told:
+        source_of(config, 257)
+    assert told.value.fix == f"Make it first, as my run.files.toml says: {make}"
+    assert with_agreed_data(config, 257)[1].endswith(told.value.fix)
+    recipe_file(copied).write_text("[model]\npreset = 'demo'\n")
+    with pytest.raises(DataError) as told:
+        source_of(config, 257)
+    assert told.value.fix.startswith("Make token files with: aftermath-solana data tokenize")
+    shutil.copy(recipe_file(DEMO), recipe_file(copied))
+    Path("runs/demo/tokens").mkdir(parents=True)  # which would be left as it is
+    with pytest.raises(DataError, match="holds no token files") as told:
+        source_of(config, 257)
+    assert make not in told.value.fix

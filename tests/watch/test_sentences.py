@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from aftermath.base.errors import AftermathError
 from aftermath.watch import kinds
+from aftermath.watch.events import plain
 from aftermath.watch.sentences import Sentences
+
+
+def test_what_a_member_is_known_by_is_called_as_it_is_there() -> None:
+    started = kinds.Started(run_id="demo", tier=0, wallet="Key1", version="1")
+    assert Sentences().of(started) == "run demo, tier 0, wallet Key1, aftermath 1"
+    assert "key" not in plain(started), "as it was before there was another"
+    of_a_server = msgspec.structs.replace(started, key="identity")
+    assert Sentences().of(of_a_server) == "run demo, tier 0, identity Key1, aftermath 1"
 
 
 def test_the_fix_in_a_warning_is_seen_to_belong_to_it() -> None:

@@ -3,8 +3,9 @@
 Decided: this is a `chain.wire.Wire`, so that everything above it is the member's client of a cluster. Calls go over one
 connection, which is made when there is something to say and made anew after it broke; the subscription to the run has
 another. The first of them also hears where the peers are (`peers`). A server that refuses is final: asking again does
-not help; one that is away is not. Nor is a certificate that is not to be trusted, where there was a right one before:
-else whoever can break into the line for a moment would end members for good.
+not help; one that is away, or does not greet as ours do, is not. Nor is what somebody else may have said, once the
+server has let us in: a certificate that is not to be trusted, and a greeting without TLS that sends us away. Else
+whoever can break into the line for a moment would end members for good.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ import msgspec
 from msgspec import Meta
 from solders.keypair import Keypair
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import WebSocketException
+from websockets.exceptions import InvalidHandshake, WebSocketException
 
 from aftermath.base.bounded import Malformed, json_as
 from aftermath.base.wait import cancel
 from aftermath.central.greeting import Denied, admitted, answer, challenged
+from aftermath.central.trust import Trust
 from aftermath.chain.wallet import Wallet
 from aftermath.coordinator.errors import CoordinatorError
 from aftermath.p2p.discovery import Whereabouts, believable
@@ -37,6 +39,7 @@ log = logging.getLogger(__name__)
 MAX_MESSAGE = 4 << 20
 OPEN_SECONDS, PING_SECONDS, CLOSE_SECONDS = 5.0, 5.0, 0.2
 MOST_PEERS = 1024
+_STRANGE = "it does not greet as an aftermath-centralized server does"
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -64,13 +67,17 @@ class ServerRefused(CoordinatorError):
     code = "server-refused"
 
 
+class NotTheServer(ConnectionError):
+    """What answers does not do so as the server should. That may pass, as where nobody answers."""
+
+
 class Link(httpx.AsyncBaseTransport):
     """One member's way to the server at `address` (HOST:PORT). `peer` is the key its peers know it by."""
 
-    def __init__(self, address: str, tls: ssl.SSLContext | None, run_id: str, wallet: Wallet, peer: Keypair) -> None:
+    def __init__(self, address: str, trust: Trust | None, run_id: str, wallet: Wallet, peer: Keypair) -> None:
         self.address = address
-        self.url = f"{'wss' if tls else 'ws'}://{address}"
-        self._tls, self._run_id, self._wallet, self._peer = tls, run_id, wallet, peer
+        self.url = f"{'wss' if trust else 'ws'}://{address}"
+        self.trust, self._run_id, self._wallet, self._peer = trust, run_id, wallet, peer
         self._genesis = ""
         self._connection: ClientConnection | None = None
         self._opening = asyncio.Lock()
@@ -101,6 +108,8 @@ class Link(httpx.AsyncBaseTransport):
         assert head.id is not None
         try:
             return httpx.Response(200, content=await self._ask(head.id, body.decode()))
+        except NotTheServer:  # which says more than that there is no connection
+            raise
         except (OSError, WebSocketException, Malformed) as error:
             raise httpx.ConnectError(str(error)) from error
 
@@ -194,11 +203,24 @@ class Link(httpx.AsyncBaseTransport):
             self._waiting[head.id].set_result(data)
 
     async def _open(self) -> ClientConnection:
-        """A connection on which we are let in. Raises OSError, WebSocketException, Malformed, ServerRefused."""
+        """A connection on which we are let in. Raises OSError, WebSocketException, ServerRefused."""
+        connection = await self._reached()
         try:
-            connection = await connect(
+            async with asyncio.timeout(OPEN_SECONDS):
+                await self._greet(connection)
+        except BaseException as error:
+            await connection.close()
+            if isinstance(error, Malformed):
+                raise NotTheServer(_STRANGE) from error
+            raise
+        return connection
+
+    async def _reached(self) -> ClientConnection:
+        """A connection to whatever is at the address."""
+        try:
+            return await connect(
                 self.url,
-                ssl=self._tls,
+                ssl=None if self.trust is None else self.trust.context,
                 max_size=MAX_MESSAGE,
                 open_timeout=OPEN_SECONDS,
                 ping_interval=PING_SECONDS,
@@ -207,34 +229,36 @@ class Link(httpx.AsyncBaseTransport):
             )
         except ssl.SSLCertVerificationError as error:
             untrusted = f"the certificate of the server {self.address} is not to be trusted: {error.verify_message}"
-            if self._genesis:  # it was here before: another certificate is the word of whoever stands in between
-                raise ConnectionError(untrusted) from error
-            raise ServerRefused(
-                untrusted,
-                "Pass --tls-ca FILE with the certificate that whoever runs the server gave you",
-            ) from error
-        try:
-            async with asyncio.timeout(OPEN_SECONDS):
-                await self._greet(connection)
-        except BaseException:
-            await connection.close()
-            raise
-        return connection
+            if self._genesis:
+                raise NotTheServer(untrusted) from error
+            assert self.trust is not None
+            raise ServerRefused(untrusted, self.trust.mended) from error
+        except ssl.SSLError as error:
+            raise NotTheServer("it does not speak TLS as a server with a certificate does") from error
+        except InvalidHandshake as error:
+            raise NotTheServer(_STRANGE) from error
 
     async def _greet(self, connection: ClientConnection) -> None:
+        """Raises Malformed for what is no greeting, and as `_sent_away` gives it."""
         challenge = challenged(await connection.recv())
         if challenge.run_id != self._run_id:
-            raise ServerRefused(
+            raise self._sent_away(
                 f"the server {self.address} keeps the run {challenge.run_id!r}, not {self._run_id!r}",
                 f"Pass --run-id {challenge.run_id}, or the address of another server",
             )
         if self._genesis and challenge.genesis != self._genesis:
-            raise ServerRefused(
+            raise self._sent_away(
                 f"the server {self.address} has begun anew, and the run as it was is gone",
                 "Start this member again; a server keeps its run with --save-state-dir",
             )
         await connection.send(answer(challenge, self._wallet.keypair, self._peer).decode())
         said = admitted(await connection.recv())
         if isinstance(said, Denied):
-            raise ServerRefused(said.message, said.fix)
+            raise self._sent_away(said.message, said.fix)
         self._genesis = challenge.genesis
+
+    def _sent_away(self, message: str, fix: str) -> ServerRefused | NotTheServer:
+        """What a greeting that sends us away is: an answer, or after a better one without TLS anybody's word."""
+        if self._genesis and self.trust is None:
+            return NotTheServer(f"{message}, or somebody on the way says so")
+        return ServerRefused(message, fix)

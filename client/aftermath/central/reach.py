@@ -12,7 +12,6 @@ import contextlib
 import functools
 import os
 import re
-import ssl
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from aftermath.base.bounded import Malformed
 from aftermath.base.errors import UsageError
 from aftermath.base.wait import first_of
 from aftermath.central.link import Link
+from aftermath.central.trust import Trust, reached
 from aftermath.chain.client import CoordinatorClient
 from aftermath.chain.endpoints import endpoint
 from aftermath.chain.member import SolanaMember
@@ -45,18 +45,18 @@ class CentralPool(RpcPool):
     """The one server, as an RPC service."""
 
     called = keeper = "the server"
+    signs_with = "identity"
 
     def __init__(self, link: Link, *, patience: float, seed: int) -> None:
         # both are one port, and what a warning names is what the link speaks to
         at = endpoint(link.url.replace("ws", "http", 1), link.url)
         super().__init__([at], patience=patience, seed=seed, wire=link)
-        self._address = link.address
+        self._link = link
 
     def _unavailable(self, patience: float) -> Unavailable:
         return Unavailable(
-            f"the server {self._address} has not answered for {patience:.0f} s",
-            "Check --server-addr, and that the server runs: aftermath-centralized server run; one with a certificate "
-            "is reached with --tls or --tls-ca",
+            f"the server {self._link.address} has not answered for {patience:.0f} s: {self._nodes.all[0].last_error}",
+            reached(self._link.trust),
         )
 
 
@@ -108,33 +108,33 @@ def check_address(address: str) -> None:
 
 
 def _linked(
-    address: str, tls: ssl.SSLContext | None, run_id: str, wallet: Wallet, patience: float
+    address: str, trust: Trust | None, run_id: str, wallet: Wallet, patience: float
 ) -> tuple[Link, CentralPool, bytes]:
     """The link of an identity, the server as it is asked over it, and the secret of the key that peers see."""
     secret = identity_secret(run_id, wallet, env={})
-    link = Link(address, tls, run_id, wallet, Keypair.from_seed(secret))
+    link = Link(address, trust, run_id, wallet, Keypair.from_seed(secret))
     return link, CentralPool(link, patience=patience, seed=int.from_bytes(os.urandom(4))), secret
 
 
 @contextlib.asynccontextmanager
 async def visiting(
-    address: str, tls: ssl.SSLContext | None, identity: Path | None, run_id: str
+    address: str, trust: Trust | None, identity: Path | None, run_id: str
 ) -> AsyncIterator[CoordinatorClient]:
     """The run of the server at HOST:PORT, to look at. Raises UsageError, WalletError."""
     check_address(address)
-    _, pool, _ = _linked(address, tls, run_id, identity_of(identity), PATIENCE_SECONDS)
+    _, pool, _ = _linked(address, trust, run_id, identity_of(identity), PATIENCE_SECONDS)
     async with pool:
         yield CoordinatorClient(pool)
 
 
-def reaching(address: str, tls: ssl.SSLContext | None, identity: Path | None) -> Callable[[TrainSettings], Reach]:
+def reaching(address: str, trust: Trust | None, identity: Path | None) -> Callable[[TrainSettings], Reach]:
     """What makes the way to the server at HOST:PORT. Raises UsageError, and WalletError when it is called."""
     check_address(address)
     known = functools.cache(lambda: identity_of(identity))  # one for the process, however often the way is made
 
     def reach(settings: TrainSettings) -> Reach:
         wallet = known()
-        link, pool, secret = _linked(address, tls, settings.run_id, wallet, START_PATIENCE)
+        link, pool, secret = _linked(address, trust, settings.run_id, wallet, START_PATIENCE)
 
         async def beside(chain: SolanaMember) -> None:
             await leave_wills(chain, link, CoordinatorClient(pool, wallet), settings.run_id)

@@ -22,6 +22,7 @@ from aftermath.base.errors import UsageError
 from aftermath.chain import defaults
 
 MAX_REPLY = 64 << 20
+LAST_PORT = 65535
 CLUSTERS = {
     "localnet": defaults.RPC,
     "devnet": "https://api.devnet.solana.com",
@@ -29,6 +30,10 @@ CLUSTERS = {
     "mainnet": "https://api.mainnet-beta.solana.com",
 }
 """What may be said for a node's address, by name."""
+
+
+class NoNextPort(UsageError):
+    """Where a node's websocket is does not follow from its address, so it has to be said."""
 
 
 class Request(Protocol):
@@ -81,7 +86,8 @@ def endpoint(http: str, ws: str | None = None) -> Endpoint:
     """Check the addresses and derive the websocket one when it is not given; `http` may be the name of a cluster.
 
     Derivation as in the Solana CLI: with an explicit port the websocket is on the next port, otherwise on the same
-    host and path. Raises UsageError on an address that is not http(s):// or ws(s)://.
+    host and path. Raises UsageError on an address that is not http(s):// or ws(s)://, and NoNextPort on one at the last
+    port.
     """
     http = CLUSTERS.get(http, http)
     return Endpoint(_checked(http, ("http", "https")), _checked(ws, ("ws", "wss")) if ws else _derived(http))
@@ -101,6 +107,8 @@ def _checked(url: str, schemes: tuple[str, str]) -> str:
 
 def _derived(http: str) -> str:
     parts = urlsplit(http)
+    if parts.port == LAST_PORT:
+        raise NoNextPort(f"{shown(http)} is at the last port, and its websocket at none after it", "Say where that is")
     host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname or ""
     port = f":{parts.port + 1}" if parts.port else ""
     scheme = "wss" if parts.scheme == "https" else "ws"

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from aftermath.chain.endpoints import Endpoint, HttpNode, describe
+from aftermath.chain.outages import Outages
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +49,9 @@ class Node:
     last_error: str = "not tried"
     left: dict[str, Leave] = field(default_factory=dict)
     """By kind of call: those it has failed twice in one call, while it answered others."""
+    outages: Outages = field(default_factory=Outages)
+    of_kind: dict[str, Outages] = field(default_factory=dict)
+    """What a person is told of these two."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
@@ -74,7 +78,7 @@ class Nodes:
 
     def answered(self, node: Node) -> None:
         """It has, whatever was before."""
-        if node.failures >= FAILURES_BEFORE_LEAVING:
+        if node.outages.ends():
             log.warning("%s %s answers again", self._called, node.endpoint.shown)
         node.failures, node.away = 0, Leave()
 
@@ -85,16 +89,23 @@ class Nodes:
         log.debug("%s %s: %s", self._called, node.endpoint.shown, node.last_error)
         if node.failures < FAILURES_BEFORE_LEAVING:
             return
-        if node.failures == FAILURES_BEFORE_LEAVING:
-            log.warning("%s %s does not answer (%s)", self._called, node.endpoint.shown, node.last_error)
+        if (also := node.outages.lasts(now)) is not None:
+            log.warning("%s %s does not answer (%s)%s", self._called, node.endpoint.shown, node.last_error, also)
         if node.away.until <= now:
             node.verified = False
             node.away.until = now + node.away.seconds
 
     def leave(self, node: Node, kind: str, now: float) -> None:
         """Have the next calls of this kind made elsewhere, for a while."""
-        if kind in node.left:
+        node.left.setdefault(kind, Leave(now + LEAVE_SECONDS))
+        if node.failures >= FAILURES_BEFORE_LEAVING or len(self.all) == 1:
             return
-        node.left[kind] = Leave(now + LEAVE_SECONDS)
-        if node.failures < FAILURES_BEFORE_LEAVING and len(self.all) > 1:
-            log.warning("%s %s answers, but not to %s (%s)", self._called, node.endpoint.shown, kind, node.last_error)
+        if (also := node.of_kind.setdefault(kind, Outages()).lasts(now)) is not None:
+            why = node.last_error + also
+            log.warning("%s %s answers, but not to %s (%s)", self._called, node.endpoint.shown, kind, why)
+
+    def answered_to(self, node: Node, kind: str) -> None:
+        """It has answered a call of this kind, which may be made of it again."""
+        node.left.pop(kind, None)
+        if kind in node.of_kind:
+            node.of_kind[kind].ends()

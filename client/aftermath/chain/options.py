@@ -12,7 +12,7 @@ from typing import Protocol
 from solders.pubkey import Pubkey
 
 from aftermath.base.errors import UsageError
-from aftermath.chain.endpoints import Endpoint, endpoint
+from aftermath.chain.endpoints import Endpoint, NoNextPort, endpoint
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.wallet import WalletError, load_wallet
 
@@ -61,6 +61,8 @@ def _node(http: str, ws: str | None, flag: str) -> Endpoint:
         return endpoint(http, ws)
     except UsageError as error:
         flags = (flag.replace("ws-", ""), flag) if ws else (flag.replace("ws-", ""),)
+        if isinstance(error, NoNextPort):
+            flags = (flag,)
         asked = " or ".join(f"{one} (the variable {variable_of(one)})" for one in flags)
         raise UsageError(error.message, f"{error.fix}; see {asked}") from None
 

@@ -15,7 +15,7 @@ import logging
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from solders.hash import Hash, ParseHashError
 from solders.rpc.requests import GetGenesisHash
@@ -40,6 +40,7 @@ T = TypeVar("T")
 
 MAX_ENDPOINTS = 3
 BACKOFF_FIRST, BACKOFF_MAX = 0.25, 4.0
+TOLD_AFTER = 2.0  # seconds a person sees nothing before the first answer
 TRIES = 2.5  # at least as many in a call's patience: a node that hangs is left within one call, not after some
 
 
@@ -56,6 +57,8 @@ class _Cluster:
     genesis: str = ""
     answered: set[str] = field(default_factory=set)
     """The kinds of calls that some node has answered."""
+    awaited: bool = False
+    """Whether it was told that the first answer is waited for."""
 
 
 class RpcPool:
@@ -68,6 +71,8 @@ class RpcPool:
     """What a node is to a person who reads a log."""
     keeper = "the chain"
     """What is behind the nodes, to a person."""
+    signs_with: Literal["wallet", "identity"] = "wallet"
+    """And what a member's key is there."""
 
     def __init__(
         self,
@@ -138,6 +143,23 @@ class RpcPool:
         as malformed and none has ever answered its kind, TransactionFailed when the cluster refused a transaction,
         WrongCluster.
         """
+        if self._cluster.answered:
+            return await self._call(request, read, patience, attempt)
+        telling = asyncio.get_running_loop().call_later(TOLD_AFTER, self._awaited)
+        try:
+            return await self._call(request, read, patience, attempt)
+        finally:
+            telling.cancel()
+
+    def _awaited(self) -> None:
+        """Say, once, that no node has answered yet: one that swallows what it is sent fails only after seconds."""
+        if not self._cluster.answered and not self._cluster.awaited:
+            self._cluster.awaited = True
+            log.warning("waits for %s %s", self.called, ", ".join(node.endpoint.shown for node in self._nodes.all))
+
+    async def _call(
+        self, request: Request, read: Callable[[Any], T], patience: float | None, attempt: float | None
+    ) -> T:
         now = asyncio.get_running_loop().time
         patience = self.patience if patience is None else patience
         deadline = now() + patience
@@ -151,7 +173,7 @@ class RpcPool:
             allowed = min(attempt, max(deadline - now(), 0.05))
             try:
                 result = await self._ask(node, request, read, allowed)
-                node.left.pop(kind, None)
+                self._nodes.answered_to(node, kind)
                 self._cluster.answered.add(kind)
                 return result
             except TransactionFailed:

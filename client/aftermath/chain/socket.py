@@ -19,6 +19,7 @@ from aftermath.base.bounded import Malformed, json_value
 from aftermath.chain.accounts import COMMITMENT, AccountData, parse_reply
 from aftermath.chain.endpoints import describe, numbered, reply_to, shown
 from aftermath.chain.failures import BadReply
+from aftermath.chain.outages import Outages
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.wire import OPEN_SECONDS, Connection
 from aftermath.coordinator.errors import CoordinatorError
@@ -52,7 +53,7 @@ class AccountSocket:
         self._subscription: int | None = None
         self._asked = 0
         self._failures = 0
-        self._told = False
+        self._outages = Outages()
         self._next = 0
         self.ready = asyncio.Event()
         self.pushes = 0
@@ -71,10 +72,14 @@ class AccountSocket:
                 self.ready.clear()
             self._failures += 1
             self._next += 1
-            if self._failures == FAILURES_TO_TELL:
-                self._told = True
-                log.warning("no websocket to %s (%s): the run is polled meanwhile", shown(url), reason)
+            if self._failures >= FAILURES_TO_TELL:
+                self._tell(shown(url), reason)
             await asyncio.sleep(self._pool.backoff(self._failures, BACKOFF_MAX))
+
+    def _tell(self, where: str, reason: str) -> None:
+        also = self._outages.lasts(asyncio.get_running_loop().time())
+        if also is not None:
+            log.warning("no websocket to %s (%s)%s: the run is polled meanwhile", where, reason, also)
 
     async def drop(self) -> None:
         """Close the current connection, so that `run` makes a new one."""
@@ -115,8 +120,7 @@ class AccountSocket:
         if type(result) is not int:
             raise BadReply(f"the websocket refused the subscription: {str(body.get('error'))[:200]}")
         self._subscription = result
-        if self._told:
-            self._told = False
+        if self._outages.ends():
             log.warning("the websocket is back: changes of the run are pushed again")
         self.ready.set()
         self._on_subscribed()

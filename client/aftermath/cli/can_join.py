@@ -1,7 +1,8 @@
 """`can-join`: would `train` with this wallet, on this machine, be let in?
 
-Decided: it answers from what `train` checks before it joins, by the same functions. What `train` would wait for, or ask
-the run's members for, is no obstacle but a warning.
+Decided: it answers from what `train` checks before it joins, by the same functions and in the same order: options, the
+chain, and only then what takes PyTorch, which is seconds to load. What the chain objects to is said before that, and
+the answer has it again. What `train` would wait for, or ask the run's members for, is no obstacle but a warning.
 """
 
 from __future__ import annotations
@@ -180,6 +181,15 @@ def chosen(view: View, wallet: bytes, device: str) -> tuple[int, str]:
     return choice.tier, choice.why
 
 
+def tell(entry: OnChain) -> None:
+    """What is known before PyTorch is loaded, on stderr."""
+    from aftermath.watch.sentences import LOADING
+
+    for refusal in entry.refusals:
+        note(f"no: {refusal.message}")
+    note(LOADING)
+
+
 @command("can-join", example="aftermath-solana can-join --run-id demo --address wallet.json")
 async def can_join(
     options: ClusterOptions,
@@ -197,19 +207,21 @@ async def can_join(
     It looks at what train on this machine looks at before it joins: whether the run is open to the wallet, the client's
     version, funds and bond; the device, the model's kind, its config.json by the hash on chain, and the tier; and that
     the data is here, and is the run's. On a local network it gives the wallet the test SOL that it lacks, as train
-    does. Exits 0 when the wallet may join, 10 when the run takes another version of the
-    client, and 1 when it may not for another reason.
+    does. Exits 0 when the wallet may join, 10 when the run takes another version, and 1 when it may not otherwise.
     """
     from aftermath import __version__
     from aftermath.chain.options import public_key
     from aftermath.cli.connection import connect
+    from aftermath.replica.devices import indices_named
     from aftermath.train.tier import AUTO_TIER
 
+    indices_named(device)
     user = public_key(address)
     delegate_of = public_key(authorizer) if authorizer is not None else None
     async with connect(options) as chain:
         entry = await at_the_chain(chain, run_id, user, delegate_of, max_bond)
     view, refusals = entry.view, entry.refusals
+    tell(entry)
     tier, why = matformer_tier, ""
     if tier == AUTO_TIER:
         with noting(refusals):

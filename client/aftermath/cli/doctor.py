@@ -38,9 +38,36 @@ class ExaminedOptions(WalletOptions, ClusterOptions):
     ] = ""
 
 
+@dataclass(frozen=True)
+class ListeningOptions:
+    """Where `train` would listen, and what it would be reached through."""
+
+    bind_p2p_port: Annotated[
+        int,
+        shared("--bind-p2p-port", text="The UDP port that train would have; 0: any that is free.", least=0, most=65535),
+    ] = 0
+    bind_p2p_interface: Annotated[
+        str | None, shared("--bind-p2p-interface", text="The address that it would bind; by default all interfaces.")
+    ] = None
+    iroh_relay: Annotated[
+        str,
+        shared(
+            "--iroh-relay",
+            text="The relay that it would have, which is asked: disabled, n0, or the URL of one of yours; auto: n0 if "
+            "--rpc is not on this machine.",
+            parser=relay_named,
+        ),
+    ] = AUTO
+    metrics_port: Annotated[
+        int | None,
+        shared("--metrics-port", text="The TCP port at which it would serve metrics.", least=1, most=65535),
+    ] = None
+
+
 @command("doctor", example="aftermath-solana doctor --rpc http://127.0.0.1:8899 --run-id demo -w wallet.json")
 async def doctor(
     options: ExaminedOptions,
+    *,
     run_id: Annotated[
         str | None, shared("--run-id", text="Also examine what this run asks for.", check=checked_run_id, stored="run")
     ] = None,
@@ -52,26 +79,7 @@ async def doctor(
         ),
     ] = None,
     device: Device = "auto",
-    bind_p2p_port: Annotated[
-        int,
-        shared("--bind-p2p-port", text="The UDP port that train would have; 0: any that is free.", least=0, most=65535),
-    ] = 0,
-    bind_p2p_interface: Annotated[
-        str | None, shared("--bind-p2p-interface", text="The address that it would bind; by default all interfaces.")
-    ] = None,
-    iroh_relay: Annotated[
-        str,
-        shared(
-            "--iroh-relay",
-            text="The relay that it would have, which is asked: disabled, n0, or the URL of one of yours; auto: n0 if "
-            "--rpc is not on this machine.",
-            parser=relay_named,
-        ),
-    ] = AUTO,
-    metrics_port: Annotated[
-        int | None,
-        shared("--metrics-port", text="The TCP port at which it would serve metrics.", least=1, most=65535),
-    ] = None,
+    listening: ListeningOptions,
     authorizer: Authorizer = None,
     max_bond: MaxBond = 0,
 ) -> Result:
@@ -94,10 +102,10 @@ async def doctor(
         device=device,
         tier=matformer_tier,
         wallet_path=options.wallet_private_key_path,
-        bind_port=bind_p2p_port,
-        interface=bind_p2p_interface,
-        relay=iroh_relay,
-        metrics_port=metrics_port,
+        bind_port=listening.bind_p2p_port,
+        interface=listening.bind_p2p_interface,
+        relay=listening.iroh_relay,
+        metrics_port=listening.metrics_port,
         mend=fix,
         run_id=run_id,
         authorizer=authorizer,

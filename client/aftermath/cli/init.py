@@ -115,22 +115,26 @@ def init(
     else:
         beside.unlink(missing_ok=True)  # of a file that is written over
     write(out, text)
-    warnings = set(found.warnings).difference(look(*recipe).warnings)
-    told = [(code, sentence) for code, sentence in found.warnings if (code, sentence) in warnings]
+    new = set(found.warnings).difference(look(*recipe).warnings)
+    told = [warning for warning in found.warnings if warning in new]
     for _, warning in told:
         note(f"warning: {warning}")
-    members = config.config.init_min_clients
-    steps = _next(out, made=bool(files))
+    return _made(out, beside if files else None, config.config.init_min_clients, told)
+
+
+def _made(out: Path, beside: Path | None, members: int, told: list[tuple[str, str]]) -> Result:
+    """What was written, `beside`: also for what is still to be made, and what follows for a run of so many members."""
+    steps = _next(out, made=beside is not None)
     at_once = f"aftermath-solana local-testnet start --num-clients {members} --config-path {shlex.quote(str(out))}"
     data = {
         "file": str(out),
-        "files": str(beside) if files else None,
+        "files": str(beside) if beside else None,
         "warnings": [{"code": code, "message": sentence} for code, sentence in told],
         "next": steps,
         "at_once": at_once,
     }
     lines = [
-        f"wrote {out}" + (f", and {beside} for what is still to be made" if files else ""),
+        f"wrote {out}" + (f", and {beside} for what is still to be made" if beside else ""),
         "next, the first in a terminal of its own:",
         *(f"  {line}" for line in steps),
         *([f"  which {members} members call, each with a wallet of its own"] if members > 1 else []),

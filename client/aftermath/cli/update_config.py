@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from aftermath.base.counted import counted
 from aftermath.base.errors import UsageError
 from aftermath.base.numbers import U32_MAX, U64_MAX
 from aftermath.cli.command import JSON, command
@@ -99,12 +100,12 @@ async def update_config(
 async def _send(chain: SignedCluster, change: Change, run: Run, model: Model, *, as_json: bool) -> dict[str, Any]:
     """Say what changes, and send it if anything does: both as JSON has it. Raises what refuses the change."""
     from aftermath.chain.rehearsal import Rehearsed
-    from aftermath.owner.difference import differences
+    from aftermath.owner.difference import differences, usual
 
     steps = change.instructions(chain.coordinator.ix, run, model)
     found = differences(change, run, model)
     changes = [asdict(one) for one in found]
-    announce(run.run_id, found, as_json=as_json)
+    announce(run.run_id, found, usual(change, run, model), as_json=as_json)
     try:
         signatures = await chain.sender.send_packed(steps if found else [])
     except Rehearsed as rehearsed:
@@ -141,12 +142,21 @@ def _read(path: Path | None) -> tuple[RunConfig | None, Shape | None, str]:
     return config, shape, trouble
 
 
-def announce(run_id: str, found: list[Difference], *, as_json: bool) -> None:
-    """Say what will change: for people, on stderr; with --json it is in the result."""
+def announce(run_id: str, found: list[Difference], usual: frozenset[str] | None, *, as_json: bool) -> None:
+    """Say what will change: for people, on stderr; with --json it is in the result. `usual`: what is of a first config
+    as by default, and only counted; None where the run had one.
+    """
     if not found:
         note(f"run {run_id} is so already: nothing is sent")
-    elif not as_json:
+    elif as_json:
+        return
+    elif usual is None:
         aside(listing(("key", "is", "will be"), [[one.key, one.old, one.new] for one in found]))
+    else:
+        told = [[one.key, one.new] for one in found if one.key not in usual]
+        aside(listing(("key", "will be"), told))
+        if rest := len(found) - len(told):
+            note(f"and {counted(rest, 'other')} as by default: aftermath-solana config explain KEY says what one is")
 
 
 def _for_people(data: dict[str, Any], shape: Shape | None) -> Table:

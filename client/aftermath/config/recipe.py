@@ -31,3 +31,10 @@ def recipe_of(path: Path) -> dict[str, dict[str, Any]]:
 def making(path: Path) -> str:
     """The command that makes what the config at `path` names and the file beside it describes."""
     return f"python -m aftermath.testnet.files {shlex.quote(str(path))}"
+
+
+def made_first(path: Path, *tables: str) -> str:
+    """What to do about something that is missing and that one of these tables describes; empty if none does."""
+    if recipe_of(path).keys().isdisjoint(tables):
+        return ""
+    return f"Make it first, as {recipe_file(path)} says: {making(path)}"

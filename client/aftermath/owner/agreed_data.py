@@ -7,11 +7,14 @@ does not; then the run goes without, which is said.
 
 from __future__ import annotations
 
+import os
+
 from aftermath.base.errors import AftermathError, ConfigError
 from aftermath.config.document import RunConfig
 from aftermath.config.read import location_of
+from aftermath.config.recipe import made_first
 from aftermath.data.fingerprint import hash_of
-from aftermath.data.source import Source
+from aftermath.data.source import DataError, Source
 from aftermath.train.locations import open_source
 
 _WITHOUT = "and without data_hash in the file nobody finds out that a member has other files"
@@ -21,7 +24,15 @@ def source_of(config: RunConfig, vocab_size: int) -> Source:
     """The data that a config file names, as this machine reads it. Raises DataError, Unsuitable."""
     llm = config.llm
     labels = llm.data_type == "Finetuning"
-    return open_source(location_of(llm.data_location), llm.max_seq_len, vocab_size, labels=labels)
+    try:
+        return open_source(location_of(llm.data_location), llm.max_seq_len, vocab_size, labels=labels)
+    except DataError as error:
+        local = llm.data_location.Local
+        if local is None or os.path.exists(os.path.expanduser(local.path)):
+            raise
+        if make := made_first(config.file, "tokens", "fetch"):
+            raise DataError(error.message, make) from None
+        raise
 
 
 def with_agreed_data(config: RunConfig, vocab_size: int) -> tuple[RunConfig, str]:

@@ -2,14 +2,17 @@
 
 Decided: the run is compared with what it would be, both in the form of `json-dump-run`, whose paths the keys are. So no
 key is forgotten, and of the optimizer's numbers those of its kind count. What the program draws from a change by itself
-(a new checkpoint has no hashes yet) is not told.
+(a new checkpoint has no hashes yet) is not told. Everything is new to a run that has no config yet; there the keys are
+told apart that a file may leave out and that are as if it had, whether it did or not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
 
 from aftermath.chain.dump import plain
 from aftermath.config.read import checkpoint_of, location_of, optimizer_of, rules_of, schedule_of
@@ -17,6 +20,8 @@ from aftermath.owner.change import Change
 from aftermath.rules.model import Metadata, Model
 from aftermath.rules.run import Run
 from aftermath.rules.state import ModelSource
+
+Table = TypeVar("Table", bound=BaseModel)
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,36 @@ def differences(change: Change, run: Run, model: Model) -> list[Difference]:
     old = dict(_flat({"run": plain(run), "model": plain(model)}))
     new = dict(_flat({"run": plain(_run(change, run, model)), "model": plain(_model(change, model))}))
     return [Difference(key, old.get(key), new.get(key)) for key in old | new if old.get(key) != new.get(key)]
+
+
+def usual(change: Change, run: Run, model: Model) -> frozenset[str] | None:
+    """The keys that have their defaults after the change that gives a run its first config; None for any other."""
+    if change.config is None or model.configured:
+        return None
+    names: set[str] = set()
+    config = _defaulted(change.config, names)
+    plainest = replace(change, config=config)
+    as_wished, as_usual = (
+        dict(_flat({"run": plain(_run(one, run, model)), "model": plain(_model(one, model))}))
+        for one in (change, plainest)
+    )
+    as_usual["model.tiers"] = config.llm.matformer.tiers  # which the change has from its shape
+    return frozenset(
+        key for key, value in as_wished.items() if key.split(".")[-1] in names and as_usual.get(key) == value
+    )
+
+
+def _defaulted(table: Table, names: set[str]) -> Table:
+    """A table of a file as if all was left out that may be; the `names` of that are added to those."""
+    usual: dict[str, Any] = {}
+    for name, field in type(table).model_fields.items():
+        value = getattr(table, name)
+        if isinstance(value, BaseModel):
+            usual[name] = _defaulted(value, names)
+        elif not field.is_required():
+            names.add(name)
+            usual[name] = field.get_default(call_default_factory=True)
+    return table.model_copy(update=usual)
 
 
 def _run(change: Change, run: Run, model: Model) -> Run:

@@ -13,7 +13,7 @@ from typing import Any
 from aftermath.config.document import ARCHITECTURES, RunConfig
 from aftermath.config.errors import Mistake
 from aftermath.config.read import checkpoint_of, optimizer_of, schedule_of
-from aftermath.config.recipe import making, recipe_file, recipe_of
+from aftermath.config.recipe import made_first
 from aftermath.config.repository import is_repository
 from aftermath.model.architectures import architecture_of, config_of
 from aftermath.model.config import stored_tier
@@ -104,9 +104,7 @@ def _making(config: RunConfig) -> str:
         taken = local_directory(checkpoint_of(config.llm.checkpoint)).exists()
     except CheckpointError:
         return ""
-    if taken or "model" not in recipe_of(config.file):
-        return ""
-    return f"Make it first, as {recipe_file(config.file)} says: {making(config.file)}"
+    return "" if taken else made_first(config.file, "model")
 
 
 def not_there(config: RunConfig) -> Iterator[Mistake]:

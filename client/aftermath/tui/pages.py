@@ -151,10 +151,9 @@ def chain_page(board: Board, now: float, width: int, height: int) -> RenderableT
         rows["witnesses"] = f"members {', '.join(elected)}" if elected else "none elected now"
     if board.role == "member":
         started, joined, traffic = board.of(kinds.Started), board.of(kinds.Joined), board.of(kinds.Traffic)
-        rows |= dict.fromkeys(("wallet", "seat", "attested", "checkpoint", "costs"), UNKNOWN)
+        rows["wallet" if started is None else started.key] = UNKNOWN if started is None else started.wallet
+        rows |= dict.fromkeys(("seat", "attested", "checkpoint", "costs"), UNKNOWN)
         rows["attested"] = counted(board.counts.attested, "time")
-        if started is not None:
-            rows["wallet"] = f"{started.wallet}"
         if joined is not None and joined.seat is not None:
             rows["seat"] = f"{joined.seat}, tier {joined.tier}, weight {joined.weight:,}"
         if (kept := board.of(kinds.Checkpoint)) is not None:

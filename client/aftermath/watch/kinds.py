@@ -10,6 +10,7 @@ Decided
 from __future__ import annotations
 
 import re
+from typing import Literal
 
 import msgspec
 
@@ -38,6 +39,8 @@ class Started(Event, frozen=True, kw_only=True):
     version: str
     part: int = 0
     lost: int = 0
+    key: Literal["wallet", "identity"] = "wallet"
+    """What `wallet` is to a person: a member of a server has an identity there."""
 
 
 class Loading(Event, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ from aftermath.watch.progress import Progress
 
 LOADING = "loading PyTorch…"
 _SENTENCES: dict[type[kinds.Event], str] = {
-    kinds.Started: "run {run_id}, tier {tier}, wallet {wallet}, aftermath {version}",
+    kinds.Started: "run {run_id}, tier {tier}, {key} {wallet}, aftermath {version}",
     kinds.Loading: LOADING,
     kinds.Compiling: "compiling kernels for this processor: half a minute or more, this once",
     kinds.Kernels: "results are encoded and applied by {by}",

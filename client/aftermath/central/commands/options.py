@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from aftermath.base.errors import UsageError
 from aftermath.cli.options import checked_run_id, shared
 
 if TYPE_CHECKING:
-    import ssl
+    from aftermath.central.trust import Trust
 
 SERVER = "Server"
 
@@ -50,13 +49,8 @@ class ServerOptions:
     ] = None
 
 
-def trusted(server: ServerOptions) -> ssl.SSLContext | None:
+def trusted(server: ServerOptions) -> Trust | None:
     """How the server's certificate is checked, None without one. Raises UsageError."""
-    import ssl
+    from aftermath.central.trust import Trust
 
-    if not server.tls and server.tls_ca is None:
-        return None
-    try:
-        return ssl.create_default_context(cafile=server.tls_ca)
-    except (OSError, ssl.SSLError):
-        raise UsageError(f"--tls-ca {server.tls_ca} is no certificate that can be read", "It is a PEM file") from None
+    return Trust.by(server.tls_ca) if server.tls or server.tls_ca is not None else None
