@@ -25,6 +25,18 @@ def test_help_of_every_command_has_an_example_and_json(command_name: str) -> Non
     assert "--json" in shown.out
 
 
+@pytest.mark.parametrize("words", ["train --help", "model --help", "--help", "--version"])
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [("{} | true", ""), ("{} >/dev/full", "error: the output cannot be written: No space left on device")],
+)
+def test_a_page_that_nobody_reads_is_no_fault(words: str, line: str, said: str) -> None:
+    given = line.format(f"{sys.executable} -m aftermath {words}")
+    done = subprocess.run(["bash", "-c", given], capture_output=True, text=True, check=False)
+    assert done.stderr.partition("\n")[0] == said
+    assert "unexpected" not in done.stderr
+
+
 def test_the_version_is_that_of_the_package() -> None:
     assert invoke("--version").out == f"{__version__}\n"
 
