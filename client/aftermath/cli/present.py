@@ -141,10 +141,10 @@ def facts(pairs: Mapping[str, object]) -> Table:
 
 
 def listing(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
-    """A table with a header."""
-    from rich.table import Table
+    """A table with a header. Where a terminal is too narrow, cells go on in a next line: names and keys are copied."""
+    from rich.table import Column, Table
 
-    table = Table(*columns, box=None, pad_edge=False, header_style="bold")
+    table = Table(*(Column(name, overflow="fold") for name in columns), box=None, pad_edge=False, header_style="bold")
     for row in rows:
         table.add_row(*(_cell(value) for value in row))
     return table
