@@ -21,6 +21,7 @@ OUTSIDE = {"README.md": "index.md", **{name: name for name in ("AGENTS.md", "CHA
 
 _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s#]*)(#[^)\s]*)?\)")
 _KINDS = (".md", ".svg", ".png")
+_NO_SENTENCE = ("#", "<", "|", "```", "- ")  # but words set as code begin many
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -64,10 +65,10 @@ def _pages(item: Any) -> list[Page]:
 
 
 def _first_sentence(file: File) -> str:
-    paragraphs = (part for part in file.content_string.split("\n\n") if part and part[0] not in "#<|`-")
+    paragraphs = (part for part in file.content_string.split("\n\n") if part and not part.startswith(_NO_SENTENCE))
     heading = file.content_string.partition("\n")[0].lstrip("# ")
     plain = re.sub(r"<!--.*?-->|[*`]", "", _LINK.sub(r"\1", " ".join(next(paragraphs, heading).split())))
-    return re.split(r"(?<=[.:])\s", plain)[0]
+    return re.split(r"(?<=[.])\s", plain)[0]
 
 
 def on_post_build(config: MkDocsConfig) -> None:

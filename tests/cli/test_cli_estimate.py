@@ -97,6 +97,7 @@ def test_tokens_time_and_members(material: Path, tmp_path: Path) -> None:
     """12 sequences of 64 in each of 48 steps, three epochs of 16 rounds of 21 s, each with 75 s around it."""
     found = estimated(material / "config.toml")
     assert found["tokens"] == 12 * 64 * 48
+    assert found["seconds_per_round_at_most"] == 21
     assert found["seconds_at_most"] == 48 * 21 + 3 * 75
     more = estimated(material / "config.toml", "--members", 30)
     assert more["lamports"] - found["lamports"] == 27 * found["member"]["lamports"]
@@ -108,7 +109,8 @@ def test_tokens_time_and_members(material: Path, tmp_path: Path) -> None:
     )
     grown = estimated(tmp_path / "grows.toml")
     assert found["tokens"] < grown["tokens"] < 2 * found["tokens"]
-    shown = invoke("estimate", "--config-path", material / "config.toml").out
+    shown = invoke("estimate", "--config", material / "config.toml").out
+    assert "0.3 hours at most, in rounds of 21 s at most" in shown
     assert "SOL in all" in shown
     assert f"{found['tokens']:,} in 48 steps" in shown
     for members, said in ((1, "with 1 member, of which"), (2, "with 2 members, of which")):

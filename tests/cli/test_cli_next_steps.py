@@ -26,8 +26,8 @@ def test_what_follows_exists_and_takes_these_options(name: str, case: str) -> No
     command = SOLANA.load(follows)
     given = [word for word in words[len(follows.split()) :] if word.startswith("-")]
     assert set(given) <= {flag for option in command.params for flag in option.opts}
-    required = {option.opts[0] for option in command.params if option.required}
-    assert required <= set(given)
+    required = [option for option in command.params if option.required]
+    assert {option.opts[0] for option in required if option.param_type_name == "option"} <= set(given)
 
 
 def test_the_line_is_one_that_can_be_copied(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,6 +43,20 @@ def test_the_line_is_one_that_can_be_copied(monkeypatch: pytest.MonkeyPatch) -> 
     assert line(NEXT["join-authorization-create", ""], {"run_id": None}).endswith(
         "can-join --run-id RUN_ID --address KEY"
     )
+
+
+def test_who_takes_part_is_told_what_follows_too(tmp_path: Path) -> None:
+    wallet, model = tmp_path / "wallet.json", tmp_path / "model"
+    made = invoke("show-identity", "--create", "-w", wallet)
+    assert f"next: aftermath-solana config set wallet {wallet}\n" in made.err
+    assert "next:" not in invoke("show-identity", "-w", wallet).err
+    written = invoke("model", "init", "--out", model, "--hidden", 32, "--layers", 1, "--intermediate", 64)
+    assert f"next: aftermath-solana model inspect --model {model}\n" in written.err
+    given = {"run_id": "demo", "matformer_tier": 1, "rpc": "http://x:1"}
+    for before in ("can-join", "predownload"):
+        assert line(NEXT[before, ""], given) == (
+            "aftermath-solana train --run-id demo --matformer-tier 1 -w FILE --rpc http://x:1"
+        )
 
 
 def test_people_are_told_and_scripts_are_not(

@@ -78,7 +78,9 @@ def test_an_interrupted_creation_is_finished_by_the_same_command(owner: Shell, r
     asyncio.run(first_step_only())
     assert owner("create-run", "--run-id", run_id, "--name", "Late").code == 0
     assert owner("json-dump-run", "--run-id", run_id).data["model"]["metadata"]["name"] == "Late"
-    assert "exists already" in owner("create-run", "--run-id", run_id).error["error"]
+    again = owner("create-run", "--run-id", run_id).error
+    assert "exists already" in again["error"]
+    assert again["code"] == "run-exists"
 
 
 def test_update_config_sets_schema_and_figures(configured: Shell, run_id: str, material: Path) -> None:

@@ -37,6 +37,8 @@ def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
 
 
 def test_programs_that_read_are_told_of_every_page(site: Path) -> None:
-    told = re.findall(r"^- \[[^\]]+\]\(([^)]+)\): ", (site / "llms.txt").read_text(), re.MULTILINE)
+    text = (site / "llms.txt").read_text()
+    told = re.findall(r"^- \[[^\]]+\]\(([^)]+)\): ", text, re.MULTILINE)
     assert {*told} >= {page.name for page in (ROOT / "docs").glob("*.md")}
     assert all((site / name).is_file() for name in told)
+    assert [line for line in text.splitlines() if line.startswith("- ") and line.endswith(":")] == []

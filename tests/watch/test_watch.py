@@ -95,6 +95,12 @@ def test_names_of_runs_cannot_steer_the_terminal_of_a_command() -> None:
         assert "\u202e" not in shown
 
 
+def test_a_table_on_a_narrow_terminal_has_all_of_what_is_copied() -> None:
+    wallet, out = "4vHBmwGHnHQHTB8DGvbsByPimV1auSND465FymNk4LL3", io.StringIO()
+    Console(width=40, file=out).print(listing(["seat", "wallet"], [[0, wallet]]))
+    assert "".join(line[6:].strip() for line in out.getvalue().splitlines()[1:]) == wallet
+
+
 def test_what_a_module_warns_of_is_an_event_in_one_line() -> None:
     seen: list[Any] = []
     log = logging.Logger("test")

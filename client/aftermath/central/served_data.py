@@ -8,9 +8,9 @@ from pathlib import Path
 
 from aftermath.base.errors import UsageError
 from aftermath.config.document import RunConfig
+from aftermath.data.port import PORT
 from aftermath.data.server import DataServer, Settings, load_settings, served
 from aftermath.data.tokens import TokenFiles
-from aftermath.data.wire import PORT
 
 
 def data_beside(path: Path, config: RunConfig) -> tuple[Settings, TokenFiles, int]:

@@ -27,6 +27,12 @@ LATER = 20
 """Transactions that the owner can pay for afterwards: to configure the run, start, pause, change and close it."""
 
 
+class RunExists(CommandError):
+    """There is such a run already."""
+
+    code = "run-exists"
+
+
 @command(
     "create-run",
     example='aftermath-solana create-run --run-id demo --name Demo --description "Three tiers on one machine"',
@@ -87,10 +93,10 @@ def check_readable(run_id: str) -> None:
 async def remaining(
     chain: SignedCluster, run_id: str, texts: dict[str, Any], authority: Pubkey, client_version: str
 ) -> list[Instruction]:
-    """As `missing`. Raises CommandError when there is nothing left to do, too."""
+    """As `missing`. Raises RunExists when there is nothing left to do, too."""
     steps = await missing(chain, run_id, texts, authority, client_version)
     if not steps:
-        raise CommandError(f"run {run_id} exists already", "Choose another id, or change it with update-config")
+        raise RunExists(f"run {run_id} exists already", "Choose another id, or change it with update-config")
     return steps
 
 
@@ -99,7 +105,7 @@ async def missing(
 ) -> list[Instruction]:
     """What is still to be sent for the run to exist at full size, with its texts, and open if everybody may join.
 
-    Raises CommandError when the run belongs to somebody else.
+    Raises RunExists when the run belongs to somebody else.
     """
     from aftermath.chain.addresses import EVERYONE
     from aftermath.cli.authorization import granting
@@ -128,7 +134,7 @@ async def growing(chain: SignedCluster, run_id: str) -> list[Instruction] | None
         return None
     owner = parse_run(run.data).main_authority
     if owner != bytes(chain.wallet.pubkey):
-        raise CommandError(f"run {run_id} exists already and belongs to another wallet", "Choose another id")
+        raise RunExists(f"run {run_id} exists already and belongs to another wallet", "Choose another id")
     parts = (
         (MEMBERS, len(members.data), members_account().size),
         (WITNESSES, len(witnesses.data), witnesses_account().size),

@@ -9,7 +9,7 @@ import typer
 
 from aftermath.cli.command import command
 from aftermath.cli.present import Result, note
-from aftermath.data.wire import PORT
+from aftermath.data.port import PORT
 
 
 @command("data serve", example="aftermath-solana data serve --config data.toml --port 5533")

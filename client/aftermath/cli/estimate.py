@@ -31,7 +31,7 @@ _UNITS = 200_000  # compute units of a large transaction of ours
 
 @command("estimate", example="aftermath-solana estimate --config-path config/demo/config.toml")
 async def estimate(
-    config_path: Annotated[Path, typer.Option("--config-path", help="The run's config.toml.")],
+    config_path: Annotated[Path, typer.Option("--config-path", "--config", help="The run's config.toml.")],
     members: Annotated[
         int | None,
         typer.Option(min=1, max=MAX_MEMBERS, help="Members to reckon with; else init_min_clients of the file."),
@@ -80,6 +80,7 @@ async def estimate(
         "steps": rules.total_steps,
         "sequences": sequences,
         "tokens": tokens,
+        "seconds_per_round_at_most": longest_round(rules),
         "seconds_at_most": seconds_at_most(rules),
     }
     if not rules.total_steps:
@@ -188,5 +189,12 @@ def _shown(data: dict[str, Any]) -> dict[str, object]:
             for tier, (size, sent, memory) in enumerate(tiers)
         ],
         "tokens": f"{data['tokens']:,} in {data['steps']:,} steps ({data['sequences']:,} sequences)",
-        "time": f"{data['seconds_at_most'] / 3600:.1f} hours at most, by the file's limits",
+        "time": f"{_days(data['seconds_at_most'])} at most, in rounds of {data['seconds_per_round_at_most']} s "
+        "at most, by the file's limits",
     }
+
+
+def _days(seconds: int) -> str:
+    """Hours, and days where they are several."""
+    hours = seconds / 3600
+    return f"{hours:.1f} hours" if hours < 48 else f"{hours / 24:.1f} days"

@@ -24,7 +24,7 @@ from aftermath.base.errors import UsageError
 from aftermath.base.quiet import Quietly
 from aftermath.cli.describe import kind_of
 from aftermath.cli.help import command_page, index_page
-from aftermath.cli.present import reporting, tell_stored
+from aftermath.cli.present import reporting, tell_stored, writing
 from aftermath.cli.usage import ParserError, explained, stored_as, unknown_command
 
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
@@ -161,21 +161,26 @@ class _LazyCommands(TyperGroup):
         """Run a command line (`args`, else the process's own) and end the process with its exit code."""
         args = given[0] if given else named.get("args")
         words = list(sys.argv[1:] if args is None else args) or ["--help"]
-        if (ones := self.index.begun(words[0])) and words[1:] in ([], *_HELP_ASKED):
-            print(index_page(self.index.name, self, ones))
-            sys.exit(0)
-        if (name := self.index.called(words)) and words[len(name.split()) :][:1] in _HELP_ASKED:
-            self._show_help(name)  # without the parser, which imports what it needs for values that are not there
-            sys.exit(0)
         try:
             with reporting(as_json="--json" in words):
-                code = self._run(words)
+                code = 0 if self._shows_page(words) else self._run(words)
         except typer.Exit as ending:
             code = ending.exit_code
         sys.exit(code)
 
-    def _show_help(self, name: str) -> None:
-        print(command_page(f"{self.index.name} {name}", self.index.load(name), self.index.kinds(name)))
+    def _shows_page(self, words: list[str]) -> bool:
+        """Print the page that is asked for, if one is, without the parser: that imports what it needs for values."""
+        if words in _HELP_ASKED:
+            page = index_page(self.index.name, self, self.index.entries)
+        elif (ones := self.index.begun(words[0])) and words[1:] in ([], *_HELP_ASKED):
+            page = index_page(self.index.name, self, ones)
+        elif (name := self.index.called(words)) and words[len(name.split()) :][:1] in _HELP_ASKED:
+            page = command_page(f"{self.index.name} {name}", self.index.load(name), self.index.kinds(name))
+        else:
+            return False
+        with writing():
+            print(page)
+        return True
 
     def _run(self, words: list[str]) -> int:
         try:
@@ -191,7 +196,8 @@ def _say_version(asked: bool) -> None:
     if asked:
         from aftermath import __version__
 
-        print(__version__)
+        with writing():
+            print(__version__)
         raise typer.Exit
 
 

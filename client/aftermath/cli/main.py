@@ -80,10 +80,10 @@ INDEX = {
     "join-authorization-read": Entry(JOIN, "Show an authorization and its delegates."),
     "join-authorization-delegate": Entry(JOIN, "Set the keys that may join on behalf of an authorized key."),
     "join-authorization-delete": Entry(JOIN, "Withdraw an authorization, and close it when that is allowed."),
-    "local-testnet start": Entry(NETWORK, "Start a run and its clients on this machine, and show them."),
     "config set": Entry(PROFILE, "Store a cluster, wallet or run for all commands."),
     "config show": Entry(PROFILE, "Show what commands take where nothing is said, and where that comes from."),
     "config unset": Entry(PROFILE, "Forget what was stored for all commands."),
+    "local-testnet start": Entry(NETWORK, "Start a run and its clients on this machine, and show them."),
     "localnet": Entry(NETWORK, "Run a local Solana network with the programs on it."),
     "deploy": Entry(NETWORK, "Deploy or upgrade the programs on a cluster."),
 }

@@ -6,7 +6,7 @@ import json
 import math
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,12 +15,13 @@ from aftermath.base.errors import UsageError
 from aftermath.cli.command import command
 from aftermath.cli.present import Result
 from aftermath.data.bytelevel import END_TOKEN, VOCAB_SIZE, byte_tokenizer
-from aftermath.model.arch.llama_config import LlamaConfig
-from aftermath.model.architectures import config_of
-from aftermath.model.config import MAX_TIERS, ModelConfig
 from aftermath.model.documents import CheckpointError, read_limited
 from aftermath.model.presets import PRESETS
-from aftermath.model.tiers import KEY
+from aftermath.model.sizes import LIMITS
+from aftermath.rules.limits import MAX_LEVELS
+
+if TYPE_CHECKING:
+    from aftermath.model.config import ModelConfig
 
 SHAPE = "Shape"
 _MAX_ENTRIES_BYTES = 1 << 20
@@ -48,9 +49,7 @@ class Kind(StrEnum):
 
 
 def _size(name: str, text: str) -> object:
-    from aftermath.cli.describe import limits
-
-    least, most = limits(LlamaConfig.model_fields[SIZES[name]].metadata)
+    least, most = LIMITS[SIZES[name]]
     default = f"; else {_SIZES[name]}" if name in _SIZES else ""
     return typer.Option(min=least, max=most, help=f"{text}{default}.", rich_help_panel=SHAPE)
 
@@ -66,7 +65,7 @@ def model_init(
         Path | None, typer.Option(help="tokenizer.json to carry; without it one token per byte.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the initial weights.")] = 0,
-    tiers: Annotated[int, typer.Option(min=1, max=MAX_TIERS, help="Tiers that the FFN width must allow.")] = 3,
+    tiers: Annotated[int, typer.Option(min=1, max=MAX_LEVELS, help="Tiers that the FFN width must allow.")] = 3,
     matformer_tiers: Annotated[
         Path | None,
         typer.Option(
@@ -96,6 +95,7 @@ def model_init(
 
     Equal options give equal bits on every machine. With --json also how many parameters every tier has.
     """
+    from aftermath.model.architectures import config_of
     from aftermath.model.initial import init_weights
     from aftermath.model.store import write_checkpoint
 
@@ -126,6 +126,8 @@ def document(
 
     Raises UsageError, and CheckpointError for a file of entries that cannot be read.
     """
+    from aftermath.model.tiers import KEY
+
     if preset is None:
         described = _described(architecture or Kind.LLAMA, _SIZES | sizes, tied)
     elif architecture is not None:
@@ -186,17 +188,14 @@ def _latent_and_experts(sizes: dict[str, int]) -> dict[str, Any]:
 
 def _check(described: dict[str, Any], tiers: int, *, own_tokenizer: bool, kv_heads: int | None) -> None:
     """Raises UsageError, with options that would do, for numbers that do not go together."""
-    from aftermath.cli.describe import limits
-
     if own_tokenizer and described["vocab_size"] < VOCAB_SIZE:
         raise UsageError(
             f"--vocab {described['vocab_size']} is less than the {VOCAB_SIZE} tokens of the byte tokenizer",
             f"Say --vocab {VOCAB_SIZE} or more, or name another --tokenizer",
         )
     hidden, heads, step = described["hidden_size"], described["num_attention_heads"], 1 << tiers - 1
-    least, most = limits(LlamaConfig.model_fields["head_dim"].metadata)
-    assert most is not None
-    sizes = [size for size in range(int(least or 1), int(most) + 1, 2) if hidden % size == 0]  # positions turn pairs
+    least, most = LIMITS["head_dim"]
+    sizes = [size for size in range(least, most + 1, 2) if hidden % size == 0]  # positions turn pairs
     if not sizes:
         raise UsageError(f"--hidden {hidden} is odd", "Choose an even number")
     if hidden not in (heads * size for size in sizes):

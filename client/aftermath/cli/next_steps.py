@@ -1,4 +1,4 @@
-"""What usually follows a command that an owner, or a provider of data, has called: one line on stderr, `next: …`.
+"""What usually follows a command that somebody has called: one line on stderr, `next: …`.
 
 Decided
 - One table says it, and a test that every command in it exists and takes these options.
@@ -37,6 +37,12 @@ NEXT: Mapping[tuple[str, str], str] = {
     ("join-authorization-create", ""): "can-join --run-id {run_id} --address KEY",
     ("join-authorization-delegate", ""): "join-authorization-read --join-authority {join_authority} --authorizer KEY",
     ("deploy", ""): "create-run --run-id RUN --name NAME",
+    ("show-identity", "created"): "config set wallet {wallet_private_key_path}",
+    ("can-join", ""): "train --run-id {run_id} --matformer-tier {matformer_tier} -w FILE",
+    ("predownload", ""): "train --run-id {run_id} --matformer-tier {matformer_tier} -w FILE",
+    ("withdraw", ""): "list-runs",
+    ("model init", ""): "model inspect --model {out}",
+    ("model export", ""): "model verify --model {src}",
     ("data tokenize", ""): "data inspect --data-path {output}",
     ("data fetch", ""): "data inspect --data-path {output}",
 }

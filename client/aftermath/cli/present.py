@@ -74,9 +74,7 @@ def show(result: Result, *, as_json: bool) -> None:
     """Print a result to stdout."""
     if result.text is None:
         return
-    if sys.stdout is None:
-        raise CommandError("the standard output is closed", "Let it go to a terminal, a pipe or a file")
-    try:
+    with writing():
         if as_json:
             print(json.dumps(result.data, indent=2, ensure_ascii=False))
         else:
@@ -86,6 +84,15 @@ def show(result: Result, *, as_json: bool) -> None:
             # A pipe has no width to fit into; rich would wrap at 80.
             console = Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
             console.print(result.text, soft_wrap=isinstance(result.text, str | Text))
+
+
+@contextmanager
+def writing() -> Iterator[None]:
+    """What the block prints reaches stdout. Raises CommandError if it cannot, BrokenPipeError if nobody reads on."""
+    if sys.stdout is None:
+        raise CommandError("the standard output is closed", "Let it go to a terminal, a pipe or a file")
+    try:
+        yield
         sys.stdout.flush()
     except BrokenPipeError:
         raise
@@ -134,10 +141,10 @@ def facts(pairs: Mapping[str, object]) -> Table:
 
 
 def listing(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
-    """A table with a header."""
-    from rich.table import Table
+    """A table with a header. Where a terminal is too narrow, cells go on in a next line: names and keys are copied."""
+    from rich.table import Column, Table
 
-    table = Table(*columns, box=None, pad_edge=False, header_style="bold")
+    table = Table(*(Column(name, overflow="fold") for name in columns), box=None, pad_edge=False, header_style="bold")
     for row in rows:
         table.add_row(*(_cell(value) for value in row))
     return table

@@ -58,4 +58,4 @@ def show_identity(
     if run_id or options.identity_secret_key_path:
         secret = identity_secret(run_id or "", wallet, options.identity_secret_key_path)
         data["p2p"] = identity_public(secret).hex()
-    return Result(data, facts(data))
+    return Result(data, facts(data), case="created" if create else "")

@@ -15,12 +15,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from aftermath.base.bounded import Malformed
+from aftermath.data.port import PORT
 from aftermath.data.source import DataError, FileRecord, Sequences, SourceAway, check_sequences, check_shape
 from aftermath.data.wire import (
     LENGTH,
     MOST_DESCRIBED,
     MOST_SEQUENCES,
-    PORT,
     Answer,
     Asked,
     Describe,

@@ -14,7 +14,6 @@ from aftermath.base.bounded import Malformed, msgpack_as
 from aftermath.base.numbers import U64_MAX
 from aftermath.data.source import FileRecord
 
-PORT = 5533
 MOST_SEQUENCES = 256
 """In one request."""
 MOST_ASKED = 16 << 10

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from aftermath.base.errors import AftermathError, shown
+from aftermath.model.sizes import LIMITS
 from aftermath.model.tensor_plan import TensorPlan
 from aftermath.rules.limits import MAX_LEVELS
 
@@ -32,6 +33,12 @@ if TYPE_CHECKING:
     from aftermath.model.network import LanguageModel
 
 MAX_TIERS = MAX_LEVELS  # each tier has a level of its own
+
+
+def sized(name: str, default: Any = ...) -> Any:
+    """The field of a size: what `LIMITS` allow."""
+    return Field(default, **LIMITS[name]._asdict())
+
 
 TokenId = Annotated[int, Field(ge=0, lt=1 << 32)]
 
@@ -71,9 +78,9 @@ class ModelConfig(BaseModel, ABC):
     ELASTIC_DIMS: ClassVar[Mapping[str, Literal[0, 1]]]
     """The last parts of the names of tensors that are cut into levels, and the dimension of their hidden units."""
 
-    vocab_size: int = Field(ge=2, le=1 << 22)
-    intermediate_size: int = Field(ge=1, le=1 << 20)
-    max_position_embeddings: int = Field(2048, ge=1, le=1 << 24)
+    vocab_size: int = sized("vocab_size")
+    intermediate_size: int = sized("intermediate_size")
+    max_position_embeddings: int = sized("max_position_embeddings", 2048)
     tie_word_embeddings: bool = False
     bos_token_id: TokenId | None = 1
     eos_token_id: TokenId | tuple[TokenId, ...] | None = 2

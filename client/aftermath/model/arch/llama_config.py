@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from aftermath.base.errors import shown
 from aftermath.model.arch.known_keys import refuse_ideas
 from aftermath.model.arch.scaled_config import POSITIONS, ScaledConfig, fields_of_positions
-from aftermath.model.config import ModelConfigError
+from aftermath.model.config import ModelConfigError, sized
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,7 +57,7 @@ class LlamaConfig(ScaledConfig):
     ACTIVATIONS: ClassVar[tuple[str, ...]] = ("silu", "swish")
     LATER: ClassVar[frozenset[str]] = ScaledConfig.LATER | _OWN
     PARTIAL: ClassVar[tuple[str, ...]] = ("q_norm.weight", "k_norm.weight")
-    num_key_value_heads: int = Field(ge=1, le=1 << 10)
+    num_key_value_heads: int = sized("num_key_value_heads")
     family: Literal["llama", "mistral", "qwen2", "qwen3"] = "llama"
     attention_bias: bool = False
     """Of queries, keys and values."""

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from aftermath.base.errors import shown
 from aftermath.model.arch.rope_config import rope_table
-from aftermath.model.config import ModelConfig, ModelConfigError, stored_tier
+from aftermath.model.config import ModelConfig, ModelConfigError, sized, stored_tier
 from aftermath.model.published import form_of
 from aftermath.model.tensor_plan import TensorPlan
 from aftermath.model.tiers import KEY, TierShape, tier_shapes
@@ -63,10 +63,10 @@ class TransformerConfig(ModelConfig):
     BASE: ClassVar[tuple[str, ...]] = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads")
     """Keys that a tier's file has for the tier; what they say of the full model, `matformer_base` does."""
 
-    hidden_size: int = Field(ge=2, le=1 << 16)
-    num_hidden_layers: int = Field(ge=1, le=512)
-    num_attention_heads: int = Field(ge=1, le=1 << 10)
-    head_dim: int = Field(ge=2, le=1 << 12)
+    hidden_size: int = sized("hidden_size")
+    num_hidden_layers: int = sized("num_hidden_layers")
+    num_attention_heads: int = sized("num_attention_heads")
+    head_dim: int = sized("head_dim")
     rms_norm_eps: float = Field(1e-6, gt=0, le=1e-2)
     rope_theta: float = Field(10000.0, ge=1, le=1e12)
     initializer_range: float = Field(0.02, gt=0, le=1)
