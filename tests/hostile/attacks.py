@@ -39,6 +39,7 @@ ATTACKS: dict[str, tuple[type[Behaviour], ...]] = {
     "never a witness": (misdeeds.NeverWitness,),
     "false witness": (misdeeds.FalseWitness,),
     "false attestation of the model": (misdeeds.FalseAttest,),
+    "false attestations of a newcomer": (misdeeds.AttestsUnasked,),
     "false offers of the model": (misdeeds.FalseOffers,),
     "one model to some and another to others": (misdeeds.TwoFacedOffers,),
     "early ticks": (misdeeds.EarlyTicks,),

@@ -20,6 +20,7 @@ from aftermath.replica.modelshare import TOPIC as MODEL
 from aftermath.rules import bitmap
 from aftermath.rules.commitment import Announcement, Ready
 from aftermath.rules.seal import Closed
+from aftermath.rules.state import RunState
 from hostile.member import Behaviour, Hostile, Said, Verb, garbage
 
 _encode = msgspec.msgpack.encode
@@ -85,10 +86,28 @@ class ClosesEarly(Behaviour):
 
 
 class FalseAttest(Behaviour):
+    """Has finished an epoch, so that it is asked at the end of the next."""
+
+    epochs = 2
+
     async def on_attest(self, me: Hostile, honest: Verb, *given: Any) -> None:
         me.deeds += 1
         *place, hashes = given
         await honest(*place, {level: bytes(31) + b"\x01" for level in hashes})
+
+
+class AttestsUnasked(Behaviour):
+    """A newcomer that states what all levels contain at the end of the epoch, false for each, again and again."""
+
+    async def meanwhile(self, me: Hostile) -> None:
+        while True:
+            await asyncio.sleep(0.1)
+            members = (await me.chain.view()).members
+            if me.run.state is RunState.COOLDOWN and me.run.epoch == me.epoch:
+                seat = next(number for number, one in enumerate(members.seats) if one.p2p == me.node_id)
+                me.deeds += 1
+                with contextlib.suppress(CoordinatorError):
+                    await me.honest["attest"](seat, me.run.round_id, dict.fromkeys(range(me.run.levels), garbage(32)))
 
 
 class FalseOffers(Behaviour):
@@ -113,12 +132,12 @@ class TwoFacedOffers(Behaviour):
     there, and garbage to others.
     """
 
-    epochs = 2
+    epochs = 3  # a newcomer is not asked at the end of its first
     newcomers_from = "peers and the checkpoint"
 
     async def on_attest(self, me: Hostile, honest: Verb, *given: Any) -> None:
         *place, hashes = given
-        await honest(*place, {**hashes, 0: bytes(31) + b"\x01"})
+        await honest(*place, {**hashes, 0: bytes(31) + b"\x01"} if me.run.epoch < me.epoch else hashes)
 
     def handler(self, me: Hostile, topic: str, honest: Handler) -> Handler:
         lie = FalseOffers().handler(me, topic, honest)

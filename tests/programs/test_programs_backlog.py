@@ -7,6 +7,7 @@ attests and delivers nothing lost a tenth to a third of all data for good.
 import random
 
 import numpy as np
+import pytest
 
 from aftermath.rules import assignment, bitmap
 from aftermath.rules.run import BACKLOG, REDO, Interval
@@ -78,10 +79,11 @@ def test_a_full_backlog_is_trained_before_anything_fresh(run: Scenario) -> None:
     assert run.run.lost_sequences == 0
 
 
-def test_while_much_waits_the_established_alone_train_it(world: World) -> None:
+@pytest.mark.parametrize("newcomers", [2, 7])
+def test_while_much_waits_the_established_alone_train_it(world: World, newcomers: int) -> None:
     """The exploit: newcomers that left shares undone filled the backlog, and rounds that left more did not count."""
     run, honest = established(world, (0, 0, 1, 1, 2), rounds=12)
-    silent = range(5, 12)
+    silent = range(5, 5 + newcomers)
     run.train_of(honest | dict.fromkeys(silent, 0))
     mine = bitmap.from_seats(honest)
     for _ in range(2):
@@ -93,7 +95,8 @@ def test_while_much_waits_the_established_alone_train_it(world: World) -> None:
         shares = assignment.assign(current, run.members, 0)
         alone.append(current.established)
         if current.established is Alone.TRAIN:
-            assert current.batch == current.redone > 0  # nothing fresh: so few would be long about it
+            usual = 48 * 5 // (5 + newcomers)  # what they would train if newcomers trained the rest
+            assert current.batch == max(current.redone, usual)
             owed = bitmap.from_seats(seat for seat, share in shares.items() if share.len)
             assert owed
             assert not owed & ~mine
@@ -103,6 +106,20 @@ def test_while_much_waits_the_established_alone_train_it(world: World) -> None:
     assert (alone[0], alone[-1], steps, run.run.lost_sequences) == (Alone.WITNESS, Alone.WITNESS, 8, 0)
     assert Alone.TRAIN in alone
     assert len(run.backlog) <= BACKLOG // 2
+
+
+def test_while_much_waits_established_members_among_themselves_train_as_ever(world: World) -> None:
+    """The exploit: newcomers filled the backlog and were dropped, and long after that steps were of a few sequences."""
+    run, honest = established(world, (0, 0, 1, 1, 2), rounds=12)
+    run.train_of(honest)
+    for _ in range(2):
+        one_round(run, {})
+    _fill(run, BACKLOG - 2 * (REDO + 1))
+    for left in range(6):
+        one_round(run, {})
+        current = run.run.current
+        assert (current.established, current.batch, current.redone) == (Alone.WITNESS, 48, 7 * REDO)
+        assert len(run.backlog) == BACKLOG - 2 * (REDO + 1) - REDO * (left + 1)
 
 
 def test_a_round_whose_gaps_do_not_fit_counts_for_nothing_and_comes_back_whole(run: Scenario) -> None:

@@ -174,7 +174,11 @@ class Transitions:
     def electees(self, level: int) -> list[int]:
         """Who has a place in the committee of a level: holders that have shown it, now or before, gone or not."""
 
-        spoken = [one for one in bitmap.seats(self.judges & self.proven) if self.members[one].tier <= level]
+        def stayed(seat: Seat) -> bool:
+            return seat.state is MemberState.HEALTHY or seat.exited > self.lap.height
+
+        delivered = [self.members[one] for one in bitmap.seats(self.judges & self.proven)]
+        spoken = any(seat.tier <= level and stayed(seat) for seat in delivered)
 
         def counts(number: int) -> bool:
             if spoken and not bitmap.contains(self.judges, number):
@@ -472,9 +476,13 @@ class Transitions:
             self.backlog -= set(range(waits.start, waits.start + taken))
         fresh = wanted - sum(piece.len for piece in batch)
         roster, self.next_roster = self.next_roster, self.healthy
-        alone = self._enough(roster) and not self._has_room(BACKLOG // 2)
+        alone = self._enough(roster) and bool(roster & ~self.judges) and not self._has_room(BACKLOG // 2)
         alone = alone and not self.config.verification_percent
-        if fresh and not alone and self._has_room(0):
+        if alone:
+            weights = {number: self.members[number].weight for number in bitmap.seats(roster)}
+            own = sum(weight for number, weight in weights.items() if bitmap.contains(self.judges, number))
+            fresh = max(0, wanted * own // sum(weights.values()) - (wanted - fresh))
+        if fresh and self._has_room(0):
             batch.append(Interval(self.data_index, fresh))
             self.data_index += fresh
             data_index = self.data_index - fresh

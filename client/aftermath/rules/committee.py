@@ -8,7 +8,8 @@ those who began the epoch: whoever leaves moves nobody else, and can choose no o
 A seat costs little, and a third of the witnesses can stop a run or say that nobody else delivered. So where enough of
 those in it are established, and hold all levels, the witnesses of a round are of these alone: newcomers, however many,
 train and deliver for an epoch before they have a word. In warm-up all have one, because it waits for them too. What a
-level contains at the end of an epoch is what those say, too, who had shown it before, if one of them has delivered.
+level contains at the end of an epoch is what those say, too, who had shown it before, if one of them has delivered
+and stayed.
 """
 
 from __future__ import annotations
@@ -129,12 +130,21 @@ def _is_seated(members: Members, seat: int) -> bool:
     return bitmap.contains(members.proven, seat) or (took_part and bitmap.contains(members.established, seat))
 
 
+def _stayed(members: Members, seat: int, last: int) -> bool:
+    """Whether a member was there when the cooldown began, after the `last` round."""
+    member = members.seats[seat]
+    return member.state is MemberState.HEALTHY or member.exited_height > last
+
+
 def cooldown_electees(run: Run, members: Members, level: int) -> tuple[int, ...]:
     """The committee of a level in cooldown, by place: the first 32, in that order, who have shown that they hold it, in
-    this epoch or before; only before, where one of these has delivered. Who they are does not change, whoever leaves.
+    this epoch or before; only before, where one of these has delivered and was there when the cooldown began. Who they
+    are does not change, whoever leaves.
     """
     holders = bitmap.from_seats(seat for seat in bitmap.seats(run.current.began) if members.seats[seat].tier <= level)
-    among = members.judges & holders if members.judges & members.proven & holders else holders
+    spoke = bitmap.seats(members.judges & members.proven & holders)
+    heard = any(_stayed(members, seat, run.current.height) for seat in spoke)
+    among = members.judges & holders if heard else holders
     in_order = (seat for seat in ordered(run.current, COOLDOWN) if bitmap.contains(among, seat))
     return tuple(islice((seat for seat in in_order if _is_seated(members, seat)), MAX_WITNESSES))
 

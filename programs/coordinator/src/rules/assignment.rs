@@ -17,6 +17,24 @@ pub struct Share {
     pub len: u16,
 }
 
+/// What the established members of a round would train of a batch that all its members share. Every sum is far below 64
+/// bits.
+#[inline(never)]
+pub fn part(members: &Members, roster: &Bitmap, batch: u16) -> u16 {
+    let (mut all, mut own) = (0u64, 0u64);
+    for index in 0..bitmap::WORDS {
+        let (mut roster, mut judges) = (bitmap::word(roster, index), bitmap::word(&members.judges, index));
+        let mut seat = 64 * index;
+        while roster != 0 {
+            let weight = u64::from(members.seats[seat & LAST].weight).wrapping_mul(roster & 1);
+            all = all.wrapping_add(weight);
+            own = own.wrapping_add(weight.wrapping_mul(judges & 1));
+            (roster, judges, seat) = (roster >> 1, judges >> 1, seat.wrapping_add(1));
+        }
+    }
+    (u64::from(batch).wrapping_mul(own) / all.max(1)) as u16
+}
+
 /// Everybody's shares of one round.
 ///
 /// Nothing here can overflow (256 weights of 16 bits, a batch of 16 bits), so nothing is checked: a checked product of

@@ -1,8 +1,9 @@
 //! The end of an epoch: members state what their levels contain until a quorum agrees on each.
 //!
 //! What a level contains is what those say who had shown in an epoch before that they hold it (`Members::judges`), if one
-//! of them has delivered in this one: newcomers, however many, first deliver for an epoch. A single one is believed, as
-//! it is where it holds the level alone.
+//! of them has delivered in this one and stayed to the end of its rounds: newcomers, however many, first deliver for an
+//! epoch. A single one is believed, as it is where it holds the level alone. If all such have left, newcomers have a word,
+//! or what these trained would be lost with the others.
 
 use super::{bitmap, checkpoints, committee, holders, merit, quorum, sequence, Machine, Moment};
 use crate::{constants::*, errors::CoordinatorError, state::*};
@@ -88,14 +89,19 @@ fn held(run: &Run, members: &Members) -> u8 {
     super::levels::held_by(run, members, &members.healthy)
 }
 
-/// The first level that a judge holds who has delivered: of it, and of all that follow, judges alone speak.
+/// The first level that a judge holds who has delivered and was there when the cooldown began: of it, and of all that
+/// follow, judges alone speak.
 #[inline(never)]
-fn first_judged(members: &Members, levels: usize) -> usize {
-    let mut least = levels;
+fn first_judged(run: &Run, members: &Members, levels: usize) -> usize {
+    let (last, mut least) = (run.current().height, levels);
     for index in bitmap::seats(&bitmap::both(&members.judges, &members.proven)) {
-        least = least.min(members.seats[index].tier as usize);
-        if least == 0 {
-            break;
+        let tier = members.seats[index].tier as usize;
+        let stayed = bitmap::has(&members.healthy, index as u8) || members.seats[index].exited_height > last;
+        if tier < least && stayed {
+            least = tier;
+            if least == 0 {
+                break;
+            }
         }
     }
     least
@@ -109,7 +115,7 @@ fn elect(run: &Run, members: &Members, seat: u8) -> Committees {
     let (by_rank, _) = bitmap::by_rank(&run.began);
     let mut seated = holders::seated(members);
     let levels = run.levels.min(MAX_LEVELS as u8) as usize;
-    let mut judged = first_judged(members, levels);
+    let mut judged = first_judged(run, members, levels);
     if judged == 0 {
         seated = bitmap::both(&seated, &members.judges);
         judged = levels; // all who are left speak of all that they hold

@@ -1,7 +1,7 @@
 //! Rounds: starting one, closing one, and what follows.
 
-use super::{agreement, agreement::Votes, assignment::Plan, backlog, backlog::Gaps, batch, bitmap, committee};
-use super::{merit, moment::elapsed, quorum, seeds, source, validate_config, Machine, Moment};
+use super::{agreement, agreement::Votes, assignment, assignment::Plan, backlog, backlog::Gaps, batch, bitmap};
+use super::{committee, merit, moment::elapsed, quorum, seeds, source, validate_config, Machine, Moment};
 use crate::{constants::*, errors::CoordinatorError, state::*};
 use anchor_lang::prelude::*;
 use bytemuck::Zeroable;
@@ -20,13 +20,17 @@ impl Machine<'_> {
         run.head = if height == 0 { 0 } else { (run.head + 1) % STORED_ROUNDS as u8 };
         let mut seated = bitmap::both(&roster, &self.members.healthy);
         let mut established = alone::NOTHING;
+        let mut most = if backlog.has_room(0) { wanted } else { 0 };
         if committee::enough(run, self.members, &seated) {
             seated = bitmap::both(&seated, &self.members.judges);
-            let crowded = !backlog.has_room(BACKLOG / 2) && run.config.verification_percent == 0;
-            established = if crowded { alone::TRAIN } else { alone::WITNESS };
+            established = alone::WITNESS;
+            let others = !bitmap::is_subset(&roster, &self.members.judges);
+            if others && !backlog.has_room(BACKLOG / 2) && run.config.verification_percent == 0 {
+                established = alone::TRAIN;
+                most = assignment::part(self.members, &roster, most);
+            }
         }
-        let fresh = established != alone::TRAIN && backlog.has_room(0);
-        let batch = if fresh { wanted } else { again };
+        let batch = most.max(again);
         run.rounds[run.head as usize] = Round {
             seed,
             salt: seeds::salt(moment),

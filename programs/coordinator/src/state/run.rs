@@ -45,7 +45,7 @@ pub mod alone {
     pub const NOTHING: u8 = 0;
     /// They witness.
     pub const WITNESS: u8 = 1;
-    /// They witness, and they train: what waits to be trained again, while there is much of it.
+    /// They witness, and they train: while much waits to be trained again, and others are there.
     pub const TRAIN: u8 = 2;
 }
 
