@@ -100,6 +100,7 @@ class Session(Connection):
         async for message in self._socket:
             if message.type not in (WSMsgType.TEXT, WSMsgType.BINARY):
                 return
+            presence.heard()
             data = message.data.encode() if isinstance(message.data, str) else message.data
             if data.lstrip()[:1] != b"{":  # batches would be one message of much work
                 return
