@@ -202,6 +202,13 @@ async def test_without_the_option_nobody_is_withdrawn(monkeypatch: pytest.Monkey
         assert (await stays.chain.view(fresh=True)).members.pending
 
 
+class _Deaf:
+    """A connection of which the server does not know yet that it is none."""
+
+    def put(self, text: str) -> None:
+        del text
+
+
 async def test_nobody_is_withdrawn_while_nobody_at_all_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(presence, "GRACE", 0.05)
     monkeypatch.setattr(presence, "RETURN", 0.3)
@@ -210,12 +217,8 @@ async def test_nobody_is_withdrawn_while_nobody_at_all_is_heard(monkeypatch: pyt
     async def send(identity: Pubkey, will: bytes) -> None:
         withdrawn.append(identity)
 
-    class Deaf:
-        def put(self, text: str) -> None:
-            del text
-
     here, there, gone = (Keypair().pubkey() for _ in range(3))
-    outlets: dict[Pubkey, presence.Outlet] = {key: Deaf() for key in (here, there, gone)}
+    outlets: dict[Pubkey, presence.Outlet] = {key: _Deaf() for key in (here, there, gone)}
     present = presence.Presence(send)
     guests = [present.came(key, bytes(key), outlet) for key, outlet in outlets.items()]
     for guest in guests:
@@ -358,6 +361,25 @@ async def test_another_certificate_than_the_servers_is_waited_out_by_who_was_let
                 await visitor.pool.genesis()
     finally:
         await visitor.__aexit__()
+
+
+async def test_connections_that_broke_for_the_member_alone_do_not_end_it(tmp_path: Path) -> None:
+    certificate, key = certificate_of_ones_own(tmp_path)
+    own = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    own.load_cert_chain(certificate, key)
+    async with serving(tls=own) as server, Visitor(server, trust=Trust.by(certificate)) as visitor:
+        outlets, connection = _guest(server, visitor).outlets, visitor.link._connection
+        assert connection is not None
+        broken = {_Deaf() for _ in range(presence.MOST_OF_ONE)}
+        outlets |= broken
+        await connection.close()
+        asked = asyncio.create_task(visitor.pool.genesis())
+        await asyncio.sleep(0.5)
+        assert not asked.done()
+        with pytest.raises(ServerRefused, match="has 4 connections already"):  # not a member that was here before
+            await Visitor(server, visitor.wallet.keypair, Trust.by(certificate)).__aenter__()
+        outlets -= broken
+        assert await asked
 
 
 async def test_a_member_that_is_gone_for_a_moment_is_not_withdrawn(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,7 +44,9 @@ class House:
             )
         if not self.presence.room(identity):
             return Denied(
-                f"identity {identity} has {MOST_OF_ONE} connections already", "use another identity for another member"
+                f"identity {identity} has {MOST_OF_ONE} connections already",
+                "use another identity for another member",
+                for_now=True,
             )
         return None
 
