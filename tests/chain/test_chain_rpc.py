@@ -252,9 +252,23 @@ async def test_a_fallback_of_another_cluster_is_refused() -> None:
             await pool.check()
         assert await pool.call(GetSlot(), whole) == 7
         primary.always = status(503)
-        with pytest.raises(WrongCluster):
-            await pool.call(GetSlot(), whole)
+        with pytest.raises(Unavailable, match="another cluster"):
+            await pool.call(GetSlot(), whole, patience=2.0)
         assert fallback.count("getSlot") == 0
+
+
+async def test_one_node_that_says_it_is_of_another_cluster_now_is_left_for_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(nodes, "LEAVE_SECONDS", 0.0)
+    primary, fallback = Node(cluster("one")), Node(cluster("one"))
+    async with serving(primary, fallback) as where, RpcPool(where) as pool:
+        await pool.call(GetSlot(), whole)
+        primary.script = [status(503)] * nodes.FAILURES_BEFORE_LEAVING
+        primary.genesis = cluster("two")
+        for _ in range(3):
+            assert await pool.call(GetSlot(), whole) == 7
+        assert primary.count("getGenesisHash") > 1
 
 
 async def test_a_network_started_anew_at_the_same_address_is_noticed() -> None:

@@ -52,10 +52,11 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome", forbid_unknown_fields=
 
 
 class Denied(msgspec.Struct, frozen=True, tag="refusal", forbid_unknown_fields=True):
-    """It may not, and why."""
+    """It may not, and why; `for_now`: what it is refused for may pass by itself."""
 
     message: Text
     fix: Text = ""
+    for_now: bool = False
 
 
 def statement(challenge: Challenge, identity: bytes, peer: bytes) -> bytes:

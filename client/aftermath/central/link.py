@@ -4,9 +4,7 @@ Decided: this is a `chain.wire.Wire`, so that everything above it is the member'
 connection, which is made when there is something to say and made anew after it broke; the subscription to the run has
 another. The first of them also hears where the peers are (`peers`). A server that refuses is final: asking again does
 not help; one that is away, or does not greet as ours do, is not. Nor is what somebody else may have said, once the
-server has let us in: a certificate that is not to be trusted, and a greeting without TLS that sends us away. Else
-whoever can break into the line for a moment would end members for good.
-"""
+server X"""
 
 from __future__ import annotations
 
@@ -68,7 +66,7 @@ class ServerRefused(CoordinatorError):
 
 
 class NotTheServer(ConnectionError):
-    """What answers does not do so as the server should. That may pass, as where nobody answers."""
+    """What answers does not do so as the server should, or not now. That may pass, as where nobody answers."""
 
 
 class Link(httpx.AsyncBaseTransport):
@@ -254,6 +252,8 @@ class Link(httpx.AsyncBaseTransport):
         await connection.send(answer(challenge, self._wallet.keypair, self._peer).decode())
         said = admitted(await connection.recv())
         if isinstance(said, Denied):
+            if self._genesis and said.for_now:
+                raise NotTheServer(said.message)
             raise self._sent_away(said.message, said.fix)
         self._genesis = challenge.genesis
 

@@ -2,7 +2,9 @@
 
 Decided: an identity is gone when it has had no connection for `GRACE` seconds, so that a connection that breaks and is
 made anew changes nothing. Then its whereabouts are forgotten, and its last will, a transaction that it has signed for
-this, is sent if the server withdraws members: the server signs nothing for anybody.
+this, is sent if the server withdraws members: the server signs nothing for anybody. That takes somebody who was heard
+since: where nobody is, the server's own line is down, and an epoch whose members are all withdrawn is lost. Once
+somebody is heard again, all have `RETURN` seconds to come back.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from typing import Any, Protocol
 import msgspec
 from solders.pubkey import Pubkey
 
-from aftermath.base.wait import cancel
+from aftermath.base.wait import Pulse, cancel
 from aftermath.central.gate import shown
 from aftermath.p2p.discovery import Whereabouts
 
@@ -24,6 +26,8 @@ log = logging.getLogger(__name__)
 
 GRACE = 5.0
 """Seconds without a connection after which an identity is gone."""
+RETURN = 15.0
+"""The same after the server's own line was down: longer than a member ever takes to notice that it is back."""
 MOST_OF_ONE = 4
 """Connections of one identity: two of a member, and as many of the one before it that have not ended yet."""
 
@@ -54,6 +58,7 @@ class Presence:
     def __init__(self, send: Callable[[Pubkey, bytes], Awaitable[None]] | None) -> None:
         self._send = send
         self._guests: dict[Pubkey, Guest] = {}
+        self._heard, self._heard_at = Pulse(), float("-inf")
 
     def here(self, identity: Pubkey) -> bool:
         """Whether an identity has a connection now."""
@@ -70,8 +75,14 @@ class Presence:
         guest = self._guests.get(identity)
         return guest is None or len(guest.outlets) < MOST_OF_ONE
 
+    def heard(self) -> None:
+        """Somebody who is here has said something."""
+        self._heard_at = asyncio.get_running_loop().time()
+        self._heard.fire()
+
     def came(self, identity: Pubkey, peer: bytes, outlet: Outlet) -> Guest:
         """A connection of an identity that proved itself."""
+        self.heard()
         guest = self._guests.setdefault(identity, Guest(identity, peer))
         if guest.leaving is not None:
             guest.leaving.cancel()
@@ -115,8 +126,18 @@ class Presence:
             if one is not guest and one.told is not None:
                 one.told.put(text)
 
+    async def _absent(self) -> None:
+        """Until who has no connection since now is gone, and not the server."""
+        patience, since = GRACE, asyncio.get_running_loop().time()
+        while True:
+            await asyncio.sleep(patience)
+            if self._heard_at > since:
+                return
+            await self._heard.wait()
+            patience, since = RETURN, self._heard_at
+
     async def _bury(self, guest: Guest) -> None:
-        await asyncio.sleep(GRACE)
+        await self._absent()
         guest.leaving = None
         log.info("%s is gone", guest.identity)
         if guest.at is not None:

@@ -44,7 +44,9 @@ class House:
             )
         if not self.presence.room(identity):
             return Denied(
-                f"identity {identity} has {MOST_OF_ONE} connections already", "use another identity for another member"
+                f"identity {identity} has {MOST_OF_ONE} connections already",
+                "use another identity for another member",
+                for_now=True,
             )
         return None
 
@@ -100,6 +102,7 @@ class Session(Connection):
         async for message in self._socket:
             if message.type not in (WSMsgType.TEXT, WSMsgType.BINARY):
                 return
+            presence.heard()
             data = message.data.encode() if isinstance(message.data, str) else message.data
             if data.lstrip()[:1] != b"{":  # batches would be one message of much work
                 return

@@ -4,7 +4,8 @@ Decided: which node is asked is for `nodes` to say; between tries the wait grows
 every await has a deadline; a reply that cannot be read is the node's failure, whatever is wrong with it; so is it when
 a node calls a request malformed, unless all nodes do so and none has ever answered one of its kind (gateways say it of
 quotas, of methods that they do not pass on, and of requests that they cut off themselves); and a node of another
-cluster (genesis hash) is never used.
+cluster (genesis hash) is never used. Nor does it end a call while there is another node: whoever keeps one of three
+could otherwise end a member at any time.
 """
 
 from __future__ import annotations
@@ -141,7 +142,7 @@ class RpcPool:
 
         Raises Unavailable when no node answered within `patience`, RpcRejected when all nodes refused the request
         as malformed and none has ever answered its kind, TransactionFailed when the cluster refused a transaction,
-        WrongCluster.
+        WrongCluster when all of them are of another one.
         """
         if self._cluster.answered:
             return await self._call(request, read, patience, attempt)
@@ -166,6 +167,7 @@ class RpcPool:
         attempt = attempt or min(self.attempt, patience / TRIES)
         failed: list[Node] = []
         refused: set[Node] = set()
+        strange: set[Node] = set()
         kind = type(request).__name__
         while True:
             node = self._nodes.choose(failed, kind, now())
@@ -178,7 +180,12 @@ class RpcPool:
                 return result
             except TransactionFailed:
                 raise
-            except Exception as error:
+            except Exception as caught:
+                error = caught
+                if isinstance(error, WrongCluster):
+                    strange.add(node)
+                    if len(strange) < len(self._nodes.all):
+                        error = BadReply(error.message)
                 if isinstance(error, CoordinatorError) and not isinstance(error, BadReply):
                     raise
                 if not retryable(error):
