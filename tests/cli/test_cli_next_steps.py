@@ -11,7 +11,11 @@ import pytest
 from aftermath.chain.wallet import create_wallet
 from aftermath.cli.main import INDEX, SOLANA
 from aftermath.cli.next_steps import NEXT, QUIET, line
+from aftermath.cli.set_paused import case_of
+from aftermath.rules.state import RunState
+from aftermath.train.tier import AUTO_TIER
 from cli.cli_runs import Shell, invoke
+from rules import builders
 
 
 @pytest.mark.parametrize(("name", "case"), NEXT)
@@ -86,3 +90,12 @@ def test_who_invites_members_is_told_to_invite_them(owner: Shell, run_id: str, m
     assert invoke("create-run", *named, "--join-authority", tmp_path / "grantor.json").code == 0
     said = invoke("update-config", *named, "--config-path", material / "config.toml").err
     assert f"next: aftermath-solana join-authorization-create --run-id {run_id} --authorizer KEY -w JOIN_AUTH" in said
+    asked = {"run_id": "demo", "matformer_tier": AUTO_TIER}
+    assert line(NEXT["can-join", ""], asked) == "aftermath-solana train --run-id demo --matformer-tier auto -w FILE"
+
+
+def test_a_run_that_will_pause_is_watched_until_it_has() -> None:
+    """Only a paused run can be changed."""
+    assert "update-config" in NEXT["set-paused", case_of(builders.run(RunState.PAUSED))]
+    for state in (RunState.WARMUP, RunState.ROUND_TRAIN, RunState.COOLDOWN):
+        assert "watch" in NEXT["set-paused", case_of(builders.run(state, pending_pause=True))]

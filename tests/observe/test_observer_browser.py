@@ -149,6 +149,21 @@ async def test_the_page_in_a_browser(browser: Browser) -> None:
         await browser.press(Keys.TAB, Keys.ENTER)
         await browser.until("document.querySelector('#link').dataset.kind === 'live'")
 
+        # Numbers of any length stand whole beside the lines.
+        await browser.look("light", 1280)
+        drawn = """import("/chart.js").then(({ chart }) => {
+            const shown = (value) => `${value.toFixed(1)} MB`;
+            const { element, draw } = chart("wide", { shown, zero: true, nothing: "" });
+            document.querySelector("main").append(element);
+            draw({ lines: { 0: [[1, 0], [2, 12345]] } });
+            const edges = [...element.querySelectorAll(".tick.end")].map((text) => text.getBBox().x);
+            element.remove();
+            return edges;
+        })"""
+        edges = await browser.ask(drawn)
+        assert edges
+        assert min(edges) >= 0
+
         # Light and dark, and a telephone's width.
         colours = []
         for scheme in ("light", "dark"):

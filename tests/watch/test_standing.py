@@ -12,7 +12,7 @@ from aftermath.rules.model import Model
 from aftermath.rules.run import Run
 from aftermath.rules.state import ExitReason, MemberState, RunState
 from aftermath.watch.standing import Standing, standing
-from aftermath.watch.standing_words import facts_of
+from aftermath.watch.standing_words import facts_of, line
 from rules import builders
 
 CONFIG = builders.config(
@@ -211,3 +211,8 @@ def test_levels_are_held_by_those_of_their_tier_and_of_larger_ones() -> None:
     assert [(level.attested, level.lost) for level in told] == [(True, False), (False, True), (True, False)]
     old = at(RunState.COOLDOWN, members_=members(4), **facts | {"attested_step": 4}).levels
     assert not any(level.attested for level in old)
+
+
+def test_a_line_counts_who_takes_part() -> None:
+    for count, words in ((1, "; 1 member takes part; "), (3, "; 3 members take part; ")):
+        assert words in line(at(RunState.ROUND_TRAIN, members_=members(count, state=MemberState.HEALTHY)))

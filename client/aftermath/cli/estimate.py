@@ -180,7 +180,7 @@ def _shown(data: dict[str, Any]) -> dict[str, object]:
     tiers = zip(data["parameters"], data["bytes_per_round"], data["memory_bytes"], strict=True)
     return {
         "SOL in all": f"{sol(data['lamports'])} with {there}, of which {sol(data['lamports_that_come_back'])} "
-        "come back when the run is closed and members withdraw",
+        "come back when the run is closed, members withdraw and the authorization for everybody is deleted",
         "its owner": f"{sol(owner['lamports'])}: rent {sol(owner['rent'])}, fees up to {sol(owner['fees'])}",
         "each member": f"{sol(member['lamports'])}: rent {sol(member['rent'])}, bond {sol(member['bond'])}, fees up to "
         f"{sol(member['join_fee'] + member['fees_until_the_end'])}",

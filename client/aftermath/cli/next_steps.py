@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from aftermath.cli.present import note
+from aftermath.train.tier import AUTO_TIER
 
 QUIET = "AFTERMATH_QUIET"
 _CONFIGURE, _LOOK = "update-config --run-id {run_id} --config-path FILE", "show-run --run-id {run_id}"
@@ -59,6 +60,7 @@ def say_next(name: str, case: str, given: Mapping[str, Any]) -> None:
 
 def line(template: str, given: Mapping[str, Any]) -> str:
     """The whole command line."""
+    given = {**given, "matformer_tier": "auto"} if given.get("matformer_tier") == AUTO_TIER else given
     named = {key: shlex.quote(str(value)) if value is not None else key.upper() for key, value in given.items()}
     words = f"aftermath-solana {template.format_map(named)}"
     return " ".join([words, *_where(template, given)])

@@ -50,8 +50,15 @@ async def set_paused(
     return Result(
         {"run_id": run_id, "state": state, "pending_pause": run.pending_pause, "signature": str(signature)},
         text,
-        case="paused" if paused else "",
+        case=case_of(run),
     )
+
+
+def case_of(run: Run) -> str:
+    """Which `next` follows: a run that pauses later cannot be changed yet, only watched."""
+    from aftermath.rules.state import RunState
+
+    return "paused" if run.state is RunState.PAUSED else ""
 
 
 def _coming(run: Run) -> str:

@@ -84,7 +84,8 @@ def chosen(
 
 
 def chosen_here(view: View, wallet: bytes, schema: Schema, settings: TrainSettings, arithmetic: Arithmetic) -> Choice:
-    """The same with what this machine has, as `settings` use it."""
+    """The same with what this machine has, as `settings` use it; what is measured is said on stderr."""
+    import sys
     import time
 
     from aftermath.replica.memory import free_bytes, give_back, is_out_of_memory
@@ -95,6 +96,7 @@ def chosen_here(view: View, wallet: bytes, schema: Schema, settings: TrainSettin
     device = pick_device(settings.device)
 
     def measure(tier: int) -> int | None:
+        print(f"measuring how fast this machine trains tier {tier}: 10 s at most", file=sys.stderr, flush=True)
         size = PassSize(settings.micro_batch_size, settings.activation_checkpointing)
         strategy = settings.matformer_load_strategy
         origin = Origin(schema, tier, strategy, device, size, time.monotonic, arithmetic)

@@ -39,8 +39,8 @@ def row_of(member: MemberStanding) -> list[str]:
 
 def line(found: Standing) -> str:
     """All of it in a line, for where nothing can be drawn over."""
-    here = counted(taking_part(found), "member")
-    parts = [_state(found), _steps(found), f"{here} take part"]
+    here = counted(taking_part(found), "member takes part", "members take part")
+    parts = [_state(found), _steps(found), here]
     return printable("; ".join([*parts, f"waits for {', and '.join(found.waits)}"]))
 
 

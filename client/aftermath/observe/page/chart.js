@@ -60,13 +60,15 @@ export function chart(title, { shown, zero = false, height: tallest = 220, nothi
     const margin = (highest - lowest) * 0.06 || Math.abs(highest) * 0.1 || 1;
     const [low, high] = [zero ? 0 : lowest - margin, highest + margin];
     const [from, to] = [first, last > first ? last : first + 1];
-    const x = (step) => SIZE.left + ((step - from) / (to - from)) * (width - SIZE.left - SIZE.right);
+    const named = ticks(low, high, 5).map((value) => [value, shown(value, high - low)]);
+    const left = Math.max(SIZE.left, 12 + 7 * Math.max(0, ...named.map(([, text]) => text.length)));
+    const x = (step) => left + ((step - from) / (to - from)) * (width - left - SIZE.right);
     const y = (value) => height - SIZE.bottom - ((value - low) / (high - low)) * (height - SIZE.top - SIZE.bottom);
     scales = { x, y, some, width, height, all: [...new Set(steps)].sort((a, b) => a - b) };
-    const [left, right, floor] = [SIZE.left, width - SIZE.right, height - SIZE.bottom];
-    for (const value of ticks(low, high, 5)) {
+    const [right, floor] = [width - SIZE.right, height - SIZE.bottom];
+    for (const [value, text] of named) {
       drawing.append(s("line", { x1: left, x2: right, y1: y(value), y2: y(value), class: "grid" }));
-      drawing.append(s("text", { x: left - 8, y: y(value) + 4, class: "tick end" }, shown(value, high - low)));
+      drawing.append(s("text", { x: left - 8, y: y(value) + 4, class: "tick end" }, text));
     }
     for (const step of ticks(from, to, width / 90).filter(Number.isInteger)) {
       drawing.append(s("text", { x: x(step), y: floor + 25, class: "tick" }, count(step)));
