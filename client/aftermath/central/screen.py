@@ -55,7 +55,11 @@ async def watch(server: CentralServer, tui: bool) -> None:
         finally:
             ours.removeHandler(lines)
     ours.addHandler(Lines(_print))
-    await _tell(server, _print)
+    try:
+        await _tell(server, _print)
+    except asyncio.CancelledError:  # Ctrl-C, or whoever started it
+        _print(f"the server stops: {_line(where(server))}")
+        raise
 
 
 async def _show(server: CentralServer, screen: Screen) -> None:
