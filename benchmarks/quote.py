@@ -439,7 +439,7 @@ def _worth(told: Mapping[str, float | None]) -> str:
 
 
 def table_of_attacks() -> str:
-    """For every attack what it did to its epoch; bold is what misses a bar, and below is why."""
+    """For every attack what it did to its epoch; bold is what misses a bar."""
     measured = figures("hostile")
     heads = (
         "attack",
@@ -458,13 +458,7 @@ def table_of_attacks() -> str:
         f"Measured on {kept('hostile')['machine']}, load {kept('hostile')['load_before']} before it began: seconds of"
     )
     said = f"{place} such short rounds say little on a busy machine, and nothing is judged by them."
-    known = [
-        line
-        for row in attacks
-        if row["known"] or row["not_met"]
-        for line in textwrap.wrap(f"- *{row['attack']}*: {_missed(row)}", 120, subsequent_indent="  ")
-    ]
-    return "\n".join([*lines, "", *textwrap.wrap(said, 120), "", "What is not stopped yet:", "", *known]) + "\n"
+    return "\n".join([*lines, "", *textwrap.wrap(said, 120)]) + "\n"
 
 
 def _of_attack(row: Mapping[str, Any]) -> str:
@@ -495,11 +489,6 @@ def _of_attack(row: Mapping[str, Any]) -> str:
 
 def _bold(text: str, missed: Iterable[str], *bars: str) -> str:
     return f"**{text}**" if {*bars} & {*missed} else text
-
-
-def _missed(row: Mapping[str, Any]) -> str:
-    bars = [*row["not_met"], *row["slow"]]
-    return f"{row['known'] or 'new'}" + (f" (not met: {'; '.join(bars)})." if bars else ".")
 
 
 def table_of_benchmarks() -> str:

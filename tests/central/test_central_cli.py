@@ -117,14 +117,6 @@ def test_a_state_file_is_a_config_with_the_runs_name(tmp_path: Path) -> None:
     assert "run_idd" in refused("server", "validate-config", "--state", path)
 
 
-def test_without_data_nothing_is_said_of_it(tmp_path: Path) -> None:
-    path = tmp_path / "state.toml"
-    path.write_text('run_id = "demo"\n' + SEED)
-    said = invoke("server", "validate-config", "--state", path)
-    assert "num_parameters" in said.stdout
-    assert "sequences" not in said.stdout
-
-
 def _server(tmp_path: Path, *words: str | Path) -> str:
     path = tmp_path / "state.toml"
     path.write_text('run_id = "demo"\n' + SEED)

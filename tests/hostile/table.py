@@ -270,14 +270,9 @@ def _compared(honest: Sequence[Player], epoch: int) -> tuple[int, bool]:
     return sum(len(digests) - 1 for digests in found.values()), equal
 
 
-def figures(
-    rows: Sequence[Row], rounds: int, limit: float, warmup_limit: float, known: Mapping[str, str]
-) -> dict[str, Any]:
-    """The table as JSON: every row with the bars that it does not meet, and what is known to be missing for them."""
-    found = [
-        {**asdict(row), "not_met": row.failed(), "slow": row.slow(warmup_limit), "known": known.get(row.attack)}
-        for row in rows
-    ]
+def figures(rows: Sequence[Row], rounds: int, limit: float, warmup_limit: float) -> dict[str, Any]:
+    """The table as JSON: every row with the bars that it does not meet."""
+    found = [{**asdict(row), "not_met": row.failed(), "slow": row.slow(warmup_limit)} for row in rows]
     return {"round_limit": limit, "warmup_limit": warmup_limit, "rounds_per_epoch": rounds, "rows": found}
 
 

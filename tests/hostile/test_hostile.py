@@ -36,14 +36,6 @@ LOOK_EVERY_S = 0.1
 LEAVING_S = 20.0
 PATH = Path(__file__).parents[2] / "runs" / "hostile.json"
 
-KNOWN: dict[str, tuple[str, frozenset[str]]] = {
-    "false attestation of the model": (
-        "two members hold level 0, and a quorum of two is both",
-        frozenset({"every level is attested"}),
-    ),
-}
-"""What is not stopped yet: why, and the bars that may be missed for it. All others must be met."""
-
 
 class Stage:
     """A run with its honest members, and who attacks it in which epoch.
@@ -152,8 +144,7 @@ def test_no_attack_stops_steers_or_damages_a_run(
             company.disband()
     assert {row.attack for row in rows} == {NONE, *chosen}
     for row in rows:
-        _, missed = KNOWN.get(row.attack, ("", frozenset()))
-        assert set(row.failed()) <= missed, row
+        assert not row.failed(), row
 
 
 def play(stages: list[Stage]) -> None:
@@ -178,7 +169,6 @@ def play(stages: list[Stage]) -> None:
 def report(rows: list[Row], capsys: pytest.CaptureFixture[str]) -> None:
     """Print the table and write the file."""
     PATH.parent.mkdir(exist_ok=True)
-    known = {attack: why for attack, (why, _) in KNOWN.items()}
-    PATH.write_text(json.dumps(figures(rows, ROUNDS, LIMIT, WARMUP, known), indent=1) + "\n")
+    PATH.write_text(json.dumps(figures(rows, ROUNDS, LIMIT, WARMUP), indent=1) + "\n")
     with capsys.disabled():
         print("\n" + shown(rows, WARMUP))

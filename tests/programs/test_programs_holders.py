@@ -73,10 +73,14 @@ def test_two_of_nine_that_declare_a_tier_do_not_say_what_its_level_is(world: Wor
 def test_who_gives_its_level_to_those_who_hold_it_is_one_of_them(world: World) -> None:
     run, honest = _grown(world)
     run.train_of(honest | dict.fromkeys(LIARS, 0))
-    _rounds(run, (), ())
-    assert set(committee.cooldown_electees(run.run, run.members, 0)) == {0, *LIARS}
-    for index in LIARS:
-        run.attest(index, NEW).ok()
+    for electees in ({0}, {0, *LIARS}):  # after an epoch
+        _rounds(run, (), ())
+        assert set(committee.cooldown_electees(run.run, run.members, 0)) == electees
+        for index in electees - {0}:
+            run.attest(index, NEW).ok()
+        if len(electees) == 1:
+            _end(run, honest, TRUE)
+            run.train_of(honest | dict.fromkeys(LIARS, 0))
     assert run.run.level_hashes[0] == NEW[0]
     assert run.run.levels_attested & 1
 
@@ -98,15 +102,15 @@ def test_half_of_the_rounds_in_which_a_level_was_judged_are_enough(world: World)
 
 
 def test_an_established_holder_that_is_gone_is_missed(world: World) -> None:
-    """A newcomer has delivered all it owed, and is the only one left to say what level 0 is."""
+    """A newcomer has delivered all it owed, and is the only one left who holds level 0: it is not asked."""
     run, honest = _grown(world)
     run.train_of(honest | {7: 0})
     for _ in range(3):
         run.everyone_witnesses()
     run.by(0, "leave_run").ok()
     run.finish_rounds()
-    assert set(committee.cooldown_electees(run.run, run.members, 0)) == {0, 7}
-    run.attest(7, {0: FALSE[0]}).ok()
+    assert set(committee.cooldown_electees(run.run, run.members, 0)) == {0}
+    run.attest(7, {0: FALSE[0]}).refused("NotElected")
     for index in range(1, 7):
         run.attest(index, {level: NEW[level] for level in range(TIERS[index], 3)}).ok()
     world.advance(31)
@@ -154,10 +158,13 @@ def test_half_of_those_who_have_shown_it_suffice_if_nobody_disagrees(world: Worl
         assert run.run.levels_lost == 0
 
 
-@pytest.mark.parametrize("gone", [(0,), (0, 1)], ids=["one", "both"])
-def test_beside_two_who_have_shown_a_level_newcomers_say_nothing_of_it(world: World, gone: tuple[int, ...]) -> None:
-    """Two have shown level 0 before, and two newcomers in this epoch: these are not asked, whoever has gone."""
-    run, honest = _grown(world, tiers=(0, 0, 1, 1, 2, 2, 1))
+@pytest.mark.parametrize("gone", [(), (0,), (0, 1)], ids=["nobody", "one", "both"])
+@pytest.mark.parametrize("holders", [1, 2])
+def test_beside_who_has_shown_a_level_newcomers_say_nothing_of_it(
+    world: World, holders: int, gone: tuple[int, ...]
+) -> None:
+    """One or two have shown level 0 before, and two newcomers in this epoch: these are not asked, whoever has gone."""
+    run, honest = _grown(world, tiers=(0, 2 - 2 * (holders > 1), 1, 1, 2, 2, 1))
     run.train_of(honest | dict.fromkeys(LIARS, 0))
     for _ in range(3):
         run.everyone_witnesses()
@@ -169,19 +176,22 @@ def test_beside_two_who_have_shown_a_level_newcomers_say_nothing_of_it(world: Wo
         assert set(asked) == {index for index, tier in honest.items() if tier <= level}
     for index in LIARS:
         run.attest(index, FALSE).refused("NotElected")
-    _end(run, {index: tier for index, tier in honest.items() if index > 1}, NEW)
-    assert run.run.level_hashes[0] == OLD[0]
+    _end(run, {index: tier for index, tier in honest.items() if index not in gone}, NEW)
+    there = set(range(holders)) - set(gone)
+    assert run.run.level_hashes[0] == (NEW[0] if there else OLD[0])
     assert run.run.level_hashes[1:] == tuple(NEW.values())[1:]
 
 
 def test_half_that_is_new_does_not_suffice_where_the_other_has_gone(world: World) -> None:
-    """One has shown level 0 before, and one newcomer in this epoch, who alone is not believed."""
+    """One has shown level 0 before, and delivers nothing now; one newcomer has, who alone is not believed."""
     run, honest = _grown(world)
     run.train_of(honest | {7: 0})
-    for _ in range(3):
-        run.everyone_witnesses()
+    run.everyone_witnesses()
+    everybody = run.run.current.roster
+    run.everyone_witnesses(participation=everybody & ~1)
     run.by(0, "leave_run").ok()
-    run.finish_rounds()
+    while run.run.state.training:
+        run.everyone_witnesses(participation=everybody & ~1)
     assert set(committee.cooldown_electees(run.run, run.members, 0)) == {0, 7}
     run.attest(7, {0: FALSE[0]}).ok()
     _end(run, {index: tier for index, tier in honest.items() if index > 0}, NEW)

@@ -58,25 +58,17 @@ def test_newcomers_that_refuse_everybody_take_nothing_before_a_third_of_the_work
 def test_newcomers_do_not_say_what_the_model_is_in_the_cooldown_of_their_first_epoch(
     world: World, tiers: tuple[int, ...], wallets: int
 ) -> None:
-    """They have delivered all of it, and are more than a third, or more than two thirds. Of a level that a single one
-    has shown before they have a word: nobody could tell that one's false statement from a true one.
-    """
+    """They have delivered all of it, and are more than a third, or more than two thirds."""
     run, honest = established(world, tiers)
     liars = range(len(tiers), len(tiers) + wallets)
     _epoch(run, honest | dict.fromkeys(liars, 0), {}, ())
-    lone = [level for level in range(3) if sum(tier <= level for tier in tiers) == 1]
     for index in liars:
-        levels = committee.levels_to_attest(run.run, run.members, run.seat_of(index))
-        assert list(levels) == lone
-        said = run.attest(index, dict.fromkeys(range(3), b"f" * 32))
-        said.ok() if lone else said.refused("NotElected")
+        assert not committee.levels_to_attest(run.run, run.members, run.seat_of(index))
+        run.attest(index, dict.fromkeys(range(3), b"f" * 32)).refused("NotElected")
     true = {level: bytes([level + 1]) * 32 for level in range(3)}
     for index, tier in honest.items():
         run.attest(index, {level: true[level] for level in range(tier, 3)}).ok()
-    attested = [level for level in range(3) if run.run.levels_attested >> level & 1]
-    assert [level for level in attested if run.run.level_hashes[level] == true[level]] == [
-        level for level in range(3) if level not in lone
-    ]
+    assert (run.run.levels_attested, run.run.level_hashes) == (0b111, tuple(true.values()))
 
 
 @pytest.mark.parametrize("left", [3, 2, 1])

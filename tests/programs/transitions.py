@@ -177,7 +177,7 @@ class Transitions:
         spoken = [one for one in bitmap.seats(self.judges & self.proven) if self.members[one].tier <= level]
 
         def counts(number: int) -> bool:
-            if len(spoken) > 1 and not bitmap.contains(self.judges, number):
+            if spoken and not bitmap.contains(self.judges, number):
                 return False  # a newcomer
             seat = self.members[number]
             stayed = seat.state is MemberState.HEALTHY or seat.exited

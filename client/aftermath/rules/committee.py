@@ -8,7 +8,7 @@ those who began the epoch: whoever leaves moves nobody else, and can choose no o
 A seat costs little, and a third of the witnesses can stop a run or say that nobody else delivered. So where enough of
 those in it are established, and hold all levels, the witnesses of a round are of these alone: newcomers, however many,
 train and deliver for an epoch before they have a word. In warm-up all have one, because it waits for them too. What a
-level contains at the end of an epoch is what those say, too, who had shown it before, if two of them have delivered.
+level contains at the end of an epoch is what those say, too, who had shown it before, if one of them has delivered.
 """
 
 from __future__ import annotations
@@ -29,9 +29,6 @@ COOLDOWN = b"cooldown"
 
 ENOUGH = 3
 """So many established members are the least of which one alone decides nothing."""
-
-SPEAKERS = 2
-"""So many who have shown a level say what it contains without others: of one nobody could tell that it is wrong."""
 
 _MULTIPLIER = 6364136223846793005
 _INCREMENT = 1442695040888963407
@@ -134,11 +131,10 @@ def _is_seated(members: Members, seat: int) -> bool:
 
 def cooldown_electees(run: Run, members: Members, level: int) -> tuple[int, ...]:
     """The committee of a level in cooldown, by place: the first 32, in that order, who have shown that they hold it, in
-    this epoch or before; only before, where two of these have delivered. Who they are does not change, whoever leaves.
+    this epoch or before; only before, where one of these has delivered. Who they are does not change, whoever leaves.
     """
     holders = bitmap.from_seats(seat for seat in bitmap.seats(run.current.began) if members.seats[seat].tier <= level)
-    heard = members.judges & members.proven & holders
-    among = members.judges & holders if heard.bit_count() >= SPEAKERS else holders
+    among = members.judges & holders if members.judges & members.proven & holders else holders
     in_order = (seat for seat in ordered(run.current, COOLDOWN) if bitmap.contains(among, seat))
     return tuple(islice((seat for seat in in_order if _is_seated(members, seat)), MAX_WITNESSES))
 

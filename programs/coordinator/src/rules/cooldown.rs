@@ -1,8 +1,8 @@
 //! The end of an epoch: members state what their levels contain until a quorum agrees on each.
 //!
-//! What a level contains is what those say who had shown in an epoch before that they hold it (`Members::judges`), if two
-//! of them have delivered in this one: newcomers, however many, first deliver for an epoch. Of a single one the others
-//! would hear nothing but its own word, so there newcomers have one too.
+//! What a level contains is what those say who had shown in an epoch before that they hold it (`Members::judges`), if one
+//! of them has delivered in this one: newcomers, however many, first deliver for an epoch. A single one is believed, as
+//! it is where it holds the level alone.
 
 use super::{bitmap, checkpoints, committee, holders, merit, quorum, sequence, Machine, Moment};
 use crate::{constants::*, errors::CoordinatorError, state::*};
@@ -88,20 +88,17 @@ fn held(run: &Run, members: &Members) -> u8 {
     super::levels::held_by(run, members, &members.healthy)
 }
 
-/// The first level that two judges hold who have delivered: of it, and of all that follow, judges alone speak.
+/// The first level that a judge holds who has delivered: of it, and of all that follow, judges alone speak.
 #[inline(never)]
 fn first_judged(members: &Members, levels: usize) -> usize {
-    let mut least = (levels, levels);
+    let mut least = levels;
     for index in bitmap::seats(&bitmap::both(&members.judges, &members.proven)) {
-        let tier = members.seats[index].tier as usize;
-        if tier < least.1 {
-            least = if tier < least.0 { (tier, least.0) } else { (least.0, tier) };
-            if least.1 == 0 {
-                break;
-            }
+        least = least.min(members.seats[index].tier as usize);
+        if least == 0 {
+            break;
         }
     }
-    least.1
+    least
 }
 
 /// Elects for each level, in the cooldown order, the first 32 of those who have shown that they hold it, now or in an
