@@ -21,6 +21,7 @@ RUN if [ "$VARIANT" = cpu ]; then set -- --index-url "$CPU_INDEX"; fi; /opt/afte
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
 COPY config config
+COPY docs docs
 COPY client client
 RUN /opt/aftermath/bin/pip install ".[$EXTRAS]"
 

@@ -71,10 +71,11 @@ lint: $(STAMP)  ## ruff, mypy, and clippy where cargo is
 	@if command -v cargo >/dev/null; then cargo fmt --all -- --check && cargo clippy --quiet --all-targets -- -D warnings; else echo "no cargo here: Rust lints skipped"; fi
 
 # The pages that are made from something else: commands from their help, keys from their classes, figures from benchmarks/measured.
-docs: $(STAMP)  ## write commands.md, config.md and the figures in all pages anew
+docs: $(STAMP)  ## write commands.md, config.md, events.md and the figures in all pages anew
 	$(RUN) -m aftermath.cli.docs docs/commands.md
 	$(RUN) -m aftermath.central.docs docs/commands-centralized.md
 	$(RUN) -m aftermath.cli.config_page docs/config.md
+	$(RUN) -m aftermath.watch.events_page docs/events.md
 	$(RUN) benchmarks/plots.py docs
 	$(RUN) benchmarks/quote.py README.md docs/*.md
 

@@ -15,6 +15,7 @@ The first comment says where the figure is: the file, the way through its JSON, 
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import re
 import sys
@@ -501,7 +502,29 @@ def _missed(row: Mapping[str, Any]) -> str:
     return f"{row['known'] or 'new'}" + (f" (not met: {'; '.join(bars)})." if bars else ".")
 
 
+def table_of_benchmarks() -> str:
+    """Every benchmark that keeps figures: what it measures, by its own first sentence, its command and its file."""
+    lines = ["| what it measures | command | kept in |", "|---|---|---|"]
+    for name in sorted(path.stem for path in MEASURED.glob("*.json")):
+        what = _BESIDE[name] if name in _BESIDE else _first_sentence(MEASURED.parent / f"{name}.py")
+        lines.append(f"| {what} | `{kept(name)['command']}` | [{name}.json](../benchmarks/measured/{name}.json) |")
+    return "\n".join(lines) + "\n"
+
+
+_BESIDE = {
+    "demo": "The demonstration: three members train one model, and one is killed and comes back.",
+    "hostile": "What members that lie in every way did to a run.",
+}
+"""What is measured by no file of this folder."""
+
+
+def _first_sentence(source: Path) -> str:
+    said = ast.get_docstring(ast.parse(source.read_text())) or ""
+    return " ".join(said.partition("\n\n")[0].split()).replace("|", "\\|")
+
+
 BLOCKS: dict[str, Callable[[], str]] = {
+    "benchmarks": table_of_benchmarks,
     "attacks": table_of_attacks,
     "demo": report_of_demo,
     "memory": table_of_memory,

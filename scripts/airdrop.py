@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Ask a cluster's faucet for test SOL, and wait until the wallet has it: on devnet, testnet or a network of one's own.
 
-A public faucet gives little at a time and not to everybody; https://faucet.solana.com gives some to a public key too.
+The wallet is that of WALLET_PRIVATE_KEY_PATH, else the stored one (`config set wallet`). A public faucet gives little
+at a time and not to everybody; https://faucet.solana.com gives some to a public key too.
 
 Example: WALLET_PRIVATE_KEY_PATH=wallet.json python scripts/airdrop.py devnet --sol 2
 """
@@ -25,6 +26,7 @@ from aftermath.chain.refusals import sol
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.wallet import load_wallet
 from aftermath.cli.present import CommandError, Result, facts
+from aftermath.cli.profile import Name, read_profile
 from aftermath.cli.script import Arguments, run, whole_number
 from aftermath.coordinator.errors import Unavailable
 
@@ -41,11 +43,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _give(arguments: argparse.Namespace) -> Result:
-    path = os.environ.get(VARIABLE)
+    path = os.environ.get(VARIABLE) or read_profile().get(Name.WALLET)
     if not path:
         raise CommandError(
-            f"no wallet was given: {VARIABLE} is not set",
-            f"Make one, aftermath-solana show-identity --create -w wallet.json, and name its file in {VARIABLE}",
+            f"no wallet was given: {VARIABLE} is not set, and none is stored",
+            "Make one, aftermath-solana show-identity --create -w wallet.json, and name its file in "
+            f"{VARIABLE} or by aftermath-solana config set wallet wallet.json",
         )
     wallet = load_wallet(Path(path)).pubkey
     has = asyncio.run(_given(arguments.cluster, wallet, arguments.sol))

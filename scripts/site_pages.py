@@ -1,11 +1,14 @@
 """What MkDocs is told while it builds the site (`config/site/mkdocs.yml`): pages from outside `docs/`, and llms.txt.
 
 Decided: pages are written for the repository, where a link may lead to a source file. On the site such a link is the
-file's name and no link, since the site does not hold the sources; all others are checked by the build.
+file's name and no link, since the site does not hold the sources; all others are checked by the build. Diagrams, which
+are text in the repository, are the pictures that `diagrams.py` drew of them, as part of the page: so they have its
+colours, light or dark.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,8 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.nav import Navigation
 from mkdocs.structure.pages import Page
+
+from diagrams import BLOCK, inline
 
 ROOT = Path(__file__).resolve().parents[1]
 OUTSIDE = {"README.md": "index.md", **{name: name for name in ("AGENTS.md", "CHANGELOG.md", "CONTRIBUTING.md")}}
@@ -32,10 +37,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Links as they are on the site."""
+    """Links and diagrams as they are on the site."""
     own = {called: name for name, called in OUTSIDE.items()}.get(page.file.src_uri)
     place = Path(own).parent if own else Path("docs")
-    return _LINK.sub(lambda link: _on_site(link, place), markdown)
+    linked = _LINK.sub(lambda link: _on_site(link, place), markdown)
+    numbers = itertools.count(1)
+    return BLOCK.sub(lambda block: inline(ROOT / "docs" / page.file.src_uri, next(numbers), block[1]), linked)
 
 
 def _on_site(link: re.Match[str], place: Path) -> str:

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import typer
@@ -69,8 +70,14 @@ def test_a_code_leads_to_a_section_that_exists(code: str, codes: set[str], refus
     ],
 )
 def test_an_error_is_told_with_its_code_and_page(
-    capsys: pytest.CaptureFixture[str], error: Exception, code: str, docs: str, exit_code: int
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    code: str,
+    docs: str,
+    exit_code: int,
 ) -> None:
+    monkeypatch.chdir(ROOT)
     for as_json in (True, False):
         with pytest.raises(typer.Exit) as ended, reporting(as_json=as_json):
             raise error
@@ -84,6 +91,23 @@ def test_an_error_is_told_with_its_code_and_page(
             lines = [line.partition(":")[0] for line in said.splitlines()]
             assert lines == ["error", *(["fix"] if found["fix"] else []), *(["docs"] if docs else [])]
             assert said.endswith(f"docs: {docs}\n") is bool(docs)
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_the_pages_that_an_error_names_are_there(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, elsewhere: bool
+) -> None:
+    monkeypatch.chdir(tmp_path if elsewhere else ROOT)
+    with pytest.raises(typer.Exit), reporting(as_json=True):
+        raise Refused("BondTooLow", "Not so.", "Do this, docs/tiers.md shows how, and not in docs/nothing/at.md")
+    found = json.loads(capsys.readouterr().err)
+    page = found["fix"].split()[2]
+    assert Path(page).samefile(ROOT / "docs/tiers.md")
+    assert found["fix"] == f"Do this, {page} shows how, and not in docs/nothing/at.md"
+    file, _, section = found["docs"].partition("#")
+    assert Path(file).samefile(ROOT / "docs/operations.md")
+    assert section in slugs(Path(file))
+    assert Path(file).is_absolute() is elsewhere
 
 
 @pytest.mark.parametrize(

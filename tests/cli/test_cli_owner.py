@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from aftermath import __version__
 from aftermath.chain.wallet import create_wallet, load_wallet
 from aftermath.owner.change import Change
 from aftermath.rules.state import RunState
@@ -81,6 +82,14 @@ def test_an_interrupted_creation_is_finished_by_the_same_command(owner: Shell, r
     again = owner("create-run", "--run-id", run_id).error
     assert "exists already" in again["error"]
     assert again["code"] == "run-exists"
+
+
+def test_a_version_that_this_client_is_not_is_warned_of(created: Shell, run_id: str) -> None:
+    line = ("update-config", "--run-id", run_id, "--client-version")
+    (warning,) = created(*line, "0.0.0-other").data["warnings"]
+    assert f"this one is {__version__}" in warning
+    assert created(*line, __version__).data["warnings"] == []
+    assert created(*line, "").data["warnings"] == []
 
 
 def test_update_config_sets_schema_and_figures(configured: Shell, run_id: str, material: Path) -> None:

@@ -131,6 +131,10 @@ def test_an_airdrop_names_the_variable_and_what_else_gives(
     create_wallet(tmp_path / "wallet.json")
     named = here | {"WALLET_PRIVATE_KEY_PATH": str(tmp_path / "wallet.json")}
     assert json.loads(airdrop(project, rpc, "--json", env=named).stdout)["lamports"] == 2_000_000_000
+    profile = tmp_path / "profile.toml"
+    profile.write_text(f'wallet = "{tmp_path / "wallet.json"}"\n')
+    stored = airdrop(project, rpc, "--json", env=here | {"AFTERMATH_PROFILE": str(profile)})
+    assert json.loads(stored.stdout)["lamports"] == 4_000_000_000
     assert airdrop(project, "nowhere", env=named).returncode == 2
     assert airdrop(project, rpc, "--sol", "0", env=named).returncode == 2
 

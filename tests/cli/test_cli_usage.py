@@ -19,6 +19,8 @@ MISTAKES = [
     ("train --matformer 1", "there is no option --matformer", "Did you mean --matformer-tier?"),
     ("train --run_id x", "there is no option --run_id", "Did you mean --run-id?"),
     ("tick", "--run-id is missing", "Pass --run-id, or set RUN_ID"),
+    ("create-run --run-id x --client-version any", "clients that call their version so", "version ''"),
+    ("update-config --run-id x --client-version ALL", "--client-version ALL would let in", "--client-version ''"),
     ("tick --run-id", "--run-id needs a value", "aftermath-solana tick --help"),
     ("tick --run-id x --count many", "--count must be a whole number of at least 1", "tick --help"),
     ("tick --run-id x --count 0", "--count must be a whole number of at least 1", "tick --help"),
@@ -65,6 +67,12 @@ MISTAKES = [
     ("localnet --engine fast", "--engine must be one of embedded, validator", "localnet --help"),
     ("localnet --port -1", "--port must be a whole number from 0 to 65534", "localnet --help"),
 ]
+
+
+def test_a_missing_word_is_named_with_its_command() -> None:
+    said = invoke("config", "explain", "--json").mistake
+    assert said["error"] == "key is missing"
+    assert said["fix"].startswith("aftermath-solana config explain KEY; ")
 
 
 @pytest.mark.parametrize(("line", "sentence", "fix"), MISTAKES, ids=[mistake[0][:40] for mistake in MISTAKES])

@@ -42,3 +42,13 @@ def test_programs_that_read_are_told_of_every_page(site: Path) -> None:
     assert {*told} >= {page.name for page in (ROOT / "docs").glob("*.md")}
     assert all((site / name).is_file() for name in told)
     assert [line for line in text.splitlines() if line.startswith("- ") and line.endswith(":")] == []
+
+
+def test_diagrams_are_pictures_of_their_texts(site: Path) -> None:
+    blocks = (ROOT / "docs/architecture.md").read_text().count("```mermaid")
+    page = (site / "architecture/index.html").read_text()
+    assert blocks > 3
+    assert page.count('<div class="diagram"') == page.count("<desc>drawn from ") == blocks
+    for said in ("authorizer program", "health_check", "WarmUp", "coordinator program"):
+        assert re.search(rf"<t(?:span|ext)[^>]*>(?:<tspan[^>]*>)*\s*{said.split()[0]}", page), said
+    assert not [file for file in site.rglob("*.html") if re.search("mermaid</?|flowchart T", file.read_text())]

@@ -18,6 +18,7 @@ from xprocess import XProcess
 
 from aftermath.programs import COORDINATOR_SO
 from aftermath.testnet.configs import configs
+from docs.test_docs import slugs
 from e2e.diary import Diary, compare_replicas
 from e2e.material import ROOT
 from e2e.processes import Running, until
@@ -82,8 +83,20 @@ def test_sdist_and_wheel_have_what_a_user_needs(installed: Installed) -> None:
         for one in (path, path.with_suffix(".files.toml")):
             inside = f"aftermath/shipped/{one.relative_to(ROOT / 'config')}"
             assert files.get(inside) == (one.read_bytes() if one.exists() else None)
+    for page in (ROOT / "docs").glob("*.md"):
+        assert files[f"aftermath/docs/{page.name}"] == page.read_bytes()
     code = {str(path.relative_to(ROOT / "client")) for path in (ROOT / "client").rglob("*.py")}
     assert code <= files.keys()
+
+
+def test_the_page_that_an_error_names_is_in_the_package(installed: Installed, tmp_path: Path) -> None:
+    script = installed.place / "venv" / "bin" / "aftermath-solana"
+    (tmp_path / "run.toml").write_text("[config]\nnonsense = 1\n")
+    line = [script, "estimate", "--config", "run.toml", "--json"]
+    done = subprocess.run(line, cwd=tmp_path, env=without_us(), capture_output=True, text=True, check=False)
+    page, _, section = json.loads(done.stderr.splitlines()[-1])["docs"].partition("#")
+    assert Path(page).is_relative_to(installed.place)
+    assert section in slugs(Path(page))
 
 
 def test_a_local_testnet_trains_without_the_checkout(installed: Installed, xprocess: XProcess, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from aftermath.observe.observatory import Observatory
 from aftermath.observe.server import ObserveError, ObserverServer
 from aftermath.rules.state import RunState
 from chain.networks import Place, network_config
-from cli.cli_runs import CONSOLE, invoke
+from cli.cli_runs import CONSOLE
 from observe.crowd import Crowd, crowd
 from observe.observing import Viewer, observing, state_is, until
 
@@ -206,9 +206,23 @@ async def test_a_network_that_goes_away_and_comes_back(tmp_path: Path, monkeypat
         await network.close()
 
 
-def test_a_place_of_events_that_is_not_there_is_said(tmp_path: Path) -> None:
-    found = invoke("observe", "--events", tmp_path / "nowhere", "--port", "0", "--json").error
-    assert found["code"] == "no-events"
+async def test_a_place_of_events_may_come_later(people: Crowd, tmp_path: Path) -> None:
+    place = tmp_path / "later"
+    where = ("--rpc", people.place.network.rpc_url, "--events", place, "--port", "0")
+    process = await asyncio.create_subprocess_exec(CONSOLE, "observe", *map(str, where), stdout=PIPE, stderr=PIPE)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    url = (await process.stdout.readuntil(b"/\n")).decode().split()[-1].rstrip("/")
+    assert f"there is no {place} yet" in (await process.stderr.readline()).decode()
+    place.mkdir()
+    told = {"at": "2026-01-02T03:04:05.000+00:00", "kind": "started", "run_id": "told later", "tier": 0, "wallet": "w"}
+    (place / "a.jsonl").write_text(json.dumps(told | {"version": "1", "t": 0.0}) + "\n")
+    async with ClientSession() as session:
+        viewer = Viewer(url, session)
+        while "told later" not in await viewer.text("/api/runs"):
+            await asyncio.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    assert await asyncio.wait_for(process.wait(), 30) == 0
 
 
 async def test_a_port_that_is_taken_is_said(people: Crowd) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -141,6 +142,28 @@ def test_a_plot_has_tiers_epochs_bytes_and_what_happened(tmp_path: Path, suffix:
     drawn = _texts(path)
     for text in ("tier 0", "tier 1", "epoch 0", "epoch 2", "b1 dropped", "member 8 dropped", "sent to peers (MB)"):
         assert f"<!-- {text}" in drawn or f"<!--  {text}" in drawn, text
+
+
+def _strokes(path: Path) -> int:
+    """How often the line of a picture begins: all others are thinner."""
+    found = re.findall(r'<path d="([^"]*)"[^>]*stroke-width: 1\.5', path.read_text())
+    return sum(line.count("M") for line in found)
+
+
+def test_a_line_does_not_join_what_nobody_told(tmp_path: Path) -> None:
+    path = tmp_path / "loss.svg"
+    whole = [(step, 5 - step / 20) for step in range(1, 40)]
+    for gap, strokes in ((range(0), 1), (range(12, 14), 1), (range(12, 30), 2)):
+        run_plot(path, {0: [point for point in whole if point[0] not in gap]}, {}, {}, [], "gap")
+        assert _strokes(path) == strokes, gap
+
+
+def test_four_close_marks_do_not_cover_each_other(tmp_path: Path) -> None:
+    path = tmp_path / "loss.svg"
+    marks = [(20, "m1 killed"), (20, "m2 killed"), (20, "m1 is back"), (20, "m2 is back")]
+    run_plot(path, {0: [(1, 5.0), (40, 2.0)]}, {}, {}, marks, "close")
+    places = re.findall(r'<!--  (?:m\d [a-z ]+?)  -->\s*<g[^>]*transform="translate\(([\d.]+) ([\d.]+)\)', _texts(path))
+    assert len({(round(float(x)), round(float(y), -2)) for x, y in places}) == 4
 
 
 def test_a_long_run_s_plot_is_not_covered_with_words(tmp_path: Path) -> None:

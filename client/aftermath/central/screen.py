@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -55,7 +56,22 @@ async def watch(server: CentralServer, tui: bool) -> None:
         finally:
             ours.removeHandler(lines)
     ours.addHandler(Lines(_print))
-    await _tell(server, _print)
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, _end, loop, server)
+    try:
+        await _tell(server, _print)
+    except asyncio.CancelledError:  # Ctrl-C
+        _print(f"the server stops: {_line(where(server))}")
+        raise
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
+
+
+def _end(loop: asyncio.AbstractEventLoop, server: CentralServer) -> None:
+    """SIGTERM ends the server as ever, at once, since everything acknowledged is on the disk; but it is said."""
+    _print(f"the server stops: {_line(where(server))}")
+    loop.remove_signal_handler(signal.SIGTERM)
+    signal.raise_signal(signal.SIGTERM)
 
 
 async def _show(server: CentralServer, screen: Screen) -> None:

@@ -19,6 +19,16 @@ FEES_IN_HAND = 5_000_000
 """Lamports a member shall start with besides the bond: the rent of its membership and some 500 transactions."""
 
 
+def trouble_with_version(wanted: str, own: str) -> str:
+    """Why a version that was asked for may not be meant: this client, of version `own`, is not let in."""
+    if wanted in ("", own):
+        return ""
+    return (
+        f"only clients of version {wanted} may join, and this one is {own}: --client-version {own} lets it in, and "
+        "--client-version '' any"
+    )
+
+
 def check_version(run_id: str, wanted: str, client_version: str) -> None:
     """Raises Refused `ClientVersionMismatch` when the run is not for this client; `wanted` empty: for any."""
     if wanted in ("", client_version):

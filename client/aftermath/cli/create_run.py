@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from aftermath import __version__
 from aftermath.base.errors import UsageError
 from aftermath.cli.command import command
 from aftermath.cli.options import CLIENT_VERSION, DESCRIPTION, SHOWN_NAME, RunId, SigningOptions
-from aftermath.cli.present import CommandError, Result, facts
+from aftermath.cli.present import CommandError, Result, facts, note
 
 if TYPE_CHECKING:
     from solders.instruction import Instruction
@@ -54,11 +55,14 @@ async def create_run(
     until it grants authorizations with join-authorization-create.
     """
     from aftermath.chain.addresses import EVERYONE, run_addresses
+    from aftermath.chain.admission import trouble_with_version
     from aftermath.chain.options import public_key
     from aftermath.cli.connection import sign_in
     from aftermath.watch.phase import in_words
 
     check_readable(run_id)
+    if unmeant := trouble_with_version(client_version, __version__):
+        note(f"warning: {unmeant}")
     named = public_key(join_authority) if join_authority is not None else None
     async with sign_in(options) as chain:
         own = chain.wallet.pubkey

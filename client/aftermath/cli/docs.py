@@ -23,9 +23,10 @@ Generated from `--help`; change the command, then run `python -m aftermath.cli.d
 `-h`. With `--json` the result is one JSON document on stdout; `train`, `train-local` and what shows or follows events
 print one object a line instead.
 
-An error is a sentence and, where there is something to do, its fix, and where the pages have a section about it, that:
-on stderr as `error: …`, `fix: …` and `docs: …`, with `--json` as one object `{"error", "fix", "code", "docs"}` in the
-last line of stderr, whose `code` is one of [these](operations.md#error-codes). Notes in plain words may come before it.
+An error is a sentence and, where there is something to do, its fix, and where the pages have a section about it, that,
+as a file of this installation, since the package has the pages: on stderr as `error: …`, `fix: …` and `docs: …`, with
+`--json` as one object `{"error", "fix", "code", "docs"}` in the last line of stderr, whose `code` is one of
+[these](operations.md#error-codes). Notes in plain words may come before it.
 
 | exit code | meaning |
 |---|---|

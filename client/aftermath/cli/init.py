@@ -21,6 +21,7 @@ import typer
 
 from aftermath.base.errors import AftermathError, UsageError
 from aftermath.cli.command import command
+from aftermath.cli.pages import placed
 from aftermath.cli.present import CommandError, Result, note, plain_text
 from aftermath.config.recipe import making, recipe_file
 from aftermath.model.presets import PRESETS
@@ -237,7 +238,7 @@ def _about(options: InitOptions, beside: Path, files: FILES) -> list[str]:
     lines = [f"The config of a run, made by aftermath-solana init from the recipe {options.recipe or RECIPE}."]
     if files:
         lines += [f"{beside.name} says what its model and its tokens are made of, where they are not there yet."]
-    return [*lines, "aftermath-solana config explain KEY says more of each key, docs/config.md of all."]
+    return [*lines, f"aftermath-solana config explain KEY says more of each key, {placed('docs/config.md')} of all."]
 
 
 def _next(out: Path, *, made: bool) -> list[str]:

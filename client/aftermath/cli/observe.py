@@ -9,7 +9,7 @@ import typer
 
 from aftermath.cli.command import command
 from aftermath.cli.options import ClusterOptions, checked_run_id, shared
-from aftermath.cli.present import Result, show
+from aftermath.cli.present import Result, note, show
 
 FollowedRun = Annotated[
     str | None,
@@ -47,6 +47,8 @@ async def observe(
     from aftermath.observe.observatory import Observatory
     from aftermath.observe.server import ObserverServer
 
+    if events is not None and not events.exists():
+        note(f"there is no {events} yet: what is told there is shown once it is there")
     with contextlib.suppress(asyncio.CancelledError):  # Ctrl-C ends it
         async with connect(options) as chain:
             observatory = Observatory(chain.coordinator, named=run_id, events=[events] if events else [])

@@ -71,14 +71,14 @@ def checked_run_id(run_id: str | None) -> str | None:
     return run_id
 
 
-def at_most(limit: int, text: str) -> object:
-    """An option for a text of so many bytes, which the program has room for."""
+def at_most(limit: int, text: str, also: Callable[[str | None], str | None] = lambda value: value) -> object:
+    """An option for a text of so many bytes, which the program has room for; `also` is asked about it, too."""
 
     def check(parameter: typer.CallbackParam, value: str | None) -> str | None:
         size = len((value or "").encode(errors="replace"))
         if size > limit:
             raise UsageError(f"{parameter.opts[0]} has {size} bytes", f"Shorten it to at most {limit} bytes")
-        return value
+        return also(value)
 
     return typer.Option(help=f"{text}, at most {limit} bytes.", callback=check)
 
@@ -90,7 +90,19 @@ OneRun = Annotated[
 ]
 SHOWN_NAME = at_most(64, "A name for people")
 DESCRIPTION = at_most(280, "A description for people")
-CLIENT_VERSION = at_most(96, "The only client version that may join; empty lets any version join")
+
+
+def checked_version(version: str | None) -> str | None:
+    """A version as it is. Raises UsageError for a word that says that none is meant."""
+    if version is not None and version.strip().lower() in ("any", "all", "none", "*"):
+        raise UsageError(
+            f"--client-version {version} would let in clients that call their version so, and nobody else",
+            "Let any version join: --client-version ''",
+        )
+    return version
+
+
+CLIENT_VERSION = at_most(96, "The only client version that may join; empty lets any version join", checked_version)
 Authorizer = Annotated[
     str | None, shared("--authorizer", text="Key (grantee) whose authorization admits the wallet as a delegate.")
 ]

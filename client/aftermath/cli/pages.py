@@ -1,10 +1,19 @@
 """Where the pages have more to say of an error, by its code.
 
-Decided: a section and not a page, since nobody reads a page for an error; codes without one have no line of it.
+Decided: a section and not a page, since nobody reads a page for an error; codes without one have no line of it. Pages
+are named as in a checkout; who is told of one is told of the file that is there, in the package or beside it.
 """
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+DOCS = _PACKAGE / "docs" if (_PACKAGE / "docs").is_dir() else _PACKAGE.parents[1] / "docs"
+"""Where the pages are: in an installed package, and in a checkout beside it."""
+
+_PAGE = re.compile(r"(?<![\w/.-])docs/([a-z-]+\.md)\b")
 _OPERATIONS = "docs/operations.md"
 
 PAGES = {
@@ -31,3 +40,15 @@ PAGES = {
     "unsuitable": f"{_OPERATIONS}#troubleshooting",
     "wallet": f"{_OPERATIONS}#files-and-permissions",
 }
+
+
+def placed(text: str) -> str:
+    """The text with the pages that it names as the files of this installation, from here where they are below."""
+    return _PAGE.sub(lambda page: _place(DOCS / page[1]), text)
+
+
+def _place(file: Path) -> str:
+    try:
+        return str(file.relative_to(Path.cwd()))
+    except (ValueError, OSError):  # elsewhere, or we are nowhere
+        return str(file)

@@ -26,7 +26,7 @@ import typer
 
 from aftermath.base.errors import AftermathError
 from aftermath.base.quiet import EXIT_INTERRUPTED
-from aftermath.cli.pages import PAGES
+from aftermath.cli.pages import PAGES, placed
 from aftermath.coordinator.errors import CoordinatorError
 from aftermath.watch.printable import printable
 
@@ -213,7 +213,7 @@ def _as_typed(fix: str) -> str:
 
 
 def _fail(sentence: str, fix: str, code: str, *, as_json: bool) -> NoReturn:
-    docs, fix = PAGES.get(code, ""), _as_typed(fix)
+    docs, fix = placed(PAGES.get(code, "")), placed(_as_typed(fix))
     if as_json:
         said = {"error": sentence, "fix": fix, "code": code, "docs": docs}
         print(json.dumps(said, ensure_ascii=False), file=sys.stderr, flush=True)
@@ -226,7 +226,7 @@ def _fail(sentence: str, fix: str, code: str, *, as_json: bool) -> NoReturn:
         if fix:
             console.print("[bold]fix:[/] " + escape(printable(fix, keep="\n")))
         if docs:
-            console.print(f"[bold]docs:[/] {docs}")
+            console.print("[bold]docs:[/] " + escape(printable(docs)))
     raise typer.Exit(EXITS.get(code, EXIT_KNOWN))
 
 

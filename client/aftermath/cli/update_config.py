@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from aftermath import __version__
 from aftermath.base.counted import counted
 from aftermath.base.errors import UsageError
 from aftermath.base.numbers import U32_MAX, U64_MAX
@@ -76,6 +77,7 @@ async def update_config(
     The run must be halted: pause it first. What is not given stays as it is. What changes is shown, key by key, before
     it is sent; where nothing does, nothing is sent.
     """
+    from aftermath.chain.admission import trouble_with_version
     from aftermath.cli.connection import sign_in
     from aftermath.owner.change import Change
     from aftermath.owner.troubles import troubles
@@ -91,6 +93,8 @@ async def update_config(
         sent = await _send(chain, change, run, model, as_json=json_output)
         run, model, _ = await chain.coordinator.snapshot(run_id)
     warnings = troubles(run, model, shape, trouble) if shape else []
+    if unmeant := trouble_with_version(client_version or "", __version__):
+        warnings.append(unmeant)
     _warn(kept, warnings)
     data = _data(run, model, shape) | {"warnings": warnings} | sent
     open_to_all = run.join_authority == run.main_authority

@@ -38,7 +38,8 @@ def explained(error: Any, script: str, command: str | None, kinds: Mapping[str, 
     if parameter is not None:
         name = _called(parameter, error.ctx)
         if type(error).__name__ == "MissingParameter":
-            return UsageError(f"{name} is missing", f"{_how_given(parameter)}; {more} explains it")
+            called = " ".join(filter(None, (script, command)))
+            return UsageError(f"{name} is missing", f"{_how_given(parameter, called)}; {more} explains it")
         return UsageError(f"{name} must be {wanted(parameter, kinds.get(parameter.name))}", f"{more} explains it")
     if option is not None and hasattr(error, "possibilities"):
         close = nearest(option, [name for one in error.ctx.command.params for name in (*one.opts, *one.secondary_opts)])
@@ -96,7 +97,7 @@ def _called(parameter: Any, context: Any) -> str:
     return str(parameter.opts[0])
 
 
-def _how_given(parameter: Any) -> str:
+def _how_given(parameter: Any, called: str) -> str:
     if parameter.param_type_name == "argument":
-        return f"Say {parameter.name}"
+        return f"{called} {parameter.name.upper()}"
     return f"Pass {parameter.opts[0]}" + (f", or set {parameter.envvar}" if parameter.envvar else "")

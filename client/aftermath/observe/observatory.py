@@ -71,7 +71,7 @@ class Observatory:
         """When the list of runs has changed."""
         self.list_viewers = 0
         self._coordinator, self._named = coordinator, named
-        self._events = EventReader(events) if events else None
+        self._events = EventReader(events, later=True) if events else None
         self._runs: dict[str, ObservedRun] = {}
         self._following: dict[str, asyncio.Task[None]] = {}
         self._on_chain: list[Listed] = []
@@ -81,7 +81,7 @@ class Observatory:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Observatory]:
-        """Follow and read until the block ends. Raises NoEvents for a place of events that is not there."""
+        """Follow and read until the block ends."""
         tasks = [asyncio.create_task(self._keep_the_list())]
         if self._events is not None:
             tasks.append(asyncio.create_task(self._read_events(self._events)))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from aftermath.watch.printable import printable
@@ -13,6 +16,8 @@ from aftermath.watch.spark import evenly
 Curve = Sequence[tuple[int, float]]
 LOSS = "loss (nats per token)"
 _EPOCHS_NAMED = 12
+_GAP = 4
+"""Times the usual distance between two points, beyond which no line joins them."""
 _MARKS_NAMED = 24  # more could not be read
 
 
@@ -45,7 +50,7 @@ def run_plot(
     figure, (loss, traffic) = _figure(2)
     _draw(loss, {f"tier {tier}": curve for tier, curve in losses.items()}, LOSS)
     megabytes = {f"tier {tier}": [(step, count / 1e6) for step, count in curve] for tier, curve in sent.items()}
-    _draw(traffic, megabytes, "sent to peers (MB)")
+    _draw(traffic, megabytes, "sent to peers (MB)", gaps=False)
     for axes in (loss, traffic):
         for step in epochs.values():
             axes.axvline(step, color="lightgrey", linewidth=1, zorder=0)
@@ -72,10 +77,27 @@ def _figure(rows: int) -> tuple[Any, Sequence[Any]]:
     return figure, list(axes[:, 0])
 
 
-def _draw(axes: Any, curves: Mapping[str, Curve], measure: str) -> None:
+def _pieces(curve: Curve) -> list[Curve]:
+    """The curve in parts, between which nobody told anything for much longer than usual."""
+    steps = [step for step, _ in curve]
+    usual = median(after - before for before, after in pairwise(steps)) if len(steps) > 1 else 1
+    cuts = [index for index in range(1, len(steps)) if steps[index] - steps[index - 1] > _GAP * usual]
+    return [curve[first:last] for first, last in pairwise((0, *cuts, len(curve)))]
+
+
+def _columns(pieces: Sequence[Curve]) -> tuple[list[float], list[float]]:
+    """Steps and values, with a break after every piece."""
+    points = [point for piece in pieces for point in (*piece, (math.nan, math.nan))]
+    return [step for step, _ in points], [value for _, value in points]
+
+
+def _draw(axes: Any, curves: Mapping[str, Curve], measure: str, *, gaps: bool = True) -> None:
+    """`gaps`: whether a curve is broken where nothing was told; one of sums is not."""
     for name, curve in curves.items():
-        dots = "o" if len(curve) == 1 else None  # a line through one point cannot be seen
-        axes.plot([step for step, _ in curve], [value for _, value in curve], linewidth=1.5, label=name, marker=dots)
+        pieces = _pieces(curve) if gaps else [curve]
+        (line,) = axes.plot(*_columns(pieces), linewidth=1.5, label=name)
+        lone = [piece for piece in pieces if len(piece) == 1]  # a line through one point cannot be seen
+        axes.plot(*_columns(lone), linestyle="", marker="o", markersize=4, color=line.get_color())
     if len(curves) > 1:
         axes.legend()
     axes.set_ylabel(measure)
@@ -87,9 +109,18 @@ def _mark(axes: Any, marks: Sequence[tuple[int, str]]) -> None:
         axes.axvline(step, color="grey", linestyle=":", linewidth=1)
         if len(marks) > _MARKS_NAMED:
             continue
-        side = "left" if number % 2 else "right"  # of their lines by turns, so that two close marks stay readable
-        where, shown = (step, axes.get_ylim()[1]), f" {printable(text)} "
-        axes.annotate(shown, where, fontsize=8, va="top", ha=side, rotation=90, parse_math=False)
+        # On both sides of their lines and at both ends by turns, so that four close marks stay readable.
+        side, (height, end) = ("right", "left")[number % 2], ((1.0, "top"), (0.0, "bottom"))[number // 2 % 2]
+        axes.annotate(
+            f" {printable(text)} ",
+            (step, height),
+            xycoords=("data", "axes fraction"),
+            fontsize=8,
+            va=end,
+            ha=side,
+            rotation=90,
+            parse_math=False,
+        )
 
 
 def _write(figure: Any, path: Path) -> None:

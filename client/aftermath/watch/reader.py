@@ -170,11 +170,11 @@ class EventFile:
 
 
 class EventReader:
-    """The events in files and directories. Raises NoEvents if a place is neither."""
+    """The events in files and directories. Raises NoEvents if a place is neither, unless it may come `later`."""
 
-    def __init__(self, places: Sequence[Path]) -> None:
+    def __init__(self, places: Sequence[Path], *, later: bool = False) -> None:
         for place in places:
-            if not place.exists():
+            if not later and not place.exists():
                 raise NoEvents(f"there is no {place}", "Name what train was given as --events-dir, or a file of events")
         self._places = tuple(places)
         self._files: dict[Path, EventFile] = {}

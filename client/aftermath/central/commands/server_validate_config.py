@@ -32,4 +32,4 @@ def server_validate_config(state: State, data_config: DataConfig = None, run_id:
     }
     if data_config is not None:
         data["sequences"] = data_beside(data_config, config)[1].sequences
-    return Result(data, facts(data))
+    return Result(data, facts({name: value for name, value in data.items() if value is not None}))

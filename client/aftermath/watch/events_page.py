@@ -1,0 +1,65 @@
+"""Writes docs/events.md from the classes of events: `python -m aftermath.watch.events_page docs/events.md`.
+
+Decided: the page is generated, never edited, so that a kind is explained where it is defined; a test compares the two.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+import textwrap
+import typing
+from pathlib import Path
+
+import msgspec
+
+from aftermath.watch.kinds import MEMBER_EVENTS, Gpu
+
+PREFACE = """# Events
+
+Every kind of event that a member can tell, and what each says. Generated from the classes in
+[kinds.py](../client/aftermath/watch/kinds.py): change these, then run `python -m aftermath.watch.events_page
+docs/events.md`. How events are kept, read, replayed, exported and drawn is in
+[operations.md](operations.md#events-and-metrics).
+
+An event is one JSON object in a line: `at` is its date, `t` seconds of the member's clock since the process began,
+`kind` one of these. A field that is as by default is left out; what is not finite is `null`."""
+
+
+def page() -> str:
+    """The whole page as markdown."""
+    return "\n\n".join([PREFACE, *map(_section, typing.get_args(MEMBER_EVENTS)), _section(Gpu)]) + "\n"
+
+
+def _section(kind: type[msgspec.Struct]) -> str:
+    """One kind, or what a field of one holds: what it is, and its fields."""
+    name = kind.__struct_config__.tag or f"in `gpus`: {kind.__name__}"
+    text = textwrap.fill(" ".join((inspect.getdoc(kind) or "").split()), 120, break_on_hyphens=False)
+    fields = [one for one in msgspec.structs.fields(kind) if one.name != "t"]
+    if not fields:
+        return f"## {name}\n\n{text}"
+    rows = [f"| `{one.encode_name}` | {_type(one.type)} | {_default(one)} |" for one in fields]
+    return "\n".join([f"## {name}", "", text, "", "| field | type | default |", "|---|---|---|", *rows])
+
+
+def _type(kind: object) -> str:
+    """As the class writes it, without the names of modules."""
+    written = kind.__name__ if isinstance(kind, type) and not typing.get_args(kind) else str(kind)
+    return f"`{re.sub(r'[a-z_]+[.](?=[A-Za-z])', '', written)}`".replace("|", "\\|")
+
+
+def _default(one: msgspec.structs.FieldInfo) -> str:
+    return "–" if one.default is msgspec.NODEFAULT else f"`{one.default!r}`"
+
+
+def main() -> None:
+    """Write the page to the path given, or to stdout."""
+    if len(sys.argv) > 1:
+        Path(sys.argv[1]).write_text(page(), encoding="utf-8")
+    else:
+        print(page(), end="")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+#!/usr/bin/env python3
+"""Draws the Mermaid blocks of docs/ as pictures, which the site shows in their place (`site_pages.py`).
+
+    npm pack mermaid@11 && tar xzf mermaid-*.tgz
+    python scripts/diagrams.py package/dist/mermaid.min.js
+
+Decided: a block in a page is the source, which GitHub draws itself. The site would have to load Mermaid from elsewhere,
+or to hand out its 3 MB; so pictures are drawn beforehand, by Mermaid in Chromium, and kept beside the page as
+PAGE-NUMBER.svg. A picture says the hash of the text that it was drawn from, so that the site's build and a test see
+when it is out of date. It has no colours of its own: lines and letters are those of the text around it, in light and
+dark, and letters are no HTML, so that another font moves nothing out of sight.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import re
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+BLOCK = re.compile(r"^```mermaid\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+_INK, _PAPER = "currentColor", "var(--md-default-bg-color, Canvas)"
+_CSS = f"""
+g, text, tspan {{ color: inherit !important; }}
+text, tspan {{ fill: {_INK} !important; font-size: 14px; }}
+.messageText {{ paint-order: stroke; stroke: {_PAPER} !important; stroke-width: 4px; }}
+.node rect, .node path, .node circle, rect.actor, .note, .labelBox, .statediagram-state rect.basic
+{{ fill: {_PAPER} !important; stroke: {_INK} !important; stroke-width: 1px !important; rx: 4px; }}
+.cluster rect {{ fill: {_INK} !important; fill-opacity: .05; stroke: {_INK} !important; stroke-opacity: .5; }}
+.edgePaths path, .flowchart-link, .transition, .actor-line, .messageLine0, .messageLine1, .loopLine
+{{ stroke: {_INK} !important; }}
+.actor-line {{ stroke-opacity: .5; }}
+.edgeLabel rect, .edgeLabel .background {{ fill: {_PAPER} !important; opacity: 1 !important; }}
+.marker, marker path, marker circle, .state-start {{ fill: {_INK} !important; stroke: {_INK} !important; }}
+"""
+_SETTINGS = {
+    "startOnLoad": False,
+    "securityLevel": "strict",
+    "deterministicIds": True,
+    "htmlLabels": False,
+    "fontFamily": "sans-serif",
+    "themeCSS": _CSS,
+    "flowchart": {"htmlLabels": False, "padding": 12},
+}
+_KEPT_BY_MERMAID = re.compile(r' data-[a-z]+="[^"]*"')  # what it needs to move a line, which nobody does here
+_DRAW = """
+const [settings, name, text, done] = arguments;
+mermaid.initialize(settings);
+mermaid.render(name, text).then(({ svg }) => {
+  document.body.innerHTML = svg;
+  done(new XMLSerializer().serializeToString(document.querySelector("svg")));
+}, (error) => done("error: " + error));
+"""
+
+
+def blocks(page: Path) -> list[str]:
+    """The sources of a page's diagrams."""
+    return BLOCK.findall(page.read_text())
+
+
+def picture(page: Path, number: int) -> Path:
+    """Where the picture of a page's diagram is, counted from 1."""
+    return page.with_name(f"{page.stem}-{number}.svg")
+
+
+def stamp(source: str) -> str:
+    """What a picture says of the text that it was drawn from."""
+    return f"<desc>drawn from {hashlib.sha256(source.encode()).hexdigest()}</desc>"
+
+
+def inline(page: Path, number: int, source: str) -> str:
+    """The picture as it stands in a page of the site. Raises ValueError for one that is not of this source."""
+    place = picture(page, number)
+    if not place.exists() or stamp(source) not in (drawn := place.read_text()):
+        raise ValueError(f"{place} is not drawn from its text in {page.name}: see scripts/diagrams.py")
+    return f'<div class="diagram" style="overflow-x: auto">{drawn.strip()}</div>'
+
+
+def main() -> int:
+    """Draw what is out of date, or all with --anew. Returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("mermaid", type=Path, help="Mermaid's own file, mermaid.min.js")
+    given = parser.parse_args()
+    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if chromium is None or driver is None:
+        print(
+            "error: no chromium and chromedriver here\nfix: apt-get install chromium chromium-driver", file=sys.stderr
+        )
+        return 1
+    if not given.mermaid.is_file():
+        print(f"error: there is no {given.mermaid}\nfix: {__doc__.splitlines()[2].strip()}", file=sys.stderr)
+        return 1
+    pages = {page: found for page in sorted(DOCS.glob("*.md")) if (found := blocks(page))}
+    with tempfile.TemporaryDirectory() as scratch:
+        empty = Path(scratch) / "empty.html"
+        empty.write_text(f"<!doctype html><meta charset=utf-8><script>{given.mermaid.read_text()}</script><body>")
+        _draw(pages, empty, chromium, driver)
+    return 0
+
+
+def _draw(pages: dict[Path, list[str]], empty: Path, chromium: str, driver: str) -> None:
+    """Write every picture. Raises ValueError for a text that Mermaid does not understand."""
+    from selenium.webdriver import Chrome
+    from selenium.webdriver.chrome.options import Options
+    from selenium.webdriver.chrome.service import Service
+
+    options = Options()
+    options.binary_location = chromium
+    for flag in ("--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={empty.parent / 'profile'}"):
+        options.add_argument(flag)
+    with Chrome(options=options, service=Service(driver)) as browser:
+        browser.get(empty.as_uri())
+        for page, sources in pages.items():
+            for number, source in enumerate(sources, 1):
+                place = picture(page, number)
+                svg = browser.execute_async_script(_DRAW, _SETTINGS, place.stem, source)
+                if svg.startswith("error:"):
+                    raise ValueError(f"{page.name}, diagram {number}: {svg}")
+                head, bracket, rest = svg.partition(">")
+                head = head.replace("max-width", "min-width: 34rem; max-width")  # else nobody could read it
+                place.write_text(_KEPT_BY_MERMAID.sub("", f"{head}{bracket}{stamp(source)}{rest}\n"))
+                print(place.relative_to(DOCS.parent))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
