@@ -4,7 +4,10 @@ Decided: this is a `chain.wire.Wire`, so that everything above it is the member'
 connection, which is made when there is something to say and made anew after it broke; the subscription to the run has
 another. The first of them also hears where the peers are (`peers`). A server that refuses is final: asking again does
 not help; one that is away, or does not greet as ours do, is not. Nor is what somebody else may have said, once the
-server X"""
+server has let us in: a certificate that is not to be trusted, and a greeting without TLS that sends us away. Else
+whoever can break into the line for a moment would end members for good. Nor, then, are too many connections of our own:
+the server counts those that broke for us alone until it misses an answer.
+"""
 
 from __future__ import annotations
 
