@@ -222,7 +222,7 @@ def _waits_for_the_model(run: Run, model: Model, members: Members) -> Iterator[s
 
 def _votes(run: Run) -> str:
     now = run.current
-    return f"{now.attestations} of {counted(now.elected, 'witness', 'witnesses')} ({committee.quorum(now.elected)} are needed)"
+    return f"{now.attestations} of {counted(now.elected, 'witness', 'witnesses')} ({committee.quorum(now.elected)} must)"
 
 
 # --- who is in it -----------------------------------------------------------------------------------------------------
