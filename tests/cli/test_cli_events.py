@@ -102,6 +102,16 @@ def test_what_cannot_be_read_is_passed_over_and_said(kept: Path) -> None:
     assert "cannot be read by this version and is passed over" in shown.err
 
 
+def test_a_file_in_which_nothing_is_an_event_is_no_export(tmp_path: Path) -> None:
+    laboratory, out = tmp_path / "events.jsonl", tmp_path / "events.csv"
+    laboratory.write_text('{"step": 1, "loss": 4.2}\n')
+    out.write_text("of before")
+    failed = invoke("events", "export", laboratory, "--csv", "--json", "--out", out)
+    assert "there are no such events" in failed.error["error"]
+    assert "jq" in failed.error["fix"]
+    assert out.read_text() == "of before"
+
+
 @pytest.mark.parametrize("way", ["file", "standard output"])
 def test_a_table_has_a_row_for_each_event_and_no_formula(kept: Path, tmp_path: Path, way: str) -> None:
     if way == "file":

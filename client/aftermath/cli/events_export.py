@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 import typer
 
 from aftermath.cli.command import command
-from aftermath.cli.kept_events import Kinds, Places, chosen, json_line, say_notes
+from aftermath.cli.kept_events import Kinds, Places, chosen, finish, json_line
 from aftermath.cli.present import Result
 
 if TYPE_CHECKING:
@@ -38,17 +38,16 @@ def events_export(
     reader = EventReader(places)
     told = chosen(reader.read(), kind)
     if out is None:
-        _write(sys.stdout, told, as_table=csv)
+        written = _write(sys.stdout, told, as_table=csv)
         sys.stdout.flush()
-        say_notes(reader)
+        finish(reader, places, written)
         return Result(None, None)
     with replacing(out.expanduser()) as stream:
         file = io.TextIOWrapper(stream, encoding="utf-8", newline="")
         written = _write(file, told, as_table=csv)
         file.detach()  # which flushes, and leaves the stream open to be forced to disk
-    notes = reader.notes()
-    say_notes(reader)
-    return Result({"events": written, "out": str(out), "notes": notes}, f"{written:,} events written to {out}")
+        finish(reader, places, written)
+    return Result({"events": written, "out": str(out), "notes": reader.notes()}, f"{written:,} events written to {out}")
 
 
 def _write(stream: TextIO, events: Iterable[EventRecord], *, as_table: bool) -> int:

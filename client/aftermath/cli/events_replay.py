@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from aftermath.cli.command import command
-from aftermath.cli.kept_events import JsonLines, Kinds, Places, chosen, printer, say_notes
+from aftermath.cli.kept_events import JsonLines, Kinds, Places, chosen, finish, printer
 from aftermath.cli.present import Result
 
 if TYPE_CHECKING:
@@ -30,17 +30,14 @@ def events_replay(
     Events of several members are put together by their dates. Without --kind those are shown that a person wants to
     read; with it, or as JSON, all of these kinds.
     """
-    from aftermath.watch.reader import EventReader, NoEvents
+    from aftermath.watch.reader import EventReader
 
     reader = EventReader(places)
     show, shown = printer(as_json=json_output, everything=kind is not None), 0
     for told in _at_pace(chosen(reader.read(), kind), speed):
         show(told)
         shown += 1
-    say_notes(reader)
-    if not shown:
-        names = ", ".join(map(str, places))
-        raise NoEvents(f"there are no such events in {names}", "Name what a member was given as --events-dir")
+    finish(reader, places, shown)
     return Result(None, None)
 
 

@@ -72,6 +72,17 @@ def say_notes(reader: EventReader) -> None:
         note(sentence)
 
 
+def finish(reader: EventReader, places: list[Path], found: int) -> None:
+    """Say what could not be read. Raises NoEvents if no event was found."""
+    from aftermath.watch.reader import NoEvents
+
+    say_notes(reader)
+    if not found:
+        names = ", ".join(map(str, places))
+        fix = "Name what a member was given as --events-dir; what train-local writes is lines of JSON, for jq"
+        raise NoEvents(f"there are no such events in {names}", fix)
+
+
 class LineConsole(Console):
     """A console that leaves it to the command what a closed pipe means."""
 

@@ -221,8 +221,8 @@ def _waits_for_the_model(run: Run, model: Model, members: Members) -> Iterator[s
 
 
 def _votes(run: Run) -> str:
-    now = run.current
-    return f"{now.attestations} of {counted(now.elected, 'witness', 'witnesses')} ({committee.quorum(now.elected)} must)"
+    now, needed = run.current, committee.quorum(run.current.elected)
+    return f"{now.attestations} of {counted(now.elected, 'witness', 'witnesses')} ({needed} must)"
 
 
 # --- who is in it -----------------------------------------------------------------------------------------------------
