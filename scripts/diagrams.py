@@ -82,7 +82,7 @@ def inline(page: Path, number: int, source: str) -> str:
 
 
 def main() -> int:
-    """Draw what is out of date, or all with --anew. Returns the exit status."""
+    """Draw every picture. Returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("mermaid", type=Path, help="Mermaid's own file, mermaid.min.js")
     given = parser.parse_args()
