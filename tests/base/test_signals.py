@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from aftermath.base.signals import ENDING, heard
+from aftermath.base.signals import ENDING, heard, last_words
 
 
 class Untold(asyncio.SelectorEventLoop):
@@ -38,3 +40,32 @@ def test_a_signal_is_told_on_the_loop_and_does_nothing_else(
         runner.run(twice())
         assert signal.getsignal(signal.SIGINT) is usual
     assert [signal.getsignal(one) for one in ENDING] == before
+
+
+def test_a_process_that_is_ended_has_last_words_and_ends_by_the_signal() -> None:
+    program = (
+        "import asyncio, os, signal\n"
+        "from aftermath.base.signals import last_words\n"
+        "async def end():\n"
+        "    with last_words(lambda: print('said', flush=True)):\n"
+        "        os.kill(os.getpid(), signal.SIGTERM)\n"
+        "        await asyncio.sleep(60)\n"
+        "asyncio.run(end())\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (-signal.SIGTERM, "said\n")
+
+
+@pytest.mark.parametrize("loop", [asyncio.SelectorEventLoop, Untold])
+def test_who_is_not_ended_says_nothing(loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    said: list[str] = []
+
+    async def passes() -> None:
+        with last_words(lambda: said.append("said")):
+            await asyncio.sleep(0)
+
+    before = signal.getsignal(signal.SIGTERM)
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(passes())
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert not said

@@ -14,6 +14,27 @@ ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 @contextmanager
+def last_words(said: Callable[[], None]) -> Iterator[None]:
+    """A SIGTERM meanwhile ends the process as ever, at once, but calls this before, where a loop can be told of it."""
+    loop = asyncio.get_running_loop()
+
+    def end() -> None:
+        said()
+        loop.remove_signal_handler(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+
+    try:
+        loop.add_signal_handler(signal.SIGTERM, end)
+    except NotImplementedError:
+        yield
+        return
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
+
+
+@contextmanager
 def heard(told: Callable[[], None]) -> Iterator[None]:
     """Every Ctrl-C and SIGTERM meanwhile calls this on the running loop, and does nothing else."""
     loop = asyncio.get_running_loop()

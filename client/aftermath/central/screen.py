@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -16,6 +15,7 @@ from rich.console import Console
 from solders.pubkey import Pubkey
 
 from aftermath.base.counted import counted
+from aftermath.base.signals import last_words
 from aftermath.central.server import PROGRAM, CentralServer
 from aftermath.chain.addresses import run_addresses
 from aftermath.chain.views import parse_members, parse_model, parse_run
@@ -56,22 +56,16 @@ async def watch(server: CentralServer, tui: bool) -> None:
         finally:
             ours.removeHandler(lines)
     ours.addHandler(Lines(_print))
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, _end, loop, server)
-    try:
-        await _tell(server, _print)
-    except asyncio.CancelledError:  # Ctrl-C
+
+    def stops() -> None:
         _print(f"the server stops: {_line(where(server))}")
+
+    try:
+        with last_words(stops):  # everything acknowledged is on the disk
+            await _tell(server, _print)
+    except asyncio.CancelledError:  # Ctrl-C
+        stops()
         raise
-    finally:
-        loop.remove_signal_handler(signal.SIGTERM)
-
-
-def _end(loop: asyncio.AbstractEventLoop, server: CentralServer) -> None:
-    """SIGTERM ends the server as ever, at once, since everything acknowledged is on the disk; but it is said."""
-    _print(f"the server stops: {_line(where(server))}")
-    loop.remove_signal_handler(signal.SIGTERM)
-    signal.raise_signal(signal.SIGTERM)
 
 
 async def _show(server: CentralServer, screen: Screen) -> None:
