@@ -39,7 +39,7 @@ def test_every_event_file_begins_with_what_it_is_about_and_every_event_is_dated(
     for _ in range(2):
         with contextlib.ExitStack() as stack:
             events = session.events_of(settings, stack)
-            session._introduce(settings, wallet, events)
+            session._introduce(settings, wallet, "wallet", events)
             events.emit(said("trained", step=1, loss=2.0))
     after = datetime.now(UTC)
     files = sorted((tmp_path / "events").iterdir())

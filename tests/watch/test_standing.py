@@ -106,8 +106,8 @@ def test_witnesses_are_not_said_to_have_been_silent_where_everybody_has_left(rea
     ("state", "attestations", "words", "deadline"),
     [
         (RunState.WARMUP, 1, "its members to have the model: 1 of 3 witnesses (2 must) have said so", 60),
-        (RunState.ROUND_TRAIN, 1, "the witnesses of round 4: 1 of 3 witnesses (2 must) have attested it", 40),
-        (RunState.ROUND_TRAIN, 2, "the least time of a round: 2 of 3 witnesses (2 must) have attested it", 2),
+        (RunState.ROUND_TRAIN, 1, "the witnesses of round 4: 1 of 3 witnesses (2 must) have attested", 40),
+        (RunState.ROUND_TRAIN, 2, "the least time of a round: 2 of 3 witnesses (2 must) have attested", 2),
         (RunState.ROUND_WITNESS, 2, "the witnesses that have not attested yet: 2 of 3 witnesses (2 must) have", 10),
     ],
 )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -77,7 +78,7 @@ class Presence:
 
     def heard(self) -> None:
         """Somebody who is here has said something."""
-        self._heard_at = asyncio.get_running_loop().time()
+        self._heard_at = time.monotonic()
         self._heard.fire()
 
     def came(self, identity: Pubkey, peer: bytes, outlet: Outlet) -> Guest:
@@ -128,7 +129,7 @@ class Presence:
 
     async def _absent(self) -> None:
         """Until who has no connection since now is gone, and not the server."""
-        patience, since = GRACE, asyncio.get_running_loop().time()
+        patience, since = GRACE, time.monotonic()
         while True:
             await asyncio.sleep(patience)
             if self._heard_at > since:

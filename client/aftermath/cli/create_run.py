@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aftermath import __version__
 from aftermath.base.errors import UsageError
 from aftermath.cli.command import command
 from aftermath.cli.options import CLIENT_VERSION, DESCRIPTION, SHOWN_NAME, RunId, SigningOptions
@@ -54,6 +53,7 @@ async def create_run(
     The wallet becomes its main authority. Without another join authority everybody may join; with one, nobody may
     until it grants authorizations with join-authorization-create.
     """
+    from aftermath import __version__
     from aftermath.chain.addresses import EVERYONE, run_addresses
     from aftermath.chain.admission import trouble_with_version
     from aftermath.chain.options import public_key

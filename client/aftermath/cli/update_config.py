@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aftermath import __version__
 from aftermath.base.counted import counted
 from aftermath.base.errors import UsageError
 from aftermath.base.numbers import U32_MAX, U64_MAX
@@ -77,6 +76,7 @@ async def update_config(
     The run must be halted: pause it first. What is not given stays as it is. What changes is shown, key by key, before
     it is sent; where nothing does, nothing is sent.
     """
+    from aftermath import __version__
     from aftermath.chain.admission import trouble_with_version
     from aftermath.cli.connection import sign_in
     from aftermath.owner.change import Change

@@ -63,7 +63,7 @@ def run_member(settings: TrainSettings, reach: Callable[[TrainSettings], Reach] 
         first = reach(settings)
     with contextlib.ExitStack() as stack:
         events = events_of(settings, stack)
-        _introduce(settings, first, events)
+        _introduce(settings, first.wallet, first.pool.signs_with, events)
         _log_to(events)
         if collects_figures(settings):
             stack.enter_context(looked_at(events, settings.checkpoint_dir or Path()))
@@ -142,15 +142,15 @@ def _telling(settings: TrainSettings, events: Events) -> Iterator[None]:
         raise failure from error
 
 
-def _introduce(settings: TrainSettings, reach: Reach, events: Events) -> None:
+def _introduce(settings: TrainSettings, wallet: Wallet, key: str, events: Events) -> None:
     """The first event: a log says by itself what it is the log of."""
     events.emit(
         kinds.Started(
             run_id=settings.run_id,
             tier=settings.matformer_tier,
-            wallet=str(reach.wallet.pubkey),
+            wallet=str(wallet.pubkey),
             version=__version__,
-            key=reach.pool.signs_with,
+            key=key,
         )
     )
 

@@ -206,9 +206,9 @@ def _waits_for_round(run: Run) -> Iterator[str]:
     if not run.seed_is_drawn:
         yield "the slot that the next round's seed is drawn from"
     if now.attestations >= committee.quorum(now.elected):
-        yield f"the least time of a round: {_votes(run)} have attested it"
+        yield f"the least time of a round: {_votes(run)} have attested"
     else:
-        yield f"the witnesses of round {now.height}: {_votes(run)} have attested it"
+        yield f"the witnesses of round {now.height}: {_votes(run)} have attested"
 
 
 def _waits_for_the_model(run: Run, model: Model, members: Members) -> Iterator[str]:

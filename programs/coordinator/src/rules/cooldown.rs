@@ -2,8 +2,8 @@
 //!
 //! What a level contains is what those say who had shown in an epoch before that they hold it (`Members::judges`), if one
 //! of them has delivered in this one and stayed to the end of its rounds: newcomers, however many, first deliver for an
-//! epoch. A single one is believed, as it is where it holds the level alone. If all such have left, newcomers have a word,
-//! or what these trained would be lost with the others.
+//! epoch. A single one is believed, as it is where it holds the level alone. If more such have left than stayed, newcomers
+//! have a word, or what these trained would be lost with the others.
 
 use super::{bitmap, checkpoints, committee, holders, merit, quorum, sequence, Machine, Moment};
 use crate::{constants::*, errors::CoordinatorError, state::*};
@@ -89,20 +89,47 @@ fn held(run: &Run, members: &Members) -> u8 {
     super::levels::held_by(run, members, &members.healthy)
 }
 
-/// The first level that a judge holds who has delivered and was there when the cooldown began: of it, and of all that
-/// follow, judges alone speak.
+/// The first level of which judges alone speak, as of all that follow: one holds it that has delivered and was there when
+/// the cooldown began, and no more had left before.
 #[inline(never)]
-fn first_judged(run: &Run, members: &Members, levels: usize) -> usize {
-    let (last, mut least) = (run.current().height, levels);
-    for index in bitmap::seats(&bitmap::both(&members.judges, &members.proven)) {
-        let tier = members.seats[index].tier as usize;
-        let stayed = bitmap::has(&members.healthy, index as u8) || members.seats[index].exited_height > last;
-        if tier < least && stayed {
-            least = tier;
-            if least == 0 {
-                break;
-            }
+fn first_judged(run: &Run, members: &Members, seated: &Bitmap, levels: usize) -> usize {
+    let left = bitmap::without(&bitmap::both(seated, &members.judges), &members.healthy);
+    let spoke = bitmap::both(&members.judges, &members.proven);
+    if !bitmap::is_empty(&left) {
+        return first_outnumbering(run, members, (&left, &spoke), levels);
+    }
+    let mut least = levels;
+    for index in bitmap::seats(&spoke) {
+        least = least.min(members.seats[index].tier as usize);
+        if least == 0 {
+            break;
         }
+    }
+    least
+}
+
+/// The same where some have `left`, maybe in cooldown only.
+#[inline(never)]
+fn first_outnumbering(run: &Run, members: &Members, (left, spoke): (&Bitmap, &Bitmap), levels: usize) -> usize {
+    let last = run.current().height;
+    let (mut more, mut least) = ([0i32; MAX_LEVELS], levels); // those who were there less those who were not, by tier
+    for index in bitmap::seats(left) {
+        let seat = &members.seats[index];
+        more[seat.tier as usize % MAX_LEVELS] -= i32::from(seat.exited_height <= last);
+    }
+    for index in bitmap::seats(spoke) {
+        let seat = &members.seats[index];
+        if bitmap::has(&members.healthy, index as u8) || seat.exited_height > last {
+            more[seat.tier as usize % MAX_LEVELS] += 1;
+            least = least.min(seat.tier as usize);
+        }
+    }
+    let mut balance: i32 = more.iter().take(levels).sum();
+    for level in (least..levels).rev() {
+        if balance < 0 {
+            return level + 1;
+        }
+        balance -= more[level];
     }
     least
 }
@@ -115,7 +142,7 @@ fn elect(run: &Run, members: &Members, seat: u8) -> Committees {
     let (by_rank, _) = bitmap::by_rank(&run.began);
     let mut seated = holders::seated(members);
     let levels = run.levels.min(MAX_LEVELS as u8) as usize;
-    let mut judged = first_judged(run, members, levels);
+    let mut judged = first_judged(run, members, &seated, levels);
     if judged == 0 {
         seated = bitmap::both(&seated, &members.judges);
         judged = levels; // all who are left speak of all that they hold
