@@ -29,10 +29,7 @@ from cli.test_cli_localnet import bare_network
 SIGNING = {"sign_in", "SigningOptions", "WalletOptions", "load_wallet", "create_wallet", "Sender", "CoordinatorClient"}
 """What a command's module names if it has a wallet at hand."""
 SENDS_NOTHING = {"show-identity", "doctor", "estimate", "can-join"}
-OTHERWISE = {
-    "train": "what a member sends answers what others do",
-    "client train": "the same, without a chain to pay",
-}
+OTHERWISE = {"client train": "a server asks for no rent, bond or fee"}
 """Commands that have a wallet at hand and no dry run, and why."""
 Ready = Callable[[Shell, str, Path], tuple[Any, ...]]
 
@@ -126,7 +123,7 @@ LINES: dict[str, Ready] = {
     "join-authorization-delete": lambda shell, run_id, material: granted(shell),
 }
 """What makes a command ready to be done, and its options. `ELSEWHERE` has the others."""
-ELSEWHERE = {"checkpoint", "rewind", "reopen", "deploy", "tick"}
+ELSEWHERE = {"checkpoint", "rewind", "reopen", "deploy", "tick", "train"}
 
 
 def lamports(shell: Shell) -> int:

@@ -152,8 +152,26 @@ class SolanaMember:
     async def join(self, *, p2p: bytes, tier: int, weight: int, schema_hash: bytes, stateless: bool) -> None:
         """Ask for a place in the next epoch.
 
+        Raises Refused: as `joining`, also if that has become so while the transaction was on its way.
+        """
+        asked = await self.joining(p2p=p2p, tier=tier, weight=weight, schema_hash=schema_hash, stateless=stateless)
+        try:
+            await self._send(*asked)
+            self._enrolled = True
+            check_verdicts(self._watcher.latest)
+        except Refused as refusal:
+            if refusal.name == VERSION_MISMATCH:
+                model = await self._coordinator.model(self._run_id)
+                check_version(self._run_id, model.client_version, self._client_version)
+            raise
+
+    async def joining(
+        self, *, p2p: bytes, tier: int, weight: int, schema_hash: bytes, stateless: bool
+    ) -> list[Instruction]:
+        """What `join` sends.
+
         Raises Refused: `NotAuthorized` when nobody admitted this wallet, `VerificationNotThere` for a run in which
-        others may convict it, also if that has become so while the transaction was on its way.
+        others may convict it.
         """
         # if it is old, whoever takes a seat is told, and asks again
         view = self._reader.last or await self.view(fresh=True)
@@ -171,15 +189,7 @@ class SolanaMember:
             stateless=stateless,
             evicted=self._evicted(view),
         )
-        try:
-            await self._send(*steps, join)
-            self._enrolled = True
-            check_verdicts(self._watcher.latest)
-        except Refused as refusal:
-            if refusal.name == VERSION_MISMATCH:
-                model = await self._coordinator.model(self._run_id)
-                check_version(self._run_id, model.client_version, self._client_version)
-            raise
+        return [*steps, join]
 
     async def bond_due(self) -> int:
         """Lamports of the run's bond that this wallet has yet to pay. Raises Refused if the bond is above what its user

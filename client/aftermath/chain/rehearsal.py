@@ -76,8 +76,8 @@ class NewAccount:
 class Rehearsed(Exception):
     """All that was about to be sent. `held` and `needed` are lamports of the wallet; `beside` is what the command adds.
 
-    `needed` is what the wallet must hold: rent and fees, the rent of its own account, and what the command asks for
-    beforehand. `granted`: a network of this machine would give what is missing.
+    `needed` is what the wallet must hold: rent, fees and bond, the rent of its own account, and what the command asks
+    for beforehand. `granted`: a network of this machine would give what is missing.
     """
 
     wallet: Pubkey
@@ -87,6 +87,8 @@ class Rehearsed(Exception):
     simulated: Sequence[Simulated]
     accounts: Sequence[NewAccount]
     beside: dict[str, Any] = field(default_factory=dict)
+    bond: int = 0
+    """Lamports that a run would lock."""
 
     @property
     def refusal(self) -> Refused | None:
@@ -104,6 +106,11 @@ class Rehearsed(Exception):
     def fees(self) -> int:
         """Lamports of fees at most."""
         return sum(one.fee for one in self.simulated)
+
+    @property
+    def total(self) -> int:
+        """Lamports that leave the wallet at most."""
+        return self.rent + self.fees + self.bond
 
 
 class DrySender(Sender):
@@ -144,8 +151,8 @@ class DrySender(Sender):
             NewAccount(address, sizes[address], lamports) for address, lamports in due.items() if lamports
         ]
 
-    async def rehearse(self, steps: Sequence[Step], headroom: int = 0) -> Rehearsed:
-        """What sending these steps one after the other would do."""
+    async def rehearse(self, steps: Sequence[Step], headroom: int = 0, *, bond: int = 0) -> Rehearsed:
+        """What sending these steps one after the other would do, of which one pays so many lamports as a bond."""
         held, own = await balance(self.pool, self.wallet.pubkey), await rent(self.pool, 0)
         written: set[Pubkey] = set()
         simulated = []
@@ -154,9 +161,9 @@ class DrySender(Sender):
             writes -= {self.wallet.pubkey}
             simulated.append(await self._simulated(step, headroom, held, sure=not (step.retried or writes & written)))
             written |= writes
-        spent = sum(account.rent for account in self._accounts) + sum(one.fee for one in simulated)
-        needed = max(self._asked, spent) + own
-        return Rehearsed(self.wallet.pubkey, held, needed, self.pool.is_local, simulated, self._accounts)
+        found = Rehearsed(self.wallet.pubkey, held, 0, self.pool.is_local, simulated, self._accounts, bond=bond)
+        found.needed = max(self._asked, found.total) + own
+        return found
 
     async def _simulated(self, step: Step, headroom: int, held: int, *, sure: bool) -> Simulated:
         price = await self.price(step.instructions)

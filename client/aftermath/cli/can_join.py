@@ -93,17 +93,19 @@ class OnChain:
     authorized_as: str | None
     """The grantee of the authorization that admits it."""
     bond_paid: int
+    lacking: int
+    """Lamports of the run's bond that it has yet to pay."""
     refusals: list[AftermathError]
     """Why the program would refuse it, and what `train` would end with."""
 
 
 async def at_the_chain(chain: Cluster, run_id: str, user: Pubkey, delegate_of: Pubkey | None, max_bond: int) -> OnChain:
-    """Look at all that is not this machine: authorization, membership, version, bond and funds."""
+    """Look at all that is not this machine, but for funds: authorization, membership, version and bond."""
     from solders.pubkey import Pubkey
 
     from aftermath import __version__
     from aftermath.chain.addresses import run_addresses
-    from aftermath.chain.admission import check_funds, check_verdicts, check_version
+    from aftermath.chain.admission import check_verdicts, check_version
     from aftermath.chain.memberships import check_bond, lacking, membership_of
     from aftermath.coordinator.view import View
 
@@ -121,10 +123,8 @@ async def at_the_chain(chain: Cluster, run_id: str, user: Pubkey, delegate_of: P
         check_version(run_id, model.client_version, __version__)
     with noting(refusals):
         check_bond(run, held, max_bond)
-    with noting(refusals):
-        await check_funds(chain.pool, user, lacking(run, held))
     grantee, bond = str(found.grantee) if found else None, held.bond if held else 0
-    return OnChain(view, grantee, bond, refusals)
+    return OnChain(view, grantee, bond, lacking(run, held), refusals)
 
 
 def on_this_machine(view: View, wallet: bytes, tier: int, device: str) -> tuple[list[AftermathError], list[str]]:
@@ -210,6 +210,7 @@ async def can_join(
     does. Exits 0 when the wallet may join, 10 when the run takes another version, and 1 when it may not otherwise.
     """
     from aftermath import __version__
+    from aftermath.chain.admission import check_funds
     from aftermath.chain.options import public_key
     from aftermath.cli.connection import connect
     from aftermath.replica.devices import indices_named
@@ -220,6 +221,8 @@ async def can_join(
     delegate_of = public_key(authorizer) if authorizer is not None else None
     async with connect(options) as chain:
         entry = await at_the_chain(chain, run_id, user, delegate_of, max_bond)
+        with noting(entry.refusals):
+            await check_funds(chain.pool, user, entry.lacking)
     view, refusals = entry.view, entry.refusals
     tell(entry)
     tier, why = matformer_tier, ""

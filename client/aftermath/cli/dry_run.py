@@ -63,7 +63,8 @@ def _data(found: Rehearsed) -> dict[str, Any]:
         ],
         "rent_lamports": found.rent,
         "fees_lamports": found.fees,
-        "total_lamports": found.rent + found.fees,
+        "bond_lamports": found.bond,
+        "total_lamports": found.total,
         "returned_lamports": sum(one.returned for one in found.simulated),
         "held_lamports": found.held,
         "needed_lamports": found.needed,
@@ -93,7 +94,8 @@ def _text(found: Rehearsed) -> RenderableType:
     if found.accounts:
         rows = [[str(one.address), f"{one.size:,}", sol(one.rent)] for one in found.accounts]
         parts.append(listing(("account", "bytes", "rent"), rows))
-    costs = {"in all": f"{sol(found.rent + found.fees)}: {sol(found.rent)} of rent, {sol(found.fees)} of fees at most"}
+    bond = f"{sol(found.bond)} of bond, " if found.bond else ""
+    costs = {"in all": f"{sol(found.total)}: {sol(found.rent)} of rent, {bond}{sol(found.fees)} of fees at most"}
     if returned := sum(one.returned for one in found.simulated):
         costs["comes back"] = sol(returned)
     lacks = _lacks(found)

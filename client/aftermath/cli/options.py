@@ -150,6 +150,16 @@ Device = Annotated[
 ]
 
 
+DryRun = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run",
+        help="Say what would be sent and what it would cost, have it simulated, and send nothing.",
+        show_default=False,
+    ),
+]
+
+
 @dataclass(frozen=True)
 class ClusterOptions:
     """Which cluster to talk to, and which coordinator on it."""
@@ -202,11 +212,4 @@ class SigningOptions(WalletOptions, ClusterOptions):
             least=0,
         ),
     ] = defaults.PRIORITY_FEE
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run",
-            help="Say what would be sent and what it would cost, have it simulated, and send nothing.",
-            show_default=False,
-        ),
-    ] = False
+    dry_run: DryRun = False

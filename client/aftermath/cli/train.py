@@ -14,8 +14,8 @@ from typing import Annotated, Any, NoReturn, get_type_hints
 
 import typer
 
-from aftermath.cli.command import OptionGroup, Setting, command, keyword, setting_option, settings_of
-from aftermath.cli.options import TRAINING, Authorizer, Device, MaxBond, MemberTier, RunId, SigningOptions
+from aftermath.cli.command import OptionGroup, Setting, command, keyword, run_in_loop, setting_option, settings_of
+from aftermath.cli.options import TRAINING, Authorizer, Device, DryRun, MaxBond, MemberTier, RunId, SigningOptions
 from aftermath.cli.present import reporting
 from aftermath.p2p.relay import relay_named
 from aftermath.replica.pass_size import AUTO
@@ -108,13 +108,21 @@ def train(
     json_output: Annotated[
         bool, typer.Option("--json", help="Events as JSON lines (--logs json), and an error as JSON.")
     ] = False,
+    dry_run: DryRun = False,
 ) -> NoReturn:
     """Join a run and train until it ends.
 
     Trains this member's share of every round with the tier of the model that fits its memory, and exchanges results
     with the other members. Ctrl-C leaves the run on chain and exits 0. On several devices of this machine the member
     has a process on each: --device cuda:0,1,2,3, or to try it out --device cpu --data-parallelism 2.
+
+    train --run-id demo --dry-run looks at what can-join looks at, and says what the join would cost: rent, bond and
+    fee, and what of it comes back. It joins nothing, makes no directory, takes no test SOL, and ends as can-join does.
     """
+    if dry_run:
+        from aftermath.cli.join_dry_run import rehearsed
+
+        raise run_in_loop(rehearsed(settings))
     from aftermath.train.session import run_member
 
     take_part(settings, run_member, as_json=json_output)

@@ -36,12 +36,17 @@ class Admitted:
 
 
 def check_options(settings: TrainSettings) -> None:
-    """Raises UsageError or Unsuitable: what in the settings cannot be, whatever the run."""
+    """Raises UsageError or Unsuitable: what in the settings cannot be, whatever the run. Makes directories."""
+    check_words(settings)
+    check_places(settings)
+
+
+def check_words(settings: TrainSettings) -> None:
+    """As `check_options`, as far as that leaves nothing behind."""
     check_hub(settings)
     check_choices(settings)
     check_interface(settings.bind_p2p_interface)
     indices_named(settings.device)
-    check_places(settings)
 
 
 async def let_in(settings: TrainSettings, pool: RpcPool, chain: SolanaMember) -> Admitted:

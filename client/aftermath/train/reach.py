@@ -8,6 +8,7 @@ from typing import Any
 
 from solders.pubkey import Pubkey
 
+from aftermath import __version__
 from aftermath.chain.member import SolanaMember
 from aftermath.chain.options import coordinator_id, open_pool, public_key
 from aftermath.chain.rpc import RpcPool
@@ -40,3 +41,17 @@ def on_solana(settings: TrainSettings) -> Reach:
     wallet = load_wallet(settings.wallet_private_key_path)
     secret = identity_secret(settings.run_id, wallet, settings.identity_secret_key_path)
     return Reach(pool, program, authorizer, wallet, secret)
+
+
+def member_of(settings: TrainSettings, reach: Reach) -> SolanaMember:
+    """The run as the member with these settings calls it; not opened yet."""
+    return SolanaMember(
+        reach.pool,
+        reach.wallet,
+        settings.run_id,
+        client_version=__version__,
+        authorizer=reach.authorizer,
+        program_id=reach.program_id,
+        max_priority_fee=settings.max_priority_fee,
+        max_bond=settings.max_bond,
+    )

@@ -24,7 +24,6 @@ from aftermath.base.directories import cache_directory
 from aftermath.base.interrupt import looped, on_interrupt
 from aftermath.base.quiet import end_at_once
 from aftermath.base.wait import cancel
-from aftermath.chain.member import SolanaMember
 from aftermath.chain.wallet import Wallet
 from aftermath.coordinator.errors import CoordinatorError, NoSuchRun
 from aftermath.p2p.discovery import Directory, local_discovery_dir
@@ -37,7 +36,7 @@ from aftermath.train.keeping import check_hub, gradients_place
 from aftermath.train.letting_in import Admitted, check_options, let_in
 from aftermath.train.lock import only_process
 from aftermath.train.machine import looked_at
-from aftermath.train.reach import Reach, on_solana
+from aftermath.train.reach import Reach, member_of, on_solana
 from aftermath.train.settings import TrainSettings
 from aftermath.train.sinks import collects_figures, events_of
 from aftermath.train.tier import AUTO_TIER
@@ -80,7 +79,7 @@ def run_member(settings: TrainSettings, reach: Callable[[TrainSettings], Reach] 
 def _admitted(runner: asyncio.Runner, settings: TrainSettings, reach: Reach) -> Admitted:
     """What whoever keeps the run says to this member, which has begun nothing yet. Raises what keeps it out."""
     with on_interrupt(end_at_once):
-        return runner.run(let_in(settings, reach.pool, _chain(settings, reach)))
+        return runner.run(let_in(settings, reach.pool, member_of(settings, reach)))
 
 
 def _load_torch() -> None:
@@ -200,7 +199,7 @@ async def _ports(
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(gradients_place(settings))
         await stack.enter_async_context(pool)
-        chain = await stack.enter_async_context(_chain(settings, reach))
+        chain = await stack.enter_async_context(member_of(settings, reach))
         if reach.beside is not None:
             stack.push_async_callback(cancel, [asyncio.create_task(reach.beside(chain))])
         transport = await _open_transport(settings, reach.secret, here=pool.is_local, directory=reach.directory)
@@ -210,19 +209,6 @@ async def _ports(
             ranks = stack.enter_context(launched(named.mesh, threads_of(named.mesh, settings.threads)))
         made = assembled(settings, named, events, chain, transport, ranks, stack)
         yield await (ranks.while_all_run(made) if ranks else made), ranks
-
-
-def _chain(settings: TrainSettings, reach: Reach) -> SolanaMember:
-    return SolanaMember(
-        reach.pool,
-        reach.wallet,
-        settings.run_id,
-        client_version=__version__,
-        authorizer=reach.authorizer,
-        program_id=reach.program_id,
-        max_priority_fee=settings.max_priority_fee,
-        max_bond=settings.max_bond,
-    )
 
 
 async def _close(transport: IrohTransport) -> None:
