@@ -29,7 +29,7 @@ from aftermath.programs import COORDINATOR_ID
 from aftermath.replica.origin import Origin
 from aftermath.rules.run import Run
 from aftermath.rules.state import RunState
-from aftermath.train import session, sinks
+from aftermath.train import reach, session, sinks
 from aftermath.train.named import named_by
 from aftermath.train.reach import on_solana
 from aftermath.train.settings import TrainSettings
@@ -61,7 +61,7 @@ class Cast:
             return self._by_wallet[wallet.pubkey].on_chain(SolanaMember(pool, wallet, *given, **more))
 
         session.open_iroh = opened  # type: ignore[assignment, attr-defined]
-        session.SolanaMember = chained  # type: ignore[assignment, attr-defined]
+        reach.SolanaMember = chained  # type: ignore[assignment, attr-defined]
         Origin.measure_weight = lambda self, replica, seq_len: Behaviour.weight  # type: ignore[method-assign]
 
     async def play(self) -> None:
@@ -125,7 +125,7 @@ async def _session(settings: TrainSettings) -> None:
         events = sinks.events_of(settings, stack)
         try:
             named = named_by(settings, on_solana(settings))
-            session._introduce(settings, named.reach, events)
+            session._introduce(settings, named.reach.wallet, named.reach.pool.signs_with, events)
             await session._session(settings, named, events)
         except Exception:  # an honest member's end is of no account here
             traceback.print_exc()

@@ -141,7 +141,7 @@ def _telling(settings: TrainSettings, events: Events) -> Iterator[None]:
         raise failure from error
 
 
-def _introduce(settings: TrainSettings, wallet: Wallet, key: str, events: Events) -> None:
+def _introduce(settings: TrainSettings, wallet: Wallet, key: Literal["wallet", "identity"], events: Events) -> None:
     """The first event: a log says by itself what it is the log of."""
     events.emit(
         kinds.Started(
