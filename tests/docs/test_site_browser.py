@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 from selenium.webdriver import Chrome
-from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
 
 from docs.test_site import ROOT, site  # noqa: F401 (a fixture)
-from observe.test_observer_browser import CHROMIUM, DRIVER, FLAGS
+from observe.test_observer_browser import DRIVER, chromium
 
 pytestmark = pytest.mark.slow
 
@@ -46,13 +45,7 @@ def served(site: Path) -> Iterator[str]:  # noqa: F811
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_diagrams_have_the_colours_of_their_page(served: str, tmp_path: Path, scheme: str) -> None:
-    if CHROMIUM is None or DRIVER is None:
-        pytest.skip("no chromium and chromedriver on this machine (apt-get install chromium chromium-driver)")
-    options = Options()
-    options.binary_location = CHROMIUM
-    for flag in (*FLAGS, f"--user-data-dir={tmp_path / 'profile'}"):
-        options.add_argument(flag)
-    with Chrome(options=options, service=Service(DRIVER)) as browser:
+    with Chrome(options=chromium(tmp_path / "profile"), service=Service(DRIVER)) as browser:
         colours = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
         browser.execute_cdp_cmd("Emulation.setEmulatedMedia", colours)
         browser.get(f"{served}/architecture/")

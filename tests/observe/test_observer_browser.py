@@ -69,14 +69,20 @@ class Browser:
         return found
 
 
-@pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Browser]:
+def chromium(profile: Path) -> Options:
+    """How a browser is started; skips the test where there is none."""
     if CHROMIUM is None or DRIVER is None:
         pytest.skip("no chromium and chromedriver on this machine (apt-get install chromium chromium-driver)")
     options = Options()
     options.binary_location = CHROMIUM
-    for flag in (*FLAGS, f"--user-data-dir={tmp_path / 'profile'}"):
+    for flag in (*FLAGS, f"--user-data-dir={profile}"):
         options.add_argument(flag)
+    return options
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[Browser]:
+    options = chromium(tmp_path / "profile")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = Chrome(options=options, service=Service(DRIVER))
     try:

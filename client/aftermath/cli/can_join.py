@@ -250,7 +250,14 @@ async def can_join(
         "bond_paid": entry.bond_paid,
     }
     text = f"no: {'; '.join(reasons)}" if reasons else f"yes: {user} may join run {run_id}"
-    if why:
-        text += f"\ntier {tier}: {why}"
-    exits = max((EXITS.get(refusal.code, EXIT_KNOWN) for refusal in refusals), default=EXIT_KNOWN)
-    return Result(data, text, exits if reasons else 0)
+    text += f"\ntier {tier}: {why}" if why else ""
+    return Result(data, text, _exit_of(gravest(refusals)) if refusals else 0)
+
+
+def gravest(refusals: list[AftermathError]) -> AftermathError:
+    """Of several, the one whose exit code a command ends with."""
+    return max(refusals, key=_exit_of)
+
+
+def _exit_of(refusal: AftermathError) -> int:
+    return EXITS.get(refusal.code, EXIT_KNOWN)

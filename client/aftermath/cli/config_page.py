@@ -5,10 +5,9 @@ Decided: the page is generated, never edited, so that a key is explained in one 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 
+from aftermath.base.page import deliver
 from aftermath.config import errors
 from aftermath.config.keys import Key, held_by, keys
 from aftermath.config.tables import Choice
@@ -85,10 +84,7 @@ def _codes(known: Mapping[str, str]) -> str:
 
 def main() -> None:
     """Write the page to the path given, or to stdout."""
-    if len(sys.argv) > 1:
-        Path(sys.argv[1]).write_text(page(), encoding="utf-8")
-    else:
-        print(page(), end="")
+    deliver(page())
 
 
 if __name__ == "__main__":

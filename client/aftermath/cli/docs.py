@@ -5,11 +5,10 @@ Decided: the page is generated, never edited, so that an option is explained in 
 
 from __future__ import annotations
 
-import sys
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
+from aftermath.base.page import deliver
 from aftermath.cli.describe import meaning, names
 from aftermath.cli.help import example
 from aftermath.cli.index import Index
@@ -67,11 +66,7 @@ def row(parameter: Any, kind: Any) -> str:
 
 def main(index: Index = SOLANA, preface: str = PREFACE) -> None:
     """Write the page to the path given, or to stdout."""
-    text = page(index, preface)
-    if len(sys.argv) > 1:
-        Path(sys.argv[1]).write_text(text, encoding="utf-8")
-    else:
-        print(text, end="")
+    deliver(page(index, preface))
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aftermath.cli.can_join import at_the_chain, chosen, on_this_machine
-from aftermath.cli.present import EXIT_KNOWN, EXITS, Ended, Result, facts, note
+from aftermath.cli.can_join import at_the_chain, chosen, gravest, on_this_machine
+from aftermath.cli.present import Ended, Result, facts, note
 
 if TYPE_CHECKING:
     from aftermath.base.errors import AftermathError
@@ -78,7 +78,7 @@ def _refuse(refusals: list[AftermathError]) -> None:
     """Raises the one of these that `can-join` takes its exit code from, if there is any."""
     if not refusals:
         return
-    told = max(refusals, key=lambda refusal: EXITS.get(refusal.code, EXIT_KNOWN))
+    told = gravest(refusals)
     for other in refusals:
         if other is not told:
             note(f"no: {other.message}")

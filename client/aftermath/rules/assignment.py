@@ -4,8 +4,8 @@ Decided: the batch is cut by declared weight with cumulative rounding, in the se
 within one sequence of exact, shares partition the batch whatever the weights, and nobody needs to know more than the
 round header and the Members account. Positions are re-done sequences first, then fresh ones.
 
-While much waits to be trained again, established members alone do that, where they alone witness: newcomers that leave
-shares undone could otherwise fill the room that there is for it, and nothing counts that needs more.
+While much waits to be trained again, established members alone train, where they alone witness and others are there:
+newcomers that leave shares undone could otherwise fill the room for that, and no round counts that needs more of it.
 """
 
 from __future__ import annotations

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import inspect
 import re
-import sys
 import textwrap
 import typing
-from pathlib import Path
 
 import msgspec
 
+from aftermath.base.page import deliver
 from aftermath.watch.kinds import MEMBER_EVENTS, Gpu
 
 PREFACE = """# Events
@@ -55,10 +54,7 @@ def _default(one: msgspec.structs.FieldInfo) -> str:
 
 def main() -> None:
     """Write the page to the path given, or to stdout."""
-    if len(sys.argv) > 1:
-        Path(sys.argv[1]).write_text(page(), encoding="utf-8")
-    else:
-        print(page(), end="")
+    deliver(page())
 
 
 if __name__ == "__main__":
