@@ -108,7 +108,7 @@ def test_clients_are_told_of_the_trackers_as_train_takes_them(tmp_path: Path) ->
 def parsed(command: str, *words: str) -> dict[str, Any]:
     """What the command line gives its command."""
     given: dict[str, Any] = load(command).make_context(command, list(words)).params
-    return {name: value for name, value in given.items() if name != "json_output"}
+    return {name: value for name, value in given.items() if name not in ("json_output", "dry_run")}
 
 
 # --- the config ---------------------------------------------------------------------------------------------------
