@@ -11,6 +11,7 @@ from xprocess import XProcess
 
 from aftermath.localnet import validator_binary
 from e2e.company import Company
+from e2e.installed import Installed, install
 from e2e.material import Material, make_material
 from e2e.network import Network
 from e2e.processes import PATIENCE
@@ -51,6 +52,11 @@ def xprocess(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 @pytest.fixture(scope="session")
 def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
     return make_material(tmp_path_factory.mktemp("material"))
+
+
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    return install(tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="session", params=["embedded", pytest.param("validator", marks=pytest.mark.slow)])

@@ -3,72 +3,24 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tarfile
-import venv
 import zipfile
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import torch
 from xprocess import XProcess
 
 from aftermath.programs import COORDINATOR_SO
 from aftermath.testnet.configs import configs
 from docs.test_docs import slugs
 from e2e.diary import Diary, compare_replicas
+from e2e.installed import OURS, Installed, without_us
 from e2e.material import ROOT
 from e2e.processes import Running, until
 
 pytestmark = pytest.mark.slow
-OURS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
-
-
-@dataclass(frozen=True)
-class Installed:
-    """An environment with the package and, from the tests' own environment, what it needs."""
-
-    place: Path
-    sdist: Path
-    wheel: Path
-
-    def python(self, *words: str | Path) -> str:
-        line = [self.place / "venv" / "bin" / "python", *words]
-        done = subprocess.run(line, cwd=self.place, env=without_us(), capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr[-2000:]
-        return done.stdout
-
-
-def without_us() -> dict[str, str]:
-    """The environment but for what leads to the checkout."""
-    return {name: value for name, value in os.environ.items() if name not in OURS}
-
-
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    place = tmp_path_factory.mktemp("wheel")
-    venv.create(place / "venv", with_pip=True)
-    python = str(place / "venv" / "bin" / "python")
-    pip = [python, "-m", "pip", "--disable-pip-version-check", "-q"]
-    got = subprocess.run([*pip, "install", "hatchling"], env=without_us(), capture_output=True, text=True, check=False)
-    if got.returncode:
-        pytest.skip(f"hatchling cannot be installed here: {got.stderr.strip().splitlines()[-1]}")
-
-    def do(*line: str | Path) -> None:
-        done = subprocess.run(line, cwd=ROOT, env=without_us(), capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr[-2000:]
-
-    do(python, "-m", "hatchling", "build", "-t", "sdist", "-d", place / "dist")
-    (sdist,) = (place / "dist").glob("*.tar.gz")
-    do(*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", place / "dist", sdist)
-    (wheel,) = (place / "dist").glob("*.whl")
-    do(*pip, "install", "--no-deps", wheel)
-    (own,) = (place / "venv" / "lib").glob("python*/site-packages")
-    (own / "needed.pth").write_text(str(Path(torch.__file__).parents[1]) + "\n")  # its own .pth files are not read
-    return Installed(place, sdist, wheel)
 
 
 def test_sdist_and_wheel_have_what_a_user_needs(installed: Installed) -> None:
@@ -90,7 +42,7 @@ def test_sdist_and_wheel_have_what_a_user_needs(installed: Installed) -> None:
 
 
 def test_the_page_that_an_error_names_is_in_the_package(installed: Installed, tmp_path: Path) -> None:
-    script = installed.place / "venv" / "bin" / "aftermath-solana"
+    script = installed.scripts / "aftermath-solana"
     (tmp_path / "run.toml").write_text("[config]\nnonsense = 1\n")
     line = [script, "estimate", "--config", "run.toml", "--json"]
     done = subprocess.run(line, cwd=tmp_path, env=without_us(), capture_output=True, text=True, check=False)
@@ -104,7 +56,7 @@ def test_a_local_testnet_trains_without_the_checkout(installed: Installed, xproc
     assert Path(where).is_relative_to(installed.place)
     installed.python("-c", "from aftermath.kernels.use import missing; missing()")  # compiled once for all of them
     place = tmp_path / "testnet"
-    script = installed.place / "venv" / "bin" / "aftermath-solana"
+    script = installed.scripts / "aftermath-solana"
     line = [script, "local-testnet", "start", "--num-clients", "3", "--config-path", "demo", "--server-port", "0"]
     line += ["--client-device", "cpu", "--client-matformer-tiers", "0,1,2", "--dir", place, "--headless", "--json"]
     enter = [sys.executable, "-c", "import os, sys; os.chdir(sys.argv[1]); os.execv(sys.argv[2], sys.argv[2:])"]

@@ -1,0 +1,63 @@
+"""What is built of a checkout, in an environment of its own: an sdist, a wheel made of that, and the wheel installed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import venv
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from e2e.material import ROOT
+
+OURS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+
+
+@dataclass(frozen=True)
+class Installed:
+    """An environment with the package and, from the tests' own environment, what it needs."""
+
+    place: Path
+    sdist: Path
+    wheel: Path
+
+    @property
+    def scripts(self) -> Path:
+        return self.place / "venv" / "bin"
+
+    def python(self, *words: str | Path) -> str:
+        line = [self.scripts / "python", *words]
+        done = subprocess.run(line, cwd=self.place, env=without_us(), capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-2000:]
+        return done.stdout
+
+
+def without_us() -> dict[str, str]:
+    """The environment but for what leads to the checkout."""
+    return {name: value for name, value in os.environ.items() if name not in OURS}
+
+
+def install(place: Path) -> Installed:
+    """Build and install both there; skips the test where hatchling cannot be had."""
+    venv.create(place / "venv", with_pip=True)
+    python = str(place / "venv" / "bin" / "python")
+    pip = [python, "-m", "pip", "--disable-pip-version-check", "-q"]
+    got = subprocess.run([*pip, "install", "hatchling"], env=without_us(), capture_output=True, text=True, check=False)
+    if got.returncode:
+        pytest.skip(f"hatchling cannot be installed here: {got.stderr.strip().splitlines()[-1]}")
+
+    def do(*line: str | Path) -> None:
+        done = subprocess.run(line, cwd=ROOT, env=without_us(), capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-2000:]
+
+    do(python, "-m", "hatchling", "build", "-t", "sdist", "-d", place / "dist")
+    (sdist,) = (place / "dist").glob("*.tar.gz")
+    do(*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", place / "dist", sdist)
+    (wheel,) = (place / "dist").glob("*.whl")
+    do(*pip, "install", "--no-deps", wheel)
+    (own,) = (place / "venv" / "lib").glob("python*/site-packages")
+    (own / "needed.pth").write_text(str(Path(torch.__file__).parents[1]) + "\n")  # its own .pth files are not read
+    return Installed(place, sdist, wheel)

@@ -1,0 +1,186 @@
+"""What the pages for owners, providers and researchers tell them to type, typed as it stands there, by the package.
+
+Only where the network is, and that members stay on this machine, comes from the environment; and a run's limits are
+made smaller in the file that `init` wrote, as its owner may.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from xprocess import XProcess
+
+from docs.test_docs import FENCE
+from e2e.diary import Diary, compare_replicas
+from e2e.installed import Installed, without_us
+from e2e.material import ROOT
+from e2e.processes import PATIENCE, Running, until
+
+pytestmark = pytest.mark.slow
+INSTALLING = ["make env", ". .venv/bin/activate"]
+SMALLER = {"rounds_per_epoch": 20, "warmup_time": 30, "global_batch_size_start": 32, "global_batch_size_end": 32}
+"""Of the shipped recipe; in the test a quarter of each."""
+
+
+def told(page: str, heading: str) -> Iterator[str]:
+    """The lines of the shell blocks under a heading of a page, continuations joined."""
+    text = (ROOT / "docs" / page).read_text()
+    _, found, rest = text.partition(f"\n## {heading}\n")
+    assert found, f"{page} has no {heading!r}"
+    for language, body in FENCE.findall(rest.partition("\n## ")[0]):
+        if language == "sh":
+            yield from (re.sub(" {2,}", " ", line) for line in body.replace("\\\n", " ").splitlines())
+
+
+@dataclass
+class Person:
+    """Somebody at a shell of this machine, where the package is installed."""
+
+    place: Path
+    variables: dict[str, str]
+    starter: XProcess
+    left: list[Running] = field(default_factory=list)
+
+    def types(self, line: str) -> str:
+        """Run it to its end, which must be good; what it printed."""
+        done = subprocess.run(
+            ["bash", "-c", line],
+            cwd=self.place,
+            env=self.variables,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
+        assert done.returncode == 0, f"{line}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+        return done.stdout
+
+    def starts(self, line: str, ready: str | None = None) -> Running:
+        """What goes on until Ctrl-C."""
+        enter = [sys.executable, "-c", "import os, sys; os.chdir(sys.argv[1]); os.execvp('bash', sys.argv[2:])"]
+        words: list[str | Path] = [*enter, self.place, "bash", "-c", f"exec {line}"]
+        self.left.append(Running(self.starter, line.split()[1], words, self.variables, ready))
+        return self.left[-1]
+
+    def ends(self, process: Running) -> None:
+        """Ctrl-C, which every command that goes on takes as its end."""
+        process.interrupt(60)
+        assert process.code in (0, 128 + signal.SIGINT), process.last_words
+
+
+@pytest.fixture
+def person(installed: Installed, xprocess: XProcess, tmp_path: Path) -> Iterator[Person]:
+    own = without_us() | {
+        "PATH": f"{installed.scripts}:{without_us()['PATH']}",
+        "AFTERMATH_PROFILE": str(tmp_path / "profile.toml"),
+        "BIND_P2P_INTERFACE": "127.0.0.1",
+        "IROH_RELAY": "disabled",
+        "DEVICE": "cpu",
+    }
+    found = Person(tmp_path, own, xprocess)
+    installed.python("-c", "from aftermath.kernels.use import missing; missing()")  # compiled once for all of them
+    yield found
+    for process in found.left:
+        if process.code is None:
+            process.kill()
+
+
+def at_network(person: Person, line: str) -> None:
+    """Start the network as told, on ports that nobody has, and let every further command find it."""
+    network = person.starts(f"{line} --port 0 --slot-ms 50", ready="localnet ready")
+    found = re.search(r"rpc=(\S+) ws=(\S+)", network.output)
+    assert found is not None, network.output
+    person.variables |= {"RPC": found[1], "WS_RPC": found[2]}
+
+
+def test_a_run_from_its_first_line_to_its_last(person: Person) -> None:
+    """An owner, a provider and somebody who keeps the model, each by the page for them."""
+    network, *lines = told("owner.md", "The first time, on this machine alone")
+    at_network(person, network)
+    for line in lines:
+        person.types(line)
+        if line.startswith("aftermath-solana init"):
+            make_smaller(person.place / "mine.toml")
+
+    *installing, identity, doctor = told("provider.md", "Install")
+    assert installing == INSTALLING == list(told("owner.md", "Install"))[:2]
+    person.types(identity)
+    person.types(doctor)
+    for line in told("provider.md", "May I, and does it fit?"):
+        person.types(line)
+    predownload, train = told("provider.md", "Take part")
+    person.types(predownload)
+    person.types("aftermath-solana show-identity --create -w keeper.json")
+    keeping = "--matformer-tier 0 --checkpoint-dir runs/mine/checkpoints"
+    assert keeping in " ".join((ROOT / "docs" / "provider.md").read_text().split())
+    provider = person.starts(train)
+    keeper = person.starts(f"aftermath-solana train --run-id mine -w keeper.json --events-dir kept/events {keeping}")
+
+    def watched() -> None:
+        provider.check()
+        keeper.check()
+
+    kept = person.place / "runs" / "mine" / "checkpoints"
+    (checkpoint,) = until(lambda: sorted(kept.glob("mine-step*"))[:1], "the keeper keeps the model", watched=watched)
+    watch, observe = told("owner.md", "While it trains")
+    person.ends(person.starts(watch, ready="step"))
+    person.ends(person.starts(f"{observe} --port 0", ready="http://127.0.0.1"))
+    tail, plot = told("provider.md", "Stay")
+    person.ends(person.starts(tail, ready="applied"))
+    person.types(plot)
+    assert (person.place / "loss.svg").read_text().startswith("<?xml")
+    until(
+        lambda: person.types("aftermath-solana show-run --run-id mine").count("training"),
+        "an epoch goes on",
+        watched=watched,
+    )
+
+    for line in told("owner.md", "What comes out"):
+        if "model push" not in line:  # to the Hub
+            person.types(line.replace("mine-step20", checkpoint.name))
+    assert compare_replicas({"provider": diary(person, "runs/mine"), "keeper": diary(person, "kept")}) > 0
+
+    person.ends(provider)
+    person.ends(keeper)
+    for line in told("owner.md", "The end"):
+        person.types(line)
+    for line in told("provider.md", "Leave"):
+        person.types(line)
+    assert "mine" not in person.types("aftermath-solana list-runs")
+
+
+def diary(person: Person, where: str) -> Diary:
+    return Diary(person.place / where / "events")
+
+
+def make_smaller(config: Path) -> None:
+    """A quarter of its batch, epoch and warm-up, so that a few minutes see it all."""
+    text = config.read_text()
+    for key, value in SMALLER.items():
+        text, count = re.subn(rf"(?m)^{key} = {value}$", f"{key} = {value // 4}", text)
+        assert count == 1, key
+    config.write_text(text)
+
+
+def test_a_comparison_of_the_researchers_page(person: Person) -> None:
+    """In a checkout, which is what that page is about."""
+    for name in ("scripts", "config", "client", "benchmarks"):
+        (person.place / name).symlink_to(ROOT / name)
+    assert list(told("researcher.md", "Install")) == INSTALLING
+    for line in told("researcher.md", "The first comparison"):
+        if not line.startswith("jq") or shutil.which("jq"):
+            person.types(line)
+    for arm in ("adamw", "sparseloco"):
+        *_, last = (person.place / "runs" / "lab" / arm / "events.jsonl").read_text().splitlines()
+        assert set(json.loads(last)["held_out_by_tier"]) >= {"0"}
+        assert (person.place / "runs" / "lab" / arm / "loss.png").exists()
