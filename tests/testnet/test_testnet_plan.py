@@ -105,6 +105,17 @@ def test_clients_are_told_of_the_trackers_as_train_takes_them(tmp_path: Path) ->
     assert not Wanted.of(build_settings(**parsed("train", "--run-id", "demo"))).any
 
 
+def test_clients_that_keep_the_model_keep_it_where_it_is_said(tmp_path: Path) -> None:
+    whole, sliced = Client(1, 0), Client(2, 1)
+    plan = Plan(chosen(DEMO), (whole, sliced), tmp_path, 0, ClientExtras(checkpoints=Path("kept"), keep_steps=7))
+    told = build_settings(**parsed("train", "--run-id", "demo", *plan.options(whole)))
+    assert (told.checkpoint_dir, told.keep_steps) == (Path("kept/client-1").absolute(), 7)
+    assert build_settings(**parsed("train", "--run-id", "demo", *plan.options(sliced))).checkpoint_dir is None
+    silent = Plan(chosen(DEMO), (whole,), tmp_path, 0, ClientExtras())
+    told = build_settings(**parsed("train", "--run-id", "demo", *silent.options(whole)))
+    assert (told.checkpoint_dir, told.keep_steps) == (tmp_path / "checkpoints" / "client-1", 3)
+
+
 def parsed(command: str, *words: str) -> dict[str, Any]:
     """What the command line gives its command."""
     given: dict[str, Any] = load(command).make_context(command, list(words)).params

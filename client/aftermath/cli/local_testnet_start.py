@@ -103,6 +103,20 @@ class ClientOptions:
             help="Tasks that the model is asked between rounds, with commas between them.", rich_help_panel=CLIENTS
         ),
     ] = None
+    client_checkpoint_dir: Annotated[
+        Path | None,
+        typer.Option(
+            help="Directory for the checkpoints of clients of tier 0, a folder for each; else checkpoints in --dir.",
+            rich_help_panel=CLIENTS,
+            show_default=False,
+        ),
+    ] = None
+    client_keep_steps: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="How many checkpoints each of them keeps (train --keep-steps).", rich_help_panel=CLIENTS
+        ),
+    ] = None
     wandb_project: Annotated[
         str | None,
         typer.Option(
@@ -134,6 +148,8 @@ class ClientOptions:
             distro_data=self.write_distro_data,
             optim_stats=self.optim_stats,
             eval_tasks=self.eval_tasks,
+            checkpoints=self.client_checkpoint_dir,
+            keep_steps=self.client_keep_steps,
             trackers=trackers,
         )
 

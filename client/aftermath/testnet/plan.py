@@ -41,6 +41,8 @@ class ClientExtras:
     distro_data: Path | None = None
     optim_stats: int | None = None
     eval_tasks: str | None = None
+    checkpoints: Path | None = None
+    keep_steps: int | None = None
     trackers: Wanted = field(default_factory=Wanted)
 
 
@@ -85,7 +87,10 @@ class Plan:
         yield from ("--bind-p2p-interface", "127.0.0.1", "--iroh-relay", "disabled")
         yield from ("--logs", "tui" if self.tui else "console", "--events-dir", str(self.events / name))
         if client.tier == 0:
-            yield from ("--checkpoint-dir", str(self.place / "checkpoints" / name))
+            kept = wishes.checkpoints or self.place / "checkpoints"
+            yield from ("--checkpoint-dir", str(kept.expanduser().absolute() / name))
+            if wishes.keep_steps is not None:
+                yield from ("--keep-steps", str(wishes.keep_steps))
         if wishes.write_log:
             yield from ("--write-log", str(self.place / "logs" / f"{name}.jsonl"))
         if wishes.distro_data is not None:
