@@ -186,13 +186,14 @@ def _waits_for_members(run: Run, members: Members) -> Iterator[str]:
     asked, least = members.pending.bit_count(), run.config.init_min_clients
     here = f"{asked} of at least {counted(least, 'member')}"
     if asked < least:
-        yield f"members: {here} {'has' if asked == 1 else 'have'} asked for a place"
+        what = f"members: {here} {'has' if asked == 1 else 'have'} asked for a place"
     else:
-        yield f"the time that others are given to come: {here} are here"
+        what = f"the time that others are given to come: {here} are here"
     if run.exit_reason in _UNATTESTED and not _of_last_epoch(members) & members.pending:
-        yield "(all members of the last epoch have left)"
+        what += " (all members of the last epoch have left)"
     elif why := _ENDINGS.get(run.exit_reason):
-        yield f"(the last epoch ended because {why})"
+        what += f" (the last epoch ended because {why})"
+    yield what
 
 
 def _of_last_epoch(members: Members) -> int:
