@@ -1,4 +1,4 @@
-"""What is built of a checkout, in an environment of its own: an sdist, a wheel made of that, and the wheel installed."""
+"""What is built of a checkout, in an environment of its own: an sdist, a wheel of that, and the wheel installed."""
 
 from __future__ import annotations
 

@@ -174,22 +174,11 @@ class Transitions:
     def electees(self, level: int) -> list[int]:
         """Who has a place in the committee of a level: holders that have shown it, now or before, gone or not."""
 
-        def stayed(number: int) -> bool:
-            seat = self.members[number]
+        def stayed(seat: Seat) -> bool:
             return seat.state is MemberState.HEALTHY or seat.exited > self.lap.height
 
-        def missed(number: int) -> bool:
-            seat = self.members[number]
-            return not stayed(number) and bool(
-                bitmap.contains(self.proven, number) or (seat.established and seat.exited)
-            )
-
-        def ours(least: int) -> bool:
-            judges = [one for one in bitmap.seats(self.judges) if self.members[one].tier <= least]
-            there = sum(bitmap.contains(self.proven, one) and stayed(one) for one in judges)
-            return there > 0 and there >= sum(map(missed, judges))
-
-        spoken = all(ours(least) for least in range(level, self.levels))
+        delivered = [self.members[one] for one in bitmap.seats(self.judges & self.proven)]
+        spoken = any(seat.tier <= level and stayed(seat) for seat in delivered)
 
         def counts(number: int) -> bool:
             if spoken and not bitmap.contains(self.judges, number):

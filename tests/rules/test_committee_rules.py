@@ -149,7 +149,7 @@ def test_a_committee_holds_its_level_and_has_delivered(
     seed: int, present: set[int], levels: int, data: st.DataObject
 ) -> None:
     """In this epoch or one before, in which case it stays a place of its own; only who spoke by deeds now may speak.
-    Where who has done both stayed, newcomers have no place.
+    Where somebody has done both and stayed, newcomers have no place.
     """
     tiers = {index: data.draw(st.integers(0, levels - 1)) for index in present}
     gone = data.draw(st.sets(st.sampled_from(sorted(present))))
@@ -172,17 +172,10 @@ def test_a_committee_holds_its_level_and_has_delivered(
         judges=bitmap.from_seats(judges),
     )
     cooldown = run(RunState.COOLDOWN, rounds=(header(bitmap.from_seats(present), seed=seed),), levels=levels)
-    left = {index for index in gone if exits[index] == 0}  # before the cooldown, which is after round 0
-
-    def alone(level: int) -> bool:
-        """One of them stayed, and no more left."""
-        there = {index for index in judges & proven - left if tiers[index] <= level}
-        return bool(there) and len(there) >= sum(tiers[index] <= level for index in judges & proven & left)
-
     for level in range(levels):
         shown = proven | {index for index in before if exits.get(index, 1)}
         holders = {index for index in shown if tiers[index] <= level}
-        if all(alone(least) for least in range(level, levels)):
+        if any(index not in gone or exits[index] > 0 for index in judges & proven & holders):
             holders &= judges
         electees = committee.cooldown_electees(cooldown, table, level)
         assert set(electees) <= holders

@@ -9,7 +9,7 @@ A seat costs little, and a third of the witnesses can stop a run or say that nob
 those in it are established, and hold all levels, the witnesses of a round are of these alone: newcomers, however many,
 train and deliver for an epoch before they have a word. In warm-up all have one, because it waits for them too. What a
 level contains at the end of an epoch is what those say, too, who had shown it before, if one of them has delivered
-and stayed, and no more have left.
+and stayed.
 """
 
 from __future__ import annotations
@@ -130,29 +130,21 @@ def _is_seated(members: Members, seat: int) -> bool:
     return bitmap.contains(members.proven, seat) or (took_part and bitmap.contains(members.established, seat))
 
 
-def _first_judged(run: Run, members: Members) -> int:
-    """The first level of which judges alone speak in cooldown, as of all that follow: one holds it that has delivered
-    and was there when the cooldown began, and no more had left before.
-    """
-    judges = [members.seats[seat] for seat in bitmap.seats(members.judges) if _is_seated(members, seat)]
-    last = run.current.height
-    left = [judge.tier for judge in judges if judge.state is not MemberState.HEALTHY and judge.exited_height <= last]
-    spoke = (members.seats[seat] for seat in bitmap.seats(members.judges & members.proven))
-    heard = [one.tier for one in spoke if one.state is MemberState.HEALTHY or one.exited_height > last]
-    for level in reversed(range(run.levels)):
-        there = sum(tier <= level for tier in heard)
-        if not there or there < sum(tier <= level for tier in left):
-            return level + 1
-    return 0
+def _stayed(members: Members, seat: int, last: int) -> bool:
+    """Whether a member was there when the cooldown began, after the `last` round."""
+    member = members.seats[seat]
+    return member.state is MemberState.HEALTHY or member.exited_height > last
 
 
 def cooldown_electees(run: Run, members: Members, level: int) -> tuple[int, ...]:
     """The committee of a level in cooldown, by place: the first 32, in that order, who have shown that they hold it, in
-    this epoch or before; only before, from the first level on of which judges speak alone. Who they are does not
-    change, whoever leaves.
+    this epoch or before; only before, where one of these has delivered and was there when the cooldown began. Who they
+    are does not change, whoever leaves.
     """
     holders = bitmap.from_seats(seat for seat in bitmap.seats(run.current.began) if members.seats[seat].tier <= level)
-    among = members.judges & holders if level >= _first_judged(run, members) else holders
+    spoke = bitmap.seats(members.judges & members.proven & holders)
+    heard = any(_stayed(members, seat, run.current.height) for seat in spoke)
+    among = members.judges & holders if heard else holders
     in_order = (seat for seat in ordered(run.current, COOLDOWN) if bitmap.contains(among, seat))
     return tuple(islice((seat for seat in in_order if _is_seated(members, seat)), MAX_WITNESSES))
 

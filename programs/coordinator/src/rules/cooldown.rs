@@ -2,8 +2,8 @@
 //!
 //! What a level contains is what those say who had shown in an epoch before that they hold it (`Members::judges`), if one
 //! of them has delivered in this one and stayed to the end of its rounds: newcomers, however many, first deliver for an
-//! epoch. A single one is believed, as it is where it holds the level alone. If more such have left than stayed, newcomers
-//! have a word, or what these trained would be lost with the others.
+//! epoch. A single one is believed, as it is where it holds the level alone. If all such have left, newcomers have a word,
+//! or what these trained would be lost with the others.
 
 use super::{bitmap, checkpoints, committee, holders, merit, quorum, sequence, Machine, Moment};
 use crate::{constants::*, errors::CoordinatorError, state::*};
@@ -26,6 +26,14 @@ struct Committees {
     new: [u32; MAX_LEVELS],
     /// The place of the asked member in each; `ABSENT` where it has none.
     places: [u8; MAX_LEVELS],
+}
+
+/// What is wanted of the committees besides their sizes, since it costs.
+struct Wanted {
+    /// The member whose places are.
+    asked: Option<u8>,
+    /// The levels of which it is who is gone and who is new.
+    watched: u8,
 }
 
 /// The levels whose committees have room, a byte of one for each.
@@ -89,47 +97,20 @@ fn held(run: &Run, members: &Members) -> u8 {
     super::levels::held_by(run, members, &members.healthy)
 }
 
-/// The first level of which judges alone speak, as of all that follow: one holds it that has delivered and was there when
-/// the cooldown began, and no more had left before.
+/// The first level that a judge holds who has delivered and was there when the cooldown began: of it, and of all that
+/// follow, judges alone speak.
 #[inline(never)]
-fn first_judged(run: &Run, members: &Members, seated: &Bitmap, levels: usize) -> usize {
-    let left = bitmap::without(&bitmap::both(seated, &members.judges), &members.healthy);
-    let spoke = bitmap::both(&members.judges, &members.proven);
-    if !bitmap::is_empty(&left) {
-        return first_outnumbering(run, members, (&left, &spoke), levels);
-    }
-    let mut least = levels;
-    for index in bitmap::seats(&spoke) {
-        least = least.min(members.seats[index].tier as usize);
-        if least == 0 {
-            break;
+fn first_judged(run: &Run, members: &Members, levels: usize) -> usize {
+    let (last, mut least) = (run.current().height, levels);
+    for index in bitmap::seats(&bitmap::both(&members.judges, &members.proven)) {
+        let tier = members.seats[index].tier as usize;
+        let stayed = bitmap::has(&members.healthy, index as u8) || members.seats[index].exited_height > last;
+        if tier < least && stayed {
+            least = tier;
+            if least == 0 {
+                break;
+            }
         }
-    }
-    least
-}
-
-/// The same where some have `left`, maybe in cooldown only.
-#[inline(never)]
-fn first_outnumbering(run: &Run, members: &Members, (left, spoke): (&Bitmap, &Bitmap), levels: usize) -> usize {
-    let last = run.current().height;
-    let (mut more, mut least) = ([0i32; MAX_LEVELS], levels); // those who were there less those who were not, by tier
-    for index in bitmap::seats(left) {
-        let seat = &members.seats[index];
-        more[seat.tier as usize % MAX_LEVELS] -= i32::from(seat.exited_height <= last);
-    }
-    for index in bitmap::seats(spoke) {
-        let seat = &members.seats[index];
-        if bitmap::has(&members.healthy, index as u8) || seat.exited_height > last {
-            more[seat.tier as usize % MAX_LEVELS] += 1;
-            least = least.min(seat.tier as usize);
-        }
-    }
-    let mut balance: i32 = more.iter().take(levels).sum();
-    for level in (least..levels).rev() {
-        if balance < 0 {
-            return level + 1;
-        }
-        balance -= more[level];
     }
     least
 }
@@ -138,11 +119,12 @@ fn first_outnumbering(run: &Run, members: &Members, (left, spoke): (&Bitmap, &Bi
 /// epoch before, whether or not they are still here: too few who are left say nothing that is new. Nothing in cooldown
 /// changes who that is.
 #[inline(never)]
-fn elect(run: &Run, members: &Members, seat: u8) -> Committees {
+fn elect(run: &Run, members: &Members, wanted: &Wanted) -> Committees {
+    let Wanted { asked, watched } = *wanted;
     let (by_rank, _) = bitmap::by_rank(&run.began);
     let mut seated = holders::seated(members);
     let levels = run.levels.min(MAX_LEVELS as u8) as usize;
-    let mut judged = first_judged(run, members, &seated, levels);
+    let mut judged = first_judged(run, members, levels);
     if judged == 0 {
         seated = bitmap::both(&seated, &members.judges);
         judged = levels; // all who are left speak of all that they hold
@@ -155,14 +137,19 @@ fn elect(run: &Run, members: &Members, seat: u8) -> Committees {
         places: [ABSENT; MAX_LEVELS],
     };
     // of most holders there is nothing to say but that they are one more
-    let mut plain = bitmap::both(&seated, &members.healthy);
-    if run.levels_established != 0 {
+    let mut plain = seated;
+    if watched != 0 {
+        plain = bitmap::both(&plain, &members.healthy);
+    }
+    if run.levels_established & watched != 0 {
         plain = bitmap::both(&plain, &members.established);
     }
     if judged < levels {
         plain = bitmap::both(&plain, &members.judges);
     }
-    bitmap::clear(&mut plain, seat);
+    if let Some(seat) = asked {
+        bitmap::clear(&mut plain, seat);
+    }
     let mut counts = 0u64; // a byte for each level
     for rank in committee::order(run.current(), &run.began, committee::COOLDOWN).ranks() {
         let holder = by_rank[*rank as usize];
@@ -175,17 +162,19 @@ fn elect(run: &Run, members: &Members, seat: u8) -> Committees {
             if !bitmap::has(&seated, holder) {
                 continue;
             }
+            let is_asked = asked == Some(holder);
+            let told = if is_asked { u8::MAX } else { watched };
             let gone = u32::from(!bitmap::has(&members.healthy, holder));
             let known = if bitmap::has(&members.established, holder) { 0 } else { run.levels_established };
             if judged < levels && !bitmap::has(&members.judges, holder) {
                 (add, last) = (open.to_all, open.ends.0);
             }
             for level in first..last {
-                if of_level(add, level) == 0 {
+                if told >> level & 1 == 0 || of_level(add, level) == 0 {
                     continue;
                 }
                 let place = of_level(counts, level);
-                if holder == seat {
+                if is_asked {
                     committees.places[level] = place;
                 }
                 committees.gone[level] |= gone << place;
@@ -209,7 +198,7 @@ fn elect(run: &Run, members: &Members, seat: u8) -> Committees {
 #[inline(never)]
 pub fn attest(run: &mut Run, members: &Members, witnesses: &mut Witnesses, stated: &Stated) -> Result<()> {
     require!(bitmap::has(&members.proven, stated.seat), CoordinatorError::NotElected);
-    let committees = elect(run, members, stated.seat);
+    let committees = elect(run, members, &Wanted { asked: Some(stated.seat), watched: 0 });
     let (mut elected, mut hashes) = (false, stated.hashes.iter());
     for level in (0..MAX_LEVELS).filter(|level| stated.mask >> level & 1 == 1) {
         let hash = *hashes.next().ok_or(CoordinatorError::HashesInvalid)?;
@@ -306,7 +295,7 @@ impl Machine<'_> {
         if open == 0 {
             return 0;
         }
-        let committees = elect(self.run, self.members, 0);
+        let committees = elect(self.run, self.members, &Wanted { asked: None, watched: open });
         let (mut unknown, worked) = (0, self.run.step != self.run.start_step);
         for level in (0..MAX_LEVELS).filter(|level| open >> level & 1 == 1) {
             let found = if time_is_up { undisputed(self.witnesses, level, &committees) } else { None };
