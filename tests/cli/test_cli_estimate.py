@@ -18,6 +18,7 @@ from aftermath.chain.endpoints import endpoint
 from aftermath.chain.member import SolanaMember
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.wallet import Wallet, create_wallet
+from aftermath.cli.estimate_here import Pace, pace
 from aftermath.config.document import load_config
 from aftermath.model.initial import init_weights
 from aftermath.owner.schema import shape_of
@@ -26,6 +27,7 @@ from aftermath.replica.replica import Replica
 from aftermath.testnet.configs import SHIPPED
 from cli.cli_lone_member import quick_config
 from cli.cli_runs import Shell, invoke
+from rules import builders
 
 
 def estimated(path: Path, *more: str | int) -> dict[str, Any]:
@@ -110,7 +112,7 @@ def test_tokens_time_and_members(material: Path, tmp_path: Path) -> None:
     grown = estimated(tmp_path / "grows.toml")
     assert found["tokens"] < grown["tokens"] < 2 * found["tokens"]
     shown = invoke("estimate", "--config", material / "config.toml").out
-    assert "0.3 hours at most, in rounds of 21 s at most" in shown
+    assert "21 minutes at most, in rounds of 21 s at most" in shown
     assert "SOL in all" in shown
     assert f"{found['tokens']:,} in 48 steps" in shown
     for members, said in ((1, "with 1 member, of which"), (2, "with 2 members, of which")):
@@ -126,3 +128,31 @@ def test_a_model_that_is_still_to_be_made_is_reckoned_as_planned(
     assert outcome.code == 0, outcome.err
     assert outcome.data["parameters"] == [1_049_984, 656_768, 460_160]
     assert "is not there yet" in outcome.err
+
+
+def test_members_like_this_machine_need_what_is_measured_here(material: Path) -> None:
+    """Of each tier how fast it is, and what that comes to."""
+    config = load_config(material / "config.toml")
+    tiers = config.llm.matformer.tiers
+    outcome = invoke("estimate", "--config", material / "config.toml", "--members", 5, "--device", "cpu", "--json")
+    assert outcome.code == 0, outcome.err
+    assert [pace["tier"] for pace in outcome.data["here"]] == list(range(tiers))
+    for one in outcome.data["here"]:
+        speed = one["sequences_per_minute"]
+        assert speed > 0
+        assert one["seconds_per_round"] == pytest.approx(max(config.config.min_round_time, 3 * 60 / speed))  # 12 for 5
+        assert 0 < one["seconds"] <= 48 * one["seconds_per_round"]
+        assert f"measuring how fast this machine trains tier {one['tier']}" in outcome.err
+    assert "here" not in estimated(material / "config.toml")
+    shown = invoke("estimate", "--config", material / "config.toml", "--device", "cpu").out
+    assert "like this machine" in shown
+    assert "sequences a minute compute" in shown
+    refused = invoke("estimate", "--config", material / "config.toml", "--device", "cuda:0,1", "--json")
+    assert refused.code in (1, 2)
+    assert "device" in refused.err
+
+
+def test_the_pace_of_a_round_is_that_of_its_largest_part() -> None:
+    rules = builders.config(global_batch_size_end=10, min_round_time=2, total_steps=100)
+    assert pace(rules, 3, 1000, 1, 60) == Pace(1, 60, 4.0, pytest.approx(1000 / 3))
+    assert pace(rules, 10, 1000, 0, 120) == Pace(0, 120, 2.0, 200.0)  # no round ends before its least time

@@ -1,8 +1,8 @@
 """`estimate`: what a run will take, from its config file alone, before there is one.
 
 Decided: nothing is asked of a cluster. Rents are those of Solana's default, fees the most that a transaction offers,
-and times the config's limits: a run that goes well is faster. A member is reckoned as an elected witness of every round
-if `witness_nodes` makes it one.
+and times the config's limits: a run that goes well is faster, and `estimate_here` says how fast it can be. A member is
+reckoned as an elected witness of every round if `witness_nodes` makes it one.
 """
 
 from __future__ import annotations
@@ -36,15 +36,25 @@ async def estimate(
         int | None,
         typer.Option(min=1, max=MAX_MEMBERS, help="Members to reckon with; else init_min_clients of the file."),
     ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            help="Also measure how fast this device trains each tier, 10 s each: auto, cpu, mps, cuda or cuda:X.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> Result:
     """Say what a run will take: SOL, bytes, memory, tokens and time.
 
     Only the file and the checkpoint it names are read, or what a file beside it says that this will be; no cluster is
     asked and nothing is spent. SOL is what the owner pays to create, configure and start the run, and what each member
     pays to join and to take part until the end: rents come back, fees do not. Time is what the file's limits allow at
-    most.
+    most; with --device also what members like this machine need at least, each with an equal part of every round.
     """
+    from dataclasses import asdict
+
     from aftermath.cli.config_check import planned_document
+    from aftermath.cli.estimate_here import measured
     from aftermath.config.document import load_config
     from aftermath.config.recipe import recipe_of
     from aftermath.owner.schema import shape_of
@@ -83,6 +93,8 @@ async def estimate(
         "seconds_per_round_at_most": longest_round(rules),
         "seconds_at_most": seconds_at_most(rules),
     }
+    if device is not None:
+        data["here"] = [asdict(pace) for pace in measured(shape.schema, rules, there, sequences, device)]
     if not rules.total_steps:
         note("warning: total_steps is 0, so that the run has no end: what it takes until then is that of no step")
     return Result(data, facts(_shown(data)))
@@ -178,7 +190,7 @@ def _shown(data: dict[str, Any]) -> dict[str, object]:
 
     owner, member, there = data["owner"], data["member"], counted(data["members"], "member")
     tiers = zip(data["parameters"], data["bytes_per_round"], data["memory_bytes"], strict=True)
-    return {
+    shown: dict[str, object] = {
         "SOL in all": f"{sol(data['lamports'])} with {there}, of which {sol(data['lamports_that_come_back'])} "
         "come back when the run is closed, members withdraw and the authorization for everybody is deleted",
         "its owner": f"{sol(owner['lamports'])}: rent {sol(owner['rent'])}, fees up to {sol(owner['fees'])}",
@@ -192,9 +204,18 @@ def _shown(data: dict[str, Any]) -> dict[str, object]:
         "time": f"{_days(data['seconds_at_most'])} at most, in rounds of {data['seconds_per_round_at_most']} s "
         "at most, by the file's limits",
     }
+    if "here" in data:
+        shown["like this machine"] = [
+            f"{pace['tier']}: {there} of {pace['sequences_per_minute']} sequences a minute compute "
+            f"{pace['seconds_per_round']:.1f} s for a round, {_days(pace['seconds'])} in all"
+            for pace in data["here"]
+        ]
+    return shown
 
 
-def _days(seconds: int) -> str:
-    """Hours, and days where they are several."""
+def _days(seconds: float) -> str:
+    """Minutes, hours, and days where they are several."""
+    if seconds < 3600:
+        return counted(max(1, round(seconds / 60)), "minute")
     hours = seconds / 3600
     return f"{hours:.1f} hours" if hours < 48 else f"{hours / 24:.1f} days"

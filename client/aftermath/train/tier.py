@@ -85,30 +85,38 @@ def chosen(
 
 def chosen_here(view: View, wallet: bytes, schema: Schema, settings: TrainSettings, arithmetic: Arithmetic) -> Choice:
     """The same with what this machine has, as `settings` use it; what is measured is said on stderr."""
-    import sys
-    import time
-
-    from aftermath.replica.memory import free_bytes, give_back, is_out_of_memory
-    from aftermath.replica.origin import Origin
-    from aftermath.replica.pass_size import OutOfMemory, PassSize
+    from aftermath.replica.memory import free_bytes
     from aftermath.replica.replica import pick_device
 
     device = pick_device(settings.device)
 
     def measure(tier: int) -> int | None:
-        print(f"measuring how fast this machine trains tier {tier}: 10 s at most", file=sys.stderr, flush=True)
-        size = PassSize(settings.micro_batch_size, settings.activation_checkpointing)
-        strategy = settings.matformer_load_strategy
-        origin = Origin(schema, tier, strategy, device, size, time.monotonic, arithmetic)
-        try:
-            return origin.measure_weight(origin.stand_in(), view.model.max_seq_len)
-        except OutOfMemory:
-            return None
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            return None
-        finally:
-            give_back(device)
+        return speed_here(schema, tier, view.model.max_seq_len, settings, arithmetic)
 
     return chosen(view, wallet, schema, device.type, free_bytes(device), measure)
+
+
+def speed_here(schema: Schema, tier: int, seq_len: int, settings: TrainSettings, arithmetic: Arithmetic) -> int | None:
+    """Sequences of a tier that this machine trains in a minute; None if memory does not hold it. Says it on stderr."""
+    import sys
+    import time
+
+    from aftermath.replica.memory import give_back, is_out_of_memory
+    from aftermath.replica.origin import Origin
+    from aftermath.replica.pass_size import OutOfMemory, PassSize
+    from aftermath.replica.replica import pick_device
+
+    device = pick_device(settings.device)
+    print(f"measuring how fast this machine trains tier {tier}: 10 s at most", file=sys.stderr, flush=True)
+    size = PassSize(settings.micro_batch_size, settings.activation_checkpointing)
+    origin = Origin(schema, tier, settings.matformer_load_strategy, device, size, time.monotonic, arithmetic)
+    try:
+        return origin.measure_weight(origin.stand_in(), seq_len)
+    except OutOfMemory:
+        return None
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        return None
+    finally:
+        give_back(device)
