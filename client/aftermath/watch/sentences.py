@@ -25,6 +25,7 @@ _SENTENCES: dict[type[kinds.Event], str] = {
     kinds.Measured: "this machine trains about {sequences} a minute",
     kinds.Joined: "joined as member {seat} with tier {tier}",
     kinds.State: "epoch {epoch}: {state}; {progress}",
+    kinds.Round: "epoch {epoch}: training; {progress}",
     kinds.Model: "the model is here, from {source}; the run is at step {step}",
     kinds.Remembered: "the optimizer goes on from what it knew when this member was stopped",
     kinds.Trained: "step {step}  loss {loss:.4f}  {tokens_per_sec:,.0f} tokens/s",
@@ -55,7 +56,7 @@ class Sentences:
         """What a person wants to read of it; None for the many events of every round that are for later."""
         self._progress.take(event)
         sentence = _SENTENCES.get(type(event))
-        if sentence is None:
+        if sentence is None or (isinstance(event, kinds.Round) and event.height):  # each has its own lines
             return None
         said = msgspec.structs.asdict(event)
         fields = {name: escape(printable(v, keep="\n")) if isinstance(v, str) else v for name, v in said.items()}
@@ -63,6 +64,8 @@ class Sentences:
             fields["loss"] = math.nan
         elif isinstance(event, kinds.State):
             fields |= {"state": escape(state_words(printable(event.state))), "progress": self._progress.words()}
+        elif isinstance(event, kinds.Round):
+            fields["progress"] = self._progress.words()
         elif isinstance(event, kinds.Applied):
             fields["results"] = counted(event.results, "result")
         elif isinstance(event, kinds.Kernels):
