@@ -34,7 +34,6 @@ log = logging.getLogger(__name__)
 
 MOST_CONNECTIONS = 1200
 """Two for each of as many members as a run has places, those of members that wait, and those that are ending."""
-MOST_STRANGERS = 64
 PROGRAM = Pubkey.from_string(COORDINATOR_ID)
 
 
@@ -84,7 +83,7 @@ class CentralServer:
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         if request.headers.get("Upgrade", "").lower() != "websocket":
             return web.Response(status=426, text="this is the server of a training run: aftermath-centralized client\n")
-        if len(self._sessions) >= MOST_CONNECTIONS or self._house.strangers >= MOST_STRANGERS:
+        if len(self._sessions) >= MOST_CONNECTIONS:
             return web.Response(status=503, text="there are too many connections\n")
         session = Session(self._house)
         self._sessions.add(session)
