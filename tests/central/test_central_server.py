@@ -23,6 +23,7 @@ from solders.system_program import TransferParams, transfer
 from solders.transaction import VersionedTransaction
 
 from aftermath.central import gate, presence, session
+from aftermath.central import server as central_server
 from aftermath.central.greeting import Challenge, answer, challenged
 from aftermath.central.link import ServerRefused
 from aftermath.central.reach import Broker, leave_wills
@@ -154,6 +155,20 @@ async def test_strangers_who_say_nothing_keep_nobody_out() -> None:
         assert set(challenges) == {WSMsgType.TEXT}
         for one in silent[:3]:  # those who were there for longest have made room
             assert (await one.receive(timeout=session.GREETING_SECONDS / 2)).type is not WSMsgType.TEXT
+
+
+async def test_connections_on_which_nothing_is_asked_are_few() -> None:
+    async with serving() as server, Visitor(server) as member:
+        ends = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(central_server.MOST_SILENT + 3)]
+        async with asyncio.timeout(session.GREETING_SECONDS / 2):
+            for reader, _ in ends[:3]:  # those who were there for longest have made room
+                assert await reader.read() == b""
+        assert not any(reader.at_eof() for reader, _ in ends[3:])
+        async with Visitor(server) as visitor:
+            await visitor.join()
+        assert await member.seat() is None  # and is there as before
+        for _, writer in ends:
+            writer.close()
 
 
 async def test_a_connection_holds_few_subscriptions() -> None:
