@@ -1,4 +1,6 @@
-"""What others wrote in msgpack is measured as its decoder measures it, at every size where the notation changes."""
+"""What others wrote in msgpack is measured as its decoder measures it, at every size where the notation changes; and in
+JSON however small its values are.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from aftermath.base.bounded import MAX_VALUES, Malformed, msgpack_as
+from aftermath.base.bounded import MAX_JSON_VALUES, MAX_VALUES, Malformed, json_value, msgpack_as
 
 SIZES = (0, 1, 15, 16, 31, 32, 255, 256, 65535, 65536)
 POWERS = [1 << bits for bits in (0, 5, 7, 8, 15, 16, 31, 32, 63)]
@@ -48,3 +50,16 @@ def test_more_values_than_are_allowed_are_refused_before_they_are_made() -> None
     for many in (b"\xdd\xff\xff\xff\xff", msgspec.msgpack.encode([1] * MAX_VALUES), b"\xdf\xff\xff\xff\xff"):
         with pytest.raises(Malformed):
             msgpack_as(many, Any)
+
+
+@pytest.mark.parametrize("one", ["[]", "{}", "7", '"ab"', "[" * 30 + "]" * 30])
+def test_a_document_of_many_small_values_is_refused_before_they_are_made(one: str) -> None:
+    few = MAX_JSON_VALUES // 64
+    assert len(json_value(f"[{','.join([one] * few)}]")) == few
+    with pytest.raises(Malformed, match="more values"):
+        json_value(f"[{','.join([one] * (MAX_JSON_VALUES + 1))}]")
+
+
+def test_strings_that_nothing_parts_are_refused_before_they_are_looked_at() -> None:
+    with pytest.raises(Malformed, match="more values"):
+        json_value("[" * 20 + '""' * 3 * MAX_JSON_VALUES)

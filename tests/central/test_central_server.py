@@ -22,7 +22,8 @@ from solders.rpc.requests import SendRawTransaction
 from solders.system_program import TransferParams, transfer
 from solders.transaction import VersionedTransaction
 
-from aftermath.central import presence
+from aftermath.central import gate, presence, session
+from aftermath.central import server as central_server
 from aftermath.central.greeting import Challenge, answer, challenged
 from aftermath.central.link import ServerRefused
 from aftermath.central.reach import Broker, leave_wills
@@ -142,6 +143,46 @@ async def refusal_of(visitor: Visitor, sent: VersionedTransaction) -> str:
     with pytest.raises(RpcRejected) as caught:
         await visitor.pool.call(SendRawTransaction(bytes(sent), RpcSendTransactionConfig(skip_preflight=True)), str)
     return str(caught.value)
+
+
+async def test_strangers_who_say_nothing_keep_nobody_out() -> None:
+    async with serving() as server, ClientSession() as http, contextlib.AsyncExitStack() as stack:
+        url = f"ws://127.0.0.1:{server.port}"
+        silent = [await stack.enter_async_context(http.ws_connect(url)) for _ in range(session.MOST_STRANGERS + 3)]
+        async with Visitor(server) as visitor:
+            await visitor.join()
+        challenges = [(await one.receive(timeout=10)).type for one in silent]
+        assert set(challenges) == {WSMsgType.TEXT}
+        for one in silent[:3]:  # those who were there for longest have made room
+            assert (await one.receive(timeout=session.GREETING_SECONDS / 2)).type is not WSMsgType.TEXT
+
+
+async def test_connections_on_which_nothing_is_asked_are_few() -> None:
+    async with serving() as server, Visitor(server) as member:
+        ends = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(central_server.MOST_SILENT + 3)]
+        async with asyncio.timeout(session.GREETING_SECONDS / 2):
+            for reader, _ in ends[:3]:  # those who were there for longest have made room
+                assert await reader.read() == b""
+        assert not any(reader.at_eof() for reader, _ in ends[3:])
+        async with Visitor(server) as visitor:
+            await visitor.join()
+        assert await member.seat() is None  # and is there as before
+        for _, writer in ends:
+            writer.close()
+
+
+async def test_a_connection_holds_few_subscriptions() -> None:
+    call = b'{"jsonrpc":"2.0","id":%d,"method":"%s","params":[%s]}'
+    key = f'"{Keypair().pubkey()}"'.encode()
+    async with serving() as server:
+        asked = [call % (number, b"accountSubscribe", key) for number in range(gate.MOST_SUBSCRIPTIONS + 1)]
+        said = await converse(server, *asked, b"[]", key=Keypair())
+        *held, refused = map(json.loads, said)
+        assert all("result" in one for one in held)
+        assert refused["error"]["message"] == f"a connection may hold {gate.MOST_SUBSCRIPTIONS} subscriptions"
+        again = [*asked[:-1], call % (98, b"accountUnsubscribe", b"%d" % (held[-1]["result"] + 1)), asked[-1]]
+        said = await converse(server, *again, b"[]", key=Keypair())  # those of a connection that is gone count no more
+        assert all("result" in json.loads(one) for one in said)
 
 
 async def test_a_member_sends_its_own_transactions_about_this_run_and_no_others() -> None:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
+import json
+import zlib
 from typing import Any
 
 import pytest
+import zstandard
 from aiohttp import web
 from solders.hash import Hash
 from solders.keypair import Keypair
 from solders.rpc.requests import GetSlot
 from solders.system_program import TransferParams, transfer
 
-from aftermath.chain import nodes
+from aftermath.chain import endpoints, nodes
 from aftermath.chain.accounts import parse_reply, whole
 from aftermath.chain.failures import BadReply, TransactionFailed
 from aftermath.chain.refusals import refused
 from aftermath.chain.rpc import RpcPool
+from aftermath.coordinator.errors import Unavailable
 from chain.faults import answer
 from chain.scripted import Node, result, serving, status, text
 
@@ -106,3 +111,61 @@ def test_a_refusal_that_is_none_of_the_clusters_is_still_a_sentence(detail: Any)
     for error in ({"InstructionError": [0, detail]}, {"InstructionError": detail}, detail):
         said = refused(TransactionFailed(error, ["x" * 10_000]), [moved], {})
         assert 0 < len(str(said)) < 2_000
+
+
+def packed(body: bytes, encoding: str) -> Any:
+    async def reply(_: dict[str, Any]) -> web.Response:
+        return web.Response(body=body, headers={"Content-Encoding": encoding, "Content-Type": "application/json"})
+
+    return reply
+
+
+async def test_a_reply_in_gzip_is_read() -> None:
+    node = Node()
+
+    async def compressed(body: dict[str, Any]) -> web.Response:
+        said = json.dumps({"jsonrpc": "2.0", "id": body["id"], "result": 8}).encode()
+        return await packed(gzip.compress(said), "gzip")(body)  # type: ignore[no-any-return]
+
+    node.script = [compressed]
+    async with serving(node) as where, RpcPool(where) as pool:
+        assert await pool.call(GetSlot(), whole) == 8
+
+
+SPACES = b" " * 200_000
+BOMBS = {
+    "gzip": (gzip.compress(SPACES), "more than 1000 bytes"),
+    "gzip, gzip": (gzip.compress(gzip.compress(SPACES)), "not asked for"),
+    "deflate": (zlib.compress(SPACES), "not asked for"),
+    "zstd": (zstandard.compress(SPACES), "not asked for"),
+    "br": (b"?", "not asked for"),
+}
+
+
+@pytest.mark.parametrize("encoding", BOMBS)
+async def test_no_more_of_a_compressed_reply_is_unpacked_than_may_be_read(
+    encoding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoints, "MAX_REPLY", 1000)
+    made: list[int] = []
+
+    def unpacked(*given: Any, whole: Any = endpoints._unpacked) -> bytes:
+        made.append(len(whole(*given)))
+        return bytes(made[-1])
+
+    monkeypatch.setattr(endpoints, "_unpacked", unpacked)
+    body, why = BOMBS[encoding]
+    node = Node()
+    node.always = packed(body, encoding)
+    async with serving(node) as where, RpcPool(where, patience=0.2) as pool:
+        with pytest.raises(Unavailable, match=why):
+            await pool.call(GetSlot(), whole)
+    assert max(made, default=0) <= 1001
+
+
+@pytest.mark.parametrize("body", [b"no gzip", gzip.compress(b'{"result": 1}')[:-9], gzip.compress(b"{}") + b"and more"])
+async def test_a_reply_that_is_no_whole_gzip_is_the_nodes_failure(body: bytes) -> None:
+    broken, honest = Node(), Node()
+    broken.always = packed(body, "gzip")
+    async with serving(broken, honest) as where, RpcPool(where) as pool:
+        assert await pool.call(GetSlot(), whole) == 7

@@ -4,7 +4,7 @@ import asyncio
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from aftermath.base.bounded import Malformed
 from aftermath.data.remote import RemoteTokens
-from aftermath.data.server import DataServer, load_settings, served
+from aftermath.data.server import MOST_CLIENTS, DataServer, load_settings, served
 from aftermath.data.source import DataError, SourceAway
 from aftermath.data.wire import Description, ErrorReply, Read, Tokens, answered, asked, packed
 
@@ -85,6 +85,17 @@ def test_a_server_that_comes_back_is_used_again_unless_it_is_another(place: Path
     (place / "tokens" / "a.bin").write_bytes(np.arange(3200, dtype="<u2").tobytes())
     with running(place, port), pytest.raises(DataError, match="something else than before"):
         there.read([5])
+
+
+def test_clients_that_say_nothing_keep_nobody_out(place: Path) -> None:
+    with running(place) as port, ExitStack() as stack:
+        there = RemoteTokens(f"127.0.0.1:{port}", 16, 4800)
+        before = there.read([5])
+        for _ in range(MOST_CLIENTS + 3):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+        newcomer = RemoteTokens(f"127.0.0.1:{port}", 16, 4800)
+        for client in (newcomer, there, newcomer):
+            assert np.array_equal(client.read([5]), before)
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,8 @@ class Crowd:
 
     def __init__(self, place: Place, run_id: str, members: Sequence[tuple[int, SolanaMember]]) -> None:
         self.place, self.run_id = place, run_id
+        self.states_steps: int | None = None
+        """The step that all members state with what they attest, if not the round's."""
         self._members = list(members)
 
     async def run(self) -> Run:
@@ -79,7 +81,8 @@ class Crowd:
             step = run.current.step
             loss = 1.4 + 0.05 * tier + 4.2 * math.exp(-step / 12) + 0.06 * math.sin(step * (tier + 2))
             told = {"loss": loss, "tokens_per_sec": 5200.0 / (tier + 1), "bytes_per_sec": 90_000.0}
-            await member.witness(seat, run.round_id, seen, marks, step=step, **told)
+            stated = step if self.states_steps is None else self.states_steps
+            await member.witness(seat, run.round_id, seen, marks, step=stated, **told)
         elif run.state is RunState.COOLDOWN:
             found = await member.view(fresh=True)
             levels = levels_to_attest(found.run, found.members, seat)

@@ -119,6 +119,19 @@ async def test_losses_of_every_tier_come_from_what_witnesses_state_on_chain(peop
     assert found["curves"]["epochs"] == {"0": 1}
 
 
+async def test_a_step_that_nobody_has_been_at_is_no_place_in_a_chart(people: Crowd) -> None:
+    async with observed_there(people) as viewer:
+        await people.join()
+        async with viewer.live(f"/live/{AT}") as socket:
+            people.states_steps = (1 << 32) - 1
+            await people.reach(RunState.ROUND_TRAIN, height=1)
+            people.states_steps = None
+            await people.reach(RunState.ROUND_TRAIN, height=3)
+            found = await until(socket, lambda message: len(message.get("curves", {}).get("loss", {})) == 3)
+    assert all(step <= 8 for points in found["curves"]["loss"].values() for step, _ in points)
+    assert set(found["curves"]["epochs"].values()) <= set(range(8))
+
+
 async def test_a_transaction_is_pushed_and_can_be_gone_back_to(people: Crowd) -> None:
     async with observed_there(people) as viewer, viewer.live(f"/live/{AT}") as socket:
         before = (await until(socket, state_is("waiting_for_members")))["now"]["moment"]

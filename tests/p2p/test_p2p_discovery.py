@@ -66,6 +66,8 @@ def test_a_vanished_or_changed_entry_is_written_again(directory):
         b'{"addresses": ["127.0.0.1"]}',
         b'{"addresses": ["127.0.0.1:80"], "relay": "file:///etc/passwd"}',
         b'{"addresses": ["127.0.0.1:80"], "relay": "http://[::1"}',
+        b'{"addresses": ["127.0.0.1:80"], "relay": "http://' + b"r" * discovery.MAX_RELAY + b'"}',
+        b'{"addresses": ["[fe80::1%' + b"x" * discovery.MAX_ADDRESS + b']:80"]}',
         b'{"addresses": [' + b'"127.0.0.1:80",' * 16 + b'"127.0.0.1:80"]}',
         b'{"addresses": ["127.0.0.1:80"], "pad": "' + b"x" * discovery.MAX_FILE + b'"}',
         b"\xff\xfe",

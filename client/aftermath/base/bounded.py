@@ -1,9 +1,9 @@
 """What others wrote, as values: JSON, msgpack and TOML, bounded before anything recursive sees it.
 
 Decided: decoders recurse where a document nests, also over parts that nobody asked for, and so does whatever handles
-the value afterwards. Therefore a scan that does not recurse counts the nesting first, and of msgpack, whose arrays
-state a size before they have one, the values too. How many bytes are read at all is for the caller to limit. Anything
-that is wrong with a document is one error, `Malformed`.
+the value afterwards. Therefore a scan that does not recurse counts the nesting first, and the values: of msgpack, whose
+arrays state a size before they have one, and of JSON, where a value may be two bytes and takes a hundred in memory. How
+many bytes are read at all is for the caller to limit. Anything that is wrong with a document is one error, `Malformed`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ MAX_DEPTH = 32
 """How deep a JSON or TOML document may nest. What this software reads nests less than ten deep."""
 MAX_VALUES = 1 << 16
 """How many values a msgpack document may hold."""
+MAX_JSON_VALUES = 1 << 20
+"""How many values a JSON document may hold, by what begins and parts them: a cluster's list of accounts has many."""
 _MSGPACK_DEPTH = 8
 _SHOWN = 200
 
@@ -93,7 +95,10 @@ def toml_value(text: str) -> dict[str, Any]:
 
 
 def _check_json(data: bytes | bytearray) -> None:
-    if data.count(b"[") + data.count(b"{") <= MAX_DEPTH:
+    inner = data.count(b"[") + data.count(b"{")
+    if inner + data.count(b",") > MAX_JSON_VALUES or data.count(b'"') > 4 * MAX_JSON_VALUES:
+        raise Malformed("it holds more values than are allowed")
+    if inner <= MAX_DEPTH:
         return
     depth = 0
     for token in _JSON_TOKEN.finditer(data):

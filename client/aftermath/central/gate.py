@@ -36,7 +36,8 @@ READS = (
     "getMultipleAccounts",
     "getSignatureStatuses",
 )
-SUBSCRIPTIONS = ("accountSubscribe", "accountUnsubscribe")
+MOST_SUBSCRIPTIONS = 16
+"""Of one connection: a member has one, to its run."""
 ALLOWANCE, LEAST = 10**9, 10**8
 """Lamports that an identity is given, and at which it is given more: some hundred thousand transactions' fees."""
 
@@ -74,12 +75,15 @@ class Gate:
             keep(bytes(tx))
             return True
 
-        def subscribing(method: Callable[[Any, Any], Any]) -> Handler:
-            return lambda params: method(params, outbox)
+        def subscribe(params: Any) -> Any:
+            if self._node.subscriptions.count(outbox) >= MOST_SUBSCRIPTIONS:
+                raise RpcError(INVALID_REQUEST, f"a connection may hold {MOST_SUBSCRIPTIONS} subscriptions")
+            return subscriptions["accountSubscribe"](params, outbox)
 
         return {
             **{name: known[name] for name in READS},
-            **{name: subscribing(subscriptions[name]) for name in SUBSCRIPTIONS},
+            "accountSubscribe": subscribe,
+            "accountUnsubscribe": lambda params: subscriptions["accountUnsubscribe"](params, outbox),
             "sendTransaction": send,
             "simulateTransaction": simulate,
             "announceWhereabouts": lambda params: announce(whereabouts_of(params)),

@@ -1,17 +1,19 @@
 """The server: one run on an embedded chain behind one port, for members that prove who they are.
 
-Decided: websockets only, with TLS where a certificate is given; strangers, connections and messages are bounded. State
-is in the chain's ledger before anything is acknowledged, so that a server that is killed and started again on it goes
+Decided: websockets only, with TLS where a certificate is given; strangers, connections and messages are bounded, and so
+are connections on which nothing was asked: each holds one of the few files that a process may have open. State is in
+the chain's ledger before anything is acknowledged, so that a server that is killed and started again on it goes
 on where it was, and members that connect again find the run as they left it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import errno
 import logging
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +25,7 @@ from solders.transaction import VersionedTransaction
 from aftermath.central.files import ServerError
 from aftermath.central.gate import Gate
 from aftermath.central.presence import Presence
-from aftermath.central.session import House, Session
+from aftermath.central.session import GREETING_SECONDS, House, Session
 from aftermath.chain.addresses import run_addresses
 from aftermath.localnet.config import LocalnetConfig
 from aftermath.localnet.errors import RpcError
@@ -34,7 +36,8 @@ log = logging.getLogger(__name__)
 
 MOST_CONNECTIONS = 1200
 """Two for each of as many members as a run has places, those of members that wait, and those that are ending."""
-MOST_STRANGERS = 64
+MOST_SILENT = 64
+"""Connections on which nothing was asked yet; the oldest makes room."""
 PROGRAM = Pubkey.from_string(COORDINATOR_ID)
 
 
@@ -51,6 +54,31 @@ class ServerConfig:
     withdraw: bool
 
 
+class _Doorway(web.Server):
+    """A web server that few can hold open without asking anything, and for as long as a stranger may take at most."""
+
+    def __init__(self, handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]) -> None:
+        super().__init__(self._ask, access_log=None, keepalive_timeout=GREETING_SECONDS)
+        self._answer = handler
+        self._silent: dict[web.RequestHandler, None] = {}
+
+    async def _ask(self, request: web.BaseRequest) -> web.StreamResponse:
+        self._silent.pop(request.protocol, None)
+        return await self._answer(request)
+
+    def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
+        super().connection_made(handler, transport)
+        if len(self._silent) >= MOST_SILENT:
+            oldest = next(iter(self._silent))
+            del self._silent[oldest]
+            oldest.force_close()
+        self._silent[handler] = None
+
+    def connection_lost(self, handler: web.RequestHandler, exc: BaseException | None = None) -> None:
+        self._silent.pop(handler, None)
+        super().connection_lost(handler, exc)
+
+
 class CentralServer:
     """A running server."""
 
@@ -64,7 +92,7 @@ class CentralServer:
         gate = Gate(self.node, PROGRAM, run_addresses(PROGRAM, config.run_id).run)
         self._house = House(self.node, gate, self.presence, config.run_id, config.allowed)
         self._sessions: set[Session] = set()
-        self._runner = web.ServerRunner(web.Server(self._handle, access_log=None), handle_signals=False)
+        self._runner = web.ServerRunner(_Doorway(self._handle), handle_signals=False)
         self.port = 0
 
     async def listen(self) -> None:
@@ -84,7 +112,7 @@ class CentralServer:
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         if request.headers.get("Upgrade", "").lower() != "websocket":
             return web.Response(status=426, text="this is the server of a training run: aftermath-centralized client\n")
-        if len(self._sessions) >= MOST_CONNECTIONS or self._house.strangers >= MOST_STRANGERS:
+        if len(self._sessions) >= MOST_CONNECTIONS:
             return web.Response(status=503, text="there are too many connections\n")
         session = Session(self._house)
         self._sessions.add(session)

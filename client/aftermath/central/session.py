@@ -2,6 +2,8 @@
 
 Decided: nothing is read of a stranger but one short answer within seconds; of a member, messages of bounded length,
 each answered before the next is read, so that nobody can pile up work. Whatever breaks the form costs the connection.
+Where strangers are too many, who has been one for longest makes room for the next: a member answers at once, and else
+a few who say nothing would keep everybody out.
 """
 
 from __future__ import annotations
@@ -14,12 +16,14 @@ from aiohttp import WSMsgType
 from solders.pubkey import Pubkey
 
 from aftermath.base.bounded import Malformed
+from aftermath.base.wait import first_of
 from aftermath.central.gate import Gate
 from aftermath.central.greeting import NONCE_BYTES, Challenge, Denied, Welcome, proven
 from aftermath.central.presence import MOST_OF_ONE, Guest, Presence
 from aftermath.localnet.node import Node
 from aftermath.localnet.pubsub import Connection
 
+MOST_STRANGERS = 64
 GREETING_SECONDS = 10.0
 PING_SECONDS = 5.0
 
@@ -32,8 +36,19 @@ class House:
     ) -> None:
         self.node, self.gate, self.presence = node, gate, presence
         self.run_id, self.allowed = run_id, allowed
-        self.strangers = 0
-        """Connections that have not proven an identity yet."""
+        self._strangers: dict[Session, None] = {}
+        """Connections that have not proven an identity yet, in the order in which they came."""
+
+    def arrives(self, stranger: Session) -> None:
+        """Somebody has come who has not proven an identity; there is always room for one more."""
+        if len(self._strangers) >= MOST_STRANGERS:
+            self.settles(longest := next(iter(self._strangers)))
+            longest.unwanted.set()
+        self._strangers[stranger] = None
+
+    def settles(self, stranger: Session) -> None:
+        """It has proven one, or is none any more."""
+        self._strangers.pop(stranger, None)
 
     def objection(self, identity: Pubkey) -> Denied | None:
         """Why an identity may not come in, if so."""
@@ -57,21 +72,28 @@ class Session(Connection):
     def __init__(self, house: House) -> None:
         super().__init__(house.node.subscriptions, ping=PING_SECONDS)
         self._house = house
+        self.unwanted = asyncio.Event()
+        """Set when it has to make room before it has proven who is there."""
 
     async def _read(self) -> None:
-        self._house.strangers += 1
+        self._house.arrives(self)
         try:
-            guest = await self._greeted()
+            guest = await first_of(self._greeted(), self._makes_room())
         except (Malformed, TimeoutError):
             return
         finally:
-            self._house.strangers -= 1
+            self._house.settles(self)
         if guest is None:
             return
         try:
             await self._answer(guest)
         finally:
             self._house.presence.went(guest, self)
+
+    async def _makes_room(self) -> None:
+        await self.unwanted.wait()
+        if self._transport is not None:
+            self._transport.abort()  # it is not waited for: who says nothing may not say goodbye either
 
     async def _greeted(self) -> Guest | None:
         """Who is there, None for somebody who was sent away. Raises Malformed, TimeoutError."""

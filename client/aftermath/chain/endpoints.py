@@ -1,15 +1,17 @@
 """Where an RPC node is, and one bounded HTTP conversation with it.
 
 Decided: replies are read as plain JSON up to a size limit. solders builds the requests, but its reply parsers refuse
-a whole answer for one unknown error variant, which every release of the validator may add. Addresses are shown
-without path and query, because providers put API keys there. The clusters that everybody knows have names, which are
-taken wherever a node's address is; what else is asked of them needs an address.
+a whole answer for one unknown error variant, which every release of the validator may add. Of compressed replies gzip
+alone is taken, and unpacked up to the same limit: some kilobytes of others are gigabytes, and exist before they are
+counted. Addresses are shown without path and query, because providers put API keys there. The clusters that everybody
+knows have names, which are taken wherever a node's address is; what else is asked of them needs an address.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import zlib
 from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any, Protocol
@@ -22,6 +24,8 @@ from aftermath.base.errors import UsageError
 from aftermath.chain import defaults
 
 MAX_REPLY = 64 << 20
+"""Bytes of a reply, unpacked."""
+_GZIP = zlib.MAX_WBITS | 16
 LAST_PORT = 65535
 CLUSTERS = {
     "localnet": defaults.RPC,
@@ -128,24 +132,49 @@ class HttpNode:
         Raises TimeoutError, httpx.HTTPError (status codes included), or ValueError when the reply is too long, not
         JSON-RPC, or the reply to another request.
         """
-        received = bytearray()
         self._asked += 1
         asked = self._asked
-        url, body, headers = self.endpoint_uri, numbered(request, asked), {"Content-Type": "application/json"}
+        url, body = self.endpoint_uri, numbered(request, asked)
+        headers = {"Content-Type": "application/json", "Accept-Encoding": "gzip"}
         async with (
             asyncio.timeout(timeout),
             self.session.stream("POST", url, content=body, headers=headers) as response,
         ):
             response.raise_for_status()
-            async for part in response.aiter_bytes():
-                received += part
-                if len(received) > MAX_REPLY:
-                    raise ValueError(f"reply of more than {MAX_REPLY} bytes")
+            received = await _body(response)
         return reply_to(asked, json_value(received))
 
     async def close(self) -> None:
         """Close the connections."""
         await self.session.aclose()
+
+
+async def _body(response: httpx.Response) -> bytearray:
+    """At most MAX_REPLY bytes. Raises ValueError."""
+    if response.is_stream_consumed:  # it comes from within this process
+        return bytearray(response.content)
+    encoding, received = response.headers.get("Content-Encoding", "identity").strip().lower(), bytearray()
+    if encoding not in ("identity", "gzip"):
+        raise ValueError("reply in an encoding that was not asked for")
+    unpacking = zlib.decompressobj(_GZIP) if encoding == "gzip" else None
+    async for part in response.aiter_raw():
+        received += part if unpacking is None else _unpacked(unpacking, part, MAX_REPLY + 1 - len(received))
+        if len(received) > MAX_REPLY:
+            raise ValueError(f"reply of more than {MAX_REPLY} bytes")
+    if unpacking is not None and not unpacking.eof:
+        raise ValueError("reply that is cut short")
+    return received
+
+
+def _unpacked(unpacking: zlib._Decompress, part: bytes, most: int) -> bytes:
+    """What a part of a reply is, as far as it is no more than `most` bytes. Raises ValueError."""
+    try:
+        unpacked = unpacking.decompress(part, most)
+    except zlib.error:
+        raise ValueError("reply that cannot be unpacked") from None
+    if unpacking.unused_data:
+        raise ValueError("reply that goes on after its end")
+    return unpacked
 
 
 def numbered(request: Request, number: int) -> str:

@@ -3,7 +3,8 @@
 Decided
 - What it serves is said by `data.toml` (`served`): folder, token size, sequence length and the seed of the order.
 - Files are read on one thread, never on the event loop. A client that asks for nonsense is told so and cut off.
-- Clients, and the time that one may take, are bounded: nobody can keep others out by saying nothing.
+- Clients, and the time that one may take, are bounded. Where they are too many, who has asked nothing for longest makes
+  room: nobody can keep others out by saying nothing, and a client whose connection was closed makes a new one.
 """
 
 from __future__ import annotations
@@ -74,7 +75,8 @@ class DataServer:
         self._source, self._token_bytes = source, token_bytes
         self._read = ThreadWorker("data")
         self._description: Description | None = None
-        self._clients: set[asyncio.Task[None]] = set()
+        self._clients: dict[asyncio.Task[None], None] = {}
+        """Who asked last is last."""
 
     @contextlib.asynccontextmanager
     async def listening(self, host: str, port: int) -> AsyncIterator[int]:
@@ -94,10 +96,12 @@ class DataServer:
         assert task is not None
         try:
             if len(self._clients) >= MOST_CLIENTS:
-                await self._send(writer, ErrorReply(f"{MOST_CLIENTS} clients are served already"))
-                return
-            self._clients.add(task)
+                longest = next(iter(self._clients))
+                del self._clients[longest]
+                longest.cancel()
+            self._clients[task] = None
             while (body := await self._message(reader)) is not None:
+                self._clients[task] = self._clients.pop(task, None)
                 await self._send(writer, await self._answer(body))
         except Malformed as error:
             with contextlib.suppress(OSError, TimeoutError):
@@ -105,7 +109,7 @@ class DataServer:
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass  # whoever went may come back
         finally:
-            self._clients.discard(task)
+            self._clients.pop(task, None)
             writer.close()
 
     async def _message(self, reader: asyncio.StreamReader) -> bytes | None:

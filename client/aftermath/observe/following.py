@@ -13,6 +13,7 @@ from aftermath.chain.addresses import run_addresses
 from aftermath.chain.client import CoordinatorClient
 from aftermath.chain.subscription import RunWatcher
 from aftermath.coordinator.view import View
+from aftermath.rules.run import STORED_ROUNDS
 from aftermath.watch.standing import Standing, standing
 
 
@@ -30,6 +31,11 @@ class RunFollower:
         await self._read()
         await self._watcher.refresh()  # which reads the chain's clock
         return self.standing()
+
+    @property
+    def newest_step(self) -> int:
+        """The highest step of which anybody can tell by now."""
+        return self._watcher.latest.step + STORED_ROUNDS
 
     @property
     def silent(self) -> float:

@@ -163,7 +163,7 @@ class ObservedRun:
         follower = RunFollower(self._coordinator, self.run_id)
         async with follower.following() as standings:
             self._follower, self._trouble = follower, ""
-            beside = [asyncio.create_task(self._mind(follower)), asyncio.create_task(self._read_transactions())]
+            beside = [asyncio.create_task(self._mind(follower)), asyncio.create_task(self._read_transactions(follower))]
             try:
                 async for _ in standings:
                     self._see(follower)
@@ -199,7 +199,7 @@ class ObservedRun:
 
     # --- transactions -------------------------------------------------------------------------------------------------
 
-    async def _read_transactions(self) -> None:
+    async def _read_transactions(self, follower: RunFollower) -> None:
         pause = 0.0 if self._coordinator.pool.is_local else _PAUSE_SECONDS
         while True:
             try:
@@ -208,16 +208,18 @@ class ObservedRun:
                 log.info("transactions of run %s: %s", self.run_id, error.message)
                 found = []
             for transaction in found:
-                self._count(transaction)
+                self._count(transaction, follower.newest_step)
             if found:
                 self._tell()
             await asyncio.sleep(pause if len(found) == _AT_ONCE else AGAIN_SECONDS)
 
-    def _count(self, transaction: Transaction) -> None:
+    def _count(self, transaction: Transaction, newest_step: int) -> None:
         self._transactions += 1
         self._lamports += transaction.fee
         wallet = str(transaction.payer)
         for stated in transaction.stated:
+            if stated.step > newest_step:
+                continue  # nobody has been there, and of a chart such a point would be all that is seen
             self._epochs[stated.epoch] = min(stated.step, self._epochs.get(stated.epoch, stated.step))
             if len(self._epochs) > MOST_EPOCHS:
                 del self._epochs[min(self._epochs)]

@@ -35,6 +35,7 @@ _PAGE = Path(__file__).parent / "page"
 _KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _LEAST_SECONDS, _STALLED_SECONDS, _PING_SECONDS = 0.25, 15.0, 20.0
 """Between two messages to a viewer; for one to be taken; between pings."""
+_IDLE_SECONDS = 20.0  # for which a connection stays on which nothing is asked: each holds a file of this process
 _MOST_HEARD = 1024  # bytes of a viewer's message, of which none is expected
 _SAFE = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
@@ -70,7 +71,9 @@ class ObserverServer:
         app.router.add_get("/api/runs/{run}/at/{at:[0-9]{1,16}}", self._then)
         app.router.add_get("/live", self._live_list)
         app.router.add_get("/live/{run}", self._live_run)
-        self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
+        self._runner = web.AppRunner(
+            app, access_log=None, handle_signals=False, shutdown_timeout=1.0, keepalive_timeout=_IDLE_SECONDS
+        )
 
     @asynccontextmanager
     async def listening(self, host: str, port: int) -> AsyncIterator[int]:

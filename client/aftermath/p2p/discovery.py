@@ -27,6 +27,8 @@ from aftermath.p2p.transport import DiscoveryFailed
 
 MAX_FILE = 4096
 MAX_ADDRESSES = 16
+MAX_ADDRESS, MAX_RELAY = 64, 256
+"""Characters of each: a server tells all members what one has told it."""
 
 
 class Whereabouts(msgspec.Struct, frozen=True):
@@ -135,9 +137,11 @@ def believable(found: Whereabouts) -> bool:
     """
     if len(found.addresses) > MAX_ADDRESSES or not (found.addresses or found.relay):
         return False
-    if found.relay is not None and urlsplit(found.relay).scheme not in ("https", "http"):
+    if found.relay is not None and (
+        len(found.relay) > MAX_RELAY or urlsplit(found.relay).scheme not in ("https", "http")
+    ):
         return False
-    return all(_is_address(address) for address in found.addresses)
+    return all(len(address) <= MAX_ADDRESS and _is_address(address) for address in found.addresses)
 
 
 def _is_address(text: str) -> bool:
