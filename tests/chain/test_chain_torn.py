@@ -20,7 +20,7 @@ from aftermath.chain.endpoints import Endpoint, endpoint
 from aftermath.chain.member import SolanaMember
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.subscription import RunWatcher
-from aftermath.coordinator.errors import Refused
+from aftermath.coordinator.errors import Refused, Unavailable
 from aftermath.programs import AUTHORIZER_ID
 from aftermath.rules.run import Round
 from chain.faults import account_json, answer, meddling
@@ -94,6 +94,16 @@ async def test_a_node_that_does_not_know_the_authorization_does_not_end_a_member
             await member.leave()
             await member.join(p2p=member.wallet, **wish)
     assert forgotten > 0
+
+
+async def test_a_slot_that_no_node_has_reached_is_forgotten(embedded: Place) -> None:
+    await embedded.configured_run("ahead")
+    where = endpoint(embedded.network.rpc_url, embedded.network.ws_url)
+    async with RpcPool([where]) as pool, SolanaMember(pool, embedded.wallet, "ahead", client_version="") as member:
+        member._watcher.slot = 1 << 40
+        with pytest.raises(Unavailable, match="Minimum context slot"):
+            await member._watcher.refresh(1.0)
+        assert (await member.view(fresh=True)).run.run_id == "ahead"
 
 
 async def test_lamports_at_an_address_without_an_authorization_keep_nobody_out(embedded: Place) -> None:
