@@ -37,9 +37,8 @@ async def serving(
     **rules: int,
 ) -> AsyncIterator[CentralServer]:
     """The server, listening on loopback; the run is started if it is not there yet."""
-    config = ServerConfig(RUN, "127.0.0.1", port, state, tls, allowed, withdraw)
+    config, wallet = ServerConfig(RUN, "127.0.0.1", port, state, tls, allowed, withdraw), owner_wallet(state)
     async with opened(config) as server:
-        wallet = owner_wallet(state)
         async with inside(server.node, wallet) as chain:
             if not await chain.coordinator.list_runs():
                 await Place(None, chain.pool, wallet).open_run(RUN, **rules)  # type: ignore[arg-type]

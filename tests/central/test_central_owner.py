@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from aftermath.central.files import ServerError
 from aftermath.central.owner import establish, inside, owner_wallet
 from aftermath.central.server import ServerConfig, opened
 from aftermath.central.state import State, load_state
@@ -64,8 +65,8 @@ def state_of(place: Path, text: str) -> State:
 
 async def started(state: Path, file: State) -> tuple[list[str], Run, Model]:
     """One start of a server on a directory of state: what it says, and the run then."""
-    config = ServerConfig("demo", "127.0.0.1", 0, state, None, None, True)
-    async with opened(config) as server, inside(server.node, owner_wallet(state)) as chain:
+    config, wallet = ServerConfig("demo", "127.0.0.1", 0, state, None, None, True), owner_wallet(state)
+    async with opened(config) as server, inside(server.node, wallet) as chain:
         said = await establish(chain, "demo", file)
         run, model, _ = await chain.coordinator.snapshot("demo")
     return said, run, model
@@ -92,6 +93,16 @@ async def test_a_server_starts_again_although_what_its_run_began_with_is_gone(tm
     said, run, _ = await started(tmp_path / "kept", state_of(tmp_path, text.replace("/model", "/gone")))
     assert said == []
     assert run.state is RunState.WAITING_FOR_MEMBERS
+
+
+async def test_a_run_whose_owners_key_is_gone_is_said_and_gets_no_other_owner(tmp_path: Path, text: str) -> None:
+    await started(tmp_path / "kept", state_of(tmp_path, text))
+    key = (tmp_path / "kept" / "owner.json").rename(tmp_path / "copy.json")
+    with pytest.raises(ServerError, match="keeps a run, but not the key of its owner"):
+        owner_wallet(tmp_path / "kept")
+    assert not (tmp_path / "kept" / "owner.json").exists()
+    key.rename(tmp_path / "kept" / "owner.json")
+    assert (await started(tmp_path / "kept", state_of(tmp_path, text)))[0] == []
 
 
 async def test_the_seeds_own_file_is_read(tmp_path: Path) -> None:

@@ -10,17 +10,21 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from solders.pubkey import Pubkey
+from solders.system_program import TransferParams, transfer
 
 from aftermath.chain.accounts import fetch
-from aftermath.chain.addresses import run_addresses
+from aftermath.chain.addresses import EVERYONE, authorization_address, run_addresses
+from aftermath.chain.authorizer import Authorizer
 from aftermath.chain.endpoints import Endpoint, endpoint
 from aftermath.chain.member import SolanaMember
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.subscription import RunWatcher
-from aftermath.coordinator.errors import Refused
+from aftermath.coordinator.errors import Refused, Unavailable
+from aftermath.programs import AUTHORIZER_ID
 from aftermath.rules.run import Round
 from chain.faults import account_json, answer, meddling
-from chain.networks import Place
+from chain.networks import SCHEMA_HASH, Place
 
 
 async def test_an_account_that_cannot_be_read_is_read_again(embedded: Place) -> None:
@@ -63,6 +67,62 @@ async def test_a_node_that_does_not_know_the_run_is_not_believed_against_another
             forgetful = True
             assert (await member.view(fresh=True)).run.run_id == run
             assert (await member.view()).members.find(member.wallet) is None
+
+
+@pytest.mark.parametrize("junk", [False, True])
+async def test_a_node_that_does_not_know_the_authorization_does_not_end_a_member(embedded: Place, junk: bool) -> None:
+    """Who has joined once was admitted: that it is not any more, all nodes have to say."""
+    await embedded.open_run(run := f"admitted-{junk}".lower())
+    forgotten = 0
+
+    async def forget(body: dict[str, Any]) -> web.StreamResponse | None:
+        nonlocal forgotten
+        if not joined or body["method"] != "getMultipleAccounts" or str(place) not in body["params"][0]:
+            return None
+        forgotten += 1
+        value = account_json(b"\xff" * 200, owner=AUTHORIZER_ID) if junk else None
+        return answer(body, {"context": {"slot": 1 << 40}, "value": [value] * len(body["params"][0])})
+
+    joined = False
+    place = authorization_address(Pubkey.from_string(AUTHORIZER_ID), embedded.wallet.pubkey, EVERYONE)
+    wish: dict[str, Any] = {"tier": 0, "weight": 10, "schema_hash": SCHEMA_HASH, "stateless": False}
+    async with meddling(embedded.network.rpc_url, forget) as url:
+        where = [Endpoint(url, embedded.network.ws_url), endpoint(embedded.network.rpc_url, embedded.network.ws_url)]
+        async with RpcPool(where) as pool, SolanaMember(pool, embedded.wallet, run, client_version="") as member:
+            await member.join(p2p=member.wallet, **wish)
+            joined = True
+            await member.leave()
+            await member.join(p2p=member.wallet, **wish)
+    assert forgotten > 0
+
+
+async def test_a_slot_that_no_node_has_reached_is_forgotten(embedded: Place) -> None:
+    await embedded.configured_run("ahead")
+    where = endpoint(embedded.network.rpc_url, embedded.network.ws_url)
+    async with RpcPool([where]) as pool, SolanaMember(pool, embedded.wallet, "ahead", client_version="") as member:
+        member._watcher.slot = 1 << 40
+        with pytest.raises(Unavailable, match="Minimum context slot"):
+            await member._watcher.refresh(1.0)
+        assert (await member.view(fresh=True)).run.run_id == "ahead"
+
+
+async def test_lamports_at_an_address_without_an_authorization_keep_nobody_out(embedded: Place) -> None:
+    coordinator = await embedded.open_run("sprinkled")
+    run, authorizer = run_addresses(coordinator.program_id, "sprinkled").run, Authorizer(embedded.pool)
+    grantor, sender = embedded.wallet.pubkey, coordinator.sender
+    for grantee in (EVERYONE, grantor):
+        place = authorization_address(authorizer.program_id, grantor, grantee, bytes(run))
+        params = TransferParams(from_pubkey=grantor, to_pubkey=place, lamports=1_000_000)
+        await sender.send_packed([transfer(params)])
+        assert await authorizer.fetch(grantor, grantee, bytes(run)) is None
+    where = endpoint(embedded.network.rpc_url, embedded.network.ws_url)
+    async with RpcPool([where]) as pool, SolanaMember(pool, embedded.wallet, "sprinkled", client_version="") as member:
+        await member.join(p2p=member.wallet, tier=0, weight=10, schema_hash=SCHEMA_HASH, stateless=False)
+    ix = authorizer.ix(grantor)
+    await sender.send_packed([ix.create(EVERYONE, bytes(run)), ix.grantor_update(EVERYONE, True, bytes(run))])
+    made = await authorizer.fetch(grantor, EVERYONE, bytes(run))
+    assert made is not None
+    assert made.active
 
 
 async def test_a_clock_that_cannot_be_read_does_not_end_the_watch(

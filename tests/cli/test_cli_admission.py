@@ -20,6 +20,7 @@ from solders.rpc.requests import RequestAirdrop
 
 from aftermath import __version__
 from aftermath.chain.accounts import balance
+from aftermath.chain.addresses import run_addresses
 from aftermath.chain.admission import FEES_IN_HAND
 from aftermath.chain.endpoints import endpoint
 from aftermath.chain.member import SolanaMember
@@ -27,6 +28,7 @@ from aftermath.chain.rpc import RpcPool
 from aftermath.chain.wallet import Wallet, load_wallet
 from aftermath.coordinator.errors import Refused
 from aftermath.localnet.runtime import minimum_balance
+from aftermath.programs import COORDINATOR_ID
 from aftermath.rules.state import RunState
 from chain.faults import answer_error, meddling
 from cli.cli_lone_member import QUICK
@@ -316,3 +318,11 @@ def test_the_tier_that_this_machine_takes(waiting: Shell, run_id: str) -> None:
     assert "--matformer-tier auto: tier 0; it takes" in ended.stderr
     assert "is already in use" in ended.stderr
     assert ", tier 0, wallet " in ended.stdout
+
+
+def test_lamports_at_a_runs_addresses_keep_nobody_from_creating_it(owner: Shell, run_id: str) -> None:
+    places = run_addresses(Pubkey.from_string(COORDINATOR_ID), run_id)
+    for place in (places.run, places.members, places.witnesses):
+        asyncio.run(airdrop(owner.rpc, place, 10**6))
+    found = owner("create-run", "--run-id", run_id, "--name", "Test")
+    assert found.code == 0, found.err

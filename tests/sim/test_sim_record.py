@@ -41,6 +41,23 @@ def test_sequences_lost_or_done_twice_are_found(changed: dict[str, Any], waiting
         _record(**changed).check_coverage(waiting)
 
 
+def test_what_is_handed_out_anew_after_the_run_went_back_is_not_trained_twice() -> None:
+    record = _record(step=3)
+    record.note(builders.run(RunState.WAITING_FOR_MEMBERS, step=2, data_index=12), builders.members({}))
+    record.check_coverage([])
+    record.settled[1, 0] = [[12, 20]]
+    record.note(builders.run(RunState.WAITING_FOR_MEMBERS, step=3, data_index=20), builders.members({}))
+    record.check_coverage([])
+    record.settled[1, 1] = [[20, 24]]
+    record.note(builders.run(RunState.WAITING_FOR_MEMBERS, step=2, data_index=16), builders.members({}))
+    record.settled[2, 0] = [[16, 24]]
+    record.note(builders.run(RunState.WAITING_FOR_MEMBERS, step=3, data_index=24), builders.members({}))
+    record.check_coverage([])  # and what went back further before does not count again
+    record.settled[2, 1] = [[19, 20]]
+    with pytest.raises(Broken, match="sequence 19 was trained twice"):
+        record.check_coverage([])
+
+
 @pytest.mark.parametrize(
     "applied",
     [

@@ -9,6 +9,8 @@ from solders.pubkey import Pubkey
 
 from aftermath.base.errors import AftermathError, UsageError
 
+LEDGER = "ledger"
+"""What is in the directory of state beside the owner's key: the chain's ledger."""
 MOST_LISTED = 1 << 20
 """Bytes of a list of identities."""
 

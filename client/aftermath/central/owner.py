@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx
 from solders.keypair import Keypair
 
+from aftermath.central.files import LEDGER, ServerError
 from aftermath.chain.authorizer import Authorizer
 from aftermath.chain.client import CoordinatorClient
 from aftermath.chain.endpoints import endpoint
@@ -53,11 +54,20 @@ class _Inside(httpx.AsyncBaseTransport):
 
 
 def owner_wallet(directory: Path | None) -> Wallet:
-    """The owner's key in the directory of state, a new one if there is none. Raises WalletError."""
+    """The owner's key in the directory of state, a new one if nothing is kept there yet. Raises WalletError, and
+    ServerError where a run is kept without its key: with another one nobody owns it.
+    """
     if directory is None:
         return Wallet(Keypair())
     path = directory / "owner.json"
-    return load_wallet(path) if path.exists() else create_wallet(path)
+    if path.exists():
+        return load_wallet(path)
+    if any((directory / LEDGER).glob("snapshot-*")):
+        raise ServerError(
+            f"{directory} keeps a run, but not the key of its owner: there is no {path}",
+            "Restore that file from a copy, or begin anew with an empty directory: --save-state-dir DIR",
+        )
+    return create_wallet(path)
 
 
 @asynccontextmanager

@@ -22,7 +22,7 @@ from aiohttp import web
 from solders.pubkey import Pubkey
 from solders.transaction import VersionedTransaction
 
-from aftermath.central.files import ServerError
+from aftermath.central.files import LEDGER, ServerError
 from aftermath.central.gate import Gate
 from aftermath.central.presence import Presence
 from aftermath.central.session import GREETING_SECONDS, House, Session
@@ -84,7 +84,7 @@ class CentralServer:
 
     def __init__(self, config: ServerConfig) -> None:
         programs = ((COORDINATOR_ID, COORDINATOR_SO), (AUTHORIZER_ID, AUTHORIZER_SO))
-        ledger = config.state / "ledger" if config.state is not None else None
+        ledger = config.state / LEDGER if config.state is not None else None
         given = [(Pubkey.from_string(name), path) for name, path in programs]
         self.config = config
         self.node = Node(LocalnetConfig(ledger=ledger, programs=given))

@@ -139,7 +139,7 @@ class SolanaMember:
         """The account that admits this wallet to the run. Raises Refused `NotAuthorized` when nobody did."""
         grantor = Pubkey(self._watcher.latest.join_authority)
         asked = grantor, self._wallet.pubkey, self._addresses.run, self._authorizer
-        authorization = await self._authorizations.admitting(*asked)
+        authorization = await self._authorizations.admitting(*asked, known=self._enrolled)
         if authorization is None:
             other = "name another" if self._authorizer else "name one"
             raise Refused(

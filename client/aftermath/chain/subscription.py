@@ -128,9 +128,13 @@ class RunWatcher:
                 absence.reported()
             self._legible(accounts)
 
-        slot, (account, _) = await fetch_many(
-            self._pool, [self._address, CLOCK], min_slot=oldest, patience=patience, legible=legible
-        )
+        try:
+            slot, (account, _) = await fetch_many(
+                self._pool, [self._address, CLOCK], min_slot=oldest, patience=patience, legible=legible
+            )
+        except Unavailable:
+            self.slot = 0  # no node is that far: who said so may have lied, and `seq` keeps out what is older
+            raise
         if account is None or account.owner != self._program:
             if self._latest is not None:
                 raise run_closed()

@@ -134,8 +134,8 @@ async def growing(chain: SignedCluster, run_id: str) -> list[Instruction] | None
 
     places = run_addresses(chain.coordinator.program_id, run_id)
     _, (run, members, witnesses) = await fetch_many(chain.pool, [places.run, places.members, places.witnesses])
-    if run is None or members is None or witnesses is None:
-        return None
+    if run is None or members is None or witnesses is None or run.owner != chain.coordinator.program_id:
+        return None  # anybody can put lamports there
     owner = parse_run(run.data).main_authority
     if owner != bytes(chain.wallet.pubkey):
         raise RunExists(f"run {run_id} exists already and belongs to another wallet", "Choose another id")

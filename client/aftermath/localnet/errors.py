@@ -27,6 +27,10 @@ class LocalnetError(AftermathError):
     code = "localnet"
 
 
+OPTIONS = "--ledger of a localnet, --save-state-dir of a server"
+"""What names the directory of a ledger."""
+
+
 class LedgerError(LocalnetError):
     """The ledger directory cannot be read or written."""
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from aftermath.base.files import sync_bytes
-from aftermath.localnet.errors import LedgerError
+from aftermath.localnet.errors import OPTIONS, LedgerError
 from aftermath.localnet.records import Head, Record, decode, encode
 
 log = logging.getLogger(__name__)
@@ -145,7 +145,7 @@ def _payload_at(path: Path, data: bytes, position: int) -> bytes | None:
 def _damaged(path: Path, position: int) -> LedgerError:
     return LedgerError(
         f"the ledger file {path} is damaged at byte {position}",
-        "Restore the ledger directory from a copy, or start with an empty one (--ledger DIR)",
+        f"Restore the ledger directory from a copy, or start with an empty one: {OPTIONS}",
     )
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from aftermath.base.files import replacing
 from aftermath.base.locks import hold
 from aftermath.localnet.delta import apply
-from aftermath.localnet.errors import LedgerError
+from aftermath.localnet.errors import OPTIONS, LedgerError
 from aftermath.localnet.journal import Journal, frame, read_records, remove
 from aftermath.localnet.records import FORMAT, Chain, End, Entry, Head, Landed, Mark, Record, Stored
 from aftermath.localnet.slots import MAX_PROCESSING_AGE
@@ -66,11 +66,11 @@ class Ledger:
         except BlockingIOError:
             raise LedgerError(
                 f"the ledger {directory} is in use by another process",
-                "Stop that one, or name another directory: --ledger of a localnet, --save-state-dir of a server",
+                f"Stop that one, or name another directory: {OPTIONS}",
             ) from None
         except OSError as error:
             raise LedgerError(
-                f"the ledger {directory} cannot be opened: {error.strerror}", "Choose another --ledger"
+                f"the ledger {directory} cannot be opened: {error.strerror}", f"Choose another directory: {OPTIONS}"
             ) from None
 
     def recover(self) -> Recovered | None:
@@ -99,7 +99,7 @@ class Ledger:
             if isinstance(record, Chain) and record.format != FORMAT:
                 raise LedgerError(
                     f"the ledger {self.directory} has format {record.format}; this version writes format {FORMAT}",
-                    "Give a new directory with --ledger, or use the version that wrote this one",
+                    f"Give a new directory ({OPTIONS}), or use the version that wrote this one",
                 )
             if isinstance(record, Chain):
                 recovered = Recovered(record)
@@ -138,7 +138,7 @@ class Ledger:
     def _unfit(self, path: Path, how: str) -> LedgerError:
         return LedgerError(
             f"the ledger file {path} {how}",
-            "Restore the ledger directory from a copy, or start with an empty one (--ledger DIR)",
+            f"Restore the ledger directory from a copy, or start with an empty one: {OPTIONS}",
         )
 
     def start(self, chain: Chain, accounts: Iterable[Stored]) -> None:

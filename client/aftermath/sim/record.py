@@ -43,6 +43,8 @@ class Record:
     """(epoch, height): the step of every settled round that had data."""
     dropped: list[tuple[int, int]] = field(default_factory=list)
     """(epoch, seat) of every member that was dropped or ejected."""
+    again: dict[tuple[int, int], int] = field(default_factory=dict)
+    """(epoch, height): the first sequence that is handed out anew, since the run went back after that round."""
     _before: tuple[Run, Members] | None = None
 
     def note(self, run: Run, members: Members) -> None:
@@ -53,6 +55,9 @@ class Record:
                 self._close(run, old.current.height, old_members)
             for seat in bitmap.seats(_pushed_out(members) & ~_pushed_out(old_members)):
                 self.dropped.append((run.epoch, seat))
+            if run.step < old.step:  # an epoch that did not stand is undone, or the owner took the run back
+                index = run.data_index
+                self.again = {place: min(index, self.again.get(place, index)) for place in self.settled}
         self._before = run, members
 
     def _close(self, run: Run, height: int, members: Members) -> None:
@@ -67,10 +72,17 @@ class Record:
         self.steps[place] = round_.step
 
     def check_coverage(self, backlog: Iterable[Interval]) -> None:
-        """Between epochs: every sequence handed out was trained once or waits in the backlog."""
+        """Between epochs: every sequence handed out was trained once or waits in the backlog. What was trained of
+        those that are handed out anew, since the run went back, does not count.
+        """
         assert self._before is not None
         run, _ = self._before
-        trained = [(start, stop) for ranges in self.settled.values() for start, stop in ranges]
+        trained = [
+            (start, min(stop, self.again.get(place, stop)))
+            for place, ranges in self.settled.items()
+            for start, stop in ranges
+            if start < self.again.get(place, stop)
+        ]
         waiting = [(interval.start, interval.stop) for interval in backlog]
         spans = sorted(trained + waiting)
         for (_, stop), (start, _) in pairwise(spans):
