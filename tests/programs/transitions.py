@@ -201,7 +201,8 @@ class Transitions:
         agreed = self._agreed(lap)
         for number in judged.members:
             seat, result = self.members[number], agreed.get(number)
-            missing = result is None and not bitmap.contains(lap.attested or 0, number)
+            without = sum(number not in vote.held for vote in lap.votes) >= quorum(lap.elected)
+            missing = without and not bitmap.contains(lap.attested or 0, number)
             if missing and seat.state is not MemberState.HEALTHY and seat.exited <= judged.height:
                 continue  # it had left before it owed that
             said = [self._said(lap, number, result, level) for level in range(seat.tier, self.levels)]
