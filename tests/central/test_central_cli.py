@@ -20,6 +20,7 @@ from aftermath.central.index import CENTRALIZED
 from aftermath.central.state import load_state
 from aftermath.cli import docs
 from aftermath.cli.train import settings_options
+from cli.cli_runs import invoke as run_command
 from config.config_cases import SEED
 
 ROOT = Path(__file__).parents[2]
@@ -115,6 +116,19 @@ def test_a_state_file_is_a_config_with_the_runs_name(tmp_path: Path) -> None:
     assert "[progress] step" in refused("server", "validate-config", "--state", path)
     path.write_text('run_id = "demo"\nrun_idd = 1\n' + SEED)
     assert "run_idd" in refused("server", "validate-config", "--state", path)
+
+
+def test_a_state_file_that_is_right_is_told_tier_by_tier(tmp_path: Path) -> None:
+    shape = ("--hidden", 32, "--layers", 1, "--intermediate", 64, "--tiers", 3)
+    assert run_command("model", "init", "--out", tmp_path / "model", *shape).code == 0
+    state = tmp_path / "state.toml"
+    text = (ROOT / "config/demo/config.toml").read_text().replace("runs/demo/model", str(tmp_path / "model"))
+    state.write_text('run_id = "demo"\n' + text)
+    said = invoke("server", "validate-config", "--state", state)
+    assert said.exit_code == 0, said.output
+    data = json.loads(invoke("server", "validate-config", "--state", state, "--json").stdout)
+    for tier, size in enumerate(data["bytes_per_round"]):
+        assert f"{size:,} by each member of tier {tier}" in said.stdout
 
 
 def _server(tmp_path: Path, *words: str | Path) -> str:

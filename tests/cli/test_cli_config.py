@@ -260,6 +260,17 @@ def test_an_unknown_key_gets_the_nearest_names() -> None:
     assert invoke("config", "explain", "zzz", "--json").mistake["fix"] == "docs/config.md lists them"
 
 
+def test_a_key_is_explained_by_the_name_that_update_config_shows() -> None:
+    for shown, key in (
+        ("run.config.total_steps", "config.total_steps"),
+        ("model.optimizer.orthogonal_lr", "model.LLM.optimizer.SparseLoCo.orthogonal_lr"),
+        ("model.tiers", "model.LLM.matformer.tiers"),
+        ("model.max_seq_len", "model.LLM.max_seq_len"),
+    ):
+        assert [one["key"] for one in invoke("config", "explain", shown, "--json").data] == [key]
+    assert invoke("config", "explain", "optimizer.total_steps", "--json").code == 2
+
+
 def test_the_schema_is_one_document_with_and_without_json() -> None:
     assert invoke("config", "schema").out == invoke("config", "schema", "--json").out
     assert json.loads(invoke("config", "schema").out) == json_schema()

@@ -92,6 +92,8 @@ def test_who_invites_members_is_told_to_invite_them(owner: Shell, run_id: str, m
     assert f"next: aftermath-solana join-authorization-create --run-id {run_id} --authorizer KEY -w JOIN_AUTH" in said
     asked = {"run_id": "demo", "matformer_tier": AUTO_TIER}
     assert line(NEXT["can-join", ""], asked) == "aftermath-solana train --run-id demo --matformer-tier auto -w FILE"
+    asked |= {"address": "my wallet.json"}
+    assert line(NEXT["can-join", "file"], asked).endswith("--matformer-tier auto -w 'my wallet.json'")
 
 
 def test_a_run_that_will_pause_is_watched_until_it_has() -> None:

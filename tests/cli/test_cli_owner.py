@@ -274,7 +274,9 @@ def test_pause_and_resume(configured: Shell, run_id: str) -> None:
     assert f"run {run_id}, which is now waiting for members" in ticked
     assert "set-paused" in configured("update-config", "--run-id", run_id, "--name", "No").error["fix"]
     assert configured("set-paused", "--run-id", run_id).data["state"] == "paused"
-    assert "cannot be paused" in configured("set-paused", "--run-id", run_id, "pause").error["error"]
+    again = configured("set-paused", "--run-id", run_id, "pause").error
+    assert "cannot be paused" in again["error"]
+    assert again["fix"].endswith(f"aftermath-solana show-run --run-id {run_id}")
 
 
 def test_what_the_program_refuses_comes_with_the_command_that_mends_it(
@@ -305,7 +307,8 @@ def test_ticks_at_a_run_in_which_no_time_runs_say_once_what_it_waits_for(configu
     named = ("--rpc", configured.rpc, "-w", configured.wallet, "--run-id", run_id, "--count", 3, "--ms-interval", 10)
     new = invoke("tick", *named).err
     assert new.count("nothing is due while no time runs: new (epoch 0)") == new.count("nothing is due") == 1
-    assert "its owner has not begun it yet (set-paused resume)" in new
+    assert "; waits: its owner has not begun it yet (set-paused resume)" in new
+    assert configured("tick", "--run-id", run_id, "--count", 3).data["tried"] == 1  # two more would change nothing
     assert configured("set-paused", "--run-id", run_id, "resume").code == 0
     waits = invoke("tick", *named).err
     assert waits.count("nothing is due while no time runs: waiting for members (epoch 0)") == 1

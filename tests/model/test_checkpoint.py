@@ -130,7 +130,7 @@ def test_sliced_demands_the_tiers_files(full: Path) -> None:
     [(2, "auto", "slicing it again"), (2, "sliced", "slicing it again"), (0, "auto", "lacks what tier 0 holds")],
 )
 def test_a_slice_is_never_used_as_another_tier(exported: Path, asked: int, strategy: Any, says: str) -> None:
-    with pytest.raises(CheckpointError, match=says):
+    with pytest.raises(CheckpointError, match=says + r"[\s\S]*--tier 1 \(--matformer-tier 1 of train\)"):
         load(exported.with_name("m-tier1"), asked, strategy)
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from aftermath.tui.alerts import Alerts
 from aftermath.tui.board import Board
 from aftermath.tui.chart import LABEL, chart
 from aftermath.tui.messages import MESSAGES, End, Facts, Line, Stands, line_of, message_of
+from aftermath.tui.pages import progress_words, run_page
 from tui.tui_boards import EVIL, busy_member, told, where
 from watch.said import said
 
@@ -48,6 +51,19 @@ def test_the_phases_follow_the_events() -> None:
         board.take(told(kind, **fields))
         assert board.now == now
     assert board.leaving
+
+
+def test_a_member_that_waits_for_the_next_epoch_is_shown_the_steps_that_others_train() -> None:
+    """Nothing tells it of their rounds; one that trains goes by what it is told, also where the chain is a step on."""
+    board = Board("member", "demo", 1)
+    board.take(told("state", t=11.0, epoch=2, state="ROUND_TRAIN", step=17, total_steps=120, since=1000))
+    board.take(Stands(where(19)))
+    assert progress_words(board) == "step 17 of 120"
+    board.take(Stands(where(23)))
+    assert progress_words(board).startswith("step 22 of 120, ")
+    page = Console(width=80, file=io.StringIO(), color_system=None)
+    page.print(run_page(board, 130.0, 80, 24))
+    assert "step 22 of 120, " in page.file.getvalue()  # type: ignore[attr-defined]
 
 
 # --- warnings ---------------------------------------------------------------------------------------------------------

@@ -158,6 +158,16 @@ def test_a_line_does_not_join_what_nobody_told(tmp_path: Path) -> None:
         assert _strokes(path) == strokes, gap
 
 
+def test_a_plot_of_one_member_says_its_tier_and_has_whole_steps_and_no_bytes_below_none(tmp_path: Path) -> None:
+    path = tmp_path / "loss.svg"
+    run_plot(path, {2: [(1, 5.0), (2, 4.0), (3, 3.5)]}, {2: [(1, 0), (2, 0), (3, 0)]}, {0: 1}, [], "alone")
+    drawn = _texts(path)
+    assert "<!-- loss (nats per token), tier 2 -->" in drawn
+    assert {"<!-- 1 -->", "<!-- 2 -->", "<!-- 3 -->"} <= set(re.findall(r"<!-- .*? -->", drawn))
+    assert "1.5 -->" not in drawn
+    assert "\N{MINUS SIGN}" not in drawn
+
+
 def test_four_close_marks_do_not_cover_each_other(tmp_path: Path) -> None:
     path = tmp_path / "loss.svg"
     marks = [(20, "m1 killed"), (20, "m2 killed"), (20, "m1 is back"), (20, "m2 is back")]

@@ -69,6 +69,8 @@ def test_a_new_run_waits_for_its_config_and_then_for_its_start_and_is_so_for_no_
     assert configured.since is None
     assert facts_of(configured)["state"] == "new (epoch 0)"
     assert facts_of(at(RunState.PAUSED, now=BEGAN + 7))["state"] == "paused (epoch 0), for 7 s"
+    assert line(at(RunState.PAUSED)).endswith("; waits: its owner has paused it (set-paused resume)")
+    assert line(at(RunState.FINISHED)).endswith("; waits for nothing: 100 steps are trained")
 
 
 def test_before_there_are_enough_it_says_how_many_are_missing() -> None:
@@ -146,8 +148,8 @@ def test_a_deadline_that_nobody_acts_upon_is_everybody_s_to_mend() -> None:
 
 
 def test_a_pause_to_come_is_said() -> None:
-    assert any("wants a pause" in sentence for sentence in at(RunState.ROUND_TRAIN, pending_pause=True).waits)
-    assert not any("wants a pause" in sentence for sentence in at(RunState.PAUSED, pending_pause=True).waits)
+    assert "the pause begins that its owner wants" in at(RunState.ROUND_TRAIN, pending_pause=True).waits[-1]
+    assert not any("its owner wants" in sentence for sentence in at(RunState.PAUSED, pending_pause=True).waits)
 
 
 def test_the_time_that_is_left_is_that_of_the_epoch_s_pace() -> None:

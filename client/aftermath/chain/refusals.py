@@ -50,7 +50,10 @@ _TOLD = {
         "{run} has trained all its steps",
         "Reopen it with more, for example: aftermath-solana reopen {flag} --total-steps 5000",
     ),
-    "AlreadyHalted": ("{run} is not running, so it cannot be paused", "Look at its state: aftermath-solana list-runs"),
+    "AlreadyHalted": (
+        "{run} is not running, so it cannot be paused",
+        "It can be closed or changed as it is; what it waits for: aftermath-solana show-run {flag}",
+    ),
     "NotPaused": (
         "{run} is neither new nor paused, so it cannot be resumed",
         "Look at its state: aftermath-solana list-runs",

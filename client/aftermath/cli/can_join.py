@@ -251,7 +251,8 @@ async def can_join(
     }
     text = f"no: {'; '.join(reasons)}" if reasons else f"yes: {user} may join run {run_id}"
     text += f"\ntier {tier}: {why}" if why else ""
-    return Result(data, text, _exit_of(gravest(refusals)) if refusals else 0)
+    case = "" if address == str(user) else "file"
+    return Result(data, text, _exit_of(gravest(refusals)) if refusals else 0, case)
 
 
 def gravest(refusals: list[AftermathError]) -> AftermathError:

@@ -53,6 +53,8 @@ class Subject:
     """As `p2p.relay` takes it."""
     metrics_port: int | None = None
     chain: Cluster | None = None
+    answers: bool = True
+    """Whether any of its nodes does: else nothing more is asked of it."""
     run_id: str | None = None
     authorizer: str | None = None
     max_bond: int = 0

@@ -1,6 +1,7 @@
 """What `doctor` looks at on the cluster: its nodes and clock, the run, and what the run asks of the wallet.
 
 Decided: nothing is asked for and nothing is spent, no test money either; `train` would ask a local network for that.
+Where no node answers, that is said once, and the rest is left out.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ async def rpc(subject: Subject) -> Finding | None:
                 continue
             told.append(f"{endpoint.shown} answers in {(time.monotonic() - started) * 1e3:.0f} ms")
     if not told:
+        subject.answers = False
         return broken(away[0].message, away[0].fix)
     await subject.chain.pool.check()
     if away:
@@ -178,8 +180,8 @@ async def model(subject: Subject) -> Finding | None:
     return fine("the run's model, tier and data are those of the chain")
 
 
+NODES: tuple[tuple[str, Check], ...] = (("rpc", rpc),)
 ON_THE_CLUSTER: tuple[tuple[str, Check], ...] = (
-    ("rpc", rpc),
     ("websocket", websocket),
     ("clock", clock),
     ("run", run),

@@ -20,7 +20,8 @@ def config_explain(
 ) -> Result:
     """Say what a key of a run's config file is: its type, unit, default and limits, what it does, and an example.
 
-    A key's last part is enough; all keys that end so are shown. Of a table its keys are listed.
+    A key's last part is enough; all keys that end so are shown. So is the name by which update-config shows it. Of a
+    table its keys are listed.
     """
     from aftermath.config.keys import find, held_by, nearest
 

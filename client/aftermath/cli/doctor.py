@@ -93,7 +93,7 @@ async def doctor(
     from dataclasses import replace
 
     from aftermath.cli.checkup import Status, Subject, as_data, as_text, examine
-    from aftermath.cli.checkup_chain import ON_THE_CLUSTER
+    from aftermath.cli.checkup_chain import NODES, ON_THE_CLUSTER
     from aftermath.cli.checkup_machine import ON_THE_MACHINE, memory
     from aftermath.cli.checkup_network import AFTER_THE_CLUSTER, BEFORE_THE_CLUSTER
     from aftermath.cli.connection import connect
@@ -115,7 +115,9 @@ async def doctor(
     if options.rpc or run_id:
         async with connect(replace(options, rpc=options.rpc or defaults.RPC)) as chain:
             subject.chain = chain
-            found += await examine(subject, ON_THE_CLUSTER)
+            found += await examine(subject, NODES)
+            if subject.answers:
+                found += await examine(subject, ON_THE_CLUSTER)
     # which relay it is and which tier fits is known when the cluster and the run are
     found += await examine(subject, [*AFTER_THE_CLUSTER, ("memory", memory)])
     failed = sum(finding.status is Status.FAILURE for _, finding in found)

@@ -40,7 +40,8 @@ def model_export(
         )
     exported = export_tiers(place, wanted, out.expanduser() if out else None)
     data = {"tiers": [str(path) for path in exported.tiers], "manifest": str(exported.manifest)}
-    return Result(data, "\n".join(["Wrote", *(f"  {path}" for path in (*data["tiers"], data["manifest"]))]))
+    told = "\n".join(["Wrote", *(f"  {path}" for path in (*data["tiers"], data["manifest"]))])
+    return Result(data, told, case="elsewhere" if out else "")
 
 
 def _numbers(text: str) -> list[int]:

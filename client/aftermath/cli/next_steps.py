@@ -40,10 +40,12 @@ NEXT: Mapping[tuple[str, str], str] = {
     ("deploy", ""): "create-run --run-id RUN --name NAME",
     ("show-identity", "created"): "config set wallet {wallet_private_key_path}",
     ("can-join", ""): "train --run-id {run_id} --matformer-tier {matformer_tier} -w FILE",
+    ("can-join", "file"): "train --run-id {run_id} --matformer-tier {matformer_tier} -w {address}",
     ("predownload", ""): "train --run-id {run_id} --matformer-tier {matformer_tier} -w FILE",
     ("withdraw", ""): "list-runs",
     ("model init", ""): "model inspect --model {out}",
     ("model export", ""): "model verify --model {src}",
+    ("model export", "elsewhere"): "model verify --model {out}/CHECKPOINT",
     ("data tokenize", ""): "data inspect --data-path {output}",
     ("data fetch", ""): "data inspect --data-path {output}",
 }

@@ -1,7 +1,8 @@
 """`tick`: advance a run by hand, once or again and again.
 
 Decided: without --count it goes on where nothing is due either, since it may be what keeps a run going that is resumed
-or joined only later. What such a run waits for is said once, and again when that is another state.
+or joined only later. With --count it ends at once where only the run's owner can move it. What a run waits for is said
+once, and again when that is another state.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ async def tick(
 
     Members do this by themselves; a tick by hand helps a run that nobody attends. Nothing is paid for a tick that
     changes nothing. What the run waits for where nothing is due is said once; without --count the ticks go on all the
-    same, until something is.
+    same, until something is. With it they end where only the run's owner can move the run: if it is new, paused or
+    finished.
     """
     import asyncio
 
@@ -58,6 +60,8 @@ async def tick(
                 if (waits := _waits(found)) != last:
                     note(not_due(found))
                 last = waits
+                if count is not None and found.state.halted:
+                    break
                 continue
             note(f"tick {tried}: {in_words((await chain.coordinator.run(run_id)).state)}")
         run = await chain.coordinator.run(run_id)

@@ -60,10 +60,24 @@ def held_by(table: Key) -> list[Key]:
 
 
 def find(name: str) -> list[Key]:
-    """The keys that are meant: that of this name, else all whose names end with it."""
+    """The keys that are meant: that of this name, else all whose names end with it, else those that it names as the
+    run's accounts do (`run.config.total_steps`, `model.optimizer.value_bits`).
+    """
     wanted = tuple(part for part in name.strip("[] ").split(".") if part)
+    if not wanted:
+        return []
     exact = [key for key in keys() if key.path == wanted]
-    return exact or [key for key in keys() if wanted and key.path[-len(wanted) :] == wanted]
+    return (
+        exact
+        or [key for key in keys() if key.path[-len(wanted) :] == wanted]
+        or [key for key in keys() if key.path[-1] == wanted[-1] and _leaves_out(wanted, key.path)]
+    )
+
+
+def _leaves_out(wanted: tuple[str, ...], path: tuple[str, ...]) -> bool:
+    """Whether `wanted` is `path` but for tables between its parts, and `run` before them."""
+    parts = iter(path)
+    return all(part in parts for part in (wanted[1:] if wanted[0] == "run" else wanted))
 
 
 def nearest(name: str) -> list[str]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
+from aftermath.base.counted import counted
 from aftermath.localnet.free_ports import free_ports, is_free
 from aftermath.testnet.chain import SOLANA, Chain, start_chain
 from aftermath.testnet.errors import StageError
@@ -54,7 +55,7 @@ class Solana:
         names = ["owner", *(client.name for client in plan.clients)]
         at_once(([*create, str(plan.keys(name))] for name in names), plan.log("keys"), own)
         plan.config.write_text(plan.chosen.text)
-        self._owner("create-run", "--name", "local testnet", "--description", f"{len(plan.clients)} clients")
+        self._owner("create-run", "--name", "local testnet", "--description", counted(len(plan.clients), "client"))
         self._owner("update-config", "--config-path", str(plan.config))
         self._owner("set-paused", "resume")
         if plan.panes:

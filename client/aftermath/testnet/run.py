@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 
+from aftermath.base.counted import counted
 from aftermath.testnet.backends import Backend, logged
 from aftermath.testnet.errors import StageError
 from aftermath.testnet.files import make_missing
@@ -59,7 +60,8 @@ class Testnet:
             self.story.follow(plan.events)
             for client in plan.clients:
                 self._start(client)
-            self._lines.own(f"started {len(plan.clients)} clients; what they say is in {plan.place / 'logs'}")
+            said = "what it says" if len(plan.clients) == 1 else "what they say"
+            self._lines.own(f"started {counted(len(plan.clients), 'client')}; {said} is in {plan.place / 'logs'}")
             viewer = panes.attach() if panes else None
             until = None if seconds is None else time.monotonic() + seconds
             ending = self._follow(keeper, until, lambda: viewer is not None and viewer.poll() is not None)

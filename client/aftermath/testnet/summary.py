@@ -52,11 +52,13 @@ class Summary:
     def line(self) -> str:
         """One line."""
         took = f"{self.ending}: step {self.steps} of {self.total_steps} in {self.seconds:.0f} s"
-        tiers = ", ".join(map(str, self.tiers))
+        tiers = ("tier " if len(self.tiers) == 1 else "tiers ") + ", ".join(map(str, self.tiers))
         loss = f"loss {self.loss_first:.3f} to {self.loss_last:.3f}" if self.loss_last is not None else "no loss yet"
         same = f"replicas identical in {counted(self.comparisons, 'comparison')}"
+        if not self.comparisons:
+            same = "no two replicas to compare"
         parts = [
-            f"{counted(self.clients, 'client')} of tiers {tiers}",
+            f"{counted(self.clients, 'client')} of {tiers}",
             counted(self.kills, "kill"),
             loss,
             f"REPLICAS DIFFER: {self.differing[0]}" if self.differing else same,

@@ -32,9 +32,16 @@ _TALL = 32  # lines of a terminal that has room for more than 24 have
 
 def progress_words(board: Board) -> str:
     """How far the run is, as far as anybody said."""
-    if board.progress.total:
-        return board.progress.words()
-    return steps_of(board.standing) if board.standing is not None else "no step yet"
+    found = _further(board)
+    return steps_of(found) if found is not None else board.progress.words()
+
+
+def _further(board: Board) -> Standing | None:
+    """The run's standing, where the member's own events say less: of the rounds that others train while it waits for
+    the next epoch they tell none.
+    """
+    told, found = board.progress, board.standing
+    return found if found is not None and (not told.total or found.step > told.step + 1) else None
 
 
 def run_page(board: Board, now: float, width: int, height: int) -> RenderableType:
@@ -196,10 +203,9 @@ def _cell(value: str | Text | Sequence[str]) -> Text:
 
 def _steps(board: Board, width: int) -> Text:
     words = progress_words(board)
-    step, total = board.progress.step, board.progress.total
-    if not total and board.standing is not None:
-        step, total = board.standing.step, board.standing.total_steps
-    return bar(words, step, total, width)
+    if (found := _further(board)) is not None:
+        return bar(words, found.step, found.total_steps, width)
+    return bar(words, board.progress.step, board.progress.total, width)
 
 
 def bar(words: str, step: int, total: int, width: int) -> Text:

@@ -48,9 +48,11 @@ def run_plot(
     `epochs` are first steps of epochs, by number; `marks` as in `step_plot`.
     """
     figure, (loss, traffic) = _figure(2)
-    _draw(loss, {f"tier {tier}": curve for tier, curve in losses.items()}, LOSS)
+    measure = LOSS if len(losses) != 1 else f"{LOSS}, tier {next(iter(losses))}"
+    _draw(loss, {f"tier {tier}": curve for tier, curve in losses.items()}, measure)
     megabytes = {f"tier {tier}": [(step, count / 1e6) for step, count in curve] for tier, curve in sent.items()}
     _draw(traffic, megabytes, "sent to peers (MB)", gaps=False)
+    traffic.set_ylim(bottom=0)  # where nothing was sent, the scale would go below
     for axes in (loss, traffic):
         for step in epochs.values():
             axes.axvline(step, color="lightgrey", linewidth=1, zorder=0)
@@ -74,6 +76,8 @@ def _figure(rows: int) -> tuple[Any, Sequence[Any]]:
     figure, axes = pyplot.subplots(
         rows, figsize=(8, 4.5 * sum(heights) / 3), dpi=120, sharex=True, squeeze=False, height_ratios=heights
     )
+    for row in axes[:, 0]:
+        row.xaxis.get_major_locator().set_params(integer=True)  # there is no step 1.25
     return figure, list(axes[:, 0])
 
 

@@ -177,7 +177,7 @@ def _waits(run: Run, model: Model, members: Members, deadline: int | None) -> It
         case RunState.COOLDOWN:
             yield from _waits_for_the_model(run, model, members)
     if run.pending_pause and not run.state.halted:
-        yield "its owner wants a pause, which begins when this epoch is over"
+        yield "the end of this epoch, with which the pause begins that its owner wants"
     if deadline is not None and deadline <= -_OVERDUE:
         yield f"somebody to move it on: aftermath-solana tick --run-id {run.run_id}"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from solders.pubkey import Pubkey
 
 from aftermath.base.counted import counted
+from aftermath.rules.state import RunState
 from aftermath.watch.phase import in_words
 from aftermath.watch.printable import printable
 from aftermath.watch.progress import span
@@ -41,7 +42,8 @@ def line(found: Standing) -> str:
     """All of it in a line, for where nothing can be drawn over."""
     here = counted(taking_part(found), "member takes part", "members take part")
     parts = [_state(found), _steps(found), here]
-    return printable("; ".join([*parts, f"waits for {', and '.join(found.waits)}"]))
+    owed = found.state in (RunState.UNINITIALIZED, RunState.PAUSED)  # what its owner has or has not done, a sentence
+    return printable("; ".join([*parts, f"waits{':' if owed else ' for'} {', and '.join(found.waits)}"]))
 
 
 def taking_part(found: Standing) -> int:

@@ -33,7 +33,7 @@ export async function runPage(content, runId, status) {
   const waits = h("ul", { class: "waits" });
   const deadline = h("p", { class: "deadline" });
   const loss = chart("Loss by tier", { height: 340, shown: (value, range) => value.toFixed(range > 0 && range < 0.05 ? 4 : range < 0.5 ? 3 : 2), nothing: "No loss is known yet: members state it as they attest rounds, and events tell it." });
-  const sent = chart("Bytes sent by tier", { shown: bytes, zero: true, nothing: "Only members' events tell what they send to each other: start the observer with --events." });
+  const sent = chart("Bytes sent by tier", { shown: bytes, zero: true, nothing: "Nothing yet: a member that is alone sends nothing, and only members' events tell what others do (observe --events)." });
   const table = membersTable();
   const levels = levelsList();
   const levelsCard = card("Who holds which level", "levels-card", levels.element);
