@@ -200,18 +200,27 @@ class Transitions:
             return
         agreed = self._agreed(lap)
         for number in judged.members:
-            seat, result = self.members[number], agreed.get(number)
-            without = sum(number not in vote.held for vote in lap.votes) >= quorum(lap.elected)
-            missing = without and not bitmap.contains(lap.attested or 0, number)
+            seat, result = self.members[number], self._leading(lap, number)
+            missing = not bitmap.contains(lap.attested or 0, number)
             if missing and seat.state is not MemberState.HEALTHY and seat.exited <= judged.height:
                 continue  # it had left before it owed that
             said = [self._said(lap, number, result, level) for level in range(seat.tier, self.levels)]
-            if (result is None and not missing) or not all(votes for votes, _ in said) or seat.shown == -64:
+            owed = missing or number in agreed
+            if not owed or not all(votes for votes, _ in said) or seat.shown == -64:
                 continue
-            if not missing and all(votes.count(True) >= quorum(len(votes)) for votes, _ in said):
+            if number in agreed and all(votes.count(True) >= quorum(len(votes)) for votes, _ in said):
                 seat.shown = min(63, seat.shown + 1)
-            elif missing or any(votes.count(False) >= needed for votes, needed in said):
+            elif result is None or any(votes.count(False) >= needed for votes, needed in said):
                 seat.shown -= 1
+
+    def _leading(self, lap: Lap, number: int) -> int | None:
+        """The result of a seat that leads among the votes in their order (Boyer and Moore); None if nothing does."""
+        leading: int | None = None
+        margin = 0
+        for result in (vote.held.get(number) for vote in lap.votes):
+            leading = leading if margin else result
+            margin += 1 if result == leading else -1
+        return leading
 
     def _said(self, lap: Lap, number: int, result: int | None, level: int) -> tuple[list[bool], int]:
         """Which judges of a level that attested recorded that result of a seat; how many others count against it."""

@@ -3,10 +3,10 @@
 //! Declaring a tier proves nothing. A member delivers a level of its result if a quorum of those who hold the level, of
 //! the witnesses that attested, recorded it: the others could not tell. Of several that hold a level, those judge who
 //! delivered all of theirs in an epoch before (they are established), so that newcomers cannot vouch for each other;
-//! where the epoch began with none, all do. A round that nobody can judge counts neither for nor against a member, and
-//! so does one in which no quorum either had its result or did without it: a third of the witnesses, which by chance
-//! may be of one person where they are drawn of many, could otherwise take everybody's word. By the word of the same
-//! witnesses members apply a level of a result, at any time in the epoch: so who judges is fixed when it begins.
+//! where the epoch began with none, all do. A round that nobody can judge counts neither for nor against a member, nor
+//! does one in which most of the witnesses, but no quorum, had its result: a third of them, who by chance may be of one
+//! person where they are drawn of many, could otherwise take everybody's word. By the word of the same witnesses
+//! members apply a level of a result, at any time in the epoch: so who judges is fixed when it begins.
 //!
 //! Where established holders judge, only a quorum of them counts against a member, and a judge has its own word among
 //! them: of two, one could otherwise take the other's word about the level, by saying that it got nothing. What a judge
@@ -164,12 +164,12 @@ pub fn judge(run: &Run, members: &mut Members, witnesses: &Witnesses) {
             all |= of_tier.recorded[index] & 1 << bit;
             lacking |= of_tier.lacking[index] & 1 << bit;
         }
-        let agreed = quorum::count(disagreeing.iter().map(|different| !different[index]), quorum) & in_round;
-        let delivered = agreed & bitmap::word(&leading.participation, index);
+        let led = bitmap::word(&leading.participation, index) & in_round;
+        let delivered = quorum::count(disagreeing.iter().map(|different| !different[index]), quorum) & led;
         // who owed nothing is attested, and counts neither way
-        let missing = agreed & !bitmap::word(&leading.participation, index) & !bitmap::word(&closed.attested, index);
+        let missing = in_round & !bitmap::word(&closed.attested, index);
         let missing = missing & !left_before(members, index, missing, run.rounds[judged].height);
-        let (up, down) = (known & all & delivered, known & (missing | delivered & lacking));
+        let (up, down) = (known & all & delivered, known & (missing & !led | (missing | delivered) & led & lacking));
         advance(&mut members.shown, index, up, down);
     }
 }
