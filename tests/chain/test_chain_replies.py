@@ -163,7 +163,11 @@ async def test_no_more_of_a_compressed_reply_is_unpacked_than_may_be_read(
     assert max(made, default=0) <= 1001
 
 
-@pytest.mark.parametrize("body", [b"no gzip", gzip.compress(b'{"result": 1}')[:-9], gzip.compress(b"{}") + b"and more"])
+@pytest.mark.parametrize(
+    "body",
+    [b"no gzip", gzip.compress(b'{"result": 1}')[:-9], gzip.compress(b"{}") + b"and more"],
+    ids=["none", "cut", "more"],
+)
 async def test_a_reply_that_is_no_whole_gzip_is_the_nodes_failure(body: bytes) -> None:
     broken, honest = Node(), Node()
     broken.always = packed(body, "gzip")

@@ -92,6 +92,17 @@ def test_a_version_that_this_client_is_not_is_warned_of(created: Shell, run_id: 
     assert created(*line, "").data["warnings"] == []
 
 
+def test_a_run_that_trains_is_not_said_to_need_a_pause_to_whom_it_does_not_belong(
+    configured: Shell, run_id: str, tmp_path: Path
+) -> None:
+    configured("set-paused", "--run-id", run_id, "resume")
+    invoke("show-identity", "--create", "-w", tmp_path / "other.json")
+    changed = ("update-config", "--run-id", run_id, "--name", "Mine")
+    assert "Pause it first" in configured(*changed).error["fix"]
+    refused = Shell(configured.rpc, tmp_path / "other.json")(*changed).error
+    assert refused["error"] == f"run {run_id} belongs to another wallet"
+
+
 def test_update_config_sets_schema_and_figures(configured: Shell, run_id: str, material: Path) -> None:
     dump = configured("json-dump-run", "--run-id", run_id).data
     assert dump["model"]["tier_widths"] == [256, 128, 64]

@@ -83,7 +83,8 @@ _TOLD = {
     ),
     "StillBound": (
         "this wallet is in the running epoch of {run}, or waits for the next one",
-        "Stop its train, and try again when the epoch has ended: till then others may find its results false",
+        "Stop its train, and try again when the epoch has ended: till then others may find its results false. "
+        "What that waits for: aftermath-solana show-run {flag}",
     ),
     "NotAllowedToKick": (
         "only the owner of {run} and its join authority may remove or bar a wallet",
@@ -200,12 +201,17 @@ def refused(failure: TransactionFailed, instructions: Sequence[Instruction], err
     )
 
 
+def as_told(name: str, run_id: str | None) -> Refused:
+    """What the program would refuse with, said before it is asked."""
+    words = {"run": f"run {run_id}" if run_id else "the run", "flag": f"--run-id {shlex.quote(run_id or 'RUN')}"}
+    sentence, fix = _TOLD[name]
+    return refusal(name, sentence.format(**words), fix.format(**words))
+
+
 def _custom(code: int, program: Pubkey, errors: Mapping[int, ProgramError], run_id: str | None) -> Refused:
     if code in errors:
         name = errors[code].name
-        words = {"run": f"run {run_id}" if run_id else "the run", "flag": f"--run-id {shlex.quote(run_id or 'RUN')}"}
-        sentence, fix = _TOLD.get(name, (errors[code].message, ""))
-        return refusal(name, sentence.format(**words), fix.format(**words))
+        return as_told(name, run_id) if name in _TOLD else refusal(name, errors[code].message)
     if framework := _framework(code):
         name, message = framework
         return refusal(name, f"program {program}: {message} ({name})")

@@ -78,6 +78,7 @@ async def update_config(
     """
     from aftermath import __version__
     from aftermath.chain.admission import trouble_with_version
+    from aftermath.chain.refusals import as_told
     from aftermath.cli.connection import sign_in
     from aftermath.owner.change import Change
     from aftermath.owner.troubles import troubles
@@ -89,6 +90,8 @@ async def update_config(
     change = Change(given, config, shape, restart_from_step, switch_to_hub, client_version)
     async with sign_in(options) as chain:
         run, model, _ = await chain.coordinator.snapshot(run_id)
+        if run.main_authority != bytes(chain.wallet.pubkey):  # who cannot pause it either
+            raise as_told("NotMainAuthority", run_id)
         kept = change.kept_checkpoint(model)
         sent = await _send(chain, change, run, model, as_json=json_output)
         run, model, _ = await chain.coordinator.snapshot(run_id)
