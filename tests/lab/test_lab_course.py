@@ -205,6 +205,16 @@ def test_what_members_agree_on_is_named_one_by_one(place: Path, given: dict[str,
         train(place, **INNER | given, out=place / "out")
 
 
+def test_what_was_not_saved_is_said_to_be_trained_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    killed_after(course(place, out=place / "early", save_every=6), 3, monkeypatch)
+    (warning,) = [event for event in train(place, out=place / "early", save_every=6) if event["kind"] == "warning"]
+    assert "begins anew" in warning["message"]
+    killed_after(course(place, out=place / "late", save_every=2), 3, monkeypatch)
+    begun = train(place, out=place / "late", save_every=2)
+    assert begun[0]["done"] == 2
+    assert not [event for event in begun if event["kind"] == "warning"]
+
+
 def test_a_state_is_bound_to_the_files_as_well(place: Path) -> None:
     train(place, out=place / "out")
     file = place / "tokens" / "tokens-00000.bin"

@@ -37,6 +37,7 @@ from aftermath.watch.kinds import Warning
 from aftermath.watch.plot import step_plot
 
 EVENTS, PLOT, CHECKPOINT = "events.jsonl", "loss.png", "checkpoint"
+_ANEW = "it was ended before its first state was saved, so it begins anew: a smaller --save-every saves sooner"
 
 
 class Course:
@@ -49,7 +50,7 @@ class Course:
         self._curves: dict[str, list[tuple[int, float]]] = {"training": []}
         self._events = Events(_elapsed(), [screen])
         self._tokens = 0
-        self._stopping = False
+        self._stopping = self._begins_anew = False
 
     def stop(self) -> None:
         """Have `run` end after the step under way, with its state saved."""
@@ -72,6 +73,8 @@ class Course:
                     done=self._done,
                 )
             )
+            if self._begins_anew:
+                self._events.emit(Warning(message=_ANEW))
             for step in range(self._done + 1, recipe.steps + 1):
                 self._step(step)
                 if recipe.eval_every and step % recipe.eval_every == 0 and step < recipe.steps:
@@ -189,6 +192,7 @@ class Course:
             self._deal.restore(counters.fresh, counters.again)
             self._done = counters.step
             if log.exists():
+                self._begins_anew = not counters.step and log.stat().st_size > counters.events
                 self._recall(log, counters.events)
         with writing(self._out):
             self._events = Events(_elapsed(), [self._screen, JsonLines(log, now)])
