@@ -1,6 +1,6 @@
 """What a member counts for is earned: a newcomer the median at most, then twice what it delivered of its share."""
 
-from aftermath.rules import assignment, bitmap
+from aftermath.rules import assignment, bitmap, committee
 from aftermath.rules.state import MemberState, RunState
 from programs.harness import World
 from programs.scenario import Scenario, member
@@ -40,6 +40,32 @@ def again(run: Scenario, declared: dict[int, int]) -> None:
     run.tick().ok()
     run.world.advance(31)
     run.tick().ok()
+
+
+def test_who_is_left_no_share_beside_a_great_weight_keeps_its_word(world: World) -> None:
+    """It doubles in every epoch, until the others owe nothing in whole ones: what the model is they say still."""
+    run = Scenario(world, tiers=1).start(
+        init_min_clients=9, rounds_per_epoch=5, global_batch_size_start=12, global_batch_size_end=12
+    )
+    declared = dict.fromkeys(range(8), 60) | {8: 65_535}
+    for _ in range(9):
+        again(run, declared)
+        owed = 0
+        while run.run.state.training:
+            judged = run.run.round(run.run.config.judged(run.run.current.height))
+            planned = assignment.assign(judged, run.members, 0) if judged else {}
+            owing = bitmap.from_seats(seat for seat, share in planned.items() if share.len)
+            owed |= owing
+            run.everyone_witnesses(participation=owing)
+        asked = [index for index in declared if committee.levels_to_attest(run.run, run.members, run.seat_of(index))]
+        if run.members.judges:
+            assert asked == list(declared)
+        for index in asked:
+            run.attest(index, {0: b"t" * 32})
+        run.world.advance(31)
+        run.tick(1).ok()
+        assert run.run.level_hashes[0] == b"t" * 32
+    assert owed != run.run.began  # some had nothing to do in the whole epoch
 
 
 def test_newcomers_count_the_median_of_what_is_declared(run: Scenario) -> None:

@@ -623,6 +623,8 @@ class Transitions:
                 tuple(hashes), known.attested & ~trained, known.step, known.data_index, known.source, known.lost
             )
         self.statements = {level: {} for level in range(self.levels)}
+        if self.judged:
+            self.proven |= self.judges & self.healthy  # who has shown it before may owe nothing
         for number in bitmap.seats(self.proven & self.healthy):
             self.proven &= ~(0 if self._half(self.members[number]) else 1 << number)
         self._enter(RunState.COOLDOWN)

@@ -41,7 +41,7 @@ def main(how: str) -> None:
             Path(os.environ["DONE"]).touch()
         else:
             while not stop.wait(0.1):
-                events.emit(told("round", step=41).event)
+                events.emit(told("round", step=41, height=40).event)
             events.emit(told("leaving").event)
             while "GO" in os.environ and not Path(os.environ["GO"]).exists():
                 time.sleep(0.02)
