@@ -220,16 +220,20 @@ class Arena:
         return self._send("settle", index, b"", ())
 
     def withdraw(self, index: int) -> bool:
-        return self._send("withdraw", index, b"", ())
+        order = [entry["name"] for entry in instruction_of(PROGRAM, "withdraw")["accounts"]]
+        return self._send("withdraw", index, b"", (), replaced={order.index("sponsor"): self._sponsor(index)})
 
     def kick(self, index: int, barred: bool) -> bool:
-        held = self.oracle.memberships.get(index)
-        sponsor = wallet(index) if held and held.own else self.scenario.accounts["authority"]
-        keys = {"membership": _membership(self.scenario, index), "sponsor": sponsor}
+        keys = {"membership": _membership(self.scenario, index), "sponsor": self._sponsor(index)}
         order = [entry["name"] for entry in instruction_of(PROGRAM, "kick")["accounts"]]
         data = bytes(wallet(index)) + bytes([barred])
         replaced = {order.index(name): key for name, key in keys.items()}
         return self._send("kick", None, data, (index, barred), replaced=replaced)
+
+    def _sponsor(self, index: int) -> Pubkey:
+        """Who paid for a wallet's membership; of one that there is none of, whoever would pay for a bar."""
+        held = self.oracle.memberships.get(index)
+        return wallet(index) if held and held.own else self.scenario.accounts["authority"]
 
     def _encoded(self, name: str, params: Mapping[str, Any]) -> bytes:
         return encode(instruction_of(PROGRAM, name)["args"][0]["type"], params, PROGRAM)

@@ -440,6 +440,15 @@ def test_no_transaction_does_what_the_rules_do_not_say(machine: type[RuleBasedSt
     assert machine is not Hiders or Hiders.convictions > 0, "nobody was ever dropped for its levels"
 
 
+def test_whoever_is_barred_and_keeps_no_membership_is_refused_alike() -> None:
+    arena = Arena(**CONFIG)
+    assert arena.withdraw(0)
+    assert arena.kick(0, True)
+    assert not arena.withdraw(0)
+    assert arena.kick(0, False)
+    assert not arena.withdraw(0)
+
+
 def test_what_must_hold_does_not_with_more_than_a_third() -> None:
     with pytest.raises(AssertionError):
         run(TooMany, 100, shrink=False)
