@@ -21,6 +21,7 @@ from aftermath.config.keys import find
 from aftermath.config.read import schedule_of
 from aftermath.config.recipe import recipe_of
 from aftermath.model.presets import PRESETS
+from aftermath.owner.troubles import trouble_with_schedule
 from aftermath.rules.schedules import last_change
 from aftermath.testnet.configs import SHIPPED, configs
 from aftermath.testnet.files import COMMANDS, flags
@@ -93,6 +94,11 @@ def test_a_schedule_lasts_as_long_as_the_run(recipe: str, steps: int) -> None:
     shipped = load_config(SHIPPED / recipe)
     beyond = last_change(schedule_of(shipped.llm.lr_schedule)) - shipped.config.total_steps
     assert last_change(schedule_of(config.llm.lr_schedule)) == steps + beyond
+
+
+def test_the_schedule_of_a_short_run_is_not_warned_of() -> None:
+    config = written("--preset", "llama-1m", "--steps", 6)
+    assert trouble_with_schedule(schedule_of(config.llm.lr_schedule), 6) == ""
 
 
 @pytest.mark.parametrize("kind", ["Constant", "Linear", "Cosine"])

@@ -44,6 +44,8 @@ def test_results_that_would_be_a_burden_are_told(width: int, topk: int, steps: i
     [
         (100, 94, "changes until step 100 and the run has 94 steps"),
         (100, 95, ""),
+        (13, 11, "changes until step 13 and the run has 11 steps"),
+        (13, 12, ""),
         (96, 100, ""),
         (95, 100, "is 0 from step 95 on and the run has 100 steps"),
     ],

@@ -77,9 +77,9 @@ def trouble_with_overlap(shape: Shape, rules: Config) -> str:
 
 
 def trouble_with_schedule(schedule: LrSchedule, total_steps: int) -> str:
-    """Why the rates do not fit the run's steps; a twentieth more or less is no trouble."""
+    """Why the rates do not fit the run's steps; a twentieth more or less is no trouble, nor is one step more."""
     last = last_change(schedule)
-    if last - last // 20 > total_steps:
+    if last - max(last // 20, 1) > total_steps:
         return (
             f"the learning rate changes until step {last:,} and the run has {total_steps:,} steps: it ends at the rate "
             f"{learning_rate(schedule, total_steps):.3g}; let the schedule last as long as total_steps"
