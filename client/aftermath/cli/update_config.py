@@ -170,8 +170,7 @@ def _for_people(data: dict[str, Any], shape: Shape | None) -> Table:
     """The result as people read it; changes and warnings have been said."""
     shown = {name: value for name, value in data.items() if name not in ("warnings", "changes")}
     if shape:
-        sizes = [f"{size:,} by each member of tier {tier}" for tier, size in enumerate(shape.bytes_per_round)]
-        shown["bytes_per_round"] = sizes
+        shown["bytes_per_round"] = shape.bytes_in_words
     return facts(shown)
 
 

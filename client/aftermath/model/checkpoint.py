@@ -137,13 +137,14 @@ def _guard_slice(directory: Path, stored: int, tier: int, strategy: Strategy) ->
             f"{directory} is a slice of tier {stored}; the strategy `universal` needs the full checkpoint",
             "Name the full checkpoint, or use the strategy auto",
         )
+    choose = f"Name the full checkpoint, or choose tier {stored}: --tier {stored} (--matformer-tier {stored} of train)"
     if tier > stored:
         raise CheckpointError(
             f"{directory} is already a slice of tier {stored}; slicing it again for tier {tier} is refused",
-            f"Name the full checkpoint, or choose tier {stored}: --tier {stored} (--matformer-tier {stored} of train)",
+            choose,
         )
     if tier < stored:
         raise CheckpointError(
             f"{directory} is a slice of tier {stored} and lacks what tier {tier} holds",
-            f"Name the full checkpoint, or choose tier {stored}: --tier {stored} (--matformer-tier {stored} of train)",
+            choose,
         )

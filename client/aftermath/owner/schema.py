@@ -61,6 +61,11 @@ class Shape:
         """By tier: the bytes of a member's result, which goes to every other member in every round."""
         return [self.schema.results.result_bytes(tier) for tier in range(self.schema.state.tiers)]
 
+    @property
+    def bytes_in_words(self) -> list[str]:
+        """The same as people read it."""
+        return [f"{size:,} by each member of tier {tier}" for tier, size in enumerate(self.bytes_per_round)]
+
     def to_chain(self) -> dict[str, object]:
         """The `schema` part of the program's `UpdateParams`."""
         return {"hash": self.schema.hash(), "tier_widths": list(self.schema.state.widths)}

@@ -33,5 +33,4 @@ def server_validate_config(state: State, data_config: DataConfig = None, run_id:
     if data_config is not None:
         data["sequences"] = data_beside(data_config, config)[1].sequences
     shown = {name: value for name, value in data.items() if value is not None}
-    sizes = [f"{size:,} by each member of tier {tier}" for tier, size in enumerate(shape.bytes_per_round)]
-    return Result(data, facts(shown | {"bytes_per_round": sizes}))
+    return Result(data, facts(shown | {"bytes_per_round": shape.bytes_in_words}))
