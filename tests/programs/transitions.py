@@ -35,6 +35,7 @@ from programs.laps import (
     numbers,
     runs_of,
 )
+from rules.program_rules import leading
 
 OFTEN = 8
 """In so many rounds more than not whoever is dropped for its levels has failed to deliver them."""
@@ -200,7 +201,7 @@ class Transitions:
             return
         agreed = self._agreed(lap)
         for number in judged.members:
-            seat, result = self.members[number], self._leading(lap, number)
+            seat, result = self.members[number], leading(vote.held.get(number) for vote in lap.votes)
             missing = not bitmap.contains(lap.attested or 0, number)
             if missing and seat.state is not MemberState.HEALTHY and seat.exited <= judged.height:
                 continue  # it had left before it owed that
@@ -212,15 +213,6 @@ class Transitions:
                 seat.shown = min(63, seat.shown + 1)
             elif result is None or any(votes.count(False) >= needed for votes, needed in said):
                 seat.shown -= 1
-
-    def _leading(self, lap: Lap, number: int) -> int | None:
-        """The result of a seat that leads among the votes in their order (Boyer and Moore); None if nothing does."""
-        leading: int | None = None
-        margin = 0
-        for result in (vote.held.get(number) for vote in lap.votes):
-            leading = leading if margin else result
-            margin += 1 if result == leading else -1
-        return leading
 
     def _said(self, lap: Lap, number: int, result: int | None, level: int) -> tuple[list[bool], int]:
         """Which judges of a level that attested recorded that result of a seat; how many others count against it."""

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import TypeVar
 
 from aftermath.rules import bitmap
 from aftermath.rules.committee import WITNESS, positions
 from aftermath.rules.consensus import consensus
 from aftermath.rules.run import MAX_WITNESSES, Attestation, Round
+
+Result = TypeVar("Result")
 
 
 def elected_count(witness_nodes: int, clients: int) -> int:
@@ -29,3 +32,15 @@ def attested_mask(attesting: Round, attestations: Iterable[Attestation], judged:
     """
     everything = replace(attesting, attested=judged.roster)
     return bitmap.from_seats(consensus(everything, attestations, judged.roster)) | idle & judged.roster
+
+
+def leading(results: Iterable[Result | None]) -> Result | None:
+    """What the majority vote over a round's attestations names, in their order (Boyer and Moore): what most of them
+    are, if anything is; else what is left by the order. None stands for no result.
+    """
+    leads: Result | None = None
+    margin = 0
+    for result in results:
+        leads = leads if margin else result
+        margin += 1 if result == leads else -1
+    return leads

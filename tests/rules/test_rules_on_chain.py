@@ -254,16 +254,6 @@ def _appoint(chain: Onchain, judges: int) -> None:
     overwrite(chain, views.members_account(), chain.addresses.members, judges=who, established=who)
 
 
-def _leading(results: list[consensus.Fingerprint | None]) -> consensus.Fingerprint | None:
-    """What most of them are, if anything is (Boyer and Moore); else what is left by the order."""
-    leading: consensus.Fingerprint | None = None
-    margin = 0
-    for result in results:
-        leading = leading if margin else result
-        margin += 1 if result == leading else -1
-    return leading
-
-
 @pytest.mark.parametrize("overlap", [0, 1])
 @pytest.mark.parametrize("seed", range(2))
 def test_the_program_counts_levels_by_the_witnesses_that_the_client_does(
@@ -299,7 +289,7 @@ def test_the_program_counts_levels_by_the_witnesses_that_the_client_does(
         for seat in range(size):
             own = range(before.seats[seat].tier, 3)
             asked = [consensus.judging(attestations, chain.run, before, level) for level in own]
-            leads = _leading([held[one.seat].get(seat) for one in attestations])
+            leads = program_rules.leading(held[one.seat].get(seat) for one in attestations)
             recorded = [[held[one.seat].get(seat) == leads for one in said] for said in asked]
             whole = seat in accepted and all(votes.count(True) >= committee.quorum(len(votes)) for votes in recorded)
             against = leads is None or any(
