@@ -41,6 +41,10 @@ KNOWN: dict[str, tuple[str, frozenset[str]]] = {
         "two members have shown level 0, and a quorum of two is both",
         frozenset({"every level is attested"}),
     ),
+    "never a witness": (
+        "every round waits `round_witness_time` for its vote, and the chain's clock counts whole seconds",
+        frozenset(),
+    ),
 }
 """What is not stopped yet: why, and the bars that may be missed for it. All others must be met."""
 

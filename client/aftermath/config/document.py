@@ -63,7 +63,8 @@ class RunRules(Table):
         "loses the round, and is told so before it joins. Below `epoch_time`, if that is set.",
     )
     round_witness_time: SomeSeconds = Field(
-        examples=[5], description="Longest time that late witnesses have after `max_round_train_time` has passed."
+        examples=[5],
+        description="Longest time that late witnesses have after a quorum has attested, or `max_round_train_time`.",
     )
     epoch_time: Seconds = Field(
         default=0,
