@@ -162,6 +162,7 @@ def test_an_authorization_is_withdrawn(owner: Shell, people: dict[str, Path]) ->
     assert again["signatures"] == []
     gone = grantor("join-authorization-delete", "--authorizer", people["grantee"]).data
     assert gone["closed"]
+    assert gone["lamports_returned"] > 0
     missing = grantor(
         "join-authorization-read", "--join-authority", people["grantor"], "--authorizer", people["grantee"]
     )

@@ -31,6 +31,7 @@ def test_text_becomes_tokens_that_can_be_looked_at(tmp_path: Path) -> None:
     seen = called("data", "inspect", "--data-path", tmp_path / "out", "--seq-len", 8, "--json")
     found = json.loads(seen.stdout)
     assert (found["tokens"], found["sequences"], [one["bytes"] for one in found["files"]]) == (30, 3, [60])
+    assert found["seq_len"] == 8
     again = called("data", "tokenize", "--input", tmp_path / "text", "--output", tmp_path / "out")
     assert again.returncode == 1
     assert "already holds token files" in again.stderr

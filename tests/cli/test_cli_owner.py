@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pty
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -48,6 +49,8 @@ def test_the_seeds_command_lines(owner: Shell, run_id: str, material: Path) -> N
     for line in lines:
         outcome = invoke(*line)
         assert outcome.code == 0, outcome.err
+        if line[0] == "create-run":
+            assert re.search(r"^paid +0\.\d+ SOL *$", outcome.out, re.MULTILINE)
     assert state_of(owner, run_id) == "waiting_for_members"
 
 

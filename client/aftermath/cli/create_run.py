@@ -57,6 +57,7 @@ async def create_run(
     from aftermath.chain.addresses import EVERYONE, run_addresses
     from aftermath.chain.admission import trouble_with_version
     from aftermath.chain.options import public_key
+    from aftermath.chain.refusals import sol
     from aftermath.cli.connection import sign_in
     from aftermath.watch.phase import in_words
 
@@ -85,7 +86,8 @@ async def create_run(
         "lamports": spent,
         "signatures": [str(signature) for signature in signatures],
     }
-    return Result(data, facts(data | {"state": in_words(run.state)}))
+    shown = {("paid" if name == "lamports" else name): value for name, value in data.items()}
+    return Result(data, facts(shown | {"state": in_words(run.state), "paid": sol(spent)}))
 
 
 def check_readable(run_id: str) -> None:

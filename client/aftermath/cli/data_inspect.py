@@ -46,6 +46,7 @@ def data_inspect(
         "files": [{"name": one.name, "bytes": one.size, "samples": one.samples} for one in records],
         "tokens": source.tokens if isinstance(source, TokenFiles) else source.sequences * source.seq_len,
         "sequences": source.sequences,
+        "seq_len": source.seq_len,
         "hash": hash_of(records).hex(),
     }
     shown = data | {"files": [f"{one.name}: {one.size:,} bytes, {one.samples[:16]}" for one in records]}

@@ -32,7 +32,7 @@ async def join_authorization_delete(
     """
     from aftermath.chain.addresses import EVERYONE
     from aftermath.chain.options import public_key
-    from aftermath.chain.refusals import CLOSED_TOO_EARLY, told
+    from aftermath.chain.refusals import CLOSED_TOO_EARLY, sol, told
     from aftermath.cli.authorization import present, scope_of
     from aftermath.cli.connection import sign_in
     from aftermath.coordinator.errors import Refused
@@ -43,6 +43,7 @@ async def join_authorization_delete(
         ix = chain.authorizer.ix(grantor)
         found = present(await chain.authorizer.fetch(grantor, grantee, scope), grantor, grantee, _SIGN)
         withdrawn = [ix.grantor_update(grantee, False, scope)] if found.active else []
+        before = await chain.balance(grantor)
         closed = not (found.active and found.delegates)  # or it is too early for that
         try:
             signatures = await chain.sender.send_packed([*withdrawn, *([ix.close(found)] if closed else [])])
@@ -51,12 +52,15 @@ async def join_authorization_delete(
                 raise
             closed = False
             signatures = await chain.sender.send_packed(withdrawn)
+        returned = await chain.balance(grantor) - before
         if not closed:
             note(told(CLOSED_TOO_EARLY)[0])
     data = {
         "address": str(found.address),
         "active": False,
         "closed": closed,
+        "lamports_returned": returned,
         "signatures": [str(signature) for signature in signatures],
     }
-    return Result(data, facts(data))
+    shown = {("came back" if name == "lamports_returned" else name): value for name, value in data.items()}
+    return Result(data, facts(shown | {"came back": sol(returned)}))
