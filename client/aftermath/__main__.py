@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from aftermath.base.openmp import sleep_soon
 from aftermath.base.quiet import Quietly
 
 
 def main() -> None:
     """Entry point of the console script."""
     with Quietly():
+        sleep_soon()
         from aftermath.cli.main import SOLANA
 
         SOLANA.main()
