@@ -19,6 +19,7 @@ from solders.pubkey import Pubkey
 from solders.rpc.requests import RequestAirdrop
 
 from aftermath import __version__
+from aftermath.base.directories import cache_directory
 from aftermath.chain.accounts import balance
 from aftermath.chain.addresses import run_addresses
 from aftermath.chain.admission import FEES_IN_HAND
@@ -30,11 +31,12 @@ from aftermath.coordinator.errors import Refused
 from aftermath.localnet.runtime import minimum_balance
 from aftermath.programs import COORDINATOR_ID
 from aftermath.rules.state import RunState
+from aftermath.train.lock import only_process
 from chain.faults import answer_error, meddling
 from cli.cli_lone_member import QUICK
 from cli.cli_runs import Shell
 from cli.conftest import ROOT
-from cli.test_cli_authorizations import verdict
+from cli.test_cli_authorizations import public, verdict
 from cli.test_cli_bad_input import ELSEWHERE
 from cli.test_cli_train import train
 from localnet.conftest import start
@@ -81,6 +83,21 @@ def test_the_client_version_as_train_says_it(waiting: Shell, run_id: str) -> Non
     assert waiting("update-config", "--run-id", run_id, "--client-version", __version__).code == 0
     assert waiting("set-paused", "--run-id", run_id, "resume").code == 0
     assert verdict(waiting, run_id, waiting.wallet) == []
+
+
+def test_a_wallet_that_takes_part_here_already(waiting: Shell, run_id: str) -> None:
+    cluster = asyncio.run(genesis(waiting.rpc))
+    place = {"cluster": cluster, "program": str(COORDINATOR_ID), "run_id": run_id, "wallet": public(waiting.wallet)}
+    with only_process(cache_directory("locks"), **place):
+        assert verdict(waiting, run_id, waiting.wallet) == [
+            f"another process on this machine takes part in run {run_id} with this key"
+        ]
+    assert verdict(waiting, run_id, waiting.wallet) == []
+
+
+async def genesis(rpc: str) -> str:
+    async with RpcPool([endpoint(rpc)]) as pool:
+        return await pool.genesis()
 
 
 def test_a_run_in_which_others_convict_is_joined_by_nobody(waiting: Shell, run_id: str) -> None:

@@ -127,6 +127,16 @@ async def at_the_chain(chain: Cluster, run_id: str, user: Pubkey, delegate_of: P
     return OnChain(view, grantee, bond, lacking(run, held), refusals)
 
 
+async def check_only_process(chain: Cluster, run_id: str, user: Pubkey) -> None:
+    """Raises Unsuitable if a process on this machine takes part with the wallet already."""
+    from aftermath.base.directories import cache_directory
+    from aftermath.train.lock import only_process
+
+    cluster, program = await chain.pool.genesis(), str(chain.coordinator.program_id)
+    with only_process(cache_directory("locks"), cluster=cluster, program=program, run_id=run_id, wallet=str(user)):
+        pass
+
+
 def on_this_machine(view: View, wallet: bytes, tier: int, device: str) -> tuple[list[AftermathError], list[str]]:
     """What `train` would refuse about device, model, tier and data, and the warnings it would begin with."""
     from aftermath.data.source import SourceAway
@@ -205,9 +215,10 @@ async def can_join(
     """Say whether a wallet may join a run, and why not.
 
     It looks at what train on this machine looks at before it joins: whether the run is open to the wallet, the client's
-    version, funds and bond; the device, the model's kind, its config.json by the hash on chain, and the tier; and that
-    the data is here, and is the run's. On a local network it gives the wallet the test SOL that it lacks, as train
-    does. Exits 0 when the wallet may join, 10 when the run takes another version, and 1 when it may not otherwise.
+    version, funds and bond, and that no process here takes part with it; the device, the model's kind, its config.json
+    by the hash on chain, and the tier; and that the data is here, and is the run's. On a local network it gives the
+    wallet the test SOL that it lacks, as train does. Exits 0 when the wallet may join, 10 when the run takes another
+    version, and 1 when it may not otherwise.
     """
     from aftermath import __version__
     from aftermath.chain.admission import check_funds
@@ -223,6 +234,8 @@ async def can_join(
         entry = await at_the_chain(chain, run_id, user, delegate_of, max_bond)
         with noting(entry.refusals):
             await check_funds(chain.pool, user, entry.lacking)
+        with noting(entry.refusals):
+            await check_only_process(chain, run_id, user)
     view, refusals = entry.view, entry.refusals
     tell(entry)
     tier, why = matformer_tier, ""
