@@ -110,6 +110,16 @@ def test_a_quorum_opens_the_grace_and_all_witnesses_close_the_round(run: Scenari
     assert (state.current.height, state.rounds[1].attested) == (2, 0b111)
 
 
+def test_that_counts_begin_anew_with_the_rounds_is_told(run: Scenario) -> None:
+    """Who has not shown its levels in the epoch before may be dropped for them in its rounds, and not in the next's."""
+    run.warm_up([0, 1, 2])
+    before = run.run.members_seq
+    run.world.advance(31)
+    run.tick().ok()
+    assert run.run.state is RunState.ROUND_TRAIN
+    assert run.run.members_seq == before + 1
+
+
 def test_no_transition_happens_twice_in_one_second(world: World) -> None:
     run = Scenario(world).start(warmup_time=0)
     run.warm_up([0, 1, 2])

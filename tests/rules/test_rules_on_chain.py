@@ -16,7 +16,7 @@ from aftermath.chain import views
 from aftermath.config.document import RunConfig
 from aftermath.rules import assignment, bitmap, committee, consensus, conviction
 from aftermath.rules.deadlines import next_deadline
-from aftermath.rules.state import Alone, RunState
+from aftermath.rules.state import Alone, MemberState, RunState
 from config.config_cases import RULES, SEED, changed
 from rules import backlog, program_rules
 from rules.backlog import Backlog
@@ -186,8 +186,8 @@ def _attest(chain: Onchain, rng: random.Random, witness: int, roster: int) -> An
 @pytest.mark.parametrize("overlap", [0, 1])
 @pytest.mark.parametrize("seed", range(3))
 def test_the_program_drops_whom_the_client_finds_left_out(chain: Onchain, seed: int, overlap: int) -> None:
-    """Random attestations by any number of the elected: `health_check` takes a member if and only if the client would
-    name it.
+    """Random attestations by any number of the elected, of whom some have gone since: `health_check` takes a member if
+    and only if the client would name it.
     """
     rng = random.Random(seed)
     members = 6
@@ -202,12 +202,14 @@ def test_the_program_drops_whom_the_client_finds_left_out(chain: Onchain, seed: 
     for _ in range(60):
         given = [rng.getrandbits(members) for _ in range(rng.randint(0, members))]
         _write_attestations(chain, given, attested=rng.getrandbits(members))
+        _have_gone(chain, {seat for seat in range(1, members) if rng.random() < 0.1})
         judges, judged = chain.run.round(1), chain.run.round(chain.run.config.judged(1))
         assert judges is not None
         assert judged is not None
-        absent = consensus.left_out(judges, chain.attestations(chain.run.ring(1) or 0, len(given)))
+        healthy = chain.members.mask(MemberState.HEALTHY)
+        absent = consensus.left_out(judges, chain.attestations(chain.run.ring(1) or 0, len(given)), healthy)
         for seat in range(members):
-            expected = bitmap.contains(judged.roster & ~judges.attested & absent, seat)
+            expected = bitmap.contains(judged.roster & ~judges.attested & absent & healthy, seat)
             assert _takes(chain, 1 << seat) == expected, (given, seat)
             taken += expected
     assert 0 < taken < 60 * members
@@ -238,7 +240,7 @@ def test_the_program_drops_for_its_levels_whom_the_client_does(chain: Onchain, s
         assert judges is not None
         assert ring is not None
         attestations = chain.attestations(ring, len(given))
-        absent = consensus.left_out(judges, attestations) & ~judges.attested
+        absent = consensus.left_out(judges, attestations, members.mask(MemberState.HEALTHY)) & ~judges.attested
         found = conviction.incomplete(chain.run, members, attestations)
         for seat in range(size):
             assert _takes(chain, 1 << seat) == bitmap.contains(found | absent, seat), (given, seat)
@@ -323,6 +325,16 @@ def _write_attestations(chain: Onchain, given: list[int], attested: int) -> None
             rounds[ring]["attestations"][place]["seat"] = place
             rounds[ring]["attestations"][place]["participation"] = bitmap.to_bytes(participation)
         overwrite(chain, layout, address, rounds=rounds)
+
+
+def _have_gone(chain: Onchain, gone: set[int]) -> None:
+    """All others are healthy."""
+    record = np.frombuffer(chain.data(chain.addresses.members), views.members_account().dtype, count=1, offset=8)[0]
+    seats = record["seats"].copy()
+    used = np.flatnonzero(seats["used"])
+    seats["state"][used] = [(MemberState.DROPPED if seat in gone else MemberState.HEALTHY).value for seat in used]
+    healthy = bitmap.to_bytes(bitmap.from_seats(set(used.tolist()) - gone))
+    overwrite(chain, views.members_account(), chain.addresses.members, seats=seats, healthy=healthy)
 
 
 def _takes(chain: Onchain, dropped: int) -> bool:

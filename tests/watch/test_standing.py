@@ -12,7 +12,7 @@ from aftermath.rules.model import Model
 from aftermath.rules.run import Run
 from aftermath.rules.state import ExitReason, MemberState, RunState
 from aftermath.watch.standing import Standing, standing
-from aftermath.watch.standing_words import facts_of, line
+from aftermath.watch.standing_words import facts_of, line, shown_levels
 from rules import builders
 
 CONFIG = builders.config(
@@ -214,6 +214,13 @@ def test_levels_are_held_by_those_of_their_tier_and_of_larger_ones() -> None:
     assert [(level.attested, level.lost) for level in told] == [(True, False), (False, True), (True, False)]
     old = at(RunState.COOLDOWN, members_=members(4), **facts | {"attested_step": 4}).levels
     assert not any(level.attested for level in old)
+
+
+def test_levels_are_shown_by_those_that_delivered_them_in_an_epoch_before() -> None:
+    known = replace(members(4), established=0b0110)
+    found = at(RunState.WAITING_FOR_MEMBERS, members_=known)
+    assert [level.shown for level in found.levels] == [(), (1,), (1, 2)]
+    assert shown_levels(found) == ["level 0: nobody yet", "level 1: 1 member", "level 2: 2 members"]
 
 
 def test_a_line_counts_who_takes_part() -> None:

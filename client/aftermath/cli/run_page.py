@@ -7,12 +7,13 @@ from rich.text import Text
 
 from aftermath.cli.present import facts, listing
 from aftermath.watch.standing import Standing
-from aftermath.watch.standing_words import COLUMNS, facts_of, row_of
+from aftermath.watch.standing_words import COLUMNS, facts_of, row_of, shown_levels
 
 
 def page(found: Standing) -> RenderableType:
     """All of it."""
-    parts: list[RenderableType] = [facts(facts_of(found)), Text()]
+    known: dict[str, object] = {**facts_of(found), **({"shown by": levels} if (levels := shown_levels(found)) else {})}
+    parts: list[RenderableType] = [facts(known), Text()]
     if found.members:
         parts.append(listing(COLUMNS, [row_of(member) for member in found.members]))
     return Group(*parts)

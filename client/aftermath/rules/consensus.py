@@ -110,16 +110,18 @@ def scores(attestations: Iterable[Attestation]) -> dict[int, int]:
     return dict(Counter(seat for attestation in attestations for seat in bitmap.seats(attestation.participation)))
 
 
-def left_out(attesting: Round, attestations: Collection[Attestation]) -> int:
+def left_out(attesting: Round, attestations: Iterable[Attestation], healthy: int) -> int:
     """The seats (a bitmap of all 256) that a quorum of the witnesses did not record; none when they were too few.
 
-    That no quorum recorded a result is not enough: it is also so when one of exactly a quorum of witnesses lies.
+    That no quorum recorded a result is not enough: it is also so when one of exactly a quorum of witnesses lies. Nor do
+    the votes count of those who have gone since, and are not among the `healthy`.
     """
     needed = committee.quorum(attesting.elected)
-    if len(attestations) < needed:
+    remaining = [one for one in attestations if bitmap.contains(healthy, one.seat)]
+    if len(remaining) < needed:
         return 0
-    seen = scores(attestations)
-    return bitmap.from_seats(s for s in range(bitmap.MAX_MEMBERS) if len(attestations) - seen.get(s, 0) >= needed)
+    seen = scores(remaining)
+    return bitmap.from_seats(s for s in range(bitmap.MAX_MEMBERS) if len(remaining) - seen.get(s, 0) >= needed)
 
 
 def consensus(attesting: Round, attestations: Iterable[Attestation], roster: int) -> dict[int, Fingerprint]:

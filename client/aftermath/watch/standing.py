@@ -64,6 +64,8 @@ class LevelStanding:
 
     level: int
     holders: tuple[int, ...]
+    shown: tuple[int, ...]
+    """Those that have shown in an epoch before that they hold it; where there is none, whoever declares it speaks."""
     attested: bool
     lost: bool
     """Nobody in the epoch has it as the run had it: it goes back to an older one."""
@@ -141,8 +143,9 @@ def _levels(run: Run, members: Members) -> Iterator[LevelStanding]:
     here = members.mask(MemberState.HEALTHY) if running else run.finishers
     for level in range(run.levels):
         holders = tuple(seat for seat in bitmap.seats(here) if members.seats[seat].tier <= level)
+        shown = tuple(seat for seat in bitmap.seats(members.established) if members.seats[seat].tier <= level)
         attested = run.attested_step == run.step and bool(run.levels_attested >> level & 1)
-        yield LevelStanding(level, holders, attested, bool(run.levels_lost >> level & 1))
+        yield LevelStanding(level, holders, shown, attested, bool(run.levels_lost >> level & 1))
 
 
 # --- what it waits for ------------------------------------------------------------------------------------------------

@@ -30,6 +30,14 @@ def facts_of(found: Standing) -> dict[str, str | list[str]]:
     }
 
 
+def shown_levels(found: Standing) -> list[str]:
+    """How many members have shown each level, whose word about it counts; of a run without a model nothing."""
+    return [
+        f"level {level.level}: " + (counted(len(level.shown), "member") if level.shown else "nobody yet")
+        for level in found.levels
+    ]
+
+
 def row_of(member: MemberStanding) -> list[str]:
     """What the columns say of a member."""
     standing = f"{member.standing}, witness" if member.witness else member.standing

@@ -2,7 +2,7 @@
 //!
 //! At most one transition happens per instruction, so that its cost is bounded.
 
-use super::{bitmap, holders, levels, members, moment::elapsed, quorum, seeds, Moment};
+use super::{bitmap, holders, levels, members, moment::elapsed, quorum, seeds, sequence, Moment};
 use crate::{constants::Bitmap, state::*};
 use anchor_lang::prelude::*;
 
@@ -100,6 +100,7 @@ impl Machine<'_> {
             return Ok(false);
         }
         holders::begin(self.run, self.members);
+        sequence::bump(&mut self.run.members_seq)?; // who was short of levels before is no more
         self.start_round(moment, (0, 0));
         Ok(true)
     }
