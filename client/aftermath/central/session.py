@@ -26,6 +26,8 @@ from aftermath.localnet.pubsub import Connection
 MOST_STRANGERS = 64
 GREETING_SECONDS = 10.0
 PING_SECONDS = 5.0
+MOST_OWED = 4 << 20
+"""Bytes of answers and news that a member has not taken: many times what it is told in a round."""
 
 
 class House:
@@ -70,7 +72,7 @@ class Session(Connection):
     """Serves one member until it goes, lags or breaks the form."""
 
     def __init__(self, house: House) -> None:
-        super().__init__(house.node.subscriptions, ping=PING_SECONDS)
+        super().__init__(house.node.subscriptions, ping=PING_SECONDS, most=MOST_OWED)
         self._house = house
         self.unwanted = asyncio.Event()
         """Set when it has to make room before it has proven who is there."""
@@ -92,8 +94,7 @@ class Session(Connection):
 
     async def _makes_room(self) -> None:
         await self.unwanted.wait()
-        if self._transport is not None:
-            self._transport.abort()  # it is not waited for: who says nothing may not say goodbye either
+        self._abort()  # it is not waited for: who says nothing may not say goodbye either
 
     async def _greeted(self) -> Guest | None:
         """Who is there, None for somebody who was sent away. Raises Malformed, TimeoutError."""
