@@ -329,13 +329,27 @@ async def test_a_state_that_no_node_confirms_does_not_stay(embedded: Place) -> N
     for changes in (LEAD + 1, 1 << 62):
         lie = _notification(coordinator.program_id, await _state(embedded, RUN, changes=changes))
         async with (
-            faulty_websocket(lie) as faulty,
+            faulty_websocket(lie, every=0.1) as faulty,
             RpcPool([Endpoint(embedded.network.rpc_url, faulty.url)]) as pool,
             watching(pool, coordinator, silence=0.1) as watcher,
         ):
             await asyncio.wait_for(_until(lambda watcher=watcher: watcher.push_bytes_max > 0), 5)  # type: ignore[misc]
             await seen(watcher, newest := await change(coordinator, changes % 7), 5)
             assert watcher.latest.seq == newest
+
+
+async def test_a_state_that_nodes_contradict_is_told_of(embedded: Place, caplog: pytest.LogCaptureFixture) -> None:
+    """While the run stands still nothing overtakes it."""
+    coordinator = await embedded.configured_run(RUN)
+    lie = _notification(coordinator.program_id, await _state(embedded, RUN, changes=9))
+    async with (
+        faulty_websocket(lie, every=0.1) as faulty,
+        RpcPool([Endpoint(embedded.network.rpc_url, faulty.url)]) as pool,
+        watching(pool, coordinator, silence=0.05),
+    ):
+        await asyncio.wait_for(_until(lambda: "one of them is wrong" in caplog.text), 20)
+        await asyncio.wait_for(_until(lambda: faulty.subscriptions > 1), 20)
+    assert caplog.text.count("one of them is wrong") == 1
 
 
 async def test_pushes_are_ahead_of_what_nodes_answer_for_a_while(embedded: Place) -> None:
@@ -351,7 +365,7 @@ async def test_another_run_is_not_taken_for_this_one(embedded: Place, caplog: py
     await embedded.configured_run("another")
     lie = _notification(coordinator.program_id, await _state(embedded, "another", changes=5))
     async with (
-        faulty_websocket(lie) as faulty,
+        faulty_websocket(lie, every=0.1) as faulty,
         RpcPool([Endpoint(embedded.network.rpc_url, faulty.url)]) as pool,
         watching(pool, coordinator, silence=0.1) as watcher,
     ):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Coroutine
+from contextlib import suppress
 from typing import Any
 
 from solders.pubkey import Pubkey
@@ -36,8 +37,8 @@ SILENCE_SECONDS = 2.0
 OUTAGE_SECONDS = 4.0  # without a sign of the run: more than a poll and its answer ever take on a node that works
 SUBSCRIBE_SECONDS = 1.0
 POLL_PATIENCE = 10.0
-POLL_PAUSE = 0.25  # from one poll to the next, whatever a websocket sends
-MUTE_AFTER = 2
+POLL_PAUSE = 0.25  # after a poll that a push was the cause of, whatever a websocket sends
+MUTE_AFTER, CONTRADICTED_AFTER = 2, 5
 LEAD = 64
 """Changes of the run by which pushes may be ahead of what nodes answered; from half of them on nodes are asked."""
 GIVE_UP_SECONDS = 600.0
@@ -79,7 +80,7 @@ class RunWatcher:
         self._contact = 0.0
         self.back = float("-inf")
         """When, on the event loop's clock, the run was read again after an outage."""
-        self._unpushed = 0
+        self._unpushed = self._contradicted = 0
         self._answered = 0
         """The `seq` of the newest state that came as an answer."""
         self._pushes = 0
@@ -194,15 +195,16 @@ class RunWatcher:
     async def _poll(self) -> None:
         while True:
             heard = self._heard()
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(self._silence):
                     await self._poll_now.wait()
-            except TimeoutError:
-                if self._heard() != heard:
-                    continue
+            pushed = self._poll_now.is_set()
+            if not pushed and self._heard() != heard:
+                continue
             self._poll_now.clear()
             await self._poll_once()
-            await asyncio.sleep(POLL_PAUSE)
+            if pushed:
+                await asyncio.sleep(POLL_PAUSE)
 
     async def _poll_once(self) -> None:
         pushes, seq = self._heard(), self.latest.seq
@@ -220,6 +222,13 @@ class RunWatcher:
         except Exception as error:  # whatever is wrong with an account costs this reading of it, not the member
             self._unreadable("an RPC node", error)
             return
+        self._contradicted = self._contradicted + 1 if self._answered < self.latest.seq else 0
+        if self._contradicted == CONTRADICTED_AFTER:
+            log.warning(
+                "nodes go on answering an older state of the run than a websocket pushed, so one of them is wrong: "
+                "connecting anew, and if the run does not go on, start this again"
+            )
+            await self._socket.drop()
         missed = self.latest.seq > seq and self._heard() == pushes and self._socket.ready.is_set()
         self._unpushed = self._unpushed + 1 if missed else self._unpushed
         if self._unpushed >= MUTE_AFTER:
