@@ -261,6 +261,18 @@ async def test_a_dropped_connection_withdraws_by_what_the_member_itself_had_sign
                 await asyncio.sleep(0.05)
 
 
+async def test_of_many_who_come_and_go_few_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    """Anybody makes identities, where there is no list of those who may join."""
+    caplog.set_level("INFO")
+    here, lines = presence.Presence(None), int(presence.LINES)
+    for number in range(lines + 50):
+        here.came(Keypair().pubkey(), bytes(32), session.Session.__new__(session.Session))
+        if number == lines + 20:
+            here._lines._tokens = 1.0
+    assert caplog.text.count(" is here") == lines + 1
+    assert "is here; 21 times before somebody came or went" in caplog.text
+
+
 async def test_without_the_option_nobody_is_withdrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(presence, "GRACE", 0.1)
     monkeypatch.setattr(presence, "RETURN", 0.1)
