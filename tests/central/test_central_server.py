@@ -12,7 +12,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from aiohttp import ClientSession, WSMsgType
+from aiohttp import ClientSession, TCPConnector, WSMsgType
 from solders.hash import Hash
 from solders.keypair import Keypair
 from solders.message import Message
@@ -156,6 +156,25 @@ async def test_strangers_who_say_nothing_keep_nobody_out() -> None:
         assert set(challenges) == {WSMsgType.TEXT}
         for one in silent[:3]:  # those who were there for longest have made room
             assert (await one.receive(timeout=session.GREETING_SECONDS / 2)).type is not WSMsgType.TEXT
+
+
+def test_room_is_made_by_the_oldest_of_the_address_with_most() -> None:
+    waiting = {1: "10.0.0.1", 2: "10.0.0.2", 3: "10.0.0.3", 4: "10.0.0.2", 5: "10.0.0.2"}
+    assert doorway.makes_room(waiting) == 2
+    assert doorway.makes_room({3: "a", 1: "b"}) == 3
+
+
+async def test_a_member_that_is_slow_to_prove_its_key_is_not_driven_out_by_many_of_one_address() -> None:
+    async with serving() as server, ClientSession() as http, contextlib.AsyncExitStack() as stack:
+        url = f"ws://127.0.0.1:{server.port}"
+        elsewhere = TCPConnector(local_addr=("127.0.0.2", 0))
+        other = await stack.enter_async_context(ClientSession(connector=elsewhere))
+        slow = await stack.enter_async_context(other.ws_connect(url))
+        challenge = challenged(await slow.receive_str(timeout=10))
+        for _ in range(session.MOST_STRANGERS + 5):
+            await stack.enter_async_context(http.ws_connect(url))
+        await slow.send_str(answer(challenge, Keypair(), Keypair()).decode())
+        assert json.loads(await slow.receive_str(timeout=10)) == {"type": "welcome"}
 
 
 @pytest.mark.parametrize("begins", ["", "the handshake", "TLS"])

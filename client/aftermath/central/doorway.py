@@ -1,21 +1,40 @@
 """Connections before anything was asked on them: few at a time, with TLS or without, and each for some seconds.
 
 Decided: every connection holds one of the few files that a process may have open, so it is counted from when it is
-there and not from when its TLS is; where they are too many, the oldest makes room. Who has to go is not waited for:
-neither a goodbye of TLS nor what it has not taken keeps its connection.
+there and not from when its TLS is; where they are too many, the oldest makes room, of those of the address that has
+most: else whoever opens many would drive out a member whose line is slow. Who has to go is not waited for: neither a
+goodbye of TLS nor what it has not taken keeps its connection.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TypeVar
 
 from aiohttp import web
+
+from aftermath.p2p.door import network_of
+
+T = TypeVar("T")
 
 MOST_SILENT = 64
 """Connections on which nothing was asked yet."""
 SILENT_SECONDS = 10.0
+
+
+def place(transport: asyncio.Transport | None) -> str:
+    """The address at the other end, as far as one who has it has no other."""
+    peer = transport.get_extra_info("peername") if transport is not None else None
+    return network_of(str(peer[0])) if isinstance(peer, tuple) else ""
+
+
+def makes_room(waiting: Mapping[T, str]) -> T:
+    """Which of those that wait, in the order in which they came and by their addresses, has to go."""
+    most = max(Counter(waiting.values()).items(), key=lambda found: found[1])[0]
+    return next(one for one, where in waiting.items() if where == most)
 
 
 class Doorway(web.Server):
@@ -25,6 +44,7 @@ class Doorway(web.Server):
         super().__init__(self._ask, access_log=None, keepalive_timeout=SILENT_SECONDS)
         self._answer = handler
         self._silent: dict[asyncio.BaseProtocol, asyncio.Transport] = {}
+        self._places: dict[asyncio.BaseProtocol, str] = {}
 
     async def listen(self, host: str, port: int, tls: ssl.SSLContext | None) -> asyncio.Server:
         """Let connections in. Raises OSError."""
@@ -39,12 +59,16 @@ class Doorway(web.Server):
     def came(self, one: asyncio.BaseProtocol, transport: asyncio.Transport) -> None:
         """A connection is there; there is always room for one more."""
         if len(self._silent) >= MOST_SILENT:
-            self._silent.pop(next(iter(self._silent))).abort()
-        self._silent[one] = transport
+            oldest = makes_room(self._places)
+            held = self._silent[oldest]
+            self.went(oldest)
+            held.abort()
+        self._silent[one], self._places[one] = transport, place(transport)
 
     def went(self, one: asyncio.BaseProtocol) -> None:
         """It has asked something, or has gone."""
         self._silent.pop(one, None)
+        self._places.pop(one, None)
 
     def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)

@@ -2,8 +2,8 @@
 
 Decided: nothing is read of a stranger but one short answer within seconds; of a member, messages of bounded length,
 each answered before the next is read, so that nobody can pile up work. Whatever breaks the form costs the connection.
-Where strangers are too many, who has been one for longest makes room for the next: a member answers at once, and else
-a few who say nothing would keep everybody out.
+Where strangers are too many, who has been one for longest makes room for the next (`doorway.makes_room`): a member
+answers at once, and else a few who say nothing would keep everybody out.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from solders.pubkey import Pubkey
 
 from aftermath.base.bounded import Malformed
 from aftermath.base.wait import first_of
+from aftermath.central.doorway import makes_room, place
 from aftermath.central.gate import Gate
 from aftermath.central.greeting import NONCE_BYTES, Challenge, Denied, Welcome, proven
 from aftermath.central.presence import MOST_OF_ONE, Guest, Presence
@@ -38,15 +39,15 @@ class House:
     ) -> None:
         self.node, self.gate, self.presence = node, gate, presence
         self.run_id, self.allowed = run_id, allowed
-        self._strangers: dict[Session, None] = {}
-        """Connections that have not proven an identity yet, in the order in which they came."""
+        self._strangers: dict[Session, str] = {}
+        """Connections that have not proven an identity yet, in the order in which they came, and from where."""
 
-    def arrives(self, stranger: Session) -> None:
+    def arrives(self, stranger: Session, where: str) -> None:
         """Somebody has come who has not proven an identity; there is always room for one more."""
         if len(self._strangers) >= MOST_STRANGERS:
-            self.settles(longest := next(iter(self._strangers)))
+            self.settles(longest := makes_room(self._strangers))
             longest.unwanted.set()
-        self._strangers[stranger] = None
+        self._strangers[stranger] = where
 
     def settles(self, stranger: Session) -> None:
         """It has proven one, or is none any more."""
@@ -78,7 +79,7 @@ class Session(Connection):
         """Set when it has to make room before it has proven who is there."""
 
     async def _read(self) -> None:
-        self._house.arrives(self)
+        self._house.arrives(self, place(self._transport))
         try:
             guest = await first_of(self._greeted(), self._makes_room())
         except (Malformed, TimeoutError):
