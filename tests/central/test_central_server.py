@@ -12,7 +12,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from aiohttp import ClientSession, WSMsgType
+from aiohttp import ClientSession, TCPConnector, WSMsgType
 from solders.hash import Hash
 from solders.keypair import Keypair
 from solders.message import Message
@@ -22,13 +22,14 @@ from solders.rpc.requests import SendRawTransaction
 from solders.system_program import TransferParams, transfer
 from solders.transaction import VersionedTransaction
 
-from aftermath.central import gate, presence, session
+from aftermath.central import doorway, gate, presence, session
 from aftermath.central import server as central_server
 from aftermath.central.greeting import Challenge, answer, challenged
 from aftermath.central.link import ServerRefused
 from aftermath.central.reach import Broker, leave_wills
 from aftermath.central.server import CentralServer
 from aftermath.central.trust import Trust
+from aftermath.chain.addresses import run_addresses
 from aftermath.chain.client import CoordinatorClient
 from aftermath.chain.failures import RpcRejected
 from aftermath.coordinator.errors import Refused, Unavailable
@@ -157,18 +158,47 @@ async def test_strangers_who_say_nothing_keep_nobody_out() -> None:
             assert (await one.receive(timeout=session.GREETING_SECONDS / 2)).type is not WSMsgType.TEXT
 
 
-async def test_connections_on_which_nothing_is_asked_are_few() -> None:
-    async with serving() as server, Visitor(server) as member:
-        ends = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(central_server.MOST_SILENT + 3)]
-        async with asyncio.timeout(session.GREETING_SECONDS / 2):
+def test_room_is_made_by_the_oldest_of_the_address_with_most() -> None:
+    waiting = {1: "10.0.0.1", 2: "10.0.0.2", 3: "10.0.0.3", 4: "10.0.0.2", 5: "10.0.0.2"}
+    assert doorway.makes_room(waiting) == 2
+    assert doorway.makes_room({3: "a", 1: "b"}) == 3
+
+
+async def test_a_member_that_is_slow_to_prove_its_key_is_not_driven_out_by_many_of_one_address() -> None:
+    async with serving() as server, ClientSession() as http, contextlib.AsyncExitStack() as stack:
+        url = f"ws://127.0.0.1:{server.port}"
+        elsewhere = TCPConnector(local_addr=("127.0.0.2", 0))
+        other = await stack.enter_async_context(ClientSession(connector=elsewhere))
+        slow = await stack.enter_async_context(other.ws_connect(url))
+        challenge = challenged(await slow.receive_str(timeout=10))
+        for _ in range(session.MOST_STRANGERS + 5):
+            await stack.enter_async_context(http.ws_connect(url))
+        await slow.send_str(answer(challenge, Keypair(), Keypair()).decode())
+        assert json.loads(await slow.receive_str(timeout=10)) == {"type": "welcome"}
+
+
+@pytest.mark.parametrize("begins", ["", "the handshake", "TLS"])
+async def test_connections_on_which_nothing_is_asked_are_few(begins: str, tmp_path: Path) -> None:
+    """Nor do those keep anybody out whose TLS goes on no further, or is all that there is of them."""
+    certificate, key = certificate_of_ones_own(tmp_path)
+    tls, trust = None, None
+    if begins:
+        tls, trust = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH), Trust.by(certificate)
+        tls.load_cert_chain(certificate, key)
+    given = {"ssl": trust.context, "server_hostname": "localhost"} if trust and begins == "TLS" else {}
+    async with serving(tls=tls) as server, Visitor(server, trust=trust) as member:
+        count = doorway.MOST_SILENT + 3
+        ends = [await asyncio.open_connection("127.0.0.1", server.port, **given) for _ in range(count)]
+        async with asyncio.timeout(doorway.SILENT_SECONDS / 2):
             for reader, _ in ends[:3]:  # those who were there for longest have made room
-                assert await reader.read() == b""
+                with contextlib.suppress(ConnectionResetError):
+                    assert await reader.read() == b""
         assert not any(reader.at_eof() for reader, _ in ends[3:])
-        async with Visitor(server) as visitor:
+        async with Visitor(server, trust=trust) as visitor:
             await visitor.join()
         assert await member.seat() is None  # and is there as before
         for _, writer in ends:
-            writer.close()
+            writer.transport.abort()
 
 
 async def test_a_connection_holds_few_subscriptions() -> None:
@@ -183,6 +213,31 @@ async def test_a_connection_holds_few_subscriptions() -> None:
         again = [*asked[:-1], call % (98, b"accountUnsubscribe", b"%d" % (held[-1]["result"] + 1)), asked[-1]]
         said = await converse(server, *again, b"[]", key=Keypair())  # those of a connection that is gone count no more
         assert all("result" in json.loads(one) for one in said)
+
+
+@pytest.mark.parametrize("ends", [True, False])
+async def test_a_member_that_takes_nothing_holds_no_connection(ends: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither by a message that ends it, nor by silence; and what it owes it nobody waits for."""
+    monkeypatch.setattr(session, "MOST_OWED", 1 << 30)
+    monkeypatch.setattr(session, "PING_SECONDS", 0.5)
+    async with serving() as server, ClientSession() as http, Visitor(server) as other:
+        async with http.ws_connect(f"ws://127.0.0.1:{server.port}", autoclose=False) as socket:
+            challenge = challenged(await socket.receive_str(timeout=10))
+            await socket.send_str(answer(challenge, Keypair(), Keypair()).decode())
+            await socket.receive_str(timeout=10)
+            transport = socket._writer.transport
+            assert transport is not None
+            transport.pause_reading()
+            members = str(run_addresses(central_server.PROGRAM, RUN).members)
+            call = {"jsonrpc": "2.0", "id": 1, "method": "getMultipleAccounts", "params": [[members] * 100]}
+            for _ in range(5):
+                await socket.send_json(call)
+            assert len(server._sessions) == 3  # the other has two
+            if ends:
+                await socket.send_str("[]")
+            await until(lambda: len(server._sessions) == 2, "the connection has ended")
+            transport.abort()
+        assert await other.seat() is None
 
 
 async def test_a_member_sends_its_own_transactions_about_this_run_and_no_others() -> None:
@@ -223,6 +278,18 @@ async def test_a_dropped_connection_withdraws_by_what_the_member_itself_had_sign
         async with asyncio.timeout(30):
             while (await stays.chain.view(fresh=True)).members.pending:
                 await asyncio.sleep(0.05)
+
+
+async def test_of_many_who_come_and_go_few_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    """Anybody makes identities, where there is no list of those who may join."""
+    caplog.set_level("INFO")
+    here, lines = presence.Presence(None), int(presence.LINES)
+    for number in range(lines + 50):
+        here.came(Keypair().pubkey(), bytes(32), session.Session.__new__(session.Session))
+        if number == lines + 20:
+            here._lines._tokens = 1.0
+    assert caplog.text.count(" is here") == lines + 1
+    assert "is here; 21 times before somebody came or went" in caplog.text
 
 
 async def test_without_the_option_nobody_is_withdrawn(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import itertools
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -79,28 +80,30 @@ async def proxy(target: int) -> AsyncIterator[Proxy]:
 
 
 class FaultyNode:
-    """A websocket that confirms subscriptions, answers pings, and never notifies: it sends `after` in place of that.
+    """A websocket that confirms subscriptions, answers pings, and never notifies: it sends `after` in place of that,
+    again and again if it is to be sent `every` so many seconds.
 
     `confirmation` replaces parts of what it confirms with.
     """
 
-    def __init__(self, after: str | None, confirmation: dict[str, Any]) -> None:
+    def __init__(self, after: Sequence[str], every: float, confirmation: dict[str, Any]) -> None:
         self.subscriptions = 0
         self.url = ""
-        self._after, self._confirmation = after, confirmation
+        self._after, self._every, self._confirmation = after, every, confirmation
 
     async def handle(self, connection: ServerConnection) -> None:
         async for message in connection:
             self.subscriptions += 1
             confirmed = {"jsonrpc": "2.0", "id": json.loads(message)["id"], "result": 3, **self._confirmation}
             await connection.send(json.dumps(confirmed))
-            if self._after is not None:
-                await connection.send(self._after)
+            for text in itertools.cycle(self._after) if self._every else self._after:
+                await connection.send(text)
+                await asyncio.sleep(self._every)
 
 
 @asynccontextmanager
-async def faulty_websocket(after: str | None = None, **confirmation: Any) -> AsyncIterator[FaultyNode]:
-    node = FaultyNode(after, confirmation)
+async def faulty_websocket(*after: str, every: float = 0.0, **confirmation: Any) -> AsyncIterator[FaultyNode]:
+    node = FaultyNode(after, every, confirmation)
     async with serve(node.handle, "127.0.0.1", 0) as server:
         node.url = f"ws://127.0.0.1:{next(iter(server.sockets)).getsockname()[1]}"
         yield node

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import struct
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from solders.pubkey import Pubkey
 
 from aftermath.chain import nodes, subscription
 from aftermath.chain.accounts import fetch
@@ -17,10 +20,11 @@ from aftermath.chain.client import CoordinatorClient
 from aftermath.chain.clock import ChainClock
 from aftermath.chain.endpoints import Endpoint, endpoint
 from aftermath.chain.rpc import RpcPool
-from aftermath.chain.subscription import RunWatcher
+from aftermath.chain.subscription import LEAD, RunWatcher
+from aftermath.chain.views import run_account
 from aftermath.coordinator.errors import CoordinatorError, NoSuchRun, Unavailable
 from aftermath.rules.run import Run
-from chain.faults import FaultyNode, Proxy, faulty_websocket, proxy
+from chain.faults import FaultyNode, Proxy, account_json, faulty_websocket, proxy
 from chain.networks import Place
 
 RUN = "followed"
@@ -301,3 +305,106 @@ async def test_an_older_state_never_replaces_a_newer_one(place: Place) -> None:
         assert old[0] is not None
         watcher.saw(watcher.slot + 100, old[0])
         assert watcher.latest.seq == newest
+
+
+def _notification(program: Pubkey, data: bytes) -> str:
+    """A push to the subscription that `faulty_websocket` confirms."""
+    result = {"context": {"slot": 1}, "value": account_json(data, owner=str(program))}
+    params = {"subscription": 3, "result": result}
+    return json.dumps({"jsonrpc": "2.0", "method": "accountNotification", "params": params})
+
+
+async def _state(place: Place, run_id: str, **later: int) -> bytes:
+    """The run's account, as if it had so many more changes behind it."""
+    _, account = await fetch(place.pool, run_addresses(place.coordinator.program_id, run_id).run)
+    assert account is not None
+    data, at = bytearray(account.data), run_account().offset("seq")
+    struct.pack_into("<Q", data, at, struct.unpack_from("<Q", data, at)[0] + later.get("changes", 0))
+    return bytes(data)
+
+
+async def test_a_state_that_no_node_confirms_does_not_stay(embedded: Place) -> None:
+    """One push of a websocket with the highest `seq` there is would else be the last that is believed."""
+    coordinator = await embedded.configured_run(RUN)
+    for changes in (LEAD + 1, 1 << 62):
+        lie = _notification(coordinator.program_id, await _state(embedded, RUN, changes=changes))
+        async with (
+            faulty_websocket(lie, every=0.1) as faulty,
+            RpcPool([Endpoint(embedded.network.rpc_url, faulty.url)]) as pool,
+            watching(pool, coordinator, silence=0.1) as watcher,
+        ):
+            await asyncio.wait_for(_until(lambda watcher=watcher: watcher.push_bytes_max > 0), 5)  # type: ignore[misc]
+            await seen(watcher, newest := await change(coordinator, changes % 7), 5)
+            assert watcher.latest.seq == newest
+
+
+async def test_a_state_that_nodes_contradict_is_told_of(embedded: Place, caplog: pytest.LogCaptureFixture) -> None:
+    """While the run stands still nothing overtakes it."""
+    coordinator = await embedded.configured_run(RUN)
+    lie = _notification(coordinator.program_id, await _state(embedded, RUN, changes=9))
+    async with (
+        faulty_websocket(lie, every=0.1) as faulty,
+        RpcPool([Endpoint(embedded.network.rpc_url, faulty.url)]) as pool,
+        watching(pool, coordinator, silence=0.05),
+    ):
+        await asyncio.wait_for(_until(lambda: "one of them is wrong" in caplog.text), 20)
+        await asyncio.wait_for(_until(lambda: faulty.subscriptions > 1), 20)
+    assert caplog.text.count("one of them is wrong") == 1
+
+
+async def test_pushes_are_ahead_of_what_nodes_answer_for_a_while(embedded: Place) -> None:
+    coordinator = await embedded.configured_run(RUN)
+    async with watching(embedded.pool, coordinator, silence=60) as watcher:
+        for rate in range(LEAD + 3):
+            newest = await change(coordinator, rate)
+        await seen(watcher, newest, 5)
+
+
+async def test_another_run_is_not_taken_for_this_one(embedded: Place, caplog: pytest.LogCaptureFixture) -> None:
+    coordinator = await embedded.configured_run(RUN)
+    await embedded.configured_run("another")
+    lie = _notification(coordinator.program_id, await _state(embedded, "another", changes=5))
+    async with (
+        faulty_websocket(lie, every=0.1) as faulty,
+        RpcPool([Endpoint(embedded.network.rpc_url, faulty.url)]) as pool,
+        watching(pool, coordinator, silence=0.1) as watcher,
+    ):
+        await seen(watcher, await change(coordinator, 3), 5)
+        assert watcher.latest.run_id == RUN
+    assert caplog.text.count("sent another run") == 1
+
+
+async def test_a_websocket_that_repeats_what_was_stops_no_poll(embedded: Place) -> None:
+    coordinator = await embedded.configured_run(RUN)
+    old = _notification(coordinator.program_id, await _state(embedded, RUN))
+    async with (
+        faulty_websocket(old, every=0.05) as faulty,
+        RpcPool([Endpoint(embedded.network.rpc_url, faulty.url)]) as pool,
+        watching(pool, coordinator, silence=0.2) as watcher,
+    ):
+        await seen(watcher, await change(coordinator, 3), 2)
+
+
+async def test_a_websocket_that_pours_out_what_is_no_run_costs_few_lines_and_polls(
+    embedded: Place, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator = await embedded.configured_run(RUN)
+    polls, fetch_many = 0, subscription.fetch_many
+
+    async def counted(*given: Any, **more: Any) -> Any:
+        nonlocal polls
+        polls += 1
+        return await fetch_many(*given, **more)
+
+    monkeypatch.setattr(subscription, "fetch_many", counted)
+    after = [_notification(coordinator.program_id, bytes(size)) for size in (7, 8)]
+    async with (
+        faulty_websocket(*after, every=0.01) as faulty,
+        RpcPool([Endpoint(embedded.network.rpc_url, faulty.url)]) as pool,
+        watching(pool, coordinator) as watcher,
+    ):
+        polls = 0
+        await asyncio.sleep(1.2)
+        assert polls <= 1.2 / subscription.POLL_PAUSE + 1
+        assert watcher.push_bytes_max
+    assert caplog.text.count("cannot be read") <= 1

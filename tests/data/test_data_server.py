@@ -4,7 +4,7 @@ import asyncio
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -96,6 +96,28 @@ def test_clients_that_say_nothing_keep_nobody_out(place: Path) -> None:
         newcomer = RemoteTokens(f"127.0.0.1:{port}", 16, 4800)
         for client in (newcomer, there, newcomer):
             assert np.array_equal(client.read([5]), before)
+
+
+@pytest.mark.parametrize("bound", ["MOST_CLIENTS", "MOST_UNTAKEN"])
+def test_what_a_client_does_not_take_goes_with_it(place: Path, bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"aftermath.data.server.{bound}", 1)
+    (place / "tokens" / "a.bin").write_bytes(bytes(1 << 16))
+    (place / "data.toml").write_text(TOML.replace("seq_len = 16", "seq_len = 32768"))
+    question, size = packed(Read([0] * 256)), 256 * 32768 * 2
+    with running(place) as port, ExitStack() as stack:
+        first, second = (stack.enter_context(socket.create_connection(("127.0.0.1", port), 10)) for _ in range(2))
+        if bound == "MOST_CLIENTS":  # the second has made room of the first already
+            first = stack.enter_context(socket.create_connection(("127.0.0.1", port), 10))
+        first.sendall(question)
+        took = len(first.recv(1))
+        if bound == "MOST_CLIENTS":
+            second = stack.enter_context(socket.create_connection(("127.0.0.1", port), 10))
+        second.sendall(question)
+        assert second.recv(1)
+        with suppress(ConnectionResetError):
+            while part := first.recv(1 << 20):
+                took += len(part)
+        assert took < size
 
 
 @pytest.mark.parametrize(

@@ -137,6 +137,13 @@ def test_events_go_before_what_is_stated_on_chain() -> None:
     assert losses.by_tier() == {0: [(1, 5.0)], 1: [(1, 8.0)]}
 
 
+def test_a_loss_that_no_model_has_is_no_place_in_a_chart() -> None:
+    losses = Losses()
+    for step, loss in enumerate((4_294_967.0, 9.0, -1.0), 1):
+        losses.stated(0, step, loss)
+    assert losses.by_tier() == {0: [(2, 9.0)]}
+
+
 def moment(at: int) -> Moment:
     return Moment(at=at, source="chain", run_id="r", state="paused", epoch=at, step=0, total_steps=0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 import signal
@@ -168,6 +169,27 @@ async def test_viewers_are_counted_and_other_sites_refused(people: Crowd) -> Non
             while (message := await socket.receive(timeout=30)).type is WSMsgType.TEXT:
                 pass
             assert message.type in (WSMsgType.CLOSE, WSMsgType.CLOSED, WSMsgType.CLOSING)
+
+
+@pytest.mark.parametrize("asks", [b"", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 2000])
+async def test_strangers_who_say_nothing_or_take_nothing_keep_nobody_out(people: Crowd, asks: bytes) -> None:
+    async with observed_there(people) as viewer, viewer.live("/live") as socket:
+        await socket.receive_json(timeout=30)
+        port = int(viewer.url.rpartition(":")[2])
+        ends = [await asyncio.open_connection("127.0.0.1", port, limit=1 << 10) for _ in range(server.MOST_OTHERS + 3)]
+        for _, writer in ends:
+            writer.write(asks)
+        async with asyncio.timeout(10):
+            for reader, _ in ends[:3]:  # those who were there for longest have made room
+                with contextlib.suppress(ConnectionResetError):
+                    while await reader.read(1 << 16):
+                        pass
+        assert await viewer.status("/api/runs") == 200
+        assert not socket.closed
+        await people.place.coordinator.create_run("another")
+        assert await viewer.status(f"/api/runs/{AT}") == 200
+        for _, writer in ends:
+            writer.transport.abort()
 
 
 async def test_what_is_no_run_is_said(people: Crowd) -> None:

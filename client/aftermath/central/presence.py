@@ -5,6 +5,8 @@ made anew changes nothing. Then its whereabouts are forgotten, and its last will
 this, is sent if the server withdraws members: the server signs nothing for anybody. That takes somebody who was heard
 since: where nobody is, the server's own line is down, and an epoch whose members are all withdrawn is lost. Once
 somebody is heard again, all have `RETURN` seconds to come back.
+
+Who comes and goes is told, of many at a time not of each: where everybody may come, identities cost nothing.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from solders.pubkey import Pubkey
 
 from aftermath.base.wait import Pulse, cancel
 from aftermath.central.gate import shown
+from aftermath.p2p.bucket import Bucket
 from aftermath.p2p.discovery import Whereabouts
 
 log = logging.getLogger(__name__)
@@ -31,6 +34,9 @@ RETURN = 15.0
 """The same after the server's own line was down: longer than a member ever takes to notice that it is back."""
 MOST_OF_ONE = 4
 """Connections of one identity: two of a member, and as many of the one before it that have not ended yet."""
+
+LINES, LINES_A_SECOND = 600.0, 0.2
+"""Of those who come and go: so many at once, as when all members connect, and then so many a second."""
 
 
 class Outlet(Protocol):
@@ -60,6 +66,7 @@ class Presence:
         self._send = send
         self._guests: dict[Pubkey, Guest] = {}
         self._heard, self._heard_at = Pulse(), float("-inf")
+        self._lines, self._untold = Bucket(time.monotonic, LINES_A_SECOND, LINES), 0
 
     def here(self, identity: Pubkey) -> bool:
         """Whether an identity has a connection now."""
@@ -92,7 +99,7 @@ class Presence:
             self._moved(guest, None)
             guest.peer = peer
         if not guest.outlets:
-            log.info("%s is here", identity)
+            self._tell(identity, "here")
         guest.outlets.add(outlet)
         return guest
 
@@ -119,6 +126,14 @@ class Presence:
         """Nobody is withdrawn because the server ends."""
         await cancel([guest.leaving for guest in self._guests.values() if guest.leaving is not None])
 
+    def _tell(self, identity: Pubkey, where: str) -> None:
+        if not self._lines.spare():
+            self._untold += 1
+            return
+        also = f"; {self._untold} times before somebody came or went" if self._untold else ""
+        log.info("%s is %s%s", identity, where, also)
+        self._untold = 0
+
     def _moved(self, guest: Guest, at: Whereabouts | None) -> None:
         guest.at = at
         said = {"jsonrpc": "2.0", "method": "whereaboutsNotification", "params": shown(guest.peer, at)}
@@ -140,7 +155,7 @@ class Presence:
     async def _bury(self, guest: Guest) -> None:
         await self._absent()
         guest.leaving = None
-        log.info("%s is gone", guest.identity)
+        self._tell(guest.identity, "gone")
         if guest.at is not None:
             self._moved(guest, None)
         self._guests.pop(guest.identity, None)

@@ -1,9 +1,9 @@
 """The server: one run on an embedded chain behind one port, for members that prove who they are.
 
 Decided: websockets only, with TLS where a certificate is given; strangers, connections and messages are bounded, and so
-are connections on which nothing was asked: each holds one of the few files that a process may have open. State is in
-the chain's ledger before anything is acknowledged, so that a server that is killed and started again on it goes
-on where it was, and members that connect again find the run as they left it.
+are connections on which nothing was asked (`doorway`). State is in the chain's ledger before anything is acknowledged,
+so that a server that is killed and started again on it goes on where it was, and members that connect again find the
+run as they left it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import base64
 import errno
 import logging
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +22,11 @@ from aiohttp import web
 from solders.pubkey import Pubkey
 from solders.transaction import VersionedTransaction
 
+from aftermath.central.doorway import Doorway
 from aftermath.central.files import LEDGER, ServerError
 from aftermath.central.gate import Gate
 from aftermath.central.presence import Presence
-from aftermath.central.session import GREETING_SECONDS, House, Session
+from aftermath.central.session import House, Session
 from aftermath.chain.addresses import run_addresses
 from aftermath.localnet.config import LocalnetConfig
 from aftermath.localnet.errors import RpcError
@@ -36,8 +37,6 @@ log = logging.getLogger(__name__)
 
 MOST_CONNECTIONS = 1200
 """Two for each of as many members as a run has places, those of members that wait, and those that are ending."""
-MOST_SILENT = 64
-"""Connections on which nothing was asked yet; the oldest makes room."""
 PROGRAM = Pubkey.from_string(COORDINATOR_ID)
 
 
@@ -54,31 +53,6 @@ class ServerConfig:
     withdraw: bool
 
 
-class _Doorway(web.Server):
-    """A web server that few can hold open without asking anything, and for as long as a stranger may take at most."""
-
-    def __init__(self, handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]) -> None:
-        super().__init__(self._ask, access_log=None, keepalive_timeout=GREETING_SECONDS)
-        self._answer = handler
-        self._silent: dict[web.RequestHandler, None] = {}
-
-    async def _ask(self, request: web.BaseRequest) -> web.StreamResponse:
-        self._silent.pop(request.protocol, None)
-        return await self._answer(request)
-
-    def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
-        super().connection_made(handler, transport)
-        if len(self._silent) >= MOST_SILENT:
-            oldest = next(iter(self._silent))
-            del self._silent[oldest]
-            oldest.force_close()
-        self._silent[handler] = None
-
-    def connection_lost(self, handler: web.RequestHandler, exc: BaseException | None = None) -> None:
-        self._silent.pop(handler, None)
-        super().connection_lost(handler, exc)
-
-
 class CentralServer:
     """A running server."""
 
@@ -92,22 +66,23 @@ class CentralServer:
         gate = Gate(self.node, PROGRAM, run_addresses(PROGRAM, config.run_id).run)
         self._house = House(self.node, gate, self.presence, config.run_id, config.allowed)
         self._sessions: set[Session] = set()
-        self._runner = web.ServerRunner(_Doorway(self._handle), handle_signals=False)
+        self._doorway = Doorway(self._handle)
+        self._runner = web.ServerRunner(self._doorway, handle_signals=False)
+        self._listener: asyncio.Server | None = None
         self.port = 0
 
     async def listen(self) -> None:
         """Let members in. Raises ServerError."""
         await self._runner.setup()
-        site = web.TCPSite(self._runner, self.config.host, self.config.port, ssl_context=self.config.tls)
         try:
-            await site.start()
+            self._listener = await self._doorway.listen(self.config.host, self.config.port, self.config.tls)
         except OSError as error:
             why = "it is in use" if error.errno == errno.EADDRINUSE else error.strerror
             raise ServerError(
                 f"cannot listen at {self.config.host}:{self.config.port}: {why}",
                 "Choose another port with --server-port, or another address with --host",
             ) from None
-        self.port = self._runner.addresses[0][1]
+        self.port = self._listener.sockets[0].getsockname()[1]
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         if request.headers.get("Upgrade", "").lower() != "websocket":
@@ -137,6 +112,8 @@ class CentralServer:
 
     async def close(self) -> None:
         """Stop serving; everything acknowledged is on the disk already."""
+        if self._listener is not None:
+            self._listener.close()
         await self.presence.close()
         for session in list(self._sessions):
             await session.close()

@@ -2,8 +2,8 @@
 
 Decided: nothing is read of a stranger but one short answer within seconds; of a member, messages of bounded length,
 each answered before the next is read, so that nobody can pile up work. Whatever breaks the form costs the connection.
-Where strangers are too many, who has been one for longest makes room for the next: a member answers at once, and else
-a few who say nothing would keep everybody out.
+Where strangers are too many, who has been one for longest makes room for the next (`doorway.makes_room`): a member
+answers at once, and else a few who say nothing would keep everybody out.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from solders.pubkey import Pubkey
 
 from aftermath.base.bounded import Malformed
 from aftermath.base.wait import first_of
+from aftermath.central.doorway import makes_room, place
 from aftermath.central.gate import Gate
 from aftermath.central.greeting import NONCE_BYTES, Challenge, Denied, Welcome, proven
 from aftermath.central.presence import MOST_OF_ONE, Guest, Presence
@@ -26,6 +27,8 @@ from aftermath.localnet.pubsub import Connection
 MOST_STRANGERS = 64
 GREETING_SECONDS = 10.0
 PING_SECONDS = 5.0
+MOST_OWED = 4 << 20
+"""Bytes of answers and news that a member has not taken: many times what it is told in a round."""
 
 
 class House:
@@ -36,15 +39,15 @@ class House:
     ) -> None:
         self.node, self.gate, self.presence = node, gate, presence
         self.run_id, self.allowed = run_id, allowed
-        self._strangers: dict[Session, None] = {}
-        """Connections that have not proven an identity yet, in the order in which they came."""
+        self._strangers: dict[Session, str] = {}
+        """Connections that have not proven an identity yet, in the order in which they came, and from where."""
 
-    def arrives(self, stranger: Session) -> None:
+    def arrives(self, stranger: Session, where: str) -> None:
         """Somebody has come who has not proven an identity; there is always room for one more."""
         if len(self._strangers) >= MOST_STRANGERS:
-            self.settles(longest := next(iter(self._strangers)))
+            self.settles(longest := makes_room(self._strangers))
             longest.unwanted.set()
-        self._strangers[stranger] = None
+        self._strangers[stranger] = where
 
     def settles(self, stranger: Session) -> None:
         """It has proven one, or is none any more."""
@@ -70,13 +73,13 @@ class Session(Connection):
     """Serves one member until it goes, lags or breaks the form."""
 
     def __init__(self, house: House) -> None:
-        super().__init__(house.node.subscriptions, ping=PING_SECONDS)
+        super().__init__(house.node.subscriptions, ping=PING_SECONDS, most=MOST_OWED)
         self._house = house
         self.unwanted = asyncio.Event()
         """Set when it has to make room before it has proven who is there."""
 
     async def _read(self) -> None:
-        self._house.arrives(self)
+        self._house.arrives(self, place(self._transport))
         try:
             guest = await first_of(self._greeted(), self._makes_room())
         except (Malformed, TimeoutError):
@@ -92,8 +95,7 @@ class Session(Connection):
 
     async def _makes_room(self) -> None:
         await self.unwanted.wait()
-        if self._transport is not None:
-            self._transport.abort()  # it is not waited for: who says nothing may not say goodbye either
+        self._abort()  # it is not waited for: who says nothing may not say goodbye either
 
     async def _greeted(self) -> Guest | None:
         """Who is there, None for somebody who was sent away. Raises Malformed, TimeoutError."""

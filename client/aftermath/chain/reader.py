@@ -20,7 +20,7 @@ from aftermath.chain.failures import BadReply
 from aftermath.chain.nodes import FAILURES_BEFORE_LEAVING
 from aftermath.chain.rpc import MAX_ENDPOINTS, RpcPool
 from aftermath.chain.subscription import GIVE_UP_SECONDS, RunWatcher, run_closed
-from aftermath.chain.views import parse_members, parse_model, parse_run, parse_witness_round, witness_round_range
+from aftermath.chain.views import parse_members, parse_model, parse_witness_round, witness_round_range
 from aftermath.coordinator.errors import Refused
 from aftermath.coordinator.view import View
 from aftermath.rules.run import Attestation, Round, Run
@@ -63,7 +63,7 @@ class RunReader:
                 absence.reported()
                 raise run_closed()
             run, members, model = (account.data for account in accounts if account is not None)
-            found[:] = [View(parse_run(run), parse_members(members), parse_model(model))]
+            found[:] = [View(self._watcher.parsed(run), parse_members(members), parse_model(model))]
             if found[0].run.seq < wanted.seq:
                 raise BadReply("the RPC node sent an older state of the run under a newer slot")
 

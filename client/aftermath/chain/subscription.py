@@ -1,9 +1,10 @@
 """Follows one Run account: websocket pushes first, polling whenever they are silent, the newest state by `seq`.
 
 Decided: after each subscription the account is also fetched, not older than what is known (minContextSlot), so
-nothing falls between the two; a state is accepted only if its `seq` is higher than the last one, whichever way it
-came; two polls in a row that bring news the socket did not push mean the socket is mute, and it is replaced (on the
-next endpoint).
+nothing falls between the two; a state is accepted only if it is of this run and its `seq` is higher than the last one,
+whichever way it came; two polls in a row that bring news the socket did not push mean the socket is mute, and it is
+replaced (on the next endpoint). A push that brings no news is none. A websocket is believed for some changes beyond
+what nodes have answered, since a state of a far higher `seq` would stay for ever, whoever made it up.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Coroutine
+from contextlib import suppress
 from typing import Any
 
 from solders.pubkey import Pubkey
@@ -22,6 +24,7 @@ from aftermath.chain.addresses import CLOCK
 from aftermath.chain.clock import ChainClock
 from aftermath.chain.endpoints import describe
 from aftermath.chain.failures import BadReply
+from aftermath.chain.outages import Outages
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.socket import AccountSocket, Push
 from aftermath.chain.views import parse_run
@@ -34,7 +37,10 @@ SILENCE_SECONDS = 2.0
 OUTAGE_SECONDS = 4.0  # without a sign of the run: more than a poll and its answer ever take on a node that works
 SUBSCRIBE_SECONDS = 1.0
 POLL_PATIENCE = 10.0
-MUTE_AFTER = 2
+POLL_PAUSE = 0.25  # after a poll that a push was the cause of, whatever a websocket sends
+MUTE_AFTER, CONTRADICTED_AFTER = 2, 5
+LEAD = 64
+"""Changes of the run by which pushes may be ahead of what nodes answered; from half of them on nodes are asked."""
 GIVE_UP_SECONDS = 600.0
 
 
@@ -74,8 +80,13 @@ class RunWatcher:
         self._contact = 0.0
         self.back = float("-inf")
         """When, on the event loop's clock, the run was read again after an outage."""
-        self._unpushed = 0
-        self._said = ""
+        self._unpushed = self._contradicted = 0
+        self._answered = 0
+        """The `seq` of the newest state that came as an answer."""
+        self._pushes = 0
+        """Those that brought a newer state."""
+        self._troubles = Outages()
+        """Of reading what comes."""
         self.slot = 0
         self.clock = ChainClock(lambda: asyncio.get_running_loop().time())
 
@@ -145,11 +156,23 @@ class RunWatcher:
         self.saw(slot, account)
         return self.latest
 
+    def parsed(self, data: bytes) -> Run:
+        """This run as of an account's data. Raises AccountError, and BadReply for another run's."""
+        run = parse_run(data)
+        if self._latest is not None:
+            ours = run.run_id == self._latest.run_id
+        else:  # not by `run_addresses`, which remembers what it is asked
+            seeds = [b"run", run.run_id.encode()]
+            ours = Pubkey.find_program_address(seeds, self._program)[0] == self._address
+        if not ours:
+            raise BadReply("the RPC node sent another run")
+        return run
+
     def _legible(self, accounts: list[AccountData | None]) -> None:
         """Take in the clock, and see that the run can be read."""
         account, clock = accounts
         if account is not None and account.owner == self._program:
-            parse_run(account.data)
+            self.parsed(account.data)
         if clock is not None:
             self.clock.observe_sysvar(clock.data)
 
@@ -172,14 +195,16 @@ class RunWatcher:
     async def _poll(self) -> None:
         while True:
             heard = self._heard()
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(self._silence):
                     await self._poll_now.wait()
-            except TimeoutError:
-                if self._heard() != heard:
-                    continue
+            pushed = self._poll_now.is_set()
+            if not pushed and self._heard() != heard:
+                continue
             self._poll_now.clear()
             await self._poll_once()
+            if pushed:
+                await asyncio.sleep(POLL_PAUSE)
 
     async def _poll_once(self) -> None:
         pushes, seq = self._heard(), self.latest.seq
@@ -197,6 +222,13 @@ class RunWatcher:
         except Exception as error:  # whatever is wrong with an account costs this reading of it, not the member
             self._unreadable("an RPC node", error)
             return
+        self._contradicted = self._contradicted + 1 if self._answered < self.latest.seq else 0
+        if self._contradicted == CONTRADICTED_AFTER:
+            log.warning(
+                "nodes go on answering an older state of the run than a websocket pushed, so one of them is wrong: "
+                "connecting anew, and if the run does not go on, start this again"
+            )
+            await self._socket.drop()
         missed = self.latest.seq > seq and self._heard() == pushes and self._socket.ready.is_set()
         self._unpushed = self._unpushed + 1 if missed else self._unpushed
         if self._unpushed >= MUTE_AFTER:
@@ -205,7 +237,7 @@ class RunWatcher:
             await self._socket.drop()
 
     def _heard(self) -> int:
-        return self._socket.pushes
+        return self._pushes
 
     def _subscribed(self) -> None:
         """After a new subscription read the account, so that nothing between two subscriptions is missed."""
@@ -213,27 +245,36 @@ class RunWatcher:
             self._poll_now.set()
 
     def _pushed(self, push: Push) -> None:
-        self._unpushed = 0
         try:
             if push.account is None or push.account.owner != self._program:
                 self._poll_now.set()
                 return
-            self.saw(push.slot, push.account)
+            run = self.parsed(push.account.data)
+            if run.seq > self._answered + LEAD // 2:
+                self._poll_now.set()
+            if self._latest is None or not self._latest.seq < run.seq <= self._answered + LEAD:
+                return
+            self._unpushed = 0
+            self._pushes += 1
+            self._take(push.slot, run)
         except Exception as error:
             self._unreadable("a websocket", error)
             self._poll_now.set()
 
     def _unreadable(self, who: str, error: Exception) -> None:
-        """Say it when it begins, or begins to be something else."""
+        """Say it when it begins, and now and then as long as it comes again."""
         why = error.message if isinstance(error, AftermathError) else describe(error)
-        if why != self._said:
-            log.warning("%s sent a run that cannot be read: %s", who, why)
-        self._said = why
+        if (also := self._troubles.lasts(asyncio.get_running_loop().time())) is not None:
+            log.warning("%s sent a run that cannot be read: %s%s", who, why, also)
 
     def saw(self, slot: int, account: AccountData) -> None:
-        """Take a state in that was read, if it is newer than the last one, and wake the readers."""
-        run = parse_run(account.data)
-        self._said = ""
+        """Take a state in that a node answered, if it is newer than the last one, and wake the readers."""
+        run = self.parsed(account.data)
+        self._answered = max(self._answered, run.seq)
+        self._take(slot, run)
+
+    def _take(self, slot: int, run: Run) -> None:
+        self._troubles.ends()
         before, now = self._latest, asyncio.get_running_loop().time()
         if before is not None and now - self._contact > OUTAGE_SECONDS:
             self.back = now

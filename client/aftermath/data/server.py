@@ -5,6 +5,8 @@ Decided
 - Files are read on one thread, never on the event loop. A client that asks for nonsense is told so and cut off.
 - Clients, and the time that one may take, are bounded. Where they are too many, who has asked nothing for longest makes
   room: nobody can keep others out by saying nothing, and a client whose connection was closed makes a new one.
+- So are the answers that were not taken yet, of all of them together: whose is oldest makes room. What was not taken of
+  a client that goes, or has to, goes with it.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ from aftermath.data.tokens import TokenFiles
 from aftermath.data.wire import LENGTH, MOST_ASKED, Answer, Describe, Description, ErrorReply, Tokens, asked, packed
 
 MOST_CLIENTS = 256
+MOST_UNTAKEN = 256 << 20
+"""Bytes of answers on their way; one may be larger."""
 _IDLE, _STALLED = 300.0, 60.0  # seconds without a request; seconds that an answer may take to be taken
 _log = logging.getLogger(__name__)
 _Byte = Annotated[int, msgspec.Meta(ge=0, le=255)]
@@ -77,6 +81,8 @@ class DataServer:
         self._description: Description | None = None
         self._clients: dict[asyncio.Task[None], None] = {}
         """Who asked last is last."""
+        self._answers: dict[asyncio.Task[None], int] = {}
+        """How long the answer is that a client is being sent; the oldest is first."""
 
     @contextlib.asynccontextmanager
     async def listening(self, host: str, port: int) -> AsyncIterator[int]:
@@ -94,6 +100,7 @@ class DataServer:
     async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
+        writer.transport.set_write_buffer_limits(0)  # an answer is sent when nothing of it is held here any more
         try:
             if len(self._clients) >= MOST_CLIENTS:
                 longest = next(iter(self._clients))
@@ -102,15 +109,15 @@ class DataServer:
             self._clients[task] = None
             while (body := await self._message(reader)) is not None:
                 self._clients[task] = self._clients.pop(task, None)
-                await self._send(writer, await self._answer(body))
+                await self._send(task, writer, packed(await self._answer(body)))
         except Malformed as error:
             with contextlib.suppress(OSError, TimeoutError):
-                await self._send(writer, ErrorReply(str(error)))
+                await self._send(task, writer, packed(ErrorReply(str(error))))
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass  # whoever went may come back
         finally:
             self._clients.pop(task, None)
-            writer.close()
+            writer.transport.abort()  # `close` would wait for ever for who takes nothing
 
     async def _message(self, reader: asyncio.StreamReader) -> bytes | None:
         async with asyncio.timeout(_IDLE):
@@ -139,7 +146,16 @@ class DataServer:
         records = list(self._source.record())
         return Description(self._token_bytes, self._source.seq_len, self._source.sequences, records)
 
-    async def _send(self, writer: asyncio.StreamWriter, answer: Answer) -> None:
-        async with asyncio.timeout(_STALLED):
-            writer.write(packed(answer))
-            await writer.drain()
+    async def _send(self, task: asyncio.Task[None], writer: asyncio.StreamWriter, message: bytes) -> None:
+        while self._answers and sum(self._answers.values()) + len(message) > MOST_UNTAKEN:
+            oldest = next(iter(self._answers))
+            del self._answers[oldest]
+            oldest.cancel()
+        self._answers[task] = len(message)
+        try:
+            async with asyncio.timeout(_STALLED):
+                writer.write(message)
+                del message  # there is a copy of what was not sent at once
+                await writer.drain()
+        finally:
+            self._answers.pop(task, None)

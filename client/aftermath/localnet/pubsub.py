@@ -2,6 +2,7 @@
 
 Decided: a connection may owe at most `MAX_BACKLOG` messages or `MAX_BACKLOG_BYTES`; beyond that it is closed with
 1008, because a subscriber that misses notifications without knowing is worse off than one that has to reconnect.
+Whoever goes, or has to, without taking what it is owed is not waited for: it would hold the connection for good.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ MAX_BACKLOG = 10_000
 MAX_BACKLOG_BYTES = 32 * 1024 * 1024
 MAX_SUBSCRIPTIONS = 1_000
 PING_SECONDS = 30.0
+CLOSE_SECONDS = 3.0
+"""For which a goodbye is waited for."""
 
 
 class Calls:
@@ -83,10 +86,12 @@ class Calls:
 
 
 class Connection:
-    """Serves one client until it goes or lags. An `Outbox` of its subscriptions. `ping`: seconds between two."""
+    """Serves one client until it goes or lags. An `Outbox` of its subscriptions. `ping`: seconds between two; `most`:
+    bytes that it may owe.
+    """
 
-    def __init__(self, subscriptions: Subscriptions, *, ping: float = PING_SECONDS) -> None:
-        self._subscriptions = subscriptions
+    def __init__(self, subscriptions: Subscriptions, *, ping: float = PING_SECONDS, most: int | None = None) -> None:
+        self._subscriptions, self._most = subscriptions, most or MAX_BACKLOG_BYTES
         self._calls = Calls(subscriptions, self)
         self._socket = web.WebSocketResponse(max_msg_size=MAX_MESSAGE_BYTES, heartbeat=ping, compress=False)
         self._queue: asyncio.Queue[str] = asyncio.Queue(MAX_BACKLOG)
@@ -95,7 +100,7 @@ class Connection:
 
     def put(self, text: str) -> None:
         self._queued_bytes += len(text)
-        if self._queued_bytes > MAX_BACKLOG_BYTES or self._queue.full():
+        if self._queued_bytes > self._most or self._queue.full():
             self._lagging.set()
             return
         self._queue.put_nowait(text)
@@ -114,11 +119,15 @@ class Connection:
     async def _end(self) -> None:
         if self._lagging.is_set():
             log.warning("a subscriber lagged and was disconnected")
-            if self._transport is not None:
-                self._transport.abort()
-            return
-        with contextlib.suppress(ConnectionError):
-            await self._socket.close()
+            self._abort()
+        elif self._transport is not None and self._transport.get_write_buffer_size():
+            self._abort()
+        else:
+            await self.close(WSCloseCode.OK)
+
+    def _abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
 
     @property
     def _transport(self) -> asyncio.Transport | None:
@@ -137,5 +146,12 @@ class Connection:
                 return
             self._calls.answer(message.data)
 
-    async def close(self) -> None:
-        await self._socket.close(code=WSCloseCode.GOING_AWAY, message=b"the localnet is stopping")
+    async def close(self, code: int = WSCloseCode.GOING_AWAY) -> None:
+        """Say goodbye, and end the connection whatever the client does."""
+        message = b"the localnet is stopping" if code == WSCloseCode.GOING_AWAY else b""
+        try:
+            with contextlib.suppress(ConnectionError, TimeoutError):
+                async with asyncio.timeout(CLOSE_SECONDS):
+                    await self._socket.close(code=code, message=message)
+        finally:
+            self._abort()

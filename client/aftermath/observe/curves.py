@@ -4,7 +4,8 @@ Decided
 - Steps share a place, two and two more of them, once there are too many: a mean over them, weighed by tokens.
 - A tier's loss is what events tell of its shares; of tiers without events what its witnesses stated on chain, rounded
   there to a thousandth and unproven.
-- Whatever a file says is bounded here: tiers that cannot be, and steps before the first, are passed over.
+- Whatever a file says is bounded here: tiers that cannot be, and steps before the first, are passed over; so are losses
+  that a witness states and no model has, or one of them would make all others a line at the bottom.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from aftermath.rules.limits import MAX_LEVELS
 MOST_PLACES = 2048
 MOST_POINTS = 400
 _MOST_STEP = 1 << 40
+_MOST_STATED = 100.0  # nats per token; one that guesses among a million tokens has 14
 
 Points = list[tuple[int, float]]
 
@@ -60,7 +62,8 @@ class Losses:
 
     def stated(self, tier: int, step: int, loss: float) -> None:
         """From an attestation on chain."""
-        self._stated[tier].add(step, loss, 1.0)
+        if 0 <= loss <= _MOST_STATED:
+            self._stated[tier].add(step, loss, 1.0)
 
     def by_tier(self) -> dict[int, Points]:
         """(step, loss) of each tier, no more than MOST_POINTS of them."""

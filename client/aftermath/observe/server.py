@@ -6,6 +6,8 @@ Decided
 - The page runs no script and shows no style but its own files' (CSP), and nothing comes from elsewhere.
 - Viewers are counted, what they send is a few bytes at most, and who takes nothing for some seconds is let go. A slow
   viewer skips what has changed again meanwhile.
+- So are all other connections, of which each holds a file of this process: the oldest makes room, and who takes nothing
+  of what it asked for is not waited for.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ from aftermath.observe.run import ObservedRun
 
 log = logging.getLogger(__name__)
 
-MOST_VIEWERS = 256
+MOST_VIEWERS, MOST_OTHERS = 256, 128
+"""Connections that are pushed to, and those that ask, have asked, or say nothing."""
 _PAGE = Path(__file__).parent / "page"
 _KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _LEAST_SECONDS, _STALLED_SECONDS, _PING_SECONDS = 0.25, 15.0, 20.0
@@ -53,12 +56,35 @@ class ObserveError(AftermathError):
     code = "observe"
 
 
+class _Entrance:
+    """Makes the connections of a web server, of which so many are there at a time."""
+
+    def __init__(self, server: web.Server) -> None:
+        self._server = server
+        self._others: dict[web.RequestHandler, None] = {}
+
+    def __call__(self) -> web.RequestHandler:
+        if len(self._others) >= MOST_OTHERS:
+            oldest = next(iter(self._others))
+            del self._others[oldest]
+            if oldest.transport is not None:
+                oldest.transport.abort()  # `close` would wait for who takes nothing
+        made = self._server()
+        self._others[made] = None
+        return made
+
+    def is_viewer(self, connection: asyncio.BaseProtocol) -> None:
+        """It is counted elsewhere from now on."""
+        self._others = {one: None for one in self._others if one is not connection}
+
+
 class ObserverServer:
     """Serves one observatory."""
 
     def __init__(self, observatory: Observatory, *, most_viewers: int = MOST_VIEWERS) -> None:
         self._observatory, self._most = observatory, most_viewers
         self._viewers: set[asyncio.Task[object]] = set()
+        self._entrance: _Entrance
         self._parts = {f"/{path.name}": path.read_bytes() for path in _PAGE.iterdir() if path.suffix in _KINDS}
         app = web.Application(client_max_size=_MOST_HEARD)
         app.on_response_prepare.append(_make_safe)
@@ -79,9 +105,10 @@ class ObserverServer:
     async def listening(self, host: str, port: int) -> AsyncIterator[int]:
         """Serve until the block ends; gives the port. Raises ObserveError if that cannot be."""
         await self._runner.setup()
-        site = web.TCPSite(self._runner, host, port)
+        assert self._runner.server is not None
+        self._entrance = _Entrance(self._runner.server)
         try:
-            await site.start()
+            listener = await asyncio.get_running_loop().create_server(self._entrance, host, port)
         except OSError as error:
             await self._runner.cleanup()
             why = "it is in use" if error.errno == errno.EADDRINUSE else error.strerror
@@ -89,8 +116,9 @@ class ObserverServer:
                 f"cannot listen at {host}:{port}: {why}", "Choose another --port, or another address with --host"
             ) from None
         try:
-            yield int(self._runner.addresses[0][1])
+            yield int(listener.sockets[0].getsockname()[1])
         finally:
+            listener.close()
             await cancel(self._viewers)
             await self._runner.cleanup()
 
@@ -172,6 +200,7 @@ class ObserverServer:
         task = asyncio.current_task()
         assert task is not None
         self._viewers.add(task)
+        self._entrance.is_viewer(request.protocol)
         socket = web.WebSocketResponse(heartbeat=_PING_SECONDS, max_msg_size=_MOST_HEARD)
 
         async def send(message: bytes) -> None:
@@ -203,6 +232,8 @@ class ObserverServer:
             with contextlib.suppress(ConnectionError, TimeoutError):
                 async with asyncio.timeout(1):
                     await socket.close()
+            if request.transport is not None and request.transport.get_write_buffer_size():
+                request.transport.abort()
         return socket
 
 

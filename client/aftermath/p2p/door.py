@@ -70,7 +70,12 @@ def place_of(address: iroh.IncomingAddr) -> str:
     """What the handshakes of one place have in common: its IP address, or the key that a relay saw the sender prove."""
     if not isinstance(address, iroh.IncomingAddr.IP):
         return str(address.endpoint_id if isinstance(address, iroh.IncomingAddr.RELAY) else address)
-    host = address.addr.rpartition(":")[0].strip("[]").partition("%")[0]
+    return network_of(address.addr.rpartition(":")[0].strip("[]"))
+
+
+def network_of(host: str) -> str:
+    """What the addresses have in common that whoever has this one has."""
+    host = host.partition("%")[0]
     try:
         ip = ipaddress.ip_address(host)
     except ValueError:
