@@ -35,6 +35,7 @@ COMMANDS = {
     "codec": "python benchmarks/codec.py --json",
     "bound": "python benchmarks/bound.py --json",
     "roots": "python benchmarks/roots.py --json",
+    "spinning": "python benchmarks/spinning.py --json",
     "draft": "python benchmarks/draft.py --json",
     "chain": "python benchmarks/chain.py --json",
     "distro": "python benchmarks/distro.py --json",

@@ -1,0 +1,79 @@
+#!/usr/bin/env python3
+"""What it costs that threads wait by spinning, on a machine alone and beside another busy process.
+
+Usage: python benchmarks/spinning.py [--json]
+
+Asks `aftermath-solana estimate --device cpu` how many sequences of a model of a million parameters this machine trains
+in a minute, by tier: as commands have it (`base.openmp`), and, the reference, with as many turns as GNU's OpenMP takes
+by itself; beside nothing, and beside a process that does nothing but count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+PRESET = "llama-1m"
+GNU = {"GOMP_SPINCOUNT": "300000"}
+COMMAND = [sys.executable, "-m", "aftermath"]
+
+
+def main() -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    as_json = parser.parse_args().json
+    found = measure()
+    if as_json:
+        print(json.dumps(found))
+    else:
+        for beside, kinds in found.items():
+            print(f"{beside}: {kinds['sleeping']} sequences a minute by tier, spinning {kinds['spinning']}")
+    return 0
+
+
+def measure() -> dict[str, Any]:
+    """Sequences a minute by tier, and the ratio to the reference, alone and beside a busy process."""
+    found = {}
+    with tempfile.TemporaryDirectory(prefix="aftermath-spinning-") as folder:
+        config = Path(folder) / "run.toml"
+        line = [*COMMAND, "init", "--out", str(config), "--preset", PRESET]
+        subprocess.run(line, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for beside, busy in (("alone", 0), ("beside_one", 1)):
+            with counting(busy):
+                spinning, sleeping = paces(config, GNU), paces(config, {})
+            ratios = [round(ours / theirs, 2) for ours, theirs in zip(sleeping, spinning, strict=True)]
+            found[beside] = {"spinning": spinning, "sleeping": sleeping, "sleeping_over_spinning": ratios}
+    return found
+
+
+def paces(config: Path, own: dict[str, str]) -> list[int]:
+    """Sequences a minute, by tier."""
+    line = [*COMMAND, "estimate", "--config-path", str(config), "--device", "cpu", "--json"]
+    plain = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    done = subprocess.run(line, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=plain | own)
+    return [one["sequences_per_minute"] for one in json.loads(done.stdout)["here"]]
+
+
+@contextmanager
+def counting(processes: int) -> Iterator[None]:
+    """So many processes that are busy until the block ends."""
+    started = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
+    try:
+        yield
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
