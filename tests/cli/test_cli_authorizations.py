@@ -133,7 +133,10 @@ def test_an_authorization_for_one_run_admits_to_no_other(
         assert owner("set-paused", "--run-id", name, "resume").code == 0
     refusal = "no valid authorization of the run's join authority admits it"
     one = ("--authorizer", grantee, "--run-id", run_id)
-    made = grantor("join-authorization-create", *one).data
+    assert "admits nobody there" in owner("join-authorization-create", *one).err
+    outcome = grantor("join-authorization-create", *one)
+    assert "warning" not in outcome.err
+    made = outcome.data
     assert (made["run_id"], made["all_runs"]) == (run_id, False)
     assert refusal not in reasons(owner, run_id, grantee)
     assert refusal in reasons(owner, other, grantee)

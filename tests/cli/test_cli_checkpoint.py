@@ -93,5 +93,8 @@ def test_a_finished_run_is_reopened_and_taken_back(owner: Shell, run_id: str, ma
     reopening = calls(owner("reopen", *named, "--total-steps", 30, "--dry-run"))
     assert reopening == ["coordinator.update", "coordinator.set_paused"]
     assert owner("json-dump-run", *named).data["run"]["state"] == "finished"
+    too_few = invoke("reopen", "--rpc", owner.rpc, "-w", owner.wallet, *named, "--total-steps", 30, "--dry-run")
+    assert "warning: the learning rate changes until step 48 and the run has 30 steps" in too_few.err
     opened = owner("reopen", *named, "--total-steps", 30).data
+    assert "let the schedule last as long as total_steps" in opened["warnings"][0]
     assert (opened["state"], opened["total_steps"]) == ("waiting_for_members", 30)

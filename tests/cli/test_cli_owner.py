@@ -367,7 +367,9 @@ def test_a_wallet_is_removed_and_barred_by_the_owner_and_the_join_authority(
     assert owner("create-run", "--run-id", run_id, "--join-authority", grantor).code == 0
     assert owner("update-config", "--run-id", run_id, "--config-path", material / "config.toml").code == 0
     assert owner("set-paused", "--run-id", run_id, "resume").code == 0
-    assert "is not a member" in owner(*whom).error["error"]
+    refused = owner(*whom).error
+    assert "is not a member" in refused["error"]
+    assert "show-run" in refused["fix"]
     assert "only the owner of run" in Shell(owner.rpc, stranger)(*whom, "--bar").error["error"]
     found = Shell(owner.rpc, grantor)(*whom, "--bar").data
     assert (found["seat"], found["barred"]) == (None, True)

@@ -147,7 +147,7 @@ def test_a_run_from_its_first_line_to_its_last(person: Person) -> None:
 
     for line in told("owner.md", "What comes out"):
         if "model push" not in line:  # to the Hub
-            person.types(line.replace("mine-step20", checkpoint.name))
+            person.types(line.replace("mine-step60", checkpoint.name))
     assert compare_replicas({"provider": diary(person, "runs/mine"), "keeper": diary(person, "kept")}) > 0
 
     person.ends(provider)

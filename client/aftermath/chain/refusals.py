@@ -95,7 +95,10 @@ _TOLD = {
         "Look at them again: aftermath-solana rewind {flag}",
     ),
     "MembersFull": ("all places of {run} are taken", "Try again when an epoch has ended"),
-    "NotAMember": ("this wallet is not a member of {run}", "Join it: aftermath-solana train {flag}"),
+    "NotAMember": (
+        "this wallet is not a member of {run}",
+        "See who is: aftermath-solana show-run {flag}; who wants to be one, joins: aftermath-solana train {flag}",
+    ),
     "NotAllowedToCheckpoint": (
         "this wallet may not name a checkpoint of {run}",
         "Its owner may, and tier-0 members that finished its last epoch: -w FILE",

@@ -11,6 +11,7 @@ from aftermath.chain.addresses import EVERYONE, JOIN_SCOPE, run_addresses
 from aftermath.chain.authorizer import Authorization
 from aftermath.cli.connection import Cluster, SignedCluster
 from aftermath.cli.present import CommandError
+from aftermath.coordinator.errors import NoSuchRun
 
 
 def scope_of(chain: Cluster, run_id: str | None) -> bytes:
@@ -25,6 +26,18 @@ async def granting(chain: SignedCluster, grantee: Pubkey, scope: bytes = JOIN_SC
     if found is not None and found.active:
         return []
     return ([] if found else [ix.create(grantee, scope)]) + [ix.grantor_update(grantee, True, scope)]
+
+
+async def trouble_with_grantor(chain: SignedCluster, run_id: str) -> str:
+    """Why an authorization of this wallet for that run admits nobody; empty if it does, or the run is still to come."""
+    try:
+        run = await chain.coordinator.run(run_id)
+    except NoSuchRun:
+        return ""
+    authority = Pubkey(run.join_authority)
+    if authority == chain.wallet.pubkey:
+        return ""
+    return f"the join authority of run {run_id} is {authority}: what {chain.wallet.pubkey} grants admits nobody there"
 
 
 GRANT = "The join authority grants one with aftermath-solana join-authorization-create"

@@ -8,7 +8,7 @@ import typer
 
 from aftermath.cli.command import command
 from aftermath.cli.options import OneRun, SigningOptions
-from aftermath.cli.present import Result, facts
+from aftermath.cli.present import Result, facts, note
 
 
 @command(
@@ -30,13 +30,15 @@ async def join_authorization_create(
     """
     from aftermath.chain.addresses import EVERYONE
     from aftermath.chain.options import public_key
-    from aftermath.cli.authorization import described, granting, present, scope_of
+    from aftermath.cli.authorization import described, granting, present, scope_of, trouble_with_grantor
     from aftermath.cli.connection import sign_in
 
     grantee = public_key(authorizer) if authorizer is not None else EVERYONE
     async with sign_in(options) as chain:
         grantor, scope = chain.wallet.pubkey, scope_of(chain, run_id)
         steps = await granting(chain, grantee, scope)
+        if run_id is not None and (unmeant := await trouble_with_grantor(chain, run_id)):
+            note(f"warning: {unmeant}")
         if steps:
             await chain.sender.afford(steps, chain.authorizer.size(grantor, grantee, scope=scope))
         signatures = await chain.sender.send_packed(steps)

@@ -10,7 +10,7 @@ import typer
 from aftermath.base.numbers import U32_MAX
 from aftermath.cli.command import command
 from aftermath.cli.options import RunId, SigningOptions
-from aftermath.cli.present import CommandError, Result, facts
+from aftermath.cli.present import CommandError, Result, facts, note
 
 
 @command("reopen", example="aftermath-solana reopen --run-id demo --total-steps 5000")
@@ -26,11 +26,12 @@ async def reopen(
     Its members have ended by then: they start train again. What else is to change is said with update-config first.
     """
     from aftermath.cli.connection import sign_in
+    from aftermath.owner.troubles import trouble_with_schedule
     from aftermath.rules.state import RunState
     from aftermath.watch.phase import in_words
 
     async with sign_in(options) as chain:
-        run = await chain.coordinator.run(run_id)
+        run, model, _ = await chain.coordinator.snapshot(run_id)
         if run.state is not RunState.FINISHED:
             raise CommandError(
                 f"run {run_id} is {in_words(run.state)}, and only a finished run is reopened",
@@ -41,6 +42,9 @@ async def reopen(
                 f"run {run_id} has trained {run.trained_steps} steps already",
                 f"Name more than these, or first take it back: aftermath-solana rewind --run-id {run_id}",
             )
+        unmeant = trouble_with_schedule(model.lr_schedule, total_steps)
+        if unmeant:
+            note(f"warning: {unmeant}")
         ix = chain.coordinator.ix
         steps = [
             ix.update(run_id, config=asdict(run.config) | {"total_steps": total_steps}),
@@ -53,6 +57,8 @@ async def reopen(
         "state": run.state.name.lower(),
         "step": run.trained_steps,
         "total_steps": run.config.total_steps,
+        "warnings": [unmeant] if unmeant else [],
         "signatures": [str(signature) for signature in signatures],
     }
-    return Result(data, facts(data | {"state": in_words(run.state)}))
+    shown = {name: value for name, value in data.items() if name != "warnings"}
+    return Result(data, facts(shown | {"state": in_words(run.state)}))
