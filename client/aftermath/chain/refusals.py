@@ -84,7 +84,7 @@ _TOLD = {
     "StillBound": (
         "this wallet is in the running epoch of {run}, or waits for the next one",
         "Stop its train, and try again when the epoch has ended: till then others may find its results false. "
-        "What that waits for: aftermath-solana show-run {flag}",
+        "What that waits for: aftermath-solana show-run {flag}; if for nobody, end it: aftermath-solana tick {flag}",
     ),
     "NotAllowedToKick": (
         "only the owner of {run} and its join authority may remove or bar a wallet",
