@@ -19,10 +19,13 @@ from aftermath.chain.addresses import CLOCK, run_addresses
 from aftermath.chain.client import CoordinatorClient
 from aftermath.chain.clock import ChainClock
 from aftermath.chain.endpoints import Endpoint, endpoint
+from aftermath.chain.reader import RunReader
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.subscription import LEAD, RunWatcher
 from aftermath.chain.views import run_account
 from aftermath.coordinator.errors import CoordinatorError, NoSuchRun, Unavailable
+from aftermath.coordinator.view import View
+from aftermath.member.feed import RunFeed
 from aftermath.rules.run import Run
 from chain.faults import FaultyNode, Proxy, account_json, faulty_websocket, proxy
 from chain.networks import Place
@@ -307,9 +310,9 @@ async def test_an_older_state_never_replaces_a_newer_one(place: Place) -> None:
         assert watcher.latest.seq == newest
 
 
-def _notification(program: Pubkey, data: bytes) -> str:
+def _notification(program: Pubkey, data: bytes, slot: int = 1) -> str:
     """A push to the subscription that `faulty_websocket` confirms."""
-    result = {"context": {"slot": 1}, "value": account_json(data, owner=str(program))}
+    result = {"context": {"slot": slot}, "value": account_json(data, owner=str(program))}
     params = {"subscription": 3, "result": result}
     return json.dumps({"jsonrpc": "2.0", "method": "accountNotification", "params": params})
 
@@ -318,8 +321,10 @@ async def _state(place: Place, run_id: str, **later: int) -> bytes:
     """The run's account, as if it had so many more changes behind it."""
     _, account = await fetch(place.pool, run_addresses(place.coordinator.program_id, run_id).run)
     assert account is not None
-    data, at = bytearray(account.data), run_account().offset("seq")
-    struct.pack_into("<Q", data, at, struct.unpack_from("<Q", data, at)[0] + later.get("changes", 0))
+    data = bytearray(account.data)
+    for field, more in later.items():
+        at = run_account().offset({"changes": "seq"}.get(field, field))
+        struct.pack_into("<Q", data, at, struct.unpack_from("<Q", data, at)[0] + more)
     return bytes(data)
 
 
@@ -338,18 +343,57 @@ async def test_a_state_that_no_node_confirms_does_not_stay(embedded: Place) -> N
             assert watcher.latest.seq == newest
 
 
-async def test_a_state_that_nodes_contradict_is_told_of(embedded: Place, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("changes", [1, LEAD])
+async def test_a_state_that_nodes_contradict_is_taken_back(
+    embedded: Place, caplog: pytest.LogCaptureFixture, changes: int
+) -> None:
     """While the run stands still nothing overtakes it."""
     coordinator = await embedded.configured_run(RUN)
-    lie = _notification(coordinator.program_id, await _state(embedded, RUN, changes=9))
+    true = (await coordinator.run(RUN)).seq
+    lie = _notification(coordinator.program_id, await _state(embedded, RUN, changes=changes))
+    url, ws = embedded.network.rpc_url, embedded.network.ws_url
     async with (
         faulty_websocket(lie, every=0.1) as faulty,
-        RpcPool([Endpoint(embedded.network.rpc_url, faulty.url)]) as pool,
-        watching(pool, coordinator, silence=0.05),
+        RpcPool([Endpoint(url, faulty.url), Endpoint(url, ws)]) as pool,
+        watching(pool, coordinator, silence=0.05) as watcher,
+        asyncio.timeout(20),
     ):
-        await asyncio.wait_for(_until(lambda: "one of them is wrong" in caplog.text), 20)
-        await asyncio.wait_for(_until(lambda: faulty.subscriptions > 1), 20)
-    assert caplog.text.count("one of them is wrong") == 1
+        updates = watcher.updates()
+        while (await anext(updates)).seq != true + changes:
+            pass
+        assert (await anext(updates)).seq == true
+        await seen(watcher, await change(coordinator, 3), 5)
+        assert watcher.latest.seq == true + 1
+        assert faulty.subscriptions == 1
+    assert caplog.text.count("going by what they answer") == 1
+
+
+@pytest.mark.parametrize("forged", [{"members_seq": 1}, {"slot": 1 << 30}, {"members_seq": 1, "slot": 1 << 30}])
+async def test_what_is_read_of_a_made_up_state_is_read_anew(embedded: Place, forged: dict[str, int]) -> None:
+    """Members of a state that no node has, or as of a slot that none has reached, would be waited for."""
+    coordinator = await embedded.configured_run(RUN)
+    true, slot = (await coordinator.run(RUN)).seq, forged.pop("slot", 1)
+    lie = _notification(coordinator.program_id, await _state(embedded, RUN, changes=2, **forged), slot=slot)
+    url, ws = embedded.network.rpc_url, embedded.network.ws_url
+    async with (
+        faulty_websocket(lie, every=0.1) as faulty,
+        RpcPool([Endpoint(url, faulty.url), Endpoint(url, ws)]) as pool,
+        watching(pool, coordinator, silence=0.05) as watcher,
+        asyncio.timeout(40),
+    ):
+        feed = RunFeed(await RunReader(pool, coordinator.program_id, RUN, watcher).view())
+        reader = RunReader(pool, coordinator.program_id, RUN, watcher)
+        await _until(lambda: watcher.latest.seq == true + 2)
+        await feed.put(View(watcher.latest, feed.members, feed.model))
+        passed = asyncio.create_task(feed.after(true + 2))
+        while feed.run.seq != true:
+            await feed.put(await reader.view())
+            await asyncio.sleep(0.05)
+        assert (await passed).seq == true
+        newest = await change(coordinator, 3)
+        await seen(watcher, newest, 5)
+        await feed.put(await reader.view())
+        assert feed.run.seq == newest
 
 
 async def test_pushes_are_ahead_of_what_nodes_answer_for_a_while(embedded: Place) -> None:

@@ -2,18 +2,20 @@
 
 Decided: Run comes from the watcher; Model and Members are read again only when the run's `model_seq` or `members_seq`
 moved, together with Run, so that all of a view is as of one slot; attestations are read as a slice of Witnesses, as of
-the slot of the newest Run or later.
+the slot of the newest Run or later. When the watcher takes back what it told, what is being read is read anew: else it
+would be waited for until some node is as far.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from solders.pubkey import Pubkey
 
 from aftermath.base.errors import AccountError
+from aftermath.base.wait import first_of
 from aftermath.chain.accounts import Absence, AccountData, fetch_as, fetch_many
 from aftermath.chain.addresses import run_addresses
 from aftermath.chain.failures import BadReply
@@ -42,16 +44,33 @@ class RunReader:
 
     async def view(self, patience: float | None = None) -> View:
         """The view of the newest known state; of one that is read now, if it can be within `patience` seconds."""
+        return await self._unless_retracted(lambda: self._view(patience))
+
+    async def _view(self, patience: float | None) -> View:
         run = self._watcher.latest if patience is None else await self._watcher.refresh(patience)
+        retractions = self._watcher.retractions
         known = self.last
-        if known is None or known.run.seq < run.seq:
-            same = known is not None and _versions(known.run) == _versions(run)
+        if known is None or known.order < (retractions, run.seq):
+            same = known is not None and _versions(known) == (retractions, run.members_seq, run.model_seq)
             waits = GIVE_UP_SECONDS if patience is None else patience
             view = replace(known, run=run) if known and same else await self._read_together(run, waits)
-            if self.last is None or self.last.run.seq < view.run.seq:
+            view = replace(view, retractions=retractions)
+            if self.last is None or self.last.order < view.order:
                 self.last = view
         assert self.last is not None
         return self.last
+
+    async def _unless_retracted(self, read: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """What is read, anew whenever the watcher takes back meanwhile what it told."""
+        while True:
+            found: list[T] = []
+
+            async def reading(found: list[T] = found) -> None:
+                found.append(await read())
+
+            await first_of(reading(), self._watcher.retracted(self._watcher.retractions))
+            if found:
+                return found[0]
 
     async def _read_together(self, wanted: Run, patience: float) -> View:
         """All three accounts as of one slot, in which the run is as `wanted` or newer."""
@@ -126,12 +145,15 @@ class RunReader:
                 raise run_closed()
             return parse(account)
 
-        slot = self._watcher.slot or None
-        return await fetch_as(
-            self._pool, address, read, offset=offset, length=length, min_slot=slot, patience=GIVE_UP_SECONDS
-        )
+        async def fetched() -> T:
+            slot = self._watcher.slot or None
+            return await fetch_as(
+                self._pool, address, read, offset=offset, length=length, min_slot=slot, patience=GIVE_UP_SECONDS
+            )
+
+        return await self._unless_retracted(fetched)
 
 
-def _versions(run: Run) -> tuple[int, int]:
+def _versions(view: View) -> tuple[int, int, int]:
     """What tells whether Members and Model are still those of another state of the run."""
-    return run.members_seq, run.model_seq
+    return view.retractions, view.run.members_seq, view.run.model_seq

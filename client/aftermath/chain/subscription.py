@@ -4,7 +4,8 @@ Decided: after each subscription the account is also fetched, not older than wha
 nothing falls between the two; a state is accepted only if it is of this run and its `seq` is higher than the last one,
 whichever way it came; two polls in a row that bring news the socket did not push mean the socket is mute, and it is
 replaced (on the next endpoint). A push that brings no news is none. A websocket is believed for some changes beyond
-what nodes have answered, since a state of a far higher `seq` would stay for ever, whoever made it up.
+what nodes have answered, since a state of a far higher `seq` would stay for ever, whoever made it up; and what nodes,
+asked for it again and again, do not confirm is taken back, since the run may wait for this very member.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ OUTAGE_SECONDS = 4.0  # without a sign of the run: more than a poll and its answ
 SUBSCRIBE_SECONDS = 1.0
 POLL_PATIENCE = 10.0
 POLL_PAUSE = 0.25  # after a poll that a push was the cause of, whatever a websocket sends
-MUTE_AFTER, CONTRADICTED_AFTER = 2, 5
+MUTE_AFTER, CONTRADICTED_AFTER = 2, 3
 LEAD = 64
 """Changes of the run by which pushes may be ahead of what nodes answered; from half of them on nodes are asked."""
 GIVE_UP_SECONDS = 600.0
@@ -80,13 +81,19 @@ class RunWatcher:
         self._contact = 0.0
         self.back = float("-inf")
         """When, on the event loop's clock, the run was read again after an outage."""
-        self._unpushed = self._contradicted = 0
-        self._answered = 0
-        """The `seq` of the newest state that came as an answer."""
+        self.retractions = 0
+        """How often what websockets alone had told was taken back."""
+        self._unheard = False
+        """Whether what the present websocket pushes is nothing: it is being left."""
+        self._unpushed = 0
+        self._contradicted: list[float] = []
+        """When, one after the other, answers were older than what was believed before."""
+        self._answered: Run | None = None
+        """The newest state that came as an answer."""
         self._pushes = 0
         """Those that brought a newer state."""
-        self._troubles = Outages()
-        """Of reading what comes."""
+        self._troubles, self._silences, self._contradictions = Outages(), Outages(), Outages()
+        """Of reading what comes; of websockets that push no news; of those that nodes contradict."""
         self.slot = 0
         self.clock = ChainClock(lambda: asyncio.get_running_loop().time())
 
@@ -177,16 +184,17 @@ class RunWatcher:
             self.clock.observe_sysvar(clock.data)
 
     async def updates(self) -> AsyncIterator[Run]:
-        """The newest state at once, then after every change; states that a slow reader missed are skipped.
+        """The newest state at once, then after every change; states that a slow reader missed are skipped. One that is
+        older follows only where what was told is taken back.
 
         Raises NoSuchRun when the run was closed, Unavailable when the chain stayed out of reach.
         """
-        seen = -1
+        seen: Run | None = None
         while True:
             changed = self._changed
-            if self.latest.seq > seen:
-                seen = self.latest.seq
-                yield self.latest
+            if self.latest is not seen:
+                seen = self.latest
+                yield seen
             elif self._ended is not None:
                 raise self._ended
             else:
@@ -207,11 +215,11 @@ class RunWatcher:
                 await asyncio.sleep(POLL_PAUSE)
 
     async def _poll_once(self) -> None:
-        pushes, seq = self._heard(), self.latest.seq
+        pushes, seq, now = self._heard(), self.latest.seq, asyncio.get_running_loop().time
         try:
             await self.refresh(patience=POLL_PATIENCE)
         except Unavailable as error:
-            if asyncio.get_running_loop().time() - self._contact > self._give_up:
+            if now() - self._contact > self._give_up:
                 self._end(error)
             return
         except CoordinatorError as error:
@@ -222,39 +230,64 @@ class RunWatcher:
         except Exception as error:  # whatever is wrong with an account costs this reading of it, not the member
             self._unreadable("an RPC node", error)
             return
-        self._contradicted = self._contradicted + 1 if self._answered < self.latest.seq else 0
-        if self._contradicted == CONTRADICTED_AFTER:
-            log.warning(
-                "nodes go on answering an older state of the run than a websocket pushed, so one of them is wrong: "
-                "connecting anew, and if the run does not go on, start this again"
-            )
-            await self._socket.drop()
+        assert self._answered is not None
+        self._contradicted = [*self._contradicted, now()] if self._answered.seq < seq else []
+        if len(self._contradicted) >= CONTRADICTED_AFTER and now() - self._contradicted[0] >= OUTAGE_SECONDS:
+            await self._retract(self._answered)
+            return
+        if not self._contradicted:
+            self._contradictions.ends()
         missed = self.latest.seq > seq and self._heard() == pushes and self._socket.ready.is_set()
         self._unpushed = self._unpushed + 1 if missed else self._unpushed
         if self._unpushed >= MUTE_AFTER:
-            log.warning("the websocket is silent although the run changes: connecting anew")
+            if (also := self._silences.lasts(now())) is not None:
+                log.warning("the websocket says nothing new although the run changes%s: connecting anew", also)
             self._unpushed = 0
             await self._socket.drop()
+
+    async def _retract(self, answered: Run) -> None:
+        """Go back to what nodes answer, and listen to another websocket."""
+        if (also := self._contradictions.lasts(asyncio.get_running_loop().time())) is not None:
+            log.warning(
+                "nodes go on answering an older state of the run than a websocket pushed%s: going by what they answer, "
+                "and connecting anew",
+                also,
+            )
+        self._latest, self.slot, self._contradicted = answered, 0, []
+        self.retractions += 1
+        self._wake()
+        self._unheard = True
+        await self._socket.drop()
+
+    async def retracted(self, retractions: int) -> None:
+        """Return once what was told is taken back more often than so."""
+        while self.retractions <= retractions:
+            await self._changed.wait()
 
     def _heard(self) -> int:
         return self._pushes
 
     def _subscribed(self) -> None:
         """After a new subscription read the account, so that nothing between two subscriptions is missed."""
+        self._unheard = False
         if self._latest is not None:
             self._poll_now.set()
 
     def _pushed(self, push: Push) -> None:
+        if self._unheard:
+            return
         try:
             if push.account is None or push.account.owner != self._program:
                 self._poll_now.set()
                 return
             run = self.parsed(push.account.data)
-            if run.seq > self._answered + LEAD // 2:
+            answered = 0 if self._answered is None else self._answered.seq
+            if run.seq > answered + LEAD // 2:
                 self._poll_now.set()
-            if self._latest is None or not self._latest.seq < run.seq <= self._answered + LEAD:
+            if self._latest is None or not self._latest.seq < run.seq <= answered + LEAD:
                 return
             self._unpushed = 0
+            self._silences.ends()
             self._pushes += 1
             self._take(push.slot, run)
         except Exception as error:
@@ -270,7 +303,8 @@ class RunWatcher:
     def saw(self, slot: int, account: AccountData) -> None:
         """Take a state in that a node answered, if it is newer than the last one, and wake the readers."""
         run = self.parsed(account.data)
-        self._answered = max(self._answered, run.seq)
+        if self._answered is None or run.seq > self._answered.seq:
+            self._answered = run
         self._take(slot, run)
 
     def _take(self, slot: int, run: Run) -> None:

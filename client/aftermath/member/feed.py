@@ -1,7 +1,8 @@
 """The newest view of the run, shared by all tasks of a member.
 
 One task pours the coordinator's views in; any number of tasks wait for a state they care about. Views only move forward
-in `seq`; a waiter sees the newest one, never a queue, so nobody can lag behind.
+in `seq`, unless the coordinator takes back what it told; a waiter sees the newest one, never a queue, so nobody can lag
+behind.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class RunFeed:
     async def put(self, view: View) -> None:
         """Take a view in, unless it is older than the one held."""
         async with self._changed:
-            if view.run.seq > self.run.seq:
+            if view.order > self.view.order:
                 self.view = view
                 self._changed.notify_all()
 
@@ -62,5 +63,5 @@ class RunFeed:
             return self.run
 
     async def after(self, seq: int) -> Run:
-        """The newest state with a `seq` above the given one."""
-        return await self.until(lambda run: run.seq > seq)
+        """The newest state, once it is not the one with this `seq`."""
+        return await self.until(lambda run: run.seq != seq)
