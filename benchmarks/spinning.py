@@ -21,6 +21,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from aftermath.base.openmp import BY_THE_USER
+
 PRESET = "llama-1m"
 GNU = {"GOMP_SPINCOUNT": "300000"}
 COMMAND = [sys.executable, "-m", "aftermath"]
@@ -58,7 +60,7 @@ def measure() -> dict[str, Any]:
 def paces(config: Path, own: dict[str, str]) -> list[int]:
     """Sequences a minute, by tier."""
     line = [*COMMAND, "estimate", "--config-path", str(config), "--device", "cpu", "--json"]
-    plain = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    plain = {name: value for name, value in os.environ.items() if name not in BY_THE_USER}
     done = subprocess.run(line, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=plain | own)
     return [one["sequences_per_minute"] for one in json.loads(done.stdout)["here"]]
 

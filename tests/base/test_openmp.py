@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from aftermath.base.openmp import SPINS
+from aftermath.base.openmp import BY_THE_USER, SPINS
 
 ENTRIES = ("aftermath.__main__", "aftermath.central.__main__")
 THEN = """
@@ -31,7 +31,7 @@ finally:
 def test_threads_of_commands_sleep_soon_unless_the_user_says_otherwise(
     entry: str, own: dict[str, str], said: str
 ) -> None:
-    plain = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    plain = {name: value for name, value in os.environ.items() if name not in BY_THE_USER}
     line = [sys.executable, "-c", f"from {entry} import main\n{THEN}"]
     done = subprocess.run(
         line, env=plain | own | {"OMP_DISPLAY_ENV": "VERBOSE"}, capture_output=True, text=True, timeout=60

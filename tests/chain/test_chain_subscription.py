@@ -328,6 +328,20 @@ async def _state(place: Place, run_id: str, **later: int) -> bytes:
     return bytes(data)
 
 
+@asynccontextmanager
+async def lied_to(
+    place: Place, coordinator: CoordinatorClient, lie: str
+) -> AsyncIterator[tuple[FaultyNode, RpcPool, RunWatcher]]:
+    """A watcher whose first websocket pushes a lie again and again, and whose second one is honest."""
+    url, ws = place.network.rpc_url, place.network.ws_url
+    async with (
+        faulty_websocket(lie, every=0.1) as faulty,
+        RpcPool([Endpoint(url, faulty.url), Endpoint(url, ws)]) as pool,
+        watching(pool, coordinator, silence=0.05) as watcher,
+    ):
+        yield faulty, pool, watcher
+
+
 async def test_a_state_that_no_node_confirms_does_not_stay(embedded: Place) -> None:
     """One push of a websocket with the highest `seq` there is would else be the last that is believed."""
     coordinator = await embedded.configured_run(RUN)
@@ -351,13 +365,7 @@ async def test_a_state_that_nodes_contradict_is_taken_back(
     coordinator = await embedded.configured_run(RUN)
     true = (await coordinator.run(RUN)).seq
     lie = _notification(coordinator.program_id, await _state(embedded, RUN, changes=changes))
-    url, ws = embedded.network.rpc_url, embedded.network.ws_url
-    async with (
-        faulty_websocket(lie, every=0.1) as faulty,
-        RpcPool([Endpoint(url, faulty.url), Endpoint(url, ws)]) as pool,
-        watching(pool, coordinator, silence=0.05) as watcher,
-        asyncio.timeout(20),
-    ):
+    async with lied_to(embedded, coordinator, lie) as (faulty, _, watcher), asyncio.timeout(20):
         updates = watcher.updates()
         while (await anext(updates)).seq != true + changes:
             pass
@@ -374,13 +382,7 @@ async def test_what_is_read_of_a_made_up_state_is_read_anew(embedded: Place, for
     coordinator = await embedded.configured_run(RUN)
     true, slot = (await coordinator.run(RUN)).seq, forged.pop("slot", 1)
     lie = _notification(coordinator.program_id, await _state(embedded, RUN, changes=2, **forged), slot=slot)
-    url, ws = embedded.network.rpc_url, embedded.network.ws_url
-    async with (
-        faulty_websocket(lie, every=0.1) as faulty,
-        RpcPool([Endpoint(url, faulty.url), Endpoint(url, ws)]) as pool,
-        watching(pool, coordinator, silence=0.05) as watcher,
-        asyncio.timeout(40),
-    ):
+    async with lied_to(embedded, coordinator, lie) as (_, pool, watcher), asyncio.timeout(40):
         feed = RunFeed(await RunReader(pool, coordinator.program_id, RUN, watcher).view())
         reader = RunReader(pool, coordinator.program_id, RUN, watcher)
         await _until(lambda: watcher.latest.seq == true + 2)

@@ -12,10 +12,11 @@ from __future__ import annotations
 import os
 
 SPINS = "1000"
-_BY_THE_USER = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+BY_THE_USER = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+"""What says how they wait, by its name in the environment."""
 
 
 def sleep_soon() -> None:
     """Let them sleep soon, unless the environment says how they wait."""
-    if not any(name in os.environ for name in _BY_THE_USER):
-        os.environ[_BY_THE_USER[0]] = SPINS
+    if not any(name in os.environ for name in BY_THE_USER):
+        os.environ[BY_THE_USER[0]] = SPINS

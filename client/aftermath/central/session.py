@@ -17,7 +17,7 @@ from solders.pubkey import Pubkey
 
 from aftermath.base.bounded import Malformed
 from aftermath.base.wait import first_of
-from aftermath.central.doorway import makes_room, place
+from aftermath.central.doorway import SILENT_SECONDS, makes_room, place
 from aftermath.central.gate import Gate
 from aftermath.central.greeting import NONCE_BYTES, Challenge, Denied, Welcome, proven
 from aftermath.central.presence import MOST_OF_ONE, Guest, Presence
@@ -25,7 +25,7 @@ from aftermath.localnet.node import Node
 from aftermath.localnet.pubsub import Connection
 
 MOST_STRANGERS = 64
-GREETING_SECONDS = 10.0
+GREETING_SECONDS = SILENT_SECONDS
 PING_SECONDS = 5.0
 MOST_OWED = 4 << 20
 """Bytes of answers and news that a member has not taken: many times what it is told in a round."""

@@ -56,7 +56,6 @@ class AccountSocket:
         self._outages = Outages()
         self._next = 0
         self.ready = asyncio.Event()
-        self.pushes = 0
         self.bytes_max = 0
 
     async def run(self) -> None:
@@ -130,7 +129,6 @@ class AccountSocket:
             return
         slot, account = parse_reply(params.get("result"))
         self._failures = 0
-        self.pushes += 1
         self.bytes_max = max(self.bytes_max, size)
         try:
             self._on_push(Push(slot, account, size))

@@ -202,12 +202,12 @@ class RunWatcher:
 
     async def _poll(self) -> None:
         while True:
-            heard = self._heard()
+            heard = self._pushes
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._silence):
                     await self._poll_now.wait()
             pushed = self._poll_now.is_set()
-            if not pushed and self._heard() != heard:
+            if not pushed and self._pushes != heard:
                 continue
             self._poll_now.clear()
             await self._poll_once()
@@ -215,7 +215,7 @@ class RunWatcher:
                 await asyncio.sleep(POLL_PAUSE)
 
     async def _poll_once(self) -> None:
-        pushes, seq, now = self._heard(), self.latest.seq, asyncio.get_running_loop().time
+        pushes, seq, now = self._pushes, self.latest.seq, asyncio.get_running_loop().time
         try:
             await self.refresh(patience=POLL_PATIENCE)
         except Unavailable as error:
@@ -237,7 +237,7 @@ class RunWatcher:
             return
         if not self._contradicted:
             self._contradictions.ends()
-        missed = self.latest.seq > seq and self._heard() == pushes and self._socket.ready.is_set()
+        missed = self.latest.seq > seq and self._pushes == pushes and self._socket.ready.is_set()
         self._unpushed = self._unpushed + 1 if missed else self._unpushed
         if self._unpushed >= MUTE_AFTER:
             if (also := self._silences.lasts(now())) is not None:
@@ -263,9 +263,6 @@ class RunWatcher:
         """Return once what was told is taken back more often than so."""
         while self.retractions <= retractions:
             await self._changed.wait()
-
-    def _heard(self) -> int:
-        return self._pushes
 
     def _subscribed(self) -> None:
         """After a new subscription read the account, so that nothing between two subscriptions is missed."""

@@ -15,7 +15,7 @@ import typer
 from aftermath.base.errors import UsageError
 from aftermath.cli.command import command
 from aftermath.cli.options import CLIENT_VERSION, DESCRIPTION, SHOWN_NAME, RunId, SigningOptions
-from aftermath.cli.present import CommandError, Result, facts, note
+from aftermath.cli.present import CommandError, Result, facts, note, renamed
 
 if TYPE_CHECKING:
     from solders.instruction import Instruction
@@ -86,8 +86,8 @@ async def create_run(
         "lamports": spent,
         "signatures": [str(signature) for signature in signatures],
     }
-    shown = {("paid" if name == "lamports" else name): value for name, value in data.items()}
-    return Result(data, facts(shown | {"state": in_words(run.state), "paid": sol(spent)}))
+    shown = renamed(data, "lamports", "paid", sol(spent))
+    return Result(data, facts(shown | {"state": in_words(run.state)}))
 
 
 def check_readable(run_id: str) -> None:

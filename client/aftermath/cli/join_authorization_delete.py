@@ -8,7 +8,7 @@ import typer
 
 from aftermath.cli.command import command
 from aftermath.cli.options import OneRun, SigningOptions
-from aftermath.cli.present import Result, facts, note
+from aftermath.cli.present import Result, facts, note, renamed
 
 _SIGN = "Sign with the key of the join authority that granted it, or name another with --authorizer"
 
@@ -62,5 +62,4 @@ async def join_authorization_delete(
         "lamports_returned": returned,
         "signatures": [str(signature) for signature in signatures],
     }
-    shown = {("came back" if name == "lamports_returned" else name): value for name, value in data.items()}
-    return Result(data, facts(shown | {"came back": sol(returned)}))
+    return Result(data, facts(renamed(data, "lamports_returned", "came back", sol(returned))))

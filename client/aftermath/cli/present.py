@@ -128,6 +128,11 @@ def aside(drawn: RenderableType) -> None:
     console.print(drawn)
 
 
+def renamed(pairs: Mapping[str, object], name: str, shown: str, value: object) -> dict[str, object]:
+    """The pairs with one of them, in its place, as people read it."""
+    return {shown if key == name else key: value if key == name else given for key, given in pairs.items()}
+
+
 def facts(pairs: Mapping[str, object]) -> Table:
     """A two-column table of names and values."""
     from rich.table import Table

@@ -12,7 +12,9 @@ from aftermath.watch.standing_words import COLUMNS, facts_of, row_of, shown_leve
 
 def page(found: Standing) -> RenderableType:
     """All of it."""
-    known: dict[str, object] = {**facts_of(found), **({"shown by": levels} if (levels := shown_levels(found)) else {})}
+    known = facts_of(found)
+    if levels := shown_levels(found):
+        known["shown by"] = levels
     parts: list[RenderableType] = [facts(known), Text()]
     if found.members:
         parts.append(listing(COLUMNS, [row_of(member) for member in found.members]))

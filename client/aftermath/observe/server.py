@@ -73,9 +73,9 @@ class _Entrance:
         self._others[made] = None
         return made
 
-    def is_viewer(self, connection: asyncio.BaseProtocol) -> None:
+    def is_viewer(self, connection: web.RequestHandler) -> None:
         """It is counted elsewhere from now on."""
-        self._others = {one: None for one in self._others if one is not connection}
+        self._others.pop(connection, None)
 
 
 class ObserverServer:
