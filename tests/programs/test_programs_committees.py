@@ -36,17 +36,23 @@ def test_a_declared_tier_proves_nothing(world: World) -> None:
     assert (run.run.levels_attested, run.run.level_hashes) == (0b111, tuple(HASHES.values()))
 
 
-def test_who_owed_nothing_has_shown_nothing(world: World) -> None:
-    """A member too slow to be given a sequence counts as one that delivered, but not for this."""
-    run = Scenario(world).start(rounds_per_epoch=3, global_batch_size_start=47, global_batch_size_end=47)
-    for index in range(2):
-        run.join(index, weight=10_000).ok()
-    run.join(2, weight=1).ok()
-    run.train(())
-    _rounds(run, heard=0b011)
-    assert (run.members.judged, run.members.delivered[2]) == (3, 2)  # half of the rounds
-    assert (run.members.proven, _electees(run)) == (0b011, {0, 1})
-    run.attest(2, FALSE).refused("NotElected")
+def test_who_comes_and_owes_nothing_has_shown_nothing(world: World) -> None:
+    """A newcomer too slow to be given a sequence counts as one that delivered, but not for this."""
+    run = Scenario(world).start(
+        init_min_clients=2, rounds_per_epoch=3, global_batch_size_start=47, global_batch_size_end=47
+    )
+    for newcomers in ((), (2,)):
+        for index in (0, 1, *newcomers):
+            run.join(index, weight=1 if newcomers and index == 2 else 10_000).ok()
+        world.advance(40)
+        run.train(())
+        _rounds(run, heard=0b011)
+        assert (run.members.proven, _electees(run)) == (0b011, {0, 1})
+        for index in newcomers:
+            assert (run.members.judged, run.members.delivered[index]) == (3, 2)  # half of the rounds
+            run.attest(index, FALSE).refused("NotElected")
+        world.advance(31)
+        run.tick().ok()
 
 
 def test_half_of_the_rounds_are_enough(world: World) -> None:

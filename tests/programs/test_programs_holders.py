@@ -218,6 +218,27 @@ def test_one_that_stays_is_enough_whoever_leaves(world: World, founders: tuple[i
     assert run.run.level_hashes == tuple(NEW[level] if alone[level] else OLD[level] for level in range(3))
 
 
+@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_of_a_level_that_nobody_here_has_shown_those_who_come_to_it_say_what_it_is(
+    world: World, rounds: int, overlap: int
+) -> None:
+    """Its holder is gone for good. An epoch of one step has no round in which what newcomers show is judged."""
+    run = Scenario(world).start(init_min_clients=3, rounds_per_epoch=rounds, overlap=overlap)
+    founders = {0: 0, 1: 1, 2: 1, 3: 2}
+    run.train_of(founders).finish_rounds()
+    _end(run, founders, OLD)
+    there = {1: 1, 2: 1, 3: 2} | dict.fromkeys(range(4, 7), 0)
+    run.train_of(there).finish_rounds()
+    assert run.run.levels_established == 0b110
+    _end(run, there, TRUE)
+    assert run.run.level_hashes == tuple(TRUE.values())
+    assert run.members.established & 0b1110001 == 0b1110001
+    run.train_of(there).finish_rounds()
+    _end(run, there, NEW)
+    assert run.run.level_hashes == tuple(NEW.values())
+
+
 def test_rounds_without_a_judge_count_for_nobody(world: World) -> None:
     """The holder of level 0 attests none: a newcomer has not shown it, and the holder is as good as before."""
     run, honest = _grown(world)

@@ -58,14 +58,64 @@ def test_who_is_left_no_share_beside_a_great_weight_keeps_its_word(world: World)
             owed |= owing
             run.everyone_witnesses(participation=owing)
         asked = [index for index in declared if committee.levels_to_attest(run.run, run.members, run.seat_of(index))]
-        if run.members.judges:
-            assert asked == list(declared)
+        assert asked == list(declared)
         for index in asked:
             run.attest(index, {0: b"t" * 32})
         run.world.advance(31)
         run.tick(1).ok()
         assert run.run.level_hashes[0] == b"t" * 32
     assert owed != run.run.began  # some had nothing to do in the whole epoch
+
+
+def _rounds_of(run: Scenario, tiers: dict[int, int]) -> int:
+    """The rounds of an epoch of these members, of whom the first is slow. A bitmap of those who owed something."""
+    for index, tier in tiers.items():
+        run.join(index, tier=tier, weight=60_000 if index else 1).ok()
+    run.world.advance(40)
+    run.tick(1).ok()
+    run.draw()
+    run.world.advance(31)
+    run.tick(1).ok()
+    owed = 0
+    while run.run.state.training:
+        judged = run.run.round(run.run.config.judged(run.run.current.height))
+        planned = assignment.assign(judged, run.members, 0) if judged else {}
+        owing = bitmap.from_seats(seat for seat, share in planned.items() if share.len)
+        owed |= owing
+        run.everyone_witnesses(participation=owing)
+    return owed
+
+
+def test_who_is_left_no_share_of_a_first_epoch_is_no_newcomer_in_the_next(world: World) -> None:
+    """The only holder of level 0 is slow, and two come that say they hold it too: it speaks for its level, not they."""
+    known, newcomers, true = {0: 0} | dict.fromkeys(range(1, 6), 1), {7: 0, 8: 0}, (b"t" * 32, b"u" * 32)
+    rules = {"init_min_clients": 3, "rounds_per_epoch": 2, "global_batch_size_start": 2, "global_batch_size_end": 2}
+    Scenario(world).authorize().ok()
+    for attempt in range(20):  # the last one in a round's order owes something, however slow it is
+        run = Scenario(world, f"run {attempt}", tiers=2)
+        run.create().ok()
+        run.configure(**rules).ok()
+        run.owner("set_paused", False).ok()
+        if not _rounds_of(run, known) & 1:
+            break
+    assert run.members.judged == 2
+    _state(run, known, true)
+    assert run.members.established == bitmap.from_seats(known)
+    _rounds_of(run, known | newcomers)
+    for index in newcomers:
+        run.attest(index, dict.fromkeys(range(2), b"f" * 32)).refused("NotElected")
+    _state(run, known, true)
+
+
+def _state(run: Scenario, tiers: dict[int, int], hashes: tuple[bytes, ...]) -> None:
+    """Whoever of these may says what the levels are, and that is what they are."""
+    for index, tier in tiers.items():
+        levels = committee.levels_to_attest(run.run, run.members, run.seat_of(index))
+        if levels and run.run.state is RunState.COOLDOWN:
+            run.attest(index, {level: hashes[level] for level in range(tier, 2) if level in levels}).ok()
+    run.world.advance(31)
+    run.tick(1)
+    assert run.run.level_hashes == hashes
 
 
 def test_newcomers_count_the_median_of_what_is_declared(run: Scenario) -> None:

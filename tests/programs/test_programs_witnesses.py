@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from aftermath.rules import bitmap
 from aftermath.rules.state import ExitReason, RunState
 from programs.harness import World
 from programs.scenario import Scenario
@@ -111,6 +114,31 @@ def test_who_is_dropped_by_a_quorum_leaves_the_number(world: World) -> None:
     run.tick().ok()
     run.by(2, "health_check", run.names([4])).ok()
     assert run.run.current.elected == 4
+
+
+@pytest.mark.parametrize("witnesses", [1, 2, 3, 4, 8])
+def test_the_few_witnesses_that_are_elected_drop_nobody(world: World, witnesses: int) -> None:
+    """Chance may make all of them one person's, who could have everybody else dropped in a single round."""
+    run = Scenario(world).start(init_min_clients=witnesses, min_clients=witnesses, witness_nodes=witnesses)
+    run.train(range(3 * witnesses))
+    run.everyone_witnesses()
+    elected = run.elected()
+    assert len(elected) == witnesses
+    run.everyone_witnesses(elected, participation=bitmap.from_seats(elected))
+    others = sorted(set(range(3 * witnesses)) - set(elected))
+    assert run.run.round(1).attested == bitmap.from_seats(elected)  # type: ignore[union-attr]
+    run.by(elected[0], "health_check", run.names(others)).refused("NotUnhealthy")
+
+
+@pytest.mark.parametrize(("witnesses", "dropped"), [(5, False), (6, True), (9, True)])
+def test_a_quorum_of_those_who_could_be_elected_drops_whom_it_did_without(
+    world: World, witnesses: int, dropped: bool
+) -> None:
+    run = Scenario(world).start(init_min_clients=9, min_clients=9, witness_nodes=witnesses)
+    run.train(range(9))
+    run.everyone_witnesses()
+    run.everyone_witnesses(participation=0b0_1111_1111)
+    assert run.by(0, "health_check", run.names([8])).error == (None if dropped else "NotUnhealthy")
 
 
 def test_a_round_that_all_have_left_ends_the_epoch(world: World) -> None:

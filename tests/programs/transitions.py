@@ -234,8 +234,16 @@ class Transitions:
         return bitmap.from_seats(
             one
             for one in bitmap.seats(judged.roster & ~(judges.attested or 0))
-            if sum(one not in vote.held for vote in votes) >= quorum(judges.elected)
+            if sum(one not in vote.held for vote in votes) >= quorum(self._jury(judges))
         )
+
+    def _jury(self, judges: Lap) -> int:
+        """Of so many a quorum drops somebody."""
+        if not self.config.witness_nodes:
+            return judges.elected
+        established = judges.roster & self.judges
+        asked = established if judges.established and established & self.healthy else judges.roster
+        return max(judges.elected, min(asked.bit_count(), MAX_WITNESSES))
 
     def incomplete(self, judges: Lap, judged: Lap) -> int:
         """Who often delivered no whole levels, and again did not, as those say who have shown that they hold them."""
@@ -465,7 +473,8 @@ class Transitions:
         known = self.judges & self.healthy
         self.known_levels = self._held(known)
         for seat in self.members:
-            seat.shown = -1 if known and seat.state is MemberState.HEALTHY and not seat.established else 0
+            newcomer = seat.state is MemberState.HEALTHY and not seat.established
+            seat.shown = -1 if newcomer and self.known_levels >> seat.tier & 1 else 0
         self._start_round(0, 0)
         return True
 
@@ -616,7 +625,8 @@ class Transitions:
             )
         self.statements = {level: {} for level in range(self.levels)}
         if self.judged:
-            self.proven |= self.judges & self.healthy  # who has shown it before may owe nothing
+            # who has shown it before may owe nothing, and all may where nobody has
+            self.proven |= (self.judges or self.healthy) & self.healthy
         for number in bitmap.seats(self.proven & self.healthy):
             self.proven &= ~(0 if self._half(self.members[number]) else 1 << number)
         self._enter(RunState.COOLDOWN)

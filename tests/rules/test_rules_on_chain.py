@@ -207,7 +207,9 @@ def test_the_program_drops_whom_the_client_finds_left_out(chain: Onchain, seed: 
         assert judges is not None
         assert judged is not None
         healthy = chain.members.mask(MemberState.HEALTHY)
-        absent = consensus.left_out(judges, chain.attestations(chain.run.ring(1) or 0, len(given)), healthy)
+        absent = consensus.left_out(
+            judges, chain.attestations(chain.run.ring(1) or 0, len(given)), chain.run, chain.members
+        )
         for seat in range(members):
             expected = bitmap.contains(judged.roster & ~judges.attested & absent & healthy, seat)
             assert _takes(chain, 1 << seat) == expected, (given, seat)
@@ -240,7 +242,7 @@ def test_the_program_drops_for_its_levels_whom_the_client_does(chain: Onchain, s
         assert judges is not None
         assert ring is not None
         attestations = chain.attestations(ring, len(given))
-        absent = consensus.left_out(judges, attestations, members.mask(MemberState.HEALTHY)) & ~judges.attested
+        absent = consensus.left_out(judges, attestations, chain.run, members) & ~judges.attested
         found = conviction.incomplete(chain.run, members, attestations)
         for seat in range(size):
             assert _takes(chain, 1 << seat) == bitmap.contains(found | absent, seat), (given, seat)

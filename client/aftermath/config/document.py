@@ -91,8 +91,8 @@ class RunRules(Table):
     witness_nodes: Annotated[U16, Means("members", most=MAX_WITNESSES)] = Field(
         default=0,
         description="So many members are elected as witnesses of a round. 0: all of them, up to 32; at most "
-        "`min_clients`. Fewer cost fewer transactions, but one that dies holds its round up, and of three at most "
-        "one or two that lie drop all others.",
+        "`min_clients`. Fewer cost fewer transactions, but one that dies holds its round up, those who lie are now and "
+        "then all that are elected, and nobody is dropped by fewer votes than are a quorum with 0.",
     )
     overlap: Annotated[U8, Means("rounds", most=1)] = Field(
         default=1,

@@ -108,6 +108,17 @@ def witnesses(header: Round, members: Members) -> tuple[int, ...]:
     return tuple(islice((seat for seat in in_order if bitmap.contains(seated, seat)), header.elected))
 
 
+def jury(run: Run, members: Members, closed: Round) -> int:
+    """A quorum of so many of a closed round's witnesses drops somebody: of as many as could be elected, where the
+    config asks for fewer. Of few, chance may make all one person's.
+    """
+    if not run.config.witness_nodes:
+        return closed.elected
+    left = closed.roster & members.healthy & members.judges
+    among = closed.roster & members.judges if closed.established and left else closed.roster
+    return max(closed.elected, min(among.bit_count(), MAX_WITNESSES))
+
+
 def verifier_count(clients: int, verification_percent: int) -> int:
     """How many members verify instead of train: no more than verdicts are stored, and at least one always trains."""
     return min(clients * verification_percent // 100, max(clients - 1, 0), MAX_VERDICTS)

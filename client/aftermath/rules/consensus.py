@@ -110,14 +110,14 @@ def scores(attestations: Iterable[Attestation]) -> dict[int, int]:
     return dict(Counter(seat for attestation in attestations for seat in bitmap.seats(attestation.participation)))
 
 
-def left_out(attesting: Round, attestations: Iterable[Attestation], healthy: int) -> int:
+def left_out(attesting: Round, attestations: Iterable[Attestation], run: Run, members: Members) -> int:
     """The seats (a bitmap of all 256) that a quorum of the witnesses did not record; none when they were too few.
 
     That no quorum recorded a result is not enough: it is also so when one of exactly a quorum of witnesses lies. Nor do
-    the votes count of those who have gone since, and are not among the `healthy`.
+    the votes count of those who have gone since.
     """
-    needed = committee.quorum(attesting.elected)
-    remaining = [one for one in attestations if bitmap.contains(healthy, one.seat)]
+    needed = committee.quorum(committee.jury(run, members, attesting))
+    remaining = [one for one in attestations if bitmap.contains(members.healthy, one.seat)]
     if len(remaining) < needed:
         return 0
     seen = scores(remaining)

@@ -52,7 +52,7 @@ class Excuses:
         seen = scores(attestations)
         needed = quorum(attesting.elected)
         self._given &= ~bitmap.from_seats(member for member, votes in seen.items() if votes >= needed)
-        missing &= left_out(attesting, attestations, members.mask(MemberState.HEALTHY))
+        missing &= left_out(attesting, attestations, run, members)
         held_up = missing if not seen and any(bitmap.contains(missing, a.seat) for a in attestations) else 0
         excused = held_up & ~self._given
         self._given |= excused

@@ -72,6 +72,20 @@ pub fn electors(run: &Run, members: &Members, round: &Round) -> Bitmap {
     }
 }
 
+/// A quorum of so many drops somebody: of as many as could be elected, where the config asks for fewer. Of few, chance may
+/// make all one person's.
+#[inline(never)]
+pub fn jury(run: &Run, members: &Members, closed: &Round) -> u32 {
+    let elected = u32::from(closed.elected);
+    if run.config.witness_nodes == 0 {
+        return elected;
+    }
+    let alone = closed.established != alone::NOTHING
+        && bitmap::intersects(&members.judges, &bitmap::both(&closed.roster, &members.healthy));
+    let among = if alone { bitmap::both(&closed.roster, &members.judges) } else { closed.roster };
+    elected.max(u32::from(self::elected(0, bitmap::count(&among) as u16)))
+}
+
 /// Elects anew among those who stayed, after a member has gone: where fewer are left than were elected, all of these are
 /// witnesses, and their quorum counts. It has gone by its own word or by that of a quorum, so a vote that
 /// counts still is one of the denominator, and nobody else's silence makes that smaller.

@@ -2,7 +2,8 @@
 //!
 //! That no quorum held a result is not enough: witnesses that are too few, or one that lies among exactly a quorum, are
 //! no evidence against anybody. Nor are the votes of those who have gone since: who is dropped leaves the number that
-//! a quorum is of, and only a quorum that remains may take it from there.
+//! a quorum is of, and only a quorum that remains may take it from there. Where a config has fewer witnesses elected than
+//! there could be, it is a quorum of those that could be: one or two of many would now and then be all that are drawn.
 //!
 //! Most of the witnesses cannot tell whether a level was delivered that they do not hold. So a level has judges of its
 //! own, the established ones of `holders`, and what newcomers say convicts nobody: two that declare a tier would be most
@@ -11,14 +12,14 @@
 //! round's trouble is nobody's guilt, it also takes that the member has failed to deliver whole levels in several rounds
 //! more than it delivered them.
 
-use super::{bitmap, holders, quorum};
+use super::{bitmap, committee, holders, quorum};
 use crate::{constants::*, state::*};
 
 /// Rounds before the current one: the round that has closed last.
 pub const LAST: usize = 1;
 
 pub struct Convicted {
-    /// A quorum of all witnesses did without what they owed.
+    /// A quorum of all that could be witnesses did without what they owed.
     pub absent: Bitmap,
     /// So many holders of a level did, and often before.
     pub incomplete: Bitmap,
@@ -34,7 +35,8 @@ pub fn convicted(run: &Run, members: &Members, witnesses: &Witnesses, judged: us
     let remaining = attestations.iter().filter(|one| members.seats[one.seat as usize].state == member_state::HEALTHY);
     let quorum = quorum::of(u32::from(judges.elected));
     let missing = bitmap::without(roster, &judges.attested);
-    let absent = bitmap::both(&missing, &quorum::left_out(remaining.clone(), quorum));
+    let of_jury = quorum::of(committee::jury(run, members, judges));
+    let absent = bitmap::both(&missing, &quorum::left_out(remaining.clone(), of_jury));
     let mut result = Convicted { absent, incomplete: [0; 32] };
     let suspected = bitmap::both(&holders::often_incomplete(members), roster);
     if bitmap::is_empty(&suspected) || (remaining.clone().count() as u32) < quorum {

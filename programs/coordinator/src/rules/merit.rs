@@ -169,15 +169,17 @@ pub fn half_delivered(members: &Members) -> Bitmap {
 
 /// At the end of the rounds: whose word counts about what the epoch has made of the model are those who delivered in at
 /// least half of the rounds that they were in, every level of their tier. That they owed nothing in any is held against
-/// newcomers alone: shares are few where members are many, and one of great weight leaves the others none. Whoever is
-/// gone by now is still one of them: see `members::exit`.
+/// those alone who came to established holders: shares are few where members are many, and one of great weight leaves the
+/// others none. Where nobody had shown anything before, newcomers of the next epoch would else stand beside the only
+/// holder of a level as its equals. Whoever is gone by now is still one of them: see `members::exit`.
 #[inline(never)]
 pub fn settle(members: &mut Members) {
     if members.judged == 0 {
         return;
     }
     let gone = bitmap::without(&members.proven, &members.healthy);
-    let asked = bitmap::either(&members.proven, &bitmap::both(&members.judges, &members.healthy));
+    let known = if bitmap::is_empty(&members.judges) { members.healthy } else { members.judges };
+    let asked = bitmap::either(&members.proven, &bitmap::both(&known, &members.healthy));
     members.proven = bitmap::either(&gone, &bitmap::both(&asked, &half_delivered(members)));
 }
 
