@@ -288,6 +288,24 @@ def test_without_a_finisher_the_durable_checkpoint_is_the_source(cool: Scenario)
     assert (run.model_source, run.levels_attested, run.attested_step) == (ModelSource.CHECKPOINT, 0, 0)
 
 
+def test_an_epoch_without_a_step_after_a_durable_one_has_nothing_to_wait_for(cool: Scenario) -> None:
+    for index in range(3):
+        cool.attest(index, HASHES).ok()
+    assert next_deadline(cool.run, cool.members, cool.model) == cool.run.state_started_at + 30
+    cool.by(0, "checkpoint", NAMED).ok()
+    assert cool.run.state is RunState.WAITING_FOR_MEMBERS
+    cool.train([0, 1, 2])
+    while cool.run.state.training:
+        cool.world.advance(21)
+        cool.tick().ok()
+    assert cool.run.step == cool.run.start_step
+    deadline = next_deadline(cool.run, cool.members, cool.model)
+    assert deadline == cool.run.state_started_at + 1
+    cool.world.advance(1)
+    cool.tick().ok()
+    assert cool.run.state is RunState.WAITING_FOR_MEMBERS
+
+
 def test_a_restarted_finisher_is_none(cool: Scenario) -> None:
     cool.join(2, stateless=True).ok()
     run = _next_epoch_of_two(cool)

@@ -28,8 +28,8 @@ _ROUND_DRAW = 60
 def next_deadline(run: Run, members: Members | None = None, model: Model | None = None) -> int | None:
     """The chain time (unix seconds) from which a tick may change the run, or None when no clock runs.
 
-    While waiting for members the clock only counts once enough of them are pending, and counts longer for some: pass
-    `members` and `model` to know.
+    While waiting for members the clock only counts once enough of them are pending, and counts longer for some; in a
+    cooldown it does not count where there is nothing to wait for: pass `members` and `model` to know.
     """
     config = run.config
     satisfied = run.state is RunState.ROUND_TRAIN and _has_quorum(run.current)
@@ -48,6 +48,8 @@ def next_deadline(run: Run, members: Members | None = None, model: Model | None 
             return None
         if model is not None and _holders_are_away(run, members, model):
             wait += config.warmup_time
+    if run.state is RunState.COOLDOWN and members is not None and model is not None and _is_safe(run, members, model):
+        wait = 0
     if run.state in _DRAWS and not run.seed_is_drawn:
         wait = min(wait, _WARMUP_DRAW if run.state is RunState.WARMUP else _ROUND_DRAW)
     least = 0 if satisfied else 1  # without a least time, such a round waits for its seed's slot alone
@@ -59,15 +61,24 @@ def _has_quorum(round: Round) -> bool:
     return round.attestations >= committee.quorum(round.elected)
 
 
+def _smallest(holders: int, run: Run, members: Members) -> int:
+    """The smallest tier of these, and so the first level that they hold; past the last one if there are none."""
+    return min((members.seats[seat].tier for seat in bitmap.seats(holders)), default=run.levels)
+
+
+def _is_safe(run: Run, members: Members, model: Model) -> bool:
+    """Whether all that is held in a cooldown is attested and durable: so it begins where an epoch made no step."""
+    held = range(_smallest(members.healthy, run, members), run.levels)
+    attested = all(run.levels_attested >> level & 1 for level in held)
+    return bool(held) and attested and run.attested_step == model.checkpoint_step == run.step
+
+
 def _holders_are_away(run: Run, members: Members, model: Model) -> bool:
     """Whether an epoch of those who wait would take a level back to an older durable copy that others need not."""
     if run.model_source is not ModelSource.PEERS:
         return False
-
-    def smallest(holders: int) -> int:
-        return min((members.seats[seat].tier for seat in bitmap.seats(holders)), default=run.levels)
-
-    away = range(smallest(run.finishers), smallest(run.finishers & members.pending))
+    first, first_here = (_smallest(one, run, members) for one in (run.finishers, run.finishers & members.pending))
+    away = range(first, first_here)
     return any(run.level_hashes[level] != model.checkpoint_hashes[level] for level in away)
 
 
