@@ -15,6 +15,7 @@ MISTAKES = [
     ("creat-run", "there is no command 'creat-run'", "Did you mean create-run?"),
     ("--nonsense", "there is no option --nonsense", "aftermath-solana --help"),
     ("tick --cont 3", "there is no option --cont", "Did you mean --count? aftermath-solana tick --help"),
+    ("rewind --step 3", "there is no option --step", "Did you mean --to-step? aftermath-solana rewind --help"),
     ("train --bogus", "there is no option --bogus", "aftermath-solana train --help lists the options"),
     ("train --matformer 1", "there is no option --matformer", "Did you mean --matformer-tier?"),
     ("train --run_id x", "there is no option --run_id", "Did you mean --run-id?"),

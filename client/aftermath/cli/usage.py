@@ -58,8 +58,10 @@ def nearest(option: str, known: Iterable[str]) -> str:
     names = {name.lstrip("-"): name for name in known}
     given = option.lstrip("-")
     close = difflib.get_close_matches(given, names, n=1, cutoff=_ALIKE)
-    begun = [name for name in names if len(given) >= _TELLING and name.startswith(given)]
-    return next((names[name] for name in (*close, *begun)), "")
+    told = names if len(given) >= _TELLING else ()
+    begun = [name for name in told if name.startswith(given)]
+    words = [name for name in told if given in name.split("-")]
+    return next((names[name] for name in (*close, *begun, *words)), "")
 
 
 def wanted(parameter: Any, kind: Any) -> str:
