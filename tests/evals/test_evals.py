@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
@@ -29,8 +28,10 @@ from aftermath.member.rounds.evaluations import Evaluations
 from aftermath.model.architectures import config_of
 from aftermath.model.initial import init_weights
 from aftermath.model.network import LanguageModel
+from aftermath.model.tokenizer import Tokenizer
 from aftermath.watch import kinds
 from aftermath.watch.events import Events
+from model.of_library import in_its_process
 
 torch.set_num_threads(1)
 CONFIG = config_of(
@@ -64,7 +65,7 @@ def model() -> LanguageModel:
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return byte_tokenizer()
+    return in_its_process()
 
 
 # --- likelihoods ------------------------------------------------------------------------------------------------------
@@ -89,7 +90,7 @@ def test_a_text_longer_than_the_window_counts_by_its_end(model: LanguageModel) -
 
 
 def test_what_the_model_would_have_written_is_known(model: LanguageModel, tokenizer: Tokenizer) -> None:
-    ids = tokenizer.encode(TEXT).ids
+    ids = tokenizer.encode(TEXT)
     made = written(asked_of(model), ids[:16], 8, lambda made: False)
     assert likelihood(model, ids[:16], made)[1]
     assert not likelihood(model, ids[:16], [*made[:-1], (made[-1] + 1) % 256])[1]
@@ -186,7 +187,7 @@ def test_the_harness_asks_for_text(model: LanguageModel, tokenizer: Tokenizer, t
         "generation_kwargs": {"until": ["~"], "max_gen_toks": 6},
         "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
     }
-    ids = written(asked_of(model), tokenizer.encode(TEXT[:16]).ids, 6, lambda made: False)
+    ids = written(asked_of(model), tokenizer.encode(TEXT[:16]), 6, lambda made: False)
     named = task(tmp_path, answer=tokenizer.decode(ids), **said)
     (score,) = evaluated(asked_of(model), tokenizer, 24, wanted(named, 0, 0, 1))
     assert (score.metric, score.value) == ("exact_match", 1.0)
@@ -201,7 +202,7 @@ def test_the_harness_asks_for_whole_texts(model: LanguageModel, tokenizer: Token
         "metric_list": [{"metric": "byte_perplexity"}],
     }
     (score,) = evaluated(asked_of(model), tokenizer, 24, wanted(task(tmp_path, **said), 0, 0, 1))
-    nats, _ = likelihood(model, [0], tokenizer.encode(TEXT[:16]).ids)
+    nats, _ = likelihood(model, [0], tokenizer.encode(TEXT[:16]))
     assert score.value == pytest.approx(math.exp(-nats / 16), rel=1e-5)
 
 
@@ -251,7 +252,7 @@ class Member:
 
 
 def asking(docs: int) -> Evaluations:
-    return Evaluations(Wanted((SOURCE_CHOICE,), docs=docs), byte_tokenizer(), 24)
+    return Evaluations(Wanted((SOURCE_CHOICE,), docs=docs), in_its_process(), 24)
 
 
 async def test_a_member_is_asked_between_rounds_and_told_of_whole(model: LanguageModel, tokenizer: Tokenizer) -> None:

@@ -15,7 +15,7 @@ from aftermath.lab.saving import STATE, Counters, load_state, save_state
 from aftermath.member.own_state import StateRoot
 from aftermath.member.private import _Bound, _read, _save
 from aftermath.model.documents import CheckpointError
-from aftermath.model.text import tokenizer_of
+from aftermath.model.tokenizer_process import read
 from aftermath.optim.parts import BadState
 from aftermath.optim.private_blocks import tree_of
 from fuzz.decoder import Decode, Decoder, through_file
@@ -58,7 +58,7 @@ def served() -> tuple[list[bytes], Decode]:
 def tokenizers() -> tuple[list[bytes], Decode]:
     whole = byte_tokenizer().to_str().encode()
     small = b'{"model": {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "a"}}'
-    return [whole[:2000], small], lambda data: tokenizer_of(data, "tokenizer.json").get_vocab_size()
+    return [whole[:2000], small], lambda data: read(data).get_vocab_size()
 
 
 OWN = [
@@ -66,5 +66,5 @@ OWN = [
     Decoder("kept optimizer", kept_optimizers, (CheckpointError,)),
     Decoder("training", trainings, (CheckpointError,)),
     Decoder("settings of a data server", served, (DataError,)),
-    Decoder("tokenizer", tokenizers, (CheckpointError,)),
+    Decoder("tokenizer", tokenizers, (ValueError,)),
 ]

@@ -6,20 +6,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
+import tokenizers
+from tokenizers import models, pre_tokenizers
 
 from aftermath.model.text import Prompt
+from aftermath.model.tokenizer import Tokenizer
 from aftermath.sim.simulation import Simulation, play
 from aftermath.sim.tiny import CONFIG
+from model.of_library import in_its_process
 
 WORDS = [f"w{number}" for number in range(CONFIG.vocab_size)]
 
 
 def words() -> Tokenizer:
     """A tokenizer whose ids are words."""
-    tokenizer = Tokenizer(models.WordLevel({word: at for at, word in enumerate(WORDS)}, unk_token="w0"))
+    tokenizer = tokenizers.Tokenizer(models.WordLevel({word: at for at, word in enumerate(WORDS)}, unk_token="w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    return tokenizer
+    return in_its_process(tokenizer)
 
 
 def whole_run(place: Path, prompt: Prompt | None, **rules: Any) -> Simulation:

@@ -38,6 +38,7 @@ class Hub(ThreadingHTTPServer):
         self.commit = COMMIT
         self.claimed: dict[str, object] = {}  # sizes the listing lies about
         self.elsewhere: Storage | None = None  # where files are redirected to, as the Hub does for large ones
+        self.tag = ""  # what the Hub calls every file's version, if it is not the digest
         self.trickling = False  # files come a byte at a time, until this is unset
         self.fetched: list[str] = []
         self.pushed: dict[str, bytes] = {}
@@ -104,7 +105,7 @@ class Handler(BaseHTTPRequestHandler):
                 return
             if self.command == "GET":
                 self.server.fetched.append(name)
-            tag = f'"{hashlib.sha1(data).hexdigest()}"'
+            tag = self.server.tag or f'"{hashlib.sha1(data).hexdigest()}"'
             if self.server.elsewhere is not None:
                 place = self.server.elsewhere.hold(data)
                 linked = {"X_Linked_Size": str(len(data)), "X_Linked_ETag": tag}

@@ -136,6 +136,20 @@ def test_a_commit_that_is_none_is_refused(fetch: Fetch, server: Hub, commit: str
     assert server.fetched == []
 
 
+@pytest.mark.parametrize("linked", [False, True])
+@pytest.mark.parametrize("tag", ['"../../../../there"', '"/{}/there"', 'W/"a/b"', '".."', '"' + "a" * 300 + '"'])
+def test_no_version_of_a_file_leads_out_of_the_cache(
+    fetch: Fetch, server: Hub, tmp_path: Path, tag: str, linked: bool
+) -> None:
+    """The library names a file in its cache by what the Hub calls its version."""
+    server.tag = tag.format(tmp_path)
+    server.elsewhere = Storage() if linked else None
+    with pytest.raises(CheckpointError, match="names a file's version"):
+        fetch()
+    assert not [*tmp_path.rglob("there")]
+    assert server.fetched == []
+
+
 def test_a_file_that_comes_a_byte_at_a_time_is_given_up(
     fetch: Fetch, server: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ from aftermath.base.errors import UsageError
 from aftermath.data.bytelevel import byte_tokenizer
 from aftermath.model.documents import CheckpointError
 from aftermath.model.text import Prompt, load_tokenizer
+from model.of_library import in_its_process
 
 
 def test_a_tokenizer_is_read_back(tmp_path: Path) -> None:
@@ -30,8 +31,8 @@ def test_what_is_none_is_told_with_what_to_do(tmp_path: Path, content: bytes | N
 
 def test_a_prompt_must_have_tokens_that_the_model_knows() -> None:
     with pytest.raises(UsageError, match="no token"):
-        Prompt("", 8, byte_tokenizer()).check(257)
+        Prompt("", 8, in_its_process()).check(257)
     with pytest.raises(UsageError, match="is not text"):
-        Prompt("\udcff", 8, byte_tokenizer()).check(257)
+        Prompt("\udcff", 8, in_its_process()).check(257)
     with pytest.raises(CheckpointError, match="gives a token 102, and the model's vocabulary has 100"):
-        Prompt("def", 8, byte_tokenizer()).check(100)
+        Prompt("def", 8, in_its_process()).check(100)

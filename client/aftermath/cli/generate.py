@@ -65,10 +65,10 @@ def generate(
         new_tokens=tokens,
         temperature=temperature,
         seed=seed,
-        vocab_size=tokenizer.get_vocab_size(),
+        vocab_size=tokenizer.vocab_size,
         draft=draft,
     )
-    text: str = tokenizer.decode(said.ids)
+    text = tokenizer.decode(said.ids)
     data = {
         "text": text,
         "tokens": len(said.ids),

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer
 
 from aftermath.config.document import load_config
 from aftermath.data.local import open_tokens
@@ -32,6 +31,7 @@ from aftermath.model.generate import generate
 from aftermath.model.network import LanguageModel
 from aftermath.model.steps import saved_steps, step_of
 from aftermath.model.text import load_tokenizer
+from aftermath.model.tokenizer import Tokenizer
 
 PROMPT = "def "
 SAMPLE_TOKENS = 120
@@ -72,7 +72,7 @@ def outcomes(places: Places) -> Iterator[Outcome]:
         model = config.build(tier, load(newest, tier, "universal"))
         said = generate(
             model,
-            tokenizer.encode(PROMPT).ids,
+            tokenizer.encode(PROMPT),
             new_tokens=SAMPLE_TOKENS,
             temperature=TEMPERATURE,
         )

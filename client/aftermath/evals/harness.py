@@ -13,10 +13,9 @@ from functools import partialmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenizers import Tokenizer
-
 from aftermath.base.errors import Unsuitable, UsageError
 from aftermath.evals.likelihood import Ask, likelihood, written
+from aftermath.model.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from aftermath.evals.suite import Score
@@ -120,8 +119,7 @@ def _model(ask: Ask, tokenizer: Tokenizer, window: int) -> Any:
             return 0
 
         def tok_encode(self, string: str, **_: Any) -> list[int]:
-            ids: list[int] = tokenizer.encode(string).ids
-            return ids
+            return tokenizer.encode(string)
 
         def loglikelihood(self, requests: Any, disable_tqdm: bool = True) -> list[tuple[float, bool]]:
             del disable_tqdm
@@ -160,7 +158,7 @@ def _model(ask: Ask, tokenizer: Tokenizer, window: int) -> Any:
                 return any(stop in text for stop in stops)
 
             ids = self.tok_encode(context) or [self.eot_token_id]
-            text: str = tokenizer.decode(written(ask, ids, int(said.get("max_gen_toks") or _MOST_TOKENS), ends))
+            text = tokenizer.decode(written(ask, ids, int(said.get("max_gen_toks") or _MOST_TOKENS), ends))
             for stop in filter(None, stops):
                 text = text.split(stop)[0]
             return text

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokenizers import Tokenizer
-
 from aftermath.data.tokenise import hold_out, standard_library, standard_library_root
 from aftermath.evals.likelihood import Ask, likelihood
+from aftermath.model.tokenizer import Tokenizer
 
 _CORPUS_BYTES, _HELD_OUT_PERCENT = 16_000_000, 20
 _CONTEXT, _ANSWER, _ANSWERS = 160, 40, 4  # characters; answers
@@ -47,10 +46,10 @@ def questions(count: int, seed: int) -> Iterator[Question]:
 
 def is_right(ask: Ask, tokenizer: Tokenizer, question: Question) -> bool:
     """Whether the model gives the right answer the most per byte."""
-    context: Sequence[int] = tokenizer.encode(question.context).ids
+    context = tokenizer.encode(question.context)
     given = []
     for answer in question.answers:
-        whole = tokenizer.encode(question.context + answer).ids
+        whole = tokenizer.encode(question.context + answer)
         kept = len(context) if whole[: len(context)] == context else len(context) - 1  # a token across the border
         nats, _ = ask(lambda model, whole=whole, kept=kept: likelihood(model, whole[:kept], whole[kept:]))  # type: ignore[misc]
         given.append(nats / len(answer.encode()))

@@ -6,11 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tokenizers import Tokenizer
-
 from aftermath.evals import source_choice
 from aftermath.evals.likelihood import Ask
 from aftermath.evals.wish import SOURCE_CHOICE, Wanted
+from aftermath.model.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)

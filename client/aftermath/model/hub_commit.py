@@ -2,7 +2,8 @@
 
 Decided
 - The listing (names and sizes) is read first, of one commit, which is used throughout, also if the branch moves.
-- What the listing says is hostile too: strange names are not there, sizes are compared again after the download.
+- What the listing says is hostile too: strange names are not there, sizes are compared again after the download. Of
+  the headers that the Hub's library makes paths of, as they are, none may lead out of its cache.
 - A request ends after 10 s without a byte and a download when it is slower than any member could use; every failure
   is a sentence that says what to do.
 """
@@ -18,8 +19,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from huggingface_hub import HfApi, snapshot_download
+from huggingface_hub import HfApi, set_client_factory, snapshot_download
 from huggingface_hub.constants import HF_HUB_CACHE
 from huggingface_hub.errors import (
     GatedRepoError,
@@ -28,6 +30,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+from huggingface_hub.utils._http import default_client_factory  # no public name gives the same hooks
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from aftermath.base.errors import AftermathError
@@ -36,6 +39,7 @@ from aftermath.model.documents import CheckpointError
 
 TIMEOUT_SECONDS = 10.0
 PATIENCE_SECONDS, SLOWEST = 60.0, 100_000  # a download may take so long, and longer by so many bytes per second
+_MADE_PATHS = ("ETag", "X-Linked-ETag", "X-Repo-Commit")
 _OFFLINE = "Check this machine's internet connection, or use a Local checkpoint"
 
 
@@ -101,6 +105,7 @@ def opened(
 ) -> Repository:
     """The repository at a revision, None for its newest. Raises CheckpointError."""
     disable_progress_bars()
+    set_client_factory(_client)
     api = HfApi(endpoint=endpoint, token=token)
     call = partial(api.model_info, repo, revision=revision or None, files_metadata=True, timeout=TIMEOUT_SECONDS)
     with asking(repo, revision):
@@ -113,6 +118,23 @@ def opened(
         if _is_plain(file.rfilename)
     }
     return Repository(repo, str(info.sha), sizes, token, endpoint, Path(cache_dir or HF_HUB_CACHE))
+
+
+def _client() -> Any:
+    """The library's HTTP client, with a look at every answer."""
+    client = default_client_factory()
+    hooks = client.event_hooks
+    client.event_hooks = {**hooks, "response": [*hooks["response"], _check_headers]}
+    return client
+
+
+def _check_headers(response: Any) -> None:
+    """Raises CheckpointError."""
+    said = (response.headers.get(name, "") for name in _MADE_PATHS) if response.request.method == "HEAD" else ()
+    for value in said:
+        tag = value.removeprefix("W/").strip('"')
+        if len(tag) > 200 or tag in (".", "..") or not set("/\\:\0").isdisjoint(tag):
+            raise CheckpointError(f"the Hub names a file's version {tag[:80]!r}, which is none", "Try again later")
 
 
 @contextmanager

@@ -10,12 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tokenizers import Tokenizer
-
 from aftermath.model.documents import hf_config
 from aftermath.model.resolve import outline_directory
 from aftermath.model.store import read_companions
 from aftermath.model.text import TOKENIZER_FILE, tokenizer_of
+from aftermath.model.tokenizer import Tokenizer
 from aftermath.rules.model import Checkpoint
 
 

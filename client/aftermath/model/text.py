@@ -6,14 +6,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from tokenizers import Tokenizer
-
 from aftermath.base.errors import UsageError
 from aftermath.model.documents import CheckpointError, read_limited
 from aftermath.model.store import MAX_COMPANION_BYTES
+from aftermath.model.tokenizer import FIX, Tokenizer
 
 TOKENIZER_FILE = "tokenizer.json"
-_FIX = "Put the model's own tokenizer.json there"
 
 
 def load_tokenizer(directory: Path) -> Tokenizer:
@@ -25,18 +23,14 @@ def load_tokenizer(directory: Path) -> Tokenizer:
 def tokenizer_of(data: bytes | None, where: str) -> Tokenizer:
     """The tokenizer in the bytes of the file at `where`, if there is one. Raises CheckpointError."""
     if data is None:
-        raise CheckpointError(f"there is no {where}", _FIX)
-    try:
-        return Tokenizer.from_str(data.decode())
-    except Exception as error:  # tokenizers raises nothing narrower
-        raise CheckpointError(f"{where} is no tokenizer: {error}", _FIX) from None
+        raise CheckpointError(f"there is no {where}", FIX)
+    return Tokenizer(data, where)
 
 
 def check_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> None:
     """Raises CheckpointError for a tokenizer with tokens that the model lacks."""
-    if tokenizer.get_vocab_size() > vocab_size:
-        count = tokenizer.get_vocab_size()
-        raise CheckpointError(f"the checkpoint's tokenizer has {count} tokens, and the model {vocab_size}", _FIX)
+    if (count := tokenizer.vocab_size) > vocab_size:
+        raise CheckpointError(f"the checkpoint's tokenizer has {count} tokens, and the model {vocab_size}", FIX)
 
 
 @dataclass(frozen=True)
@@ -50,8 +44,7 @@ class Prompt:
     @cached_property
     def ids(self) -> list[int]:
         """The tokens of the beginning."""
-        found: list[int] = self.tokenizer.encode(self.text).ids
-        return found
+        return self.tokenizer.encode(self.text)
 
     def check(self, vocab_size: int) -> None:
         """Raises UsageError if there is nothing to begin with, CheckpointError if it is not of this vocabulary."""
@@ -65,5 +58,5 @@ class Prompt:
         if max(ids) >= vocab_size:
             raise CheckpointError(
                 f"the checkpoint's tokenizer gives a token {max(ids)}, and the model's vocabulary has {vocab_size}",
-                _FIX,
+                FIX,
             )

@@ -17,8 +17,6 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from tokenizers import Tokenizer
-
 from aftermath.base.errors import AftermathError
 from aftermath.base.wait import first_of
 from aftermath.base.worker import ThreadWorker, Worker
@@ -26,6 +24,7 @@ from aftermath.evals.likelihood import Ask
 from aftermath.evals.suite import Score, evaluated
 from aftermath.evals.wish import Wanted
 from aftermath.model.network import LanguageModel
+from aftermath.model.tokenizer import Tokenizer
 from aftermath.replica.frozen import GivenWay, frozen_copy
 from aftermath.watch import kinds
 from aftermath.watch.events import Events

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from aftermath.base.worker import Worker
 from aftermath.member.feed import RunFeed
+from aftermath.model.documents import CheckpointError
 from aftermath.model.generate import generate
 from aftermath.model.text import Prompt
 from aftermath.replica.replica import Replica
@@ -27,19 +28,30 @@ class Continuations:
     def __init__(self, prompt: Prompt, feed: RunFeed, events: Events, compute: Worker) -> None:
         self._prompt, self._feed, self._events, self._compute = prompt, feed, events, compute
         self._written: list[int] = []
+        self._failed = False
 
     async def go_on(self, replica: Replica, epoch: int, height: int, step: int) -> None:
         """Write until the run is no longer in that round."""
         feed = self._feed
         while feed.run.epoch == epoch and feed.run.state.training and feed.run.current.height == height:
+            if self._failed:
+                return
             token = await self._compute(lambda: self._next(replica))
             if token is not None:
                 self._written.append(token)
             if token is None or len(self._written) == self._prompt.tokens:
-                text = self._prompt.tokenizer.decode(self._written)
-                self._events.emit(kinds.Sample(step=step, prompt=self._prompt.text, text=text))
-                self._written = []
+                written, self._written = self._written, []
+                await self._tell(written, step)
                 return
+
+    async def _tell(self, written: list[int], step: int) -> None:
+        try:
+            text = await self._compute(lambda: self._prompt.tokenizer.decode(written))
+        except CheckpointError as error:
+            self._failed = True
+            self._events.emit(kinds.Warning(message=f"this member writes no more: {error.message}"))
+            return
+        self._events.emit(kinds.Sample(step=step, prompt=self._prompt.text, text=text))
 
     def _next(self, replica: Replica) -> int | None:
         """The next token, None at the end of the text."""
@@ -49,6 +61,6 @@ class Continuations:
             new_tokens=1,
             temperature=_TEMPERATURE,
             seed=len(self._written),
-            vocab_size=self._prompt.tokenizer.get_vocab_size(),
+            vocab_size=self._prompt.tokenizer.vocab_size,
         )
         return made.ids[0] if made.ids else None

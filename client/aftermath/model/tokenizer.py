@@ -1,0 +1,124 @@
+"""A checkpoint's tokenizer, used in a process of its own.
+
+Decided: what a `tokenizer.json` asks for is done by native code. It ends its process where memory runs out (padding to
+10^12 tokens, replacements that multiply), panics where a rule makes no sense, and no time is too long for it: four
+kilobytes suffice for each, and the file may be a stranger's. So it is read and used in a child of bounded memory, which
+has a bounded time for every answer, and whatever becomes of that is a CheckpointError here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from aftermath.model.documents import CheckpointError
+from aftermath.model.tokenizer_process import LENGTH
+
+FIX = "Put the model's own tokenizer.json there"
+_PATIENCE = 60.0
+"""Seconds for one answer. Most is what starting takes on a busy machine; reading a large vocabulary takes two."""
+_MOST_ANSWER = 64 << 20
+_LARGEST_ID = 2**32 - 1
+
+
+class Tokenizer:
+    """The tokenizer in the bytes of a `tokenizer.json` at `where`; calls from several threads are answered in turn.
+
+    Raises CheckpointError, in every call, if the file is no tokenizer, or cannot answer. Its process ends with it.
+    """
+
+    def __init__(self, data: bytes, where: str) -> None:
+        self._where = where
+        self._turn = threading.Lock()
+        self._child = subprocess.Popen(
+            [sys.executable, "-m", "aftermath.model.tokenizer_process"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "TOKENIZERS_PARALLELISM": "false", "RUST_BACKTRACE": "0"},
+        )
+        weakref.finalize(self, _end, self._child)
+        found = self._ask(data, "is no tokenizer")
+        if type(found) is not int or not 0 <= found <= _LARGEST_ID:
+            raise self._unusable("is no tokenizer", "it does not say how many tokens it has")
+        self.vocab_size = found
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a text."""
+        failed = "cannot split a text into tokens"
+        found = self._ask(json.dumps({"text": text}).encode(), failed)
+        if type(found) is not list or not all(type(one) is int and 0 <= one <= _LARGEST_ID for one in found):
+            raise self._unusable(failed, "it gives something else")
+        return found
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of tokens."""
+        failed = "cannot make a text of tokens"
+        found = self._ask(json.dumps({"ids": list(ids)}).encode(), failed)
+        if type(found) is not str:
+            raise self._unusable(failed, "it gives something else")
+        return found
+
+    def _ask(self, message: bytes, failed: str) -> Any:
+        with self._turn:
+            try:
+                answer = json.loads(_exchanged(self._child, message))
+            except (OSError, ValueError) as error:
+                _end(self._child)
+                raise self._unusable(failed, str(error)) from None
+        if "error" in answer:
+            raise self._unusable(failed, str(answer["error"]))
+        return answer["is"]
+
+    def _unusable(self, failed: str, why: str) -> CheckpointError:
+        return CheckpointError(f"{self._where} {failed}: {why}", FIX)
+
+
+def _exchanged(child: subprocess.Popen[bytes], message: bytes) -> bytes:
+    """The answer of a child. Raises OSError if it has ended, or takes too long, ValueError if it says too much."""
+    assert child.stdin is not None
+    assert child.stdout is not None
+    over = time.monotonic() + _PATIENCE
+    whole = memoryview(LENGTH.pack(len(message)) + message)
+    asked, answers = child.stdin.fileno(), child.stdout.fileno()
+    os.set_blocking(asked, False)
+    while whole:
+        _await(over, writes=asked)
+        whole = whole[os.write(asked, whole) :]
+    (length,) = LENGTH.unpack(_read(answers, LENGTH.size, over))
+    if length > _MOST_ANSWER:
+        raise ValueError(f"it makes {length} bytes of it")
+    return _read(answers, length, over)
+
+
+def _read(source: int, size: int, over: float) -> bytes:
+    found = bytearray()
+    while len(found) < size:
+        _await(over, reads=source)
+        more = os.read(source, size - len(found))
+        if not more:
+            raise OSError("its process ended over it")
+        found += more
+    return bytes(found)
+
+
+def _await(over: float, *, reads: int | None = None, writes: int | None = None) -> None:
+    to_read, to_write = ([] if one is None else [one] for one in (reads, writes))
+    if not any(select.select(to_read, to_write, [], max(0.0, over - time.monotonic()))):
+        raise OSError(f"it takes longer than {_PATIENCE:.0f} s")
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    child.kill()
+    child.wait()
+    for pipe in (child.stdin, child.stdout):
+        if pipe is not None and not pipe.closed:
+            pipe.close()

@@ -1,0 +1,72 @@
+"""The process in which a checkpoint's tokenizer is used: see `tokenizer`. It imports nothing that takes time or memory.
+
+Messages are JSON behind their length in four bytes, little-endian. First comes the file, as it is; every answer is
+`{"is": ...}`, or `{"error": ...}` if the library refuses, or panics.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+import struct
+import sys
+from collections.abc import Callable
+from typing import Any, BinaryIO
+
+from tokenizers import Tokenizer
+
+LENGTH = struct.Struct("<I")
+_MOST_MEMORY = 2 << 30
+"""Bytes of address space."""
+
+
+def read(data: bytes) -> Tokenizer:
+    """The tokenizer of a file. Raises ValueError, whatever the library raises for what is none."""
+    found: Tokenizer = _told(lambda: Tokenizer.from_str(data.decode()))
+    return found
+
+
+def answer(tokenizer: Tokenizer, asked: dict[str, Any]) -> object:
+    """The ids of a text, or the text of ids. Raises ValueError."""
+    if "text" in asked:
+        return _told(lambda: tokenizer.encode(asked["text"]).ids)
+    return _told(lambda: tokenizer.decode(asked["ids"]))
+
+
+def _told(call: Callable[[], Any]) -> Any:
+    try:
+        return call()
+    except BaseException as error:  # a panic of the library is no Exception
+        raise ValueError(str(error)) from None
+
+
+def _main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever asks ends it
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    most = _MOST_MEMORY if hard == resource.RLIM_INFINITY else min(_MOST_MEMORY, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    asked, answers = sys.stdin.buffer, sys.stdout.buffer
+    tokenizer = None
+    while (message := _next(asked)) is not None:
+        try:
+            if tokenizer is None:
+                tokenizer = read(message)
+                said: dict[str, object] = {"is": tokenizer.get_vocab_size()}
+            else:
+                said = {"is": answer(tokenizer, json.loads(message))}
+        except ValueError as error:
+            said = {"error": str(error)}
+        body = json.dumps(said).encode()
+        answers.write(LENGTH.pack(len(body)) + body)
+        answers.flush()
+
+
+def _next(stream: BinaryIO) -> bytes | None:
+    length = stream.read(LENGTH.size)
+    return stream.read(LENGTH.unpack(length)[0]) if len(length) == LENGTH.size else None
+
+
+if __name__ == "__main__":
+    _main()

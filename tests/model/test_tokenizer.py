@@ -1,0 +1,122 @@
+"""A tokenizer.json may be a stranger's: whatever it asks for ends its own process at most, and is told."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+import psutil
+import pytest
+
+from aftermath.data.bytelevel import byte_tokenizer
+from aftermath.model import tokenizer as module
+from aftermath.model.documents import CheckpointError
+from aftermath.model.text import Prompt
+from aftermath.model.tokenizer import Tokenizer
+from model.of_library import in_its_process
+
+TEXT = "Once upon a time aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa!"
+
+
+def _changed(**parts: Any) -> Tokenizer:
+    return Tokenizer(json.dumps({**json.loads(byte_tokenizer().to_str()), **parts}).encode(), "there/tokenizer.json")
+
+
+def _padding(**said: Any) -> dict[str, Any]:
+    fixed = {"direction": "Right", "pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0, "pad_token": "x"}
+    return {"padding": fixed | said}
+
+
+def _sequence(part: dict[str, Any], times: int, kind: str) -> dict[str, Any]:
+    return {"type": "Sequence", kind: [part] * times}
+
+
+MORE = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 1000}
+OF_NOTHING = {"type": "Replace", "pattern": {"String": ""}, "content": "a" * 5000}
+REGEX = {"type": "Split", "pattern": {"Regex": "(a+)+$|(a|aa)+b"}, "behavior": "Isolated", "invert": False}
+CUT = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 3}
+# what the library does of them, by itself: end the process, end it after gigabytes, or raise what is no Exception
+HOSTILE: dict[str, dict[str, Any]] = {
+    "padding to 10^12": _padding(strategy={"Fixed": 10**12}),
+    "padding to 3 * 10^8": _padding(strategy={"Fixed": 3 * 10**8}),
+    "padding to a multiple of 2^63": _padding(strategy="BatchLongest", pad_to_multiple_of=2**63),
+    "replacements that multiply": {"normalizer": _sequence(MORE, 4, "normalizers")},
+    "a stride of the length": {"truncation": CUT},
+    "a pattern without end": {"pre_tokenizer": REGEX},
+    "pieces of nothing": {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
+    "a map that is none": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
+    "a map beyond itself": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "/" * 21 + "w=="}},
+    "text that multiplies": {"decoder": _sequence(OF_NOTHING, 4, "decoders")},
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_whatever_a_tokenizer_asks_for_is_an_error_with_a_fix(what: str) -> None:
+    def use() -> None:
+        tokenizer = _changed(**HOSTILE[what])
+        tokenizer.decode(tokenizer.encode(TEXT))
+
+    with pytest.raises(CheckpointError, match=r"^there/tokenizer\.json (is no|cannot)") as told:
+        use()
+    assert told.value.fix == "Put the model's own tokenizer.json there"
+
+
+def test_what_it_answers_is_what_the_library_does() -> None:
+    tokenizer, library = in_its_process(), byte_tokenizer()
+    assert tokenizer.vocab_size == library.get_vocab_size()
+    for text in ("", "def f():\n", "naïve 猫\u2028", TEXT * 1000):
+        ids = tokenizer.encode(text)
+        assert ids == library.encode(text).ids
+        assert tokenizer.decode(ids) == library.decode(ids) == text
+    with pytest.raises(CheckpointError, match="cannot split a text into tokens"):
+        tokenizer.encode("\udcff")
+    assert tokenizer.encode("go on") == [*b"go on"]
+
+
+def test_one_that_takes_for_ever_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = in_its_process()
+    os.kill(tokenizer._child.pid, signal.SIGSTOP)
+    monkeypatch.setattr(module, "_PATIENCE", 0.5)
+    for text in ("a", "a" * 1_000_000):  # which does not fit into the pipe
+        with pytest.raises(CheckpointError, match="cannot split a text into tokens"):
+            tokenizer.encode(text)
+    assert tokenizer._child.poll() is not None
+
+
+def test_an_answer_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = in_its_process()
+    monkeypatch.setattr(module, "_MOST_ANSWER", 1000)
+    with pytest.raises(CheckpointError, match="bytes of it"):
+        tokenizer.encode(TEXT * 100)
+
+
+def test_its_process_ends_with_it() -> None:
+    tokenizer = in_its_process()
+    process = psutil.Process(tokenizer._child.pid)
+    prompt = Prompt("def", 8, tokenizer)
+    prompt.check(257)
+    del tokenizer, prompt
+    gc.collect()
+    assert not process.is_running()
+
+
+def test_two_threads_have_their_own_answers() -> None:
+    tokenizer, wrong = in_its_process(), []
+
+    def ask(text: str) -> None:
+        over = time.monotonic() + 1
+        while time.monotonic() < over:
+            if tokenizer.encode(text) != [*text.encode()]:
+                wrong.append(text)
+
+    threads = [threading.Thread(target=ask, args=(letter * (100 * (place + 1)),)) for place, letter in enumerate("abc")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
