@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from aftermath.config.document import load_config
-from aftermath.data.bytelevel import VOCAB_SIZE, byte_tokenizer
+from aftermath.data.bytelevel import VOCAB_SIZE
 from aftermath.data.local import open_tokens
 from aftermath.demo.commands import DemoFailed, Places, model_config
 from aftermath.demo.outcome import (
@@ -24,6 +24,7 @@ from aftermath.demo.outcome import (
 from aftermath.demo.stage import REPOSITORY, write_config
 from aftermath.model.architectures import config_of
 from aftermath.model.initial import init_weights
+from model.of_library import in_its_process
 
 
 def stage(root: Path, sequences: int) -> Places:
@@ -55,14 +56,14 @@ def test_too_little_text_is_said(tmp_path: Path) -> None:
 def test_words_of_a_text_are_those_that_the_data_has_often(tmp_path: Path) -> None:
     places = stage(tmp_path, 1)
     text = "self.value = None\n" * 2 * OFTEN + "rarely so " * (OFTEN - 1)
-    np.array(byte_tokenizer().encode(text.ljust(1024)).ids, "<u2").tofile(places.data / "tokens.bin")
-    known = words_of(data_of(places, VOCAB_SIZE), byte_tokenizer())
+    np.array(in_its_process().encode(text.ljust(1024)), "<u2").tofile(places.data / "tokens.bin")
+    known = words_of(data_of(places, VOCAB_SIZE), in_its_process())
     assert known == {"self", "value", "none"}
     assert words_in("def Selfvalue(self): # is Rarely") == ["def", "selfvalue", "self", "rarely"]
 
 
 def test_who_has_learnt_nothing_guesses() -> None:
     config = config_of(model_config(VOCAB_SIZE) | {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32})
-    answered = part_answered(config.build(0, init_weights(config, 0)), byte_tokenizer())
+    answered = part_answered(config.build(0, init_weights(config, 0)), in_its_process())
     assert round(answered * QUESTIONS, 9) == int(answered * QUESTIONS + 0.5)
     assert 0 < answered < 0.6

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import subprocess
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from contextlib import suppress
+from typing import IO, Any
 
 from aftermath.model.documents import CheckpointError
 from aftermath.model.tokenizer_process import LENGTH
@@ -86,39 +85,31 @@ def _exchanged(child: subprocess.Popen[bytes], message: bytes) -> bytes:
     """The answer of a child. Raises OSError if it has ended, or takes too long, ValueError if it says too much."""
     assert child.stdin is not None
     assert child.stdout is not None
-    over = time.monotonic() + _PATIENCE
-    whole = memoryview(LENGTH.pack(len(message)) + message)
-    asked, answers = child.stdin.fileno(), child.stdout.fileno()
-    os.set_blocking(asked, False)
-    while whole:
-        _await(over, writes=asked)
-        whole = whole[os.write(asked, whole) :]
-    (length,) = LENGTH.unpack(_read(answers, LENGTH.size, over))
-    if length > _MOST_ANSWER:
-        raise ValueError(f"it makes {length} bytes of it")
-    return _read(answers, length, over)
+    slow = threading.Timer(_PATIENCE, child.kill)
+    slow.daemon = True
+    slow.start()
+    try:
+        child.stdin.write(LENGTH.pack(len(message)) + message)
+        child.stdin.flush()
+        (length,) = LENGTH.unpack(_exactly(child.stdout, LENGTH.size))
+        if length > _MOST_ANSWER:
+            raise ValueError(f"it makes {length} bytes of it")
+        return _exactly(child.stdout, length)
+    finally:
+        slow.cancel()
 
 
-def _read(source: int, size: int, over: float) -> bytes:
-    found = bytearray()
-    while len(found) < size:
-        _await(over, reads=source)
-        more = os.read(source, size - len(found))
-        if not more:
-            raise OSError("its process ended over it")
-        found += more
-    return bytes(found)
-
-
-def _await(over: float, *, reads: int | None = None, writes: int | None = None) -> None:
-    to_read, to_write = ([] if one is None else [one] for one in (reads, writes))
-    if not any(select.select(to_read, to_write, [], max(0.0, over - time.monotonic()))):
-        raise OSError(f"it takes longer than {_PATIENCE:.0f} s")
+def _exactly(answers: IO[bytes], size: int) -> bytes:
+    found = answers.read(size)
+    if len(found) < size:
+        raise OSError("its process ended over it, or had to be ended")
+    return found
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
     child.kill()
     child.wait()
     for pipe in (child.stdin, child.stdout):
-        if pipe is not None and not pipe.closed:
-            pipe.close()
+        if pipe is not None:
+            with suppress(OSError):  # what was not written yet
+                pipe.close()

@@ -7,7 +7,6 @@ Messages are JSON behind their length in four bytes, little-endian. First comes 
 from __future__ import annotations
 
 import json
-import resource
 import signal
 import struct
 import sys
@@ -18,7 +17,7 @@ from tokenizers import Tokenizer
 
 LENGTH = struct.Struct("<I")
 _MOST_MEMORY = 2 << 30
-"""Bytes of address space."""
+"""Bytes of address space, where the system bounds that."""
 
 
 def read(data: bytes) -> Tokenizer:
@@ -43,10 +42,7 @@ def _told(call: Callable[[], Any]) -> Any:
 
 def _main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever asks ends it
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    most = _MOST_MEMORY if hard == resource.RLIM_INFINITY else min(_MOST_MEMORY, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _bound_memory()
     asked, answers = sys.stdin.buffer, sys.stdout.buffer
     tokenizer = None
     while (message := _next(asked)) is not None:
@@ -61,6 +57,17 @@ def _main() -> None:
         body = json.dumps(said).encode()
         answers.write(LENGTH.pack(len(body)) + body)
         answers.flush()
+
+
+def _bound_memory() -> None:
+    try:
+        import resource
+    except ImportError:  # Windows: its time is bounded alone
+        return
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    most = _MOST_MEMORY if hard == resource.RLIM_INFINITY else min(_MOST_MEMORY, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def _next(stream: BinaryIO) -> bytes | None:
