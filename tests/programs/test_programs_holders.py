@@ -218,25 +218,29 @@ def test_one_that_stays_is_enough_whoever_leaves(world: World, founders: tuple[i
     assert run.run.level_hashes == tuple(NEW[level] if alone[level] else OLD[level] for level in range(3))
 
 
-@pytest.mark.parametrize("overlap", [0, 1])
-@pytest.mark.parametrize("rounds", [1, 2])
-def test_of_a_level_that_nobody_here_has_shown_those_who_come_to_it_say_what_it_is(
-    world: World, rounds: int, overlap: int
-) -> None:
-    """Its holder is gone for good. An epoch of one step has no round in which what newcomers show is judged."""
-    run = Scenario(world).start(init_min_clients=3, rounds_per_epoch=rounds, overlap=overlap)
-    founders = {0: 0, 1: 1, 2: 1, 3: 2}
-    run.train_of(founders).finish_rounds()
-    _end(run, founders, OLD)
-    there = {1: 1, 2: 1, 3: 2} | dict.fromkeys(range(4, 7), 0)
-    run.train_of(there).finish_rounds()
-    assert run.run.levels_established == 0b110
-    _end(run, there, TRUE)
-    assert run.run.level_hashes == tuple(TRUE.values())
-    assert run.members.established & 0b1110001 == 0b1110001
-    run.train_of(there).finish_rounds()
-    _end(run, there, NEW)
-    assert run.run.level_hashes == tuple(NEW.values())
+@pytest.mark.parametrize("rounds", [1, 2, 5])
+def test_who_declares_a_tier_below_all_others_and_shows_nothing_gets_no_word(world: World, rounds: int) -> None:
+    """Of level 0 there is no judge, as those who declare it never attest. They hide level 1 from its only holder."""
+    run = Scenario(world).start(init_min_clients=3, rounds_per_epoch=rounds)
+    honest = {0: 1} | dict.fromkeys(range(1, 7), 2)
+    run.train_of(honest).finish_rounds()
+    _end(run, honest, OLD)
+    for _ in range(2):
+        run.train_of(honest | dict.fromkeys(LIARS, 0))
+        while run.run.state.training:
+            height, judged = run.run.current.height, run.run.round(run.run.current.height - 1)
+            roster = judged.roster if judged else 0
+            for index in set(run.elected()) - set(LIARS):
+                run.witness(index, roster & ~bitmap.from_seats(LIARS) if index == 0 else roster).ok()
+            for seconds in (21, 6):
+                if run.run.current.height == height and run.run.state.training:
+                    world.advance(seconds)
+                    run.tick(1)
+        for index in LIARS:
+            run.attest(index, FALSE).refused("NotElected")
+        _end(run, honest, TRUE)
+        assert run.run.level_hashes[1:] == tuple(TRUE.values())[1:]
+        assert run.members.established == bitmap.from_seats(honest)
 
 
 def test_rounds_without_a_judge_count_for_nobody(world: World) -> None:

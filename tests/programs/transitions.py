@@ -473,8 +473,7 @@ class Transitions:
         known = self.judges & self.healthy
         self.known_levels = self._held(known)
         for seat in self.members:
-            newcomer = seat.state is MemberState.HEALTHY and not seat.established
-            seat.shown = -1 if newcomer and self.known_levels >> seat.tier & 1 else 0
+            seat.shown = -1 if known and seat.state is MemberState.HEALTHY and not seat.established else 0
         self._start_round(0, 0)
         return True
 

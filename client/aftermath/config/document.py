@@ -75,7 +75,8 @@ class RunRules(Table):
         default=0,
         examples=[20],
         description="An epoch ends after so many rounds. 0: it does not end by rounds; this or `epoch_time` must be "
-        "set. Newcomers join, and checkpoints are kept, between epochs.",
+        "set. Newcomers join, and checkpoints are kept, between epochs. With 1, whoever comes to members that have "
+        "shown their levels never gets a word about the model.",
     )
     total_steps: Annotated[U32, Means("steps", least=1)] = Field(
         examples=[1000],
@@ -91,8 +92,9 @@ class RunRules(Table):
     witness_nodes: Annotated[U16, Means("members", most=MAX_WITNESSES)] = Field(
         default=0,
         description="So many members are elected as witnesses of a round. 0: all of them, up to 32; at most "
-        "`min_clients`. Fewer cost fewer transactions, but one that dies holds its round up, those who lie are now and "
-        "then all that are elected, and nobody is dropped by fewer votes than are a quorum with 0.",
+        "`min_clients`. Fewer cost fewer transactions, but one that dies holds its round up, nobody is dropped by "
+        "fewer votes than are a quorum with 0, and one member that lies is now and then all that is elected, and takes "
+        "the run in time: only among members that you know.",
     )
     overlap: Annotated[U8, Means("rounds", most=1)] = Field(
         default=1,

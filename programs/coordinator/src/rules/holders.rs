@@ -67,19 +67,13 @@ pub fn appoint(members: &mut Members, roster: &Bitmap) {
     members.judges = bitmap::both(&members.established, roster);
 }
 
-/// Begins the counts of an epoch, with its rounds. Whoever comes to holders of its tier's level that are established has to
-/// show more than it owes. Of a level that none of these holds nobody has a word but those who come to it, and they have it
-/// also where no round of the epoch is judged.
+/// Begins the counts of an epoch, with its rounds. Whoever comes to holders that are established has to show more than it
+/// owes.
 #[inline(never)]
 pub fn begin(run: &mut Run, members: &mut Members) {
     let judges = bitmap::both(&members.judges, &members.healthy);
     run.levels_established = levels::held_by(run, members, &judges);
-    let mut below = bitmap::without(&members.healthy, &judges);
-    for (tier, of_tier) in by_tier(members).iter().enumerate() {
-        if run.levels_established >> tier & 1 == 0 {
-            below = bitmap::without(&below, of_tier);
-        }
-    }
+    let below = if bitmap::is_empty(&judges) { [0; 32] } else { bitmap::without(&members.healthy, &judges) };
     members.shown = [below; SHOWN_BITS]; // one below
     members.shown[EVEN] = bitmap::without(&[0xff; 32], &below);
 }
