@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import threading
 import time
+import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urlsplit
 
@@ -48,6 +49,12 @@ class _Handler(BaseHTTPRequestHandler):
         if fault.startswith("to "):
             self._answer(302, b"", Location=fault[3:])
             return
+        if fault == "heavy":
+            self._heavy()
+            return
+        if fault in ("drip", "hints"):
+            self._never(b"x" if fault == "drip" else b"HTTP/1.1 103 Early Hints\r\n\r\n")
+            return
         data = web.files.get(unquote(urlsplit(self.path).path), web.files.get(self.path))
         if data is None:
             self._answer(404, b"nothing here")
@@ -61,6 +68,22 @@ class _Handler(BaseHTTPRequestHandler):
             return
         said = f"bytes {start}-{end - 1}/{len(data)}"
         self._answer(206, data[start:end], fault, ETag=web.etag, **{"Content-Range": said})
+
+    def _heavy(self) -> None:
+        """A redirect to the same place, whose body is 256 MiB in 256 KiB."""
+        packing = zlib.compressobj(9, zlib.DEFLATED, zlib.MAX_WBITS | 16)
+        body = b"".join([*(packing.compress(bytes(1 << 20)) for _ in range(256)), packing.flush()])
+        self._answer(302, body, Location=self.path, **{"Content-Encoding": "gzip", "Set-Cookie": "a=b"})
+
+    def _never(self, bit: bytes) -> None:
+        """The beginning of an answer, which goes on for as long as somebody listens."""
+        self.close_connection = True
+        if bit == b"x":
+            self.wfile.write(b"HTTP/1.1 206 Partial Content\r\nx: ")
+        with suppress(OSError):
+            while True:
+                self.wfile.write(bit)
+                time.sleep(0.05)
 
     def _answer(self, code: int, data: bytes, fault: str = "", **headers: str) -> None:
         self.send_response(code)

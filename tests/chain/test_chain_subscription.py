@@ -27,6 +27,7 @@ from aftermath.coordinator.errors import CoordinatorError, NoSuchRun, Unavailabl
 from aftermath.coordinator.view import View
 from aftermath.member.feed import RunFeed
 from aftermath.rules.run import Run
+from aftermath.rules.state import RunState
 from chain.faults import FaultyNode, Proxy, account_json, faulty_websocket, proxy
 from chain.networks import Place
 
@@ -374,6 +375,55 @@ async def test_a_state_that_nodes_contradict_is_taken_back(
         assert watcher.latest.seq == true + 1
         assert faulty.subscriptions == 1
     assert caplog.text.count("going by what they answer") == 1
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"state": RunState.FINISHED},
+        {"state": RunState.PAUSED},
+        {"state": RunState.COOLDOWN},
+        {"epoch_started_at": 1},
+        {"rounds": 1},
+        {"config": 1},
+    ],
+    ids=lambda forged: "-".join(map(str, forged)),
+)
+async def test_a_turn_of_the_run_that_a_websocket_alone_tells_is_not_believed(
+    embedded: Place, forged: dict[str, int]
+) -> None:
+    """A member that believed it would end, give up its place and its optimizer's state, or sign a made-up round."""
+    coordinator = await embedded.configured_run(RUN)
+    true = await coordinator.run(RUN)
+    data = bytearray(await _state(embedded, RUN, changes=1))
+    for field, value in forged.items():
+        data[run_account().offset(field)] = value
+    lie = _notification(coordinator.program_id, bytes(data))
+    async with lied_to(embedded, coordinator, lie) as (faulty, _, watcher), asyncio.timeout(20):
+        watched = asyncio.create_task(_all(watcher, until=true.seq + 1))
+        await _until(lambda: faulty.subscriptions == 1)
+        await asyncio.sleep(1)
+        assert watcher.latest == true
+        assert await change(coordinator, 3) == true.seq + 1
+        assert [run.seq for run in await watched] == [true.seq, true.seq + 1]
+        assert watcher.latest.state is true.state
+
+
+async def test_a_turn_that_a_websocket_tells_is_asked_for_at_once(embedded: Place) -> None:
+    coordinator = await embedded.configured_run(RUN)
+    async with watching(embedded.pool, coordinator, silence=60) as watcher:
+        await coordinator.set_paused(RUN, False)
+        newest = await coordinator.run(RUN)
+        assert (await seen(watcher, newest.seq, 5)).state is newest.state
+
+
+async def _all(watcher: RunWatcher, until: int) -> list[Run]:
+    found: list[Run] = []
+    async for run in watcher.updates():
+        found.append(run)
+        if run.seq >= until:
+            break
+    return found
 
 
 @pytest.mark.parametrize("forged", [{"members_seq": 1}, {"slot": 1 << 30}, {"members_seq": 1, "slot": 1 << 30}])

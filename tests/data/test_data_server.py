@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -187,6 +188,28 @@ def test_one_sequence_is_enough() -> None:
     with saying(packed(msgspec.structs.replace(GOOD, sequences=1)), packed(Tokens(bytes(32)))) as port:
         there = RemoteTokens(f"127.0.0.1:{port}", 16, 100)
         assert (there.sequences, there.read([0]).tolist()) == (1, [[0] * 16])
+
+
+@pytest.mark.parametrize("whole", [0, 1], ids=["description", "sequence"])
+def test_an_answer_that_comes_byte_by_byte_is_given_up(whole: int) -> None:
+    """It would be there after weeks."""
+    answers = [packed(Description(2, 16, 5, [])), packed(Tokens(bytes(32)))]
+
+    def drip(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection, suppress(OSError):
+            for answer in answers[:whole]:
+                connection.sendall(answer)
+            for byte in answers[whole]:
+                connection.sendall(bytes([byte]))
+                time.sleep(0.05)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=drip, args=(listener,), daemon=True)
+        thread.start()
+        with pytest.raises(SourceAway, match="cannot be had"):
+            RemoteTokens(f"127.0.0.1:{listener.getsockname()[1]}", 16, 100, timeout=0.2).read([0])
+        thread.join()
 
 
 def test_a_server_that_says_nothing_is_away() -> None:

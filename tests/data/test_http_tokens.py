@@ -2,6 +2,7 @@
 
 import json
 import logging
+import resource
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from aftermath.data.cache import Cache
 from aftermath.data.fingerprint import hash_of
 from aftermath.data.gcs import bucket_urls
-from aftermath.data.http import HttpClient, HttpFiles, merged, numbered, shown
+from aftermath.data.http import TRIES, HttpClient, HttpFiles, merged, numbered, shown
 from aftermath.data.local import open_tokens
 from aftermath.data.source import DataError, SourceAway
 from aftermath.data.spans import Span
@@ -130,6 +131,23 @@ def test_redirects_are_followed(web: Web) -> None:
     web.files["/b.bin"] = web.files.pop("/a.bin")
     web.faults = [f"to {web.url}/b.bin"]
     assert opened(web).sequences == 375
+
+
+def test_what_a_redirect_says_is_not_read(web: Web) -> None:
+    """It may be a thousand times as much as was sent, and exists before anybody counts it."""
+    web.faults = ["heavy", "heavy"]
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert len(CLIENT.part(f"{web.url}/a.bin", 0, 64).data) == 64
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10  # KiB
+
+
+@pytest.mark.parametrize("fault", ["drip", "hints"])
+def test_an_answer_that_never_begins_is_given_up(web: Web, fault: str) -> None:
+    """However often something comes of it."""
+    web.faults = [fault] * TRIES
+    with pytest.raises(SourceAway, match="it sends too slowly"):
+        CLIENT.part(f"{web.url}/a.bin", 0, 64)
+    assert len(CLIENT.part(f"{web.url}/a.bin", 0, 64).data) == 64
 
 
 def test_secrets_in_an_address_are_not_told(web: Web, caplog: pytest.LogCaptureFixture) -> None:

@@ -3,9 +3,10 @@
 Decided: after each subscription the account is also fetched, not older than what is known (minContextSlot), so
 nothing falls between the two; a state is accepted only if it is of this run and its `seq` is higher than the last one,
 whichever way it came; two polls in a row that bring news the socket did not push mean the socket is mute, and it is
-replaced (on the next endpoint). A push that brings no news is none. A websocket is believed for some changes beyond
-what nodes have answered, since a state of a far higher `seq` would stay for ever, whoever made it up; and what nodes,
-asked for it again and again, do not confirm is taken back, since the run may wait for this very member.
+replaced (on the next endpoint). A push that brings no news is none. A websocket is believed for little (`pushes`): of
+most of what it says only nodes' answers are. It is so for some changes beyond what they have answered, since a state of
+a far higher `seq` would stay for ever, whoever made it up; and what nodes, asked for it again and again, do not confirm
+is taken back, since the run may wait for this very member.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from aftermath.chain.clock import ChainClock
 from aftermath.chain.endpoints import describe
 from aftermath.chain.failures import BadReply
 from aftermath.chain.outages import Outages
+from aftermath.chain.pushes import is_believed
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.socket import AccountSocket, Push
 from aftermath.chain.views import parse_run
@@ -38,6 +40,7 @@ SILENCE_SECONDS = 2.0
 OUTAGE_SECONDS = 4.0  # without a sign of the run: more than a poll and its answer ever take on a node that works
 SUBSCRIBE_SECONDS = 1.0
 POLL_PATIENCE = 10.0
+TOLD_PATIENCE = 4.0  # for nodes that are as far as a websocket says it is
 POLL_PAUSE = 0.25  # after a poll that a push was the cause of, whatever a websocket sends
 MUTE_AFTER, CONTRADICTED_AFTER = 2, 3
 LEAD = 64
@@ -92,6 +95,10 @@ class RunWatcher:
         """The newest state that came as an answer."""
         self._pushes = 0
         """Those that brought a newer state."""
+        self._told = self._told_slot = 0
+        """The highest `seq` of what was pushed and not believed, and the slot that it was pushed as of: nodes have to
+        say so, and first those that are as far.
+        """
         self._troubles, self._silences, self._contradictions = Outages(), Outages(), Outages()
         """Of reading what comes; of websockets that push no news; of those that nodes contradict."""
         self.slot = 0
@@ -215,11 +222,15 @@ class RunWatcher:
                 await asyncio.sleep(POLL_PAUSE)
 
     async def _poll_once(self) -> None:
-        pushes, seq, now = self._pushes, self.latest.seq, asyncio.get_running_loop().time
+        pushes, seq, told, now = self._pushes, self.latest.seq, self._told, asyncio.get_running_loop().time
+        slot = self._told_slot if told > seq else 0
         try:
-            await self.refresh(patience=POLL_PATIENCE)
+            await self.refresh(patience=TOLD_PATIENCE if slot else POLL_PATIENCE, min_slot=slot)
         except Unavailable as error:
-            if now() - self._contact > self._give_up:
+            if slot:
+                self._told_slot = 0
+                self._poll_now.set()
+            elif now() - self._contact > self._give_up:
                 self._end(error)
             return
         except CoordinatorError as error:
@@ -231,13 +242,15 @@ class RunWatcher:
             self._unreadable("an RPC node", error)
             return
         assert self._answered is not None
-        self._contradicted = [*self._contradicted, now()] if self._answered.seq < seq else []
+        self._contradicted = [*self._contradicted, now()] if self._answered.seq < max(seq, told) else []
         if len(self._contradicted) >= CONTRADICTED_AFTER and now() - self._contradicted[0] >= OUTAGE_SECONDS:
             await self._retract(self._answered)
             return
         if not self._contradicted:
             self._contradictions.ends()
-        missed = self.latest.seq > seq and self._pushes == pushes and self._socket.ready.is_set()
+        elif told > seq:
+            self._poll_now.set()  # the node that answered is behind the websocket's, or the push was made up
+        missed = self.latest.seq > max(seq, told) and self._pushes == pushes and self._socket.ready.is_set()
         self._unpushed = self._unpushed + 1 if missed else self._unpushed
         if self._unpushed >= MUTE_AFTER:
             if (also := self._silences.lasts(now())) is not None:
@@ -253,9 +266,11 @@ class RunWatcher:
                 "and connecting anew",
                 also,
             )
-        self._latest, self.slot, self._contradicted = answered, 0, []
-        self.retractions += 1
-        self._wake()
+        if self.latest.seq > answered.seq:
+            self._latest, self.slot = answered, 0
+            self.retractions += 1
+            self._wake()
+        self._contradicted, self._told, self._told_slot = [], 0, 0
         self._unheard = True
         await self._socket.drop()
 
@@ -284,6 +299,11 @@ class RunWatcher:
             if self._latest is None or not self._latest.seq < run.seq <= answered + LEAD:
                 return
             self._unpushed = 0
+            if not is_believed(self._latest, run):
+                if run.seq > self._told:
+                    self._told, self._told_slot = run.seq, push.slot
+                self._poll_now.set()
+                return
             self._silences.ends()
             self._pushes += 1
             self._take(push.slot, run)

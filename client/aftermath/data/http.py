@@ -7,17 +7,24 @@ Decided
   before its answer is read. No answer is read beyond what was asked for.
 - What passes by itself (no connection, 408, 425, 429, 5xx, an answer that is cut or too slow) is tried TRIES times, and
   is then `SourceAway`. Whatever else a server says is not going to change.
-- Redirects lead to http and https only, and from https to nothing less. Addresses are told without user, password and
-  query, which may be secret.
+- A try has a deadline for all of it, so it runs on an event loop: whoever sends a byte now and then, of headers or of
+  what comes before them, would else be waited for for ever.
+- Redirects lead to http and https only, and from https to nothing less. What a redirect says beside that is not read:
+  some kilobytes of it may be gigabytes. Cookies are not kept. Addresses are told without user, password and query,
+  which may be secret.
 - A cache (`cache`) keeps sequences on disk.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
+import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import TypeVar
 from urllib.parse import urlsplit
 
@@ -33,6 +40,7 @@ from aftermath.data.spans import File, Span
 TRIES = 4
 _LONGEST_PAUSE = 8.0  # seconds
 AT_ONCE = 8  # requests
+_MOST_REDIRECTS = 5
 _PASSING = {408, 425, 429}
 _MOST_AT_ONCE = 16 << 20  # bytes of one request, where many sequences are adjacent
 _SLOWEST = 32 << 10  # bytes per second, below which an answer is given up and asked for anew
@@ -63,21 +71,15 @@ class HttpClient:
 
     def __init__(self, *, pause: float = 0.5, timeout: float = 10.0) -> None:
         self._pause, self._timeout = pause, timeout
-        self._client = httpx.Client(
-            timeout=timeout,
-            follow_redirects=True,
-            max_redirects=5,
-            headers={"Accept-Encoding": "identity"},
-            event_hooks={"response": [_check_redirect]},
-            limits=httpx.Limits(max_connections=AT_ONCE),
+        self._client = httpx.AsyncClient(
+            timeout=timeout, headers={"Accept-Encoding": "identity"}, limits=httpx.Limits(max_connections=AT_ONCE)
         )
 
     def part(self, url: str, start: int, length: int) -> _Part:
         """So many bytes of a file from `start`, or as many as it has. Raises SourceAway, DataError."""
 
-        def ask() -> _Part:
-            headers = {"Range": f"bytes={start}-{start + length - 1}"}
-            with self._client.stream("GET", url, headers=headers) as answer:
+        async def ask() -> _Part:
+            async with self._opened(url, {"Range": f"bytes={start}-{start + length - 1}"}) as answer:
                 if answer.status_code == 416:
                     raise DataError(f"{shown(url)} is empty, or ends before byte {start}", "Upload the file again")
                 self._refuse_status(url, answer)
@@ -93,38 +95,63 @@ class HttpClient:
                     raise DataError(
                         f"{shown(url)}: bytes {first} to {last} were sent for {start} to {start + length - 1}"
                     )
-                data = self._body(answer, last - first + 1)
+                data = await self._body(answer, last - first + 1)
                 return _Part(data, size, answer.headers.get("ETag", "") or answer.headers.get("Last-Modified", ""))
 
-        return self._patiently(url, ask)
+        return self._patiently(url, ask, length)
 
     def document(self, url: str, most: int) -> bytes:
         """A whole document of at most `most` bytes. Raises SourceAway, DataError."""
 
-        def ask() -> bytes:
-            with self._client.stream("GET", url) as answer:
+        async def ask() -> bytes:
+            async with self._opened(url, {}) as answer:
                 self._refuse_status(url, answer)
                 stated = answer.headers.get("Content-Length", "0")
                 if not stated.isdecimal() or int(stated) > most:
                     raise DataError(f"{shown(url)} is longer than the {most} bytes that are allowed")
-                return self._body(answer, most, whole=False)
+                return await self._body(answer, most, whole=False)
 
-        return self._patiently(url, ask)
+        return self._patiently(url, ask, most)
 
-    def _patiently(self, url: str, ask: Callable[[], T]) -> T:
+    def _patiently(self, url: str, ask: Callable[[], Coroutine[object, object, T]], length: int) -> T:
+        """What `ask` gives, tried again while that may help, each time for as long as `length` bytes may take."""
+
+        async def asked() -> T:
+            async with asyncio.timeout(2 * self._timeout + length / _SLOWEST):
+                return await ask()
+
         said = ""
         for attempt in range(TRIES):
             if attempt:
                 time.sleep(doubled(attempt, self._pause, _LONGEST_PAUSE))
             try:
-                return ask()
+                return asyncio.run_coroutine_threadsafe(asked(), _loop()).result()
             except (httpx.UnsupportedProtocol, httpx.InvalidURL, httpx.TooManyRedirects, UnicodeError) as error:
                 raise DataError(f"{shown(url)} leads nowhere: {type(error).__name__}", "Check the address") from None
             except _Passing as error:
                 said = str(error)
+            except TimeoutError:
+                said = "it sends too slowly"
             except httpx.HTTPError as error:
                 said = _WORDS.get(type(error), type(error).__name__)
         raise SourceAway(f"{shown(url)} cannot be had: {said}", "See whether its server is up")
+
+    @asynccontextmanager
+    async def _opened(self, url: str, headers: dict[str, str]) -> AsyncIterator[httpx.Response]:
+        """The answer that redirects lead to; its body is still to be read."""
+        request = self._client.build_request("GET", url, headers=headers)
+        for _ in range(1 + _MOST_REDIRECTS):
+            self._client.cookies.clear()
+            answer = await self._client.send(request, stream=True)
+            try:
+                if answer.next_request is None:
+                    yield answer
+                    return
+                _check_redirect(answer)
+                request = answer.next_request
+            finally:
+                await answer.aclose()
+        raise httpx.TooManyRedirects("too many redirects", request=request)
 
     def _refuse_status(self, url: str, answer: httpx.Response) -> None:
         if answer.is_success:
@@ -134,11 +161,11 @@ class HttpClient:
             raise _Passing(f"status {code}")
         raise DataError(f"{shown(url)} is refused with status {code}", "Check the address, and that it is public")
 
-    def _body(self, answer: httpx.Response, length: int, *, whole: bool = True) -> bytes:
+    async def _body(self, answer: httpx.Response, length: int, *, whole: bool = True) -> bytes:
         if answer.headers.get("Content-Encoding", "identity") != "identity":
             raise DataError(f"{shown(str(answer.url))} is sent compressed", "Serve token files as they are")
         until, held = time.monotonic() + self._timeout + length / _SLOWEST, bytearray()
-        for chunk in answer.iter_raw():
+        async for chunk in answer.aiter_raw():
             held += chunk
             if len(held) > length:
                 raise DataError(f"{shown(str(answer.url))}: more was sent than was asked for")
@@ -151,6 +178,14 @@ class HttpClient:
 
 class _Passing(Exception):
     """Something that may be better at the next try."""
+
+
+@cache
+def _loop() -> asyncio.AbstractEventLoop:
+    """Where all clients of this process ask."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="http", daemon=True).start()
+    return loop
 
 
 class HttpFiles:
@@ -244,8 +279,6 @@ def shown(url: str) -> str:
 
 
 def _check_redirect(answer: httpx.Response) -> None:
-    if not answer.has_redirect_location:
-        return
     target = answer.url.join(answer.headers["Location"])
     if target.scheme not in ("http", "https") or (answer.url.scheme == "https" and target.scheme != "https"):
         raise DataError(f"{shown(str(answer.url))} redirects to {target.scheme}:, which is not followed")

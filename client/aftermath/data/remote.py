@@ -2,6 +2,7 @@
 
 Decided
 - One connection is kept; when it breaks, one new one is tried before the server counts as away.
+- An answer has a time for all of it, by its length: one that comes byte by byte is given up.
 - What the server describes must be what the run says, and must stay the same while it is in use.
 - Tokens are checked against the vocabulary here: a server knows of no model.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import re
 import socket
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -32,6 +34,7 @@ from aftermath.data.wire import (
     packed,
 )
 
+_SLOWEST = 32 << 10  # bytes per second, below which an answer is given up
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:\[\]/@\s]+)(?::(\d{1,5}))?")
 
 
@@ -121,7 +124,7 @@ class RemoteTokens:
         try:
             if self._socket is None:
                 self._socket = socket.create_connection(self._where, self._timeout)
-                self._socket.settimeout(self._timeout)
+            self._socket.settimeout(self._timeout)
             self._socket.sendall(packed(message))
             length = int.from_bytes(self._exactly(LENGTH), "big")
             if length > most:
@@ -140,8 +143,11 @@ class RemoteTokens:
 
     def _exactly(self, length: int) -> bytes:
         assert self._socket is not None
-        held = bytearray()
+        held, until = bytearray(), time.monotonic() + self._timeout + length / _SLOWEST
         while len(held) < length:
+            if (left := until - time.monotonic()) <= 0:
+                raise TimeoutError
+            self._socket.settimeout(min(left, self._timeout))
             if not (chunk := self._socket.recv(min(length - len(held), 1 << 20))):
                 raise EOFError("it hung up")
             held += chunk
