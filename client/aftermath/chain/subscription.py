@@ -41,7 +41,7 @@ OUTAGE_SECONDS = 4.0  # without a sign of the run: more than a poll and its answ
 SUBSCRIBE_SECONDS = 1.0
 POLL_PATIENCE = 10.0
 TOLD_PATIENCE = 4.0  # for nodes that are as far as a websocket says it is
-POLL_PAUSE = 0.25  # after a poll that a push was the cause of, whatever a websocket sends
+POLL_PAUSE = 0.25  # after a poll that a push was the cause of and that brought no news, whatever a websocket sends
 MUTE_AFTER, CONTRADICTED_AFTER = 2, 3
 LEAD = 64
 """Changes of the run by which pushes may be ahead of what nodes answered; from half of them on nodes are asked."""
@@ -217,8 +217,9 @@ class RunWatcher:
             if not pushed and self._pushes != heard:
                 continue
             self._poll_now.clear()
+            known = self.latest.seq
             await self._poll_once()
-            if pushed:
+            if pushed and self.latest.seq == known:
                 await asyncio.sleep(POLL_PAUSE)
 
     async def _poll_once(self) -> None:
