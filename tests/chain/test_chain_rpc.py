@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import time
 from typing import Any
 
+import httpx
 import pytest
 from aiohttp import web
-from solders.rpc.requests import GetSlot
+from solders.rpc.requests import GetGenesisHash, GetSlot
 
 from aftermath.base.errors import UsageError
 from aftermath.chain import defaults, endpoints, nodes, rpc
 from aftermath.chain.accounts import whole
-from aftermath.chain.endpoints import CLUSTERS, Endpoint, endpoint, shown
+from aftermath.chain.endpoints import CLUSTERS, Endpoint, HttpNode, endpoint, shown
 from aftermath.chain.failures import RpcRejected, TransactionFailed
 from aftermath.chain.rpc import RpcPool, WrongCluster
 from aftermath.coordinator.errors import CoordinatorError, Unavailable
@@ -352,3 +354,18 @@ def test_loopback_is_recognised() -> None:
 def test_too_many_endpoints_are_refused() -> None:
     with pytest.raises(CoordinatorError, match="up to 2 fallbacks"):
         RpcPool([endpoint("http://127.0.0.1:8899")] * 4)
+
+
+async def test_cookies_of_a_node_do_not_add_up() -> None:
+    """Each would be kept, and looked at before every request."""
+    given = itertools.count()
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        cookies = [("Set-Cookie", f"c{next(given)}=x") for _ in range(20)]
+        return httpx.Response(200, headers=cookies, json={"id": json.loads(request.content)["id"], "result": "x"})
+
+    async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as session:
+        node = HttpNode("http://node.example", session)
+        for _ in range(5):
+            await node.ask(GetGenesisHash(), 5)
+        assert len(session.cookies.jar) == 20

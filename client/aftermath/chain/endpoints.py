@@ -25,6 +25,7 @@ from aftermath.chain import defaults
 
 MAX_REPLY = 64 << 20
 """Bytes of a reply, unpacked."""
+_MOST_COOKIES = 16  # a service may know by one which of its nodes we were on
 _GZIP = zlib.MAX_WBITS | 16
 LAST_PORT = 65535
 CLUSTERS = {
@@ -135,6 +136,8 @@ class HttpNode:
         self._asked += 1
         asked = self._asked
         url, body = self.endpoint_uri, numbered(request, asked)
+        if len(self.session.cookies.jar) > _MOST_COOKIES:
+            self.session.cookies.clear()
         headers = {"Content-Type": "application/json", "Accept-Encoding": "gzip"}
         async with (
             asyncio.timeout(timeout),
