@@ -301,6 +301,13 @@ def test_what_transformers_does_not_take_is_a_sentence(change: dict[str, Any], s
         config_of({"model_type": "gpt2"} | MODELS["gpt2"] | change).parameter_shapes()
 
 
+@pytest.mark.parametrize("name", ["musicgen", "blt"])
+def test_a_model_that_is_no_model_of_text_alone_is_refused(name: str) -> None:
+    """Its config has several parts for text, or none with a width."""
+    with pytest.raises(ModelConfigError, match=r"config\.json: "):
+        config_of({"model_type": name, "vocab_size": 64})
+
+
 @pytest.mark.parametrize(
     ("name", "change", "says"),
     [

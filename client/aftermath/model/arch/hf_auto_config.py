@@ -17,8 +17,8 @@ Decided
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
     from aftermath.model.arch.hf_auto import HfAuto
 
+
+T = TypeVar("T")
 
 _UNTRAINABLE = {
     "rwkv": "its weights change while it computes",
@@ -83,18 +85,15 @@ class HfAutoConfig(ModelConfig):
         said = {key: value for key, value in hf_config.items() if key not in SILENT}
         refuse_contradictions(said, config_of_document(canonical(said)).attribute_map)
         document, width = _whole(said, hf_config)
-        text = config_of_document(document).get_text_config()
         tokens = {key: hf_config.get(key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
         if isinstance(tokens["eos_token_id"], list):
             tokens["eos_token_id"] = tuple(tokens["eos_token_id"])
         return cls.checked(
             {
                 "document": document,
-                "vocab_size": text.vocab_size,
                 "intermediate_size": width,
-                "max_position_embeddings": getattr(text, "max_position_embeddings", None) or 2048,
-                "tie_word_embeddings": bool(text.tie_word_embeddings),
             }
+            | _of_text(document, _sizes_of_text)
             | tokens
         )
 
@@ -174,9 +173,7 @@ def _whole(said: Mapping[str, Any], hf_config: Mapping[str, Any]) -> tuple[str, 
     if found is None:
         if tier:
             raise ModelConfigError("config.json: matformer_tier must be 0 here", "Name the full checkpoint")
-        text = config_of_document(document).get_text_config()
-        listed = getattr(text, "intermediate_size", None)
-        return document, listed if isinstance(listed, int) else 4 * text.hidden_size
+        return document, _of_text(document, _width_of_text)
     key, width = found
     if tier and width << tier != base:
         raise ModelConfigError(
@@ -186,3 +183,28 @@ def _whole(said: Mapping[str, Any], hf_config: Mapping[str, Any]) -> tuple[str, 
     whole = base if tier else width
     kept = {name: value for name, value in said.items() if name != "intermediate_size"}  # a tier's file has both
     return canonical(kept | {key: whole}), whole
+
+
+def _of_text(document: str, asked: Callable[[Any], T]) -> T:
+    """What a model's part for text says. Raises ModelConfigError where it has none of its own, or says nothing."""
+    made = config_of_document(document)
+    try:
+        return asked(made.get_text_config())
+    except Exception as error:  # each model has a config of its own
+        raise ModelConfigError(
+            f"config.json: transformers does not say what is wanted of it: {shown(str(error))}", "Use another model"
+        ) from None
+
+
+def _sizes_of_text(text: Any) -> dict[str, Any]:
+    return {
+        "vocab_size": text.vocab_size,
+        "max_position_embeddings": getattr(text, "max_position_embeddings", None) or 2048,
+        "tie_word_embeddings": bool(text.tie_word_embeddings),
+    }
+
+
+def _width_of_text(text: Any) -> int:
+    listed = getattr(text, "intermediate_size", None)
+    width: int = listed if isinstance(listed, int) else 4 * text.hidden_size
+    return width
