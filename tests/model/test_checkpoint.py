@@ -1,6 +1,7 @@
 """Reading checkpoints: every strategy gives the asked tier's exact prefix tensors or says why not."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from aftermath.model.config import ModelConfigError, WidthNotDivisible
 from aftermath.model.documents import CheckpointError
 from aftermath.model.export import export_tiers
 from aftermath.model.initial import init_weights
-from aftermath.model.manifest import MANIFEST_FILE, ManifestUnusable
+from aftermath.model.manifest import MANIFEST_FILE, ManifestUnusable, file_sha256
 from aftermath.model.store import write_checkpoint
 
 torch.set_num_threads(1)
@@ -296,6 +297,16 @@ def test_an_index_cannot_lead_out_of_its_directory(full: Path, name: str) -> Non
     (full / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"model.norm.weight": name}}))
     with pytest.raises(CheckpointError, match="outside its directory"):
         load(full, 0)
+
+
+def test_what_has_no_end_is_not_read(full: Path) -> None:
+    """A pipe or a device in the place of a file would be read for ever."""
+    (full / "model.safetensors").rename(full / "weights.safetensors")
+    os.mkfifo(full / "other.safetensors")
+    (full / "more.safetensors").symlink_to("/dev/zero")
+    load(full, 0)
+    with pytest.raises(CheckpointError, match="there is no file"):
+        file_sha256(full / "more.safetensors")
 
 
 def test_a_missing_shard_and_a_bad_index_are_named(full: Path) -> None:

@@ -218,9 +218,13 @@ def test_one_that_stays_is_enough_whoever_leaves(world: World, founders: tuple[i
     assert run.run.level_hashes == tuple(NEW[level] if alone[level] else OLD[level] for level in range(3))
 
 
-@pytest.mark.parametrize("rounds", [1, 2, 5])
-def test_who_declares_a_tier_below_all_others_and_shows_nothing_gets_no_word(world: World, rounds: int) -> None:
-    """Of level 0 there is no judge, as those who declare it never attest. They hide level 1 from its only holder."""
+@pytest.mark.parametrize(("rounds", "shows"), [(1, 0), (2, 0), (5, 0), (5, 2), (9, 4)])
+def test_who_declares_a_tier_below_all_others_does_not_choose_when_it_is_judged(
+    world: World, rounds: int, shows: int
+) -> None:
+    """Of level 0 there is no judge but the two who declare it. They attest in one round at most, show level 1 in that
+    one, and hide it in all others from its only holder.
+    """
     run = Scenario(world).start(init_min_clients=3, rounds_per_epoch=rounds)
     honest = {0: 1} | dict.fromkeys(range(1, 7), 2)
     run.train_of(honest).finish_rounds()
@@ -229,9 +233,12 @@ def test_who_declares_a_tier_below_all_others_and_shows_nothing_gets_no_word(wor
         run.train_of(honest | dict.fromkeys(LIARS, 0))
         while run.run.state.training:
             height, judged = run.run.current.height, run.run.round(run.run.current.height - 1)
-            roster = judged.roster if judged else 0
-            for index in set(run.elected()) - set(LIARS):
-                run.witness(index, roster & ~bitmap.from_seats(LIARS) if index == 0 else roster).ok()
+            roster, open_now = judged.roster if judged else 0, bool(shows) and height == shows
+            for index in run.elected():
+                if index in LIARS and not open_now:
+                    continue
+                hidden = index == 0 and not open_now
+                run.witness(index, roster & ~bitmap.from_seats(LIARS) if hidden else roster).ok()
             for seconds in (21, 6):
                 if run.run.current.height == height and run.run.state.training:
                     world.advance(seconds)

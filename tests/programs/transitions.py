@@ -206,6 +206,9 @@ class Transitions:
             if missing and seat.state is not MemberState.HEALTHY and seat.exited <= judged.height:
                 continue  # it had left before it owed that
             said = [self._said(lap, number, result, level) for level in range(seat.tier, self.levels)]
+            if self.known_levels:  # where of a level that nobody has shown nobody speaks, the others say the rest
+                known = [self.known_levels >> level & 1 for level in range(seat.tier, self.levels)]
+                said = [one for one, counts in zip(said, known, strict=True) if one[0] or counts]
             owed = missing or number in agreed
             if not owed or not all(votes for votes, _ in said) or seat.shown == -64:
                 continue
@@ -624,10 +627,14 @@ class Transitions:
             )
         self.statements = {level: {} for level in range(self.levels)}
         if self.judged:
-            # who has shown it before may owe nothing, and all may where nobody has
-            self.proven |= (self.judges or self.healthy) & self.healthy
+            self.proven |= self.judges & self.healthy  # who has shown it before may owe nothing
         for number in bitmap.seats(self.proven & self.healthy):
             self.proven &= ~(0 if self._half(self.members[number]) else 1 << number)
+        if self.judged and not self.judges:
+            least = min((self.members[number].tier for number in bitmap.seats(self.proven)), default=self.levels)
+            idle = [one for one in bitmap.seats(self.healthy & ~self.proven) if self._half(self.members[one])]
+            few = 2 * len(idle) <= self.proven.bit_count()
+            self.proven |= bitmap.from_seats(one for one in idle if few or self.members[one].tier < least)
         self._enter(RunState.COOLDOWN)
 
     def _record(self, level: int, found: bytes) -> None:

@@ -48,7 +48,9 @@ def read_scales(
                             f"{path}: {listed} has a scale below 0", "Copy or download the checkpoint again"
                         )
         except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{path} is damaged: {error}", "Copy or download the checkpoint again") from None
+            raise CheckpointError(
+                f"{path} is damaged: {str(error)[:200]}", "Copy or download the checkpoint again"
+            ) from None
     return found
 
 

@@ -121,7 +121,9 @@ def verify(files: Mapping[str, Path], digests: Mapping[str, str]) -> None:
 
 
 def file_sha256(path: Path) -> str:
-    """SHA-256 of a file, in hex."""
+    """SHA-256 of a file, in hex. Raises CheckpointError, also for what is none and may have no end."""
+    if not path.is_file():
+        raise CheckpointError(f"there is no file {path}", "Download it again, or export the tiers again")
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

@@ -23,6 +23,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from aftermath.base.counted import counted
+from aftermath.base.errors import shown
 from aftermath.model import fp8
 from aftermath.model.config import ModelConfig
 from aftermath.model.documents import INDEX_FILE, WEIGHTS_FILE, CheckpointError, read_index
@@ -59,7 +60,7 @@ def weight_files(directory: Path, without: Callable[[str], bool] = lambda name: 
         if absent:
             raise CheckpointError(f"{directory} lacks {', '.join(absent)}", "Download the checkpoint again")
     else:
-        files = tuple(sorted(directory.glob("*.safetensors")))
+        files = tuple(sorted(path for path in directory.glob("*.safetensors") if path.is_file()))
     if not files:
         raise CheckpointError(
             f"{directory} holds no .safetensors file", "Name a checkpoint with safetensors weights; no others are read"
@@ -107,7 +108,9 @@ def read_weights(
                     else:
                         passed.add(name)
         except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{path} is damaged: {error}", "Copy or download the checkpoint again") from None
+            raise CheckpointError(
+                f"{path} is damaged: {str(error)[:200]}", "Copy or download the checkpoint again"
+            ) from None
     if parts.beside:
         log.warning(
             "%s: %s of layers that predict further tokens are left out",
@@ -149,7 +152,7 @@ class _Parts:
                 self.beside += 1
             elif not (name.endswith("rotary_emb.inv_freq") or name.removesuffix(SCALES) in self._scales):
                 raise CheckpointError(
-                    f"{path} holds {name!r}, which is not part of this model",
+                    f"{path} holds {shown(name)}, which is not part of this model",
                     "Use a checkpoint of plain weights, of the model that config.json describes",
                 )
         return known

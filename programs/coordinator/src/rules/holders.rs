@@ -120,7 +120,7 @@ fn replaced(members: &Members, judges: &Bitmap, failed: &Bitmap) -> Bitmap {
 
 /// The seats of each tier.
 #[inline(never)]
-fn by_tier(members: &Members) -> [Bitmap; MAX_LEVELS] {
+pub(super) fn by_tier(members: &Members) -> [Bitmap; MAX_LEVELS] {
     let mut result = [[0; 32]; MAX_LEVELS];
     for (byte, seats) in members.seats.chunks_exact(8).enumerate() {
         let Ok([a, b, c, d, e, f, g, h]) = <&[Seat; 8]>::try_from(seats) else { break };
@@ -226,11 +226,16 @@ fn recorded(
             }
         }
         least = level + 1;
-        of_level.judged = judges > 0;
+        // of a level that nobody has shown none speaks: those who have shown larger ones say the rest, or whoever alone
+        // declares a tier would choose in which rounds it is judged
+        let unheard = judges == 0 && !known && established != 0;
+        of_level.judged = judges > 0 || unheard;
         for (column, planes) in planes.iter().enumerate().take(columns) {
             let had = quorum::at_least(planes, quorum::of(judges));
-            of_level.recorded[column] = had;
-            of_level.lacking[column] = if known {
+            of_level.recorded[column] = if unheard { u64::MAX } else { had };
+            of_level.lacking[column] = if unheard {
+                0
+            } else if known {
                 let silent = bitmap::word(&members.judges, column) & !bitmap::word(&spoken, column);
                 lacking(planes, judges, 0) & !silent | lacking(planes, judges, 1) & silent
             } else {

@@ -169,18 +169,37 @@ pub fn half_delivered(members: &Members) -> Bitmap {
 
 /// At the end of the rounds: whose word counts about what the epoch has made of the model are those who delivered in at
 /// least half of the rounds that they were in, every level of their tier. That they owed nothing in any is held against
-/// those alone who came to established holders: shares are few where members are many, and one of great weight leaves the
-/// others none. Where nobody had shown anything before, newcomers of the next epoch would else stand beside the only
-/// holder of a level as its equals. Whoever is gone by now is still one of them: see `members::exit`.
+/// newcomers alone: shares are few where members are many, and one of great weight leaves the others none. Whoever is
+/// gone by now is still one of them: see `members::exit`.
 #[inline(never)]
 pub fn settle(members: &mut Members) {
     if members.judged == 0 {
         return;
     }
     let gone = bitmap::without(&members.proven, &members.healthy);
-    let known = if bitmap::is_empty(&members.judges) { members.healthy } else { members.judges };
-    let asked = bitmap::either(&members.proven, &bitmap::both(&known, &members.healthy));
-    members.proven = bitmap::either(&gone, &bitmap::both(&asked, &half_delivered(members)));
+    let asked = bitmap::either(&members.proven, &bitmap::both(&members.judges, &members.healthy));
+    let half = half_delivered(members);
+    members.proven = bitmap::either(&gone, &bitmap::both(&asked, &half));
+    if bitmap::is_empty(&members.judges) {
+        admit_idle(members, &bitmap::both(&members.healthy, &half));
+    }
+}
+
+/// Nobody had shown anything before the epoch: those who owed nothing in it would be newcomers in the next, and who comes
+/// then the equal of a level's only holder. So they have a word too where they are at most half as many as who delivered,
+/// and so no third of all; else those alone of tiers below all of which anybody did.
+fn admit_idle(members: &mut Members, stayed: &Bitmap) {
+    let idle = bitmap::without(stayed, &members.proven);
+    if 2 * bitmap::count(&idle) <= bitmap::count(&members.proven) {
+        members.proven = bitmap::either(&members.proven, &idle);
+        return;
+    }
+    for of_tier in &holders::by_tier(members) {
+        if bitmap::intersects(of_tier, &members.proven) {
+            break;
+        }
+        members.proven = bitmap::either(&members.proven, &bitmap::both(of_tier, &idle));
+    }
 }
 
 /// The seats whose count is at least `least`: compares from the lowest bit up.
