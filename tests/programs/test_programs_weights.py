@@ -89,7 +89,7 @@ def _rounds_of(run: Scenario, tiers: dict[int, int]) -> int:
 def test_who_is_left_no_share_of_a_first_epoch_is_no_newcomer_in_the_next(world: World) -> None:
     """The only holder of level 0 is slow, and two come that say they hold it too: it speaks for its level, not they."""
     known, newcomers, true = {0: 0} | dict.fromkeys(range(1, 6), 1), {7: 0, 8: 0}, (b"t" * 32, b"u" * 32)
-    rules = {"init_min_clients": 3, "rounds_per_epoch": 2, "global_batch_size_start": 2, "global_batch_size_end": 2}
+    rules = {"init_min_clients": 3, "rounds_per_epoch": 2, "global_batch_size_start": 9, "global_batch_size_end": 9}
     Scenario(world).authorize().ok()
     for attempt in range(20):  # the last one in a round's order owes something, however slow it is
         run = Scenario(world, f"run {attempt}", tiers=2)

@@ -632,9 +632,9 @@ class Transitions:
             self.proven &= ~(0 if self._half(self.members[number]) else 1 << number)
         if self.judged and not self.judges:
             least = min((self.members[number].tier for number in bitmap.seats(self.proven)), default=self.levels)
-            idle = [one for one in bitmap.seats(self.healthy & ~self.proven) if self._half(self.members[one])]
-            few = 2 * len(idle) <= self.proven.bit_count()
-            self.proven |= bitmap.from_seats(one for one in idle if few or self.members[one].tier < least)
+            idle = [one for one in bitmap.seats(self.healthy & ~self.proven) if self.members[one].tier <= least]
+            idle = [one for one in idle if self._half(self.members[one])]
+            self.proven |= bitmap.from_seats(idle) if 4 * len(idle) <= self.proven.bit_count() else 0
         self._enter(RunState.COOLDOWN)
 
     def _record(self, level: int, found: bytes) -> None:

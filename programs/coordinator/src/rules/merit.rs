@@ -9,6 +9,8 @@ use crate::{constants::*, state::*};
 
 /// A share of what was due is judged in eighths.
 const EIGHTHS: u32 = 8;
+/// Of so many who delivered, one who owed nothing may have a word as they do.
+const IDLE: u32 = 4;
 pub const MOST: u32 = (1 << COUNT_BITS) - 1;
 
 /// Counts a round that made a step: `attested` delivered all that they owed, and `delivered` owed something.
@@ -186,20 +188,22 @@ pub fn settle(members: &mut Members) {
 }
 
 /// Nobody had shown anything before the epoch: those who owed nothing in it would be newcomers in the next, and who comes
-/// then the equal of a level's only holder. So they have a word too where they are at most half as many as who delivered,
-/// and so no third of all; else those alone of tiers below all of which anybody did.
+/// then the equal of a level's only holder. So those of the smallest tiers have a word too, up to the first of which
+/// anybody delivered, if they are at most a quarter of all who did: else idle wallets would stop a run.
 fn admit_idle(members: &mut Members, stayed: &Bitmap) {
-    let idle = bitmap::without(stayed, &members.proven);
-    if 2 * bitmap::count(&idle) <= bitmap::count(&members.proven) {
-        members.proven = bitmap::either(&members.proven, &idle);
-        return;
-    }
+    let most = bitmap::count(&members.proven) / IDLE;
+    let mut idle = [0; 32];
     for of_tier in &holders::by_tier(members) {
-        if bitmap::intersects(of_tier, &members.proven) {
+        let delivered = bitmap::intersects(of_tier, &members.proven);
+        idle = bitmap::either(&idle, &bitmap::without(&bitmap::both(of_tier, stayed), &members.proven));
+        if bitmap::count(&idle) > most {
+            return;
+        }
+        if delivered {
             break;
         }
-        members.proven = bitmap::either(&members.proven, &bitmap::both(of_tier, &idle));
     }
+    members.proven = bitmap::either(&members.proven, &idle);
 }
 
 /// The seats whose count is at least `least`: compares from the lowest bit up.
