@@ -163,8 +163,8 @@ def test_who_withholds_its_share_and_attests_it_is_dropped(tmp_path: Path, monke
         monkeypatch.setattr(Announcing, "announce", announced_by_others)
         await sim.until(lambda run: run.epoch == 1)
 
-    batch = {"global_batch_size_start": 1, "global_batch_size_end": 1}
-    sim = play(tmp_path, story, overlap=0, max_round_train_time=15, init_min_clients=4, rounds_per_epoch=16, **batch)
+    long = {"global_batch_size_start": 1, "global_batch_size_end": 1, "total_steps": 100}
+    sim = play(tmp_path, story, overlap=0, max_round_train_time=15, init_min_clients=4, rounds_per_epoch=24, **long)
     assert len(withheld) == 2, "excused once, dropped the next time"
     assert len(sim.record.dropped) == 1
     assert sim.check(dropped=[sim.players[3]]) > 0
