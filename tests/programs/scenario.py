@@ -10,7 +10,7 @@ from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 
 from aftermath.chain import views
-from aftermath.rules import bitmap, committee
+from aftermath.rules import assignment, bitmap, committee
 from aftermath.rules.consensus import pack_fingerprints
 from aftermath.rules.eviction import evicted
 from aftermath.rules.members import Members, Membership
@@ -290,6 +290,12 @@ class Scenario:
 
     def index_of(self, signer: bytes) -> int:
         return next(index for index in range(2000) if bytes(member(index).pubkey()) == signer)
+
+    def owing(self) -> int:
+        """Who owes a result of the round that is judged: a bitmap."""
+        judged = self.run.round(self.run.config.judged(self.run.current.height))
+        shares = assignment.assign(judged, self.members, self.run.config.verification_percent) if judged else {}
+        return bitmap.from_seats(seat for seat, share in shares.items() if share.len)
 
     def everyone_witnesses(self, indices: Iterable[int] | None = None, participation: int | None = None) -> None:
         """All elected members (or `indices`) attest the current round; with all of them it closes."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aftermath.rules import assignment, bitmap, committee
+from aftermath.rules import bitmap, committee
 from aftermath.rules.state import RunState
 from programs.harness import World
 from programs.scenario import UNATTESTED, Scenario
@@ -49,9 +49,7 @@ def test_of_a_first_epoch_few_that_owed_nothing_have_shown_what_they_hold_and_ma
     run.train(())
     owed = 0
     while run.run.state.training:
-        judged = run.run.round(run.run.current.height - 1)
-        shares = assignment.assign(judged, run.members, 0) if judged else {}
-        owing = bitmap.from_seats(seat for seat, share in shares.items() if share.len)
+        owing = run.owing()
         run.everyone_witnesses(participation=owing)
         owed |= owing
     assert run.members.judged == 3

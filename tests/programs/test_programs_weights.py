@@ -52,9 +52,7 @@ def test_who_is_left_no_share_beside_a_great_weight_keeps_its_word(world: World)
         again(run, declared)
         owed = 0
         while run.run.state.training:
-            judged = run.run.round(run.run.config.judged(run.run.current.height))
-            planned = assignment.assign(judged, run.members, 0) if judged else {}
-            owing = bitmap.from_seats(seat for seat, share in planned.items() if share.len)
+            owing = run.owing()
             owed |= owing
             run.everyone_witnesses(participation=owing)
         asked = [index for index in declared if committee.levels_to_attest(run.run, run.members, run.seat_of(index))]
@@ -78,9 +76,7 @@ def _rounds_of(run: Scenario, tiers: dict[int, int]) -> int:
     run.tick(1).ok()
     owed = 0
     while run.run.state.training:
-        judged = run.run.round(run.run.config.judged(run.run.current.height))
-        planned = assignment.assign(judged, run.members, 0) if judged else {}
-        owing = bitmap.from_seats(seat for seat, share in planned.items() if share.len)
+        owing = run.owing()
         owed |= owing
         run.everyone_witnesses(participation=owing)
     return owed

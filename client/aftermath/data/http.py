@@ -34,7 +34,7 @@ from aftermath.base.backoff import doubled
 from aftermath.base.threads import each
 from aftermath.data.cache import Cache
 from aftermath.data.formats import HEAD_BYTES
-from aftermath.data.source import DataError, SourceAway
+from aftermath.data.source import SLOWEST, DataError, SourceAway
 from aftermath.data.spans import File, Span
 
 TRIES = 4
@@ -43,7 +43,6 @@ AT_ONCE = 8  # requests
 _MOST_REDIRECTS = 5
 _PASSING = {408, 425, 429}
 _MOST_AT_ONCE = 16 << 20  # bytes of one request, where many sequences are adjacent
-_SLOWEST = 32 << 10  # bytes per second, below which an answer is given up and asked for anew
 _WORDS: dict[type[Exception], str] = {
     httpx.ConnectError: "no connection",
     httpx.ConnectTimeout: "no connection in time",
@@ -117,7 +116,7 @@ class HttpClient:
         """What `ask` gives, tried again while that may help, each time for as long as `length` bytes may take."""
 
         async def asked() -> T:
-            async with asyncio.timeout(2 * self._timeout + length / _SLOWEST):
+            async with asyncio.timeout(2 * self._timeout + length / SLOWEST):
                 return await ask()
 
         said = ""
@@ -164,7 +163,7 @@ class HttpClient:
     async def _body(self, answer: httpx.Response, length: int, *, whole: bool = True) -> bytes:
         if answer.headers.get("Content-Encoding", "identity") != "identity":
             raise DataError(f"{shown(str(answer.url))} is sent compressed", "Serve token files as they are")
-        until, held = time.monotonic() + self._timeout + length / _SLOWEST, bytearray()
+        until, held = time.monotonic() + self._timeout + length / SLOWEST, bytearray()
         async for chunk in answer.aiter_raw():
             held += chunk
             if len(held) > length:

@@ -18,7 +18,7 @@ import numpy as np
 
 from aftermath.base.bounded import Malformed
 from aftermath.data.port import PORT
-from aftermath.data.source import DataError, FileRecord, Sequences, SourceAway, check_sequences, check_shape
+from aftermath.data.source import SLOWEST, DataError, FileRecord, Sequences, SourceAway, check_sequences, check_shape
 from aftermath.data.wire import (
     LENGTH,
     MOST_DESCRIBED,
@@ -34,7 +34,6 @@ from aftermath.data.wire import (
     packed,
 )
 
-_SLOWEST = 32 << 10  # bytes per second, below which an answer is given up
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:\[\]/@\s]+)(?::(\d{1,5}))?")
 
 
@@ -143,7 +142,7 @@ class RemoteTokens:
 
     def _exactly(self, length: int) -> bytes:
         assert self._socket is not None
-        held, until = bytearray(), time.monotonic() + self._timeout + length / _SLOWEST
+        held, until = bytearray(), time.monotonic() + self._timeout + length / SLOWEST
         while len(held) < length:
             if (left := until - time.monotonic()) <= 0:
                 raise TimeoutError

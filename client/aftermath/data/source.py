@@ -22,6 +22,9 @@ from aftermath.base.errors import AftermathError
 IGNORED = -100
 """The label of a token that is not to be learnt."""
 
+SLOWEST = 32 << 10
+"""Bytes per second, below which a server's answer is given up."""
+
 Sequences = NDArray[np.int64]
 """Tokens [n, seq_len], or tokens and labels [n, 2, seq_len] where only labels are learnt."""
 

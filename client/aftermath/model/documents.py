@@ -26,6 +26,11 @@ class CheckpointError(AftermathError):
     code = "checkpoint"
 
 
+def damaged(path: Path, error: Exception) -> CheckpointError:
+    """Of a file of weights that cannot be read; what it says of itself may be long."""
+    return CheckpointError(f"{path} is damaged: {str(error)[:200]}", "Copy or download the checkpoint again")
+
+
 def hf_config(path: Path) -> dict[str, Any]:
     """A checkpoint's `config.json` as a dictionary. Raises CheckpointError."""
     if not path.is_file():

@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from aftermath.model.documents import CheckpointError
+from aftermath.model.documents import CheckpointError, damaged
 from aftermath.model.published import SCALES
 
 KIND = "F8_E4M3"
@@ -48,9 +48,7 @@ def read_scales(
                             f"{path}: {listed} has a scale below 0", "Copy or download the checkpoint again"
                         )
         except (SafetensorError, OSError) as error:
-            raise CheckpointError(
-                f"{path} is damaged: {str(error)[:200]}", "Copy or download the checkpoint again"
-            ) from None
+            raise damaged(path, error) from None
     return found
 
 

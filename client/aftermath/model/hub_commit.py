@@ -17,7 +17,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +105,7 @@ def opened(
 ) -> Repository:
     """The repository at a revision, None for its newest. Raises CheckpointError."""
     disable_progress_bars()
-    set_client_factory(_client)
+    _watch_answers()
     api = HfApi(endpoint=endpoint, token=token)
     call = partial(api.model_info, repo, revision=revision or None, files_metadata=True, timeout=TIMEOUT_SECONDS)
     with asking(repo, revision):
@@ -118,6 +118,12 @@ def opened(
         if _is_plain(file.rfilename)
     }
     return Repository(repo, str(info.sha), sizes, token, endpoint, Path(cache_dir or HF_HUB_CACHE))
+
+
+@cache
+def _watch_answers() -> None:
+    """Once: it ends the connections that there are."""
+    set_client_factory(_client)
 
 
 def _client() -> Any:

@@ -26,7 +26,7 @@ from aftermath.base.counted import counted
 from aftermath.base.errors import shown
 from aftermath.model import fp8
 from aftermath.model.config import ModelConfig
-from aftermath.model.documents import INDEX_FILE, WEIGHTS_FILE, CheckpointError, read_index
+from aftermath.model.documents import INDEX_FILE, WEIGHTS_FILE, CheckpointError, damaged, read_index
 from aftermath.model.levels import prefix
 from aftermath.model.published import PLAIN, SCALES, Form
 
@@ -108,9 +108,7 @@ def read_weights(
                     else:
                         passed.add(name)
         except (SafetensorError, OSError) as error:
-            raise CheckpointError(
-                f"{path} is damaged: {str(error)[:200]}", "Copy or download the checkpoint again"
-            ) from None
+            raise damaged(path, error) from None
     if parts.beside:
         log.warning(
             "%s: %s of layers that predict further tokens are left out",

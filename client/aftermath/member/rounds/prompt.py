@@ -33,9 +33,9 @@ class Continuations:
     async def go_on(self, replica: Replica, epoch: int, height: int, step: int) -> None:
         """Write until the run is no longer in that round."""
         feed = self._feed
+        if self._failed:
+            return
         while feed.run.epoch == epoch and feed.run.state.training and feed.run.current.height == height:
-            if self._failed:
-                return
             token = await self._compute(lambda: self._next(replica))
             if token is not None:
                 self._written.append(token)
