@@ -250,6 +250,30 @@ def test_who_declares_a_tier_below_all_others_does_not_choose_when_it_is_judged(
         assert run.members.established == bitmap.from_seats(honest)
 
 
+@pytest.mark.parametrize("established", [True, False])
+def test_who_never_attests_hides_no_level_from_those_who_have_shown_it(world: World, established: bool) -> None:
+    """Of level 0 there is no judge but one that attests no round, and hides level 1 from all its holders."""
+    rest = dict(enumerate((1, 1, 1, 2, 2, 2, 2, 2), start=1))
+    founders = rest | ({0: 0} if established else {})
+    run = Scenario(world, tiers=3).start(init_min_clients=3, rounds_per_epoch=12)
+    run.train_of(founders).finish_rounds()
+    _end(run, founders, OLD)
+    run.train_of(rest | {0: 0})
+    hidden = bitmap.from_seats([run.seat_of(0)])
+    while run.run.state.training:
+        height, judged = run.run.current.height, run.run.round(run.run.current.height - 1)
+        roster = judged.roster if judged else 0
+        for index in set(run.elected()) - {0}:
+            run.witness(index, roster & ~hidden if rest[index] == 1 else roster).ok()
+        if run.run.current.height == height:
+            world.advance(6)
+            run.tick(1)
+    assert run.members.shown[run.seat_of(0)] <= -8  # from then on whoever asks for it is heard
+    run.attest(0, FALSE).refused("NotElected")
+    _end(run, rest, TRUE)
+    assert not run.members.established & hidden
+
+
 def test_rounds_without_a_judge_count_for_nobody(world: World) -> None:
     """The holder of level 0 attests none: a newcomer has not shown it, and the holder is as good as before."""
     run, honest = _grown(world)

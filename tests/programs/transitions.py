@@ -210,11 +210,12 @@ class Transitions:
                 known = [self.known_levels >> level & 1 for level in range(seat.tier, self.levels)]
                 said = [one for one, counts in zip(said, known, strict=True) if one[0] or counts]
             owed = missing or number in agreed
-            if not owed or not all(votes for votes, _ in said) or seat.shown == -64:
+            whole = all(votes for votes, _ in said)
+            if not owed or not (whole or self.known_levels) or seat.shown == -64:
                 continue
-            if number in agreed and all(votes.count(True) >= quorum(len(votes)) for votes, _ in said):
+            if whole and number in agreed and all(votes.count(True) >= quorum(len(votes)) for votes, _ in said):
                 seat.shown = min(63, seat.shown + 1)
-            elif result is None or any(votes.count(False) >= needed for votes, needed in said):
+            elif whole if result is None else any(votes and votes.count(False) >= needed for votes, needed in said):
                 seat.shown -= 1
 
     def _said(self, lap: Lap, number: int, result: int | None, level: int) -> tuple[list[bool], int]:

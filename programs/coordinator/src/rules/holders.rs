@@ -169,7 +169,7 @@ pub fn judge(run: &Run, members: &mut Members, witnesses: &Witnesses) {
         // who owed nothing is attested, and counts neither way
         let missing = in_round & !bitmap::word(&closed.attested, index);
         let missing = missing & !left_before(members, index, missing, run.rounds[judged].height);
-        let (up, down) = (known & all & delivered, known & (missing & !led | (missing | delivered) & led & lacking));
+        let (up, down) = (known & all & delivered, known & missing & !led | (missing | delivered) & led & lacking);
         advance(&mut members.shown, index, up, down);
     }
 }
@@ -250,6 +250,9 @@ fn recorded(
         of_level.recorded.iter_mut().zip(above.recorded).for_each(|(word, above)| *word &= above);
         of_level.lacking.iter_mut().zip(above.lacking).for_each(|(word, above)| *word |= above);
     }
+    // who hides a level from those who have shown it does so also where of another nobody speaks
+    let deaf = |of_level: &&mut Whole| established == 0 && !of_level.judged;
+    whole.iter_mut().filter(deaf).for_each(|of_level| of_level.lacking = [0; bitmap::WORDS]);
     whole
 }
 
