@@ -59,6 +59,7 @@ def test_changed_messages_are_read_or_refused(decoder: Decoder) -> None:
 
 @every
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_very_many_changed_messages_are_read_or_refused(decoder: Decoder) -> None:
     run_through(decoder, seed=2, count=MANY)
 
