@@ -23,7 +23,8 @@ ROWS = [
     f"{door.ADDRESS_BURST:.0f}, of one address (of IPv6: of one /64) or of one key by way of a relay; "
     f"{arrivals.HANDSHAKE_S:.0f} seconds each | {door.MAX_HANDSHAKES}; while {door.MAX_HANDSHAKES // 2} are under way, "
     f"addresses have to be proven first; {door.LOOKED_AT_RATE:.0f} connections a second are looked at after the first "
-    f"{door.LOOKED_AT_BURST:.0f}, {door.REFUSED_RATE:.0f} more are refused unseen, others wait in QUIC",
+    f"{door.LOOKED_AT_BURST:.0f}, and whoever comes from where a member was connected last, as often as one may connect"
+    f"; {door.REFUSED_RATE:.0f} are refused, others wait in QUIC",
     f"greetings | one at a time, and {link.MOST_BEFORE_GREETING >> 10} KiB until it is done, looked at every "
     f"{link.GREETING_LOOK_S} seconds; {link.MOST_BEFORE_ANSWER >> 20} MiB of whom we dial | as handshakes",
     f"connections | one, for {links.LINGER_S:.0f} seconds two; {quota.ARRIVALS_BURST:.0f} at once, then one in "

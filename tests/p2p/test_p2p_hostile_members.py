@@ -158,7 +158,7 @@ async def test_one_address_cannot_hold_all_handshakes(opened, monkeypatch):
     node = await opened(1)
     where = []
 
-    async def stuck(self, incoming, host):
+    async def stuck(self, incoming, host, port):
         where.append(host)
         await asyncio.Event().wait()
 
@@ -168,6 +168,44 @@ async def test_one_address_cannot_hold_all_handshakes(opened, monkeypatch):
         one.set_members([node.node_id])
     await until(lambda: node.stats().refused >= 3)
     assert where == ["127.0.0.1"] * 3
+
+
+async def test_who_shares_its_address_with_a_flood_comes_back(mesh, rogue, monkeypatch):
+    """Nobody is let in from their address any more, or looked at; they are, from where they were connected."""
+    monkeypatch.setattr(door, "ADDRESS_RATE", 1e-3)
+    monkeypatch.setattr(door, "LOOKED_AT_RATE", 1e-3)
+    nodes = await mesh(1, 2)
+    for node in nodes:
+        used_up = node._links._arrivals.door
+        while used_up.looks.spare() or used_up._rate("127.0.0.1").spare():
+            pass
+    lost = nodes[0]._links._contacts[nodes[1].node_id].link
+    lost.close(Code.STALLED, "lost")
+    await until(lost.gone.is_set)
+    await until(lambda: all(node.reachable() for node in nodes))
+    newcomer = await rogue(3)
+    join(nodes, newcomer.node_id)
+    with pytest.raises(iroh.IrohError):
+        await newcomer.endpoint.connect(nodes[0]._endpoint.addr(), ALPN)
+
+
+def test_a_member_is_known_by_its_last_port_and_as_often_as_it_may_connect():
+    now = 0.0
+    one = door.Door(lambda: now)
+    one.remember(b"a", "192.0.2.7:1")
+    one.remember(b"b", "192.0.2.7:2")
+    for _ in range(int(quota.ARRIVALS_BURST)):
+        assert one.invites("192.0.2.7:1")
+        assert one.enter("192.0.2.7:1")
+        one.leave("192.0.2.7:1")
+    assert not one.invites("192.0.2.7:1")
+    one.remember(b"a", "192.0.2.7:3")
+    assert [one.invites(f"192.0.2.7:{port}") for port in (1, 2, 3)] == [False, True, False]
+    now = 1 / quota.ARRIVALS_RATE
+    assert [one.invites(f"192.0.2.7:{port}") for port in (1, 2, 3)] == [False, True, True]
+    for number in range(quota.REMEMBERED_PEERS - 1):
+        one.remember(number.to_bytes(4, "big"), f"[2001:db8::{number:x}]:1")
+    assert [one.invites(f"192.0.2.7:{port}") for port in (2, 3)] == [False, True]
 
 
 def test_who_comes_by_a_relay_is_told_apart_by_key_and_not_by_relay():

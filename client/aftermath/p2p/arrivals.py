@@ -54,17 +54,17 @@ class Arrivals:
                 incoming = await self._endpoint.accept_next()
                 if incoming is None:
                     return
-                if not self.door.looks.spare():
-                    await self._pace.throttle(self.door.refusals)
-                    await self._refuse(incoming)
-                    continue
                 address = await incoming.remote_addr()
-                where = place_of(address)
-                direct = isinstance(address, iroh.IncomingAddr.IP)
-                if self.door.busy and direct and not await incoming.remote_addr_validated():
+                port = address.addr if isinstance(address, iroh.IncomingAddr.IP) else ""
+                known = self.door.invites(port)
+                where = port if known else place_of(address)
+                if not known and not self.door.looks.spare():
+                    await self._refuse(incoming)
+                elif (known or self.door.busy) and port and not await incoming.remote_addr_validated():
+                    await self._pace.throttle(self.door.refusals)
                     await incoming.retry()
                 elif self.door.enter(where):
-                    self._spawn(self._welcome(incoming, where))
+                    self._spawn(self._welcome(incoming, where, port))
                 else:
                     await self._refuse(incoming)
             except Exception as error:  # whatever a stranger causes, others must be able to connect
@@ -72,16 +72,17 @@ class Arrivals:
                 await asyncio.sleep(SHORTEST_PAUSE_S)
 
     async def _refuse(self, incoming: iroh.Incoming) -> None:
+        await self._pace.throttle(self.door.refusals)
         self._pace.events["refused"] += 1
         await incoming.refuse()
 
-    async def _welcome(self, incoming: iroh.Incoming, where: str) -> None:
+    async def _welcome(self, incoming: iroh.Incoming, where: str, port: str) -> None:
         """Let a member in, tell anyone else why not."""
         connection = None
         try:
             async with asyncio.timeout(HANDSHAKE_S):
                 connection = await (await incoming.accept()).connect()
-                await self._receive(connection)
+                await self._receive(connection, port)
         except Exception as error:  # costs this connection only
             known = isinstance(error, (iroh.IrohError, ProtocolViolation, TimeoutError))
             log.debug("an incoming connection failed: %s", cause(error))
@@ -92,7 +93,7 @@ class Arrivals:
         finally:
             self.door.leave(where)
 
-    async def _receive(self, connection: iroh.Connection) -> None:
+    async def _receive(self, connection: iroh.Connection, port: str) -> None:
         """Check who connected, greet it, and offer the link."""
         peer = bytes(connection.remote_id().to_bytes())
         contact = self._contacts.get(peer)
@@ -101,6 +102,8 @@ class Arrivals:
             self._pace.events["refused"] += 1
             close_connection(connection, Code.NOT_A_MEMBER, objection)
             return
+        if port:
+            self.door.remember(peer, port)
         if contact.greeting is not None:
             close_connection(contact.greeting, Code.DUPLICATE, "another one came meanwhile")
         contact.greeting = connection

@@ -5,6 +5,8 @@ LOOKED_AT_RATE are looked at; the others are refused unseen, so that no queue gr
 and beyond REFUSED_RATE they wait in QUIC, which keeps a bounded number. While half of the handshakes are under way an
 address has to prove first that it hears us, which costs us no memory: else packets that claim to come from many
 addresses would lock all others out. Of IPv6 a whole /64 is one address, since whoever has one there has all of them.
+The port from which a member was connected last has a place of its own, as often as a member may connect: else whoever
+shares its address could keep it out once its connection is lost. It is proven first, since anybody may name it.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from collections.abc import Callable
 import iroh
 
 from aftermath.p2p.bucket import Bucket
+from aftermath.p2p.quota import ARRIVALS_BURST, ARRIVALS_RATE, REMEMBERED_PEERS
 
 MAX_HANDSHAKES = 64
 MAX_HANDSHAKES_OF_ADDRESS = 16
@@ -34,6 +37,8 @@ class Door:
         self._clock = clock
         self._inside: Counter[str] = Counter()
         self._rates: OrderedDict[str, Bucket] = OrderedDict()
+        self._ports: OrderedDict[bytes, str] = OrderedDict()
+        self._members: dict[str, Bucket] = {}
         self.looks = Bucket(clock, LOOKED_AT_RATE, LOOKED_AT_BURST)
         self.refusals = Bucket(clock, REFUSED_RATE, REFUSED_BURST)
 
@@ -41,6 +46,18 @@ class Door:
     def busy(self) -> bool:
         """Whether addresses have to be proven."""
         return self._inside.total() >= MAX_HANDSHAKES // 2
+
+    def remember(self, member: bytes, port: str) -> None:
+        """A member is connected from this address and port, and from no other one any more."""
+        rate = self._members.pop(self._ports.pop(member, ""), None)
+        self._ports[member] = port
+        self._members[port] = rate or Bucket(self._clock, ARRIVALS_RATE, ARRIVALS_BURST)
+        if len(self._ports) > REMEMBERED_PEERS:
+            self._members.pop(self._ports.popitem(last=False)[1], None)
+
+    def invites(self, port: str) -> bool:
+        """Whether a member was connected from there last, and has not come too often since."""
+        return port in self._members and not self._members[port].next_in()
 
     def enter(self, where: str) -> bool:
         """Begin a handshake of this place; False if there can be none now."""
@@ -58,6 +75,8 @@ class Door:
             del self._inside[where]
 
     def _rate(self, where: str) -> Bucket:
+        if where in self._members:
+            return self._members[where]
         if where not in self._rates:
             self._rates[where] = Bucket(self._clock, ADDRESS_RATE, ADDRESS_BURST)
         self._rates.move_to_end(where)
