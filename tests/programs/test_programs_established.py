@@ -185,12 +185,21 @@ def test_the_first_holders_of_a_level_are_those_that_most_of_them_say(world: Wor
     assert run.run.finishers == bitmap.from_seats({*tiers, *LIARS})
 
 
-def test_two_of_two_that_contradict_each_other_are_nobodys_holders(world: World) -> None:
-    """In a first epoch a word against a word makes neither a judge of newcomers."""
+@pytest.mark.parametrize("answers", [True, False])
+def test_in_a_first_epoch_one_takes_nobodys_word(world: World, answers: bool) -> None:
+    """It says of the only other holder of level 0 that it got nothing, and is told the same or not: both keep theirs."""
     run, tiers = Scenario(world).start(init_min_clients=3, rounds_per_epoch=8), dict(enumerate(TIERS))
     begin(run, tiers | {7: 0})
-    end(run, {0: (7,), 7: (0,)})
-    assert run.members.established == bitmap.from_seats(range(1, 7))
+    end(run, {7: (0,)} | ({0: (7,)} if answers else {}))
+    assert run.members.established == bitmap.from_seats(range(8))
+
+
+def test_in_a_first_epoch_no_minority_of_a_levels_holders_takes_the_words_of_the_others(world: World) -> None:
+    """Two of five say that they got nothing of the other three, which keeps a quorum of the five from them."""
+    run, tiers = Scenario(world).start(init_min_clients=3, rounds_per_epoch=8), (0, 0, 0, 1, 1, 2, 2, 0, 0, 2)
+    begin(run, dict(enumerate(tiers)))
+    end(run, dict.fromkeys(LIARS, range(3)))
+    assert run.members.established == bitmap.from_seats(range(len(tiers)))
 
 
 def test_a_run_that_begins_with_known_wallets_alone_has_its_first_holders_from_among_them(world: World) -> None:

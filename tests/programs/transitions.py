@@ -224,10 +224,8 @@ class Transitions:
         asked = [vote for vote in lap.votes if not known or bitmap.contains(self.judges, vote.seat)]
         asked = [vote for vote in asked if self.members[vote.seat].tier <= level]
         votes = [vote.held.get(number) == result for vote in asked]
-        if not known:
-            return votes, len(votes) - quorum(len(votes)) + 1  # as soon as no quorum is for it
-        own = bitmap.contains(self.judges, number) and number not in [vote.seat for vote in asked]
-        return votes, quorum(len(votes) + own)
+        may = not known or bitmap.contains(self.judges, number)  # who is accused has its own word
+        return votes, quorum(len(votes) + (may and number not in [vote.seat for vote in asked]))
 
     def _remaining(self, lap: Lap) -> list[Vote]:
         return [vote for vote in lap.votes if self.members[vote.seat].state is MemberState.HEALTHY]

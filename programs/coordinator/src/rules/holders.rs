@@ -8,9 +8,9 @@
 //! person where they are drawn of many, could otherwise take everybody's word. By the word of the same witnesses
 //! members apply a level of a result, at any time in the epoch: so who judges is fixed when it begins.
 //!
-//! Where established holders judge, only a quorum of them counts against a member, and a judge has its own word among
-//! them: of two, one could otherwise take the other's word about the level, by saying that it got nothing. What a judge
-//! has shown counts at the epoch's end also if it has left by then, or hiding a level would cost only those who stay.
+//! Only a quorum of those who judge a level counts against a member, and who is one of them has its own word there: of two,
+//! one could otherwise take the other's word about the level, by saying that it got nothing. What a judge has shown
+//! counts at the epoch's end also if it has left by then, or hiding a level would cost only those who stay.
 //!
 //! The witnesses of a round are counted by level when the first one of the next round attests, since closing a round costs
 //! as much as an instruction may. So the last one of an epoch is not counted.
@@ -233,14 +233,10 @@ fn recorded(
         for (column, planes) in planes.iter().enumerate().take(columns) {
             let had = quorum::at_least(planes, quorum::of(judges));
             of_level.recorded[column] = if unheard { u64::MAX } else { had };
-            of_level.lacking[column] = if unheard {
-                0
-            } else if known {
-                let silent = bitmap::word(&members.judges, column) & !bitmap::word(&spoken, column);
-                lacking(planes, judges, 0) & !silent | lacking(planes, judges, 1) & silent
-            } else {
-                !had
-            };
+            let may = if known { bitmap::word(&members.judges, column) } else { u64::MAX };
+            let silent = may & !bitmap::word(&spoken, column);
+            let lacked = lacking(planes, judges, 0) & !silent | lacking(planes, judges, 1) & silent;
+            of_level.lacking[column] = if unheard { 0 } else { lacked };
         }
     }
     for level in (0..levels.saturating_sub(1)).rev() {
