@@ -187,7 +187,7 @@ def test_the_first_holders_of_a_level_are_those_that_most_of_them_say(world: Wor
 
 @pytest.mark.parametrize("answers", [True, False])
 def test_in_a_first_epoch_one_takes_nobodys_word(world: World, answers: bool) -> None:
-    """It says of the only other holder of level 0 that it got nothing, and is told the same or not: both keep theirs."""
+    """It says of the only other holder of level 0 that it got nothing, and hears the same or not: both keep theirs."""
     run, tiers = Scenario(world).start(init_min_clients=3, rounds_per_epoch=8), dict(enumerate(TIERS))
     begin(run, tiers | {7: 0})
     end(run, {7: (0,)} | ({0: (7,)} if answers else {}))
