@@ -3,7 +3,10 @@
 import asyncio
 import contextlib
 import logging
+import os
+import sys
 import time
+from pathlib import Path
 
 import iroh
 import psutil
@@ -258,3 +261,13 @@ async def test_a_member_that_connects_again_and_again_is_refused_after_a_while(o
     with pytest.raises(PeerUnreachable, match="connecting too often"):
         await cheat.dial(node)
     assert node.stats().refused == 1
+
+
+async def test_a_handshake_that_is_given_up_costs_no_look_for_where_it_failed(tmp_path):
+    """As Rust's libraries look for that whose errors are made with a backtrace."""
+    command = [sys.executable, str(Path(__file__).with_name("abandoned.py")), str(tmp_path / "run")]
+    environment = {**os.environ, "RUST_BACKTRACE": "1"}
+    environment.pop("RUST_LIB_BACKTRACE", None)
+    process = await asyncio.create_subprocess_exec(*command, env=environment, stdout=asyncio.subprocess.PIPE)
+    told, _ = await asyncio.wait_for(process.communicate(), 60)
+    assert float(told) < 20
