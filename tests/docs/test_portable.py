@@ -14,7 +14,7 @@ NAMES = {
     "loop": {"add_reader", "add_signal_handler"},
 }
 PLACES = {
-    "model/tokenizer_process.py": "bounds its own memory, where that can be",
+    "model/tokenizer_process.py": "bounds its own memory and time, where that can be",
     "base/signals.py": "tries, and has another way",
     "testnet/leash.py": "groups of processes, and their end with whoever started them",
     "testnet/panes.py": "tmux",

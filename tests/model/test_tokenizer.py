@@ -6,6 +6,8 @@ import gc
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from typing import Any
@@ -18,6 +20,7 @@ from aftermath.model import tokenizer as module
 from aftermath.model.documents import CheckpointError
 from aftermath.model.text import Prompt
 from aftermath.model.tokenizer import Tokenizer
+from aftermath.model.tokenizer_process import LENGTH
 from model.of_library import in_its_process
 
 TEXT = "Once upon a time aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa!"
@@ -86,6 +89,20 @@ def test_one_that_takes_for_ever_is_given_up(monkeypatch: pytest.MonkeyPatch) ->
         with pytest.raises(CheckpointError, match="cannot split a text into tokens"):
             tokenizer.encode(text)
     assert tokenizer._child.poll() is not None
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there whoever asks ends it alone")
+def test_one_that_takes_for_ever_ends_itself_where_nobody_is_left_who_does() -> None:
+    slow = {"type": "Replace", "pattern": {"Regex": "(x+x+)+y"}, "content": "z"}
+    of_file = {**json.loads(byte_tokenizer().to_str()), "normalizer": _sequence(slow, 2000, "normalizers")}
+    run = "from aftermath.model import tokenizer_process as it; it.PATIENCE = 1; it._main()"
+    with subprocess.Popen([sys.executable, "-c", run], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as child:
+        assert child.stdin is not None
+        for message in (of_file, {"text": "x" * 21 + "c"}):
+            said = json.dumps(message).encode()
+            child.stdin.write(LENGTH.pack(len(said)) + said)
+        child.stdin.close()
+        assert child.wait(60) == -signal.SIGALRM
 
 
 def test_an_answer_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

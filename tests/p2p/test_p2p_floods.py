@@ -209,7 +209,7 @@ def _check_cost(how: str, peers: int, did: Figures, asks: int, seconds: float, c
     looked_at = _most(1, door.LOOKED_AT_BURST, door.LOOKED_AT_RATE, seconds)
     assert did["heard"] <= _most(peers, quota.TOLD_BURST, quota.TOLD_RATE, seconds)
     assert did["answered"] - asks <= streams
-    assert did["looked_at"] <= looked_at + _most(1, door.REFUSED_BURST, door.REFUSED_RATE, seconds)
+    assert did["looked_at"] <= looked_at + _most(1, door.LEFT_BURST, door.LEFT_RATE, seconds)
     if how == "requests":
         streams = did["answered"] - asks
     elif how not in ("half_open", "resets", "unread_blobs", "unread_answers"):

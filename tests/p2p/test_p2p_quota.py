@@ -114,38 +114,62 @@ async def test_who_goes_on_connecting_beyond_its_quota_is_kept_out(opened, rogue
 
 async def test_a_busy_door_has_addresses_proven_and_lets_them_in(opened):
     node, other = await opened(1), await opened(2)
-    inside = [f"192.0.2.{number}" for number in range(MAX_HANDSHAKES // 2)]
-    assert all(node._links._arrivals.door.enter(place) for place in inside)
+    inside = [node._links._arrivals.door.enter(f"192.0.2.{number}") for number in range(MAX_HANDSHAKES // 2)]
     assert node._links._arrivals.door.busy
     node.set_members([other.node_id])
     node._links._contacts[other.node_id].keeper.cancel()  # it has to come by itself
     other.set_members([node.node_id])
     await until(lambda: other.node_id in node.reachable())
-    for place in inside:
-        node._links._arrivals.door.leave(place)
+    for begun in inside:
+        assert begun is not None
+        node._links._arrivals.door.leave(begun)
     assert not node._links._arrivals.door._inside
 
 
 def test_an_address_has_few_handshakes_at_a_time_and_few_a_second() -> None:
     now = 0.0
     one = Door(lambda: now)
-    assert sum(one.enter("here") for _ in range(100)) == MAX_HANDSHAKES_OF_ADDRESS
+    begun = [handshake for _ in range(100) if (handshake := one.enter("here"))]
+    assert len(begun) == MAX_HANDSHAKES_OF_ADDRESS
     assert one.enter("there")
-    for _ in range(MAX_HANDSHAKES_OF_ADDRESS):
-        one.leave("here")
+    for handshake in begun:
+        one.leave(handshake)
     entered = 0
     for _ in range(1000):
-        if one.enter("here"):
+        if handshake := one.enter("here"):
             entered += 1
-            one.leave("here")
+            one.leave(handshake)
     assert entered == ADDRESS_BURST - MAX_HANDSHAKES_OF_ADDRESS
+
+
+def test_where_all_places_are_taken_the_oldest_of_the_address_with_most_gives_way() -> None:
+    one, gave_way = Door(lambda: 0.0), []
+
+    def enter(where: str) -> bool:
+        if begun := one.enter(where):
+            begun.give_up = lambda: gave_way.append((where, begun))
+        return begun is not None
+
+    for number in range(MAX_HANDSHAKES):
+        assert enter(f"some {number % 5}")
+    assert not any(enter(f"some {number}") for number in range(4))
+    assert not gave_way
+    for number in range(MAX_HANDSHAKES):
+        assert enter(f"one {number}")
+    assert {len(inside) for inside in one._inside.values()} == {1}
+    assert not enter("one 63")
+    assert enter("another")
+    assert [where for where, _ in gave_way].count("some 0") >= 12
+    one.leave(gave_way[0][1])  # which has ended
+    assert sum(map(len, one._inside.values())) == MAX_HANDSHAKES
 
 
 def test_what_is_known_of_addresses_and_peers_is_bounded() -> None:
     one, measured = Door(time.monotonic), Pace(time.monotonic)
     for number in range(2 * door.REMEMBERED):
-        one.enter(str(number))
-        one.leave(str(number))
+        begun = one.enter(str(number))
+        assert begun is not None
+        one.leave(begun)
         measured.failed(number.to_bytes(32, "big"))
     assert len(one._rates) == door.REMEMBERED
     assert len(measured.peers) == quota.REMEMBERED_PEERS
@@ -317,7 +341,7 @@ async def test_who_sends_single_bytes_costs_few_reads(opened, rogue, monkeypatch
     assert puts <= 2 + (time.monotonic() - began) / 0.2
 
 
-async def test_a_door_that_is_overrun_refuses_unseen(opened, monkeypatch):
+async def test_a_door_that_is_overrun_leaves_the_others_without_an_answer(opened, monkeypatch):
     monkeypatch.setattr(door, "LOOKED_AT_RATE", 1e-3)
     monkeypatch.setattr(door, "LOOKED_AT_BURST", 1.0)
     node, first, second = await opened(1), await opened(2), await opened(3)

@@ -19,11 +19,10 @@ from contextlib import suppress
 from typing import IO, Any
 
 from aftermath.model.documents import CheckpointError
-from aftermath.model.tokenizer_process import LENGTH
+from aftermath.model.tokenizer_process import LENGTH, PATIENCE
 
 FIX = "Put the model's own tokenizer.json there"
-_PATIENCE = 60.0
-"""Seconds for one answer. Most is what starting takes on a busy machine; reading a large vocabulary takes two."""
+_PATIENCE = float(PATIENCE)
 _MOST_ANSWER = 64 << 20
 _LARGEST_ID = 2**32 - 1
 

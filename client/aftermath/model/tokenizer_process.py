@@ -1,7 +1,8 @@
 """The process in which a checkpoint's tokenizer is used: see `tokenizer`. It imports nothing that takes time or memory.
 
 Messages are JSON behind their length in four bytes, little-endian. First comes the file, as it is; every answer is
-`{"is": ...}`, or `{"error": ...}` if the library refuses, or panics.
+`{"is": ...}`, or `{"error": ...}` if the library refuses, or panics. An answer that takes too long ends the process
+from within, too: whoever asked may have been killed meanwhile.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from tokenizers import Tokenizer
 LENGTH = struct.Struct("<I")
 _MOST_MEMORY = 2 << 30
 """Bytes of address space, where the system bounds that."""
+PATIENCE = 60
+"""Seconds for one answer. Most is what starting takes on a busy machine; reading a large vocabulary takes two."""
 
 
 def read(data: bytes) -> Tokenizer:
@@ -46,6 +49,7 @@ def _main() -> None:
     asked, answers = sys.stdin.buffer, sys.stdout.buffer
     tokenizer = None
     while (message := _next(asked)) is not None:
+        _end_in(PATIENCE)
         try:
             if tokenizer is None:
                 tokenizer = read(message)
@@ -55,8 +59,15 @@ def _main() -> None:
         except ValueError as error:
             said = {"error": str(error)}
         body = json.dumps(said).encode()
+        _end_in(0)
         answers.write(LENGTH.pack(len(body)) + body)
         answers.flush()
+
+
+def _end_in(seconds: int) -> None:
+    """Have the system end this process then, whatever it is at; never, if 0. On Windows whoever asks does so alone."""
+    if sys.platform != "win32":
+        signal.alarm(seconds)
 
 
 def _bound_memory() -> None:

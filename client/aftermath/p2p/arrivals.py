@@ -17,7 +17,7 @@ from aftermath.base.wait import first_of
 from aftermath.p2p.bars import Bars
 from aftermath.p2p.complaints import Complaints
 from aftermath.p2p.contact import SHORTEST_PAUSE_S, Contact
-from aftermath.p2p.door import Door, place_of
+from aftermath.p2p.door import Door, Handshake, place_of
 from aftermath.p2p.link import Link, answer_greeting, close_connection, hear_greeting, only_a_greeting
 from aftermath.p2p.pace import Pace
 from aftermath.p2p.wire import Code, ProtocolViolation, cause
@@ -25,7 +25,7 @@ from aftermath.p2p.wire import Code, ProtocolViolation, cause
 HANDSHAKE_S = 10.0
 
 log = logging.getLogger(__name__)
-Spawn = Callable[[Coroutine[Any, Any, None]], object]
+Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 
 
 class Arrivals:
@@ -59,30 +59,35 @@ class Arrivals:
                 known = self.door.invites(port)
                 where = port if known else place_of(address)
                 if not known and not self.door.looks.spare():
-                    await self._refuse(incoming)
+                    await self._leave(incoming)
                 elif (known or self.door.busy) and port and not await incoming.remote_addr_validated():
-                    await self._pace.throttle(self.door.refusals)
+                    await self._pace.throttle(self.door.leavings)
                     await incoming.retry()
-                elif self.door.enter(where):
-                    self._spawn(self._welcome(incoming, where, port))
+                elif (begun := self.door.enter(where)) is not None:
+                    begun.give_up = self._spawn(self._welcome(incoming, begun, port)).cancel
                 else:
-                    await self._refuse(incoming)
+                    await self._leave(incoming)
             except Exception as error:  # whatever a stranger causes, others must be able to connect
                 log.debug("accepting a connection failed: %s", cause(error))
                 await asyncio.sleep(SHORTEST_PAUSE_S)
 
-    async def _refuse(self, incoming: iroh.Incoming) -> None:
-        await self._pace.throttle(self.door.refusals)
+    async def _leave(self, incoming: iroh.Incoming) -> None:
+        """Leave it without an answer."""
+        await self._pace.throttle(self.door.leavings)
         self._pace.events["refused"] += 1
-        await incoming.refuse()
+        await incoming.ignore()
 
-    async def _welcome(self, incoming: iroh.Incoming, where: str, port: str) -> None:
+    async def _welcome(self, incoming: iroh.Incoming, begun: Handshake, port: str) -> None:
         """Let a member in, tell anyone else why not."""
         connection = None
         try:
             async with asyncio.timeout(HANDSHAKE_S):
                 connection = await (await incoming.accept()).connect()
                 await self._receive(connection, port)
+        except asyncio.CancelledError:
+            if connection is not None:
+                close_connection(connection, Code.STALLED, "others wait")
+            raise
         except Exception as error:  # costs this connection only
             known = isinstance(error, (iroh.IrohError, ProtocolViolation, TimeoutError))
             log.debug("an incoming connection failed: %s", cause(error))
@@ -91,7 +96,7 @@ class Arrivals:
             if connection is not None:
                 close_connection(connection, Code.VIOLATION, "no greeting")
         finally:
-            self.door.leave(where)
+            self.door.leave(begun)
 
     async def _receive(self, connection: iroh.Connection, port: str) -> None:
         """Check who connected, greet it, and offer the link."""

@@ -1,10 +1,13 @@
 """Which incoming connections get a handshake: before it nobody has a key, so what is bounded is what addresses do.
 
 Decided: handshakes are few at a time, in all and of each address, and few a second of each address. No more than
-LOOKED_AT_RATE are looked at; the others are refused unseen, so that no queue grows of which the end is never reached,
-and beyond REFUSED_RATE they wait in QUIC, which keeps a bounded number. While half of the handshakes are under way an
-address has to prove first that it hears us, which costs us no memory: else packets that claim to come from many
-addresses would lock all others out. Of IPv6 a whole /64 is one address, since whoever has one there has all of them.
+LOOKED_AT_RATE are looked at; the others are left without an answer: that is cheaper than one, and QUIC tries again by
+itself, where a refusal would end an honest dial. Beyond LEFT_RATE they wait in QUIC, which keeps tens of thousands, and
+whoever comes then waits for the end of that queue: so it is as high as can be afforded. While half of the handshakes
+are under way an address has to prove first that it hears us, which costs us no memory: else packets that claim to come
+from many addresses would lock all others out. Where all places are taken, the oldest handshake gives way of the address
+that has most, to whoever's has fewer: else a few addresses that begin handshakes and say no more would lock all others
+out. Of IPv6 a whole /64 is one address, since whoever has one there has all of them.
 The port from which a member was connected last has a place of its own, as often as a member may connect: else whoever
 shares its address could keep it out once its connection is lost. It is proven first, since anybody may name it.
 """
@@ -12,8 +15,9 @@ shares its address could keep it out once its connection is lost. It is proven f
 from __future__ import annotations
 
 import ipaddress
-from collections import Counter, OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import iroh
 
@@ -25,9 +29,17 @@ MAX_HANDSHAKES_OF_ADDRESS = 16
 ADDRESS_RATE, ADDRESS_BURST = 10.0, 300.0
 """At once: 256 members of one machine, or behind one router."""
 LOOKED_AT_RATE, LOOKED_AT_BURST = 100.0, 600.0
-REFUSED_RATE, REFUSED_BURST = 400.0, 400.0
+LEFT_RATE, LEFT_BURST = 1000.0, 1000.0
 REMEMBERED = 1024
 """Addresses; those that came last."""
+
+
+@dataclass(eq=False)
+class Handshake:
+    """One that is under way; `give_up` ends it."""
+
+    where: str
+    give_up: Callable[[], object] = lambda: None
 
 
 class Door:
@@ -35,17 +47,18 @@ class Door:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._inside: Counter[str] = Counter()
+        self._inside: dict[str, deque[Handshake]] = {}
+        """By place, those that began first in front."""
         self._rates: OrderedDict[str, Bucket] = OrderedDict()
         self._ports: OrderedDict[bytes, str] = OrderedDict()
         self._members: dict[str, Bucket] = {}
         self.looks = Bucket(clock, LOOKED_AT_RATE, LOOKED_AT_BURST)
-        self.refusals = Bucket(clock, REFUSED_RATE, REFUSED_BURST)
+        self.leavings = Bucket(clock, LEFT_RATE, LEFT_BURST)
 
     @property
     def busy(self) -> bool:
         """Whether addresses have to be proven."""
-        return self._inside.total() >= MAX_HANDSHAKES // 2
+        return self._total() >= MAX_HANDSHAKES // 2
 
     def remember(self, member: bytes, port: str) -> None:
         """A member is connected from this address and port, and from no other one any more."""
@@ -59,20 +72,30 @@ class Door:
         """Whether a member was connected from there last, and has not come too often since."""
         return port in self._members and not self._members[port].next_in()
 
-    def enter(self, where: str) -> bool:
-        """Begin a handshake of this place; False if there can be none now."""
-        if self._inside.total() >= MAX_HANDSHAKES or self._inside[where] >= MAX_HANDSHAKES_OF_ADDRESS:
-            return False
-        if not self._rate(where).spare():
-            return False
-        self._inside[where] += 1
-        return True
+    def enter(self, where: str) -> Handshake | None:
+        """Begin a handshake of this place; None if there can be none now."""
+        own, most = len(self._inside.get(where, ())), max(self._inside.values(), key=len, default=deque[Handshake]())
+        full = self._total() >= MAX_HANDSHAKES
+        if own >= MAX_HANDSHAKES_OF_ADDRESS or (full and own >= len(most)) or not self._rate(where).spare():
+            return None
+        if full:
+            oldest = most[0]
+            self.leave(oldest)
+            oldest.give_up()
+        begun = Handshake(where)
+        self._inside.setdefault(where, deque()).append(begun)
+        return begun
 
-    def leave(self, where: str) -> None:
-        """A handshake of this place has ended, however."""
-        self._inside[where] -= 1
-        if not self._inside[where]:
-            del self._inside[where]
+    def leave(self, handshake: Handshake) -> None:
+        """It has ended, however; once it has, nothing more happens."""
+        of_place = self._inside.get(handshake.where, deque())
+        if handshake in of_place:
+            of_place.remove(handshake)
+        if not of_place:
+            self._inside.pop(handshake.where, None)
+
+    def _total(self) -> int:
+        return sum(map(len, self._inside.values()))
 
     def _rate(self, where: str) -> Bucket:
         if where in self._members:

@@ -3,12 +3,16 @@
 Decision: iroh 1.2.0's generated `_UniffiRustBufferBuilder.write` stores byte by byte (about 7 MB/s). `install`
 replaces that one method by a `ctypes.memmove`, only if the class and the fields it needs look as they did when this
 was written, and proves the new method on a small buffer first. Otherwise the binding stays untouched: slower, correct.
+
+Where RUST_BACKTRACE is set, the binding looks up, in the event loop, from where each failed handshake came: 60 ms of a
+core, and strangers let handshakes fail at will. So it is told not to. Rust asks once, when the first error is made.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import types
 from typing import Any, Protocol
 
@@ -44,6 +48,11 @@ def _proven(builder_class: Any, buffer_class: Any) -> bool:
         return bool(buffer.len == 257 and buffer.data[:257] == b"\x01" + _PROOF)
     finally:
         builder.discard()
+
+
+def leave_out_backtraces() -> None:
+    """Have errors of the binding made without a backtrace; those of panics stay as the user wants them."""
+    os.environ["RUST_LIB_BACKTRACE"] = "0"
 
 
 def install(binding: types.ModuleType) -> bool:

@@ -216,6 +216,7 @@ async def open_iroh(
         raise ValueError("the p2p secret key is 32 bytes")
     if discovery == "local" and discovery_dir is None and directory is None:
         raise ValueError("local discovery needs a directory")
+    fastffi.leave_out_backtraces()
     fastffi.install(iroh_ffi)
     endpoint = await bound(secret, bind_host, bind_port, relay, discovery)
     if discovery == "local" and discovery_dir is not None:

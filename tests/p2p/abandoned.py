@@ -1,0 +1,48 @@
+"""Handshakes that their senders have given up before they are accepted, with a transport in the same process.
+
+Prints the milliseconds of CPU that the cheapest of them takes to fail.
+"""
+
+import asyncio
+import contextlib
+import sys
+import time
+from pathlib import Path
+
+import iroh
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from aftermath.p2p.iroh import open_iroh
+from aftermath.p2p.wire import ALPN
+from p2p.nodes import Rogue
+
+TRIES = 5
+
+
+async def main(folder: Path) -> None:
+    transport = await open_iroh(bytes([1]) * 32, relay="disabled", discovery="local", discovery_dir=folder)
+    host, caller = await Rogue.open(2), await Rogue.open(3)
+    where = iroh.EndpointAddr(host.endpoint.id(), None, [f"127.0.0.1:{_port(host.endpoint)}"])
+    took = []
+    for _ in range(TRIES):
+        calling = asyncio.create_task(caller.endpoint.connect(where, ALPN))
+        incoming = await host.endpoint.accept_next()
+        assert incoming is not None
+        calling.cancel()
+        await asyncio.wait([calling])
+        await asyncio.sleep(0.1)
+        began = time.process_time()
+        with contextlib.suppress(iroh.IrohError):
+            await (await incoming.accept()).connect()
+            raise AssertionError("it was not given up")
+        took.append(time.process_time() - began)
+    print(f"{1000 * min(took):.1f}")
+    await transport.close()
+
+
+def _port(endpoint: iroh.Endpoint) -> str:
+    return endpoint.bound_sockets()[0].rpartition(":")[2]
+
+
+asyncio.run(main(Path(sys.argv[1])))
