@@ -202,6 +202,14 @@ def test_in_a_first_epoch_no_minority_of_a_levels_holders_takes_the_words_of_the
     assert run.members.established == bitmap.from_seats(range(len(tiers)))
 
 
+def test_of_a_level_that_is_new_no_minority_of_its_holders_has_the_word_alone(world: World) -> None:
+    """Beside established members of other tiers five come for level 0, and two of these got nothing of three."""
+    run, rest = established(world, (1, 1, 1, 2, 2, 2, 2))
+    run.train_of(rest | dict.fromkeys(range(7, 12), 0))
+    end(run, dict.fromkeys((7, 8), (9, 10, 11)))
+    assert run.members.established == bitmap.from_seats(range(12))
+
+
 def test_a_run_that_begins_with_known_wallets_alone_has_its_first_holders_from_among_them(world: World) -> None:
     """The join authority's word is what decides it: it lets in whom it knows, and everybody once an epoch has ended."""
     run, honest = Scenario(world), dict(enumerate(TIERS))

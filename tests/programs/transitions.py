@@ -210,22 +210,23 @@ class Transitions:
                 known = [self.known_levels >> level & 1 for level in range(seat.tier, self.levels)]
                 said = [one for one, counts in zip(said, known, strict=True) if one[0] or counts]
             owed = missing or number in agreed
-            whole = all(votes for votes, _ in said)
+            whole = all(votes for votes, _, _ in said)
             if not owed or not (whole or self.known_levels) or seat.shown == -64:
                 continue
-            if whole and number in agreed and all(votes.count(True) >= quorum(len(votes)) for votes, _ in said):
+            if whole and number in agreed and all(votes.count(True) >= wanted for votes, wanted, _ in said):
                 seat.shown = min(63, seat.shown + 1)
-            elif whole if result is None else any(votes and votes.count(False) >= needed for votes, needed in said):
+            elif whole if result is None else any(votes and votes.count(False) >= needed for votes, _, needed in said):
                 seat.shown -= 1
 
-    def _said(self, lap: Lap, number: int, result: int | None, level: int) -> tuple[list[bool], int]:
-        """Which judges of a level that attested recorded that result of a seat; how many others count against it."""
+    def _said(self, lap: Lap, number: int, result: int | None, level: int) -> tuple[list[bool], int, int]:
+        """Which judges of a level that attested recorded that result of a seat; how many must, how many others deny it."""
         known = bool(self.known_levels >> level & 1)
         asked = [vote for vote in lap.votes if not known or bitmap.contains(self.judges, vote.seat)]
         asked = [vote for vote in asked if self.members[vote.seat].tier <= level]
         votes = [vote.held.get(number) == result for vote in asked]
         may = not known or bitmap.contains(self.judges, number)  # who is accused has its own word
-        return votes, quorum(len(votes) + (may and number not in [vote.seat for vote in asked]))
+        needed = quorum(len(votes) + (may and number not in [vote.seat for vote in asked]))
+        return votes, quorum(len(votes)) if known else len(votes) - needed + 1, needed
 
     def _remaining(self, lap: Lap) -> list[Vote]:
         return [vote for vote in lap.votes if self.members[vote.seat].state is MemberState.HEALTHY]

@@ -9,8 +9,10 @@
 //! members apply a level of a result, at any time in the epoch: so who judges is fixed when it begins.
 //!
 //! Only a quorum of those who judge a level counts against a member, and who is one of them has its own word there: of two,
-//! one could otherwise take the other's word about the level, by saying that it got nothing. What a judge has shown
-//! counts at the epoch's end also if it has left by then, or hiding a level would cost only those who stay.
+//! one could otherwise take the other's word about the level, by saying that it got nothing. Of a level that nobody has
+//! shown before, what no such quorum denies is shown: one more than a third of those who declare it would else have it
+//! for themselves. What a judge has shown counts at the epoch's end also if it has left by then, or hiding a level would
+//! cost only those who stay.
 //!
 //! The witnesses of a round are counted by level when the first one of the next round attests, since closing a round costs
 //! as much as an instruction may. So the last one of an epoch is not counted.
@@ -231,12 +233,13 @@ fn recorded(
         let unheard = judges == 0 && !known && established != 0;
         of_level.judged = judges > 0 || unheard;
         for (column, planes) in planes.iter().enumerate().take(columns) {
-            let had = quorum::at_least(planes, quorum::of(judges));
-            of_level.recorded[column] = if unheard { u64::MAX } else { had };
             let may = if known { bitmap::word(&members.judges, column) } else { u64::MAX };
             let silent = may & !bitmap::word(&spoken, column);
             let lacked = lacking(planes, judges, 0) & !silent | lacking(planes, judges, 1) & silent;
-            of_level.lacking[column] = if unheard { 0 } else { lacked };
+            let had = quorum::at_least(planes, quorum::of(judges));
+            // what nobody has shown a third of those who declare it could else keep the others from showing
+            of_level.recorded[column] = if known { had } else { !lacked };
+            of_level.lacking[column] = lacked;
         }
     }
     for level in (0..levels.saturating_sub(1)).rev() {
