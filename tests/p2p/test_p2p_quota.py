@@ -143,24 +143,24 @@ def test_an_address_has_few_handshakes_at_a_time_and_few_a_second() -> None:
 
 
 def test_where_all_places_are_taken_the_oldest_of_the_address_with_most_gives_way() -> None:
-    one, gave_way = Door(lambda: 0.0), []
+    now = 0.0
+    one, gave_way = Door(lambda: now), []
 
     def enter(where: str) -> bool:
         if begun := one.enter(where):
-            begun.give_up = lambda: gave_way.append((where, begun))
+            begun.give_up = lambda: gave_way.append(begun)
         return begun is not None
 
     for number in range(MAX_HANDSHAKES):
-        assert enter(f"some {number % 5}")
-    assert not any(enter(f"some {number}") for number in range(4))
-    assert not gave_way
-    for number in range(MAX_HANDSHAKES):
-        assert enter(f"one {number}")
-    assert {len(inside) for inside in one._inside.values()} == {1}
-    assert not enter("one 63")
+        assert enter(f"crowd {number % 4}")
+    assert not any(enter(f"crowd {number}") for number in range(4))
+    others = MAX_HANDSHAKES - 4
+    assert [enter(f"one {number}") for number in range(MAX_HANDSHAKES)] == [True] * others + [False] * 4
+    assert [begun.where for begun in gave_way] == [f"crowd {number % 4}" for number in range(others)]
+    now = door.GIVE_WAY_S
+    assert not enter("one 7")
     assert enter("another")
-    assert [where for where, _ in gave_way].count("some 0") >= 12
-    one.leave(gave_way[0][1])  # which has ended
+    one.leave(gave_way[0])  # which has ended
     assert sum(map(len, one._inside.values())) == MAX_HANDSHAKES
 
 

@@ -7,9 +7,10 @@ whoever comes then waits for the end of that queue: so it is as high as can be a
 are under way an address has to prove first that it hears us, which costs us no memory: else packets that claim to come
 from many addresses would lock all others out. Where all places are taken, the oldest handshake gives way of the address
 that has most, to whoever's has fewer: else a few addresses that begin handshakes and say no more would lock all others
-out. Of IPv6 a whole /64 is one address, since whoever has one there has all of them.
-The port from which a member was connected last has a place of its own, as often as a member may connect: else whoever
-shares its address could keep it out once its connection is lost. It is proven first, since anybody may name it.
+out. One fewer counts only where that handshake takes longer than it should: else all members of a run who come at once
+would keep each other from ever ending theirs. Of IPv6 a whole /64 is one address, since whoever has one there has all
+of them. The port from which a member was connected last has a place of its own, as often as a member may connect: else
+whoever shares its address could keep it out once its connection is lost. It is proven first, since anybody may name it.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ MAX_HANDSHAKES_OF_ADDRESS = 16
 ADDRESS_RATE, ADDRESS_BURST = 10.0, 300.0
 """At once: 256 members of one machine, or behind one router."""
 LOOKED_AT_RATE, LOOKED_AT_BURST = 100.0, 600.0
+GIVE_WAY_S = 2.0
+"""What a handshake may take, however many wait."""
 LEFT_RATE, LEFT_BURST = 1000.0, 1000.0
 REMEMBERED = 1024
 """Addresses; those that came last."""
@@ -39,6 +42,7 @@ class Handshake:
     """One that is under way; `give_up` ends it."""
 
     where: str
+    began: float
     give_up: Callable[[], object] = lambda: None
 
 
@@ -75,14 +79,18 @@ class Door:
     def enter(self, where: str) -> Handshake | None:
         """Begin a handshake of this place; None if there can be none now."""
         own, most = len(self._inside.get(where, ())), max(self._inside.values(), key=len, default=deque[Handshake]())
-        full = self._total() >= MAX_HANDSHAKES
-        if own >= MAX_HANDSHAKES_OF_ADDRESS or (full and own >= len(most)) or not self._rate(where).spare():
+        full, now = self._total() >= MAX_HANDSHAKES, self._clock()
+        if own >= MAX_HANDSHAKES_OF_ADDRESS:
+            return None
+        if full and len(most) <= own + (now < most[0].began + GIVE_WAY_S):
+            return None
+        if not self._rate(where).spare():
             return None
         if full:
             oldest = most[0]
             self.leave(oldest)
             oldest.give_up()
-        begun = Handshake(where)
+        begun = Handshake(where, now)
         self._inside.setdefault(where, deque()).append(begun)
         return begun
 
