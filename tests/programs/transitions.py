@@ -219,7 +219,7 @@ class Transitions:
                 seat.shown -= 1
 
     def _said(self, lap: Lap, number: int, result: int | None, level: int) -> tuple[list[bool], int, int]:
-        """Which judges of a level that attested recorded that result of a seat; how many must, how many others deny it."""
+        """Which judges of a level that attested recorded that result of a seat; how many must, or deny it."""
         known = bool(self.known_levels >> level & 1)
         asked = [vote for vote in lap.votes if not known or bitmap.contains(self.judges, vote.seat)]
         asked = [vote for vote in asked if self.members[vote.seat].tier <= level]
