@@ -67,6 +67,7 @@ def _main() -> None:
 def _end_in(seconds: int) -> None:
     """Have the system end this process then, whatever it is at; never, if 0. On Windows whoever asks does so alone."""
     if sys.platform != "win32":
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # whoever started us may have had it ignored
         signal.alarm(seconds)
 
 
