@@ -25,7 +25,7 @@ ROWS = [
     f"addresses have to be proven first; {door.LOOKED_AT_RATE:.0f} connections a second are looked at after the first "
     f"{door.LOOKED_AT_BURST:.0f}, and whoever comes from where a member was connected last, as often as one may connect"
     f"; {door.LEFT_RATE:.0f} are left without an answer, others wait in QUIC; where all are taken, the oldest of the "
-    "address that has most gives way to another's",
+    "address that has most gives way to another's, and to whoever comes from where a member was connected last at once",
     f"greetings | one at a time, and {link.MOST_BEFORE_GREETING >> 10} KiB until it is done, looked at every "
     f"{link.GREETING_LOOK_S} seconds; {link.MOST_BEFORE_ANSWER >> 20} MiB of whom we dial | as handshakes",
     f"connections | one, for {links.LINGER_S:.0f} seconds two; {quota.ARRIVALS_BURST:.0f} at once, then one in "

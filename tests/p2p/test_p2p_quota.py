@@ -9,7 +9,7 @@ import pytest
 from blake3 import blake3
 
 from aftermath.p2p import attempt, blobs, door, fetch, link, links, quota, requests, watch
-from aftermath.p2p.door import ADDRESS_BURST, MAX_HANDSHAKES, MAX_HANDSHAKES_OF_ADDRESS, Door
+from aftermath.p2p.door import ADDRESS_BURST, MAX_HANDSHAKES, MAX_HANDSHAKES_OF_ADDRESS, Door, Handshake
 from aftermath.p2p.pace import Pace
 from aftermath.p2p.quota import Shared
 from aftermath.p2p.transport import PeerUnreachable
@@ -162,6 +162,48 @@ def test_where_all_places_are_taken_the_oldest_of_the_address_with_most_gives_wa
     assert enter("another")
     one.leave(gave_way[0])  # which has ended
     assert sum(map(len, one._inside.values())) == MAX_HANDSHAKES
+
+
+def test_strangers_that_begin_anew_in_time_keep_nobody_out_who_was_connected() -> None:
+    now = 0.0
+    one, gave_way = Door(lambda: now), []
+
+    def enter(where: str) -> bool:
+        if begun := one.enter(where):
+            begun.give_up = lambda: gave_way.append(where)
+        return begun is not None
+
+    for number in range(2):
+        one.remember(bytes([number]), f"192.0.2.1:{number}")
+    for number in range(MAX_HANDSHAKES):
+        assert enter(f"stranger {number}")
+    assert not enter("newcomer")
+    assert enter("192.0.2.1:0")
+    assert gave_way == ["stranger 0"]
+    assert not enter("192.0.2.1:0"), "it has one"
+    assert enter("192.0.2.1:1")
+    assert gave_way == ["stranger 0", "stranger 1"]
+
+
+def test_of_addresses_that_have_as_many_the_oldest_handshake_gives_way() -> None:
+    now = 0.0
+    one, gave_way = Door(lambda: now), []
+
+    def enter(where: str) -> Handshake:
+        begun = one.enter(where)
+        assert begun is not None
+        begun.give_up = lambda: gave_way.append(where)
+        return begun
+
+    first = enter("first")
+    for number in range(MAX_HANDSHAKES - 2):
+        enter(str(number))
+    now = door.GIVE_WAY_S
+    enter("first")
+    one.leave(first)
+    enter("last")
+    enter("newcomer")
+    assert gave_way == ["0"]
 
 
 def test_what_is_known_of_addresses_and_peers_is_bounded() -> None:

@@ -9,8 +9,9 @@ from many addresses would lock all others out. Where all places are taken, the o
 that has most, to whoever's has fewer: else a few addresses that begin handshakes and say no more would lock all others
 out. One fewer counts only where that handshake takes longer than it should: else all members of a run who come at once
 would keep each other from ever ending theirs. Of IPv6 a whole /64 is one address, since whoever has one there has all
-of them. The port from which a member was connected last has a place of its own, as often as a member may connect: else
-whoever shares its address could keep it out once its connection is lost. It is proven first, since anybody may name it.
+of them. The port from which a member was connected last has a place of its own, as often as a member may connect, and
+strangers' handshakes give way to it at once: else whoever shares its address, or has many and begins anew before it is
+late, could keep it out once its connection is lost. It is proven first, since anybody may name it.
 """
 
 from __future__ import annotations
@@ -78,21 +79,26 @@ class Door:
 
     def enter(self, where: str) -> Handshake | None:
         """Begin a handshake of this place; None if there can be none now."""
-        own, most = len(self._inside.get(where, ())), max(self._inside.values(), key=len, default=deque[Handshake]())
-        full, now = self._total() >= MAX_HANDSHAKES, self._clock()
-        if own >= MAX_HANDSHAKES_OF_ADDRESS:
+        own = len(self._inside.get(where, ()))
+        full = self._total() >= MAX_HANDSHAKES
+        oldest = self._gives_way(where, own) if full else None
+        if own >= MAX_HANDSHAKES_OF_ADDRESS or (full and oldest is None) or not self._rate(where).spare():
             return None
-        if full and len(most) <= own + (now < most[0].began + GIVE_WAY_S):
-            return None
-        if not self._rate(where).spare():
-            return None
-        if full:
-            oldest = most[0]
+        if oldest is not None:
             self.leave(oldest)
             oldest.give_up()
-        begun = Handshake(where, now)
+        begun = Handshake(where, self._clock())
         self._inside.setdefault(where, deque()).append(begun)
         return begun
+
+    def _gives_way(self, where: str, own: int) -> Handshake | None:
+        """Which one ends for another of this place, which has so many."""
+        strangers = [of for place, of in self._inside.items() if place not in self._members]
+        at_once = where in self._members and bool(strangers)
+        among = strangers if at_once else self._inside.values()
+        most = max(among, key=lambda of: (len(of), -of[0].began))
+        late = at_once or self._clock() >= most[0].began + GIVE_WAY_S
+        return most[0] if len(most) > own + (not late) else None
 
     def leave(self, handshake: Handshake) -> None:
         """It has ended, however; once it has, nothing more happens."""
