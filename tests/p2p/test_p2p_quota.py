@@ -185,6 +185,17 @@ def test_strangers_that_begin_anew_in_time_keep_nobody_out_who_was_connected() -
     assert gave_way == ["stranger 0", "stranger 1"]
 
 
+def test_a_port_that_another_member_has_now_is_lost_to_it_alone() -> None:
+    one = Door(lambda: 0.0)
+    one.remember(b"first", "192.0.2.1:1")
+    one.remember(b"second", "192.0.2.1:1")
+    one.remember(b"first", "192.0.2.1:2")
+    assert one.invites("192.0.2.1:1")
+    assert one.invites("192.0.2.1:2")
+    one.remember(b"second", "192.0.2.1:3")
+    assert not one.invites("192.0.2.1:1")
+
+
 def test_of_addresses_that_have_as_many_the_oldest_handshake_gives_way() -> None:
     now = 0.0
     one, gave_way = Door(lambda: now), []

@@ -66,8 +66,10 @@ class Door:
         return self._total() >= MAX_HANDSHAKES // 2
 
     def remember(self, member: bytes, port: str) -> None:
-        """A member is connected from this address and port, and from no other one any more."""
+        """A member is connected from this address and port, from no other one any more, and nobody else from it."""
         rate = self._members.pop(self._ports.pop(member, ""), None)
+        for other in [one for one, where in self._ports.items() if where == port]:
+            del self._ports[other]
         self._ports[member] = port
         self._members[port] = rate or Bucket(self._clock, ARRIVALS_RATE, ARRIVALS_BURST)
         if len(self._ports) > REMEMBERED_PEERS:
