@@ -24,7 +24,7 @@ ROWS = [
     f"{arrivals.HANDSHAKE_S:.0f} seconds each | {door.MAX_HANDSHAKES}; while {door.MAX_HANDSHAKES // 2} are under way, "
     f"addresses have to be proven first; {door.LOOKED_AT_RATE:.0f} connections a second are looked at after the first "
     f"{door.LOOKED_AT_BURST:.0f}, and whoever comes from where a member was connected last, as often as one may connect"
-    f"; {door.LEFT_RATE:.0f} are left without an answer, others wait in QUIC; where all are taken, the oldest of the "
+    f"; {door.LEFT_RATE:.0f} are turned away, others wait in QUIC; where all are taken, the oldest of the "
     "address that has most gives way to another's, and to whoever comes from where a member was connected last at once",
     f"greetings | one at a time, and {link.MOST_BEFORE_GREETING >> 10} KiB until it is done, looked at every "
     f"{link.GREETING_LOOK_S} seconds; {link.MOST_BEFORE_ANSWER >> 20} MiB of whom we dial | as handshakes",
@@ -69,7 +69,7 @@ def test_the_table_of_bounds_is_that_of_the_code() -> None:
     assert f"nothing is heard for {link.SILENT_PROBES * watch.PROBE_S:.0f} seconds is closed" in prose
     assert (
         f"what {quota.ALL_ASKED_RATE:.0f} requests, {quota.ALL_TOLD_RATE:.0f} announcements, "
-        f"{door.LOOKED_AT_RATE:.0f} handshakes and {door.LEFT_RATE:.0f} unanswered ones cost in each second"
+        f"{door.LOOKED_AT_RATE:.0f} handshakes and {door.LEFT_RATE:.0f} turned away cost in each second"
     ) in prose
     assert f"all {OTHERS} others together" in prose
 

@@ -210,6 +210,16 @@ def test_of_a_level_that_is_new_no_minority_of_its_holders_has_the_word_alone(wo
     assert run.members.established == bitmap.from_seats(range(12))
 
 
+@pytest.mark.parametrize("founded", [True, False])
+def test_of_a_level_that_is_new_no_minority_has_a_word_that_shows_nothing(world: World, founded: bool) -> None:
+    """Two of five that come for level 0 give none of it to the others, in a first epoch or beside established ones."""
+    rest = (1, 1, 1, 2, 2, 2, 2)
+    run = established(world, rest)[0] if founded else Scenario(world).start(init_min_clients=3, rounds_per_epoch=8)
+    run.train_of(dict(enumerate(rest)) | dict.fromkeys(range(7, 12), 0))
+    end(run, dict.fromkeys((9, 10, 11), (7, 8)))
+    assert run.members.established == bitmap.from_seats(set(range(12)) - {7, 8})
+
+
 def test_a_run_that_begins_with_known_wallets_alone_has_its_first_holders_from_among_them(world: World) -> None:
     """The join authority's word is what decides it: it lets in whom it knows, and everybody once an epoch has ended."""
     run, honest = Scenario(world), dict(enumerate(TIERS))

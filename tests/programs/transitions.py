@@ -225,8 +225,12 @@ class Transitions:
         asked = [vote for vote in asked if self.members[vote.seat].tier <= level]
         votes = [vote.held.get(number) == result for vote in asked]
         may = not known or bitmap.contains(self.judges, number)  # who is accused has its own word
-        needed = quorum(len(votes) + (may and number not in [vote.seat for vote in asked]))
-        return votes, quorum(len(votes)) if known else len(votes) - needed + 1, needed
+        others = len(votes) + (may and number not in [vote.seat for vote in asked])
+        return votes, self._decides(known, len(votes)), self._decides(known, others)
+
+    @staticmethod
+    def _decides(known: bool, asked: int) -> int:
+        return quorum(asked) if known else asked // 2 + 1
 
     def _remaining(self, lap: Lap) -> list[Vote]:
         return [vote for vote in lap.votes if self.members[vote.seat].state is MemberState.HEALTHY]

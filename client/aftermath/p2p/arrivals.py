@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
 import iroh
@@ -56,26 +56,25 @@ class Arrivals:
                     return
                 address = await incoming.remote_addr()
                 port = address.addr if isinstance(address, iroh.IncomingAddr.IP) else ""
-                known = self.door.invites(port)
+                known = self.door.invites(port) and not self.door.lets_in(place_of(address))
                 where = port if known else place_of(address)
                 if not known and not self.door.looks.spare():
-                    await self._leave(incoming)
+                    await self._turn_away(incoming.ignore)
                 elif (known or self.door.busy) and port and not await incoming.remote_addr_validated():
                     await self._pace.throttle(self.door.leavings)
                     await incoming.retry()
                 elif (begun := self.door.enter(where)) is not None:
                     begun.give_up = self._spawn(self._welcome(incoming, begun, port)).cancel
                 else:
-                    await self._leave(incoming)
+                    await self._turn_away(incoming.refuse)  # a member dials anew sooner than QUIC
             except Exception as error:  # whatever a stranger causes, others must be able to connect
                 log.debug("accepting a connection failed: %s", cause(error))
                 await asyncio.sleep(SHORTEST_PAUSE_S)
 
-    async def _leave(self, incoming: iroh.Incoming) -> None:
-        """Leave it without an answer."""
+    async def _turn_away(self, how: Callable[[], Awaitable[None]]) -> None:
         await self._pace.throttle(self.door.leavings)
         self._pace.events["refused"] += 1
-        await incoming.ignore()
+        await how()
 
     async def _welcome(self, incoming: iroh.Incoming, begun: Handshake, port: str) -> None:
         """Let a member in, tell anyone else why not."""

@@ -11,7 +11,8 @@ out. One fewer counts only where that handshake takes longer than it should: els
 would keep each other from ever ending theirs. Of IPv6 a whole /64 is one address, since whoever has one there has all
 of them. The port from which a member was connected last has a place of its own, as often as a member may connect, and
 strangers' handshakes give way to it at once: else whoever shares its address, or has many and begins anew before it is
-late, could keep it out once its connection is lost. It is proven first, since anybody may name it.
+late, could keep it out once its connection is lost. It counts where there is no other way in, and is proven first,
+since anybody may name it.
 """
 
 from __future__ import annotations
@@ -78,6 +79,11 @@ class Door:
     def invites(self, port: str) -> bool:
         """Whether a member was connected from there last, and has not come too often since."""
         return port in self._members and not self._members[port].next_in()
+
+    def lets_in(self, where: str) -> bool:
+        """Whether it would let in whoever comes from this place, unproven."""
+        room = not self.busy and len(self._inside.get(where, ())) < MAX_HANDSHAKES_OF_ADDRESS
+        return room and not self.looks.next_in() and not self._rate(where).next_in()
 
     def enter(self, where: str) -> Handshake | None:
         """Begin a handshake of this place; None if there can be none now."""

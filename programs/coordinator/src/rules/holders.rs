@@ -8,11 +8,11 @@
 //! person where they are drawn of many, could otherwise take everybody's word. By the word of the same witnesses
 //! members apply a level of a result, at any time in the epoch: so who judges is fixed when it begins.
 //!
-//! Only a quorum of those who judge a level counts against a member, and who is one of them has its own word there: of two,
-//! one could otherwise take the other's word about the level, by saying that it got nothing. Of a level that nobody has
-//! shown before, what no such quorum denies is shown: one more than a third of those who declare it would else have it
-//! for themselves. What a judge has shown counts at the epoch's end also if it has left by then, or hiding a level would
-//! cost only those who stay.
+//! Only a quorum of those who judge a level counts for or against a member, and an accused one has its own word there: of
+//! two, one could otherwise take the other's word about the level, by saying that it got nothing. Of a level that nobody
+//! has shown before, the majority decides: one more than a third of those who declare it could else keep the others from
+//! a quorum, or itself be one that no quorum denies. What a judge has shown counts at the epoch's end also if it has left
+//! by then, or hiding a level would cost only those who stay.
 //!
 //! The witnesses of a round are counted by level when the first one of the next round attests, since closing a round costs
 //! as much as an instruction may. So the last one of an epoch is not counted.
@@ -231,15 +231,14 @@ fn recorded(
         // of a level that nobody has shown none speaks: those who have shown larger ones say the rest, or whoever alone
         // declares a tier would choose in which rounds it is judged
         let unheard = judges == 0 && !known && established != 0;
+        let enough = if known { quorum::of } else { majority };
         of_level.judged = judges > 0 || unheard;
         for (column, planes) in planes.iter().enumerate().take(columns) {
             let may = if known { bitmap::word(&members.judges, column) } else { u64::MAX };
             let silent = may & !bitmap::word(&spoken, column);
-            let lacked = lacking(planes, judges, 0) & !silent | lacking(planes, judges, 1) & silent;
-            let had = quorum::at_least(planes, quorum::of(judges));
-            // what nobody has shown a third of those who declare it could else keep the others from showing
-            of_level.recorded[column] = if known { had } else { !lacked };
-            of_level.lacking[column] = lacked;
+            let lacked = |own| lacking(planes, judges, enough(judges + own));
+            of_level.lacking[column] = lacked(0) & !silent | lacked(1) & silent;
+            of_level.recorded[column] = if unheard { u64::MAX } else { quorum::at_least(planes, enough(judges)) };
         }
     }
     for level in (0..levels.saturating_sub(1)).rev() {
@@ -255,9 +254,14 @@ fn recorded(
     whole
 }
 
-/// The seats that a quorum of the judges did without, if `own` more had what they delivered.
-fn lacking(planes: &[u64; VOTE_PLANES], judges: u32, own: u32) -> u64 {
-    !quorum::at_least(planes, (judges + 1).saturating_sub(quorum::of(judges + own)))
+/// More than half. Where nobody has shown anything yet a minority must neither take the others' word nor have its own.
+fn majority(of: u32) -> u32 {
+    of / 2 + 1
+}
+
+/// The seats that so many of the judges did without.
+fn lacking(planes: &[u64; VOTE_PLANES], judges: u32, needed: u32) -> u64 {
+    !quorum::at_least(planes, (judges + 1).saturating_sub(needed))
 }
 
 /// Adds one to the counters of these seats.
@@ -351,14 +355,15 @@ mod tests {
     }
 
     #[test]
-    fn a_quorum_counts_against_a_member_and_an_accused_judge_is_one_of_them() {
+    fn so_many_as_are_needed_count_against_a_member() {
         for judges in 1..=MAX_WITNESSES as u32 {
             for recorded in 0..=judges {
                 let mut planes = [0; VOTE_PLANES];
                 (0..recorded).for_each(|_| add(&mut planes, 1));
                 let without = judges - recorded;
-                assert_eq!(lacking(&planes, judges, 0) & 1 == 1, without >= quorum::of(judges));
-                assert_eq!(lacking(&planes, judges, 1) & 1 == 1, without >= quorum::of(judges + 1));
+                for needed in [quorum::of(judges), quorum::of(judges + 1), majority(judges), majority(judges + 1)] {
+                    assert_eq!(lacking(&planes, judges, needed) & 1 == 1, without >= needed);
+                }
             }
         }
     }
