@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import time
+from collections.abc import Callable
 
 import iroh
 import pytest
@@ -142,20 +143,26 @@ def test_an_address_has_few_handshakes_at_a_time_and_few_a_second() -> None:
     assert entered == ADDRESS_BURST - MAX_HANDSHAKES_OF_ADDRESS
 
 
-def test_where_all_places_are_taken_the_oldest_of_the_address_with_most_gives_way() -> None:
-    now = 0.0
-    one, gave_way = Door(lambda: now), []
+def entering(one: Door, gave_way: list[Handshake]) -> Callable[[str], Handshake | None]:
+    """Begins handshakes of places, and notes which of them have to give way."""
 
-    def enter(where: str) -> bool:
+    def enter(where: str) -> Handshake | None:
         if begun := one.enter(where):
             begun.give_up = lambda: gave_way.append(begun)
-        return begun is not None
+        return begun
 
+    return enter
+
+
+def test_where_all_places_are_taken_the_oldest_of_the_address_with_most_gives_way() -> None:
+    now = 0.0
+    one, gave_way = Door(lambda: now), list[Handshake]()
+    enter = entering(one, gave_way)
     for number in range(MAX_HANDSHAKES):
         assert enter(f"crowd {number % 4}")
     assert not any(enter(f"crowd {number}") for number in range(4))
     others = MAX_HANDSHAKES - 4
-    assert [enter(f"one {number}") for number in range(MAX_HANDSHAKES)] == [True] * others + [False] * 4
+    assert [bool(enter(f"one {number}")) for number in range(MAX_HANDSHAKES)] == [True] * others + [False] * 4
     assert [begun.where for begun in gave_way] == [f"crowd {number % 4}" for number in range(others)]
     now = door.GIVE_WAY_S
     assert not enter("one 7")
@@ -166,23 +173,18 @@ def test_where_all_places_are_taken_the_oldest_of_the_address_with_most_gives_wa
 
 def test_strangers_that_begin_anew_in_time_keep_nobody_out_who_was_connected() -> None:
     now = 0.0
-    one, gave_way = Door(lambda: now), []
-
-    def enter(where: str) -> bool:
-        if begun := one.enter(where):
-            begun.give_up = lambda: gave_way.append(where)
-        return begun is not None
-
+    one, gave_way = Door(lambda: now), list[Handshake]()
+    enter = entering(one, gave_way)
     for number in range(2):
         one.remember(bytes([number]), f"192.0.2.1:{number}")
     for number in range(MAX_HANDSHAKES):
         assert enter(f"stranger {number}")
     assert not enter("newcomer")
     assert enter("192.0.2.1:0")
-    assert gave_way == ["stranger 0"]
+    assert [begun.where for begun in gave_way] == ["stranger 0"]
     assert not enter("192.0.2.1:0"), "it has one"
     assert enter("192.0.2.1:1")
-    assert gave_way == ["stranger 0", "stranger 1"]
+    assert [begun.where for begun in gave_way] == ["stranger 0", "stranger 1"]
 
 
 def test_a_port_that_another_member_has_now_is_lost_to_it_alone() -> None:
@@ -198,23 +200,17 @@ def test_a_port_that_another_member_has_now_is_lost_to_it_alone() -> None:
 
 def test_of_addresses_that_have_as_many_the_oldest_handshake_gives_way() -> None:
     now = 0.0
-    one, gave_way = Door(lambda: now), []
-
-    def enter(where: str) -> Handshake:
-        begun = one.enter(where)
-        assert begun is not None
-        begun.give_up = lambda: gave_way.append(where)
-        return begun
-
+    one, gave_way = Door(lambda: now), list[Handshake]()
+    enter = entering(one, gave_way)
     first = enter("first")
-    for number in range(MAX_HANDSHAKES - 2):
-        enter(str(number))
+    assert first is not None
+    assert all(enter(str(number)) for number in range(MAX_HANDSHAKES - 2))
     now = door.GIVE_WAY_S
-    enter("first")
+    assert enter("first")
     one.leave(first)
-    enter("last")
-    enter("newcomer")
-    assert gave_way == ["0"]
+    assert enter("last")
+    assert enter("newcomer")
+    assert [begun.where for begun in gave_way] == ["0"]
 
 
 def test_what_is_known_of_addresses_and_peers_is_bounded() -> None:

@@ -19,10 +19,10 @@ from contextlib import suppress
 from typing import IO, Any
 
 from aftermath.model.documents import CheckpointError
-from aftermath.model.tokenizer_process import LENGTH, PATIENCE
+from aftermath.model.tokenizer_process import LENGTH
+from aftermath.model.tokenizer_process import PATIENCE as _PATIENCE
 
 FIX = "Put the model's own tokenizer.json there"
-_PATIENCE = float(PATIENCE)
 _MOST_ANSWER = 64 << 20
 _LARGEST_ID = 2**32 - 1
 

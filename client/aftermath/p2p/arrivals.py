@@ -56,14 +56,14 @@ class Arrivals:
                     return
                 address = await incoming.remote_addr()
                 port = address.addr if isinstance(address, iroh.IncomingAddr.IP) else ""
-                known = self.door.invites(port) and not self.door.lets_in(place_of(address))
-                where = port if known else place_of(address)
+                place = place_of(address)
+                known = self.door.invites(port) and not self.door.lets_in(place)
                 if not known and not self.door.looks.spare():
                     await self._turn_away(incoming.ignore)
                 elif (known or self.door.busy) and port and not await incoming.remote_addr_validated():
                     await self._pace.throttle(self.door.leavings)
                     await incoming.retry()
-                elif (begun := self.door.enter(where)) is not None:
+                elif (begun := self.door.enter(port if known else place)) is not None:
                     begun.give_up = self._spawn(self._welcome(incoming, begun, port)).cancel
                 else:
                     await self._turn_away(incoming.refuse)  # a member dials anew sooner than QUIC
