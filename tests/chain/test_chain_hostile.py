@@ -18,7 +18,7 @@ from solders.pubkey import Pubkey
 
 from aftermath.chain import accounts, confirm, funds, rpc
 from aftermath.chain.accounts import decode_account, fetch, parse_reply
-from aftermath.chain.addresses import run_addresses
+from aftermath.chain.addresses import CLOCK, run_addresses
 from aftermath.chain.client import CoordinatorClient
 from aftermath.chain.clock import ChainClock
 from aftermath.chain.endpoints import Endpoint, endpoint
@@ -164,7 +164,9 @@ async def test_a_lagging_node_is_not_believed_and_the_fallback_is(place: Place) 
     coordinator = await place.configured_run("lag")
     address = run_addresses(coordinator.program_id, "lag").run
     old_slot, old = await fetch(place.pool, address)
+    _, clock = await fetch(place.pool, CLOCK)
     assert old is not None
+    assert clock is not None
     refusals = 0
 
     async def lag(body: dict[str, Any]) -> web.StreamResponse | None:
@@ -174,8 +176,8 @@ async def test_a_lagging_node_is_not_believed_and_the_fallback_is(place: Place) 
         if (body["params"][1].get("minContextSlot") or 0) > old_slot:
             refusals += 1
             return answer_error(body, -32016, "Minimum context slot has not been reached")
-        value = account_json(old.data, owner=str(old.owner))
-        return answer(body, {"context": {"slot": old_slot}, "value": [value, None]})
+        values = [account_json(one.data, owner=str(one.owner)) for one in (old, clock)]
+        return answer(body, {"context": {"slot": old_slot}, "value": values})
 
     async with meddling(place.network.rpc_url, lag) as url:
         ws = place.network.ws_url

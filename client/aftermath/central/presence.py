@@ -21,9 +21,9 @@ from typing import Any, Protocol
 import msgspec
 from solders.pubkey import Pubkey
 
+from aftermath.base.bucket import Bucket
 from aftermath.base.wait import Pulse, cancel
 from aftermath.central.gate import shown
-from aftermath.p2p.bucket import Bucket
 from aftermath.p2p.discovery import Whereabouts
 
 log = logging.getLogger(__name__)

@@ -45,17 +45,21 @@ class AccountData:
     data: bytes
 
 
-class Absence:
-    """One reading of an account that was there: it is gone only if all nodes say so, each as often as it may fail."""
+class Doubt:
+    """One reading that may say what is believed only if all nodes say so, each as often as it may fail."""
 
     def __init__(self, pool: RpcPool) -> None:
-        self._doubts = FAILURES_BEFORE_LEAVING * len(pool.endpoints)
+        self._left = FAILURES_BEFORE_LEAVING * len(pool.endpoints)
 
-    def reported(self) -> None:
-        """A node has sent nothing for it, or another program's account. Raises BadReply while that may be its fault."""
-        self._doubts -= 1
-        if self._doubts > 0:
-            raise BadReply("the RPC node does not know an account of the run")
+    def absent(self) -> None:
+        """A node has sent nothing for an account that was there, or another program's (see `said`)."""
+        self.said("does not know an account of the run")
+
+    def said(self, what: str) -> None:
+        """A node has said it. Raises BadReply while that may be its fault."""
+        self._left -= 1
+        if self._left > 0:
+            raise BadReply(f"the RPC node {what}")
 
 
 async def fetch(

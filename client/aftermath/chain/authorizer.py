@@ -14,7 +14,7 @@ from solders.instruction import Instruction
 from solders.pubkey import Pubkey
 from solders.system_program import ID as SYSTEM_PROGRAM
 
-from aftermath.chain.accounts import Absence, AccountData, fetch_many
+from aftermath.chain.accounts import AccountData, Doubt, fetch_many
 from aftermath.chain.addresses import EVERYONE, JOIN_SCOPE, authorization_address
 from aftermath.chain.programs import AnchorProgram, authorizer_program
 from aftermath.chain.rpc import RpcPool
@@ -136,14 +136,14 @@ class Authorizer:
         been admitted, all nodes have to say that it is not any more.
         """
         grantees = [EVERYONE, user] if authorizer is None else [authorizer]
-        absence = Absence(self._pool)
+        gone = Doubt(self._pool)
 
         def chosen(found: Sequence[Authorization | None]) -> Authorization | None:
             return next((a for a in found if a is not None and a.admits(grantor, user, run)), None)
 
         def judged(found: Sequence[Authorization | None]) -> None:
             if known and chosen(found) is None:
-                absence.reported()
+                gone.absent()
 
         wanted = [(one, scope) for scope in (JOIN_SCOPE, bytes(run)) for one in grantees]
         return chosen(await self._fetch(grantor, wanted, judged, _KNOWN_PATIENCE if known else None))

@@ -31,12 +31,17 @@ class ChainClock:
 
     def observe_sysvar(self, data: bytes) -> None:
         """The bytes of the Clock sysvar that have just arrived. Raises BadReply if they are not that."""
-        if len(data) != _CLOCK_SYSVAR.size:
-            raise BadReply(f"the Clock sysvar has {len(data)} bytes, expected {_CLOCK_SYSVAR.size}")
-        self.observe(_CLOCK_SYSVAR.unpack(data)[4])
+        self.observe(sysvar_time(data))
 
     def now(self) -> int:
         """Chain time in unix seconds. Raises CoordinatorError before the first observation."""
         if not self._offsets:
             raise CoordinatorError("the run's time is not known before the run was read")
         return int(max(self._offsets) + self._monotonic())
+
+
+def sysvar_time(data: bytes) -> int:
+    """Unix seconds in the bytes of the Clock sysvar. Raises BadReply if they are not that."""
+    if len(data) != _CLOCK_SYSVAR.size:
+        raise BadReply(f"the Clock sysvar has {len(data)} bytes, expected {_CLOCK_SYSVAR.size}")
+    return int(_CLOCK_SYSVAR.unpack(data)[4])

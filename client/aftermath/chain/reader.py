@@ -16,7 +16,7 @@ from solders.pubkey import Pubkey
 
 from aftermath.base.errors import AccountError
 from aftermath.base.wait import first_of
-from aftermath.chain.accounts import Absence, AccountData, fetch_as, fetch_many
+from aftermath.chain.accounts import AccountData, Doubt, fetch_as, fetch_many
 from aftermath.chain.addresses import run_addresses
 from aftermath.chain.failures import BadReply
 from aftermath.chain.nodes import FAILURES_BEFORE_LEAVING
@@ -74,21 +74,24 @@ class RunReader:
 
     async def _read_together(self, wanted: Run, patience: float) -> View:
         """All three accounts as of one slot, in which the run is as `wanted` or newer."""
-        absence = Absence(self._pool)
+        gone = Doubt(self._pool)
         found: list[View] = []
 
         def legible(accounts: list[AccountData | None]) -> None:
             if any(account is None or account.owner != self._program_id for account in accounts):
-                absence.reported()
+                gone.absent()
                 raise run_closed()
             run, members, model = (account.data for account in accounts if account is not None)
-            found[:] = [View(self._watcher.parsed(run), parse_members(members), parse_model(model))]
+            found[:] = [View(self._watcher.parsed_answer(run), parse_members(members), parse_model(model))]
             if found[0].run.seq < wanted.seq:
                 raise BadReply("the RPC node sent an older state of the run under a newer slot")
 
         places = [self._addresses.run, self._addresses.members, self._addresses.model]
-        least = self._watcher.slot or None
-        slot, accounts = await fetch_many(self._pool, places, min_slot=least, patience=patience, legible=legible)
+        while True:
+            least = self._watcher.slot or None
+            slot, accounts = await fetch_many(self._pool, places, min_slot=least, patience=patience, legible=legible)
+            if await self._watcher.believed(found[0].run):
+                break
         if accounts[0] is not None:
             self._watcher.saw(slot, accounts[0])
         return found[0]
@@ -137,11 +140,11 @@ class RunReader:
         back.
         """
 
-        absence = Absence(self._pool)
+        gone = Doubt(self._pool)
 
         def read(account: AccountData | None) -> T:
             if account is None or account.owner != self._program_id:
-                absence.reported()
+                gone.absent()
                 raise run_closed()
             return parse(account)
 

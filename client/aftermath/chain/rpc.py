@@ -110,6 +110,15 @@ class RpcPool:
         view.patience = seconds
         return view
 
+    def each(self) -> list[RpcPool]:
+        """Every node by itself, for what has to be asked of all."""
+        views = []
+        for node in self._nodes.all:
+            view = copy.copy(self)
+            view._nodes = Nodes([node], self.called)
+            views.append(view)
+        return views
+
     async def check(self) -> None:
         """Compare the clusters of all nodes that answer now, so that a wrong fallback is found before it is needed.
 

@@ -1,5 +1,9 @@
 """One account subscription that reconnects for ever: bounded messages, ping every 5 s, back-off, next endpoint after
 a failure.
+
+Decided: a websocket that sends more than any run changes is a failure too, since each message costs a third of a
+millisecond; the back-off is forgotten only of one that has been up for longer than it, so that what fails again and
+again costs no more than one that cannot be had.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from solders.rpc.config import RpcAccountInfoConfig
 from solders.rpc.requests import AccountSubscribe
 
 from aftermath.base.bounded import Malformed, json_value
+from aftermath.base.bucket import Bucket
 from aftermath.chain.accounts import COMMITMENT, AccountData, parse_reply
 from aftermath.chain.endpoints import describe, numbered, reply_to, shown
 from aftermath.chain.failures import BadReply
@@ -27,7 +32,9 @@ from aftermath.coordinator.errors import CoordinatorError
 log = logging.getLogger(__name__)
 
 BACKOFF_MAX = 5.0
-FAILURES_TO_TELL = 3  # in a row, without a push in between
+FAILURES_TO_TELL = 3  # in a row, of websockets that did not last
+MOST_AT_ONCE, MOST_PER_SECOND = 500, 100
+"""Messages of a websocket."""
 
 
 @dataclass(frozen=True)
@@ -87,14 +94,20 @@ class AccountSocket:
 
     async def _listen(self, url: str) -> None:
         config = RpcAccountInfoConfig(UiAccountEncoding.Base64Zstd, None, COMMITMENT)
+        now = asyncio.get_running_loop().time
         async with self._pool.wire.websocket(url) as connection:
             self._connection, self._subscription = connection, None
+            pace, opened = Bucket(now, MOST_PER_SECOND, MOST_AT_ONCE), now()
             self._asked += 1
             await connection.send(numbered(AccountSubscribe(self._address, config), self._asked))
             async with asyncio.timeout(OPEN_SECONDS):
                 while self._subscription is None:
                     self._handle(await connection.recv())
             async for message in connection:
+                if not pace.spare():
+                    raise BadReply(f"it sent more than {MOST_PER_SECOND} messages a second")
+                if now() - opened > BACKOFF_MAX:
+                    self._failures = 0
                 self._handle(message)
 
     def _handle(self, message: str | bytes) -> None:
@@ -128,7 +141,6 @@ class AccountSocket:
         if not isinstance(params, dict) or params.get("subscription") != self._subscription:
             return
         slot, account = parse_reply(params.get("result"))
-        self._failures = 0
         self.bytes_max = max(self.bytes_max, size)
         try:
             self._on_push(Push(slot, account, size))

@@ -21,11 +21,12 @@ from solders.pubkey import Pubkey
 
 from aftermath.base.errors import AftermathError
 from aftermath.base.wait import cancel
-from aftermath.chain.accounts import Absence, AccountData, fetch_many
+from aftermath.chain.accounts import AccountData, Doubt, fetch_many
 from aftermath.chain.addresses import CLOCK
-from aftermath.chain.clock import ChainClock
+from aftermath.chain.clock import ChainClock, sysvar_time
 from aftermath.chain.endpoints import describe
 from aftermath.chain.failures import BadReply
+from aftermath.chain.halts import Halts
 from aftermath.chain.outages import Outages
 from aftermath.chain.pushes import is_believed
 from aftermath.chain.rpc import RpcPool
@@ -41,6 +42,7 @@ OUTAGE_SECONDS = 4.0  # without a sign of the run: more than a poll and its answ
 SUBSCRIBE_SECONDS = 1.0
 POLL_PATIENCE = 10.0
 TOLD_PATIENCE = 4.0  # for nodes that are as far as a websocket says it is
+STILL_SECONDS = 10.0  # in which the time that nodes answer has not changed: the one that answers is behind
 POLL_PAUSE = 0.25  # after a poll that a push was the cause of and that brought no news, whatever a websocket sends
 MUTE_AFTER, CONTRADICTED_AFTER = 2, 3
 LEAD = 64
@@ -103,6 +105,9 @@ class RunWatcher:
         """Of reading what comes; of websockets that push no news; of those that nodes contradict."""
         self.slot = 0
         self.clock = ChainClock(lambda: asyncio.get_running_loop().time())
+        self._time, self._time_since = 0, float("inf")
+        """The latest time that nodes have answered, and since when."""
+        self._halts = Halts(pool, address, self.parsed)
 
     @property
     def latest(self) -> Run:
@@ -144,31 +149,68 @@ class RunWatcher:
         await cancel(self._tasks)
         self._tasks.clear()
 
-    async def refresh(self, patience: float | None = None, min_slot: int = 0) -> Run:
-        """Read the run now (and chain time with it), not older than `min_slot` or anything seen before."""
-        oldest, absence = max(self.slot, min_slot) or None, Absence(self._pool)
+    async def refresh(self, patience: float | None = None, min_slot: int = 0, *, of: RpcPool | None = None) -> Run:
+        """Read the run now (and chain time with it), not older than `min_slot` or anything seen before.
+
+        `of`: the nodes to read it of, if not all.
+        """
+        while True:
+            slot, account = await self._fetched(of, max(self.slot, min_slot) or None, patience)
+            if account is None or account.owner != self._program:
+                if self._latest is not None:
+                    raise run_closed()
+                raise NoSuchRun(
+                    "there is no such run on this cluster (never created, or closed)",
+                    "Check the run id, --rpc and the program id: aftermath-solana list-runs",
+                )
+            if await self.believed(self.parsed(account.data)):
+                self.saw(slot, account)
+                return self.latest
+
+    async def _fetched(
+        self, of: RpcPool | None, min_slot: int | None, patience: float | None
+    ) -> tuple[int, AccountData | None]:
+        gone, still = Doubt(self._pool), Doubt(self._pool)
 
         def legible(accounts: list[AccountData | None]) -> None:
-            if self._latest is not None and (accounts[0] is None or accounts[0].owner != self._program):
-                absence.reported()
-            self._legible(accounts)
+            account, clock = accounts
+            if account is not None and account.owner == self._program:
+                self.parsed_answer(account.data)
+            elif of is not None:
+                raise BadReply("the RPC node does not know the run")
+            elif self._latest is not None:
+                gone.absent()
+            if clock is not None:
+                self._observe(sysvar_time(clock.data), still)
 
         try:
             slot, (account, _) = await fetch_many(
-                self._pool, [self._address, CLOCK], min_slot=oldest, patience=patience, legible=legible
+                of or self._pool, [self._address, CLOCK], min_slot=min_slot, patience=patience, legible=legible
             )
         except Unavailable:
             self.slot = 0  # no node is that far: who said so may have lied, and `seq` keeps out what is older
             raise
-        if account is None or account.owner != self._program:
-            if self._latest is not None:
-                raise run_closed()
-            raise NoSuchRun(
-                "there is no such run on this cluster (never created, or closed)",
-                "Check the run id, --rpc and the program id: aftermath-solana list-runs",
-            )
-        self.saw(slot, account)
-        return self.latest
+        return slot, account
+
+    def _observe(self, time: int, still: Doubt) -> None:
+        """Take in the cluster's time. Raises BadReply of a node where it stands still, unless it does everywhere."""
+        now = asyncio.get_running_loop().time()
+        if time > self._time:
+            self._time, self._time_since = time, now
+        elif now - self._time_since > STILL_SECONDS and len(self._pool.endpoints) > 1:
+            still.said("is behind: its cluster's time stands still")
+            self._time, self._time_since = time, now
+        self.clock.observe(time)
+
+    def parsed_answer(self, data: bytes) -> Run:
+        """This run as a node answers it. Raises as `parsed`, and BadReply when other nodes have denied it."""
+        run = self.parsed(data)
+        self._halts.check(self._latest, run)
+        return run
+
+    async def believed(self, run: Run) -> bool:
+        """Whether what a node answered may be so; asks the others first if it is that the run has halted."""
+        return await self._halts.believed(self._latest, run)
 
     def parsed(self, data: bytes) -> Run:
         """This run as of an account's data. Raises AccountError, and BadReply for another run's."""
@@ -181,14 +223,6 @@ class RunWatcher:
         if not ours:
             raise BadReply("the RPC node sent another run")
         return run
-
-    def _legible(self, accounts: list[AccountData | None]) -> None:
-        """Take in the clock, and see that the run can be read."""
-        account, clock = accounts
-        if account is not None and account.owner == self._program:
-            self.parsed(account.data)
-        if clock is not None:
-            self.clock.observe_sysvar(clock.data)
 
     async def updates(self) -> AsyncIterator[Run]:
         """The newest state at once, then after every change; states that a slow reader missed are skipped. One that is
@@ -225,8 +259,11 @@ class RunWatcher:
     async def _poll_once(self) -> None:
         pushes, seq, told, now = self._pushes, self.latest.seq, self._told, asyncio.get_running_loop().time
         slot = self._told_slot if told > seq else 0
+        # who answers an older state than is pushed is not asked twice in a row
+        each = self._pool.each()
+        of = each[len(self._contradicted) % len(each)] if self._contradicted else None
         try:
-            await self.refresh(patience=TOLD_PATIENCE if slot else POLL_PATIENCE, min_slot=slot)
+            await self.refresh(patience=TOLD_PATIENCE if slot else POLL_PATIENCE, min_slot=slot, of=of)
         except Unavailable as error:
             if slot:
                 self._told_slot = 0

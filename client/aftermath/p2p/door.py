@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 import iroh
 
-from aftermath.p2p.bucket import Bucket
+from aftermath.base.bucket import Bucket
 from aftermath.p2p.quota import ARRIVALS_BURST, ARRIVALS_RATE, REMEMBERED_PEERS
 
 MAX_HANDSHAKES = 64

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from aftermath.p2p.bucket import Bucket
+from aftermath.base.bucket import Bucket
 from aftermath.p2p.quota import REMEMBERED_PEERS, Shared
 from aftermath.p2p.transport import KINDS, Kind, PeerStats, TransportStats
 

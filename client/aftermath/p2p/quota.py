@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 
-from aftermath.p2p.bucket import Bucket
+from aftermath.base.bucket import Bucket
 from aftermath.rules.bitmap import MAX_MEMBERS
 
 ARRIVALS_RATE, ARRIVALS_BURST = 0.5, 10.0

@@ -1,4 +1,4 @@
-"""Token bucket: how often a peer may do something that costs us."""
+"""Token bucket: how often a peer or a node may do something that costs us."""
 
 from __future__ import annotations
 

@@ -1,0 +1,240 @@
+"""Where there are several nodes, none of them alone stops a member: not by saying that the run has halted, and not by
+standing still.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from aftermath.chain import halts, socket, subscription
+from aftermath.chain.addresses import run_addresses
+from aftermath.chain.client import CoordinatorClient
+from aftermath.chain.endpoints import Endpoint
+from aftermath.chain.reader import RunReader
+from aftermath.chain.rpc import RpcPool
+from aftermath.chain.subscription import RunWatcher
+from aftermath.chain.views import run_account
+from aftermath.coordinator.errors import Unavailable
+from aftermath.rules.state import RunState
+from chain.faults import answer, faulty_websocket, meddling, proxy
+from chain.networks import Place
+
+RUN = "halted"
+Forge = Callable[[dict[str, Any]], dict[str, Any]]
+"""What becomes of the JSON of an account."""
+
+
+@asynccontextmanager
+async def forging(place: Place, forge: Forge) -> AsyncIterator[str]:
+    """A node that answers as another one does, but for what `forge` makes of every account."""
+    async with aiohttp.ClientSession() as session:
+
+        async def forged(body: dict[str, Any]) -> web.StreamResponse | None:
+            if body["method"] not in ("getMultipleAccounts", "getAccountInfo"):
+                return None
+            async with session.post(place.network.rpc_url, json=body) as response:
+                said = await response.json()
+            if "result" not in said:
+                return web.json_response(said)
+            value = said["result"]["value"]
+            every = value if isinstance(value, list) else [value]
+            made = [None if account is None else forge(account) for account in every]
+            return answer(body, {**said["result"], "value": made if isinstance(value, list) else made[0]})
+
+        async with meddling(place.network.rpc_url, forged) as url:
+            yield url
+
+
+def _size(account: dict[str, Any]) -> int:
+    return len(base64.b64decode(account["data"][0])) if account["data"][1] == "base64" else 0
+
+
+def saying(state: RunState) -> Forge:
+    """That the run is in this state, by a change that is newer than all others."""
+
+    def forge(account: dict[str, Any]) -> dict[str, Any]:
+        if _size(account) != run_account().size:
+            return account
+        data = bytearray(base64.b64decode(account["data"][0]))
+        data[run_account().offset("state")] = state
+        data[run_account().offset("seq")] += 1
+        return {**account, "data": [base64.b64encode(data).decode(), "base64"]}
+
+    return forge
+
+
+def standing_still(*, but_for_the_time: bool = False) -> Forge:
+    """What was there at first."""
+    kept: dict[int, dict[str, Any]] = {}
+
+    def forge(account: dict[str, Any]) -> dict[str, Any]:
+        size = _size(account)
+        clock = size == 40
+        return account if clock and but_for_the_time else kept.setdefault(size, account)
+
+    return forge
+
+
+@asynccontextmanager
+async def watched(
+    place: Place, first: Forge | None, second: Forge | str | None, ws: str | None = None
+) -> AsyncIterator[tuple[CoordinatorClient, RpcPool, RunWatcher]]:
+    """A run and who follows it by two nodes; None is an honest one, an address is where another one is."""
+    coordinator = await place.open_run(RUN)
+    async with AsyncExitStack() as stack:
+        urls = []
+        for made in (first, second):
+            if made is None:
+                urls.append(place.network.rpc_url)
+            else:
+                urls.append(made if isinstance(made, str) else await stack.enter_async_context(forging(place, made)))
+        pool = await stack.enter_async_context(RpcPool([Endpoint(url, ws or place.network.ws_url) for url in urls]))
+        address = run_addresses(coordinator.program_id, RUN).run
+        watcher = RunWatcher(pool, address, coordinator.program_id, silence=0.3)
+        await watcher.start()
+        try:
+            yield coordinator, pool, watcher
+        finally:
+            await watcher.close()
+
+
+async def _seen(watcher: RunWatcher, seq: int, within: float) -> float:
+    """Seconds until this state is there."""
+    began = time.monotonic()
+    async with asyncio.timeout(within):
+        async for run in watcher.updates():
+            if run.seq >= seq:
+                break
+    return time.monotonic() - began
+
+
+async def _changed(coordinator: CoordinatorClient, rate: int) -> int:
+    await coordinator.set_future_epoch_rates(RUN, earning=rate, slashing=None)
+    return (await coordinator.run(RUN)).seq
+
+
+@pytest.mark.parametrize("state", [RunState.FINISHED, RunState.PAUSED])
+async def test_a_halt_of_which_one_node_alone_speaks_is_not_believed(
+    embedded: Place, state: RunState, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with watched(embedded, saying(state), None) as (coordinator, pool, watcher):
+        reader = RunReader(pool, coordinator.program_id, RUN, watcher)
+        assert watcher.latest.state is RunState.WAITING_FOR_MEMBERS, "not at the start either"
+        for rate in (3, 4):
+            await _seen(watcher, await _changed(coordinator, rate), within=3)
+            view = await reader.view()
+            assert view.run.state is RunState.WAITING_FOR_MEMBERS
+            assert view.run.future_earning_rate == rate
+    assert "that the run has halted" in caplog.text
+
+
+@pytest.mark.parametrize("other", ["honest", "dead", "still", "liar"])
+async def test_a_halt_is_believed_unless_another_node_goes_on_denying_it(
+    embedded: Place, other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And who denies it falsely keeps nobody from what comes after it."""
+    monkeypatch.setattr(halts, "LAG_SECONDS", 2.0)
+    async with proxy(embedded.rpc_port) as way:
+        nodes = {
+            "still": standing_still(),
+            "dead": f"http://127.0.0.1:{way.port}",
+            "liar": standing_still(but_for_the_time=True),
+        }
+        async with watched(embedded, None, nodes.get(other)) as (coordinator, _, watcher):
+            await watcher.refresh()
+            for one in watcher._pool.each():  # also of one that stands still: what is there before the halt
+                await watcher.refresh(of=one)
+            if other == "dead":
+                await way.close()
+            await coordinator.set_paused(RUN, True)
+            paused = await coordinator.run(RUN)
+            assert paused.state is RunState.PAUSED
+            if other == "liar":
+                await asyncio.sleep(halts.LAG_SECONDS + 2)
+                assert watcher.latest.state is RunState.WAITING_FOR_MEMBERS
+            else:
+                seconds = await _seen(watcher, paused.seq, within=halts.LAG_SECONDS + 3)
+                assert other != "honest" or seconds < halts.LAG_SECONDS
+                assert watcher.latest.state is RunState.PAUSED
+            await coordinator.set_paused(RUN, False)
+            await _seen(watcher, (await coordinator.run(RUN)).seq, within=5)
+            assert watcher.latest.state is RunState.WAITING_FOR_MEMBERS
+
+
+async def test_a_node_that_stands_still_is_left_for_another(embedded: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It answers well, and nothing but the time in its answers tells that they are old."""
+    monkeypatch.setattr(subscription, "STILL_SECONDS", 1.0)
+    async with (
+        faulty_websocket() as mute,
+        watched(embedded, standing_still(), None, mute.url) as (coordinator, _, watcher),
+    ):
+        await _seen(watcher, await _changed(coordinator, 3), within=10)
+        assert watcher.latest.future_earning_rate == 3
+
+
+async def test_a_cluster_that_stands_still_is_waited_for(embedded: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subscription, "STILL_SECONDS", 0.5)
+    still = standing_still()
+    async with watched(embedded, still, still) as (_, _, watcher):
+        known = watcher.latest
+        for _ in range(3):
+            await asyncio.sleep(0.6)
+            assert await watcher.refresh(10) == known
+
+
+async def test_a_node_that_answers_old_states_is_not_asked_alone(embedded: Place) -> None:
+    """The websocket tells what is new, for most of which nodes have to be asked."""
+    async with watched(embedded, standing_still(but_for_the_time=True), None) as (coordinator, _, watcher):
+        for rate in (3, 4):
+            await _seen(watcher, await _changed(coordinator, rate), within=4)
+            assert watcher.latest.future_earning_rate == rate
+
+
+async def test_one_node_alone_says_of_no_run_that_it_is_gone(embedded: Place) -> None:
+    async with watched(embedded, None, None) as (coordinator, pool, watcher):
+        await coordinator.set_paused(RUN, True)
+        await coordinator.close_run(RUN)
+        with pytest.raises(Unavailable):
+            await watcher.refresh(1, of=pool.each()[1])
+
+
+async def test_a_websocket_that_pushes_without_end_is_left(embedded: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    coordinator = await embedded.open_run(RUN)
+    heard = 0
+    parse_reply = socket.parse_reply
+
+    def counted(reply: Any) -> Any:
+        nonlocal heard
+        heard += 1
+        return parse_reply(reply)
+
+    monkeypatch.setattr(socket, "parse_reply", counted)
+    push = (
+        '{"jsonrpc":"2.0","method":"accountNotification","params":{"subscription":3,"result":'
+        '{"context":{"slot":1},"value":null}}}'
+    )
+    async with (
+        faulty_websocket(*[push] * 100, every=1e-6) as flood,
+        RpcPool([Endpoint(embedded.network.rpc_url, flood.url)]) as pool,
+    ):
+        address = run_addresses(coordinator.program_id, RUN).run
+        watcher = RunWatcher(pool, address, coordinator.program_id)
+        began = time.monotonic()
+        await watcher.start()
+        try:
+            await asyncio.sleep(3)
+            lasted = time.monotonic() - began
+            assert flood.subscriptions <= 6, "each time after a longer pause"
+            assert heard <= flood.subscriptions * socket.MOST_AT_ONCE + lasted * socket.MOST_PER_SECOND
+            await _seen(watcher, await _changed(coordinator, 3), within=5)
+        finally:
+            await watcher.close()
