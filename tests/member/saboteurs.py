@@ -82,6 +82,32 @@ def hides(player: Player, level: int) -> Lie:
     return lie
 
 
+def hides_from(player: Player, level: int, victims: Sequence[Player]) -> Lie:
+    """Commits to a right result and serves one level of it to everybody but these."""
+    hidden: set[bytes] = set()
+    for victim in victims:
+        assert victim.transport is not None
+        _never_fetch_from(victim.transport, player.id, hidden)
+
+    async def lie(said: Commitment, transport: SimTransport) -> None:
+        hidden.add(said.levels[level].blake3)
+        tell_all(transport, sign(player, said))
+
+    return lie
+
+
+def _never_fetch_from(transport: SimTransport, shunning: bytes, hidden: set[bytes]) -> None:
+    fetch = transport.fetch
+
+    async def found(
+        digest: bytes, size: int, holders: Sequence[bytes], deadline_s: float, *, keep: bool = False
+    ) -> bytes:
+        serving = [one for one in holders if one != shunning or digest not in hidden]
+        return await fetch(digest, size, serving, deadline_s, keep=keep)
+
+    transport.fetch = found  # type: ignore[method-assign]
+
+
 def conspire(players: Sequence[Player], level: int) -> None:
     """From now on these members serve that level of their results to one another and to nobody else."""
     shared: dict[bytes, bytes] = {}

@@ -142,10 +142,11 @@ def vouched_by(
     """
     roster = (1 << len(tiers)) - 1
     attestations = [attest(w, {s: bytes([s]) * 32 for s in of}, roster) for w, of in recorded.items()]
-    accepted = consensus.consensus(header(roster, attested=roster), attestations, roster)
+    attesting = header(roster, attested=roster)
+    accepted = consensus.consensus(attesting, attestations, roster)
     of_all = builders.members({number: seat(number, tier=tier) for number, tier in enumerate(tiers)}, judges=judges)
     run = builders.run(RunState.ROUND_TRAIN, levels=levels, levels_established=known)
-    return consensus.vouched(accepted, attestations, roster, run, of_all, range(levels))
+    return consensus.vouched(attesting, accepted, attestations, roster, run, of_all, range(levels))
 
 
 def test_a_level_that_is_kept_from_one_of_two_holders_is_applied_by_nobody() -> None:

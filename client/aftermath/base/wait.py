@@ -32,7 +32,7 @@ async def both(first: Coroutine[Any, Any, A], second: Coroutine[Any, Any, B]) ->
     return one.result(), two.result()
 
 
-async def every(work: Iterable[Coroutine[Any, Any, None]]) -> None:
+async def every(work: Iterable[Coroutine[Any, Any, object]]) -> None:
     """Wait for all. Raises the first error, when all others have ended too."""
     await _finish([asyncio.ensure_future(one) for one in work])
 

@@ -6,6 +6,8 @@ Choices:
 - sizes come from the schema before the first byte, the hash is checked before decoding, decoding checks the rest;
 - a bad payload costs its sender the round and nobody else anything: everybody who holds its level finds the same
   fault in the same bytes, so it can be left out even if witnesses that do not hold the level accepted the rest;
+- a witness has, besides the levels it holds, those that all witnesses of the round have to have
+  (`rules.availability`), as bytes that it hands on;
 - a missing payload is asked for again and again from everyone who may hold it, as long as the chain still stores its
   round; that it was not to be had is said of the first tries only, since a round may last for hours.
 """
@@ -13,7 +15,7 @@ Choices:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from aftermath.base.backoff import Backoff
@@ -59,7 +61,7 @@ class Candidate:
     """Whether this member, as a witness, was closed before it heard of it."""
     broken: bool = False
     """Whether its private state is known not to go on from the result before."""
-    fetching: asyncio.Task[None] | None = None
+    fetching: list[asyncio.Task[None]] = field(default_factory=list)
 
     def open(self, key: bytes, told: bytes = b"") -> None:
         """Let the payloads be unmasked by the key that the seal names."""
@@ -77,22 +79,48 @@ class Payloads:
     def __init__(self, ports: Ports, role: Role, decode: Worker, arrived: Callable[[], None]) -> None:
         """`arrived` is called whenever a level is here."""
         self._ports, self._role, self._decode, self._arrived = ports, role, decode, arrived
+        self._had_by_all: dict[int, tuple[frozenset[int], frozenset[bytes]]] = {}
+        """By height: the levels that the witnesses judging it have whoever holds them, and the keys of these."""
+        self._handed_on: dict[int, frozenset[int]] = {}
+        """By height: those that this member, as one of these witnesses, has to have and does not hold."""
+
+    def will_be_had(self, height: int, levels: frozenset[int], witnesses: Collection[bytes]) -> None:
+        """The witnesses with these keys have these levels of the results of a round, whoever holds them."""
+        self._had_by_all[height] = levels, frozenset(witnesses)
+
+    def hand_on(self, height: int) -> bool:
+        """As such a witness have these levels too; whether that is new."""
+        if height in self._handed_on:
+            return False
+        levels, _ = self._had_by_all.get(height, (frozenset(), frozenset()))
+        self._handed_on[height] = frozenset(level for level in levels if level < self._role.tier)
+        return bool(self._handed_on[height])
+
+    def forget(self, height: int) -> None:
+        """Of a round that no replica can need any more."""
+        self._had_by_all.pop(height, None)
+        self._handed_on.pop(height, None)
 
     def needed(self, candidate: Candidate) -> list[int]:
         """The levels of a result that this member holds."""
         return [level for level in candidate.said.levels if level >= self._role.tier]
+
+    def for_others(self, candidate: Candidate) -> list[int]:
+        """The levels of a result that it does not hold and has to have as a witness."""
+        return sorted(self._handed_on.get(candidate.said.height, frozenset()) & candidate.said.levels.keys())
 
     def complete(self, candidate: Candidate) -> bool:
         """Whether all of it that concerns us is here, valid or not."""
         return not self.missing(candidate)
 
     def fetched(self, candidate: Candidate) -> bool:
-        """Whether all of it that concerns us is here, opened or not."""
-        return all(level in candidate.payloads for level in self.needed(candidate))
+        """Whether all of it that concerns us, or that we have for others, is here, opened or not."""
+        concerns = [*self.needed(candidate), *self.for_others(candidate)]
+        return all(level in candidate.payloads for level in concerns)
 
     def whole(self, candidate: Candidate) -> bool:
-        """Whether all of it that concerns us is here and valid."""
-        return self.complete(candidate) and not candidate.bad
+        """Whether all of it that concerns us is here and valid, and what we have for others is here."""
+        return self.complete(candidate) and self.fetched(candidate) and not candidate.bad
 
     def missing(self, candidate: Candidate) -> list[int]:
         """The levels of it that concern us and are not decoded."""
@@ -102,18 +130,12 @@ class Payloads:
         """Fetch and decode the levels this member holds, until all are there."""
         await every(self._obtain(candidate, level, plan) for level in self.needed(candidate))
 
+    async def fetch_for_others(self, candidate: Candidate, plan: RoundPlan) -> None:
+        """Fetch the levels that this member has for others, until all are there."""
+        await every(self._arrive(candidate, level, plan) for level in self.for_others(candidate))
+
     async def _obtain(self, candidate: Candidate, level: int, plan: RoundPlan) -> None:
-        said, pauses, started = candidate.said, Backoff(_FIRST_PAUSE, _LONGEST_PAUSE), self._ports.clock.monotonic()
-        while level not in candidate.payloads:
-            started = self._ports.clock.monotonic()
-            try:
-                await self._fetch_level(candidate, level, plan)
-            except TransportError as failure:
-                if not pauses.at_longest:
-                    self._ports.events.emit(kinds.FetchFailed(height=said.height, seat=said.seat, why=str(failure)))
-                await self._ports.clock.sleep(pauses.next())
-        fetched = self._ports.clock.monotonic()
-        self._arrived()
+        said, seconds = candidate.said, await self._arrive(candidate, level, plan)
         await candidate.opens.wait()
         opened = self._ports.clock.monotonic()
         if not await self._decoded(candidate, level):
@@ -123,10 +145,25 @@ class Payloads:
                 height=said.height,
                 seat=said.seat,
                 level=level,
-                seconds=fetched - started,
+                seconds=seconds,
                 decode_seconds=self._ports.clock.monotonic() - opened,
             )
         )
+
+    async def _arrive(self, candidate: Candidate, level: int, plan: RoundPlan) -> float:
+        """Fetch a level; the seconds that the last try took."""
+        said, pauses, started = candidate.said, Backoff(_FIRST_PAUSE, _LONGEST_PAUSE), self._ports.clock.monotonic()
+        while level not in candidate.payloads:
+            started = self._ports.clock.monotonic()
+            try:
+                await self._fetch_level(candidate, level, plan)
+            except TransportError as failure:
+                if not pauses.at_longest:
+                    self._ports.events.emit(kinds.FetchFailed(height=said.height, seat=said.seat, why=str(failure)))
+                await self._ports.clock.sleep(pauses.next())
+        seconds = self._ports.clock.monotonic() - started
+        self._arrived()
+        return seconds
 
     async def _fetch_level(self, candidate: Candidate, level: int, plan: RoundPlan) -> None:
         payload = candidate.said.levels[level]
@@ -153,7 +190,11 @@ class Payloads:
         return True
 
     def _holders(self, said: Commitment, level: int, plan: RoundPlan) -> list[bytes]:
-        """Who may have this level's payload: its trainer first, then the reachable members that hold the level."""
+        """Who may have this level's payload: its trainer first, then the reachable members that hold the level, or have
+        it as witnesses.
+        """
         others = {plan.seats[seat].p2p for seat in plan.shares if plan.seats[seat].tier <= level}
+        levels, witnesses = self._had_by_all.get(said.height, (frozenset(), frozenset()))
+        others |= witnesses if level in levels else frozenset()
         others &= self._ports.transport.reachable()
         return [said.sender, *sorted(others - {said.sender, self._ports.transport.node_id})]

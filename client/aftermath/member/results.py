@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from typing import Any
 
 import msgspec
 
@@ -33,6 +34,8 @@ from aftermath.rules.commitment import Commitment
 from aftermath.rules.run import STORED_ROUNDS
 from aftermath.rules.seal import Closed, Key, ResultPlace
 from aftermath.watch import kinds
+
+Fetch = Callable[[Candidate, RoundPlan], Coroutine[Any, Any, None]]
 
 TOPIC = "commitments"
 _MAX_UNASSIGNED = 16  # announcements of one peer in one round that are not what it was assigned, until it is kept out
@@ -101,9 +104,10 @@ class Results:
         self._refused.pop(height, None)
         self._keys.pop(height, None)
         self._closed.discard(height)
+        self.payloads.forget(height)
         for candidate in _all(self._found.pop(height, {})):
-            if candidate.fetching is not None:
-                candidate.fetching.cancel()
+            for task in candidate.fetching:
+                task.cancel()
             self._retired += candidate.served
 
     def _retract(self) -> None:
@@ -161,8 +165,8 @@ class Results:
             self.hear_key(*early)
         self._lineage.hear(said)
         self._follow(said.seat)
-        candidate.fetching = asyncio.ensure_future(self._fetch(candidate, plan))
-        candidate.fetching.add_done_callback(self._fetched)
+        self._start(candidate, plan, self.payloads.fetch)
+        self._start(candidate, plan, self.payloads.fetch_for_others)
         self.changed.fire()
 
     def hear_of_opening(self, said: Closed | Key, raw: bytes) -> None:
@@ -225,9 +229,23 @@ class Results:
         self._found[said.height].setdefault(said.seat, []).append(own)
         self.changed.fire()
 
-    async def _fetch(self, candidate: Candidate, plan: RoundPlan) -> None:
-        await self.payloads.fetch(candidate, plan)
-        self.changed.fire()
+    def have_for_others(self, height: int) -> None:
+        """As a witness: have what all witnesses of that round's results have, also of levels this member does not
+        hold.
+        """
+        plan = self._plans.get(height)
+        if plan is not None and self.payloads.hand_on(height):
+            for candidate in _all(self._found.get(height, {})):
+                self._start(candidate, plan, self.payloads.fetch_for_others)
+
+    def _start(self, candidate: Candidate, plan: RoundPlan, fetch: Fetch) -> None:
+        async def fetching() -> None:
+            await fetch(candidate, plan)
+            self.changed.fire()
+
+        task = asyncio.ensure_future(fetching())
+        task.add_done_callback(self._fetched)
+        candidate.fetching.append(task)
 
     def _fetched(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:

@@ -69,10 +69,11 @@ def positions(seed: int, purpose: bytes, n: int) -> list[int]:
 
 def ordered(header: Round, purpose: bytes) -> tuple[int, ...]:
     """The seats of those who began the epoch in a round's order of one purpose, whoever has left since."""
-    return _in_order(header, purpose, header.began)
+    return in_order(header, purpose, header.began)
 
 
-def _in_order(header: Round, purpose: bytes, among: int) -> tuple[int, ...]:
+def in_order(header: Round, purpose: bytes, among: int) -> tuple[int, ...]:
+    """The seats of a bitmap, in a round's order of one purpose."""
     seats = tuple(bitmap.seats(among))
     return tuple(seats[rank] for rank in order(header.seed, purpose, len(seats)))
 
@@ -104,8 +105,8 @@ def witnesses(header: Round, members: Members) -> tuple[int, ...]:
 
     They are the first of the electors that have attested or still can: who leaves makes room for the next in the order.
     """
-    seated, in_order = _seated(header, members), _in_order(header, WITNESS, electors(header, members))
-    return tuple(islice((seat for seat in in_order if bitmap.contains(seated, seat)), header.elected))
+    seated, ordered_seats = _seated(header, members), in_order(header, WITNESS, electors(header, members))
+    return tuple(islice((seat for seat in ordered_seats if bitmap.contains(seated, seat)), header.elected))
 
 
 def jury(run: Run, members: Members, closed: Round) -> int:

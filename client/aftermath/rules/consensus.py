@@ -18,7 +18,8 @@ whose word the program counts who delivers it. They hold the level, since the ot
 had, and whoever cannot get it must not need it. Where holders began the epoch who had shown before that they hold it,
 they are these alone: two newcomers that declare a tier are most of its holders where there is one other, and what they
 vouch for among themselves and hide from that one would push it out of the run. The last level everybody holds, so the
-quorum that accepted the result has it, and no few can keep it from the others.
+quorum that accepted the result has it, and no few can keep it from the others. So it is with a level of which few
+judges are drawn (`availability`).
 Where no judge has attested, there is nobody to ask: a level of an established member's result is applied, of a
 newcomer's it is not. In an epoch that begins without established holders of a level all are newcomers, and all equal:
 a quorum of its holders decides, and what none of them has attested is applied as the rest of it.
@@ -31,7 +32,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
-from aftermath.rules import bitmap, committee
+from aftermath.rules import availability, bitmap, committee
 from aftermath.rules.members import Members
 from aftermath.rules.run import FINGERPRINT_BYTES, Attestation, Round, Run
 
@@ -136,12 +137,12 @@ def consensus(attesting: Round, attestations: Iterable[Attestation], roster: int
 
 def judging(attestations: Iterable[Attestation], run: Run, members: Members, level: int) -> list[Attestation]:
     """Those of a round's attestations whose word counts about who delivered a level, as in the program."""
-    known = run.levels_established >> level & 1
-    may = members.judges if known else ~0
+    may = availability.may_judge(run, members, level)
     return [one for one in attestations if bitmap.contains(may, one.seat) and members.seats[one.seat].tier <= level]
 
 
 def vouched(
+    attesting: Round,
     accepted: Mapping[int, Fingerprint],
     attestations: Collection[Attestation],
     roster: int,
@@ -149,14 +150,16 @@ def vouched(
     members: Members,
     levels: range,
 ) -> dict[int, frozenset[int]]:
-    """For each level the members of which that level of their accepted result is applied.
+    """For each level the members of which that level of their accepted result is applied. `attesting` judged them.
 
     `run` and `members` may be of any moment from the epoch's first round to its end.
     """
     recorded = {one.seat: unpack_fingerprints(one, roster) for one in attestations}
 
+    by_all = availability.had_by_all(attesting, run, members)
+
     def of_level(level: int) -> Iterable[int]:
-        if level == run.levels - 1:
+        if level == run.levels - 1 or level in by_all:
             return accepted
         seen = [recorded[one.seat] for one in judging(attestations, run, members, level)]
         if not seen:

@@ -55,7 +55,7 @@ class Settling:
         accepted = consensus(attesting, attestations, done.roster)
         if others := disputed(attestations, done.roster) & self._results.announced(done.height):
             self._duties.start(self.collector.ask(done.height, others, lambda _: False))
-        levels = vouched(accepted, attestations, done.roster, run, self._epoch.members, self._levels)
+        levels = vouched(attesting, accepted, attestations, done.roster, run, self._epoch.members, self._levels)
         results = await self._collect(done.height, attesting.salt, accepted, levels)
         self._tell_what_is_left_out(done.height, results, levels)
         return Settled(accepted, results, self.collector.by_level(results, levels))

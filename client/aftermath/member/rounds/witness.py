@@ -15,7 +15,8 @@ Choices:
   long;
 - held up itself, it gives the others the time of a round again: they may have been, and their results are on their way.
   It then speaks only a little after it holds them all, because its word opens RoundWitness for those who do not yet;
-- what it attests is only what it holds and has checked itself; what is known to be worthless is not waited for;
+- what it attests is only what it holds and has checked itself, and besides has where few holders are drawn
+  (`rules.availability`); what is known to be worthless is not waited for;
 - announcements that never came are asked for, so that a lost message costs nobody its share.
 """
 
@@ -30,6 +31,7 @@ from aftermath.member.results import Results
 from aftermath.member.rounds.collect import ASK_EVERY, Collector
 from aftermath.member.rounds.lateness import Allowances, Lateness
 from aftermath.rules import bitmap
+from aftermath.rules.availability import drawn, had_by_all
 from aftermath.rules.committee import quorum, witnesses
 from aftermath.rules.consensus import pack_fingerprints
 from aftermath.rules.run import Config, RoundId, Run
@@ -60,6 +62,9 @@ class WitnessDuty:
         """`before`: the duty in the round before, if this member had one."""
         self._ports, self._results, self._seat, self._plan, self._judged = ports, results, seat, plan, judged
         self._opening, self._closed = opening, False
+        run, members = ports.feed.run, ports.feed.members
+        witnesses = {plan.seats[number].p2p for number in drawn(plan.header, run, members)}
+        results.payloads.will_be_had(judged, had_by_all(plan.header, run, members), witnesses)
         self._may_open: float | None = None
         """When a quorum of witnesses was closed, as far as this member heard."""
         self._before = before  # which may still be sending its attestation
@@ -103,7 +108,10 @@ class WitnessDuty:
         duty = Duty(self._ports, name, wanted=lambda: not self._over())
         while not self._over() and not duty.refused:
             run, healthy = self._ports.feed.run, self._healthy()
-            missing, elected = self._waited_for(healthy), self._is_elected()
+            elected = self._is_elected()
+            if elected:
+                self._results.have_for_others(self._judged)
+            missing = self._waited_for(healthy)
             if elected and not self._closed and self._nobody_else(run, healthy, missing):
                 await self._close()
                 continue
