@@ -211,7 +211,7 @@ class Transitions:
                 said = [one for one, counts in zip(said, known, strict=True) if one[0] or counts]
             owed = missing or number in agreed
             whole = all(votes for votes, _, _ in said)
-            if not owed or not (whole or self.known_levels) or seat.shown == -64:
+            if not owed or seat.shown == -64:
                 continue
             if whole and number in agreed and all(votes.count(True) >= wanted for votes, wanted, _ in said):
                 seat.shown = min(63, seat.shown + 1)

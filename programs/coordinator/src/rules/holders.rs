@@ -246,11 +246,9 @@ fn recorded(
         let of_level = &mut whole[level];
         of_level.judged &= above.judged;
         of_level.recorded.iter_mut().zip(above.recorded).for_each(|(word, above)| *word &= above);
+        // who hides a level from those who hold it does so also where of another nobody speaks
         of_level.lacking.iter_mut().zip(above.lacking).for_each(|(word, above)| *word |= above);
     }
-    // who hides a level from those who have shown it does so also where of another nobody speaks
-    let deaf = |of_level: &&mut Whole| established == 0 && !of_level.judged;
-    whole.iter_mut().filter(deaf).for_each(|of_level| of_level.lacking = [0; bitmap::WORDS]);
     whole
 }
 
