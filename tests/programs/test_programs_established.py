@@ -220,6 +220,24 @@ def test_of_a_level_that_is_new_no_minority_has_a_word_that_shows_nothing(world:
     assert run.members.established == bitmap.from_seats(set(range(12)) - {7, 8})
 
 
+@pytest.mark.parametrize("number", [0, 22, 26, 35])
+@pytest.mark.parametrize("lie", ["denies", "hides"])
+def test_where_few_holders_of_a_new_level_are_drawn_one_of_them_lies_in_vain(
+    world: World, lie: str, number: int
+) -> None:
+    """Three of ten witness. Of four that come for level 0 one says that it got nothing of the others, or gives them
+    nothing: no witness has its level then.
+    """
+    world.advance(0, slots=1 + number)  # by the seeds of these one who lies is drawn where no other is, or one other
+    run, rest, liar = Scenario(world), dict(enumerate((1, 1, 1, 2, 2, 2))), 9
+    run.start(init_min_clients=3, min_clients=3, witness_nodes=3, rounds_per_epoch=3)
+    begin(run, rest)
+    end(run)
+    run.train_of(rest | dict.fromkeys(range(6, 10), 0))
+    end(run, {liar: (6, 7, 8)} if lie == "denies" else dict.fromkeys(range(9), (liar,)))
+    assert run.members.established == bitmap.from_seats(range(10 if lie == "denies" else 9))
+
+
 def test_a_run_that_begins_with_known_wallets_alone_has_its_first_holders_from_among_them(world: World) -> None:
     """The join authority's word is what decides it: it lets in whom it knows, and everybody once an epoch has ended."""
     run, honest = Scenario(world), dict(enumerate(TIERS))

@@ -199,15 +199,16 @@ class Transitions:
         judged = self.judged_by(lap) if lap else None
         if lap is None or judged is None or not lap.counts:
             return
-        agreed = self._agreed(lap)
+        agreed, by_all = self._agreed(lap), self._had_by_all(lap)
         for number in judged.members:
             seat, result = self.members[number], leading(vote.held.get(number) for vote in lap.votes)
             missing = not bitmap.contains(lap.attested or 0, number)
             if missing and seat.state is not MemberState.HEALTHY and seat.exited <= judged.height:
                 continue  # it had left before it owed that
-            said = [self._said(lap, number, result, level) for level in range(seat.tier, self.levels)]
+            own = [level for level in range(seat.tier, self.levels) if level not in by_all]
+            said = [self._said(lap, number, result, level) for level in own]
             if self.known_levels:  # where of a level that nobody has shown nobody speaks, the others say the rest
-                known = [self.known_levels >> level & 1 for level in range(seat.tier, self.levels)]
+                known = [self.known_levels >> level & 1 for level in own]
                 said = [one for one, counts in zip(said, known, strict=True) if one[0] or counts]
             owed = missing or number in agreed
             whole = all(votes for votes, _, _ in said)
@@ -217,6 +218,19 @@ class Transitions:
                 seat.shown = min(63, seat.shown + 1)
             elif whole if result is None else any(votes and votes.count(False) >= needed for votes, _, needed in said):
                 seat.shown -= 1
+
+    def _had_by_all(self, lap: Lap) -> set[int]:
+        """The levels that nobody has shown before of which all witnesses have the bytes: some who declare one are not
+        drawn, if nobody leaves, and fewer than sixteen are.
+        """
+        ordered = [seat for seat in lap.ordered(committee.WITNESS, self.began) if bitmap.contains(lap.roster, seat)]
+        drawn = ordered[: self.config.witness_nodes or MAX_WITNESSES]
+        new = [level for level in range(self.levels - 1) if not self.known_levels >> level & 1]
+
+        def holders(seats: Iterable[int], level: int) -> int:
+            return sum(self.members[seat].tier <= level for seat in seats)
+
+        return {level for level in new if holders(drawn, level) < min(16, holders(lap.members, level))}
 
     def _said(self, lap: Lap, number: int, result: int | None, level: int) -> tuple[list[bool], int, int]:
         """Which judges of a level that attested recorded that result of a seat; how many must, or deny it."""

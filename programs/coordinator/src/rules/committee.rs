@@ -46,6 +46,14 @@ fn take(order: &Order, began: &Bitmap, set: &Bitmap, count: usize) -> Bitmap {
     result
 }
 
+/// The witnesses of a round if all members elect them and nobody leaves: the first `most` of its roster.
+pub fn drawn(run: &Run, round: &Round, most: usize) -> Bitmap {
+    let gone = bitmap::count(&bitmap::without(&run.began, &round.roster)) as usize;
+    let state = seeds::of_purpose(round.seed, WITNESS);
+    let order = Order::first(state, bitmap::count(&run.began) as usize, most.saturating_add(gone));
+    take(&order, &run.began, &round.roster, most)
+}
+
 /// Witnesses elected among `clients` members when the config asks for `nodes` (0 = all), at most 32.
 pub fn elected(nodes: u8, clients: u16) -> u8 {
     let wanted = if nodes == 0 { clients } else { u16::from(nodes).min(clients) };

@@ -17,7 +17,7 @@
 //! The witnesses of a round are counted by level when the first one of the next round attests, since closing a round costs
 //! as much as an instruction may. So the last one of an epoch is not counted.
 
-use super::{agreement, bitmap, levels, merit, quorum};
+use super::{agreement, availability, bitmap, levels, merit, quorum};
 use crate::{constants::*, state::*};
 
 /// Where nothing has been shown yet.
@@ -152,7 +152,8 @@ pub fn judge(run: &Run, members: &mut Members, witnesses: &Witnesses) {
     let attestations = &witnesses.rounds[run.ring(1)].attestations[..count];
     let (leading, columns) = (&witnesses.leading, agreement::columns(roster));
     let disagreeing = agreement::disagreeing(leading, attestations, columns);
-    let whole = recorded(run, members, (attestations, &disagreeing), columns);
+    let by_all = availability::had_by_all(run, members, closed);
+    let whole = recorded(run, members, (attestations, &disagreeing, by_all), columns);
     let quorum = quorum::of(u32::from(closed.elected));
     for index in 0..bitmap::WORDS {
         let in_round = bitmap::word(roster, index);
@@ -191,7 +192,7 @@ fn left_before(members: &Members, index: usize, missing: u64, height: u32) -> u6
 /// Of a level, and then of all levels of a tier.
 #[derive(Clone, Copy)]
 struct Whole {
-    /// Some judge attested.
+    /// Some judge attested, or others say the rest.
     judged: bool,
     /// The seats of which enough judges recorded what leads.
     recorded: [u64; bitmap::WORDS],
@@ -203,7 +204,7 @@ struct Whole {
 fn recorded(
     run: &Run,
     members: &Members,
-    (attestations, disagreeing): (&[Attestation], &[[u64; bitmap::WORDS]]),
+    (attestations, disagreeing, by_all): (&[Attestation], &[[u64; bitmap::WORDS]], u8),
     columns: usize,
 ) -> [Whole; MAX_LEVELS] {
     let (established, levels) = (run.levels_established, (run.levels as usize).min(MAX_LEVELS));
@@ -231,14 +232,20 @@ fn recorded(
         // of a level that nobody has shown none speaks: those who have shown larger ones say the rest, or whoever alone
         // declares a tier would choose in which rounds it is judged
         let unheard = judges == 0 && !known && established != 0;
+        // of one that all witnesses had, their quorum says it
+        let passed = unheard || by_all >> level & 1 == 1;
         let enough = if known { quorum::of } else { majority };
-        of_level.judged = judges > 0 || unheard;
+        of_level.judged = judges > 0 || passed;
         for (column, planes) in planes.iter().enumerate().take(columns) {
             let may = if known { bitmap::word(&members.judges, column) } else { u64::MAX };
+            if passed {
+                of_level.recorded[column] = u64::MAX;
+                continue;
+            }
             let silent = may & !bitmap::word(&spoken, column);
             let lacked = |own| lacking(planes, judges, enough(judges + own));
             of_level.lacking[column] = lacked(0) & !silent | lacked(1) & silent;
-            of_level.recorded[column] = if unheard { u64::MAX } else { quorum::at_least(planes, enough(judges)) };
+            of_level.recorded[column] = quorum::at_least(planes, enough(judges));
         }
     }
     for level in (0..levels.saturating_sub(1)).rev() {

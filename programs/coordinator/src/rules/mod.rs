@@ -2,6 +2,7 @@
 
 pub mod agreement;
 pub mod assignment;
+pub mod availability;
 pub mod backlog;
 pub mod batch;
 pub mod bitmap;
