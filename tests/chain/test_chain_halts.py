@@ -21,6 +21,7 @@ from websockets.asyncio.server import ServerConnection, serve
 from websockets.protocol import Event
 
 from aftermath.chain import halts, socket, subscription, wire
+from aftermath.chain.accounts import fetch
 from aftermath.chain.addresses import run_addresses
 from aftermath.chain.client import CoordinatorClient
 from aftermath.chain.endpoints import Endpoint
@@ -293,6 +294,38 @@ async def test_a_node_that_answers_old_states_is_not_asked_alone(embedded: Place
         for rate in (3, 4):
             await _seen(watcher, await _changed(coordinator, rate), within=4)
             assert watcher.latest.future_earning_rate == rate
+
+
+async def test_what_a_fallback_pushes_and_answers_is_its_word_alone(embedded: Place) -> None:
+    """Its websocket is listened to once the first one was lost; the first node is there, and knows of no such epoch."""
+
+    def another_epoch(account: dict[str, Any]) -> dict[str, Any]:
+        if _size(account) != run_account().size:
+            return account
+        data = bytearray(base64.b64decode(account["data"][0]))
+        data[run_account().offset("epoch")] += 7
+        data[run_account().offset("seq")] += 1
+        return {**account, "data": [base64.b64encode(data).decode(), "base64"]}
+
+    coordinator = await embedded.open_run(RUN)
+    address = run_addresses(coordinator.program_id, RUN).run
+    async with (
+        forging(embedded, another_epoch) as liar,
+        faulty_websocket() as mute,
+        RpcPool([Endpoint(embedded.network.rpc_url, "ws://127.0.0.1:9"), Endpoint(liar, mute.url)]) as pool,
+    ):
+        _, made_up = await fetch(pool.each()[1], address)
+        assert made_up is not None
+        watcher = RunWatcher(pool, address, coordinator.program_id, silence=0.3)
+        await watcher.start()
+        try:
+            await asyncio.wait_for(watcher._socket.ready.wait(), 5)
+            watcher._pushed(Push(made_up.slot, made_up, 1))
+            for _ in range(20):
+                await asyncio.sleep(0.1)
+                assert watcher.latest.epoch == 0
+        finally:
+            await watcher.close()
 
 
 async def test_one_node_alone_says_of_no_run_that_it_is_gone(embedded: Place) -> None:

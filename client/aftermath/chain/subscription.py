@@ -282,8 +282,9 @@ class RunWatcher:
         pushes, seq, told, now = self._pushes, self.latest.seq, self._told, asyncio.get_running_loop().time
         answered = -1 if self._answered is None else self._answered.seq
         slot = self._pushed_slot if max(seq, told) > answered else 0
-        # who answers an older state than is pushed is not asked twice in a row
-        each = self._pool.each()
+        # who answers an older state than is pushed is not asked twice in a row; whose websocket it is, only if first
+        first, *others = self._pool.each()
+        each = [first, *(node for number, node in enumerate(others, 1) if number != self._socket.number)]
         of = each[len(self._contradicted) % len(each)] if self._contradicted else None
         try:
             await self.refresh(patience=TOLD_PATIENCE if slot else POLL_PATIENCE, min_slot=slot, of=of)
