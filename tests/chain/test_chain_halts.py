@@ -227,8 +227,9 @@ async def test_a_slow_node_denies_a_halt_too(embedded: Place, monkeypatch: pytes
         assert watcher.latest.state is RunState.WAITING_FOR_MEMBERS
 
 
-async def test_a_state_far_newer_than_there_is_is_taken_back(embedded: Place) -> None:
+async def test_a_state_far_newer_than_there_is_is_taken_back(embedded: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """One answer of one node kept what is new from a member for ever."""
+    monkeypatch.setattr(subscription, "BEHIND_SECONDS", 2.0)
     lies = Switch()
     async with watched(embedded, lies(ahead), None) as (coordinator, pool, watcher):
         reader = RunReader(pool, coordinator.program_id, RUN, watcher)

@@ -45,6 +45,7 @@ SUBSCRIBE_SECONDS = 1.0
 POLL_PATIENCE = 10.0
 TOLD_PATIENCE = 4.0  # for nodes that are as far as a websocket says it is
 STILL_SECONDS = 10.0  # in which the time that nodes answer has not changed: the one that answers is behind
+BEHIND_SECONDS = 20.0  # for which nodes answer older states than one of them has: longer than any but a broken one lags
 POLL_PAUSE = 0.25  # after a poll that a push was the cause of and that brought no news, whatever a websocket sends
 MUTE_AFTER, CONTRADICTED_AFTER = 2, 3
 LEAD = 64
@@ -305,7 +306,8 @@ class RunWatcher:
             return
         assert self._said is not None
         self._contradicted = [*self._contradicted, now()] if self._said.seq < max(seq, told) else []
-        if len(self._contradicted) >= CONTRADICTED_AFTER and now() - self._contradicted[0] >= OUTAGE_SECONDS:
+        lasts = OUTAGE_SECONDS if max(seq, told) > answered else BEHIND_SECONDS
+        if len(self._contradicted) >= CONTRADICTED_AFTER and now() - self._contradicted[0] >= lasts:
             await self._retract(self._said)
             return
         if not self._contradicted:
