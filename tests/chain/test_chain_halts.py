@@ -6,21 +6,28 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
 import pytest
 from aiohttp import web
+from solders.pubkey import Pubkey
+from websockets.asyncio.server import ServerConnection, serve
+from websockets.protocol import Event
 
-from aftermath.chain import halts, socket, subscription
+from aftermath.chain import halts, socket, subscription, wire
+from aftermath.chain.accounts import fetch
 from aftermath.chain.addresses import run_addresses
 from aftermath.chain.client import CoordinatorClient
 from aftermath.chain.endpoints import Endpoint
 from aftermath.chain.reader import RunReader
 from aftermath.chain.rpc import RpcPool
+from aftermath.chain.socket import AccountSocket, Push
 from aftermath.chain.subscription import RunWatcher
 from aftermath.chain.views import run_account
 from aftermath.coordinator.errors import Unavailable
@@ -70,6 +77,25 @@ def saying(state: RunState) -> Forge:
         return {**account, "data": [base64.b64encode(data).decode(), "base64"]}
 
     return forge
+
+
+@dataclass
+class Switch:
+    """Whether a node lies."""
+
+    on: bool = False
+
+    def __call__(self, forge: Forge) -> Forge:
+        return lambda account: forge(account) if self.on else account
+
+
+def ahead(account: dict[str, Any]) -> dict[str, Any]:
+    """A state far newer than there is."""
+    if _size(account) != run_account().size:
+        return account
+    data = bytearray(base64.b64decode(account["data"][0]))
+    data[run_account().offset("seq") + 4] += 1
+    return {**account, "data": [base64.b64encode(data).decode(), "base64"]}
 
 
 def standing_still(*, but_for_the_time: bool = False) -> Forge:
@@ -170,6 +196,78 @@ async def test_a_halt_is_believed_unless_another_node_goes_on_denying_it(
             assert watcher.latest.state is RunState.WAITING_FOR_MEMBERS
 
 
+async def test_one_node_alone_does_not_finish_a_run_that_is_paused(embedded: Place) -> None:
+    """Whoever waits in it for its owner would end."""
+    lies = Switch()
+    async with watched(embedded, lies(saying(RunState.FINISHED)), None) as (coordinator, _, watcher):
+        await coordinator.set_paused(RUN, True)
+        await _seen(watcher, (await coordinator.run(RUN)).seq, within=5)
+        lies.on = True
+        await watcher.refresh()
+        assert watcher.latest.state is RunState.PAUSED
+        await coordinator.set_paused(RUN, False)
+        await _seen(watcher, (await coordinator.run(RUN)).seq, within=5)
+        assert watcher.latest.state is RunState.WAITING_FOR_MEMBERS
+
+
+async def test_a_slow_node_denies_a_halt_too(embedded: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(halts, "LAG_SECONDS", 2.0)
+    lies = Switch()
+
+    async def slow(_: dict[str, Any]) -> None:
+        await asyncio.sleep(1.0 if lies.on else 0)
+
+    async with (
+        meddling(embedded.network.rpc_url, slow) as url,
+        watched(embedded, lies(saying(RunState.FINISHED)), url) as (_, _, watcher),
+    ):
+        await watcher.refresh()
+        lies.on = True
+        await watcher.refresh()
+        assert watcher.latest.state is RunState.WAITING_FOR_MEMBERS
+
+
+async def test_a_state_far_newer_than_there_is_is_taken_back(embedded: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One answer of one node kept what is new from a member for ever."""
+    monkeypatch.setattr(subscription, "BEHIND_SECONDS", 2.0)
+    lies = Switch()
+    async with watched(embedded, lies(ahead), None) as (coordinator, pool, watcher):
+        reader = RunReader(pool, coordinator.program_id, RUN, watcher)
+        lies.on = True
+        made_up = (await watcher.refresh()).seq
+        lies.on = False
+        true = await _changed(coordinator, 3)
+        view = asyncio.create_task(reader.view())
+        async with asyncio.timeout(15):
+            while watcher.latest.seq != true:
+                await asyncio.sleep(0.1)
+            assert made_up > true == (await view).run.seq
+        await _seen(watcher, await _changed(coordinator, 4), within=3)
+
+
+@pytest.mark.parametrize("who", ["a node", "a websocket"])
+async def test_a_slot_that_is_not_there_yet_is_not_waited_for(
+    embedded: Place, who: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever named one, once, had a member wait for ten minutes."""
+    far = 1 << 62
+    monkeypatch.setattr(subscription, "POLL_PATIENCE", 2.0)
+    async with watched(embedded, None, None) as (coordinator, pool, watcher):
+        reader = RunReader(pool, coordinator.program_id, RUN, watcher)
+        await reader.view()
+        seq = await _changed(coordinator, 3)
+        _, account = await watcher._fetched(None, None, None)
+        assert account is not None
+        if who == "a node":
+            watcher.saw(far, account)
+        else:
+            watcher._pushed(Push(far, account, 1))
+        await _seen(watcher, seq, within=5)
+        reader.last = None
+        async with asyncio.timeout(5):
+            assert (await reader.view()).run.seq == seq
+
+
 async def test_a_node_that_stands_still_is_left_for_another(embedded: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """It answers well, and nothing but the time in its answers tells that they are old."""
     monkeypatch.setattr(subscription, "STILL_SECONDS", 1.0)
@@ -197,6 +295,38 @@ async def test_a_node_that_answers_old_states_is_not_asked_alone(embedded: Place
         for rate in (3, 4):
             await _seen(watcher, await _changed(coordinator, rate), within=4)
             assert watcher.latest.future_earning_rate == rate
+
+
+async def test_what_a_fallback_pushes_and_answers_is_its_word_alone(embedded: Place) -> None:
+    """Its websocket is listened to once the first one was lost; the first node is there, and knows of no such epoch."""
+
+    def another_epoch(account: dict[str, Any]) -> dict[str, Any]:
+        if _size(account) != run_account().size:
+            return account
+        data = bytearray(base64.b64decode(account["data"][0]))
+        data[run_account().offset("epoch")] += 7
+        data[run_account().offset("seq")] += 1
+        return {**account, "data": [base64.b64encode(data).decode(), "base64"]}
+
+    coordinator = await embedded.open_run(RUN)
+    address = run_addresses(coordinator.program_id, RUN).run
+    async with (
+        forging(embedded, another_epoch) as liar,
+        faulty_websocket() as mute,
+        RpcPool([Endpoint(embedded.network.rpc_url, "ws://127.0.0.1:9"), Endpoint(liar, mute.url)]) as pool,
+    ):
+        _, made_up = await fetch(pool.each()[1], address)
+        assert made_up is not None
+        watcher = RunWatcher(pool, address, coordinator.program_id, silence=0.3)
+        await watcher.start()
+        try:
+            await asyncio.wait_for(watcher._socket.ready.wait(), 5)
+            watcher._pushed(Push(made_up.slot, made_up, 1))
+            for _ in range(20):
+                await asyncio.sleep(0.1)
+                assert watcher.latest.epoch == 0
+        finally:
+            await watcher.close()
 
 
 async def test_one_node_alone_says_of_no_run_that_it_is_gone(embedded: Place) -> None:
@@ -238,3 +368,51 @@ async def test_a_websocket_that_pushes_without_end_is_left(embedded: Place, monk
             await _seen(watcher, await _changed(coordinator, 3), within=5)
         finally:
             await watcher.close()
+
+
+@pytest.mark.parametrize("frame", [b"\x89\x00", b"\x00\x00"], ids=["pings", "empty pieces of a message"])
+async def test_a_websocket_that_sends_frames_without_end_is_left(frame: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two bytes each, and 100,000 come at once: they are taken in a few at a time."""
+    heard = subscriptions = 0
+    process_event = wire.Paced.process_event
+
+    def counted(connection: wire.Paced, event: Event) -> None:
+        nonlocal heard
+        heard += 1
+        process_event(connection, event)
+
+    async def flood(connection: ServerConnection) -> None:
+        nonlocal subscriptions
+        async for message in connection:
+            subscriptions += 1
+            await connection.send(json.dumps({"jsonrpc": "2.0", "id": json.loads(message)["id"], "result": 3}))
+            connection.transport.write((b"" if frame == b"\x89\x00" else b"\x01\x00") + frame * 100_000)
+
+    monkeypatch.setattr(wire.Paced, "process_event", counted)
+    async with serve(flood, "127.0.0.1", 0) as server:
+        where = f"ws://127.0.0.1:{next(iter(server.sockets)).getsockname()[1]}"
+        async with RpcPool([Endpoint("http://127.0.0.1:9", where)]) as pool:
+            follows = AccountSocket(pool, Pubkey.new_unique(), lambda push: None, lambda: None)
+            began = time.monotonic()
+            following = asyncio.create_task(follows.run())
+            await asyncio.sleep(1)
+            following.cancel()
+            lasted = time.monotonic() - began
+    assert subscriptions > 1, "it was left, and asked again"
+    most = wire.MOST_FRAMES_AT_ONCE + wire._TAKEN_IN
+    assert heard <= subscriptions * most + lasted * wire.MOST_FRAMES_PER_SECOND
+
+
+async def test_a_websocket_whose_messages_are_longer_than_any_push_is_left() -> None:
+    """Those of a MiB took 0.2 s each to read."""
+    pushes: list[Push] = []
+    async with (
+        faulty_websocket(json.dumps({"method": "other", "pad": [[]] * wire.MAX_MESSAGE})) as long,
+        RpcPool([Endpoint("http://127.0.0.1:9", long.url)]) as pool,
+    ):
+        follows = AccountSocket(pool, Pubkey.new_unique(), pushes.append, lambda: None)
+        following = asyncio.create_task(follows.run())
+        await asyncio.sleep(1)
+        following.cancel()
+    assert long.subscriptions > 1
+    assert not pushes

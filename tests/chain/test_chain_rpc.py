@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from aiohttp import web
-from solders.rpc.requests import GetGenesisHash, GetSlot
+from solders.rpc.requests import GetGenesisHash, GetSlot, SendRawTransaction
 
 from aftermath.base.errors import UsageError
 from aftermath.chain import defaults, endpoints, nodes, rpc
@@ -106,8 +106,17 @@ async def test_a_refused_transaction_is_not_retried_and_keeps_its_logs() -> None
     node.script = [error(-32002, {"err": err, "logs": ["one"]})]
     async with serving(node) as where, RpcPool(where) as pool:
         with pytest.raises(TransactionFailed) as caught:
-            await pool.call(GetSlot(), whole)
+            await pool.call(SendRawTransaction(b"one"), str)
     assert (caught.value.custom, caught.value.instruction, caught.value.logs) == (6007, (2, {"Custom": 6007}), ("one",))
+
+
+async def test_a_transaction_that_is_said_to_have_failed_where_none_was_sent_is_the_nodes_failure() -> None:
+    """It ended members: nothing that reads expects it."""
+    liar, honest = Node(), Node()
+    async with serving(liar, honest) as where, RpcPool(where) as pool:
+        liar.script = [error(-32002, {"err": "AccountInUse"})] * 9
+        assert await pool.call(GetSlot(), whole) == 7
+        assert honest.count("getSlot") == 1
 
 
 async def test_a_result_that_makes_no_sense_is_the_nodes_failure() -> None:

@@ -20,7 +20,8 @@ SERVED = OTHERS * requests.STREAMS
 SMALL = SERVED - blobs.LARGE_PIECES
 ROWS = [
     f"handshakes | {door.MAX_HANDSHAKES_OF_ADDRESS} at a time and {door.ADDRESS_RATE:.0f} a second, after the first "
-    f"{door.ADDRESS_BURST:.0f}, of one address (of IPv6: of one /64) or of one key by way of a relay; "
+    f"{door.ADDRESS_BURST:.0f}, of one address (of IPv6: of one /64), of one member's key by way of a relay, or of all "
+    f"others who come by relays; "
     f"{arrivals.HANDSHAKE_S:.0f} seconds each | {door.MAX_HANDSHAKES}; while {door.MAX_HANDSHAKES // 2} are under way, "
     f"addresses have to be proven first; {door.LOOKED_AT_RATE:.0f} connections a second are looked at after the first "
     f"{door.LOOKED_AT_BURST:.0f}, and whoever comes from where a member was connected last, as often as one may connect"

@@ -13,6 +13,7 @@ from typing import Any
 import zstandard
 from solders.hash import Hash
 from solders.keypair import Keypair
+from solders.rpc.requests import SendRawTransaction
 from solders.system_program import TransferParams, transfer
 
 from aftermath.base.bounded import json_value
@@ -31,6 +32,7 @@ RECORDED = Path(__file__).parents[1] / "rules/accounts"
 KEY = Keypair.from_seed(bytes(32)).pubkey()
 TRANSFER = transfer(TransferParams(from_pubkey=KEY, to_pubkey=KEY, lamports=1))
 TABLES = error_tables(coordinator_program(), authorizer_program())
+SENT = SendRawTransaction(b"a transaction")
 BAD = (ValueError, BadReply, RpcError)
 
 
@@ -53,7 +55,7 @@ def replies(read: Callable[[Any], object], *results: Any) -> tuple[list[bytes], 
 
     def decode(data: bytes) -> object:
         try:
-            return rpc._understood(reply_to(1, json_value(data)), read)
+            return rpc._understood(reply_to(1, json_value(data)), read, SENT)
         except TransactionFailed as failure:
             lacks_funds(failure), lamports_short(failure)
             return refused(failure, [TRANSFER, TRANSFER, TRANSFER], TABLES)

@@ -213,12 +213,15 @@ def test_a_member_is_known_by_its_last_port_and_as_often_as_it_may_connect():
     assert [one.invites(f"192.0.2.7:{port}") for port in (2, 3)] == [False, True]
 
 
-def test_who_comes_by_a_relay_is_told_apart_by_key_and_not_by_relay():
-    one, other = (iroh.SecretKey.from_bytes(bytes([seed]) * 32).public() for seed in (1, 2))
-    relayed = [door.place_of(iroh.IncomingAddr.RELAY("https://relay.example./", key)) for key in (one, one, other)]
+def test_of_those_who_come_by_a_relay_members_are_told_apart_by_key_and_all_others_are_one():
+    keys = [iroh.SecretKey.from_bytes(bytes([seed]) * 32).public() for seed in (1, 1, 2, 3, 4)]
+    members = {bytes(key.to_bytes()) for key in keys[:3]}
+    relayed = [door.place_of(iroh.IncomingAddr.RELAY("https://relay.example./", key), members) for key in keys]
     assert relayed[0] == relayed[1] != relayed[2]
+    assert door.RELAYED not in relayed[:3]
+    assert relayed[3:] == [door.RELAYED] * 2
     places = ["[2001:db8::1]:1", "[2001:db8::2:1]:2", "[2001:db8:0:1::1]:1", "[::ffff:192.0.2.7]:1", "192.0.2.7:1"]
-    direct = [door.place_of(iroh.IncomingAddr.IP(place)) for place in places]
+    direct = [door.place_of(iroh.IncomingAddr.IP(place), members) for place in places]
     assert direct[0] == direct[1] == "2001:db8::/64" != direct[2]
     assert direct[3] != direct[2]
     assert direct[4] == "192.0.2.7"

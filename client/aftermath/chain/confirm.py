@@ -14,6 +14,7 @@ from solders.rpc.requests import GetBlockHeight, GetSignatureStatuses, SendRawTr
 from solders.signature import Signature
 from solders.transaction import VersionedTransaction
 
+from aftermath.base.bounded import is_u64
 from aftermath.base.wait import every
 from aftermath.chain.accounts import COMMITMENT, whole
 from aftermath.chain.failures import BadReply, TransactionFailed
@@ -77,7 +78,7 @@ async def _landed(pool: RpcPool, signature: Signature) -> int | None:
     if status.get("confirmationStatus") not in LANDED:
         return None
     slot = status.get("slot")
-    return slot if isinstance(slot, int) else 0
+    return slot if is_u64(slot) else 0
 
 
 async def _statuses(pool: RpcPool, signatures: Sequence[Signature]) -> list[dict[str, Any] | None]:

@@ -3,7 +3,9 @@
 Decided: who believes it falsely ends, or gives up its place; who doubts it falsely loses nothing, since in a halted run
 there is nothing to do, and the change that ends the halt is believed. So one node that denies it is enough, if it goes
 on denying for longer than honest ones lag behind each other, while the clock that it knows goes on: one that stands
-still knows of nothing later. Whoever says what was denied is not believed, and not asked again for a while.
+still knows of nothing later, and one that takes three seconds to answer knows it all the same. That a run is paused
+denies that it is finished: who waits in it would end. Whoever says what was denied is not believed, and not asked again
+for a while.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from aftermath.chain.failures import BadReply
 from aftermath.chain.rpc import RpcPool
 from aftermath.coordinator.errors import CoordinatorError
 from aftermath.rules.run import Run
+from aftermath.rules.state import RunState
 
 LAG_SECONDS = 4.0
 DENIED_SECONDS = 30.0
@@ -54,26 +57,31 @@ class Halts:
             return True
         now = asyncio.get_running_loop().time
         async with self._asking:
-            if self._denied_until <= now() and any(await asyncio.gather(*map(self._denies, self._pool.each()))):
+            asked = (self._denies(node, answered.state) for node in self._pool.each())
+            if self._denied_until <= now() and any(await asyncio.gather(*asked)):
                 self._denied_until = now() + DENIED_SECONDS
             return self._denied_until <= now()
 
-    async def _denies(self, node: RpcPool) -> bool:
+    async def _denies(self, node: RpcPool, state: RunState) -> bool:
+        """Of a finished run also that it is paused: whoever waits there would end."""
         now = asyncio.get_running_loop().time
         ends, first = now() + LAG_SECONDS, None
         while True:
             try:
-                word = await self._word(node, max(ends - now(), _ASK_AGAIN))
+                word = await self._word(node)
             except CoordinatorError:
                 return False
-            if word.run is None or word.run.halted:
+            if word.run is None or word.run.state is RunState.FINISHED:
                 return False
-            first = word.time if first is None else first
-            if now() >= ends:
+            if word.run.halted and state is not RunState.FINISHED:
+                return False
+            if first is None:
+                first = word.time
+            elif now() >= ends:
                 return word.time > first
             await asyncio.sleep(_ASK_AGAIN)
 
-    async def _word(self, node: RpcPool, patience: float) -> _Word:
+    async def _word(self, node: RpcPool) -> _Word:
         said: list[_Word] = []
 
         def legible(accounts: list[AccountData | None]) -> None:
@@ -82,7 +90,7 @@ class Halts:
                 raise BadReply("the RPC node does not know the cluster's time")
             said[:] = [_Word(None if account is None else self._read(account.data), sysvar_time(clock.data))]
 
-        await fetch_many(node, [self._address, CLOCK], patience=patience, legible=legible)
+        await fetch_many(node, [self._address, CLOCK], patience=2 * LAG_SECONDS, legible=legible)
         return said[0]
 
 

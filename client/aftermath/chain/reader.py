@@ -21,9 +21,9 @@ from aftermath.chain.addresses import run_addresses
 from aftermath.chain.failures import BadReply
 from aftermath.chain.nodes import FAILURES_BEFORE_LEAVING
 from aftermath.chain.rpc import MAX_ENDPOINTS, RpcPool
-from aftermath.chain.subscription import GIVE_UP_SECONDS, RunWatcher, run_closed
+from aftermath.chain.subscription import GIVE_UP_SECONDS, POLL_PATIENCE, RunWatcher, run_closed
 from aftermath.chain.views import parse_members, parse_model, parse_witness_round, witness_round_range
-from aftermath.coordinator.errors import Refused
+from aftermath.coordinator.errors import Refused, Unavailable
 from aftermath.coordinator.view import View
 from aftermath.rules.run import Attestation, Round, Run
 
@@ -87,9 +87,12 @@ class RunReader:
                 raise BadReply("the RPC node sent an older state of the run under a newer slot")
 
         places = [self._addresses.run, self._addresses.members, self._addresses.model]
+
+        async def ask(least: int | None, seconds: float) -> tuple[int, list[AccountData | None]]:
+            return await fetch_many(self._pool, places, min_slot=least, patience=seconds, legible=legible)
+
         while True:
-            least = self._watcher.slot or None
-            slot, accounts = await fetch_many(self._pool, places, min_slot=least, patience=patience, legible=legible)
+            slot, accounts = await self._watcher.as_known(ask, patience)
             if await self._watcher.believed(found[0].run):
                 break
         if accounts[0] is not None:
@@ -121,9 +124,15 @@ class RunReader:
 
         slot, attestations = await self._read(self._addresses.witnesses, attested, offset, length)
         if self._watcher.slot < slot:
-            await self._watcher.refresh(GIVE_UP_SECONDS, min_slot=slot)
+            await self._caught_up(slot)
         self._stored(round)  # a read can take so long that a later round's attestations are in that place
         return attestations
+
+    async def _caught_up(self, slot: int) -> None:
+        try:
+            await self._watcher.refresh(POLL_PATIENCE, min_slot=slot)
+        except Unavailable:  # who said so may have lied
+            await self._watcher.refresh(GIVE_UP_SECONDS)
 
     def _stored(self, round: Round) -> tuple[int, Round]:
         """Where the newest Run holds `round`, and its header there."""
@@ -148,13 +157,12 @@ class RunReader:
                 raise run_closed()
             return parse(account)
 
-        async def fetched() -> T:
-            slot = self._watcher.slot or None
+        async def ask(least: int | None, seconds: float) -> T:
             return await fetch_as(
-                self._pool, address, read, offset=offset, length=length, min_slot=slot, patience=GIVE_UP_SECONDS
+                self._pool, address, read, offset=offset, length=length, min_slot=least, patience=seconds
             )
 
-        return await self._unless_retracted(fetched)
+        return await self._unless_retracted(lambda: self._watcher.as_known(ask, GIVE_UP_SECONDS))
 
 
 def _versions(view: View) -> tuple[int, int, int]:

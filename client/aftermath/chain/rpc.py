@@ -3,9 +3,9 @@
 Decided: which node is asked is for `nodes` to say; between tries the wait grows exponentially with seeded jitter;
 every await has a deadline; a reply that cannot be read is the node's failure, whatever is wrong with it; so is it when
 a node calls a request malformed, unless all nodes do so and none has ever answered one of its kind (gateways say it of
-quotas, of methods that they do not pass on, and of requests that they cut off themselves); and a node of another
-cluster (genesis hash) is never used. Nor does it end a call while there is another node: whoever keeps one of three
-could otherwise end a member at any time.
+quotas, of methods that they do not pass on, and of requests that they cut off themselves), and when it says that a
+transaction failed where it was sent none; and a node of another cluster (genesis hash) is never used. Nor does it end a
+call while there is another node: whoever keeps one of three could otherwise end a member at any time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from solders.hash import Hash, ParseHashError
-from solders.rpc.requests import GetGenesisHash
+from solders.rpc.requests import GetGenesisHash, SendRawTransaction, SimulateVersionedTransaction
 
 from aftermath.base.backoff import doubled
 from aftermath.chain.endpoints import Endpoint, HttpNode, Request, describe
@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_ENDPOINTS = 3
+_TRANSACTIONS = (SendRawTransaction, SimulateVersionedTransaction)
 BACKOFF_FIRST, BACKOFF_MAX = 0.25, 4.0
 TOLD_AFTER = 2.0  # seconds a person sees nothing before the first answer
 TRIES = 2.5  # at least as many in a call's patience: a node that hangs is left within one call, not after some
@@ -229,7 +230,7 @@ class RpcPool:
         if not node.verified:
             async with asyncio.timeout(timeout):
                 await self._verify(node, timeout)
-        result = _understood(await node.http.ask(request, timeout), read)
+        result = _understood(await node.http.ask(request, timeout), read, request)
         self._nodes.answered(node)
         return result
 
@@ -238,7 +239,8 @@ class RpcPool:
         async with node.lock:
             if node.verified:
                 return
-            genesis = _understood(await node.http.ask(GetGenesisHash(), timeout), genesis_hash)
+            asked = GetGenesisHash()
+            genesis = _understood(await node.http.ask(asked, timeout), genesis_hash, asked)
             self._cluster.genesis = self._cluster.genesis or genesis
             if genesis != self._cluster.genesis:
                 raise WrongCluster(
@@ -265,11 +267,15 @@ def genesis_hash(value: Any) -> str:
         raise BadReply("the RPC node sent something else than a genesis hash") from error
 
 
-def _understood(reply: dict[str, Any], read: Callable[[Any], T]) -> T:
+def _understood(reply: dict[str, Any], read: Callable[[Any], T], request: Request) -> T:
     """The `result` of a reply, as `read` understands it. BadReply if it cannot be read, whatever the reason."""
     try:
         return read(result_of(reply))
-    except (CoordinatorError, RpcError, TransactionFailed):
+    except TransactionFailed:
+        if isinstance(request, _TRANSACTIONS):
+            raise
+        raise BadReply("the RPC node says that a transaction failed, and was sent none") from None
+    except (CoordinatorError, RpcError):
         raise
     except Exception as error:
         raise BadReply(f"the RPC node sent a reply that cannot be read ({type(error).__name__})") from error

@@ -172,7 +172,11 @@ class Sender:
     async def _measure(self, instructions: Sequence[Instruction], headroom: int) -> tuple[int, int]:
         """(compute limit, price per unit). Raises TransactionFailed when the simulation fails."""
         simulation = self.simulation(instructions)
-        used, price = await both(self.pool.call(simulation, simulated_units), self.price(instructions))
+        try:
+            used, price = await both(self.pool.call(simulation, simulated_units), self.price(instructions))
+        except Unavailable:
+            self.slot = 0  # no node is that far: who said so may have lied
+            raise
         self._count += 1
         return min(allowed_units(used, headroom) + self._count % UNIQUE, MAX_UNITS), price
 

@@ -65,10 +65,15 @@ class AccountSocket:
         self.ready = asyncio.Event()
         self.bytes_max = 0
 
+    @property
+    def number(self) -> int:
+        """Which of the endpoints it is, or will be, of."""
+        return self._next % len(self._pool.endpoints)
+
     async def run(self) -> None:
         """Connect, subscribe, listen; and again, until cancelled."""
         while True:
-            url = self._pool.endpoints[self._next % len(self._pool.endpoints)].ws
+            url = self._pool.endpoints[self.number].ws
             try:
                 await self._listen(url)
                 reason = "closed"

@@ -6,16 +6,16 @@ whichever way it came; two polls in a row that bring news the socket did not pus
 replaced (on the next endpoint). A push that brings no news is none. A websocket is believed for little (`pushes`): of
 most of what it says only nodes' answers are. It is so for some changes beyond what they have answered, since a state of
 a far higher `seq` would stay for ever, whoever made it up; and what nodes, asked for it again and again, do not confirm
-is taken back, since the run may wait for this very member.
+is taken back, whoever told it, since the run may wait for this very member.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from solders.pubkey import Pubkey
 
@@ -37,12 +37,15 @@ from aftermath.rules.run import Run
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 SILENCE_SECONDS = 2.0
 OUTAGE_SECONDS = 4.0  # without a sign of the run: more than a poll and its answer ever take on a node that works
 SUBSCRIBE_SECONDS = 1.0
 POLL_PATIENCE = 10.0
 TOLD_PATIENCE = 4.0  # for nodes that are as far as a websocket says it is
 STILL_SECONDS = 10.0  # in which the time that nodes answer has not changed: the one that answers is behind
+BEHIND_SECONDS = 20.0  # for which nodes answer older states than one of them has: longer than any but a broken one lags
 POLL_PAUSE = 0.25  # after a poll that a push was the cause of and that brought no news, whatever a websocket sends
 MUTE_AFTER, CONTRADICTED_AFTER = 2, 3
 LEAD = 64
@@ -95,15 +98,18 @@ class RunWatcher:
         """When, one after the other, answers were older than what was believed before."""
         self._answered: Run | None = None
         """The newest state that came as an answer."""
+        self._said: Run | None = None
+        """The one that came last."""
         self._pushes = 0
         """Those that brought a newer state."""
-        self._told = self._told_slot = 0
-        """The highest `seq` of what was pushed and not believed, and the slot that it was pushed as of: nodes have to
-        say so, and first those that are as far.
+        self._told = self._pushed_slot = 0
+        """The highest `seq` of what was pushed and not believed, and the slot of the newest that was pushed at all:
+        nodes have to say so, and first those that are as far.
         """
         self._troubles, self._silences, self._contradictions = Outages(), Outages(), Outages()
         """Of reading what comes; of websockets that push no news; of those that nodes contradict."""
         self.slot = 0
+        """Of the newest state that nodes answered. What a websocket says of slots has only polls wait for nodes."""
         self.clock = ChainClock(lambda: asyncio.get_running_loop().time())
         self._time, self._time_since = 0, float("inf")
         """The latest time that nodes have answered, and since when."""
@@ -166,6 +172,23 @@ class RunWatcher:
             if await self.believed(self.parsed(account.data)):
                 self.saw(slot, account)
                 return self.latest
+
+    async def as_known(self, ask: Callable[[int | None, float], Awaitable[T]], patience: float) -> T:
+        """What `ask(slot, seconds)` finds as of the newest slot that nodes have answered. If none is as far for some
+        seconds, whoever said so may have lied: then as of any, for the caller to see that it is new enough.
+
+        Raises Unavailable after `patience` seconds.
+        """
+        now = asyncio.get_running_loop().time
+        ends, slot = now() + patience, self.slot
+        if slot:
+            try:
+                return await ask(slot, min(patience, POLL_PATIENCE))
+            except Unavailable:
+                self.slot = 0 if self.slot == slot else self.slot
+                if patience <= POLL_PATIENCE:
+                    raise
+        return await ask(None, ends - now())
 
     async def _fetched(
         self, of: RpcPool | None, min_slot: int | None, patience: float | None
@@ -258,15 +281,17 @@ class RunWatcher:
 
     async def _poll_once(self) -> None:
         pushes, seq, told, now = self._pushes, self.latest.seq, self._told, asyncio.get_running_loop().time
-        slot = self._told_slot if told > seq else 0
-        # who answers an older state than is pushed is not asked twice in a row
-        each = self._pool.each()
+        answered = -1 if self._answered is None else self._answered.seq
+        slot = self._pushed_slot if max(seq, told) > answered else 0
+        # who answers an older state than is pushed is not asked twice in a row; whose websocket it is, only if first
+        first, *others = self._pool.each()
+        each = [first, *(node for number, node in enumerate(others, 1) if number != self._socket.number)]
         of = each[len(self._contradicted) % len(each)] if self._contradicted else None
         try:
             await self.refresh(patience=TOLD_PATIENCE if slot else POLL_PATIENCE, min_slot=slot, of=of)
         except Unavailable as error:
             if slot:
-                self._told_slot = 0
+                self._pushed_slot = 0
                 self._poll_now.set()
             elif now() - self._contact > self._give_up:
                 self._end(error)
@@ -279,10 +304,11 @@ class RunWatcher:
         except Exception as error:  # whatever is wrong with an account costs this reading of it, not the member
             self._unreadable("an RPC node", error)
             return
-        assert self._answered is not None
-        self._contradicted = [*self._contradicted, now()] if self._answered.seq < max(seq, told) else []
-        if len(self._contradicted) >= CONTRADICTED_AFTER and now() - self._contradicted[0] >= OUTAGE_SECONDS:
-            await self._retract(self._answered)
+        assert self._said is not None
+        self._contradicted = [*self._contradicted, now()] if self._said.seq < max(seq, told) else []
+        lasts = OUTAGE_SECONDS if max(seq, told) > answered else BEHIND_SECONDS
+        if len(self._contradicted) >= CONTRADICTED_AFTER and now() - self._contradicted[0] >= lasts:
+            await self._retract(self._said)
             return
         if not self._contradicted:
             self._contradictions.ends()
@@ -300,15 +326,16 @@ class RunWatcher:
         """Go back to what nodes answer, and listen to another websocket."""
         if (also := self._contradictions.lasts(asyncio.get_running_loop().time())) is not None:
             log.warning(
-                "nodes go on answering an older state of the run than a websocket pushed%s: going by what they answer, "
-                "and connecting anew",
+                "nodes go on answering an older state of the run than a websocket or a node told%s: going by what they "
+                "answer, and connecting anew",
                 also,
             )
         if self.latest.seq > answered.seq:
-            self._latest, self.slot = answered, 0
+            self._latest = self._answered = answered
+            self.slot = 0
             self.retractions += 1
             self._wake()
-        self._contradicted, self._told, self._told_slot = [], 0, 0
+        self._contradicted, self._told, self._pushed_slot = [], 0, 0
         self._unheard = True
         await self._socket.drop()
 
@@ -339,12 +366,13 @@ class RunWatcher:
             self._unpushed = 0
             if not is_believed(self._latest, run):
                 if run.seq > self._told:
-                    self._told, self._told_slot = run.seq, push.slot
+                    self._told, self._pushed_slot = run.seq, push.slot
                 self._poll_now.set()
                 return
             self._silences.ends()
             self._pushes += 1
-            self._take(push.slot, run)
+            self._pushed_slot = push.slot
+            self._take(run)
         except Exception as error:
             self._unreadable("a websocket", error)
             self._poll_now.set()
@@ -357,12 +385,12 @@ class RunWatcher:
 
     def saw(self, slot: int, account: AccountData) -> None:
         """Take a state in that a node answered, if it is newer than the last one, and wake the readers."""
-        run = self.parsed(account.data)
+        run = self._said = self.parsed(account.data)
         if self._answered is None or run.seq > self._answered.seq:
-            self._answered = run
-        self._take(slot, run)
+            self._answered, self.slot = run, max(self.slot, slot)
+        self._take(run)
 
-    def _take(self, slot: int, run: Run) -> None:
+    def _take(self, run: Run) -> None:
         self._troubles.ends()
         before, now = self._latest, asyncio.get_running_loop().time()
         if before is not None and now - self._contact > OUTAGE_SECONDS:
@@ -370,7 +398,6 @@ class RunWatcher:
         self._contact = now
         if before is not None and run.seq <= before.seq:
             return
-        self.slot = max(self.slot, slot)
         if before is not None and run.state_started_at > before.state_started_at:
             self.clock.observe(run.state_started_at)
         self._latest = run

@@ -56,7 +56,7 @@ class Arrivals:
                     return
                 address = await incoming.remote_addr()
                 port = address.addr if isinstance(address, iroh.IncomingAddr.IP) else ""
-                place = place_of(address)
+                place = place_of(address, self._contacts)
                 known = self.door.invites(port) and not self.door.lets_in(place)
                 if not known and not self.door.looks.spare():
                     await self._turn_away(incoming.ignore)

@@ -12,14 +12,15 @@ would keep each other from ever ending theirs. Of IPv6 a whole /64 is one addres
 of them. The port from which a member was connected last has a place of its own, as often as a member may connect, and
 strangers' handshakes give way to it at once: else whoever shares its address, or has many and begins anew before it is
 late, could keep it out once its connection is lost. It counts where there is no other way in, and is proven first,
-since anybody may name it.
+since anybody may name it. Who comes by way of a relay is known by a key that cost nothing, before the handshake: those
+who are no members have one place together, since some dozens of keys would have all places.
 """
 
 from __future__ import annotations
 
 import ipaddress
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 
 import iroh
@@ -35,6 +36,8 @@ LOOKED_AT_RATE, LOOKED_AT_BURST = 100.0, 600.0
 GIVE_WAY_S = 2.0
 """What a handshake may take, however many wait."""
 LEFT_RATE, LEFT_BURST = 1000.0, 1000.0
+RELAYED = "relayed"
+"""The place of all who are no members and come by way of a relay."""
 REMEMBERED = 1024
 """Addresses; those that came last."""
 
@@ -130,10 +133,12 @@ class Door:
         return self._rates[where]
 
 
-def place_of(address: iroh.IncomingAddr) -> str:
-    """What the handshakes of one place have in common: its IP address, or the key that a relay saw the sender prove."""
+def place_of(address: iroh.IncomingAddr, members: Container[bytes]) -> str:
+    """What the handshakes of one place have in common: its IP address, or the key that a relay saw a member prove."""
+    if isinstance(address, iroh.IncomingAddr.RELAY):
+        return str(address.endpoint_id) if bytes(address.endpoint_id.to_bytes()) in members else RELAYED
     if not isinstance(address, iroh.IncomingAddr.IP):
-        return str(address.endpoint_id if isinstance(address, iroh.IncomingAddr.RELAY) else address)
+        return RELAYED
     return network_of(address.addr.rpartition(":")[0].strip("[]"))
 
 
