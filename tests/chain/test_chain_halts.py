@@ -33,7 +33,7 @@ from aftermath.chain.views import run_account
 from aftermath.coordinator.errors import Unavailable
 from aftermath.rules.state import RunState
 from chain.faults import answer, faulty_websocket, meddling, proxy
-from chain.networks import Place
+from chain.networks import Place, config_table
 
 RUN = "halted"
 Forge = Callable[[dict[str, Any]], dict[str, Any]]
@@ -65,14 +65,14 @@ def _size(account: dict[str, Any]) -> int:
     return len(base64.b64decode(account["data"][0])) if account["data"][1] == "base64" else 0
 
 
-def saying(state: RunState) -> Forge:
-    """That the run is in this state, by a change that is newer than all others."""
+def saying(value: int, *field: str) -> Forge:
+    """That the run has this in a field (its state), by a change that is newer than all others."""
 
     def forge(account: dict[str, Any]) -> dict[str, Any]:
         if _size(account) != run_account().size:
             return account
         data = bytearray(base64.b64decode(account["data"][0]))
-        data[run_account().offset("state")] = state
+        data[run_account().offset(*(field or ("state",)))] = value
         data[run_account().offset("seq")] += 1
         return {**account, "data": [base64.b64encode(data).decode(), "base64"]}
 
@@ -160,7 +160,24 @@ async def test_a_halt_of_which_one_node_alone_speaks_is_not_believed(
             view = await reader.view()
             assert view.run.state is RunState.WAITING_FOR_MEMBERS
             assert view.run.future_earning_rate == rate
-    assert "that the run has halted" in caplog.text
+    assert "that nobody takes part in the run any more" in caplog.text
+
+
+async def test_that_others_may_convict_a_member_is_not_believed_of_one_node_alone(embedded: Place) -> None:
+    """A member takes part in no such run, and would end."""
+    forge = saying(40, "config", "verification_percent")
+    async with watched(embedded, forge, None) as (coordinator, pool, watcher):
+        reader = RunReader(pool, coordinator.program_id, RUN, watcher)
+        await _seen(watcher, await _changed(coordinator, 3), within=3)
+        assert (await reader.view()).run.config.verification_percent == 0
+
+
+async def test_that_others_may_convict_a_member_is_believed_if_nobody_denies_it(embedded: Place) -> None:
+    async with watched(embedded, None, None) as (coordinator, _, watcher):
+        await coordinator.set_paused(RUN, True)
+        await coordinator.update(RUN, config=config_table(verification_percent=40))
+        await _seen(watcher, (await coordinator.run(RUN)).seq, within=5)
+        assert watcher.latest.config.verification_percent == 40
 
 
 @pytest.mark.parametrize("other", ["honest", "dead", "still", "liar"])

@@ -7,6 +7,7 @@ run gets spare compute units, because the state can advance between simulation a
 
 from __future__ import annotations
 
+import logging
 from functools import cached_property
 
 from solders.instruction import Instruction
@@ -33,11 +34,13 @@ from aftermath.chain.views import (
     witnesses_account,
 )
 from aftermath.chain.wallet import Wallet
-from aftermath.coordinator.errors import CoordinatorError, NoSuchRun
+from aftermath.coordinator.errors import CoordinatorError, NoSuchRun, Refusal, Refused, Unavailable
 from aftermath.rules.bitmap import seats
 from aftermath.rules.members import Members
 from aftermath.rules.model import Model
 from aftermath.rules.run import Run
+
+log = logging.getLogger(__name__)
 
 TRANSITION_UNITS = 150_000
 """Compute units that closing a round or an epoch may add to an instruction (the program's own ceiling)."""
@@ -218,8 +221,29 @@ class CoordinatorClient:
         return await self.transact(self.ix.tick(run_id))
 
     async def transact(self, *instructions: Instruction) -> Signature:
-        """Send instructions of which the last may end in a transition of the run."""
-        return await self.sender.send(list(instructions), headroom=TRANSITION_UNITS)
+        """Send instructions of which the last may end in a transition of the run.
+
+        What one node refuses for good, by which a member would end, is sent by way of each other one. Raises as
+        `Sender.send`.
+        """
+        try:
+            return await self.sender.send(list(instructions), headroom=TRANSITION_UNITS)
+        except Refused as refusal:
+            if refusal.reason is not Refusal.FINAL or len(self.pool.endpoints) == 1:
+                raise
+            final = refusal
+        for sender in self.sender.each():
+            try:
+                signature = await sender.send(list(instructions), headroom=TRANSITION_UNITS)
+            except Unavailable as error:
+                log.debug("%s", error.message)
+            except Refused as refusal:
+                if refusal.reason is not Refusal.FINAL:
+                    raise
+            else:
+                self.sender.slot = max(self.sender.slot, sender.slot)
+                return signature
+        raise final
 
     async def _account(self, run_id: str, address: Pubkey) -> AccountData:
         return await self._present(run_id, (await fetch(self.pool, address))[1])

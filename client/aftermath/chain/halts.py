@@ -1,7 +1,8 @@
-"""Whether a run has halted (it is paused, or finished), of which the word of one node among several is not enough.
+"""Whether a run is such as nobody takes part in: paused, finished, or one whose members convict others and nobody can
+check that. The word of one node among several is not enough.
 
-Decided: who believes it falsely ends, or gives up its place; who doubts it falsely loses nothing, since in a halted run
-there is nothing to do, and the change that ends the halt is believed. So one node that denies it is enough, if it goes
+Decided: who believes it falsely ends, or gives up its place; who doubts it falsely loses nothing, since in such a run
+there is nothing to do, and the change that ends a halt is believed. So one node that denies it is enough, if it goes
 on denying for longer than honest ones lag behind each other, while the clock that it knows goes on: one that stands
 still knows of nothing later, and one that takes three seconds to answer knows it all the same. That a run is paused
 denies that it is finished: who waits in it would end. Whoever says what was denied is not believed, and not asked again
@@ -47,23 +48,22 @@ class Halts:
         self._asking = asyncio.Lock()
 
     def check(self, known: Run | None, answered: Run) -> None:
-        """Raises BadReply for a node that says now that the run has halted, and has been denied."""
+        """Raises BadReply for a node that says now what has been denied."""
         if _is_news(known, answered) and self._denied_until > asyncio.get_running_loop().time():
-            raise BadReply("the RPC node says that the run has halted, and another that it goes on")
+            raise BadReply("the RPC node says that nobody takes part in the run any more, and another that it goes on")
 
     async def believed(self, known: Run | None, answered: Run) -> bool:
-        """Whether what a node answered can be so; other nodes are asked if it is that the run has halted now."""
+        """Whether what a node answered can be so; other nodes are asked if nobody would take part in the run now."""
         if not _is_news(known, answered) or len(self._pool.endpoints) == 1:
             return True
         now = asyncio.get_running_loop().time
         async with self._asking:
-            asked = (self._denies(node, answered.state) for node in self._pool.each())
+            asked = (self._denies(node, known, answered) for node in self._pool.each())
             if self._denied_until <= now() and any(await asyncio.gather(*asked)):
                 self._denied_until = now() + DENIED_SECONDS
             return self._denied_until <= now()
 
-    async def _denies(self, node: RpcPool, state: RunState) -> bool:
-        """Of a finished run also that it is paused: whoever waits there would end."""
+    async def _denies(self, node: RpcPool, known: Run | None, answered: Run) -> bool:
         now = asyncio.get_running_loop().time
         ends, first = now() + LAG_SECONDS, None
         while True:
@@ -71,9 +71,7 @@ class Halts:
                 word = await self._word(node)
             except CoordinatorError:
                 return False
-            if word.run is None or word.run.state is RunState.FINISHED:
-                return False
-            if word.run.halted and state is not RunState.FINISHED:
+            if word.run is None or not _contradicts(known, answered, word.run):
                 return False
             if first is None:
                 first = word.time
@@ -95,4 +93,22 @@ class Halts:
 
 
 def _is_news(known: Run | None, answered: Run) -> bool:
+    return _halts(known, answered) or _convicts(known, answered)
+
+
+def _halts(known: Run | None, answered: Run) -> bool:
     return answered.halted and (known is None or known.state is not answered.state)
+
+
+def _convicts(known: Run | None, answered: Run) -> bool:
+    return bool(answered.config.verification_percent) and (known is None or not known.config.verification_percent)
+
+
+def _contradicts(known: Run | None, answered: Run, other: Run) -> bool:
+    """Whether what another node says denies what is news in an answer. That a run is paused denies that it is finished:
+    whoever waits there would end.
+    """
+    if _convicts(known, answered) and not other.config.verification_percent:
+        return True
+    goes_on = other.state is not RunState.FINISHED if answered.state is RunState.FINISHED else not other.halted
+    return _halts(known, answered) and goes_on

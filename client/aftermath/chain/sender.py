@@ -10,6 +10,7 @@ hidden in the compute limit; it begins with the pool's seed, since two commands 
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -88,6 +89,15 @@ class Sender:
                 if refill == REFILLS or not await self._refilled(failure, instructions):
                     raise self.refusal(failure, instructions) from failure
         raise AssertionError("unreachable")
+
+    def each(self) -> list[Sender]:
+        """This sender by way of every node by itself."""
+        senders = []
+        for node in self.pool.each():
+            sender = copy.copy(self)
+            sender.pool = node
+            senders.append(sender)
+        return senders
 
     async def send_packed(
         self, instructions: Sequence[Instruction], signers: Sequence[Keypair] = (), *, headroom: int = 0

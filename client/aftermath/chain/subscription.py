@@ -232,7 +232,7 @@ class RunWatcher:
         return run
 
     async def believed(self, run: Run) -> bool:
-        """Whether what a node answered may be so; asks the others first if it is that the run has halted."""
+        """Whether what a node answered may be so; asks the others first if nobody would take part in it."""
         return await self._halts.believed(self._latest, run)
 
     def parsed(self, data: bytes) -> Run:
