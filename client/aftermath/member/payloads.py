@@ -80,13 +80,16 @@ class Payloads:
         """`arrived` is called whenever a level is here."""
         self._ports, self._role, self._decode, self._arrived = ports, role, decode, arrived
         self._had_by_all: dict[int, tuple[frozenset[int], frozenset[bytes]]] = {}
-        """By height: the levels that the witnesses judging it have whoever holds them, and the keys of these."""
+        """By height: the levels that the witnesses judging it have whoever holds them, and the keys of those known."""
         self._handed_on: dict[int, frozenset[int]] = {}
         """By height: those that this member, as one of these witnesses, has to have and does not hold."""
 
     def will_be_had(self, height: int, levels: frozenset[int], witnesses: Collection[bytes]) -> None:
-        """The witnesses with these keys have these levels of the results of a round, whoever holds them."""
-        self._had_by_all[height] = levels, frozenset(witnesses)
+        """The witnesses with these keys, and others told before, have these levels of the results of a round, whoever
+        holds them.
+        """
+        _, before = self._had_by_all.get(height, (levels, frozenset()))
+        self._had_by_all[height] = levels, before | frozenset(witnesses)
 
     def hand_on(self, height: int) -> bool:
         """As such a witness have these levels too; whether that is new."""
