@@ -104,6 +104,12 @@ class WitnessDuty:
 
         Who is no witness waits too: it becomes one when others leave.
         """
+        try:
+            await self._attend()
+        finally:
+            self._results.has_attested(self._judged)
+
+    async def _attend(self) -> None:
         name = f"the attestation of round {self._plan.header.height}"
         duty = Duty(self._ports, name, wanted=lambda: not self._over())
         while not self._over() and not duty.refused:
