@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from aftermath.rules import availability
+from aftermath.rules.state import RunState
+from aftermath.sim.player import Player
+from aftermath.sim.road import Mood
 from aftermath.sim.simulation import Simulation, play
 from member.saboteurs import hides, hides_from, sabotage
 
@@ -41,3 +47,97 @@ def test_a_level_hidden_where_no_other_holder_is_a_witness_pushes_nobody_out(
     assert sim.run.lost_sequences == 0
     heights = {e["height"] for e in honest[0].saw("applied")}
     assert len(heights) == 10, "the other holder applied all rounds"
+
+
+def _over(sim: Simulation, height: int) -> bool:
+    return sim.run.epoch > 0 or not sim.run.state.training or sim.run.current.height >= height
+
+
+def _holder_went_through(sim: Simulation) -> bool:
+    holder = sim.players[1]
+    sim.compare(sim.players[1:])
+    return not any("out of this epoch" in e["message"] for e in holder.saw("warning")) and bool(holder.saw("cooldown"))
+
+
+def test_a_holder_that_missed_a_round_has_its_results_from_those_who_attested_them(tmp_path: Path) -> None:
+    """It was in no duty of that round, and learns of who has what when it applies it."""
+
+    async def story(sim: Simulation) -> None:
+        liar, holder, *_ = [sim.add(tier) for tier in TIERS]
+        await sim.until_round(1)
+        sabotage(liar, hides_from(liar, 0, [holder]))
+        holder.set_moods([Mood.REFUSES])
+        await sim.until(lambda _: _over(sim, 3))
+        holder.set_moods([Mood.GOOD])
+        await sim.until(lambda run: run.epoch == 1)
+
+    rules = {"init_min_clients": len(TIERS), "min_clients": WITNESSES, "witness_nodes": WITNESSES, "overlap": 0}
+    sim = play(tmp_path, story, rounds_per_epoch=12, **rules)
+    began = {e["height"] for e in sim.players[1].saw("round")}
+    assert len(began) < 12, "it missed rounds"
+    assert _holder_went_through(sim)
+
+
+def test_who_witnesses_in_the_place_of_others_hands_on_what_it_has(tmp_path: Path) -> None:
+    """Those who were drawn leave before they attest; who came for them is asked as well."""
+    replaced: list[int] = []
+
+    async def story(sim: Simulation) -> None:
+        liar, holder, *_ = [sim.add(tier) for tier in (0, 0, *[2] * 8)]
+        await sim.until_round(1)
+        sabotage(liar, hides_from(liar, 0, [holder]))
+        while not sim.run.epoch and sim.run.state.training:
+            height = sim.run.current.height
+            drawn = _names(sim, availability.drawn(sim.run.current, sim.run, sim.members))
+            if height > 1 and not replaced and not drawn & {liar.name, holder.name}:
+                replaced.append(height)
+                for player in sim.players:
+                    if player.name in drawn:
+                        await sim.stop(player)
+            await sim.until(lambda _, height=height: _over(sim, height + 1))
+        await sim.until(lambda run: run.epoch == 1)
+
+    rules = {"init_min_clients": 10, "min_clients": 3, "witness_nodes": 3, "overlap": 0}
+    sim = play(tmp_path, story, rounds_per_epoch=10, **rules)
+    assert replaced
+    assert _holder_went_through(sim)
+
+
+def test_whom_another_rule_would_have_drawn_is_nothing_to_who_applies_the_last_round_late(tmp_path: Path) -> None:
+    """One of two holders says that it lacks what the other delivered, in a round in which it alone judges a level."""
+
+    async def story(sim: Simulation) -> None:
+        liar, holder, *_ = [sim.add(tier) for tier in (0, 0, 2, 2, 2, 2)]
+        await sim.until_round(1)
+        _denies(liar, holder, sim)
+        await sim.until_round(6)
+        await asyncio.sleep(1)
+        assert holder.chain is not None
+        holder.chain.down = True
+        sim.pause(True)
+        run = await sim.until(lambda run: run.state is RunState.PAUSED)
+        assert _names(sim, availability.drawn(run.current, run, sim.members)) >= {liar.name}
+        sim.chain.send([sim.ix.update("sim", config=asdict(run.config) | {"witness_nodes": 0})], sim.owner)
+        holder.chain.down = False
+        await asyncio.sleep(30)
+        assert holder.saw("cooldown")
+
+    rules = {"init_min_clients": 6, "min_clients": 3, "witness_nodes": 3, "overlap": 1, "total_steps": 30}
+    sim = play(tmp_path, story, rounds_per_epoch=12, **rules)
+    assert sim.compare(sim.players) > 0
+
+
+def _denies(liar: Player, victim: Player, sim: Simulation) -> None:
+    assert liar.member is not None
+    results = liar.member._results
+    held = results.held
+
+    def lacking(height: int) -> dict[int, bytes]:
+        return {seat: d for seat, d in held(height).items() if sim.members.seats[seat].signer != victim.wallet}
+
+    results.held = lacking  # type: ignore[method-assign]
+
+
+def _names(sim: Simulation, seats: tuple[int, ...]) -> set[str]:
+    wallets = {sim.members.seats[seat].signer for seat in seats}
+    return {player.name for player in sim.players if player.wallet in wallets}

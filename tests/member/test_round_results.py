@@ -12,6 +12,7 @@ import pytest
 from solders.keypair import Keypair
 
 from aftermath.member.plan import plan_round
+from aftermath.member.results import Results
 from aftermath.member.rounds.collect import Collector
 from aftermath.p2p.transport import RequestRefused
 from aftermath.rules.commitment import LevelPayload, SequenceInterval, encode_announcement
@@ -228,6 +229,55 @@ def test_a_payload_comes_from_another_holder_when_its_trainer_is_gone() -> None:
         desk.tell(key_to(said))
         await asyncio.sleep(2)
         assert desk.results.held(4) == {1: said.digest}
+
+    run_virtual(story())
+
+
+class _HasForOthers(Desk):
+    """Of a member that holds level 2 alone, and as a witness has level 1 for others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.results = Results(self.ports, replace(self.role, tier=2), self.workers.decode)
+        self.results.begin(2)
+        self.results.open(plan_of())
+        self.results.payloads.will_be_had(4, frozenset({1}), [p2p_of(2)])
+        self.results.have_for_others(4)
+
+    def fetched(self) -> list[int]:
+        return sorted(self.results.candidates(4, 1)[0].payloads)
+
+
+def test_a_witness_fetches_what_it_needs_before_what_it_has_for_others() -> None:
+    async def story() -> None:
+        desk = _HasForOthers()
+        said = desk.hear(1)
+        own = desk.transports[1]._blobs[said.levels[2].blake3]
+        desk.transports[1].retract(said.levels[2].blake3)
+        await asyncio.sleep(10)
+        assert desk.fetched() == []
+        desk.transports[1].publish(own)
+        await asyncio.sleep(10)
+        assert desk.fetched() == [1, 2]
+        assert list(desk.results.held(4)) == [1]
+
+    run_virtual(story())
+
+
+def test_what_a_witness_did_without_it_fetches_for_others_no_more() -> None:
+    async def story() -> None:
+        desk = _HasForOthers()
+        said = desk.hear(1)
+        lacking = desk.transports[1]._blobs[said.levels[1].blake3]
+        desk.transports[1].retract(said.levels[1].blake3)
+        await asyncio.sleep(10)
+        assert not desk.results.held(4)
+        desk.results.has_attested(4)
+        desk.transports[1].publish(lacking)
+        desk.hear(2)
+        await asyncio.sleep(30)
+        assert desk.fetched() == [2]
+        assert not [event for event in desk.events if event["kind"] == "warning"]
 
     run_virtual(story())
 

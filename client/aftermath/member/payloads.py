@@ -7,7 +7,8 @@ Choices:
 - a bad payload costs its sender the round and nobody else anything: everybody who holds its level finds the same
   fault in the same bytes, so it can be left out even if witnesses that do not hold the level accepted the rest;
 - a witness has, besides the levels it holds, those that all witnesses of the round have to have
-  (`rules.availability`), as bytes that it hands on;
+  (`rules.availability`), as bytes that it hands on: after its own, and until it has attested. A line that is
+  enough for its own levels is enough for these only a little later, and what it did without nobody asks it for;
 - a missing payload is asked for again and again from everyone who may hold it, as long as the chain still stores its
   round; that it was not to be had is said of the first tries only, since a round may last for hours.
 """
@@ -55,6 +56,8 @@ class Candidate:
     """What unmasks the payloads; empty while that is not known."""
     told: bytes = b""
     """The announcement that told the key, as it was signed; empty before that."""
+    here: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once all levels that we hold are here."""
     opens: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once the key is known."""
     late: bool = False
@@ -62,6 +65,8 @@ class Candidate:
     broken: bool = False
     """Whether its private state is known not to go on from the result before."""
     fetching: list[asyncio.Task[None]] = field(default_factory=list)
+    for_others: list[asyncio.Task[None]] = field(default_factory=list)
+    """Those of `fetching` that are done for others alone."""
 
     def open(self, key: bytes, told: bytes = b"") -> None:
         """Let the payloads be unmasked by the key that the seal names."""
@@ -80,13 +85,16 @@ class Payloads:
         """`arrived` is called whenever a level is here."""
         self._ports, self._role, self._decode, self._arrived = ports, role, decode, arrived
         self._had_by_all: dict[int, tuple[frozenset[int], frozenset[bytes]]] = {}
-        """By height: the levels that the witnesses judging it have whoever holds them, and the keys of these."""
+        """By height: the levels that the witnesses judging it have whoever holds them, and the keys of those known."""
         self._handed_on: dict[int, frozenset[int]] = {}
         """By height: those that this member, as one of these witnesses, has to have and does not hold."""
 
     def will_be_had(self, height: int, levels: frozenset[int], witnesses: Collection[bytes]) -> None:
-        """The witnesses with these keys have these levels of the results of a round, whoever holds them."""
-        self._had_by_all[height] = levels, frozenset(witnesses)
+        """The witnesses with these keys, and others told before, have these levels of the results of a round, whoever
+        holds them.
+        """
+        _, before = self._had_by_all.get(height, (levels, frozenset()))
+        self._had_by_all[height] = levels, before | frozenset(witnesses)
 
     def hand_on(self, height: int) -> bool:
         """As such a witness have these levels too; whether that is new."""
@@ -95,6 +103,10 @@ class Payloads:
         levels, _ = self._had_by_all.get(height, (frozenset(), frozenset()))
         self._handed_on[height] = frozenset(level for level in levels if level < self._role.tier)
         return bool(self._handed_on[height])
+
+    def hand_on_no_more(self, height: int) -> None:
+        """As such a witness that has attested: what is not here is fetched for others no more."""
+        self._handed_on[height] = frozenset()
 
     def forget(self, height: int) -> None:
         """Of a round that no replica can need any more."""
@@ -131,7 +143,9 @@ class Payloads:
         await every(self._obtain(candidate, level, plan) for level in self.needed(candidate))
 
     async def fetch_for_others(self, candidate: Candidate, plan: RoundPlan) -> None:
-        """Fetch the levels that this member has for others, until all are there."""
+        """Fetch the levels that this member has for others, until all are there; those that it needs itself first."""
+        if self.for_others(candidate):
+            await candidate.here.wait()
         await every(self._arrive(candidate, level, plan) for level in self.for_others(candidate))
 
     async def _obtain(self, candidate: Candidate, level: int, plan: RoundPlan) -> None:
@@ -161,6 +175,8 @@ class Payloads:
                 if not pauses.at_longest:
                     self._ports.events.emit(kinds.FetchFailed(height=said.height, seat=said.seat, why=str(failure)))
                 await self._ports.clock.sleep(pauses.next())
+        if all(needed in candidate.payloads for needed in self.needed(candidate)):
+            candidate.here.set()
         seconds = self._ports.clock.monotonic() - started
         self._arrived()
         return seconds

@@ -166,7 +166,7 @@ class Results:
         self._lineage.hear(said)
         self._follow(said.seat)
         self._start(candidate, plan, self.payloads.fetch)
-        self._start(candidate, plan, self.payloads.fetch_for_others)
+        candidate.for_others.append(self._start(candidate, plan, self.payloads.fetch_for_others))
         self.changed.fire()
 
     def hear_of_opening(self, said: Closed | Key, raw: bytes) -> None:
@@ -236,9 +236,20 @@ class Results:
         plan = self._plans.get(height)
         if plan is not None and self.payloads.hand_on(height):
             for candidate in _all(self._found.get(height, {})):
-                self._start(candidate, plan, self.payloads.fetch_for_others)
+                candidate.for_others.append(self._start(candidate, plan, self.payloads.fetch_for_others))
 
-    def _start(self, candidate: Candidate, plan: RoundPlan, fetch: Fetch) -> None:
+    def has_attested(self, height: int) -> None:
+        """As a witness, or after its time: what is not here yet of that round's results is fetched for others no more,
+        since this member does not say that it has it.
+        """
+        if height not in self._plans:
+            return
+        self.payloads.hand_on_no_more(height)
+        for candidate in _all(self._found.get(height, {})):
+            for task in candidate.for_others:
+                task.cancel()
+
+    def _start(self, candidate: Candidate, plan: RoundPlan, fetch: Fetch) -> asyncio.Task[None]:
         async def fetching() -> None:
             await fetch(candidate, plan)
             self.changed.fire()
@@ -246,6 +257,7 @@ class Results:
         task = asyncio.ensure_future(fetching())
         task.add_done_callback(self._fetched)
         candidate.fetching.append(task)
+        return task
 
     def _fetched(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:

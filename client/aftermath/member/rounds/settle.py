@@ -1,13 +1,14 @@
 """What a round comes to once it is judged: whose results count, in which levels, and all of them here.
 
 Decided: it gives the epoch up rather than apply less than everybody does; whose results count without some of their
-levels is said.
+levels is said. Levels that all witnesses have are had from whoever attested: a member that missed their round, or saw
+others drawn, knows of them only from the chain.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from aftermath.base.wait import first_of
@@ -20,6 +21,7 @@ from aftermath.member.rounds.collect import Collector
 from aftermath.member.rounds.duties import Duties
 from aftermath.member.rounds.epoch import Epoch
 from aftermath.optim.votes import Votes
+from aftermath.rules.availability import had_by_all
 from aftermath.rules.consensus import Fingerprint, consensus, vouched
 from aftermath.rules.run import Round, Run
 from aftermath.watch import kinds
@@ -46,8 +48,9 @@ class Settling:
     async def settle(self, run: Run, done: Round, attesting: Round) -> Settled:
         """What is applied of the round `done`, by the attestations given in `attesting`. Raises Desync.
 
-        `run` is of any moment from the first round of the epoch to its end.
+        `run` is of any moment from the first round of the epoch on, while its rounds are stored.
         """
+        run, members = replace(run, config=self._epoch.rules), self._epoch.members  # it may have other rules since
         try:
             attestations = await self._ports.coordinator.attestations(attesting)
         except Refused as error:
@@ -55,7 +58,9 @@ class Settling:
         accepted = consensus(attesting, attestations, done.roster)
         if others := disputed(attestations, done.roster) & self._results.announced(done.height):
             self._duties.start(self.collector.ask(done.height, others, lambda _: False))
-        levels = vouched(attesting, accepted, attestations, done.roster, run, self._epoch.members, self._levels)
+        witnesses = {members.seats[one.seat].p2p for one in attestations}
+        self._results.payloads.will_be_had(done.height, had_by_all(attesting, run, members), witnesses)
+        levels = vouched(attesting, accepted, attestations, done.roster, run, members, self._levels)
         results = await self._collect(done.height, attesting.salt, accepted, levels)
         self._tell_what_is_left_out(done.height, results, levels)
         return Settled(accepted, results, self.collector.by_level(results, levels))

@@ -62,9 +62,10 @@ class WitnessDuty:
         """`before`: the duty in the round before, if this member had one."""
         self._ports, self._results, self._seat, self._plan, self._judged = ports, results, seat, plan, judged
         self._opening, self._closed = opening, False
-        run, members = ports.feed.run, ports.feed.members
-        witnesses = {plan.seats[number].p2p for number in drawn(plan.header, run, members)}
-        results.payloads.will_be_had(judged, had_by_all(plan.header, run, members), witnesses)
+        if results.plan(judged) is not None:  # the first round may judge none
+            run, members = ports.feed.run, ports.feed.members
+            witnesses = {plan.seats[number].p2p for number in drawn(plan.header, run, members)}
+            results.payloads.will_be_had(judged, had_by_all(plan.header, run, members), witnesses)
         self._may_open: float | None = None
         """When a quorum of witnesses was closed, as far as this member heard."""
         self._before = before  # which may still be sending its attestation
@@ -104,6 +105,12 @@ class WitnessDuty:
 
         Who is no witness waits too: it becomes one when others leave.
         """
+        try:
+            await self._attend()
+        finally:
+            self._results.has_attested(self._judged)
+
+    async def _attend(self) -> None:
         name = f"the attestation of round {self._plan.header.height}"
         duty = Duty(self._ports, name, wanted=lambda: not self._over())
         while not self._over() and not duty.refused:
