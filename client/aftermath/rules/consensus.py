@@ -152,7 +152,7 @@ def vouched(
 ) -> dict[int, frozenset[int]]:
     """For each level the members of which that level of their accepted result is applied. `attesting` judged them.
 
-    `run` and `members` may be of any moment from the epoch's first round to its end.
+    `run` and `members` may be of any moment from the epoch's first round to its end, `run` with the epoch's config.
     """
     recorded = {one.seat: unpack_fingerprints(one, roster) for one in attestations}
 
