@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from pathlib import Path
 
 import psutil
@@ -61,7 +62,9 @@ def test_nothing_outlives_it_when_it_is_killed_and_the_terminal_is_as_before(
     with Terminal(line, state, PATIENCE) as terminal:
         terminal.shows("started 2 clients")
         terminal.shows("2 of 2 run")
-        descendants = family(terminal)
+        deadline = time.monotonic() + PATIENCE
+        while len(descendants := family(terminal)) < 7 and time.monotonic() < deadline:
+            time.sleep(0.1)  # the clients run, and what they start may not yet
         assert len(descendants) >= 7
         terminal.process.send_signal(signal.SIGKILL)
         terminal.shows("the process has ended without a word; it said last:")
