@@ -65,18 +65,27 @@ def _size(account: dict[str, Any]) -> int:
     return len(base64.b64decode(account["data"][0])) if account["data"][1] == "base64" else 0
 
 
-def saying(value: int, *field: str) -> Forge:
-    """That the run has this in a field (its state), by a change that is newer than all others."""
+def changing(edit: Callable[[bytearray], None]) -> Forge:
+    """What becomes of the run's account, and of no other."""
 
     def forge(account: dict[str, Any]) -> dict[str, Any]:
         if _size(account) != run_account().size:
             return account
         data = bytearray(base64.b64decode(account["data"][0]))
-        data[run_account().offset(*(field or ("state",)))] = value
-        data[run_account().offset("seq")] += 1
+        edit(data)
         return {**account, "data": [base64.b64encode(data).decode(), "base64"]}
 
     return forge
+
+
+def saying(value: int, *field: str) -> Forge:
+    """That the run has this in a field (its state), by a change that is newer than all others."""
+
+    def edit(data: bytearray) -> None:
+        data[run_account().offset(*(field or ("state",)))] = value
+        data[run_account().offset("seq")] += 1
+
+    return changing(edit)
 
 
 @dataclass
@@ -89,13 +98,8 @@ class Switch:
         return lambda account: forge(account) if self.on else account
 
 
-def ahead(account: dict[str, Any]) -> dict[str, Any]:
-    """A state far newer than there is."""
-    if _size(account) != run_account().size:
-        return account
-    data = bytearray(base64.b64decode(account["data"][0]))
+def far_newer(data: bytearray) -> None:
     data[run_account().offset("seq") + 4] += 1
-    return {**account, "data": [base64.b64encode(data).decode(), "base64"]}
 
 
 def standing_still(*, but_for_the_time: bool = False) -> Forge:
@@ -248,7 +252,7 @@ async def test_a_state_far_newer_than_there_is_is_taken_back(embedded: Place, mo
     """One answer of one node kept what is new from a member for ever."""
     monkeypatch.setattr(subscription, "BEHIND_SECONDS", 2.0)
     lies = Switch()
-    async with watched(embedded, lies(ahead), None) as (coordinator, pool, watcher):
+    async with watched(embedded, lies(changing(far_newer)), None) as (coordinator, pool, watcher):
         reader = RunReader(pool, coordinator.program_id, RUN, watcher)
         lies.on = True
         made_up = (await watcher.refresh()).seq
@@ -317,18 +321,14 @@ async def test_a_node_that_answers_old_states_is_not_asked_alone(embedded: Place
 async def test_what_a_fallback_pushes_and_answers_is_its_word_alone(embedded: Place) -> None:
     """Its websocket is listened to once the first one was lost; the first node is there, and knows of no such epoch."""
 
-    def another_epoch(account: dict[str, Any]) -> dict[str, Any]:
-        if _size(account) != run_account().size:
-            return account
-        data = bytearray(base64.b64decode(account["data"][0]))
+    def another_epoch(data: bytearray) -> None:
         data[run_account().offset("epoch")] += 7
         data[run_account().offset("seq")] += 1
-        return {**account, "data": [base64.b64encode(data).decode(), "base64"]}
 
     coordinator = await embedded.open_run(RUN)
     address = run_addresses(coordinator.program_id, RUN).run
     async with (
-        forging(embedded, another_epoch) as liar,
+        forging(embedded, changing(another_epoch)) as liar,
         faulty_websocket() as mute,
         RpcPool([Endpoint(embedded.network.rpc_url, "ws://127.0.0.1:9"), Endpoint(liar, mute.url)]) as pool,
     ):

@@ -244,6 +244,14 @@ class _HasForOthers(Desk):
         self.results.payloads.will_be_had(4, frozenset({1}), [p2p_of(2)])
         self.results.have_for_others(4)
 
+    async def hear_without(self, level: int) -> bytes:
+        """Member 1's result is announced, and this level of it not to be had; the bytes of that, to be served later."""
+        digest = self.hear(1).levels[level].blake3
+        data = self.transports[1]._blobs[digest]
+        self.transports[1].retract(digest)
+        await asyncio.sleep(10)
+        return data
+
     def fetched(self) -> list[int]:
         return sorted(self.results.candidates(4, 1)[0].payloads)
 
@@ -251,10 +259,7 @@ class _HasForOthers(Desk):
 def test_a_witness_fetches_what_it_needs_before_what_it_has_for_others() -> None:
     async def story() -> None:
         desk = _HasForOthers()
-        said = desk.hear(1)
-        own = desk.transports[1]._blobs[said.levels[2].blake3]
-        desk.transports[1].retract(said.levels[2].blake3)
-        await asyncio.sleep(10)
+        own = await desk.hear_without(2)
         assert desk.fetched() == []
         desk.transports[1].publish(own)
         await asyncio.sleep(10)
@@ -267,10 +272,7 @@ def test_a_witness_fetches_what_it_needs_before_what_it_has_for_others() -> None
 def test_what_a_witness_did_without_it_fetches_for_others_no_more() -> None:
     async def story() -> None:
         desk = _HasForOthers()
-        said = desk.hear(1)
-        lacking = desk.transports[1]._blobs[said.levels[1].blake3]
-        desk.transports[1].retract(said.levels[1].blake3)
-        await asyncio.sleep(10)
+        lacking = await desk.hear_without(1)
         assert not desk.results.held(4)
         desk.results.has_attested(4)
         desk.transports[1].publish(lacking)

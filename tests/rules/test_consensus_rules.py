@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from aftermath.rules import bitmap, committee, consensus
+from aftermath.rules import availability, bitmap, committee, consensus
 from aftermath.rules.run import FINGERPRINT_BYTES, Attestation
 from aftermath.rules.state import RunState
 from rules import builders, program_rules
@@ -146,7 +146,9 @@ def vouched_by(
     accepted = consensus.consensus(attesting, attestations, roster)
     of_all = builders.members({number: seat(number, tier=tier) for number, tier in enumerate(tiers)}, judges=judges)
     run = builders.run(RunState.ROUND_TRAIN, levels=levels, levels_established=known)
-    return consensus.vouched(attesting, accepted, attestations, roster, run, of_all, range(levels))
+    return consensus.vouched(
+        accepted, attestations, roster, run, of_all, range(levels), availability.had_by_all(attesting, run, of_all)
+    )
 
 
 def test_a_level_that_is_kept_from_one_of_two_holders_is_applied_by_nobody() -> None:

@@ -142,21 +142,20 @@ def judging(attestations: Iterable[Attestation], run: Run, members: Members, lev
 
 
 def vouched(
-    attesting: Round,
     accepted: Mapping[int, Fingerprint],
     attestations: Collection[Attestation],
     roster: int,
     run: Run,
     members: Members,
     levels: range,
+    by_all: Collection[int],
 ) -> dict[int, frozenset[int]]:
-    """For each level the members of which that level of their accepted result is applied. `attesting` judged them.
+    """For each level the members of which that level of their accepted result is applied. Of the levels `by_all` every
+    witness that judged them had what it recorded (`availability.had_by_all`).
 
-    `run` and `members` may be of any moment from the epoch's first round to its end, `run` with the epoch's config.
+    `run` and `members` may be of any moment from the epoch's first round to its end.
     """
     recorded = {one.seat: unpack_fingerprints(one, roster) for one in attestations}
-
-    by_all = availability.had_by_all(attesting, run, members)
 
     def of_level(level: int) -> Iterable[int]:
         if level == run.levels - 1 or level in by_all:

@@ -59,8 +59,9 @@ class Settling:
         if others := disputed(attestations, done.roster) & self._results.announced(done.height):
             self._duties.start(self.collector.ask(done.height, others, lambda _: False))
         witnesses = {members.seats[one.seat].p2p for one in attestations}
-        self._results.payloads.will_be_had(done.height, had_by_all(attesting, run, members), witnesses)
-        levels = vouched(attesting, accepted, attestations, done.roster, run, members, self._levels)
+        by_all = had_by_all(attesting, run, members)
+        self._results.payloads.will_be_had(done.height, by_all, witnesses)
+        levels = vouched(accepted, attestations, done.roster, run, members, self._levels, by_all)
         results = await self._collect(done.height, attesting.salt, accepted, levels)
         self._tell_what_is_left_out(done.height, results, levels)
         return Settled(accepted, results, self.collector.by_level(results, levels))
