@@ -1,18 +1,24 @@
-"""Where few of a level's holders are witnesses, one of them keeps it from no other holder: all witnesses have it."""
+"""One of a level's holders that gives it to no other one neither pushes these out nor has each round last its longest:
+where few of them are witnesses all witnesses have it, and else a quorum of those drawn must.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from aftermath.coordinator.errors import Refused
 from aftermath.rules import availability
+from aftermath.rules.commitment import Commitment
 from aftermath.rules.state import RunState
 from aftermath.sim.player import Player
 from aftermath.sim.road import Mood
 from aftermath.sim.simulation import Simulation, play
+from aftermath.sim.transport import SimTransport
 from member.saboteurs import hides, hides_from, sabotage
 
 TIERS = (0, 0, 1, 1, 2, 2, 2)
@@ -125,6 +131,74 @@ def test_whom_another_rule_would_have_drawn_is_nothing_to_who_applies_the_last_r
     rules = {"init_min_clients": 6, "min_clients": 3, "witness_nodes": 3, "overlap": 1, "total_steps": 30}
     sim = play(tmp_path, story, rounds_per_epoch=12, **rules)
     assert sim.compare(sim.players) > 0
+
+
+@pytest.mark.parametrize("lie", ["silent", "attests"])
+def test_who_has_a_round_closed_before_other_holders_attest_pushes_none_of_them_out(tmp_path: Path, lie: str) -> None:
+    """It tells of its result just before the chain's next second, in which it ticks: those who hold the level wait for
+    its own then, and all others have attested.
+    """
+
+    async def story(sim: Simulation) -> None:
+        liar, *_ = [sim.add(tier) for tier in (0, 0, 0, *[2] * 8)]
+        await sim.until_round(1)
+        hide = hides(liar, 0)
+
+        async def tell(said: Commitment, transport: SimTransport) -> None:
+            await asyncio.sleep((0.75 - sim.now) % 1.0)
+            await hide(said, transport)
+
+        sabotage(liar, tell)
+        if lie == "silent":
+            _attests_nothing(liar)
+        while not sim.run.epoch:
+            await asyncio.sleep(0.02)
+            if sim.run.state is RunState.ROUND_WITNESS:
+                with suppress(Refused):  # nothing is due yet
+                    sim.chain.send([sim.ix.tick("sim")], sim.owner)
+
+    rules = {"init_min_clients": 11, "min_clients": 2, "witness_nodes": 0, "overlap": 0, "round_witness_time": 1}
+    sim = play(tmp_path, story, rounds_per_epoch=5, global_batch_size_start=22, global_batch_size_end=22, **rules)
+    _, *honest = sim.players
+    assert sim.compare(honest) > 0
+    for player in honest:
+        assert [e["epoch"] for e in player.saw("cooldown")] == [0], player.name
+        assert not player.saw("warning"), player.name
+    assert {sim.members.seats[seat].signer for _, seat in sim.record.dropped} <= {sim.players[0].wallet}
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_who_hides_a_level_that_few_witnesses_hold_has_two_rounds_last_their_longest(
+    tmp_path: Path, overlap: int
+) -> None:
+    """Three of eleven witness, others in each round: whom these waited for in vain the next ones know."""
+    took: list[float] = []
+
+    async def story(sim: Simulation) -> None:
+        liar, *_ = [sim.add(tier) for tier in (0, 0, *[2] * 9)]
+        await sim.until_round(1)
+        sabotage(liar, hides(liar, 0))
+        while not sim.run.epoch and sim.run.state.training:
+            began, height = sim.now, sim.run.current.height
+            await sim.until(lambda _, height=height: _over(sim, height + 1))
+            took.append(sim.now - began)
+        await sim.until(lambda run: run.epoch == 1)
+
+    rules = {"init_min_clients": 11, "min_clients": 3, "witness_nodes": 3, "overlap": overlap}
+    rules |= {"max_round_train_time": 15, "global_batch_size_start": 22, "global_batch_size_end": 22}
+    sim = play(tmp_path, story, rounds_per_epoch=12, **rules)
+    assert sim.compare(sim.players[1:]) > 0
+    assert len(took) >= 10
+    assert sum(seconds > 0.7 * 15 for seconds in took) <= 2, took
+
+
+def _attests_nothing(player: Player) -> None:
+    assert player.chain is not None
+
+    async def witness(*_: object, **__: object) -> None:
+        return
+
+    player.chain.witness = witness  # type: ignore[method-assign]
 
 
 def _denies(liar: Player, victim: Player, sim: Simulation) -> None:

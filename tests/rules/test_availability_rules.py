@@ -30,6 +30,10 @@ def _run(
     return header(roster, seed=seed, elected=most), run, members
 
 
+def _had_by_all(round: Round, run: Run, members: Members) -> frozenset[int]:
+    return availability.had_by_all(availability.judged_by(round, run, members), LEVELS)
+
+
 @given(st.integers(1, 256), st.integers(0, 32), st.integers(0, 2**64 - 1), st.data())
 def test_who_is_drawn_is_who_witnesses_if_nobody_leaves(count: int, nodes: int, seed: int, data: st.DataObject) -> None:
     judges = data.draw(st.integers(0, 2**count - 1))
@@ -47,7 +51,7 @@ def test_who_is_drawn_is_who_witnesses_if_nobody_leaves(count: int, nodes: int, 
 
 def test_where_all_members_are_witnesses_holders_alone_have_a_level() -> None:
     for tiers in ([0, 1, 2], [0] + [2] * 31, [2] * 32):
-        assert availability.had_by_all(*_run(tiers)) == frozenset()
+        assert _had_by_all(*_run(tiers)) == frozenset()
 
 
 @given(st.lists(st.integers(0, 2), min_size=33, max_size=256), st.integers(0, 2**64 - 1), st.data())
@@ -57,7 +61,7 @@ def test_what_few_of_the_holders_drawn_would_judge_all_witnesses_have(
     judges, known = data.draw(st.integers(0, 2 ** len(tiers) - 1)), data.draw(st.integers(0, 7))
     round, run, members = _run(tiers, known=known, judges=judges, seed=seed)
     drawn = availability.drawn(round, run, members)
-    found = availability.had_by_all(round, run, members)
+    found = _had_by_all(round, run, members)
     assert LEVELS - 1 not in found
     for level in range(LEVELS - 1):
         holders = {
@@ -74,8 +78,8 @@ def test_a_level_that_all_witnesses_have_is_applied_as_the_rest_and_no_holder_al
         round, run, members = _run(tiers, nodes=4, seed=seed)
         drawn = availability.drawn(round, run, members)
         holders = [number for number in drawn if tiers[number] == 0]
-        by_all = availability.had_by_all(round, run, members)
-        assert (0 in by_all) == (len(holders) < 2)
+        judged = availability.judged_by(round, run, members)
+        assert (0 not in judged) == (len(holders) < 2)
         if len(holders) != 1:
             continue
         for without in ({0}, {1}, {0, 1}):
@@ -83,5 +87,5 @@ def test_a_level_that_all_witnesses_have_is_applied_as_the_rest_and_no_holder_al
             attestations = [attest(w, {s: bytes([s]) * 32 for s in of}, round.roster) for w, of in recorded.items()]
             attesting = replace(round, attested=round.roster)
             accepted = consensus.consensus(attesting, attestations, round.roster)
-            found = consensus.vouched(accepted, attestations, round.roster, run, members, range(LEVELS), by_all)
+            found = consensus.vouched(accepted, attestations, round.roster, run, members, range(LEVELS), judged)
             assert found[0] == found[LEVELS - 1] == frozenset(range(6))

@@ -147,7 +147,7 @@ def vouched_by(
     of_all = builders.members({number: seat(number, tier=tier) for number, tier in enumerate(tiers)}, judges=judges)
     run = builders.run(RunState.ROUND_TRAIN, levels=levels, levels_established=known)
     return consensus.vouched(
-        accepted, attestations, roster, run, of_all, range(levels), availability.had_by_all(attesting, run, of_all)
+        accepted, attestations, roster, run, of_all, range(levels), availability.judged_by(attesting, run, of_all)
     )
 
 
@@ -164,9 +164,21 @@ def test_a_liar_among_three_holders_keeps_nobody_out_and_brings_nobody_in() -> N
     assert vouched_by(recorded, [0, 0, 0, 2, 2])[0] == frozenset({1, 2, 3, 4})
 
 
-def test_a_level_none_of_whose_holders_attested_is_applied_as_the_rest() -> None:
+def test_a_level_that_one_member_alone_holds_is_applied_as_the_rest() -> None:
     recorded = {w: {0, 1, 2, 3} for w in (1, 2, 3)}
-    assert vouched_by(recorded, [0, 1, 1, 1])[0] == frozenset({0, 1, 2, 3})
+    assert vouched_by(recorded, [0, 1, 1, 1])[0] == frozenset({0, 1, 2, 3}), "it is slow itself"
+    newcomer = vouched_by(recorded, [0, 1, 1, 1], judges=0b1110, known=0b111)
+    assert newcomer[0] == frozenset({1, 2, 3}), "whoever has shown the level is not there"
+
+
+def test_a_level_is_applied_of_nobody_where_one_of_several_holders_is_the_only_one_to_attest_it() -> None:
+    """0 keeps its level from 1 and 2, who wait for it, and has the round closed before they attest."""
+    everybody, tiers = set(range(11)), [0, 0, 0, *[2] * 8]
+    others = dict.fromkeys(range(3, 11), everybody)
+    for attested in ({}, {0: everybody}):
+        assert vouched_by(others | attested, tiers) == {0: frozenset(), 1: frozenset(), 2: everybody}
+    late = vouched_by(others | {0: everybody, 1: everybody - {0}}, tiers)
+    assert late == {0: everybody - {0}, 1: everybody - {0}, 2: everybody}, "a quorum of three is two"
 
 
 def test_two_newcomers_do_not_say_what_is_applied_of_the_level_that_another_has_shown() -> None:
@@ -178,10 +190,10 @@ def test_two_newcomers_do_not_say_what_is_applied_of_the_level_that_another_has_
     assert vouched_by(recorded, tiers)[0] == frozenset(range(7)), "nobody has shown it in a first epoch: two of three"
 
 
-def test_where_no_judge_has_attested_a_level_of_newcomers_is_not_applied() -> None:
+def test_where_no_judge_has_attested_a_level_of_several_holders_is_not_applied() -> None:
     recorded = {w: set(range(5)) for w in range(1, 5)}
-    assert vouched_by(recorded, [0, 1, 1, 2, 0], judges=0b1111, known=0b111)[0] == frozenset(range(4))
-    assert vouched_by(recorded, [0, 1, 1, 2, 0], judges=0b1110, known=0b110)[0] == frozenset(range(5))
+    assert vouched_by(recorded, [0, 1, 1, 2, 0], judges=0b1111, known=0b111)[0] == frozenset()
+    assert vouched_by(recorded, [0, 1, 1, 2, 0], judges=0b1110, known=0b110)[0] == frozenset()
 
 
 def test_no_judge_keeps_the_common_level_from_a_quorum_of_all() -> None:
@@ -204,10 +216,11 @@ def test_a_level_is_applied_where_a_quorum_of_its_judges_agrees_and_the_common_o
     accepted = set(consensus.consensus(header(roster, attested=roster), attestations, roster))
     assert found[3] == accepted
     for level in range(3):
-        asked = [w for w in recorded if of[w] <= level and (not known >> level & 1 or judges >> w & 1)]
+        holders = {w for w in everybody if of[w] <= level}
+        asked = {w for w in holders if not known >> level & 1 or judges >> w & 1}
         for member in accepted:
-            enough = 3 * sum(member in recorded[w] for w in asked) >= 2 * len(asked)
-            trusted = bool(judges >> member & 1) or not known >> level & 1
-            assert (member in found[level]) == (enough if asked else trusted)
+            enough = asked and 3 * sum(member in recorded[w] for w in asked) >= 2 * len(asked)
+            trusted = not known >> level & 1 or judges >> member & 1
+            assert (member in found[level]) == bool(trusted if len(holders) == 1 else enough)
     shuffled = dict(data.draw(st.permutations(list(recorded.items()))))
     assert vouched_by(shuffled, of, 4, judges=judges, known=known) == found

@@ -11,6 +11,7 @@ Drawn means, if nobody leaves: by what is fixed when the round begins, so that e
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import islice
 
 from aftermath.rules import bitmap, committee
@@ -35,16 +36,20 @@ def drawn(header: Round, run: Run, members: Members) -> tuple[int, ...]:
     return tuple(islice((seat for seat in in_order if bitmap.contains(header.roster, seat)), most))
 
 
-def had_by_all(header: Round, run: Run, members: Members) -> frozenset[int]:
-    """The levels whose bytes every witness of this round has of what it attests; never the last, which all hold."""
+def judged_by(header: Round, run: Run, members: Members) -> dict[int, int]:
+    """How many of those who judge a level are drawn as witnesses of a round, for each level whose holders say who
+    delivers it; never for the last, which all hold.
+    """
     seats = drawn(header, run, members)
 
-    def is_thin(level: int) -> bool:
-        def holders(among: tuple[int, ...]) -> int:
-            judges = may_judge(run, members, level)
-            return sum(bitmap.contains(judges, seat) and members.seats[seat].tier <= level for seat in among)
+    def holders(level: int, among: tuple[int, ...]) -> int:
+        judges = may_judge(run, members, level)
+        return sum(bitmap.contains(judges, seat) and members.seats[seat].tier <= level for seat in among)
 
-        found = holders(seats)
-        return found < MANY and found < holders(header.members)
+    found = {level: holders(level, seats) for level in range(run.levels - 1)}
+    return {level: n for level, n in found.items() if n >= min(MANY, holders(level, header.members))}
 
-    return frozenset(level for level in range(run.levels - 1) if is_thin(level))
+
+def had_by_all(judged: Mapping[int, int], levels: int) -> frozenset[int]:
+    """The levels whose bytes each witness of a round has of what it attests: all but the last that are not `judged`."""
+    return frozenset(range(levels - 1)) - judged.keys()

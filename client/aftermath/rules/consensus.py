@@ -148,23 +148,26 @@ def vouched(
     run: Run,
     members: Members,
     levels: range,
-    by_all: Collection[int],
+    judged_by: Mapping[int, int],
 ) -> dict[int, frozenset[int]]:
-    """For each level the members of which that level of their accepted result is applied. Of the levels `by_all` every
-    witness that judged them had what it recorded (`availability.had_by_all`).
+    """For each level the members of which that level of their accepted result is applied.
+
+    These are those of which a quorum of the level's judges recorded it: of as many as were drawn, and not only of those
+    who attested, or one alone could have the round closed before the others have (`availability.judged_by`). A level
+    that is not judged, each witness has with the result; and one that a member of the roster alone holds, nobody else
+    needs.
 
     `run` and `members` may be of any moment from the epoch's first round to its end.
     """
     recorded = {one.seat: unpack_fingerprints(one, roster) for one in attestations}
 
     def of_level(level: int) -> Iterable[int]:
-        if level == run.levels - 1 or level in by_all:
+        if level not in judged_by:
             return accepted
+        if sum(members.seats[seat].tier <= level for seat in bitmap.seats(roster)) == 1:
+            return (seat for seat in accepted if bitmap.contains(availability.may_judge(run, members, level), seat))
         seen = [recorded[one.seat] for one in judging(attestations, run, members, level)]
-        if not seen:
-            known = run.levels_established >> level & 1
-            return (seat for seat in accepted if not known or bitmap.contains(members.judges, seat))
         counts = Counter(seat for results in seen for seat in accepted if results.get(seat) == accepted[seat])
-        return (seat for seat in accepted if counts[seat] >= committee.quorum(len(seen)))
+        return (seat for seat in accepted if counts[seat] >= committee.quorum(judged_by[level]))
 
     return {level: frozenset(of_level(level)) for level in levels}

@@ -13,7 +13,8 @@ Decided
   the levels that it holds, so one that is also silent as a witness can have another one wait for each of its levels;
 - a result that is here is opened within a second once a quorum of witnesses is closed, since that takes no work; who
   needs longer draws on the same allowance;
-- whoever is no witness keeps account too, since it may be one in the next round; also of itself, to know.
+- whoever is no witness keeps account too, since it may be one in the next round; also of itself, to know. It does not
+  see all that witnesses wait for, so whom they did without when a round closed has used what they waited.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ class Allowances:
         self._used: defaultdict[int, float] = defaultdict(float)
         self.late: set[int] = set()
         """Who was late in the newest round of which that is known."""
+        self.left_out: frozenset[int] = frozenset()
+        """Whom a quorum of witnesses did without in the newest round that has closed."""
 
     def use(self, seat: int, seconds: float) -> None:
         self._used[seat] += seconds
@@ -62,13 +65,21 @@ class Lateness:
             self._most_took = now - self._began
         if self._most_took is None:
             return missing
-        self._allowances.late -= there - self._charged.keys() - self._charged_since.keys()
+        there -= self._charged.keys() | self._charged_since.keys() | self._allowances.left_out
+        self._allowances.late -= there
         passed, most_took = now - self._began, self._most_took
         return frozenset(seat for seat in sorted(missing) if self._waits(seat, passed, most_took))
 
     def opening(self, sealed: frozenset[int], seconds: float) -> frozenset[int]:
         """Who of those is waited for that have not told their key, for so many seconds since they may."""
         return frozenset(seat for seat in sorted(sealed) if self._opens(seat, seconds))
+
+    def closes(self, left_out: frozenset[int], now: float) -> None:
+        """The round is over, and a quorum of its witnesses did without these."""
+        self._allowances.left_out = left_out
+        if self._most_took is not None:
+            for seat in sorted(left_out):
+                self._charge(seat, now - self._began - self._most_took)
 
     def _opens(self, seat: int, seconds: float) -> bool:
         if seconds > _OPENS:
@@ -85,11 +96,14 @@ class Lateness:
         """Whether this one is still waited for; its allowance pays for what it has taken."""
         if passed <= self._in_time(seat, most_took):
             return not (self._allowances.used_up(seat) and seat in self._allowances.late)
-        took = passed - most_took
-        self._allowances.use(seat, took - self._charged[seat])
-        self._charged[seat] = took
-        self._allowances.late.add(seat)
+        self._charge(seat, passed - most_took)
         return not self._allowances.used_up(seat)
+
+    def _charge(self, seat: int, took: float) -> None:
+        """All that it took after the two thirds, so far."""
+        self._allowances.use(seat, max(0.0, took - self._charged[seat]))
+        self._charged[seat] = max(took, self._charged[seat])
+        self._allowances.late.add(seat)
 
     def _in_time(self, seat: int, most_took: float) -> float:
         """Seconds from the round's beginning on until which this one is not late."""

@@ -21,7 +21,7 @@ from aftermath.member.rounds.collect import Collector
 from aftermath.member.rounds.duties import Duties
 from aftermath.member.rounds.epoch import Epoch
 from aftermath.optim.votes import Votes
-from aftermath.rules.availability import had_by_all
+from aftermath.rules.availability import had_by_all, judged_by
 from aftermath.rules.consensus import Fingerprint, consensus, vouched
 from aftermath.rules.run import Round, Run
 from aftermath.watch import kinds
@@ -59,9 +59,9 @@ class Settling:
         if others := disputed(attestations, done.roster) & self._results.announced(done.height):
             self._duties.start(self.collector.ask(done.height, others, lambda _: False))
         witnesses = {members.seats[one.seat].p2p for one in attestations}
-        by_all = had_by_all(attesting, run, members)
-        self._results.payloads.will_be_had(done.height, by_all, witnesses)
-        levels = vouched(accepted, attestations, done.roster, run, members, self._levels, by_all)
+        judged = judged_by(attesting, run, members)
+        self._results.payloads.will_be_had(done.height, had_by_all(judged, run.levels), witnesses)
+        levels = vouched(accepted, attestations, done.roster, run, members, self._levels, judged)
         results = await self._collect(done.height, attesting.salt, accepted, levels)
         self._tell_what_is_left_out(done.height, results, levels)
         return Settled(accepted, results, self.collector.by_level(results, levels))

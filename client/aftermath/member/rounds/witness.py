@@ -31,7 +31,7 @@ from aftermath.member.results import Results
 from aftermath.member.rounds.collect import ASK_EVERY, Collector
 from aftermath.member.rounds.lateness import Allowances, Lateness
 from aftermath.rules import bitmap
-from aftermath.rules.availability import drawn, had_by_all
+from aftermath.rules.availability import drawn, had_by_all, judged_by
 from aftermath.rules.committee import quorum, witnesses
 from aftermath.rules.consensus import pack_fingerprints
 from aftermath.rules.run import Config, RoundId, Run
@@ -65,12 +65,15 @@ class WitnessDuty:
         if results.plan(judged) is not None:  # the first round may judge none
             run, members = ports.feed.run, ports.feed.members
             witnesses = {plan.seats[number].p2p for number in drawn(plan.header, run, members)}
-            results.payloads.will_be_had(judged, had_by_all(plan.header, run, members), witnesses)
+            by_all = had_by_all(judged_by(plan.header, run, members), run.levels)
+            results.payloads.will_be_had(judged, by_all, witnesses)
         self._may_open: float | None = None
         """When a quorum of witnesses was closed, as far as this member heard."""
         self._before = before  # which may still be sending its attestation
         if before is not None:
             before._before = None
+            if before._plan.header.height + 1 == plan.header.height:
+                before._closes(ports.clock.monotonic() - self._age())
         self.lacked = frozenset[int]()
         """Whose results the attestation did without, unless they were so many that it says nothing of them."""
         self._started = ports.clock.monotonic()
@@ -88,6 +91,17 @@ class WitnessDuty:
         run = self._ports.feed.run
         trains = run.state is RunState.ROUND_TRAIN and run.current.height == self._plan.header.height
         return max(0.0, self._ports.coordinator.now() - run.state_started_at - 1) if trains else 0.0
+
+    def _closes(self, now: float) -> None:
+        """The chain says of a round that is over whom its witnesses did without, unless they were so many that it says
+        nothing of them.
+        """
+        judged, closed = self._results.plan(self._judged), self._ports.feed.run.round(self._plan.header.height)
+        if judged is None or closed is None or self._ports.attention.held_up_since(self._started):
+            return
+        delivered = frozenset(seat for seat in judged.owing if bitmap.contains(closed.attested, seat))
+        if len(delivered) >= quorum(len(judged.owing)):
+            self._lateness.closes(judged.owing - delivered, now)
 
     def own_share_done(self, loss: float, tokens_per_sec: float) -> None:
         """Our own training of this round is over, with or without a result."""
