@@ -8,7 +8,8 @@ whether it is still worth trying.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from solders.instruction import Instruction
@@ -31,6 +32,7 @@ from aftermath.rules.commitment import signed_part
 from aftermath.rules.eviction import evicted
 from aftermath.rules.members import Membership
 from aftermath.rules.run import Attestation, Round, RoundId
+from aftermath.rules.state import MemberState
 
 log = logging.getLogger(__name__)
 
@@ -156,7 +158,7 @@ class SolanaMember:
         """
         asked = await self.joining(p2p=p2p, tier=tier, weight=weight, schema_hash=schema_hash, stateless=stateless)
         try:
-            await self._send(*asked)
+            await self._send(*asked, seen=self._in_line)
             self._enrolled = True
             check_verdicts(self._watcher.latest)
         except Refused as refusal:
@@ -281,9 +283,20 @@ class SolanaMember:
         ix = self._coordinator.ix.checkpoint(self._run_id, kind=kind, repo=repo, revision=revision, hashes=hashes)
         await self._send(ix)
 
-    async def _send(self, *instructions: Instruction) -> None:
+    async def _in_line(self) -> bool:
+        """Whether nodes say that this wallet is in the run, or waits to be; also if none answers."""
+        try:
+            with suppress(Unavailable):
+                await self._watcher.refresh(CALL_PATIENCE, min_slot=self._coordinator.sender.slot)
+            members = (await self.view(fresh=True)).members
+        except Unavailable:
+            return True
+        seat = members.find(self.wallet)
+        return seat is not None and (members.seats[seat].pending or members.seats[seat].state is MemberState.HEALTHY)
+
+    async def _send(self, *instructions: Instruction, seen: Callable[[], Awaitable[bool]] | None = None) -> None:
         """Send, and see the effect: afterwards the newest Run is as of the transaction's slot, or later."""
-        await self._coordinator.transact(*instructions)
+        await self._coordinator.transact(*instructions, seen=seen)
         try:
             await self._watcher.refresh(patience=CALL_PATIENCE, min_slot=self._coordinator.sender.slot)
         except Unavailable as error:
