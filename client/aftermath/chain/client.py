@@ -7,6 +7,7 @@ run gets spare compute units, because the state can advance between simulation a
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from functools import cached_property
@@ -45,6 +46,9 @@ log = logging.getLogger(__name__)
 
 TRANSITION_UNITS = 150_000
 """Compute units that closing a round or an epoch may add to an instruction (the program's own ceiling)."""
+
+ELSEWHERE_SECONDS = 30.0
+"""For which a node by itself is waited for to land what another one refused: one that is far behind never does."""
 
 READ_AT_ONCE = 50  # runs, of two accounts each
 
@@ -234,15 +238,16 @@ class CoordinatorClient:
         alone = len(self.pool.endpoints) == 1
         for sender in (self.sender, *([] if alone else self.sender.each())):
             try:
-                signature = await sender.send(list(instructions), headroom=TRANSITION_UNITS)
+                async with asyncio.timeout(None if failure is None else ELSEWHERE_SECONDS):
+                    signature = await sender.send(list(instructions), headroom=TRANSITION_UNITS)
             except Refused as refusal:
                 if alone or not (seen or refusal.reason is Refusal.FINAL):
                     raise
                 failure = failure or refusal
-            except CoordinatorError as error:
+            except (CoordinatorError, TimeoutError) as error:
                 if failure is None:
                     raise
-                log.debug("%s", error.message)
+                log.debug("not by way of another node either: %s", error)
             else:
                 self.sender.slot = max(self.sender.slot, sender.slot)
                 if alone or seen is None or await seen():
