@@ -301,6 +301,15 @@ async def test_replies_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
             await pool.call(GetSlot(), whole)
 
 
+async def test_replies_have_few_values() -> None:
+    """A million numbers, in some kilobytes on the wire, take ten seconds in which a member does nothing else."""
+    fat, honest = Node(), Node()
+    numbers = [1e300] * endpoints.MOST_VALUES
+    fat.always = text(json.dumps({"jsonrpc": "2.0", "result": 6, "pad": numbers}))
+    async with serving(fat, honest) as where, RpcPool(where) as pool:
+        assert await pool.call(GetSlot(), whole) == 7
+
+
 async def test_the_same_seed_waits_the_same() -> None:
     where = [endpoint("http://127.0.0.1:9")]
     waits = [[pool.backoff(n) for n in range(1, 9)] for pool in (RpcPool(where, seed=3), RpcPool(where, seed=3))]
