@@ -21,9 +21,10 @@ from aftermath.chain.member import SolanaMember
 from aftermath.chain.rpc import RpcPool
 from aftermath.coordinator.errors import Refusal, Refused, Unavailable
 from aftermath.rules import bitmap
+from aftermath.rules.state import RunState
 from chain.faults import answer, answer_error, meddling
 from chain.networks import Place
-from chain.test_chain_member import RUN, join, member_of
+from chain.test_chain_member import RUN, join, member_of, until
 
 REFUSED = {"InstructionError": [2, {"Custom": 6000 + 99}]}
 """Of no error that the program has, so that it is final."""
@@ -58,6 +59,10 @@ def refusing(error: Any, *logs: str) -> Lie:
 
 def custom(code: int) -> Any:
     return {"InstructionError": [2, {"Custom": code}]}
+
+
+async def honest(body: dict[str, Any]) -> None:
+    """Nothing is said in the place of what is so."""
 
 
 async def swallowing(body: dict[str, Any]) -> web.StreamResponse | None:
@@ -139,6 +144,28 @@ async def test_no_node_alone_keeps_a_member_from_its_place(
         async with asyncio.timeout(30):
             await join(member)
         assert await _waits(embedded, member)
+
+
+@pytest.mark.parametrize("code", [6090, 6091, 6092, 6076], ids=["late", "not elected", "done", "no member"])
+async def test_no_node_alone_keeps_a_member_from_voting(embedded: Place, code: int) -> None:
+    """If it did so to more than a third of the members, there was no quorum, and nobody's work counted."""
+    lies: list[Lie] = [honest]
+
+    async def lie(body: dict[str, Any]) -> web.StreamResponse | None:
+        return await lies[0](body)
+
+    async with member_by(embedded, lie) as member, member_of(embedded) as other:
+        await join(other)
+        await join(member)
+        run = await until(other, lambda run: run.state is RunState.WARMUP and run.seed_is_drawn)
+        seat = (await member.view(fresh=True)).members.find(member.wallet)
+        assert seat is not None
+        lies[0] = refusing(custom(code))
+        await member.warmup_witness(seat, run.round_id)
+        lies[0] = honest
+        with pytest.raises(Refused) as caught:
+            await member.warmup_witness(seat, run.round_id)
+        assert caught.value.reason is Refusal.ALREADY_DONE
 
 
 async def test_a_made_up_slot_keeps_no_other_node_from_answering(embedded: Place) -> None:

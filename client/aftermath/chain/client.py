@@ -226,13 +226,16 @@ class CoordinatorClient:
         return await self.transact(self.ix.tick(run_id))
 
     async def transact(
-        self, *instructions: Instruction, seen: Callable[[], Awaitable[bool]] | None = None
+        self,
+        *instructions: Instruction,
+        seen: Callable[[], Awaitable[bool]] | None = None,
+        due: Callable[[], Awaitable[bool]] | None = None,
     ) -> Signature:
         """Send instructions of which the last may end in a transition of the run.
 
         What one node refuses for good, by which a member would end, is sent by way of each other one. So is that whose
-        effect is asked for by `seen`, if it is refused for whatever reason, or said to have landed and not to be seen.
-        Raises as `Sender.send`.
+        effect is asked for by `seen`, if it is refused for whatever reason, or said to have landed and not to be seen;
+        and that which is still `due` when it is refused. Raises as `Sender.send`.
         """
         failure: CoordinatorError | None = None
         alone = len(self.pool.endpoints) == 1
@@ -241,7 +244,9 @@ class CoordinatorClient:
                 async with asyncio.timeout(None if failure is None else ELSEWHERE_SECONDS):
                     signature = await sender.send(list(instructions), headroom=TRANSITION_UNITS)
             except Refused as refusal:
-                if alone or not (seen or refusal.reason is Refusal.FINAL):
+                if alone:
+                    raise
+                if refusal.reason is not Refusal.FINAL and seen is None and not (due and await due()):
                     raise
                 failure = failure or refusal
             except (CoordinatorError, TimeoutError) as error:

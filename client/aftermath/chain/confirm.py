@@ -25,6 +25,7 @@ POLL_FIRST, POLL_MAX = 0.02, 0.5
 RESEND_SECONDS = 2.0
 GIVE_UP_SECONDS = 120.0
 ELSEWHERE_AFTER, EXPIRED_AFTER = 4.0, 12.0
+NOWHERE_AFTER = 30.0  # what several nodes have not seen land by then may have a blockhash that is none
 SENDS_AT_ONCE = 8
 STATUSES_AT_ONCE = 256
 LANDED = frozenset({"confirmed", "finalized"})
@@ -44,7 +45,8 @@ async def deliver(pool: RpcPool, transaction: VersionedTransaction, last_valid_h
     if len(pool.endpoints) == 1:
         return await _deliver(pool, transaction, last_valid_height)
     others = (_by_way_of(node, transaction) for node in pool.each())
-    return await first_of(_deliver(pool, transaction, last_valid_height, least=EXPIRED_AFTER), *others)
+    mine = _deliver(pool, transaction, last_valid_height, least=EXPIRED_AFTER, give_up=NOWHERE_AFTER)
+    return await first_of(mine, *others)
 
 
 async def _by_way_of(node: RpcPool, transaction: VersionedTransaction) -> int:
@@ -62,9 +64,16 @@ async def _by_way_of(node: RpcPool, transaction: VersionedTransaction) -> int:
 
 
 async def _deliver(
-    pool: RpcPool, transaction: VersionedTransaction, last_valid_height: int, *, least: float = 0.0
+    pool: RpcPool,
+    transaction: VersionedTransaction,
+    last_valid_height: int,
+    *,
+    least: float = 0.0,
+    give_up: float = GIVE_UP_SECONDS,
 ) -> int:
-    """By way of whichever node answers; not expired before `least` seconds, whatever is said of heights."""
+    """By way of whichever node answers; not expired before `least` seconds, whatever is said of heights, and then after
+    `give_up` seconds.
+    """
     now = asyncio.get_running_loop().time
     signature = transaction.signatures[0]
     start = next_send = now()
@@ -78,7 +87,7 @@ async def _deliver(
         slot = await _landed(pool, signature)
         if slot is not None:
             return slot
-        if expired or now() >= start + GIVE_UP_SECONDS:
+        if expired or now() >= start + give_up:
             raise Expired
         await asyncio.sleep(wait)
         wait = min(wait * 2, POLL_MAX)

@@ -244,7 +244,7 @@ class SolanaMember:
 
     async def warmup_witness(self, seat: int, at: RoundId) -> None:
         """Say that this elected member has the model."""
-        await self._send(self._coordinator.ix.warmup_witness(self._run_id, seat, at))
+        await self._send(self._coordinator.ix.warmup_witness(self._run_id, seat, at), due=self._still(at))
 
     async def witness(
         self,
@@ -261,11 +261,11 @@ class SolanaMember:
         """Attest the results that the round `at` judges; loss and speeds travel along for indexers."""
         metadata = witness_metadata(step, loss, tokens_per_sec, bytes_per_sec)
         ix = self._coordinator.ix.witness(self._run_id, seat, at, participation, fingerprints, metadata)
-        await self._send(ix)
+        await self._send(ix, due=self._still(at))
 
     async def attest(self, seat: int, at: RoundId, hashes: Mapping[int, bytes]) -> None:
         """State the hashes of the levels this member holds."""
-        await self._send(self._coordinator.ix.attest(self._run_id, seat, at, hashes))
+        await self._send(self._coordinator.ix.attest(self._run_id, seat, at, hashes), due=self._still(at))
 
     async def health_check(self, dropped: int) -> None:
         """Drop the members (bit mask) that the witnesses did not see."""
@@ -294,9 +294,29 @@ class SolanaMember:
         seat = members.find(self.wallet)
         return seat is not None and (members.seats[seat].pending or members.seats[seat].state is MemberState.HEALTHY)
 
-    async def _send(self, *instructions: Instruction, seen: Callable[[], Awaitable[bool]] | None = None) -> None:
+    def _still(self, at: RoundId) -> Callable[[], Awaitable[bool]]:
+        """What says, by what nodes answer then, whether a run that was in this round and state is in it still: so
+        that whoever refuses a vote of it as too late, or done, can be asked again.
+        """
+        state = self._watcher.latest.state
+
+        async def still() -> bool:
+            try:
+                run = await self._watcher.refresh(CALL_PATIENCE)
+            except Unavailable:
+                return False
+            return run.round_id == at and run.state is state
+
+        return still
+
+    async def _send(
+        self,
+        *instructions: Instruction,
+        seen: Callable[[], Awaitable[bool]] | None = None,
+        due: Callable[[], Awaitable[bool]] | None = None,
+    ) -> None:
         """Send, and see the effect: afterwards the newest Run is as of the transaction's slot, or later."""
-        await self._coordinator.transact(*instructions, seen=seen)
+        await self._coordinator.transact(*instructions, seen=seen, due=due)
         try:
             await self._watcher.refresh(patience=CALL_PATIENCE, min_slot=self._coordinator.sender.slot)
         except Unavailable as error:
