@@ -30,7 +30,7 @@ from aftermath.chain.rpc import RpcPool
 from aftermath.chain.socket import AccountSocket, Push
 from aftermath.chain.subscription import RunWatcher
 from aftermath.chain.views import run_account
-from aftermath.coordinator.errors import Unavailable
+from aftermath.coordinator.errors import NoSuchRun, Unavailable
 from aftermath.rules.state import RunState
 from chain.faults import answer, faulty_websocket, meddling, proxy
 from chain.networks import Place, config_table
@@ -377,6 +377,27 @@ async def test_one_node_alone_says_of_no_run_that_it_is_gone(embedded: Place) ->
         await coordinator.close_run(RUN)
         with pytest.raises(Unavailable):
             await watcher.refresh(1, of=pool.each()[1])
+
+
+async def test_a_run_is_gone_although_some_nodes_do_not_answer(
+    embedded: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each call waited for them anew, and it took a minute, or ten."""
+    monkeypatch.setattr(subscription, "GONE_SECONDS", 3.0)
+    monkeypatch.setattr(subscription, "POLL_PATIENCE", 2.0)
+    coordinator = await embedded.open_run(RUN)
+    away = Endpoint("http://127.0.0.1:9", "ws://127.0.0.1:9")
+    nodes = [away, Endpoint(embedded.network.rpc_url, embedded.network.ws_url), away]
+    async with RpcPool(nodes) as pool:
+        watcher = RunWatcher(pool, run_addresses(coordinator.program_id, RUN).run, coordinator.program_id)
+        await watcher.start()
+        try:
+            await coordinator.set_paused(RUN, True)
+            await coordinator.close_run(RUN)
+            with pytest.raises(NoSuchRun):
+                await _seen(watcher, 1 << 60)
+        finally:
+            await watcher.close()
 
 
 async def test_a_websocket_that_pushes_without_end_is_left(embedded: Place, monkeypatch: pytest.MonkeyPatch) -> None:

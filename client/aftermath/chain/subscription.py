@@ -45,6 +45,7 @@ SUBSCRIBE_SECONDS = 1.0
 POLL_PATIENCE = 10.0
 TOLD_PATIENCE = 4.0  # for nodes that are as far as a websocket says it is
 STILL_SECONDS = 10.0  # in which the time that nodes answer has not changed: the one that answers is behind
+GONE_SECONDS = 10.0  # in which no node has known the run: those that do not answer are not waited for
 BEHIND_SECONDS = 20.0  # for which nodes answer older states than one of them has: longer than any but a broken one lags
 POLL_PAUSE = 0.25  # after a poll that a push was the cause of and that brought no news, whatever a websocket sends
 MUTE_AFTER, CONTRADICTED_AFTER = 2, 3
@@ -115,6 +116,8 @@ class RunWatcher:
         self.clock = ChainClock(lambda: asyncio.get_running_loop().time())
         self._time, self._time_since = 0, float("inf")
         """The latest time that nodes have answered, and since when."""
+        self._gone_since: float | None = None
+        """Since when all that answered knew no such run."""
         self._halts = Halts(pool, address, self.parsed)
 
     @property
@@ -201,10 +204,14 @@ class RunWatcher:
             account, clock = accounts
             if account is not None and account.owner == self._program:
                 self.parsed_answer(account.data)
+                self._gone_since = None
             elif of is not None:
                 raise BadReply("the RPC node does not know the run")
             elif self._latest is not None:
-                gone.absent()
+                now = asyncio.get_running_loop().time()
+                self._gone_since = self._gone_since or now
+                if now - self._gone_since < GONE_SECONDS:  # later it is not asked again: some may be out of reach
+                    gone.absent()
             if clock is not None:
                 self._observe(sysvar_time(clock.data), still)
 
