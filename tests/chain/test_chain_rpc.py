@@ -215,6 +215,21 @@ async def test_a_hanging_node_costs_one_attempt_not_the_call() -> None:
         assert time.monotonic() - started < 2
 
 
+@pytest.mark.usefixtures("quick")
+async def test_a_start_waits_for_no_node_that_swallows_what_it_is_sent() -> None:
+    """Of three, two hung: all of the first call's patience went to these, and the third was never tried."""
+
+    async def swallow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    honest = Node()
+    hole = await asyncio.start_server(swallow, "127.0.0.1", 0)
+    away = endpoint(f"http://127.0.0.1:{hole.sockets[0].getsockname()[1]}")
+    async with hole, serving(honest) as where, RpcPool([away, away, *where], patience=2.0) as pool:
+        assert await pool.genesis() == honest.genesis
+
+
 async def test_a_hanging_node_is_left_within_the_patience_of_one_call() -> None:
     primary, fallback = Node(), Node()
     async with serving(primary, fallback) as where, RpcPool(where) as pool:

@@ -137,8 +137,9 @@ class RpcPool:
                 log.warning("%s %s does not answer (%s)", self.called, node.endpoint.shown, describe(error))
 
     async def genesis(self) -> str:
-        """The cluster's genesis hash (base58)."""
-        return await self.call(GetGenesisHash(), genesis_hash)
+        """The cluster's genesis hash (base58). In the first call of all each node is tried, also if all others hang."""
+        each = self.patience / (FAILURES_BEFORE_LEAVING * self._everywhere + 0.5)
+        return await self.call(GetGenesisHash(), genesis_hash, attempt=min(self.attempt, each))
 
     async def call(
         self,
