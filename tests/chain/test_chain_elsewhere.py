@@ -1,24 +1,35 @@
-"""Where there are several nodes, none alone refuses for good what a member asks of the chain: another is asked too."""
+"""Where there are several nodes, none alone keeps from the chain what a member asks of it, by whatever it says of a
+transaction, nor has it spend more than a little.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+import base64
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
 from aiohttp import web
+from solders.transaction import VersionedTransaction
 
+from aftermath.chain import confirm, sender
 from aftermath.chain.endpoints import Endpoint
+from aftermath.chain.failures import MAX_LINES, TransactionFailed
+from aftermath.chain.member import SolanaMember
 from aftermath.chain.rpc import RpcPool
-from aftermath.coordinator.errors import Refusal, Refused
+from aftermath.coordinator.errors import Refusal, Refused, Unavailable
 from aftermath.rules import bitmap
-from chain.faults import answer, meddling
+from aftermath.rules.state import RunState
+from chain.faults import answer, answer_error, meddling
 from chain.networks import Place
-from chain.test_chain_member import RUN, join, member_of
+from chain.test_chain_member import RUN, join, member_of, until
 
 REFUSED = {"InstructionError": [2, {"Custom": 6000 + 99}]}
 """Of no error that the program has, so that it is final."""
 CONTEXT = {"context": {"slot": 1}}
+TOO_LATE = {"lastValidBlockHeight": 0}
 Lie = Callable[[dict[str, Any]], Awaitable[web.StreamResponse | None]]
 
 
@@ -33,6 +44,186 @@ async def transactions_fail(body: dict[str, Any]) -> web.StreamResponse | None:
         return None
     status = {"slot": 1, "confirmations": 1, "err": REFUSED, "confirmationStatus": "confirmed"}
     return answer(body, CONTEXT | {"value": [status for _ in body["params"][0]]})
+
+
+def refusing(error: Any, *logs: str) -> Lie:
+    """Whatever a simulation may say."""
+
+    async def lie(body: dict[str, Any]) -> web.StreamResponse | None:
+        if body["method"] != "simulateTransaction":
+            return None
+        return answer(body, CONTEXT | {"value": {"err": error, "logs": list(logs), "unitsConsumed": 1}})
+
+    return lie
+
+
+def custom(code: int) -> Any:
+    return {"InstructionError": [2, {"Custom": code}]}
+
+
+async def honest(body: dict[str, Any]) -> None:
+    """Nothing is said in the place of what is so."""
+
+
+async def swallowing(body: dict[str, Any]) -> web.StreamResponse | None:
+    """A transaction is taken, and goes nowhere."""
+    if body["method"] != "sendTransaction":
+        return None
+    signed = VersionedTransaction.from_bytes(base64.b64decode(body["params"][0]))
+    return answer(body, str(signed.signatures[0]))
+
+
+async def swallowing_and_landed(body: dict[str, Any]) -> web.StreamResponse | None:
+    """And is said to have landed."""
+    if body["method"] != "getSignatureStatuses":
+        return await swallowing(body)
+    status = {"slot": 1 << 62, "confirmations": 1, "err": None, "confirmationStatus": "confirmed"}
+    return answer(body, CONTEXT | {"value": [status for _ in body["params"][0]]})
+
+
+async def hiding(body: dict[str, Any]) -> web.StreamResponse | None:
+    """What has landed is not told, and seems to be too late."""
+    if body["method"] == "getBlockHeight":
+        return answer(body, (1 << 64) - 1)
+    if body["method"] != "getSignatureStatuses":
+        return None
+    return answer(body, CONTEXT | {"value": [None for _ in body["params"][0]]})
+
+
+async def no_blockhash(body: dict[str, Any]) -> web.StreamResponse | None:
+    """One that no node knows, of which nothing can land."""
+    if body["method"] != "getLatestBlockhash":
+        return None
+    return answer(body, CONTEXT | {"value": {"blockhash": "4uQeVj5tqViQh7yWWGStvkEG1Zmhx6uasJtWCJziofM", **TOO_LATE}})
+
+
+async def of_another_cluster(body: dict[str, Any]) -> web.StreamResponse | None:
+    if body["method"] == "getGenesisHash":
+        return answer(body, "11111111111111111111111111111112")
+    return answer_error(body, -32000)
+
+
+@asynccontextmanager
+async def member_by(place: Place, *lies: Lie) -> AsyncIterator[SolanaMember]:
+    """Of a run that there is then, by nodes that lie like this, and an honest one."""
+    await place.open_run(RUN)
+    async with AsyncExitStack() as stack:
+        urls = [await stack.enter_async_context(meddling(place.network.rpc_url, lie)) for lie in lies]
+        nodes = [Endpoint(url, place.network.ws_url) for url in (*urls, place.network.rpc_url)]
+        pool = await stack.enter_async_context(RpcPool(nodes))
+        yield await stack.enter_async_context(member_of(place, pool))
+
+
+async def _waits(place: Place, member: SolanaMember) -> bool:
+    """Whether the chain has it that this member waits for the next epoch."""
+    members = await place.coordinator.members(RUN)
+    return bitmap.contains(members.pending, members.find(member.wallet) or 0)
+
+
+JOIN_LIES = [
+    refusing(custom(6090)),  # StaleHeight: it is not that far yet
+    refusing(custom(6075)),  # MembersFull
+    refusing(custom(6009)),  # RunHalted
+    refusing({"InstructionError": [2, "ComputationalBudgetExceeded"]}),
+    refusing(custom(1), f"Transfer: insufficient lamports 0, need {10**17}"),
+    swallowing,
+    swallowing_and_landed,
+    hiding,
+    no_blockhash,
+]
+
+
+@pytest.mark.parametrize("lie", JOIN_LIES)
+async def test_no_node_alone_keeps_a_member_from_its_place(
+    embedded: Place, lie: Lie, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it says of a join, or does with it; a refusal of another kind than that it is final ended it too."""
+    monkeypatch.setattr(confirm, "ELSEWHERE_AFTER", 0.2)
+    monkeypatch.setattr(confirm, "EXPIRED_AFTER", 2.0)
+    async with member_by(embedded, lie) as member:
+        async with asyncio.timeout(30):
+            await join(member)
+        assert await _waits(embedded, member)
+
+
+@pytest.mark.parametrize("code", [6090, 6091, 6092, 6076], ids=["late", "not elected", "done", "no member"])
+async def test_no_node_alone_keeps_a_member_from_voting(embedded: Place, code: int) -> None:
+    """If it did so to more than a third of the members, there was no quorum, and nobody's work counted."""
+    lies: list[Lie] = [honest]
+
+    async def lie(body: dict[str, Any]) -> web.StreamResponse | None:
+        return await lies[0](body)
+
+    async with member_by(embedded, lie) as member, member_of(embedded) as other:
+        await join(other)
+        await join(member)
+        run = await until(other, lambda run: run.state is RunState.WARMUP and run.seed_is_drawn)
+        seat = (await member.view(fresh=True)).members.find(member.wallet)
+        assert seat is not None
+        lies[0] = refusing(custom(code))
+        await member.warmup_witness(seat, run.round_id)
+        lies[0] = honest
+        with pytest.raises(Refused) as caught:
+            await member.warmup_witness(seat, run.round_id)
+        assert caught.value.reason is Refusal.ALREADY_DONE
+
+
+async def test_a_made_up_slot_keeps_no_other_node_from_answering(embedded: Place) -> None:
+    """What is not as far as a node says does not answer what is asked as of that slot."""
+    async with member_by(embedded, simulations_fail) as member:
+        member._coordinator.sender.slot = 1 << 62  # as of a status that the node told
+        await join(member)
+        assert await _waits(embedded, member)
+
+
+async def test_a_node_that_is_of_another_cluster_meanwhile_ends_nothing(embedded: Place) -> None:
+    lies: list[Lie] = [simulations_fail]
+
+    async def lie(body: dict[str, Any]) -> web.StreamResponse | None:
+        said = await lies[0](body)
+        if body["method"] == "simulateTransaction":
+            lies[0] = of_another_cluster
+            for node in member._pool._nodes.all[:1]:
+                node.verified = False
+        return said
+
+    async with member_by(embedded, lie) as member:
+        await join(member)
+        assert await _waits(embedded, member)
+        with pytest.raises(Unavailable):
+            await member._watcher.refresh(0.5, of=member._pool.each()[0])
+
+
+async def test_what_is_called_fine_and_fails_costs_no_more_than_some_fees(
+    embedded: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node can have what is not due sent again and again."""
+    monkeypatch.setattr(sender, "LOST_AT_ONCE", 3)
+
+    async def fine(body: dict[str, Any]) -> web.StreamResponse | None:
+        if body["method"] != "simulateTransaction":
+            return None
+        return answer(body, CONTEXT | {"value": {"err": None, "logs": [], "unitsConsumed": 50_000}})
+
+    async with member_by(embedded, fine) as member:
+        for _ in range(3):
+            with pytest.raises(Refused) as caught:
+                await member.tick()
+            assert caught.value.name == "NothingToTick"
+        for _ in range(3):
+            with pytest.raises(Unavailable, match="failed too often"):
+                await member.tick()
+        assert member.costs()["transactions"] == 3
+        await join(member)
+        assert await _waits(embedded, member), "what else it has to send goes on"
+
+
+@pytest.mark.parametrize("logs", ["a" * 10_000_000, {"a": 1}, 7, [["a"] * 1000] * 1000, ["a" * 10_000] * 100_000])
+def test_the_log_of_a_failure_is_short_whatever_a_node_sends_for_it(logs: Any) -> None:
+    """A text was a line for each of its characters: minutes of a member's time for some kilobytes."""
+    failure = TransactionFailed("x", logs)
+    assert len(failure.logs) <= MAX_LINES
+    assert all(len(line) <= 500 for line in failure.logs)
 
 
 @pytest.mark.parametrize("lie", [simulations_fail, transactions_fail])

@@ -30,7 +30,7 @@ from aftermath.chain.rpc import RpcPool
 from aftermath.chain.socket import AccountSocket, Push
 from aftermath.chain.subscription import RunWatcher
 from aftermath.chain.views import run_account
-from aftermath.coordinator.errors import Unavailable
+from aftermath.coordinator.errors import NoSuchRun, Unavailable
 from aftermath.rules.state import RunState
 from chain.faults import answer, faulty_websocket, meddling, proxy
 from chain.networks import Place, config_table
@@ -318,8 +318,31 @@ async def test_a_node_that_answers_old_states_is_not_asked_alone(embedded: Place
             assert watcher.latest.future_earning_rate == rate
 
 
-async def test_what_a_fallback_pushes_and_answers_is_its_word_alone(embedded: Place) -> None:
-    """Its websocket is listened to once the first one was lost; the first node is there, and knows of no such epoch."""
+@asynccontextmanager
+async def as_far_as_asked(place: Place, forge: Forge) -> AsyncIterator[str]:
+    """As `forging`, and as far as any slot that it is asked for."""
+    async with forging(place, forge) as url, aiohttp.ClientSession() as session:
+
+        async def willing(body: dict[str, Any]) -> web.StreamResponse | None:
+            if body["method"] != "getMultipleAccounts" or "minContextSlot" not in body["params"][1]:
+                return None
+            least = body["params"][1].pop("minContextSlot")
+            async with session.post(url, json=body) as response:
+                said = await response.json()
+            said["result"]["context"]["slot"] = max(said["result"]["context"]["slot"], least)
+            return web.json_response(said)
+
+        async with meddling(url, willing) as way:
+            yield way
+
+
+@pytest.mark.parametrize("ahead", [0, 1_000_000])
+@pytest.mark.parametrize("closes", [False, True])
+async def test_what_a_fallback_pushes_and_answers_is_its_word_alone(embedded: Place, ahead: int, closes: bool) -> None:
+    """Its websocket is listened to once the first one was lost; the first node is there, and knows of no such epoch.
+
+    It may name a slot that the first node is not as far as, and give its websocket up when it has told.
+    """
 
     def another_epoch(data: bytearray) -> None:
         data[run_account().offset("epoch")] += 7
@@ -328,7 +351,7 @@ async def test_what_a_fallback_pushes_and_answers_is_its_word_alone(embedded: Pl
     coordinator = await embedded.open_run(RUN)
     address = run_addresses(coordinator.program_id, RUN).run
     async with (
-        forging(embedded, changing(another_epoch)) as liar,
+        as_far_as_asked(embedded, changing(another_epoch)) as liar,
         faulty_websocket() as mute,
         RpcPool([Endpoint(embedded.network.rpc_url, "ws://127.0.0.1:9"), Endpoint(liar, mute.url)]) as pool,
     ):
@@ -338,7 +361,9 @@ async def test_what_a_fallback_pushes_and_answers_is_its_word_alone(embedded: Pl
         await watcher.start()
         try:
             await asyncio.wait_for(watcher._socket.ready.wait(), 5)
-            watcher._pushed(Push(made_up.slot, made_up, 1))
+            watcher._pushed(Push(made_up.slot + ahead, made_up, 1))
+            if closes:
+                await watcher._socket.drop()
             for _ in range(20):
                 await asyncio.sleep(0.1)
                 assert watcher.latest.epoch == 0
@@ -352,6 +377,27 @@ async def test_one_node_alone_says_of_no_run_that_it_is_gone(embedded: Place) ->
         await coordinator.close_run(RUN)
         with pytest.raises(Unavailable):
             await watcher.refresh(1, of=pool.each()[1])
+
+
+async def test_a_run_is_gone_although_some_nodes_do_not_answer(
+    embedded: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each call waited for them anew, and it took a minute, or ten."""
+    monkeypatch.setattr(subscription, "GONE_SECONDS", 3.0)
+    monkeypatch.setattr(subscription, "POLL_PATIENCE", 2.0)
+    coordinator = await embedded.open_run(RUN)
+    away = Endpoint("http://127.0.0.1:9", "ws://127.0.0.1:9")
+    nodes = [away, Endpoint(embedded.network.rpc_url, embedded.network.ws_url), away]
+    async with RpcPool(nodes) as pool:
+        watcher = RunWatcher(pool, run_addresses(coordinator.program_id, RUN).run, coordinator.program_id)
+        await watcher.start()
+        try:
+            await coordinator.set_paused(RUN, True)
+            await coordinator.close_run(RUN)
+            with pytest.raises(NoSuchRun):
+                await _seen(watcher, 1 << 60)
+        finally:
+            await watcher.close()
 
 
 async def test_a_websocket_that_pushes_without_end_is_left(embedded: Place, monkeypatch: pytest.MonkeyPatch) -> None:

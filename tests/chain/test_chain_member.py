@@ -251,7 +251,7 @@ async def test_it_is_told_too_if_the_owner_was_faster(embedded: Place, monkeypat
     async with member_of(embedded) as member:
         send = member._send
 
-        async def late(*instructions: Instruction) -> None:
+        async def late(*instructions: Instruction, **_: object) -> None:
             await coordinator.set_paused(RUN, True)
             await coordinator.update(RUN, config=config_table(verification_percent=40))
             await coordinator.set_paused(RUN, False)

@@ -215,6 +215,21 @@ async def test_a_hanging_node_costs_one_attempt_not_the_call() -> None:
         assert time.monotonic() - started < 2
 
 
+@pytest.mark.usefixtures("quick")
+async def test_a_start_waits_for_no_node_that_swallows_what_it_is_sent() -> None:
+    """Of three, two hung: all of the first call's patience went to these, and the third was never tried."""
+
+    async def swallow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    honest = Node()
+    hole = await asyncio.start_server(swallow, "127.0.0.1", 0)
+    away = endpoint(f"http://127.0.0.1:{hole.sockets[0].getsockname()[1]}")
+    async with hole, serving(honest) as where, RpcPool([away, away, *where], patience=2.0) as pool:
+        assert await pool.genesis() == honest.genesis
+
+
 async def test_a_hanging_node_is_left_within_the_patience_of_one_call() -> None:
     primary, fallback = Node(), Node()
     async with serving(primary, fallback) as where, RpcPool(where) as pool:
@@ -299,6 +314,15 @@ async def test_replies_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving(node) as where, RpcPool(where, patience=0.2) as pool:
         with pytest.raises(Unavailable, match="more than 1000 bytes"):
             await pool.call(GetSlot(), whole)
+
+
+async def test_replies_have_few_values() -> None:
+    """A million numbers, in some kilobytes on the wire, take ten seconds in which a member does nothing else."""
+    fat, honest = Node(), Node()
+    numbers = [1e300] * endpoints.MOST_VALUES
+    fat.always = text(json.dumps({"jsonrpc": "2.0", "result": 6, "pad": numbers}))
+    async with serving(fat, honest) as where, RpcPool(where) as pool:
+        assert await pool.call(GetSlot(), whole) == 7
 
 
 async def test_the_same_seed_waits_the_same() -> None:

@@ -47,16 +47,16 @@ class Malformed(ValueError):
     """A document of others cannot be used; the message says why, in at most some words."""
 
 
-def json_value(data: bytes | bytearray | str) -> Any:
-    """Any JSON document. Raises Malformed."""
-    return json_as(data, Any)
+def json_value(data: bytes | bytearray | str, most: int = MAX_JSON_VALUES) -> Any:
+    """Any JSON document of no more than `most` values. Raises Malformed."""
+    return json_as(data, Any, most)
 
 
-def json_as(data: bytes | bytearray | str, kind: type[T] | Any) -> T:
+def json_as(data: bytes | bytearray | str, kind: type[T] | Any, most: int = MAX_JSON_VALUES) -> T:
     """A JSON document of this type. Raises Malformed."""
     try:
         raw = data.encode() if isinstance(data, str) else data
-        _check_json(raw)
+        _check_json(raw, most)
         return msgspec.json.decode(raw, type=kind)
     except Malformed:
         raise
@@ -94,9 +94,9 @@ def toml_value(text: str) -> dict[str, Any]:
     return tables
 
 
-def _check_json(data: bytes | bytearray) -> None:
+def _check_json(data: bytes | bytearray, most: int) -> None:
     inner = data.count(b"[") + data.count(b"{")
-    if inner + data.count(b",") > MAX_JSON_VALUES or data.count(b'"') > 4 * MAX_JSON_VALUES:
+    if inner + data.count(b",") > most or data.count(b'"') > 4 * most:
         raise Malformed("it holds more values than are allowed")
     if inner <= MAX_DEPTH:
         return

@@ -7,7 +7,9 @@ run gets spare compute units, because the state can advance between simulation a
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from functools import cached_property
 
 from solders.instruction import Instruction
@@ -44,6 +46,9 @@ log = logging.getLogger(__name__)
 
 TRANSITION_UNITS = 150_000
 """Compute units that closing a round or an epoch may add to an instruction (the program's own ceiling)."""
+
+ELSEWHERE_SECONDS = 30.0
+"""For which a node by itself is waited for to land what another one refused: one that is far behind never does."""
 
 READ_AT_ONCE = 50  # runs, of two accounts each
 
@@ -220,30 +225,41 @@ class CoordinatorClient:
         """Perform the transition that is due; Refused `NothingToTick` if none is."""
         return await self.transact(self.ix.tick(run_id))
 
-    async def transact(self, *instructions: Instruction) -> Signature:
+    async def transact(
+        self,
+        *instructions: Instruction,
+        seen: Callable[[], Awaitable[bool]] | None = None,
+        due: Callable[[], Awaitable[bool]] | None = None,
+    ) -> Signature:
         """Send instructions of which the last may end in a transition of the run.
 
-        What one node refuses for good, by which a member would end, is sent by way of each other one. Raises as
-        `Sender.send`.
+        What one node refuses for good, by which a member would end, is sent by way of each other one. So is that whose
+        effect is asked for by `seen`, if it is refused for whatever reason, or said to have landed and not to be seen;
+        and that which is still `due` when it is refused. Raises as `Sender.send`.
         """
-        try:
-            return await self.sender.send(list(instructions), headroom=TRANSITION_UNITS)
-        except Refused as refusal:
-            if refusal.reason is not Refusal.FINAL or len(self.pool.endpoints) == 1:
-                raise
-            final = refusal
-        for sender in self.sender.each():
+        failure: CoordinatorError | None = None
+        alone = len(self.pool.endpoints) == 1
+        for sender in (self.sender, *([] if alone else self.sender.each())):
             try:
-                signature = await sender.send(list(instructions), headroom=TRANSITION_UNITS)
-            except Unavailable as error:
-                log.debug("%s", error.message)
+                async with asyncio.timeout(None if failure is None else ELSEWHERE_SECONDS):
+                    signature = await sender.send(list(instructions), headroom=TRANSITION_UNITS)
             except Refused as refusal:
-                if refusal.reason is not Refusal.FINAL:
+                if alone:
                     raise
+                if refusal.reason is not Refusal.FINAL and seen is None and not (due and await due()):
+                    raise
+                failure = failure or refusal
+            except (CoordinatorError, TimeoutError) as error:
+                if failure is None:
+                    raise
+                log.debug("not by way of another node either: %s", error)
             else:
                 self.sender.slot = max(self.sender.slot, sender.slot)
-                return signature
-        raise final
+                if alone or seen is None or await seen():
+                    return signature
+                failure = failure or Unavailable("a node says of a transaction that it has landed, and it has not")
+        assert failure is not None
+        raise failure
 
     async def _account(self, run_id: str, address: Pubkey) -> AccountData:
         return await self._present(run_id, (await fetch(self.pool, address))[1])

@@ -15,14 +15,17 @@ from solders.signature import Signature
 from solders.transaction import VersionedTransaction
 
 from aftermath.base.bounded import is_u64
-from aftermath.base.wait import every
+from aftermath.base.wait import every, first_of
 from aftermath.chain.accounts import COMMITMENT, whole
 from aftermath.chain.failures import BadReply, TransactionFailed
 from aftermath.chain.rpc import RpcPool
+from aftermath.coordinator.errors import CoordinatorError
 
 POLL_FIRST, POLL_MAX = 0.02, 0.5
 RESEND_SECONDS = 2.0
 GIVE_UP_SECONDS = 120.0
+ELSEWHERE_AFTER, EXPIRED_AFTER = 4.0, 12.0
+NOWHERE_AFTER = 30.0  # what several nodes have not seen land by then may have a blockhash that is none
 SENDS_AT_ONCE = 8
 STATUSES_AT_ONCE = 256
 LANDED = frozenset({"confirmed", "finalized"})
@@ -35,8 +38,41 @@ class Expired(Exception):
 async def deliver(pool: RpcPool, transaction: VersionedTransaction, last_valid_height: int) -> int:
     """Send until confirmed; returns the slot it landed in.
 
-    Sending the same signature again is harmless, so the transaction is resent every two seconds (also through a
-    fallback). Raises TransactionFailed when it landed and failed, Expired when it can no longer land, Unavailable.
+    Sending the same signature again is harmless, so the transaction is resent every two seconds, and after some by way
+    of every node by itself, each of which may say what became of it: one alone may swallow it, or hide that. Raises
+    TransactionFailed when it landed and failed, Expired when it can no longer land, Unavailable.
+    """
+    if len(pool.endpoints) == 1:
+        return await _deliver(pool, transaction, last_valid_height)
+    others = (_by_way_of(node, transaction) for node in pool.each())
+    mine = _deliver(pool, transaction, last_valid_height, least=EXPIRED_AFTER, give_up=NOWHERE_AFTER)
+    return await first_of(mine, *others)
+
+
+async def _by_way_of(node: RpcPool, transaction: VersionedTransaction) -> int:
+    """As `deliver`, later, and for as long as somebody else wants to know."""
+    await asyncio.sleep(ELSEWHERE_AFTER)
+    wait = POLL_MAX
+    while True:
+        try:
+            await _send(node, transaction)
+            if (slot := await _landed(node, transaction.signatures[0])) is not None:
+                return slot
+        except CoordinatorError:
+            wait = min(wait * 2, RESEND_SECONDS)
+        await asyncio.sleep(wait)
+
+
+async def _deliver(
+    pool: RpcPool,
+    transaction: VersionedTransaction,
+    last_valid_height: int,
+    *,
+    least: float = 0.0,
+    give_up: float = GIVE_UP_SECONDS,
+) -> int:
+    """By way of whichever node answers; not expired before `least` seconds, whatever is said of heights, and then after
+    `give_up` seconds.
     """
     now = asyncio.get_running_loop().time
     signature = transaction.signatures[0]
@@ -45,13 +81,13 @@ async def deliver(pool: RpcPool, transaction: VersionedTransaction, last_valid_h
     wait = POLL_FIRST
     while True:
         if now() >= next_send:
-            expired = next_send > start and await _too_late(pool, last_valid_height)
+            expired = next_send > start + least and await _too_late(pool, last_valid_height)
             await _send(pool, transaction)
             next_send = now() + RESEND_SECONDS
         slot = await _landed(pool, signature)
         if slot is not None:
             return slot
-        if expired or now() >= start + GIVE_UP_SECONDS:
+        if expired or now() >= start + give_up:
             raise Expired
         await asyncio.sleep(wait)
         wait = min(wait * 2, POLL_MAX)

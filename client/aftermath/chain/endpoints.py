@@ -18,13 +18,19 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit, urlunsplit
 
 import httpx
+from solders.rpc.requests import GetProgramAccounts
 
-from aftermath.base.bounded import json_value
+from aftermath.base.bounded import MAX_JSON_VALUES, json_value
 from aftermath.base.errors import UsageError
 from aftermath.chain import defaults
 
 MAX_REPLY = 64 << 20
 """Bytes of a reply, unpacked."""
+MOST_VALUES = 1 << 15
+"""JSON values of a reply to anything but the question for all accounts of a program: a number may be twenty bytes and
+take ten microseconds, all of which nothing else is done in.
+"""
+_LISTS = GetProgramAccounts
 _MOST_COOKIES = 16  # a service may know by one which of its nodes we were on
 _GZIP = zlib.MAX_WBITS | 16
 LAST_PORT = 65535
@@ -145,7 +151,7 @@ class HttpNode:
         ):
             response.raise_for_status()
             received = await _body(response)
-        return reply_to(asked, json_value(received))
+        return reply_to(asked, json_value(received, MAX_JSON_VALUES if isinstance(request, _LISTS) else MOST_VALUES))
 
     async def close(self) -> None:
         """Close the connections."""

@@ -7,7 +7,6 @@ refused (`TransactionFailed`, whose `error` is the cluster's JSON: a string or a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import httpx
@@ -16,6 +15,7 @@ from aftermath.coordinator.errors import CoordinatorError
 
 PREFLIGHT_FAILURE = -32002
 MAX_TEXT = 500  # characters of what a node says; a program's log line has fewer
+MAX_LINES = 256  # of a program's log; the cluster cuts it off at 10,000 bytes
 MALFORMED = frozenset({-32700, -32600, -32601, -32602})
 
 
@@ -36,12 +36,15 @@ class RpcRejected(CoordinatorError):
 
 
 class TransactionFailed(Exception):
-    """The cluster refused a transaction. `error` is its JSON, `logs` the program's log lines."""
+    """The cluster refused a transaction. `error` is its JSON, `logs` the program's log lines, or what a node sent in
+    their place.
+    """
 
-    def __init__(self, error: Any, logs: Sequence[str] = ()) -> None:
+    def __init__(self, error: Any, logs: Any = ()) -> None:
         super().__init__(str(error)[:MAX_TEXT])
         self.error = error
-        self.logs = tuple(str(line)[:MAX_TEXT] for line in logs)
+        lines = logs[:MAX_LINES] if isinstance(logs, list | tuple) else ()
+        self.logs = tuple(line[:MAX_TEXT] for line in lines if isinstance(line, str))
 
     @property
     def kind(self) -> str:

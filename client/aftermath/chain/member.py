@@ -8,7 +8,8 @@ whether it is still worth trying.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from solders.instruction import Instruction
@@ -31,6 +32,7 @@ from aftermath.rules.commitment import signed_part
 from aftermath.rules.eviction import evicted
 from aftermath.rules.members import Membership
 from aftermath.rules.run import Attestation, Round, RoundId
+from aftermath.rules.state import MemberState
 
 log = logging.getLogger(__name__)
 
@@ -156,7 +158,7 @@ class SolanaMember:
         """
         asked = await self.joining(p2p=p2p, tier=tier, weight=weight, schema_hash=schema_hash, stateless=stateless)
         try:
-            await self._send(*asked)
+            await self._send(*asked, seen=self._in_line)
             self._enrolled = True
             check_verdicts(self._watcher.latest)
         except Refused as refusal:
@@ -242,7 +244,7 @@ class SolanaMember:
 
     async def warmup_witness(self, seat: int, at: RoundId) -> None:
         """Say that this elected member has the model."""
-        await self._send(self._coordinator.ix.warmup_witness(self._run_id, seat, at))
+        await self._send(self._coordinator.ix.warmup_witness(self._run_id, seat, at), due=self._still(at))
 
     async def witness(
         self,
@@ -259,11 +261,11 @@ class SolanaMember:
         """Attest the results that the round `at` judges; loss and speeds travel along for indexers."""
         metadata = witness_metadata(step, loss, tokens_per_sec, bytes_per_sec)
         ix = self._coordinator.ix.witness(self._run_id, seat, at, participation, fingerprints, metadata)
-        await self._send(ix)
+        await self._send(ix, due=self._still(at))
 
     async def attest(self, seat: int, at: RoundId, hashes: Mapping[int, bytes]) -> None:
         """State the hashes of the levels this member holds."""
-        await self._send(self._coordinator.ix.attest(self._run_id, seat, at, hashes))
+        await self._send(self._coordinator.ix.attest(self._run_id, seat, at, hashes), due=self._still(at))
 
     async def health_check(self, dropped: int) -> None:
         """Drop the members (bit mask) that the witnesses did not see."""
@@ -281,9 +283,40 @@ class SolanaMember:
         ix = self._coordinator.ix.checkpoint(self._run_id, kind=kind, repo=repo, revision=revision, hashes=hashes)
         await self._send(ix)
 
-    async def _send(self, *instructions: Instruction) -> None:
+    async def _in_line(self) -> bool:
+        """Whether nodes say that this wallet is in the run, or waits to be; also if none answers."""
+        try:
+            with suppress(Unavailable):
+                await self._watcher.refresh(CALL_PATIENCE, min_slot=self._coordinator.sender.slot)
+            members = (await self.view(fresh=True)).members
+        except Unavailable:
+            return True
+        seat = members.find(self.wallet)
+        return seat is not None and (members.seats[seat].pending or members.seats[seat].state is MemberState.HEALTHY)
+
+    def _still(self, at: RoundId) -> Callable[[], Awaitable[bool]]:
+        """What says, by what nodes answer then, whether a run that was in this round and state is in it still: so
+        that whoever refuses a vote of it as too late, or done, can be asked again.
+        """
+        state = self._watcher.latest.state
+
+        async def still() -> bool:
+            try:
+                run = await self._watcher.refresh(CALL_PATIENCE)
+            except Unavailable:
+                return False
+            return run.round_id == at and run.state is state
+
+        return still
+
+    async def _send(
+        self,
+        *instructions: Instruction,
+        seen: Callable[[], Awaitable[bool]] | None = None,
+        due: Callable[[], Awaitable[bool]] | None = None,
+    ) -> None:
         """Send, and see the effect: afterwards the newest Run is as of the transaction's slot, or later."""
-        await self._coordinator.transact(*instructions)
+        await self._coordinator.transact(*instructions, seen=seen, due=due)
         try:
             await self._watcher.refresh(patience=CALL_PATIENCE, min_slot=self._coordinator.sender.slot)
         except Unavailable as error:

@@ -26,7 +26,7 @@ CLOSED_TOO_EARLY = "ClosedTooEarly"
 _NO_FUNDS = frozenset({"AccountNotFound", "InsufficientFundsForFee", "InsufficientFundsForRent"})
 _NO_PROGRAM = frozenset({"ProgramAccountNotFound", "UnsupportedProgramId", "InvalidProgramForExecution"})
 _FRAME = re.compile(r"Program \w+ (invoke|success|failed|consumed)")
-_TRANSFER = re.compile(r"insufficient lamports (\d+), need (\d+)")
+_TRANSFER = re.compile(r"insufficient lamports (\d{1,18}), need (\d{1,18})\b")
 
 # Framework errors of Anchor 2 that anchorpy, made for Anchor 0.2x, does not list.
 _ANCHOR_2 = {

@@ -91,6 +91,7 @@ class RpcPool:
             )
         self.wire = wire or Internet()
         self._nodes = Nodes([Node(e, HttpNode(e.http, self.wire.http())) for e in endpoints], self.called)
+        self._everywhere = len(endpoints)  # also of a view of one node by itself
         self.seed, self._random = seed, random.Random(seed)
         self._cluster = _Cluster()
         self.patience = patience
@@ -136,8 +137,9 @@ class RpcPool:
                 log.warning("%s %s does not answer (%s)", self.called, node.endpoint.shown, describe(error))
 
     async def genesis(self) -> str:
-        """The cluster's genesis hash (base58)."""
-        return await self.call(GetGenesisHash(), genesis_hash)
+        """The cluster's genesis hash (base58). In the first call of all each node is tried, also if all others hang."""
+        each = self.patience / (FAILURES_BEFORE_LEAVING * self._everywhere + 0.5)
+        return await self.call(GetGenesisHash(), genesis_hash, attempt=min(self.attempt, each))
 
     async def call(
         self,
@@ -194,13 +196,13 @@ class RpcPool:
                 error = caught
                 if isinstance(error, WrongCluster):
                     strange.add(node)
-                    if len(strange) < len(self._nodes.all):
+                    if len(strange) < self._everywhere:
                         error = BadReply(error.message)
                 if isinstance(error, CoordinatorError) and not isinstance(error, BadReply):
                     raise
                 if not retryable(error):
                     refused.add(node)
-                    if len(refused) == len(self._nodes.all) and kind not in self._cluster.answered:
+                    if len(refused) == self._everywhere and kind not in self._cluster.answered:
                         raise RpcRejected(f"{node.endpoint.shown} refused the request: {describe(error)}") from error
                 self._nodes.failed(node, error, now())
                 failed.append(node)

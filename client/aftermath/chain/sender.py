@@ -11,7 +11,10 @@ hidden in the compute limit; it begins with the pool's seed, since two commands 
 from __future__ import annotations
 
 import copy
+import itertools
 import logging
+import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +36,7 @@ from solders.rpc.requests import GetLatestBlockhash, SimulateVersionedTransactio
 from solders.signature import Signature
 from solders.transaction import VersionedTransaction
 
+from aftermath.base.bucket import Bucket
 from aftermath.base.wait import both
 from aftermath.chain.accounts import COMMITMENT, balance, rent
 from aftermath.chain.confirm import Expired, deliver
@@ -51,6 +55,8 @@ MAX_UNITS = 1_400_000
 UNIQUE = 1_000
 BUILDS = 3
 REFILLS = 3  # a transaction of several transfers may lack money for each of them
+LOST_AT_ONCE, LOST_PER_SECOND = 30, 1 / 30
+"""Transactions of one kind that are signed and do not succeed, of which each may cost its fee."""
 
 
 @dataclass
@@ -71,7 +77,11 @@ class Sender:
         self.slot = 0  # the newest slot one of our transactions landed in; later reads must not be older
         self._errors = errors
         self._cap = max_priority_fee
-        self._count = pool.seed
+        self._count = itertools.count(pool.seed + 1)
+        self._lost: defaultdict[bytes, Bucket] = defaultdict(
+            lambda: Bucket(time.monotonic, LOST_PER_SECOND, LOST_AT_ONCE)
+        )
+        self._hash_of = 0  # by way of which node alone blockhashes are asked for; 0 is all of them
 
     async def send(
         self, instructions: Sequence[Instruction], *, signers: Sequence[Keypair] = (), headroom: int = 0
@@ -81,6 +91,11 @@ class Sender:
         Raises Refused (by the program's error name; `InsufficientFunds` when the wallet cannot pay) or
         Unavailable.
         """
+        if self._lost[_kind(instructions)].next_in():
+            raise Unavailable(
+                "transactions that a node had called fine have failed too often",
+                "It may lie, or be far behind: name another one by --rpc",
+            )
         for refill in range(REFILLS + 1):
             try:
                 measured, (blockhash, height) = await both(self._measure(instructions, headroom), self.blockhash())
@@ -95,7 +110,8 @@ class Sender:
         senders = []
         for node in self.pool.each():
             sender = copy.copy(self)
-            sender.pool = node
+            sender.pool, sender._hash_of = node, 0
+            sender.slot = 0  # by which another one may have kept this one from answering
             senders.append(sender)
         return senders
 
@@ -133,8 +149,14 @@ class Sender:
         await ensure_funds(self.pool, self.wallet.pubkey, lamports + await rent(self.pool, 0))
 
     async def blockhash(self) -> tuple[Hash, int]:
-        """(recent blockhash, last block height at which it is valid)."""
-        return await self.pool.call(GetLatestBlockhash(RpcContextConfig(COMMITMENT)), latest_blockhash)
+        """(recent blockhash, last block height at which it is valid), of another node once it expired unused."""
+        request = GetLatestBlockhash(RpcContextConfig(COMMITMENT))
+        if self._hash_of:
+            try:
+                return await self.pool.each()[self._hash_of].call(request, latest_blockhash)
+            except Unavailable:
+                self._hash_of = 0
+        return await self.pool.call(request, latest_blockhash)
 
     def paid(self, signatures: int, units: int, price: int) -> None:
         """Count a transaction that landed."""
@@ -170,8 +192,11 @@ class Sender:
                 self.paid(signature_count(self.wallet.pubkey, instructions), units, price)
                 return transaction.signatures[0]
             except Expired:
+                self._lost[_kind(instructions)].take()
+                self._hash_of = (self._hash_of + 1) % len(self.pool.endpoints)
                 log.info("transaction %s expired, sending it again", transaction.signatures[0])
             except TransactionFailed:
+                self._lost[_kind(instructions)].take()
                 self.paid(signature_count(self.wallet.pubkey, instructions), units, price)
                 raise
         raise Unavailable(
@@ -187,8 +212,7 @@ class Sender:
         except Unavailable:
             self.slot = 0  # no node is that far: who said so may have lied
             raise
-        self._count += 1
-        return min(allowed_units(used, headroom) + self._count % UNIQUE, MAX_UNITS), price
+        return min(allowed_units(used, headroom) + next(self._count) % UNIQUE, MAX_UNITS), price
 
     def simulation(
         self, instructions: Sequence[Instruction], watched: Sequence[Pubkey] = ()
@@ -246,6 +270,11 @@ class Sender:
             log.debug("program log: %s", log_line)
         prefix = [set_compute_unit_limit(0), set_compute_unit_price(0)]
         return refused(failure, [*prefix, *instructions], self._errors)
+
+
+def _kind(instructions: Sequence[Instruction]) -> bytes:
+    """What a transaction of them does, by the instruction that matters."""
+    return bytes(instructions[-1].data[:8]) if instructions else b""
 
 
 def allowed_units(used: int, headroom: int) -> int:

@@ -45,6 +45,7 @@ SUBSCRIBE_SECONDS = 1.0
 POLL_PATIENCE = 10.0
 TOLD_PATIENCE = 4.0  # for nodes that are as far as a websocket says it is
 STILL_SECONDS = 10.0  # in which the time that nodes answer has not changed: the one that answers is behind
+GONE_SECONDS = 10.0  # in which no node has known the run: those that do not answer are not waited for
 BEHIND_SECONDS = 20.0  # for which nodes answer older states than one of them has: longer than any but a broken one lags
 POLL_PAUSE = 0.25  # after a poll that a push was the cause of and that brought no news, whatever a websocket sends
 MUTE_AFTER, CONTRADICTED_AFTER = 2, 3
@@ -106,6 +107,8 @@ class RunWatcher:
         """The highest `seq` of what was pushed and not believed, and the slot of the newest that was pushed at all:
         nodes have to say so, and first those that are as far.
         """
+        self._pushed_by = 0
+        """Whose websocket pushed that last: the number of an endpoint."""
         self._troubles, self._silences, self._contradictions = Outages(), Outages(), Outages()
         """Of reading what comes; of websockets that push no news; of those that nodes contradict."""
         self.slot = 0
@@ -113,6 +116,8 @@ class RunWatcher:
         self.clock = ChainClock(lambda: asyncio.get_running_loop().time())
         self._time, self._time_since = 0, float("inf")
         """The latest time that nodes have answered, and since when."""
+        self._gone_since: float | None = None
+        """Since when all that answered knew no such run."""
         self._halts = Halts(pool, address, self.parsed)
 
     @property
@@ -199,10 +204,14 @@ class RunWatcher:
             account, clock = accounts
             if account is not None and account.owner == self._program:
                 self.parsed_answer(account.data)
+                self._gone_since = None
             elif of is not None:
                 raise BadReply("the RPC node does not know the run")
             elif self._latest is not None:
-                gone.absent()
+                now = asyncio.get_running_loop().time()
+                self._gone_since = self._gone_since or now
+                if now - self._gone_since < GONE_SECONDS:  # later it is not asked again: some may be out of reach
+                    gone.absent()
             if clock is not None:
                 self._observe(sysvar_time(clock.data), still)
 
@@ -282,10 +291,13 @@ class RunWatcher:
     async def _poll_once(self) -> None:
         pushes, seq, told, now = self._pushes, self.latest.seq, self._told, asyncio.get_running_loop().time
         answered = -1 if self._answered is None else self._answered.seq
-        slot = self._pushed_slot if max(seq, told) > answered else 0
-        # who answers an older state than is pushed is not asked twice in a row; whose websocket it is, only if first
+        # a slot of a fallback's websocket would keep the first node from answering, and have the fallback asked
+        slot = self._pushed_slot if max(seq, told) > answered and not self._pushed_by else 0
+        # who answers an older state than is pushed is not asked twice in a row; whose websocket it is or was, only if
+        # first
         first, *others = self._pool.each()
-        each = [first, *(node for number, node in enumerate(others, 1) if number != self._socket.number)]
+        itself = (self._socket.number, self._pushed_by)
+        each = [first, *(node for number, node in enumerate(others, 1) if number not in itself)]
         of = each[len(self._contradicted) % len(each)] if self._contradicted else None
         try:
             await self.refresh(patience=TOLD_PATIENCE if slot else POLL_PATIENCE, min_slot=slot, of=of)
@@ -366,12 +378,12 @@ class RunWatcher:
             self._unpushed = 0
             if not is_believed(self._latest, run):
                 if run.seq > self._told:
-                    self._told, self._pushed_slot = run.seq, push.slot
+                    self._told, self._pushed_slot, self._pushed_by = run.seq, push.slot, self._socket.number
                 self._poll_now.set()
                 return
             self._silences.ends()
             self._pushes += 1
-            self._pushed_slot = push.slot
+            self._pushed_slot, self._pushed_by = push.slot, self._socket.number
             self._take(run)
         except Exception as error:
             self._unreadable("a websocket", error)

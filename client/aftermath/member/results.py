@@ -42,6 +42,7 @@ _MAX_UNASSIGNED = 16  # announcements of one peer in one round that are not what
 _MAX_PER_MEMBER = 2  # two different commitments of one member in one round prove that it lies; no more are kept
 _UNASSIGNED = "not what it was assigned"
 CLOSED_ON = "it was announced after this witness was closed"
+_MOST_SIGNED = 1000  # results of our own of which is known that they were signed
 _LONGEST_QUESTION = 1024  # bytes: a height and 256 seats take fewer, and reading one takes time for each value
 
 
@@ -60,6 +61,8 @@ class Results:
         self._refused: dict[int, dict[int | None, set[bytes]]] = defaultdict(dict)
         self._keys: dict[int, dict[int, tuple[Key, bytes]]] = defaultdict(dict)
         """By height and seat: keys that open nothing that was heard of yet."""
+        self._signed: dict[ResultPlace, bytes] = {}
+        """What this member has told of itself, also in other epochs: the digests."""
         self._closed: set[int] = set()
         self._lineage = Lineage()
         self.closings = Closings(ports.feed)
@@ -218,6 +221,15 @@ class Results:
             if seat is None:  # these are many keys together, and peers can pass on those of anybody
                 return
             self._ports.transport.bar(said.sender, f"over {_MAX_UNASSIGNED} announcements of a round {_UNASSIGNED}")
+
+    def may_sign(self, place: ResultPlace, digest: bytes) -> bool:
+        """Whether this member has signed no other result of that place, and to remember that it signs this one.
+
+        Two of one place cost it its seat and its bond, and a node that is believed can show it a round anew.
+        """
+        if len(self._signed) > _MOST_SIGNED:
+            del self._signed[next(iter(self._signed))]
+        return self._signed.setdefault(place, digest) == digest
 
     def keep_own(
         self, said: Commitment, raw: bytes, votes: Mapping[int, Votes], payloads: Mapping[int, bytes], key: bytes

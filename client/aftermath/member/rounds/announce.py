@@ -11,7 +11,7 @@ from dataclasses import asdict
 
 from aftermath.base.worker import Worker
 from aftermath.member.plan import RoundPlan
-from aftermath.member.ports import Ports, Role
+from aftermath.member.ports import Desync, Ports, Role
 from aftermath.member.rounds.epoch import CarriedOver, Epoch
 from aftermath.optim.codec import decode_level
 from aftermath.optim.engine import Trained
@@ -27,7 +27,7 @@ class Announcing:
         self._ports, self._role, self._decode, self._kept, self.epoch = ports, role, decode, kept, epoch
 
     async def announce(self, plan: RoundPlan, trained: Trained) -> None:
-        """Publish the payloads, tell everybody under our signature, and say so."""
+        """Publish the payloads, tell everybody under our signature, and say so. Raises Desync if that may not be."""
         started, schema = self._ports.clock.monotonic(), self._role.schema.results
         replica = self.epoch.began.replica
         key = key_of(self._role.p2p_secret, plan.place(self.epoch.began.seat))
@@ -42,6 +42,8 @@ class Announcing:
             self._kept.own.trained(replica, plan.epoch, plan.header.height),
         )
         said = self._commitment(plan, trained, payloads, private, key)
+        if not self._kept.results.may_sign(said.place, said.digest):
+            raise Desync(f"it has signed another result of round {plan.header.height}, which was shown to it again")
         raw = encode_announcement(said, self._role.p2p_secret)
         self._kept.results.keep_own(said, raw, votes, payloads, key)
         await self._ports.transport.announce(raw)

@@ -1,0 +1,56 @@
+"""A member signs one result of each place in the run, whatever it is shown: two cost it its seat and its bond."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from aftermath.member.ports import Desync
+from aftermath.member.rounds.announce import Announcing
+from aftermath.rules.commitment import NOTHING, PrivateRoots
+from aftermath.sim.clock import run_virtual
+from member.desk import Desk, empty_payload, plan_of
+
+
+def _announcing(desk: Desk) -> Announcing:
+    async def trained(*_: object) -> PrivateRoots:
+        return PrivateRoots(NOTHING, b"a" * 32, None)
+
+    async def offer(_: object) -> None: ...
+
+    wallet: Any = SimpleNamespace(wallet=bytes(32))
+    kept: Any = SimpleNamespace(results=desk.results, own=SimpleNamespace(trained=trained, offer=offer))
+    epoch: Any = SimpleNamespace(began=SimpleNamespace(replica=None, seat=0))
+    return Announcing(replace(desk.ports, coordinator=wallet), desk.role, desk.workers.decode, kept, epoch)
+
+
+def _trained(loss: float) -> Any:
+    payloads = {level: empty_payload(level) for level in range(3)}
+    told = {"loss": loss, "tokens": 1, "tokens_per_sec": 1.0, "seconds": 1.0, "encode_seconds": 1.0, "measured": None}
+    return SimpleNamespace(payloads=payloads, **told)
+
+
+def test_a_round_that_is_shown_again_is_not_signed_again() -> None:
+    """By a node that is believed: the same round, of the same seed, with another share."""
+
+    async def story() -> None:
+        desk = Desk()
+        announcing = _announcing(desk)
+        desk.results.open(plan_of())
+        await announcing.announce(plan_of(), _trained(1.0))
+        told = desk.results.candidates(4, 0)
+        header = replace(plan_of().header, data_index=500)
+        desk.results.begin(2)  # it fell out, and begins the epoch anew
+        again = replace(plan_of(), header=header, shares={**plan_of().shares, 0: plan_of().shares[1]})
+        desk.results.open(again)
+        with pytest.raises(Desync, match="signed another result"):
+            await announcing.announce(again, _trained(1.0))
+        assert len(told) == 1
+        assert desk.results.candidates(4, 0) == []
+        await announcing.announce(plan_of(5), _trained(1.0))
+        desk.results.close()
+
+    run_virtual(story())
