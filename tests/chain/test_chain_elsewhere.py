@@ -15,6 +15,7 @@ from aiohttp import web
 from solders.transaction import VersionedTransaction
 
 from aftermath.chain import confirm, sender
+from aftermath.chain.client import CoordinatorClient
 from aftermath.chain.endpoints import Endpoint
 from aftermath.chain.failures import MAX_LINES, TransactionFailed
 from aftermath.chain.member import SolanaMember
@@ -140,10 +141,33 @@ async def test_no_node_alone_keeps_a_member_from_its_place(
     """Whatever it says of a join, or does with it; a refusal of another kind than that it is final ended it too."""
     monkeypatch.setattr(confirm, "ELSEWHERE_AFTER", 0.2)
     monkeypatch.setattr(confirm, "EXPIRED_AFTER", 2.0)
+    monkeypatch.setattr(confirm, "UNKNOWN_AFTER", 3.0)
     async with member_by(embedded, lie) as member:
         async with asyncio.timeout(30):
             await join(member)
         assert await _waits(embedded, member)
+
+
+async def test_what_is_slow_to_land_is_signed_once(embedded: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two honest nodes know the blockhash, and the cluster is congested: signed anew it landed twice, or never."""
+    monkeypatch.setattr(confirm, "ELSEWHERE_AFTER", 0.2)
+    monkeypatch.setattr(confirm, "UNKNOWN_AFTER", 1.0)
+    since: dict[str, float] = {}
+    now = asyncio.get_running_loop().time
+
+    async def slow(body: dict[str, Any]) -> web.StreamResponse | None:
+        if body["method"] != "sendTransaction":
+            return None
+        signed = VersionedTransaction.from_bytes(base64.b64decode(body["params"][0]))
+        signature = str(signed.signatures[0])
+        return answer(body, signature) if now() < since.setdefault(signature, now()) + 6.0 else None
+
+    async with AsyncExitStack() as stack:
+        urls = [await stack.enter_async_context(meddling(embedded.network.rpc_url, slow)) for _ in range(2)]
+        pool = await stack.enter_async_context(RpcPool([Endpoint(url, embedded.network.ws_url) for url in urls]))
+        async with asyncio.timeout(30):
+            await CoordinatorClient(pool, embedded.wallet).create_run(RUN)
+    assert len(since) == 1
 
 
 @pytest.mark.parametrize("code", [6090, 6091, 6092, 6076], ids=["late", "not elected", "done", "no member"])

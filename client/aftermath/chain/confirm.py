@@ -6,11 +6,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from solders.commitment_config import CommitmentLevel
-from solders.rpc.config import RpcContextConfig, RpcSendTransactionConfig, RpcSignatureStatusConfig
-from solders.rpc.requests import GetBlockHeight, GetSignatureStatuses, SendRawTransaction
+from solders.rpc.config import (
+    RpcContextConfig,
+    RpcSendTransactionConfig,
+    RpcSignatureStatusConfig,
+    RpcSimulateTransactionConfig,
+)
+from solders.rpc.requests import (
+    GetBlockHeight,
+    GetSignatureStatuses,
+    SendRawTransaction,
+    SimulateVersionedTransaction,
+)
 from solders.signature import Signature
 from solders.transaction import VersionedTransaction
 
@@ -25,7 +36,7 @@ POLL_FIRST, POLL_MAX = 0.02, 0.5
 RESEND_SECONDS = 2.0
 GIVE_UP_SECONDS = 120.0
 ELSEWHERE_AFTER, EXPIRED_AFTER = 4.0, 12.0
-NOWHERE_AFTER = 30.0  # what several nodes have not seen land by then may have a blockhash that is none
+UNKNOWN_AFTER = 30.0  # what several nodes have not seen land by then may have a blockhash that is none
 SENDS_AT_ONCE = 8
 STATUSES_AT_ONCE = 256
 LANDED = frozenset({"confirmed", "finalized"})
@@ -45,22 +56,53 @@ async def deliver(pool: RpcPool, transaction: VersionedTransaction, last_valid_h
     if len(pool.endpoints) == 1:
         return await _deliver(pool, transaction, last_valid_height)
     others = (_by_way_of(node, transaction) for node in pool.each())
-    mine = _deliver(pool, transaction, last_valid_height, least=EXPIRED_AFTER, give_up=NOWHERE_AFTER)
-    return await first_of(mine, *others)
+    mine = _deliver(pool, transaction, last_valid_height, least=EXPIRED_AFTER)
+    return await first_of(mine, _unknown(pool, transaction), *others)
 
 
 async def _by_way_of(node: RpcPool, transaction: VersionedTransaction) -> int:
     """As `deliver`, later, and for as long as somebody else wants to know."""
+    now = asyncio.get_running_loop().time
     await asyncio.sleep(ELSEWHERE_AFTER)
-    wait = POLL_MAX
+    next_send, wait = now(), POLL_MAX
     while True:
         try:
-            await _send(node, transaction)
+            if now() >= next_send:
+                next_send = now() + RESEND_SECONDS
+                await _send(node, transaction)
             if (slot := await _landed(node, transaction.signatures[0])) is not None:
                 return slot
         except CoordinatorError:
             wait = min(wait * 2, RESEND_SECONDS)
         await asyncio.sleep(wait)
+
+
+async def _unknown(pool: RpcPool, transaction: VersionedTransaction) -> int:
+    """Raises Expired once a node does not know the blockhash of what has not landed for long. What is merely slow is
+    not signed anew: both would land.
+    """
+    await asyncio.sleep(UNKNOWN_AFTER)
+    while True:
+        for node in pool.each():
+            with suppress(CoordinatorError):
+                if not await _knows(node, transaction):
+                    if (slot := await _landed(node, transaction.signatures[0])) is not None:
+                        return slot
+                    raise Expired
+        await asyncio.sleep(RESEND_SECONDS)
+
+
+async def _knows(node: RpcPool, transaction: VersionedTransaction) -> bool:
+    """Whether the node knows the transaction's blockhash, or does not say."""
+
+    def read(reply: Any) -> bool:
+        return bool(reply["value"]["err"] != "BlockhashNotFound")
+
+    config = RpcSimulateTransactionConfig(sig_verify=False, commitment=COMMITMENT)
+    try:
+        return await node.call(SimulateVersionedTransaction(transaction, config), read)
+    except TransactionFailed:
+        return True
 
 
 async def _deliver(
@@ -69,11 +111,8 @@ async def _deliver(
     last_valid_height: int,
     *,
     least: float = 0.0,
-    give_up: float = GIVE_UP_SECONDS,
 ) -> int:
-    """By way of whichever node answers; not expired before `least` seconds, whatever is said of heights, and then after
-    `give_up` seconds.
-    """
+    """By way of whichever node answers; not expired before `least` seconds, whatever is said of heights."""
     now = asyncio.get_running_loop().time
     signature = transaction.signatures[0]
     start = next_send = now()
@@ -87,7 +126,7 @@ async def _deliver(
         slot = await _landed(pool, signature)
         if slot is not None:
             return slot
-        if expired or now() >= start + give_up:
+        if expired or now() >= start + GIVE_UP_SECONDS:
             raise Expired
         await asyncio.sleep(wait)
         wait = min(wait * 2, POLL_MAX)
