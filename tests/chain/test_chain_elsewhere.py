@@ -242,6 +242,24 @@ async def test_what_is_called_fine_and_fails_costs_no_more_than_some_fees(
         assert await _waits(embedded, member), "what else it has to send goes on"
 
 
+@pytest.mark.parametrize("forwards", [True, False])
+async def test_no_node_alone_says_that_a_transaction_failed(embedded: Place, *, forwards: bool) -> None:
+    """Each such word was a transaction lost; after thirty votes that had landed a member might hardly vote."""
+    await embedded.open_run(RUN)
+
+    async def lie(body: dict[str, Any]) -> web.StreamResponse | None:
+        return await transactions_fail(body) or (None if forwards else await swallowing(body))
+
+    async with meddling(embedded.network.rpc_url, lie) as url:
+        nodes = [Endpoint(one, embedded.network.ws_url) for one in (url, embedded.network.rpc_url)]
+        async with RpcPool(nodes) as pool, asyncio.timeout(20):
+            coordinator = CoordinatorClient(pool, embedded.wallet)
+            for paused in (True, False) * 2:
+                await coordinator.set_paused(RUN, paused)
+    assert coordinator.sender.spend.transactions == 4
+    assert all(lost.left == sender.LOST_AT_ONCE for lost in coordinator.sender._lost.values())
+
+
 @pytest.mark.parametrize("logs", ["a" * 10_000_000, {"a": 1}, 7, [["a"] * 1000] * 1000, ["a" * 10_000] * 100_000])
 def test_the_log_of_a_failure_is_short_whatever_a_node_sends_for_it(logs: Any) -> None:
     """A text was a line for each of its characters: minutes of a member's time for some kilobytes."""

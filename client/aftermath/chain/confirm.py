@@ -5,7 +5,7 @@ expired.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -50,31 +50,56 @@ async def deliver(pool: RpcPool, transaction: VersionedTransaction, last_valid_h
     """Send until confirmed; returns the slot it landed in.
 
     Sending the same signature again is harmless, so the transaction is resent every two seconds, and after some by way
-    of every node by itself, each of which may say what became of it: one alone may swallow it, or hide that. Raises
+    of every node by itself, each of which may say what became of it: one alone may swallow it, or hide that. Nor does
+    one alone say that it failed: the others are asked at once, and have as long to say that it has not. Raises
     TransactionFailed when it landed and failed, Expired when it can no longer land, Unavailable.
     """
     if len(pool.endpoints) == 1:
         return await _deliver(pool, transaction, last_valid_height)
-    others = (_by_way_of(node, transaction) for node in pool.each())
-    mine = _deliver(pool, transaction, last_valid_height, least=EXPIRED_AFTER)
+    elsewhere = _Elsewhere(transaction)
+    mine = elsewhere.unless_denied(_deliver(pool, transaction, last_valid_height, least=EXPIRED_AFTER))
+    others = (elsewhere.by_way_of(node) for node in pool.each())
     return await first_of(mine, _unknown(pool, transaction), *others)
 
 
-async def _by_way_of(node: RpcPool, transaction: VersionedTransaction) -> int:
-    """As `deliver`, later, and for as long as somebody else wants to know."""
-    now = asyncio.get_running_loop().time
-    await asyncio.sleep(ELSEWHERE_AFTER)
-    next_send, wait = now(), POLL_MAX
-    while True:
+class _Elsewhere:
+    """What every node by itself says of a transaction."""
+
+    def __init__(self, transaction: VersionedTransaction) -> None:
+        self._transaction = transaction
+        self._doubted = asyncio.Event()
+        self._failed: set[RpcPool] = set()
+
+    async def unless_denied(self, delivered: Coroutine[Any, Any, int]) -> int:
+        """As `delivered`, and later if that is that it failed."""
         try:
-            if now() >= next_send:
-                next_send = now() + RESEND_SECONDS
-                await _send(node, transaction)
-            if (slot := await _landed(node, transaction.signatures[0])) is not None:
-                return slot
-        except CoordinatorError:
-            wait = min(wait * 2, RESEND_SECONDS)
-        await asyncio.sleep(wait)
+            return await delivered
+        except TransactionFailed:
+            self._doubted.set()
+            await asyncio.sleep(ELSEWHERE_AFTER)
+            raise
+
+    async def by_way_of(self, node: RpcPool) -> int:
+        """As `deliver`, later, and for as long as somebody else wants to know; failed if another one says so too."""
+        now = asyncio.get_running_loop().time
+        with suppress(TimeoutError):
+            async with asyncio.timeout(ELSEWHERE_AFTER):
+                await self._doubted.wait()
+        next_send, wait = now(), POLL_MAX
+        while True:
+            try:
+                if now() >= next_send:
+                    next_send = now() + RESEND_SECONDS
+                    await _send(node, self._transaction)
+                if (slot := await _landed(node, self._transaction.signatures[0])) is not None:
+                    return slot
+            except TransactionFailed:
+                self._failed.add(node)
+                if len(self._failed) > 1:
+                    raise
+            except CoordinatorError:
+                wait = min(wait * 2, RESEND_SECONDS)
+            await asyncio.sleep(wait)
 
 
 async def _unknown(pool: RpcPool, transaction: VersionedTransaction) -> int:
