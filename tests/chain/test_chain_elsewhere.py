@@ -192,6 +192,29 @@ async def test_no_node_alone_keeps_a_member_from_voting(embedded: Place, code: i
         assert caught.value.reason is Refusal.ALREADY_DONE
 
 
+async def test_no_node_alone_swallows_a_vote(embedded: Place) -> None:
+    """One that said at once that it had landed was not asked about again, and the others were sent nothing."""
+    lies: list[Lie] = [honest]
+
+    async def lie(body: dict[str, Any]) -> web.StreamResponse | None:
+        return await lies[0](body)
+
+    async with member_by(embedded, lie) as member, member_of(embedded) as other:
+        await join(other)
+        await join(member)
+        run = await until(other, lambda run: run.state is RunState.WARMUP and run.seed_is_drawn)
+        seat = (await member.view(fresh=True)).members.find(member.wallet)
+        assert seat is not None
+        lies[0] = swallowing_and_landed
+        await member.warmup_witness(seat, run.round_id)
+        lies[0] = honest
+        member._coordinator.sender.slot = 0  # the made-up one costs the next call some seconds
+        await asyncio.sleep(1.0)
+        with pytest.raises(Refused) as caught:
+            await member.warmup_witness(seat, run.round_id)
+        assert caught.value.reason is Refusal.ALREADY_DONE
+
+
 async def test_a_made_up_slot_keeps_no_other_node_from_answering(embedded: Place) -> None:
     """What is not as far as a node says does not answer what is asked as of that slot."""
     async with member_by(embedded, simulations_fail) as member:

@@ -37,6 +37,7 @@ RESEND_SECONDS = 2.0
 GIVE_UP_SECONDS = 120.0
 ELSEWHERE_AFTER, EXPIRED_AFTER = 4.0, 12.0
 UNKNOWN_AFTER = 30.0  # what several nodes have not seen land by then may have a blockhash that is none
+TELL_SECONDS = 2.0  # for a node that may not answer
 SENDS_AT_ONCE = 8
 STATUSES_AT_ONCE = 256
 LANDED = frozenset({"confirmed", "finalized"})
@@ -51,15 +52,19 @@ async def deliver(pool: RpcPool, transaction: VersionedTransaction, last_valid_h
 
     Sending the same signature again is harmless, so the transaction is resent every two seconds, and after some by way
     of every node by itself, each of which may say what became of it: one alone may swallow it, or hide that. Nor does
-    one alone say that it failed: the others are asked at once, and have as long to say that it has not. Raises
-    TransactionFailed when it landed and failed, Expired when it can no longer land, Unavailable.
+    one alone say that it failed: the others are asked at once, and have as long to say that it has not. What landed is
+    sent to those who have not heard of it. Raises TransactionFailed when it landed and failed, Expired when it can no
+    longer land, Unavailable.
     """
     if len(pool.endpoints) == 1:
         return await _deliver(pool, transaction, last_valid_height)
     elsewhere = _Elsewhere(transaction)
     mine = elsewhere.unless_denied(_deliver(pool, transaction, last_valid_height, least=EXPIRED_AFTER))
     others = (elsewhere.by_way_of(node) for node in pool.each())
-    return await first_of(mine, _unknown(pool, transaction), *others)
+    slot = await first_of(mine, _unknown(pool, transaction), *others)
+    _, *others_that_answer = [node for node in pool.each() if node.answers] or [pool]
+    await every(elsewhere.tell(node) for node in others_that_answer)
+    return slot
 
 
 class _Elsewhere:
@@ -78,6 +83,13 @@ class _Elsewhere:
             self._doubted.set()
             await asyncio.sleep(ELSEWHERE_AFTER)
             raise
+
+    async def tell(self, node: RpcPool) -> None:
+        """Send it to the node, unless it has heard of it: who says that it has landed may have swallowed it."""
+        with suppress(CoordinatorError, TransactionFailed, TimeoutError):
+            async with asyncio.timeout(TELL_SECONDS):
+                if await _landed(node, self._transaction.signatures[0]) is None:
+                    await _send(node, self._transaction)
 
     async def by_way_of(self, node: RpcPool) -> int:
         """As `deliver`, later, and for as long as somebody else wants to know; failed if another one says so too."""
