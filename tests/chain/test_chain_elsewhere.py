@@ -283,6 +283,21 @@ async def test_no_node_alone_says_that_a_transaction_failed(embedded: Place, *, 
     assert all(lost.left == sender.LOST_AT_ONCE for lost in coordinator.sender._lost.values())
 
 
+async def test_what_failed_is_told_although_a_node_hides_it(embedded: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whom one node says nothing waits no longer than for the others; then it was signed three times, for a minute."""
+    monkeypatch.setattr(confirm, "ELSEWHERE_AFTER", 0.5)
+
+    async def lie(body: dict[str, Any]) -> web.StreamResponse | None:
+        if body["method"] != "simulateTransaction":
+            return await hiding(body)
+        return answer(body, CONTEXT | {"value": {"err": None, "logs": [], "unitsConsumed": 50_000}})
+
+    async with member_by(embedded, lie) as member, asyncio.timeout(8):
+        with pytest.raises(Refused) as caught:
+            await member.tick()
+        assert caught.value.name == "NothingToTick"
+
+
 @pytest.mark.parametrize("logs", ["a" * 10_000_000, {"a": 1}, 7, [["a"] * 1000] * 1000, ["a" * 10_000] * 100_000])
 def test_the_log_of_a_failure_is_short_whatever_a_node_sends_for_it(logs: Any) -> None:
     """A text was a line for each of its characters: minutes of a member's time for some kilobytes."""

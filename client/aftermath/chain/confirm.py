@@ -92,12 +92,14 @@ class _Elsewhere:
                     await _send(node, self._transaction)
 
     async def by_way_of(self, node: RpcPool) -> int:
-        """As `deliver`, later, and for as long as somebody else wants to know; failed if another one says so too."""
+        """As `deliver`, later, and for as long as somebody else wants to know; failed if another one says so too, or
+        none denies it.
+        """
         now = asyncio.get_running_loop().time
         with suppress(TimeoutError):
             async with asyncio.timeout(ELSEWHERE_AFTER):
                 await self._doubted.wait()
-        next_send, wait = now(), POLL_MAX
+        next_send, wait, failed = now(), POLL_MAX, 0.0
         while True:
             try:
                 if now() >= next_send:
@@ -107,7 +109,9 @@ class _Elsewhere:
                     return slot
             except TransactionFailed:
                 self._failed.add(node)
-                if len(self._failed) > 1:
+                self._doubted.set()
+                failed = failed or now()
+                if len(self._failed) > 1 or now() >= failed + ELSEWHERE_AFTER:
                     raise
             except CoordinatorError:
                 wait = min(wait * 2, RESEND_SECONDS)
