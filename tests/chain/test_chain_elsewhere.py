@@ -15,6 +15,7 @@ from aiohttp import web
 from solders.transaction import VersionedTransaction
 
 from aftermath.chain import confirm, sender
+from aftermath.chain.client import CoordinatorClient
 from aftermath.chain.endpoints import Endpoint
 from aftermath.chain.failures import MAX_LINES, TransactionFailed
 from aftermath.chain.member import SolanaMember
@@ -140,10 +141,33 @@ async def test_no_node_alone_keeps_a_member_from_its_place(
     """Whatever it says of a join, or does with it; a refusal of another kind than that it is final ended it too."""
     monkeypatch.setattr(confirm, "ELSEWHERE_AFTER", 0.2)
     monkeypatch.setattr(confirm, "EXPIRED_AFTER", 2.0)
+    monkeypatch.setattr(confirm, "UNKNOWN_AFTER", 3.0)
     async with member_by(embedded, lie) as member:
         async with asyncio.timeout(30):
             await join(member)
         assert await _waits(embedded, member)
+
+
+async def test_what_is_slow_to_land_is_signed_once(embedded: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two honest nodes know the blockhash, and the cluster is congested: signed anew it landed twice, or never."""
+    monkeypatch.setattr(confirm, "ELSEWHERE_AFTER", 0.2)
+    monkeypatch.setattr(confirm, "UNKNOWN_AFTER", 1.0)
+    since: dict[str, float] = {}
+    now = asyncio.get_running_loop().time
+
+    async def slow(body: dict[str, Any]) -> web.StreamResponse | None:
+        if body["method"] != "sendTransaction":
+            return None
+        signed = VersionedTransaction.from_bytes(base64.b64decode(body["params"][0]))
+        signature = str(signed.signatures[0])
+        return answer(body, signature) if now() < since.setdefault(signature, now()) + 6.0 else None
+
+    async with AsyncExitStack() as stack:
+        urls = [await stack.enter_async_context(meddling(embedded.network.rpc_url, slow)) for _ in range(2)]
+        pool = await stack.enter_async_context(RpcPool([Endpoint(url, embedded.network.ws_url) for url in urls]))
+        async with asyncio.timeout(30):
+            await CoordinatorClient(pool, embedded.wallet).create_run(RUN)
+    assert len(since) == 1
 
 
 @pytest.mark.parametrize("code", [6090, 6091, 6092, 6076], ids=["late", "not elected", "done", "no member"])
@@ -163,6 +187,29 @@ async def test_no_node_alone_keeps_a_member_from_voting(embedded: Place, code: i
         lies[0] = refusing(custom(code))
         await member.warmup_witness(seat, run.round_id)
         lies[0] = honest
+        with pytest.raises(Refused) as caught:
+            await member.warmup_witness(seat, run.round_id)
+        assert caught.value.reason is Refusal.ALREADY_DONE
+
+
+async def test_no_node_alone_swallows_a_vote(embedded: Place) -> None:
+    """One that said at once that it had landed was not asked about again, and the others were sent nothing."""
+    lies: list[Lie] = [honest]
+
+    async def lie(body: dict[str, Any]) -> web.StreamResponse | None:
+        return await lies[0](body)
+
+    async with member_by(embedded, lie) as member, member_of(embedded) as other:
+        await join(other)
+        await join(member)
+        run = await until(other, lambda run: run.state is RunState.WARMUP and run.seed_is_drawn)
+        seat = (await member.view(fresh=True)).members.find(member.wallet)
+        assert seat is not None
+        lies[0] = swallowing_and_landed
+        await member.warmup_witness(seat, run.round_id)
+        lies[0] = honest
+        member._coordinator.sender.slot = 0  # the made-up one costs the next call some seconds
+        await asyncio.sleep(1.0)
         with pytest.raises(Refused) as caught:
             await member.warmup_witness(seat, run.round_id)
         assert caught.value.reason is Refusal.ALREADY_DONE
@@ -216,6 +263,39 @@ async def test_what_is_called_fine_and_fails_costs_no_more_than_some_fees(
         assert member.costs()["transactions"] == 3
         await join(member)
         assert await _waits(embedded, member), "what else it has to send goes on"
+
+
+@pytest.mark.parametrize("forwards", [True, False])
+async def test_no_node_alone_says_that_a_transaction_failed(embedded: Place, *, forwards: bool) -> None:
+    """Each such word was a transaction lost; after thirty votes that had landed a member might hardly vote."""
+    await embedded.open_run(RUN)
+
+    async def lie(body: dict[str, Any]) -> web.StreamResponse | None:
+        return await transactions_fail(body) or (None if forwards else await swallowing(body))
+
+    async with meddling(embedded.network.rpc_url, lie) as url:
+        nodes = [Endpoint(one, embedded.network.ws_url) for one in (url, embedded.network.rpc_url)]
+        async with RpcPool(nodes) as pool, asyncio.timeout(20):
+            coordinator = CoordinatorClient(pool, embedded.wallet)
+            for paused in (True, False) * 2:
+                await coordinator.set_paused(RUN, paused)
+    assert coordinator.sender.spend.transactions == 4
+    assert all(lost.left == sender.LOST_AT_ONCE for lost in coordinator.sender._lost.values())
+
+
+async def test_what_failed_is_told_although_a_node_hides_it(embedded: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whom one node says nothing waits no longer than for the others; then it was signed three times, for a minute."""
+    monkeypatch.setattr(confirm, "ELSEWHERE_AFTER", 0.5)
+
+    async def lie(body: dict[str, Any]) -> web.StreamResponse | None:
+        if body["method"] != "simulateTransaction":
+            return await hiding(body)
+        return answer(body, CONTEXT | {"value": {"err": None, "logs": [], "unitsConsumed": 50_000}})
+
+    async with member_by(embedded, lie) as member, asyncio.timeout(8):
+        with pytest.raises(Refused) as caught:
+            await member.tick()
+        assert caught.value.name == "NothingToTick"
 
 
 @pytest.mark.parametrize("logs", ["a" * 10_000_000, {"a": 1}, 7, [["a"] * 1000] * 1000, ["a" * 10_000] * 100_000])

@@ -7,16 +7,20 @@ from typing import Any
 
 import pytest
 from solders.keypair import Keypair
+from solders.pubkey import Pubkey
+from solders.signature import Signature
 
 from aftermath.chain import transactions
 from aftermath.chain.addresses import run_addresses
 from aftermath.chain.failures import BadReply
 from aftermath.chain.instructions import witness_metadata
 from aftermath.chain.member import SolanaMember
-from aftermath.chain.transactions import RunTransactions, Stated, _stated, _witness
+from aftermath.chain.rpc import RpcPool
+from aftermath.chain.transactions import PAGE, RunTransactions, Stated, _stated, _witness
 from aftermath.coordinator.errors import Unavailable
 from aftermath.rules.state import RunState
 from chain.networks import SCHEMA_HASH, Place
+from chain.scripted import Node, result, serving
 
 
 def reader(place: Place, run_id: str, **options: int) -> RunTransactions:
@@ -114,3 +118,15 @@ async def test_no_answer_is_an_outage(place: Place) -> None:
     place.pool.patience = 0.5
     with pytest.raises(Unavailable):
         await reader(place, "gone").read(1)
+
+
+async def test_memos_of_strangers_do_not_hide_the_transactions() -> None:
+    """Anybody may name a run in a transaction whose memo is full of commas."""
+    node = Node()
+    listed = [{"signature": str(Signature.new_unique()), "memo": "[900] " + "," * 900} for _ in range(PAGE)]
+    node.script = [result(listed), result(None)]
+    async with serving(node) as endpoints, RpcPool(endpoints) as pool:
+        found = RunTransactions(pool, Pubkey.default(), Pubkey.default(), page=PAGE + 1)
+        async with asyncio.timeout(10):
+            assert await found.read(1) == []
+    assert node.count("getTransaction") == 1

@@ -5,12 +5,23 @@ expired.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
 from typing import Any
 
 from solders.commitment_config import CommitmentLevel
-from solders.rpc.config import RpcContextConfig, RpcSendTransactionConfig, RpcSignatureStatusConfig
-from solders.rpc.requests import GetBlockHeight, GetSignatureStatuses, SendRawTransaction
+from solders.rpc.config import (
+    RpcContextConfig,
+    RpcSendTransactionConfig,
+    RpcSignatureStatusConfig,
+    RpcSimulateTransactionConfig,
+)
+from solders.rpc.requests import (
+    GetBlockHeight,
+    GetSignatureStatuses,
+    SendRawTransaction,
+    SimulateVersionedTransaction,
+)
 from solders.signature import Signature
 from solders.transaction import VersionedTransaction
 
@@ -25,7 +36,8 @@ POLL_FIRST, POLL_MAX = 0.02, 0.5
 RESEND_SECONDS = 2.0
 GIVE_UP_SECONDS = 120.0
 ELSEWHERE_AFTER, EXPIRED_AFTER = 4.0, 12.0
-NOWHERE_AFTER = 30.0  # what several nodes have not seen land by then may have a blockhash that is none
+UNKNOWN_AFTER = 30.0  # what several nodes have not seen land by then may have a blockhash that is none
+TELL_SECONDS = 2.0  # for a node that may not answer
 SENDS_AT_ONCE = 8
 STATUSES_AT_ONCE = 256
 LANDED = frozenset({"confirmed", "finalized"})
@@ -39,28 +51,99 @@ async def deliver(pool: RpcPool, transaction: VersionedTransaction, last_valid_h
     """Send until confirmed; returns the slot it landed in.
 
     Sending the same signature again is harmless, so the transaction is resent every two seconds, and after some by way
-    of every node by itself, each of which may say what became of it: one alone may swallow it, or hide that. Raises
-    TransactionFailed when it landed and failed, Expired when it can no longer land, Unavailable.
+    of every node by itself, each of which may say what became of it: one alone may swallow it, or hide that. Nor does
+    one alone say that it failed: the others are asked at once, and have as long to say that it has not. What landed is
+    sent to those who have not heard of it. Raises TransactionFailed when it landed and failed, Expired when it can no
+    longer land, Unavailable.
     """
     if len(pool.endpoints) == 1:
         return await _deliver(pool, transaction, last_valid_height)
-    others = (_by_way_of(node, transaction) for node in pool.each())
-    mine = _deliver(pool, transaction, last_valid_height, least=EXPIRED_AFTER, give_up=NOWHERE_AFTER)
-    return await first_of(mine, *others)
+    elsewhere = _Elsewhere(transaction)
+    mine = elsewhere.unless_denied(_deliver(pool, transaction, last_valid_height, least=EXPIRED_AFTER))
+    others = (elsewhere.by_way_of(node) for node in pool.each())
+    slot = await first_of(mine, _unknown(pool, transaction), *others)
+    _, *others_that_answer = [node for node in pool.each() if node.answers] or [pool]
+    await every(elsewhere.tell(node) for node in others_that_answer)
+    return slot
 
 
-async def _by_way_of(node: RpcPool, transaction: VersionedTransaction) -> int:
-    """As `deliver`, later, and for as long as somebody else wants to know."""
-    await asyncio.sleep(ELSEWHERE_AFTER)
-    wait = POLL_MAX
-    while True:
+class _Elsewhere:
+    """What every node by itself says of a transaction."""
+
+    def __init__(self, transaction: VersionedTransaction) -> None:
+        self._transaction = transaction
+        self._doubted = asyncio.Event()
+        self._failed: set[RpcPool] = set()
+
+    async def unless_denied(self, delivered: Coroutine[Any, Any, int]) -> int:
+        """As `delivered`, and later if that is that it failed."""
         try:
-            await _send(node, transaction)
-            if (slot := await _landed(node, transaction.signatures[0])) is not None:
-                return slot
-        except CoordinatorError:
-            wait = min(wait * 2, RESEND_SECONDS)
-        await asyncio.sleep(wait)
+            return await delivered
+        except TransactionFailed:
+            self._doubted.set()
+            await asyncio.sleep(ELSEWHERE_AFTER)
+            raise
+
+    async def tell(self, node: RpcPool) -> None:
+        """Send it to the node, unless it has heard of it: who says that it has landed may have swallowed it."""
+        with suppress(CoordinatorError, TransactionFailed, TimeoutError):
+            async with asyncio.timeout(TELL_SECONDS):
+                if await _landed(node, self._transaction.signatures[0]) is None:
+                    await _send(node, self._transaction)
+
+    async def by_way_of(self, node: RpcPool) -> int:
+        """As `deliver`, later, and for as long as somebody else wants to know; failed if another one says so too, or
+        none denies it.
+        """
+        now = asyncio.get_running_loop().time
+        with suppress(TimeoutError):
+            async with asyncio.timeout(ELSEWHERE_AFTER):
+                await self._doubted.wait()
+        next_send, wait, failed = now(), POLL_MAX, 0.0
+        while True:
+            try:
+                if now() >= next_send:
+                    next_send = now() + RESEND_SECONDS
+                    await _send(node, self._transaction)
+                if (slot := await _landed(node, self._transaction.signatures[0])) is not None:
+                    return slot
+            except TransactionFailed:
+                self._failed.add(node)
+                self._doubted.set()
+                failed = failed or now()
+                if len(self._failed) > 1 or now() >= failed + ELSEWHERE_AFTER:
+                    raise
+            except CoordinatorError:
+                wait = min(wait * 2, RESEND_SECONDS)
+            await asyncio.sleep(wait)
+
+
+async def _unknown(pool: RpcPool, transaction: VersionedTransaction) -> int:
+    """Raises Expired once a node does not know the blockhash of what has not landed for long. What is merely slow is
+    not signed anew: both would land.
+    """
+    await asyncio.sleep(UNKNOWN_AFTER)
+    while True:
+        for node in pool.each():
+            with suppress(CoordinatorError):
+                if not await _knows(node, transaction):
+                    if (slot := await _landed(node, transaction.signatures[0])) is not None:
+                        return slot
+                    raise Expired
+        await asyncio.sleep(RESEND_SECONDS)
+
+
+async def _knows(node: RpcPool, transaction: VersionedTransaction) -> bool:
+    """Whether the node knows the transaction's blockhash, or does not say."""
+
+    def read(reply: Any) -> bool:
+        return bool(reply["value"]["err"] != "BlockhashNotFound")
+
+    config = RpcSimulateTransactionConfig(sig_verify=False, commitment=COMMITMENT)
+    try:
+        return await node.call(SimulateVersionedTransaction(transaction, config), read)
+    except TransactionFailed:
+        return True
 
 
 async def _deliver(
@@ -69,11 +152,8 @@ async def _deliver(
     last_valid_height: int,
     *,
     least: float = 0.0,
-    give_up: float = GIVE_UP_SECONDS,
 ) -> int:
-    """By way of whichever node answers; not expired before `least` seconds, whatever is said of heights, and then after
-    `give_up` seconds.
-    """
+    """By way of whichever node answers; not expired before `least` seconds, whatever is said of heights."""
     now = asyncio.get_running_loop().time
     signature = transaction.signatures[0]
     start = next_send = now()
@@ -87,7 +167,7 @@ async def _deliver(
         slot = await _landed(pool, signature)
         if slot is not None:
             return slot
-        if expired or now() >= start + give_up:
+        if expired or now() >= start + GIVE_UP_SECONDS:
             raise Expired
         await asyncio.sleep(wait)
         wait = min(wait * 2, POLL_MAX)

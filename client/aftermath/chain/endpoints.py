@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit, urlunsplit
 
 import httpx
-from solders.rpc.requests import GetProgramAccounts
+from solders.rpc.requests import GetProgramAccounts, GetSignaturesForAddress
 
 from aftermath.base.bounded import MAX_JSON_VALUES, json_value
 from aftermath.base.errors import UsageError
@@ -27,10 +27,11 @@ from aftermath.chain import defaults
 MAX_REPLY = 64 << 20
 """Bytes of a reply, unpacked."""
 MOST_VALUES = 1 << 15
-"""JSON values of a reply to anything but the question for all accounts of a program: a number may be twenty bytes and
-take ten microseconds, all of which nothing else is done in.
+"""JSON values of a reply to anything but the question for all accounts of a program, or for the transactions of one,
+each of which may have a memo full of commas, and which no member asks: a number may be twenty bytes and take ten
+microseconds, all of which nothing else is done in.
 """
-_LISTS = GetProgramAccounts
+_LISTS = (GetProgramAccounts, GetSignaturesForAddress)
 _MOST_COOKIES = 16  # a service may know by one which of its nodes we were on
 _GZIP = zlib.MAX_WBITS | 16
 LAST_PORT = 65535

@@ -106,6 +106,12 @@ class RpcPool:
         """Every endpoint is on this machine: a local network, where test money may be asked for."""
         return all(node.endpoint.is_loopback for node in self._nodes.all)
 
+    @property
+    def answers(self) -> bool:
+        """Whether there is a node that is not left just now."""
+        now = asyncio.get_running_loop().time()
+        return any(node.failures < FAILURES_BEFORE_LEAVING or node.away.until <= now for node in self._nodes.all)
+
     def patient(self, seconds: float) -> RpcPool:
         """The same nodes and connections for calls that have a patience of their own."""
         view = copy.copy(self)
