@@ -183,6 +183,30 @@ def test_what_is_taken_beyond_the_grace_comes_from_the_allowance() -> None:
     assert _waits(fourth, {2}, 404.0, 411.9, 412.1) == [True, True, False], "it was in time again"
 
 
+def test_whom_witnesses_did_without_is_in_time_again_after_one_round_that_they_did_not() -> None:
+    allowances, plan = Allowances(20.0), _plan()
+    first = Lateness(allowances, plan, 100.0)
+    assert _waits(first, {2}, 104.0, 112.0) == [True, True]
+    first.closes(frozenset({2}), 124.0)
+    second = Lateness(allowances, plan, 200.0)
+    assert _waits(second, {2}, 203.9) == [False]
+    assert _waits(second, set(), 204.0) == [True]
+    second.closes(frozenset(), 204.0)
+    third = Lateness(allowances, plan, 300.0)
+    assert _waits(third, {2}, 304.0, 311.9) == [True, True]
+
+
+def test_what_a_key_took_is_not_charged_twice_where_the_round_closes_without_it() -> None:
+    allowances, everybody = Allowances(20.0), frozenset(range(3))
+    late = Lateness(allowances, _plan(), 0.0)
+    assert _waits(late, set(), 3.0) == [True]
+    assert late.opening(frozenset({2}), 10.0) == {2}
+    late.closes(everybody - {0, 1}, 13.0)
+    assert not allowances.used_up(2)
+    allowances.use(2, 10.0)
+    assert allowances.used_up(2)
+
+
 def test_nobody_is_late_before_two_thirds_of_the_members_and_of_the_weight_are_there() -> None:
     few = Lateness(Allowances(20.0), _plan(), 0.0)
     assert _waits(few, {1, 2}, 4.0, 1000.0) == [True, True]

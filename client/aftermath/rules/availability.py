@@ -11,7 +11,7 @@ Drawn means, if nobody leaves: by what is fixed when the round begins, so that e
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection
 from itertools import islice
 
 from aftermath.rules import bitmap, committee
@@ -36,20 +36,20 @@ def drawn(header: Round, run: Run, members: Members) -> tuple[int, ...]:
     return tuple(islice((seat for seat in in_order if bitmap.contains(header.roster, seat)), most))
 
 
-def judged_by(header: Round, run: Run, members: Members) -> dict[int, int]:
-    """How many of those who judge a level are drawn as witnesses of a round, for each level whose holders say who
-    delivers it; never for the last, which all hold.
+def judged_by(header: Round, run: Run, members: Members) -> dict[int, frozenset[int]]:
+    """Which of those who judge a level are drawn as witnesses of a round, for each level whose holders say who delivers
+    it; never for the last, which all hold.
     """
     seats = drawn(header, run, members)
 
-    def holders(level: int, among: tuple[int, ...]) -> int:
+    def holders(level: int, among: tuple[int, ...]) -> frozenset[int]:
         judges = may_judge(run, members, level)
-        return sum(bitmap.contains(judges, seat) and members.seats[seat].tier <= level for seat in among)
+        return frozenset(s for s in among if bitmap.contains(judges, s) and members.seats[s].tier <= level)
 
     found = {level: holders(level, seats) for level in range(run.levels - 1)}
-    return {level: n for level, n in found.items() if n >= min(MANY, holders(level, header.members))}
+    return {level: of for level, of in found.items() if len(of) >= min(MANY, len(holders(level, header.members)))}
 
 
-def had_by_all(judged: Mapping[int, int], levels: int) -> frozenset[int]:
+def had_by_all(judged: Collection[int], levels: int) -> frozenset[int]:
     """The levels whose bytes each witness of a round has of what it attests: all but the last that are not `judged`."""
-    return frozenset(range(levels - 1)) - judged.keys()
+    return frozenset(range(levels - 1)) - set(judged)

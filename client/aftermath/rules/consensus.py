@@ -13,16 +13,16 @@ tell.
 A result is applied when a quorum of the *elected* witnesses recorded the same fingerprint. The program counts the same
 when the round closes (`attested`), and what it does not count it has trained again, so nothing else is applied either;
 the answer does not depend on the order in which attestations arrived.
-Of such a result a level is applied when a quorum of its judges, of the witnesses that attested, recorded it: those by
-whose word the program counts who delivers it. They hold the level, since the others cannot know whether it was to be
-had, and whoever cannot get it must not need it. Where holders began the epoch who had shown before that they hold it,
-they are these alone: two newcomers that declare a tier are most of its holders where there is one other, and what they
-vouch for among themselves and hide from that one would push it out of the run. The last level everybody holds, so the
-quorum that accepted the result has it, and no few can keep it from the others. So it is with a level of which few
-judges are drawn (`availability`).
-Where no judge has attested, there is nobody to ask: a level of an established member's result is applied, of a
-newcomer's it is not. In an epoch that begins without established holders of a level all are newcomers, and all equal:
-a quorum of its holders decides, and what none of them has attested is applied as the rest of it.
+Of such a result a level is applied when a quorum of its judges recorded it, of as many as were drawn as witnesses: of
+those who attested one alone could be left, that had the round closed while the others still waited for what it hides.
+Who is silent stands for its own result. The judges are those by whose word the program counts who delivers. They hold
+the level, since the others cannot know whether it was to be had, and whoever cannot get it must not need it. Where
+holders began the epoch who had shown before that they hold it, they are these alone: two newcomers that declare a tier
+are most of its holders where there is one other, and what they vouch for among themselves and hide from that one would
+push it out of the run. The last level everybody holds, so the quorum that accepted the result has it, and no few can
+keep it from the others. So it is with a level of which few judges are drawn (`availability`).
+In an epoch that begins without established holders of a level all are newcomers, and all equal: a quorum of its holders
+decides. A level that one member alone holds is applied as the rest, since nobody else needs it.
 """
 
 from __future__ import annotations
@@ -148,16 +148,12 @@ def vouched(
     run: Run,
     members: Members,
     levels: range,
-    judged_by: Mapping[int, int],
+    judged_by: Mapping[int, frozenset[int]],
 ) -> dict[int, frozenset[int]]:
     """For each level the members of which that level of their accepted result is applied.
 
-    These are those of which a quorum of the level's judges recorded it: of as many as were drawn, and not only of those
-    who attested, or one alone could have the round closed before the others have (`availability.judged_by`). A level
-    that is not judged, each witness has with the result; and one that a member of the roster alone holds, nobody else
-    needs.
-
-    `run` and `members` may be of any moment from the epoch's first round to its end.
+    `judged_by` has the judges that are drawn, by level (`availability.judged_by`); of a level that is none of these
+    each witness has what it recorded. `run` and `members` may be of any moment from the epoch's first round to its end.
     """
     recorded = {one.seat: unpack_fingerprints(one, roster) for one in attestations}
 
@@ -168,6 +164,7 @@ def vouched(
             return (seat for seat in accepted if bitmap.contains(availability.may_judge(run, members, level), seat))
         seen = [recorded[one.seat] for one in judging(attestations, run, members, level)]
         counts = Counter(seat for results in seen for seat in accepted if results.get(seat) == accepted[seat])
-        return (seat for seat in accepted if counts[seat] >= committee.quorum(judged_by[level]))
+        counts.update(judged_by[level] - recorded.keys())
+        return (seat for seat in accepted if counts[seat] >= committee.quorum(len(judged_by[level])))
 
     return {level: frozenset(of_level(level)) for level in levels}

@@ -76,10 +76,12 @@ class Lateness:
 
     def closes(self, left_out: frozenset[int], now: float) -> None:
         """The round is over, and a quorum of its witnesses did without these."""
+        in_time = self._allowances.left_out - left_out - self._charged.keys() - self._charged_since.keys()
+        self._allowances.late -= in_time
         self._allowances.left_out = left_out
         if self._most_took is not None:
-            for seat in sorted(left_out):
-                self._charge(seat, now - self._began - self._most_took)
+            for seat in sorted(left_out):  # for its key it has been waited already
+                self._charge(seat, now - self._began - self._most_took - self._charged_since.get(seat, 0.0))
 
     def _opens(self, seat: int, seconds: float) -> bool:
         if seconds > _OPENS:
