@@ -10,10 +10,10 @@ hidden in the compute limit; it begins with the pool's seed, since two commands 
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import itertools
 import logging
-import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -79,7 +79,7 @@ class Sender:
         self._cap = max_priority_fee
         self._count = itertools.count(pool.seed + 1)
         self._lost: defaultdict[bytes, Bucket] = defaultdict(
-            lambda: Bucket(time.monotonic, LOST_PER_SECOND, LOST_AT_ONCE)
+            lambda: Bucket(asyncio.get_running_loop().time, LOST_PER_SECOND, LOST_AT_ONCE)
         )
         self._hash_of = 0  # by way of which node alone blockhashes are asked for; 0 is all of them
 
