@@ -22,6 +22,7 @@ from aftermath.chain.member import SolanaMember
 from aftermath.chain.rpc import RpcPool
 from aftermath.coordinator.errors import Refusal, Refused, Unavailable
 from aftermath.rules import bitmap
+from aftermath.rules.run import RoundId
 from aftermath.rules.state import RunState
 from chain.faults import answer, answer_error, meddling
 from chain.networks import Place
@@ -170,48 +171,45 @@ async def test_what_is_slow_to_land_is_signed_once(embedded: Place, monkeypatch:
     assert len(since) == 1
 
 
-@pytest.mark.parametrize("code", [6090, 6091, 6092, 6076], ids=["late", "not elected", "done", "no member"])
-async def test_no_node_alone_keeps_a_member_from_voting(embedded: Place, code: int) -> None:
-    """If it did so to more than a third of the members, there was no quorum, and nobody's work counted."""
+@asynccontextmanager
+async def _voter(place: Place) -> AsyncIterator[tuple[SolanaMember, int, RoundId, list[Lie]]]:
+    """A member that may say that it is ready, its seat, and the round; its first node lies as the list says."""
     lies: list[Lie] = [honest]
 
     async def lie(body: dict[str, Any]) -> web.StreamResponse | None:
         return await lies[0](body)
 
-    async with member_by(embedded, lie) as member, member_of(embedded) as other:
+    async with member_by(place, lie) as member, member_of(place) as other:
         await join(other)
         await join(member)
         run = await until(other, lambda run: run.state is RunState.WARMUP and run.seed_is_drawn)
         seat = (await member.view(fresh=True)).members.find(member.wallet)
         assert seat is not None
+        yield member, seat, run.round_id, lies
+
+
+@pytest.mark.parametrize("code", [6090, 6091, 6092, 6076], ids=["late", "not elected", "done", "no member"])
+async def test_no_node_alone_keeps_a_member_from_voting(embedded: Place, code: int) -> None:
+    """If it did so to more than a third of the members, there was no quorum, and nobody's work counted."""
+    async with _voter(embedded) as (member, seat, at, lies):
         lies[0] = refusing(custom(code))
-        await member.warmup_witness(seat, run.round_id)
+        await member.warmup_witness(seat, at)
         lies[0] = honest
         with pytest.raises(Refused) as caught:
-            await member.warmup_witness(seat, run.round_id)
+            await member.warmup_witness(seat, at)
         assert caught.value.reason is Refusal.ALREADY_DONE
 
 
 async def test_no_node_alone_swallows_a_vote(embedded: Place) -> None:
     """One that said at once that it had landed was not asked about again, and the others were sent nothing."""
-    lies: list[Lie] = [honest]
-
-    async def lie(body: dict[str, Any]) -> web.StreamResponse | None:
-        return await lies[0](body)
-
-    async with member_by(embedded, lie) as member, member_of(embedded) as other:
-        await join(other)
-        await join(member)
-        run = await until(other, lambda run: run.state is RunState.WARMUP and run.seed_is_drawn)
-        seat = (await member.view(fresh=True)).members.find(member.wallet)
-        assert seat is not None
+    async with _voter(embedded) as (member, seat, at, lies):
         lies[0] = swallowing_and_landed
-        await member.warmup_witness(seat, run.round_id)
+        await member.warmup_witness(seat, at)
         lies[0] = honest
         member._coordinator.sender.slot = 0  # the made-up one costs the next call some seconds
         await asyncio.sleep(1.0)
         with pytest.raises(Refused) as caught:
-            await member.warmup_witness(seat, run.round_id)
+            await member.warmup_witness(seat, at)
         assert caught.value.reason is Refusal.ALREADY_DONE
 
 

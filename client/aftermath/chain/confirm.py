@@ -62,8 +62,7 @@ async def deliver(pool: RpcPool, transaction: VersionedTransaction, last_valid_h
     mine = elsewhere.unless_denied(_deliver(pool, transaction, last_valid_height, least=EXPIRED_AFTER))
     others = (elsewhere.by_way_of(node) for node in pool.each())
     slot = await first_of(mine, _unknown(pool, transaction), *others)
-    _, *others_that_answer = [node for node in pool.each() if node.answers] or [pool]
-    await every(elsewhere.tell(node) for node in others_that_answer)
+    await every(elsewhere.tell(node) for node in [node for node in pool.each() if node.answers][1:])
     return slot
 
 
