@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
 import msgspec
@@ -77,6 +78,18 @@ def hides(player: Player, level: int) -> Lie:
 
     async def lie(said: Commitment, transport: SimTransport) -> None:
         transport.retract(said.levels[level].blake3)
+        tell_all(transport, sign(player, said))
+
+    return lie
+
+
+def serves_late(player: Player, level: int, seconds: float) -> Lie:
+    """Commits to a right result and serves one level of it so much later."""
+
+    async def lie(said: Commitment, transport: SimTransport) -> None:
+        digest = said.levels[level].blake3
+        asyncio.get_running_loop().call_later(seconds, transport.publish, transport._blobs[digest])
+        transport.retract(digest)
         tell_all(transport, sign(player, said))
 
     return lie
