@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from solders.commitment_config import CommitmentLevel
 from solders.rpc.config import (
@@ -47,23 +47,73 @@ class Expired(Exception):
     """The transaction's blockhash is no longer valid and it has not landed."""
 
 
-async def deliver(pool: RpcPool, transaction: VersionedTransaction, last_valid_height: int) -> int:
-    """Send until confirmed; returns the slot it landed in.
+class Landed(NamedTuple):
+    """A transaction of those given that was confirmed, and its slot."""
+
+    transaction: VersionedTransaction
+    slot: int
+
+
+async def deliver(
+    pool: RpcPool,
+    transaction: VersionedTransaction,
+    last_valid_height: int,
+    given_up: Sequence[VersionedTransaction] = (),
+) -> Landed:
+    """Send until confirmed; `given_up` do the same and were signed before, by other blockhashes.
 
     Sending the same signature again is harmless, so the transaction is resent every two seconds, and after some by way
     of every node by itself, each of which may say what became of it: one alone may swallow it, or hide that. Nor does
-    one alone say that it failed: the others are asked at once, and have as long to say that it has not. What landed is
-    sent to those who have not heard of it. Raises TransactionFailed when it landed and failed, Expired when it can no
-    longer land, Unavailable.
+    one alone say that it failed: the others are asked at once, and have as long to say that it has not. Nor that a
+    blockhash is none: what was given up for that may land yet, and then counts. What landed is sent to those who have
+    not heard of it. Raises TransactionFailed when it landed and failed, Expired when it can no longer land, or
+    Unavailable.
     """
     if len(pool.endpoints) == 1:
-        return await _deliver(pool, transaction, last_valid_height)
+        return Landed(transaction, await _deliver(pool, transaction, last_valid_height))
+    after_all = [_after_all(pool, given_up)] if given_up else []
+    landed = await first_of(_by_way_of_all(pool, transaction, last_valid_height, given_up), *after_all)
+    await every(_tell(node, landed.transaction) for node in [node for node in pool.each() if node.answers][1:])
+    return landed
+
+
+async def _by_way_of_all(
+    pool: RpcPool, transaction: VersionedTransaction, last_valid_height: int, given_up: Sequence[VersionedTransaction]
+) -> Landed:
     elsewhere = _Elsewhere(transaction)
     mine = elsewhere.unless_denied(_deliver(pool, transaction, last_valid_height, least=EXPIRED_AFTER))
     others = (elsewhere.by_way_of(node) for node in pool.each())
-    slot = await first_of(mine, _unknown(pool, transaction), *others)
-    await every(elsewhere.tell(node) for node in [node for node in pool.each() if node.answers][1:])
-    return slot
+    try:
+        return Landed(transaction, await first_of(mine, _unknown(pool, transaction), *others))
+    except (TransactionFailed, Expired):
+        if (landed := await _landed_of(pool, given_up)) is not None:
+            return landed
+        raise
+
+
+async def _after_all(pool: RpcPool, given_up: Sequence[VersionedTransaction]) -> Landed:
+    """That which lands of what was given up; never if none does."""
+    while (landed := await _landed_of(pool, given_up)) is None:
+        await asyncio.sleep(RESEND_SECONDS)
+    return landed
+
+
+async def _landed_of(pool: RpcPool, transactions: Sequence[VersionedTransaction]) -> Landed | None:
+    """One of these that has landed and not failed, as any node says."""
+    for node in pool.each():
+        for transaction in transactions:
+            with suppress(CoordinatorError, TransactionFailed):
+                if (slot := await _landed(node, transaction.signatures[0])) is not None:
+                    return Landed(transaction, slot)
+    return None
+
+
+async def _tell(node: RpcPool, transaction: VersionedTransaction) -> None:
+    """Send it to the node, unless it has heard of it: who says that it has landed may have swallowed it."""
+    with suppress(CoordinatorError, TransactionFailed, TimeoutError):
+        async with asyncio.timeout(TELL_SECONDS):
+            if await _landed(node, transaction.signatures[0]) is None:
+                await _send(node, transaction)
 
 
 class _Elsewhere:
@@ -82,13 +132,6 @@ class _Elsewhere:
             self._doubted.set()
             await asyncio.sleep(ELSEWHERE_AFTER)
             raise
-
-    async def tell(self, node: RpcPool) -> None:
-        """Send it to the node, unless it has heard of it: who says that it has landed may have swallowed it."""
-        with suppress(CoordinatorError, TransactionFailed, TimeoutError):
-            async with asyncio.timeout(TELL_SECONDS):
-                if await _landed(node, self._transaction.signatures[0]) is None:
-                    await _send(node, self._transaction)
 
     async def by_way_of(self, node: RpcPool) -> int:
         """As `deliver`, later, and for as long as somebody else wants to know; failed if another one says so too, or
@@ -118,8 +161,8 @@ class _Elsewhere:
 
 
 async def _unknown(pool: RpcPool, transaction: VersionedTransaction) -> int:
-    """Raises Expired once a node does not know the blockhash of what has not landed for long. What is merely slow is
-    not signed anew: both would land.
+    """Raises Expired once a node does not know the blockhash of what has not landed for long: it may be none, or that
+    node behind. What is merely slow is not signed anew: both would land.
     """
     await asyncio.sleep(UNKNOWN_AFTER)
     while True:

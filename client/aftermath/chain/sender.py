@@ -183,15 +183,18 @@ class Sender:
         blockhash: Hash,
         height: int,
     ) -> Signature:
+        given_up: list[VersionedTransaction] = []
         for build in range(BUILDS):
             if build:
                 blockhash, height = await self.blockhash()
             transaction = self.transaction(instructions, signers, units, price, blockhash)
             try:
-                self.slot = max(self.slot, await deliver(self.pool, transaction, height))
+                landed = await deliver(self.pool, transaction, height, given_up)
+                self.slot = max(self.slot, landed.slot)
                 self.paid(signature_count(self.wallet.pubkey, instructions), units, price)
-                return transaction.signatures[0]
+                return landed.transaction.signatures[0]
             except Expired:
+                given_up.append(transaction)
                 self._lost[_kind(instructions)].take()
                 self._hash_of = (self._hash_of + 1) % len(self.pool.endpoints)
                 log.info("transaction %s expired, sending it again", transaction.signatures[0])
