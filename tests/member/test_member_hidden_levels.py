@@ -207,6 +207,24 @@ def test_who_serves_late_and_in_time_what_witnesses_have_for_others_costs_a_part
     assert max(took) < 0.5 * 60
 
 
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_nobody_waits_for_a_level_that_one_member_alone_holds(tmp_path: Path, overlap: int) -> None:
+    """Its line is slow: the witnesses had the level for nobody, and did without its results."""
+
+    async def story(sim: Simulation) -> None:
+        alone, *_ = [sim.add(tier) for tier in (0, *[2] * 10)]
+        await sim.until_round(1)
+        sabotage(alone, serves_late(alone, 0, 40.0))
+        await sim.until(lambda run: run.epoch == 1)
+
+    rules = {"init_min_clients": 11, "min_clients": 3, "witness_nodes": 3, "overlap": overlap}
+    rules |= {"max_round_train_time": 15, "global_batch_size_start": 22, "global_batch_size_end": 22}
+    sim = play(tmp_path, story, rounds_per_epoch=8, **rules)
+    assert sim.compare(sim.players) > 0
+    assert sim.run.lost_sequences == 0
+    assert {e["results"] for e in sim.players[1].saw("applied", epoch=0)} == {11}
+
+
 def _attests_nothing(player: Player) -> None:
     assert player.chain is not None
 

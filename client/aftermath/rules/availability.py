@@ -2,10 +2,10 @@
 
 Decided: who delivers a level is said by its holders among the witnesses, and whoever cannot get it must not need it.
 Where members are more than witnesses, few holders or none may be drawn, and those that are may be of one person, who
-knows it a round ahead: what that one keeps from the other holders they would have to apply, and drop out of the run.
-So where not all who judge a level are drawn, and not many, every witness has its bytes before it attests a result,
-and hands them on; the level counts as the rest of the result does. Not having the level they cannot read it, and need
-not: bytes that are no encoding are none for everybody who does.
+knows it a round ahead: what that one keeps from the other holders they would have to apply, and drop out of the run. So
+where not all who judge a level are drawn, and not many, every witness has its bytes before it attests a result, and
+hands them on, where more than one holds it; the level counts as the rest of the result does. Not having the level they
+cannot read it, and need not: bytes that are no encoding are none for everybody who does.
 Drawn means, if nobody leaves: by what is fixed when the round begins, so that everybody finds the same at any time.
 """
 
@@ -50,6 +50,11 @@ def judged_by(header: Round, run: Run, members: Members) -> dict[int, frozenset[
     return {level: of for level, of in found.items() if len(of) >= min(MANY, len(holders(level, header.members)))}
 
 
-def had_by_all(judged: Collection[int], levels: int) -> frozenset[int]:
-    """The levels whose bytes each witness of a round has of what it attests: all but the last that are not `judged`."""
-    return frozenset(range(levels - 1)) - set(judged)
+def had_by_all(judged: Collection[int], header: Round, run: Run, members: Members) -> frozenset[int]:
+    """The levels whose bytes each witness of a round has of what it attests: all but the last that are not `judged`,
+    and that more than one of those hold who began the epoch; one alone would be waited for on nobody's behalf.
+    """
+    tiers = [members.seats[seat].tier for seat in bitmap.seats(header.began)]
+    return frozenset(
+        level for level in range(run.levels - 1) if level not in judged and sum(tier <= level for tier in tiers) > 1
+    )

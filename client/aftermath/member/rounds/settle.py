@@ -60,7 +60,7 @@ class Settling:
             self._duties.start(self.collector.ask(done.height, others, lambda _: False))
         witnesses = {members.seats[one.seat].p2p for one in attestations}
         judged = judged_by(attesting, run, members)
-        self._results.payloads.will_be_had(done.height, had_by_all(judged, run.levels), witnesses)
+        self._results.payloads.will_be_had(done.height, had_by_all(judged, attesting, run, members), witnesses)
         levels = vouched(accepted, attestations, done.roster, run, members, self._levels, judged)
         results = await self._collect(done.height, attesting.salt, accepted, levels)
         self._tell_what_is_left_out(done.height, results, levels)

@@ -66,7 +66,7 @@ class WitnessDuty:
         seats = drawn(plan.header, run, members)
         if results.plan(judged) is not None:  # the first round may judge none
             witnesses = {plan.seats[number].p2p for number in seats}
-            by_all = had_by_all(judged_by(plan.header, run, members), run.levels)
+            by_all = had_by_all(judged_by(plan.header, run, members), plan.header, run, members)
             results.payloads.will_be_had(judged, by_all, witnesses)
         self._may_open: float | None = None
         """When a quorum of witnesses was closed, as far as this member heard."""
