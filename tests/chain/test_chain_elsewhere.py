@@ -190,6 +190,30 @@ async def test_what_is_slow_to_land_is_no_failure(
     assert str(signatures[-1]) == next(iter(taken)), "the first that was signed is what landed"
 
 
+async def test_a_fallback_that_hangs_is_told_of_what_landed_no_more(
+    embedded: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It cost each transaction two seconds for as long as it hung."""
+    monkeypatch.setattr(confirm, "TELL_SECONDS", 0.3)
+    await embedded.open_run(RUN)
+    asked: list[str] = []
+
+    async def hangs(body: dict[str, Any]) -> web.StreamResponse | None:
+        if body["method"] == "getGenesisHash":
+            return None
+        asked.append(body["method"])
+        await asyncio.sleep(3600)
+        return None
+
+    async with meddling(embedded.network.rpc_url, hangs) as url:
+        nodes = [Endpoint(one, embedded.network.ws_url) for one in (embedded.network.rpc_url, url)]
+        async with RpcPool(nodes) as pool, asyncio.timeout(20):
+            coordinator = CoordinatorClient(pool, embedded.wallet)
+            for paused in (True, False) * 3:
+                await coordinator.set_paused(RUN, paused)
+    assert asked == ["getSignatureStatuses"] * 2
+
+
 @asynccontextmanager
 async def _voter(place: Place) -> AsyncIterator[tuple[SolanaMember, int, RoundId, list[Lie]]]:
     """A member that may say that it is ready, its seat, and the round; its first node lies as the list says."""

@@ -109,11 +109,13 @@ async def _landed_of(pool: RpcPool, transactions: Sequence[VersionedTransaction]
 
 
 async def _tell(node: RpcPool, transaction: VersionedTransaction) -> None:
-    """Send it to the node, unless it has heard of it: who says that it has landed may have swallowed it."""
-    with suppress(CoordinatorError, TransactionFailed, TimeoutError):
-        async with asyncio.timeout(TELL_SECONDS):
-            if await _landed(node, transaction.signatures[0]) is None:
-                await _send(node, transaction)
+    """Send it to the node, unless it has heard of it: who says that it has landed may have swallowed it. One that does
+    not answer is waited for twice, and then left as by any call.
+    """
+    node = node.patient(TELL_SECONDS, tries=1)
+    with suppress(CoordinatorError, TransactionFailed):
+        if await _landed(node, transaction.signatures[0]) is None:
+            await _send(node, transaction)
 
 
 class _Elsewhere:

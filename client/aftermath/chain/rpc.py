@@ -94,7 +94,7 @@ class RpcPool:
         self._everywhere = len(endpoints)  # also of a view of one node by itself
         self.seed, self._random = seed, random.Random(seed)
         self._cluster = _Cluster()
-        self.patience = patience
+        self.patience, self._tries = patience, TRIES
         self.attempt = attempt
 
     @property
@@ -112,10 +112,10 @@ class RpcPool:
         now = asyncio.get_running_loop().time()
         return any(node.failures < FAILURES_BEFORE_LEAVING or node.away.until <= now for node in self._nodes.all)
 
-    def patient(self, seconds: float) -> RpcPool:
-        """The same nodes and connections for calls that have a patience of their own."""
+    def patient(self, seconds: float, tries: float = TRIES) -> RpcPool:
+        """The same nodes and connections for calls that have a patience of their own, of at least so many tries."""
         view = copy.copy(self)
-        view.patience = seconds
+        view.patience, view._tries = seconds, tries
         return view
 
     def each(self) -> list[RpcPool]:
@@ -182,7 +182,7 @@ class RpcPool:
         now = asyncio.get_running_loop().time
         patience = self.patience if patience is None else patience
         deadline = now() + patience
-        attempt = attempt or min(self.attempt, patience / TRIES)
+        attempt = attempt or min(self.attempt, patience / self._tries)
         failed: list[Node] = []
         refused: set[Node] = set()
         strange: set[Node] = set()
