@@ -190,6 +190,29 @@ async def test_what_is_slow_to_land_is_no_failure(
     assert str(signatures[-1]) == next(iter(taken)), "the first that was signed is what landed"
 
 
+async def test_a_first_node_that_is_behind_does_not_show_what_was_before(embedded: Place) -> None:
+    """It said that a run that had just been paused was new."""
+    await embedded.open_run(RUN)
+    shown: dict[str, Any] = {}
+
+    async def behind(body: dict[str, Any]) -> web.StreamResponse | None:
+        if body["method"] != "getAccountInfo":
+            return None
+        if body["params"][1].get("minContextSlot"):
+            return answer_error(body, -32016)
+        async with ClientSession() as session, session.post(embedded.network.rpc_url, json=body) as response:
+            return answer(body, shown.setdefault(body["params"][0], (await response.json())["result"]))
+
+    async with meddling(embedded.network.rpc_url, behind) as url:
+        nodes = [Endpoint(one, embedded.network.ws_url) for one in (url, embedded.network.rpc_url)]
+        async with RpcPool(nodes) as pool:
+            coordinator = CoordinatorClient(pool, embedded.wallet)
+            before = (await coordinator.run(RUN)).state
+            await coordinator.set_paused(RUN, True)
+            assert before is not RunState.PAUSED
+            assert (await coordinator.run(RUN)).state is RunState.PAUSED
+
+
 async def test_a_fallback_that_hangs_is_told_of_what_landed_no_more(
     embedded: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
