@@ -100,7 +100,7 @@ def hides_from(player: Player, level: int, victims: Sequence[Player]) -> Lie:
     hidden: set[bytes] = set()
     for victim in victims:
         assert victim.transport is not None
-        _never_fetch_from(victim.transport, player.id, hidden)
+        never_fetch_from(victim.transport, player.id, hidden)
 
     async def lie(said: Commitment, transport: SimTransport) -> None:
         hidden.add(said.levels[level].blake3)
@@ -109,7 +109,8 @@ def hides_from(player: Player, level: int, victims: Sequence[Player]) -> Lie:
     return lie
 
 
-def _never_fetch_from(transport: SimTransport, shunning: bytes, hidden: set[bytes]) -> None:
+def never_fetch_from(transport: SimTransport, shunning: bytes, hidden: set[bytes]) -> None:
+    """What is `hidden` is served by that one to everybody but this one."""
     fetch = transport.fetch
 
     async def found(

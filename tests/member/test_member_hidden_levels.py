@@ -15,13 +15,14 @@ import pytest
 
 from aftermath.coordinator.errors import Refused
 from aftermath.rules import availability
-from aftermath.rules.commitment import Commitment
+from aftermath.rules.commitment import Commitment, decode_announcement
+from aftermath.rules.seal import Key
 from aftermath.rules.state import RunState
 from aftermath.sim.player import Player
 from aftermath.sim.road import Mood
 from aftermath.sim.simulation import Simulation, play
 from aftermath.sim.transport import SimTransport
-from member.saboteurs import Lie, hides, hides_from, sabotage, serves_late
+from member.saboteurs import Lie, hides, hides_from, never_fetch_from, sabotage, serves_late
 
 TIERS = (0, 0, 1, 1, 2, 2, 2)
 WITNESSES = 4
@@ -205,6 +206,49 @@ def test_who_serves_late_and_in_time_what_witnesses_have_for_others_costs_a_part
     took = _took_of_few_witnesses(tmp_path, 60, 1, lambda liar: serves_late(liar, 0, 45.0))
     assert sum(seconds > 3 * median(took) for seconds in took) == 1, took
     assert max(took) < 0.5 * 60
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_who_dies_before_it_attests_leaves_no_other_holder_to_a_liar(tmp_path: Path, overlap: int) -> None:
+    """One of three has opened a result that another one has not got yet; the third says that it has it, and hands on
+    nothing.
+    """
+
+    async def story(sim: Simulation) -> None:
+        liar, holder, dies, *_ = [sim.add(tier) for tier in (0, 0, 0, *[2] * 8)]
+        await sim.until_round(2)
+        hidden, heights, ends = set[bytes](), set[int](), list[asyncio.Future[None]]()
+        assert holder.transport is not None
+        for other in (liar, dies):
+            never_fetch_from(holder.transport, other.id, hidden)
+        transport = dies.transport
+        assert transport is not None
+        announce = transport.announce
+
+        async def ended() -> None:
+            await asyncio.sleep(0.05)
+            await sim.kill(dies)
+
+        async def announced(data: bytes) -> None:
+            said = decode_announcement(data)
+            if isinstance(said, Commitment):
+                hidden.add(said.levels[0].blake3)
+                heights.add(said.height)
+            await announce(data)
+            if isinstance(said, Key) and said.height in heights and not ends:
+                ends.append(asyncio.ensure_future(ended()))
+
+        transport.announce = announced  # type: ignore[method-assign]
+        await sim.until(lambda run: run.epoch == 1)
+        assert ends
+
+    rules = {"init_min_clients": 11, "min_clients": 2, "witness_nodes": 0, "overlap": overlap, "round_witness_time": 1}
+    rules |= {"max_round_train_time": 15, "global_batch_size_start": 22, "global_batch_size_end": 22}
+    sim = play(tmp_path, story, rounds_per_epoch=6, **rules)
+    _, holder, dies, *_ = sim.players
+    assert sim.compare([player for player in sim.players if player is not dies]) > 0
+    assert [e["height"] for e in holder.saw("applied", epoch=0)] == [*range(6)]
+    assert dies.wallet in {sim.members.seats[seat].signer for _, seat in sim.record.dropped}
 
 
 @pytest.mark.parametrize("overlap", [0, 1])

@@ -15,12 +15,14 @@ when the round closes (`attested`), and what it does not count it has trained ag
 the answer does not depend on the order in which attestations arrived.
 Of such a result a level is applied when a quorum of its judges recorded it, of as many as were drawn as witnesses: of
 those who attested one alone could be left, that had the round closed while the others still waited for what it hides.
-Who is silent stands for its own result. The judges are those by whose word the program counts who delivers. They hold
-the level, since the others cannot know whether it was to be had, and whoever cannot get it must not need it. Where
-holders began the epoch who had shown before that they hold it, they are these alone: two newcomers that declare a tier
-are most of its holders where there is one other, and what they vouch for among themselves and hide from that one would
-push it out of the run. The last level everybody holds, so the quorum that accepted the result has it, and no few can
-keep it from the others. So it is with a level of which few judges are drawn (`availability`).
+Who is silent stands for its own result beside as many others as a quorum lacks of it, and beside no fewer than a quorum
+cannot do without: it may be dead, and of three one that lies would be the only one to have it. The judges are those by
+whose word the program counts who delivers. They hold the level, since the others cannot know whether it was to be had,
+and whoever cannot get it must not need it. Where holders began the epoch who had shown before that they hold it, they
+are these alone: two newcomers that declare a tier are most of its holders where there is one other, and what they vouch
+for among themselves and hide from that one would push it out of the run. The last level everybody holds, so the quorum
+that accepted the result has it, and no few can keep it from the others. So it is with a level of which few judges are
+drawn (`availability`).
 In an epoch that begins without established holders of a level all are newcomers, and all equal: a quorum of its holders
 decides. A level that one member alone holds is applied as the rest, since nobody else needs it.
 """
@@ -164,7 +166,13 @@ def vouched(
             return (seat for seat in accepted if bitmap.contains(availability.may_judge(run, members, level), seat))
         seen = [recorded[one.seat] for one in judging(attestations, run, members, level)]
         counts = Counter(seat for results in seen for seat in accepted if results.get(seat) == accepted[seat])
-        counts.update(judged_by[level] - recorded.keys())
-        return (seat for seat in accepted if counts[seat] >= committee.quorum(len(judged_by[level])))
+        silent, drawn = judged_by[level] - recorded.keys(), len(judged_by[level])
+        return (seat for seat in accepted if counts[seat] >= _enough(drawn, its_own=seat in silent))
 
     return {level: frozenset(of_level(level)) for level in levels}
+
+
+def _enough(drawn: int, *, its_own: bool) -> int:
+    """Of so many judges of a level those who must have recorded a result; `its_own`: of one who is silent."""
+    quorum = committee.quorum(drawn)
+    return quorum if not its_own else max(quorum - 1, min(drawn - 1, drawn - quorum + 1))
