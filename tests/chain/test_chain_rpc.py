@@ -255,6 +255,22 @@ async def test_a_view_of_a_pool_shares_its_nodes_and_has_a_patience_of_its_own()
         assert await asyncio.wait_for(outage, 10) == 7
 
 
+@pytest.mark.parametrize(("answer", "answers"), [(hang, False), (error(-32016), True), (status(429), True)])
+async def test_a_node_that_is_behind_is_left_and_yet_answers(answer: Answer, answers: bool) -> None:
+    """What has landed is told to such a one too: a lying one could else put all others behind, by a slot."""
+    node, other = Node(), Node()
+    async with serving(node, other) as where, RpcPool(where, attempt=0.2) as pool:
+        (by_itself, _) = pool.each()
+        assert by_itself.answers
+        node.always = answer
+        for _ in range(2):
+            await pool.call(GetSlot(), whole)
+        asked = node.count("getSlot")
+        await pool.call(GetSlot(), whole)
+        assert node.count("getSlot") == asked, "it is left"
+        assert by_itself.answers is answers
+
+
 async def test_nobody_answers_names_the_endpoints_and_the_fix() -> None:
     node = Node()
     async with serving(node) as where:

@@ -13,6 +13,8 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import httpx
+
 from aftermath.chain.endpoints import Endpoint, HttpNode, describe
 from aftermath.chain.outages import Outages
 
@@ -47,12 +49,18 @@ class Node:
     """Of all calls, once it has failed twice in a row."""
     tried_at: float = 0.0
     last_error: str = "not tried"
+    silent: bool = False
+    """Whether that was no answer at all: one that is behind answers."""
     left: dict[str, Leave] = field(default_factory=dict)
     """By kind of call: those it has failed twice in one call, while it answered others."""
     outages: Outages = field(default_factory=Outages)
     of_kind: dict[str, Outages] = field(default_factory=dict)
     """What a person is told of these two."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def is_gone(self, now: float) -> bool:
+        """Whether it is left at this moment because it does not answer."""
+        return self.silent and self.failures >= FAILURES_BEFORE_LEAVING and self.away.until > now
 
 
 class Nodes:
@@ -86,6 +94,7 @@ class Nodes:
         """It did not answer, or not as it should; the second time in a row it is left by all calls."""
         node.failures += 1
         node.last_error = describe(error)
+        node.silent = isinstance(error, TimeoutError | OSError | httpx.TransportError)
         log.debug("%s %s: %s", self._called, node.endpoint.shown, node.last_error)
         if node.failures < FAILURES_BEFORE_LEAVING:
             return

@@ -108,9 +108,9 @@ class RpcPool:
 
     @property
     def answers(self) -> bool:
-        """Whether there is a node that is not left just now."""
+        """Whether there is a node that is not left just now for its silence."""
         now = asyncio.get_running_loop().time()
-        return any(node.failures < FAILURES_BEFORE_LEAVING or node.away.until <= now for node in self._nodes.all)
+        return not all(node.is_gone(now) for node in self._nodes.all)
 
     def patient(self, seconds: float, tries: float = TRIES) -> RpcPool:
         """The same nodes and connections for calls that have a patience of their own, of at least so many tries."""
