@@ -207,23 +207,6 @@ def test_what_a_key_took_is_not_charged_twice_where_the_round_closes_without_it(
     assert allowances.used_up(2)
 
 
-def test_what_others_alone_lack_comes_from_a_part_of_the_allowance_and_what_a_witness_lacks_itself_does_not() -> None:
-    allowances, due, out = Allowances(40.0), frozenset(range(3)), frozenset({2})
-
-    def waits(late: Lateness, own: bool, *times: float) -> list[bool]:
-        return [late.waited_for(due, due - out, out, time, frozenset() if own else out) == out for time in times]
-
-    first = Lateness(allowances, _plan(), 0.0, part=0.25)
-    assert waits(first, True, 4.0, 16.0) == [True, True]
-    assert waits(first, False, 16.0, 25.9, 26.1) == [True, True, False], "ten seconds from when it had its own"
-    assert waits(first, True, 26.1, 43.9, 44.1) == [True, True, False], "forty in all"
-    once = Lateness(Allowances(40.0), _plan(), 0.0, part=0.25)
-    assert waits(once, True, 4.0) == [True]
-    once.closes(out, 15.0)
-    assert once.waited_for(due, due - out, out, 13.0, out) == frozenset(), "a quorum waited for that long in vain"
-    assert once.waited_for(due, due - out, out, 13.0) == out
-
-
 def test_nobody_is_late_before_two_thirds_of_the_members_and_of_the_weight_are_there() -> None:
     few = Lateness(Allowances(20.0), _plan(), 0.0)
     assert _waits(few, {1, 2}, 4.0, 1000.0) == [True, True]

@@ -299,10 +299,6 @@ class Results:
         found = self._found.get(height, {}).items()
         return frozenset(seat for seat, c in found if _worthless(c) or self.payloads.fetched(c[0]))
 
-    def fetched_for_itself(self, height: int) -> frozenset[int]:
-        """The seats of whose result all levels that this member holds are here."""
-        return frozenset(seat for seat, c in self._found.get(height, {}).items() if c[0].here.is_set())
-
     def settled(self, height: int) -> frozenset[int]:
         """The seats whose result is held, or is known to be worthless: nothing is left to wait for."""
         found = self._found.get(height, {}).items()

@@ -13,9 +13,6 @@ Decided
   the levels that it holds, so one that is also silent as a witness can have another one wait for each of its levels;
 - a result that is here is opened within a second once a quorum of witnesses is closed, since that takes no work; who
   needs longer draws on the same allowance;
-- for what a witness has for others alone its allowance is its part of one: as many of these as are witnesses of those
-  who began the epoch. Only witnesses see that it is late, and other ones in each round, so together they wait for one
-  member as long as all would for what everybody sees;
 - whoever is no witness keeps account too, since it may be one in the next round; also of itself, to know. It does not
   see all that witnesses wait for, so whom they did without when a round closed has used what they waited.
 """
@@ -39,7 +36,6 @@ class Allowances:
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self._used: defaultdict[int, float] = defaultdict(float)
-        self._used_for_others: defaultdict[int, float] = defaultdict(float)
         self.late: set[int] = set()
         """Who was late in the newest round of which that is known."""
         self.left_out: frozenset[int] = frozenset()
@@ -51,36 +47,20 @@ class Allowances:
     def used_up(self, seat: int) -> bool:
         return self._used[seat] >= self.seconds
 
-    def use_for_others(self, seat: int, seconds: float) -> None:
-        self._used_for_others[seat] += seconds
-
-    def used_up_for_others(self, seat: int, part: float) -> bool:
-        return self._used_for_others[seat] >= self.seconds * part
-
 
 class Lateness:
     """Who is late in one round, which `began` at that moment of the clock."""
 
-    def __init__(self, allowances: Allowances, plan: RoundPlan, began: float, part: float = 1.0) -> None:
-        """`part` of those who began the epoch are witnesses."""
-        self._allowances, self._plan, self._began, self._part = allowances, plan, began, part
+    def __init__(self, allowances: Allowances, plan: RoundPlan, began: float) -> None:
+        self._allowances, self._plan, self._began = allowances, plan, began
         self._most_took: float | None = None
-        self._accounted: dict[int, float] = {}
-        """Until when what others lack of a seat's result is accounted for, from when that is all that is missing."""
         self._charged: defaultdict[int, float] = defaultdict(float)
         self._charged_since: defaultdict[int, float] = defaultdict(float)
 
     def waited_for(
-        self,
-        due: frozenset[int],
-        there: frozenset[int],
-        missing: frozenset[int],
-        now: float,
-        for_others: frozenset[int] = frozenset(),
+        self, due: frozenset[int], there: frozenset[int], missing: frozenset[int], now: float
     ) -> frozenset[int]:
-        """Who of those `missing` at this moment is waited for; `there`: who of all that are `due` is not missing;
-        `for_others`: of whom nothing is missing but what this witness has for others.
-        """
+        """Who of those `missing` at this moment is waited for; `there`: who of all that are `due` is not missing."""
         if self._most_took is None and self._are_most(there, due):
             self._most_took = now - self._began
         if self._most_took is None:
@@ -88,8 +68,7 @@ class Lateness:
         there -= self._charged.keys() | self._charged_since.keys() | self._allowances.left_out
         self._allowances.late -= there
         passed, most_took = now - self._began, self._most_took
-        waited_for = frozenset(seat for seat in sorted(missing) if self._waits(seat, passed, most_took))
-        return frozenset(s for s in waited_for if s not in for_others or self._waits_for_others(s, passed, most_took))
+        return frozenset(seat for seat in sorted(missing) if self._waits(seat, passed, most_took))
 
     def opening(self, sealed: frozenset[int], seconds: float) -> frozenset[int]:
         """Who of those is waited for that have not told their key, for so many seconds since they may."""
@@ -102,9 +81,7 @@ class Lateness:
         self._allowances.left_out = left_out
         if self._most_took is not None:
             for seat in sorted(left_out):  # for its key it has been waited already
-                took = now - self._began - self._most_took - self._charged_since.get(seat, 0.0)
-                self._allowances.use_for_others(seat, max(0.0, took - self._charged[seat]))
-                self._charge(seat, took)
+                self._charge(seat, now - self._began - self._most_took - self._charged_since.get(seat, 0.0))
 
     def _opens(self, seat: int, seconds: float) -> bool:
         if seconds > _OPENS:
@@ -123,14 +100,6 @@ class Lateness:
             return not (self._allowances.used_up(seat) and seat in self._allowances.late)
         self._charge(seat, passed - most_took)
         return not self._allowances.used_up(seat)
-
-    def _waits_for_others(self, seat: int, passed: float, most_took: float) -> bool:
-        accounted = self._accounted.setdefault(seat, max(passed, most_took))
-        if passed <= self._in_time(seat, most_took):
-            return not (self._allowances.used_up_for_others(seat, self._part) and seat in self._allowances.late)
-        self._allowances.use_for_others(seat, passed - accounted)
-        self._accounted[seat] = passed
-        return not self._allowances.used_up_for_others(seat, self._part)
 
     def _charge(self, seat: int, took: float) -> None:
         """All that it took after the two thirds, so far."""

@@ -62,10 +62,9 @@ class WitnessDuty:
         """`before`: the duty in the round before, if this member had one."""
         self._ports, self._results, self._seat, self._plan, self._judged = ports, results, seat, plan, judged
         self._opening, self._closed = opening, False
-        run, members = ports.feed.run, ports.feed.members
-        seats = drawn(plan.header, run, members)
         if results.plan(judged) is not None:  # the first round may judge none
-            witnesses = {plan.seats[number].p2p for number in seats}
+            run, members = ports.feed.run, ports.feed.members
+            witnesses = {plan.seats[number].p2p for number in drawn(plan.header, run, members)}
             by_all = had_by_all(judged_by(plan.header, run, members), plan.header, run, members)
             results.payloads.will_be_had(judged, by_all, witnesses)
         self._may_open: float | None = None
@@ -78,8 +77,7 @@ class WitnessDuty:
         self.lacked = frozenset[int]()
         """Whose results the attestation did without, unless they were so many that it says nothing of them."""
         self._started = ports.clock.monotonic()
-        part = len(seats) / plan.header.began.bit_count()
-        self._lateness = Lateness(allowances, plan, self._started - self._age(), part)
+        self._lateness = Lateness(allowances, plan, self._started - self._age())
         self._sent_before = _sent(ports)
         self._own_done: float | None = None
         self._complete = float("inf")
@@ -177,13 +175,11 @@ class WitnessDuty:
     def _waited_for(self, healthy: int) -> frozenset[int]:
         """Whose announcement or result is missing and still waited for."""
         due, judged = self._plan.owing, self._results.plan(self._judged)
-        unheard = missing = due - self._results.announced(self._plan.header.height)
-        sealed = for_others = frozenset[int]()
+        missing, sealed = due - self._results.announced(self._plan.header.height), frozenset[int]()
         if judged is not None:
             due |= judged.owing
             fetched = self._results.fetched(self._judged)
             missing |= judged.owing - fetched
-            for_others = judged.owing & self._results.fetched_for_itself(self._judged) - fetched - unheard
             sealed = judged.owing & fetched - self._results.settled(self._judged)
         overlaps = self._judged < self._plan.header.height
         failing = self._before.lacked if self._before is not None and overlaps else frozenset()
@@ -198,7 +194,7 @@ class WitnessDuty:
         if self._may_open is None and self._closed and self._results.closings.by_quorum(self._judged):
             self._may_open = now
         if not self._ports.attention.held_up_since(self._started):  # else what has passed says nothing of anybody
-            missing = self._lateness.waited_for(due, there, missing, now, for_others)
+            missing = self._lateness.waited_for(due, there, missing, now)
             if self._may_open is not None:
                 sealed = self._lateness.opening(sealed, now - self._may_open)
         return (missing | sealed if self._closed else missing) - {self._seat}
