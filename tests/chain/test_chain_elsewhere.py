@@ -12,15 +12,19 @@ from typing import Any
 
 import pytest
 from aiohttp import ClientSession, web
+from solders.keypair import Keypair
 from solders.transaction import VersionedTransaction
 
 from aftermath.base.wait import cancel
 from aftermath.chain import confirm, sender
+from aftermath.chain.addresses import JOIN_SCOPE
+from aftermath.chain.authorizer import Authorizer
 from aftermath.chain.client import CoordinatorClient
 from aftermath.chain.endpoints import Endpoint
 from aftermath.chain.failures import MAX_LINES, TransactionFailed
 from aftermath.chain.member import SolanaMember
 from aftermath.chain.rpc import RpcPool
+from aftermath.cli.connection import SignedCluster
 from aftermath.coordinator.errors import Refusal, Refused, Unavailable
 from aftermath.rules import bitmap
 from aftermath.rules.run import RoundId
@@ -211,6 +215,30 @@ async def test_a_first_node_that_is_behind_does_not_show_what_was_before(embedde
             await coordinator.set_paused(RUN, True)
             assert before is not RunState.PAUSED
             assert (await coordinator.run(RUN)).state is RunState.PAUSED
+
+
+async def test_a_command_tells_what_it_has_done_where_the_first_node_is_behind(embedded: Place) -> None:
+    """It said that there was no permission that it had just given, and that a new run had cost nothing."""
+    shown: dict[str, Any] = {}
+
+    async def behind(body: dict[str, Any]) -> web.StreamResponse | None:
+        if body["method"] not in ("getMultipleAccounts", "getBalance"):
+            return None
+        if body["params"][1].get("minContextSlot"):
+            return answer_error(body, -32016)
+        async with ClientSession() as session, session.post(embedded.network.rpc_url, json=body) as response:
+            return answer(body, shown.setdefault(str(body["params"][0]), (await response.json())["result"]))
+
+    grantee, wallet = Keypair().pubkey(), embedded.wallet
+    async with meddling(embedded.network.rpc_url, behind) as url:
+        nodes = [Endpoint(one, embedded.network.ws_url) for one in (url, embedded.network.rpc_url)]
+        async with RpcPool(nodes) as pool:
+            chain = SignedCluster(pool, CoordinatorClient(pool, wallet), Authorizer(pool), wallet)
+            before = await chain.balance(wallet.pubkey)
+            assert await chain.authorization(wallet.pubkey, grantee, JOIN_SCOPE) is None
+            await chain.sender.send_packed([chain.authorizer.ix(wallet.pubkey).create(grantee)])
+            assert await chain.authorization(wallet.pubkey, grantee, JOIN_SCOPE) is not None
+            assert await chain.balance(wallet.pubkey) < before
 
 
 async def test_a_fallback_that_hangs_is_told_of_what_landed_no_more(

@@ -151,9 +151,10 @@ def _listed(reply: Any) -> list[tuple[Pubkey, AccountData]]:
         raise BadReply(f"the RPC node sent a malformed account: {error}") from error
 
 
-async def balance(pool: RpcPool, address: Pubkey) -> int:
-    """Lamports of an account (0 when it does not exist)."""
-    return await pool.call(GetBalance(address, RpcContextConfig(COMMITMENT)), lambda reply: whole(_context(reply)[1]))
+async def balance(pool: RpcPool, address: Pubkey, min_slot: int | None = None) -> int:
+    """Lamports of an account (0 when it does not exist), as of `min_slot` or later."""
+    request = GetBalance(address, RpcContextConfig(COMMITMENT, min_slot))
+    return await pool.call(request, lambda reply: whole(_context(reply)[1]))
 
 
 async def rent(pool: RpcPool, size: int) -> int:

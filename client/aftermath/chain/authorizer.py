@@ -124,9 +124,13 @@ class Authorizer:
         place = authorization_address(self._program.id, grantor, grantee, scope)
         return {place: BARE_BYTES + len(scope) + DELEGATE_BYTES * delegates}
 
-    async def fetch(self, grantor: Pubkey, grantee: Pubkey, scope: bytes = JOIN_SCOPE) -> Authorization | None:
-        """The authorization to join runs that `grantor` gave `grantee`, None if there is none."""
-        return (await self._fetch(grantor, [(grantee, scope)]))[0]
+    async def fetch(
+        self, grantor: Pubkey, grantee: Pubkey, scope: bytes = JOIN_SCOPE, *, min_slot: int | None = None
+    ) -> Authorization | None:
+        """The authorization to join runs that `grantor` gave `grantee`, None if there is none; as of `min_slot` or
+        later.
+        """
+        return (await self._fetch(grantor, [(grantee, scope)], min_slot=min_slot))[0]
 
     async def admitting(
         self, grantor: Pubkey, user: Pubkey, run: Pubkey, authorizer: Pubkey | None = None, *, known: bool = False
@@ -154,6 +158,7 @@ class Authorizer:
         wanted: Sequence[tuple[Pubkey, bytes]],
         judged: Callable[[Sequence[Authorization | None]], None] = lambda found: None,
         patience: float | None = None,
+        min_slot: int | None = None,
     ) -> list[Authorization | None]:
         """What is there of them; a BadReply of `judged` is the node's failure. What another program owns is none, since
         anybody can put lamports there.
@@ -168,7 +173,7 @@ class Authorizer:
             ]
             judged(found)
 
-        await fetch_many(self._pool, addresses, patience=patience, legible=legible)
+        await fetch_many(self._pool, addresses, min_slot=min_slot, patience=patience, legible=legible)
         return found
 
     def _parse(self, address: Pubkey, account: AccountData) -> Authorization:

@@ -263,14 +263,10 @@ class CoordinatorClient:
 
     async def _account(self, run_id: str, address: Pubkey) -> AccountData:
         """As it is after what this client has sent: a node that is behind would show what was before it."""
-        sent = self.sender.slot if self._wallet is not None else 0
-        try:
-            _, account = await fetch(self.pool, address, min_slot=sent or None)
-        except Unavailable:
-            if not sent:
-                raise
-            self.sender.slot = 0  # no node is that far: who said so may have lied
+        if self._wallet is None:
             _, account = await fetch(self.pool, address)
+        else:
+            _, account = await self.sender.after_sent(lambda pool, slot: fetch(pool, address, min_slot=slot))
         return await self._present(run_id, account)
 
     async def _present(self, run_id: str, account: AccountData | None) -> AccountData:

@@ -59,8 +59,11 @@ async def deliver(
     transaction: VersionedTransaction,
     last_valid_height: int,
     given_up: Sequence[VersionedTransaction] = (),
+    *,
+    last: bool = False,
 ) -> Landed:
-    """Send until confirmed; `given_up` do the same and were signed before, by other blockhashes.
+    """Send until confirmed; `given_up` do the same and were signed before, by other blockhashes. The `last` one is not
+    given up for what a node says of its blockhash: none comes after it.
 
     Sending the same signature again is harmless, so the transaction is resent every two seconds, and after some by way
     of every node by itself, each of which may say what became of it: one alone may swallow it, or hide that. Nor does
@@ -72,40 +75,45 @@ async def deliver(
     if len(pool.endpoints) == 1:
         return Landed(transaction, await _deliver(pool, transaction, last_valid_height))
     after_all = [_after_all(pool, given_up)] if given_up else []
-    landed = await first_of(_by_way_of_all(pool, transaction, last_valid_height, given_up), *after_all)
+    landed = await first_of(_by_way_of_all(pool, transaction, last_valid_height, given_up, last), *after_all)
     await every(_tell(node, landed.transaction) for node in [node for node in pool.each() if node.answers][1:])
     return landed
 
 
 async def _by_way_of_all(
-    pool: RpcPool, transaction: VersionedTransaction, last_valid_height: int, given_up: Sequence[VersionedTransaction]
+    pool: RpcPool,
+    transaction: VersionedTransaction,
+    last_valid_height: int,
+    given_up: Sequence[VersionedTransaction],
+    last: bool,
 ) -> Landed:
     elsewhere = _Elsewhere(transaction)
     mine = elsewhere.unless_denied(_deliver(pool, transaction, last_valid_height, least=EXPIRED_AFTER))
-    others = (elsewhere.by_way_of(node) for node in pool.each())
+    others = [elsewhere.by_way_of(node) for node in pool.each()]
+    if not last:
+        others.append(_unknown(pool, transaction))
     try:
-        return Landed(transaction, await first_of(mine, _unknown(pool, transaction), *others))
+        return Landed(transaction, await first_of(mine, *others))
     except (TransactionFailed, Expired):
-        if (landed := await _landed_of(pool, given_up)) is not None:
-            return landed
+        if given_up:  # one may be on its way, and this one have failed for that
+            with suppress(TimeoutError):
+                async with asyncio.timeout(ELSEWHERE_AFTER):
+                    return await _after_all(pool, given_up)
         raise
 
 
 async def _after_all(pool: RpcPool, given_up: Sequence[VersionedTransaction]) -> Landed:
-    """That which lands of what was given up; never if none does."""
-    while (landed := await _landed_of(pool, given_up)) is None:
-        await asyncio.sleep(RESEND_SECONDS)
-    return landed
+    """That which lands of what was given up and does not fail, as any node says; never if none does."""
 
+    async def of(node: RpcPool) -> Landed:
+        while True:
+            for transaction in given_up:
+                with suppress(CoordinatorError, TransactionFailed):
+                    if (slot := await _landed(node, transaction.signatures[0])) is not None:
+                        return Landed(transaction, slot)
+            await asyncio.sleep(POLL_MAX)
 
-async def _landed_of(pool: RpcPool, transactions: Sequence[VersionedTransaction]) -> Landed | None:
-    """One of these that has landed and not failed, as any node says."""
-    for node in pool.each():
-        for transaction in transactions:
-            with suppress(CoordinatorError, TransactionFailed):
-                if (slot := await _landed(node, transaction.signatures[0])) is not None:
-                    return Landed(transaction, slot)
-    return None
+    return await first_of(*(of(node) for node in pool.each()))
 
 
 async def _tell(node: RpcPool, transaction: VersionedTransaction) -> None:
@@ -113,9 +121,10 @@ async def _tell(node: RpcPool, transaction: VersionedTransaction) -> None:
     not answer is waited for twice, and then left as by any call.
     """
     node = node.patient(TELL_SECONDS, tries=1)
-    with suppress(CoordinatorError, TransactionFailed):
-        if await _landed(node, transaction.signatures[0]) is None:
-            await _send(node, transaction)
+    with suppress(CoordinatorError, TransactionFailed, TimeoutError):
+        async with asyncio.timeout(TELL_SECONDS + POLL_MAX):  # for both; the first fails by itself before that
+            if await _landed(node, transaction.signatures[0]) is None:
+                await _send(node, transaction)
 
 
 class _Elsewhere:

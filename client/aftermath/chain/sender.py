@@ -15,9 +15,9 @@ import copy
 import itertools
 import logging
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from solders.account_decoder import UiAccountEncoding
 from solders.commitment_config import CommitmentLevel
@@ -50,10 +50,13 @@ from aftermath.coordinator.errors import CoordinatorError, Refused, Unavailable
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 MAX_TRANSACTION = 1232
 MAX_UNITS = 1_400_000
 UNIQUE = 1_000
 BUILDS = 3
+BEHIND_SECONDS = 5.0  # for which nodes may not be as far as what they say has landed
 REFILLS = 3  # a transaction of several transfers may lack money for each of them
 LOST_AT_ONCE, LOST_PER_SECOND = 30, 1 / 30
 """Transactions of one kind that are signed and do not succeed, of which each may cost its fee."""
@@ -148,6 +151,15 @@ class Sender:
         """Make sure the wallet can spend `lamports` and stay above the rent of its own account."""
         await ensure_funds(self.pool, self.wallet.pubkey, lamports + await rent(self.pool, 0))
 
+    async def after_sent(self, read: Callable[[RpcPool, int | None], Awaitable[T]]) -> T:
+        """What `read` finds as of a slot: the newest in which something of ours landed, unless no node is that far."""
+        if self.slot:
+            try:
+                return await read(self.pool.patient(BEHIND_SECONDS), self.slot)
+            except Unavailable:
+                self.slot = 0  # who said so may have lied
+        return await read(self.pool, None)
+
     async def blockhash(self) -> tuple[Hash, int]:
         """(recent blockhash, last block height at which it is valid), of another node once it expired unused."""
         request = GetLatestBlockhash(RpcContextConfig(COMMITMENT))
@@ -189,7 +201,7 @@ class Sender:
                 blockhash, height = await self.blockhash()
             transaction = self.transaction(instructions, signers, units, price, blockhash)
             try:
-                landed = await deliver(self.pool, transaction, height, given_up)
+                landed = await deliver(self.pool, transaction, height, given_up, last=build == BUILDS - 1)
                 self.slot = max(self.slot, landed.slot)
                 self.paid(signature_count(self.wallet.pubkey, instructions), units, price)
                 return landed.transaction.signatures[0]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from solders.pubkey import Pubkey
 
 from aftermath.chain.accounts import balance
-from aftermath.chain.authorizer import Authorizer
+from aftermath.chain.authorizer import Authorization, Authorizer
 from aftermath.chain.client import CoordinatorClient
 from aftermath.chain.options import coordinator_id, open_pool
 from aftermath.chain.rehearsal import Rehearsed
@@ -50,6 +50,16 @@ class SignedCluster(Cluster):
     def sender(self) -> Sender:
         """Packs, signs and sends instructions."""
         return self.coordinator.sender
+
+    async def balance(self, key: Pubkey) -> int:
+        """Lamports of an account after what has been sent, 0 if it does not exist."""
+        return await self.sender.after_sent(lambda pool, slot: balance(pool, key, slot))
+
+    async def authorization(self, grantor: Pubkey, grantee: Pubkey, scope: bytes) -> Authorization | None:
+        """The authorization after what has been sent (see `Authorizer.fetch`)."""
+        return await self.sender.after_sent(
+            lambda pool, slot: Authorizer(pool).fetch(grantor, grantee, scope, min_slot=slot)
+        )
 
 
 @asynccontextmanager

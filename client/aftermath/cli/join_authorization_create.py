@@ -42,6 +42,6 @@ async def join_authorization_create(
         if steps:
             await chain.sender.afford(steps, chain.authorizer.size(grantor, grantee, scope=scope))
         signatures = await chain.sender.send_packed(steps)
-        found = present(await chain.authorizer.fetch(grantor, grantee, scope), grantor, grantee)
+        found = present(await chain.authorization(grantor, grantee, scope), grantor, grantee)
     data = described(found, run_id) | {"signatures": [str(signature) for signature in signatures]}
     return Result(data, facts(data))

@@ -53,6 +53,6 @@ async def join_authorization_delegate(
             size = chain.authorizer.size(grantor, grantee, len(kept) + len(new), scope=scope)
             await chain.sender.afford(steps, size)
         signatures = await chain.sender.send_packed(steps) if new or delegates_clear else []
-        found = present(await chain.authorizer.fetch(grantor, grantee, scope), grantor, grantee)
+        found = present(await chain.authorization(grantor, grantee, scope), grantor, grantee)
     data = described(found, run_id) | {"signatures": [str(signature) for signature in signatures]}
     return Result(data, facts(data))
