@@ -110,6 +110,21 @@ async def of_another_cluster(body: dict[str, Any]) -> web.StreamResponse | None:
     return answer_error(body, -32000)
 
 
+def standing_still(place: Place, *methods: str) -> Lie:
+    """What it is asked by these methods it answers as it did first, unless something newer is asked for."""
+    shown: dict[str, Any] = {}
+
+    async def lie(body: dict[str, Any]) -> web.StreamResponse | None:
+        if body["method"] not in methods:
+            return None
+        if body["params"][1].get("minContextSlot"):
+            return answer_error(body, -32016)
+        async with ClientSession() as session, session.post(place.network.rpc_url, json=body) as response:
+            return answer(body, shown.setdefault(str(body["params"][0]), (await response.json())["result"]))
+
+    return lie
+
+
 @asynccontextmanager
 async def member_by(place: Place, *lies: Lie) -> AsyncIterator[SolanaMember]:
     """Of a run that there is then, by nodes that lie like this, and an honest one."""
@@ -197,17 +212,7 @@ async def test_what_is_slow_to_land_is_no_failure(
 async def test_a_first_node_that_is_behind_does_not_show_what_was_before(embedded: Place) -> None:
     """It said that a run that had just been paused was new."""
     await embedded.open_run(RUN)
-    shown: dict[str, Any] = {}
-
-    async def behind(body: dict[str, Any]) -> web.StreamResponse | None:
-        if body["method"] != "getAccountInfo":
-            return None
-        if body["params"][1].get("minContextSlot"):
-            return answer_error(body, -32016)
-        async with ClientSession() as session, session.post(embedded.network.rpc_url, json=body) as response:
-            return answer(body, shown.setdefault(body["params"][0], (await response.json())["result"]))
-
-    async with meddling(embedded.network.rpc_url, behind) as url:
+    async with meddling(embedded.network.rpc_url, standing_still(embedded, "getAccountInfo")) as url:
         nodes = [Endpoint(one, embedded.network.ws_url) for one in (url, embedded.network.rpc_url)]
         async with RpcPool(nodes) as pool:
             coordinator = CoordinatorClient(pool, embedded.wallet)
@@ -219,18 +224,9 @@ async def test_a_first_node_that_is_behind_does_not_show_what_was_before(embedde
 
 async def test_a_command_tells_what_it_has_done_where_the_first_node_is_behind(embedded: Place) -> None:
     """It said that there was no permission that it had just given, and that a new run had cost nothing."""
-    shown: dict[str, Any] = {}
-
-    async def behind(body: dict[str, Any]) -> web.StreamResponse | None:
-        if body["method"] not in ("getMultipleAccounts", "getBalance"):
-            return None
-        if body["params"][1].get("minContextSlot"):
-            return answer_error(body, -32016)
-        async with ClientSession() as session, session.post(embedded.network.rpc_url, json=body) as response:
-            return answer(body, shown.setdefault(str(body["params"][0]), (await response.json())["result"]))
-
     grantee, wallet = Keypair().pubkey(), embedded.wallet
-    async with meddling(embedded.network.rpc_url, behind) as url:
+    lie = standing_still(embedded, "getMultipleAccounts", "getBalance")
+    async with meddling(embedded.network.rpc_url, lie) as url:
         nodes = [Endpoint(one, embedded.network.ws_url) for one in (url, embedded.network.rpc_url)]
         async with RpcPool(nodes) as pool:
             chain = SignedCluster(pool, CoordinatorClient(pool, wallet), Authorizer(pool), wallet)

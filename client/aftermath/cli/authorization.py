@@ -22,7 +22,7 @@ def scope_of(chain: Cluster, run_id: str | None) -> bytes:
 async def granting(chain: SignedCluster, grantee: Pubkey, scope: bytes = JOIN_SCOPE) -> list[Instruction]:
     """What is still to be sent so that the wallet lets `grantee` join its runs; nothing if it does already."""
     ix = chain.authorizer.ix(chain.wallet.pubkey)
-    found = await chain.authorizer.fetch(chain.wallet.pubkey, grantee, scope)
+    found = await chain.authorization(chain.wallet.pubkey, grantee, scope)
     if found is not None and found.active:
         return []
     return ([] if found else [ix.create(grantee, scope)]) + [ix.grantor_update(grantee, True, scope)]

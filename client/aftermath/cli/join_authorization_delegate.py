@@ -45,7 +45,7 @@ async def join_authorization_delegate(
     grantor = public_key(join_authority)
     async with sign_in(options) as chain:
         grantee, scope = chain.wallet.pubkey, scope_of(chain, run_id)
-        before = present(await chain.authorizer.fetch(grantor, grantee, scope), grantor, grantee)
+        before = present(await chain.authorization(grantor, grantee, scope), grantor, grantee)
         kept = () if delegates_clear else before.delegates
         new = [key for key in dict.fromkeys(added) if key not in kept]
         steps = chain.authorizer.ix(grantee).delegation(before, clear=delegates_clear, added=new)

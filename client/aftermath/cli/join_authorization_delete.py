@@ -41,7 +41,7 @@ async def join_authorization_delete(
     async with sign_in(options) as chain:
         grantor, scope = chain.wallet.pubkey, scope_of(chain, run_id)
         ix = chain.authorizer.ix(grantor)
-        found = present(await chain.authorizer.fetch(grantor, grantee, scope), grantor, grantee, _SIGN)
+        found = present(await chain.authorization(grantor, grantee, scope), grantor, grantee, _SIGN)
         withdrawn = [ix.grantor_update(grantee, False, scope)] if found.active else []
         before = await chain.balance(grantor)
         closed = not (found.active and found.delegates)  # or it is too early for that
