@@ -12,7 +12,13 @@ DEVICE ?= cpu
 CLIENTS ?= 3
 TIERS ?= 0,1,2
 
-.PHONY: help demo local-testnet local-testnet-centralized test slow fuzz hostile lint fmt check site programs programs-check anchor-keys program-ids docs measure gpu-check clean env
+# Every process would compile all modules again otherwise.
+unexport PYTHONDONTWRITEBYTECODE
+# What torch compiles outlives a reboot here, and phases of CI share it. numba keeps its kernels next to their sources.
+export TORCHINDUCTOR_CACHE_DIR ?= $(CURDIR)/.cache/torchinductor
+export TRITON_CACHE_DIR ?= $(CURDIR)/.cache/triton
+
+.PHONY: help demo local-testnet local-testnet-centralized test slow nightly test-times fuzz hostile lint fmt check site programs programs-check anchor-keys program-ids docs measure gpu-check clean env
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 38
@@ -23,9 +29,11 @@ $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { printf 'error: %s\nfix: %s\n' "aftermath needs Python 3.11 or newer" "make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
 	@echo "making $(VENV): PyTorch and some more are downloaded, which takes minutes"
 	@if command -v uv >/dev/null; then uv venv -q --allow-existing --python $(PYTHON) $(VENV) && uv pip install -q --python $(RUN) -e '.[dev]'; \
-	else test -x $(RUN) || $(PYTHON) -m venv $(VENV); $(RUN) -m pip install -q --disable-pip-version-check -e '.[dev]'; fi
-	@$(RUN) -m compileall -q client  # else every process does, where PYTHONDONTWRITEBYTECODE is set
-	@$(RUN) -c 'from aftermath.kernels.use import missing; missing()'  # compiled once, and not while a run or test waits
+	else test -x $(RUN) || $(PYTHON) -m venv $(VENV); $(RUN) -m pip install -q --disable-pip-version-check uv && \
+	$(VENV)/bin/uv pip install -q --python $(RUN) -e '.[dev]'; fi
+	@# Compile modules and kernels once, and not while a run or a test waits.
+	@$(RUN) -m compileall -q client
+	@$(RUN) -c 'import torch, anchorpy, iroh, huggingface_hub, matplotlib.pyplot, textual.app; from aftermath.kernels.use import missing; missing()'
 	@touch $@
 
 demo: $(STAMP)  ## the main job: three members, one killed (ENGINE=validator, MODEL=nanogpt, DEVICE=cuda, DIR=...)
@@ -37,25 +45,31 @@ local-testnet: $(STAMP)  ## a run and its clients on this machine (CONFIG=demo, 
 local-testnet-centralized: $(STAMP)  ## the same on a centralized server
 	$(MAKE) local-testnet ARGS="--backend centralized $(ARGS)"
 
-# Real sockets and processes on a busy machine: a test that fails is run once more, and reported as rerun.
-PYTEST := $(RUN) -m pytest --reruns 1 -r R --durations 15
+# Three tiers of tests (docs/development.md, Tests). Each run leaves what its tests cost in runs/test-times.
+PYTEST := $(RUN) -m pytest --durations 15
+TIMES := runs/test-times
 
-test: $(STAMP)  ## the tests that are not slow
-	$(PYTEST) -n 3 -m "not slow"
+test: $(STAMP)  ## the fast tests
+	$(PYTEST) -n 3 -m "not slow and not nightly" --duration-table $(TIMES)/fast.json
 
-# End to end one after the other on two workers (tests/conftest.py), which wait most of the time; on two more the rest,
-# which computes.
-slow: $(STAMP)  ## the slow ones: real processes, the real validator
-	$(PYTEST) -m slow -n 4
+# Two workers have the tests end to end, one after the other (tests/conftest.py), and mostly wait; the others compute.
+slow: $(STAMP)  ## the slow tests: real processes, the real validator, property tests with 200 examples
+	$(PYTEST) -n 4 -m "slow or hypothesis" --hypothesis-profile slow --duration-table $(TIMES)/slow.json
+
+nightly: $(STAMP)  ## campaigns of minutes each, run before a larger piece of work ends
+	scripts/build-programs.sh --check
+	$(PYTEST) -n 3 -m "nightly or hypothesis" --hypothesis-profile nightly --duration-table $(TIMES)/nightly.json
+
+test-times: test slow  ## measure what each test file costs, for tests/durations.tsv
+	$(RUN) scripts/test_times.py --keep
 
 TRANSACTIONS ?= 1000000
 
 fuzz: $(STAMP)  ## random wallets against the programs (TRANSACTIONS=1000000)
-	FUZZ_TRANSACTIONS=$(TRANSACTIONS) $(RUN) -m pytest -s -n 0 -m slow tests/programs/test_programs_coalitions.py
+	FUZZ_TRANSACTIONS=$(TRANSACTIONS) $(RUN) -m pytest -s -n 0 -m nightly tests/programs/test_programs_coalitions.py
 
-# One of the slow ones, alone: it prints its table, and leaves it in runs/hostile.json.
-hostile: $(STAMP)  ## members that lie in every way: what each did to a run (ATTACKS="silence,early ticks")
-	ATTACKS="$(ATTACKS)" $(RUN) -m pytest -m slow tests/hostile
+hostile: $(STAMP)  ## members that lie in every way: what each did to a run, in runs/hostile.json (ATTACKS="silence,early ticks")
+	ATTACKS="$(ATTACKS)" $(RUN) -m pytest -m nightly tests/hostile
 
 fmt: $(STAMP)  ## format Python, and Rust where cargo is
 	$(VENV)/bin/ruff check --fix-only --quiet client tests benchmarks scripts
@@ -113,8 +127,8 @@ start-training-devnet-client start-training-devnet-light-client: start-training-
 programs:  ## build both programs
 	scripts/build-programs.sh
 
-programs-check:  ## prove that the committed programs are those of the sources
-	scripts/build-programs.sh --check
+programs-check:  ## prove that the committed programs are those of the sources, by a build if these changed
+	scripts/build-programs.sh --check-changed
 
 # `anchor build`, `anchor keys` and `anchor deploy` look for the programs' keys there and nowhere else.
 anchor-keys:  ## copy the programs' keys to where Anchor's tools look for them
@@ -125,4 +139,4 @@ program-ids: $(STAMP)  ## make new addresses for both programs, and build them
 	$(RUN) scripts/new-program-ids.py
 
 clean:  ## remove the environment, build output and runs
-	rm -rf $(VENV) target runs .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .cache target runs .pytest_cache .mypy_cache .ruff_cache

@@ -42,7 +42,7 @@ class Recorder(World):
     """A world that remembers what each instruction cost and what a subscriber of the run was sent."""
 
     def __init__(self) -> None:
-        super().__init__(check_signatures=False)
+        super().__init__()
         self.units: dict[str, int] = defaultdict(int)
         self.push: dict[str, dict[str, int]] = {encoding: defaultdict(int) for encoding in ENCODINGS}
         self.transactions: dict[str, int] = defaultdict(int)

@@ -43,7 +43,7 @@ COMMANDS = {
     "central": "python benchmarks/central.py --json",
     "p2p": "python benchmarks/p2p.py --json",
     "round": "python benchmarks/round.py --members 3 8 --json",
-    "hostile": "python -m pytest -m slow tests/hostile",
+    "hostile": "python -m pytest -m nightly tests/hostile",
     "demo": "python -m aftermath.demo --engine embedded",
 }
 """What is run for each file. Every one prints one JSON object, but for the last two, which leave a report."""

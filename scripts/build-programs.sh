@@ -1,8 +1,12 @@
 #!/usr/bin/env bash
 # Builds both programs to sBPF and prints their IDLs, reproducibly and without Solana's platform-tools.
 #
-#   scripts/build-programs.sh           rebuild the committed .so and .json files
-#   scripts/build-programs.sh --check   rebuild into a temporary folder and fail if any byte differs
+#   scripts/build-programs.sh                   rebuild the committed .so and .json files and idl/SHA256SUMS
+#   scripts/build-programs.sh --check           rebuild into a temporary folder and fail if any byte differs
+#   scripts/build-programs.sh --check-changed   the same, but only if a file differs from idl/SHA256SUMS
+#
+# idl/SHA256SUMS lists what a build reads and what it wrote. Who changes both the programs and that list can deceive
+# --check-changed, but not --check, which `make nightly` runs.
 #
 # Needs Debian bookworm and, for the IDLs, any host cargo >= 1.85. What it installs, once and about four minutes:
 # rustc 1.96 with LLVM 22 (bookworm-security) and sbpf-linker, built from source into $SBPF_WORK (default ~/.cache/sbpf).
@@ -19,6 +23,21 @@ std="$stage/std/library"
 programs=(coordinator authorizer)
 # 0.1.x mislinks calls to local functions; 0.2.x asks for LLVM 23, which is not packaged, unless told otherwise
 linker_version=0.2.6
+
+# Print the hash of every file that a build reads or writes.
+sums() {
+  (
+    cd "$root"
+    find programs Cargo.toml Cargo.lock scripts/build-programs.sh scripts/idl.py scripts/sbpf-solana.json \
+      idl/*.json client/aftermath/programs/*.json client/aftermath/programs/*.so -type f |
+      LC_ALL=C sort | xargs sha256sum
+  )
+}
+
+if [ "${1:-}" = --check-changed ] && [ "$(sums)" = "$(cat "$root/idl/SHA256SUMS" 2>/dev/null)" ]; then
+  echo "the programs and their sources are those of idl/SHA256SUMS: no build is needed"
+  exit 0
+fi
 
 require() {
   command -v "$1" >/dev/null || { printf 'error: %s is missing\nfix: %s\n' "$1" "$2" >&2; exit 1; }
@@ -117,7 +136,7 @@ status=0
 for program in "${programs[@]}"; do
   compile "$program" "$built/$program.so"
   print_idl "$program" "$built/$program.json"
-  if [ "${1:-}" = --check ]; then
+  if [ -n "${1:-}" ]; then
     for kind in so json; do
       cmp "$built/$program.$kind" "$packaged/$program.$kind" || status=1
     done
@@ -129,6 +148,11 @@ for program in "${programs[@]}"; do
   fi
   (cd "$built" && sha256sum "$program.so" "$program.json")
 done
+if [ -z "${1:-}" ]; then
+  sums >"$root/idl/SHA256SUMS"
+elif [ "$(sums)" != "$(cat "$root/idl/SHA256SUMS" 2>/dev/null)" ]; then
+  status=1
+fi
 [ "$status" = 0 ] ||
   printf 'error: the committed programs are not those of these sources\nfix: run scripts/build-programs.sh\n' >&2
 exit "$status"

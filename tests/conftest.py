@@ -1,68 +1,57 @@
-"""What holds for all tests: how they are spread over workers, and that processes they start can be interrupted.
+"""Settings that all tests share: cost tiers, hypothesis profiles, and how tests are spread over workers.
 
-End-to-end cases start several processes each, and mostly wait for them: they go to two workers, one case after the
-other, and first. All others of a file go to one worker, so that what they share (ranks, a network, a library that takes
-seconds to import) is made once; but for files whose tests share nothing and take minutes. (pytest-xdist's own marker
-for it, `xdist_group`, does not work with pytest 9.2: it writes a field no longer read.)
+Every test belongs to one tier: fast (no marker), `slow` or `nightly`. docs/development.md says when to use which.
 """
 
 from __future__ import annotations
 
+import csv
 import logging
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from xdist.scheduler import LoadScopeScheduling
 
-# Examples have no deadline of their own: the machines that run the tests are shared.
-settings.register_profile("shared machine", deadline=None)
-settings.load_profile("shared machine")
+pytest_plugins = ["duration_table"]
+
+# No deadline per example: the machines that run the tests are shared. `derandomize` makes a fast run repeatable.
+settings.register_profile("fast", max_examples=20, derandomize=True, deadline=None)
+settings.register_profile("slow", max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("nightly", max_examples=3000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("fast")
 
 # Workers and the processes they start share the cores already: threads inside each would only wait for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# What commands take where nothing is said is for whoever runs the tests, and not for these.
+# Command defaults of the person who runs the tests must not reach the commands under test.
 os.environ["AFTERMATH_PROFILE"] = ""
 
-VALIDATORS = ("admission", "bad_input", "changes", "ranks", "recovery", "seed_config", "training")
-"""Whatever shares a validator is among these, so that one worker has it; all others are as long together."""
-QUEUES = (tuple(f"tests/e2e/test_e2e_{name}.py" for name in VALIDATORS), ("tests/e2e/", "tests/hostile/"))
-EACH_ALONE = ("tests/fuzz/", "tests/programs/test_programs_coalitions.py", "tests/benchmarks/test_benchmarks_memory.py")
-DEAREST = (
-    "tests/programs/test_programs_coalitions.py",
-    "tests/kernels/test_kernels_gpu.py",
-    "tests/benchmarks/test_benchmarks_memory.py",
-    "tests/ranks/",
-    "tests/replica/test_as_on_a_gpu.py",
-    "tests/cli/test_cli_recipes.py",
-    "tests/cli/test_cli_admission.py",
-    "tests/tui/test_tui_keys.py",
-    "tests/member/",
-)
-"""What takes longest begins early, or one worker would be busy with it when the others have nothing left to do."""
+DURATIONS = Path(__file__).with_name("durations.tsv")
+TIERS = {"slow", "nightly"}
+
+# End-to-end tests start several processes each and mostly wait for them. They run one after the other on two workers:
+# those that share a validator on one, all others on the other.
+VALIDATOR_TESTS = ("admission", "bad_input", "changes", "ranks", "recovery", "seed_config", "training")
+QUEUES = (tuple(f"tests/e2e/test_e2e_{name}.py" for name in VALIDATOR_TESTS), ("tests/e2e/", "tests/hostile/"))
+
+# Folders whose files share what is costly to make: all their tests go to one worker.
+TOGETHER = ("tests/ranks/",)
+
+# Files whose tests share nothing: each test may go to another worker.
+SPREAD = ("tests/fuzz/", "tests/programs/test_programs_coalitions.py", "tests/benchmarks/test_benchmarks_memory.py")
 
 
 def pytest_configure() -> None:
     # A shell starts background jobs with SIGINT ignored, and whatever they start inherits that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-@pytest.fixture(autouse=True)
-def clear_registers() -> Iterator[None]:
-    """LiteSVM leaves registers of its thread in use (after one of three `witness` instructions): the next quotient that
-    numpy makes of two numbers is NaN, and no other one. Tests that draw charts failed after those that run programs.
-    """
-    yield
-    with np.errstate(invalid="ignore"):
-        np.float64(1.0) // np.float64(1.0)
 
 
 @pytest.fixture(autouse=True)
@@ -75,33 +64,50 @@ def own_logging() -> Iterator[None]:
     log.handlers[:], log.propagate = handlers, propagate
 
 
-def queue_of(nodeid: str) -> int | None:
-    """The number of the queue of an end-to-end case."""
-    return next((number for number, files in enumerate(QUEUES) if nodeid.startswith(files)), None)
+def scope_of(nodeid: str) -> str:
+    """Return the name of the group of tests that runs on one worker: a queue, a folder, a file, or one test."""
+    for number, files in enumerate(QUEUES):
+        if nodeid.startswith(files):
+            return f"queue {number}"
+    for folder in TOGETHER:
+        if nodeid.startswith(folder):
+            return folder
+    return nodeid if nodeid.startswith(SPREAD) else nodeid.partition("::")[0]
 
 
-def place_of(nodeid: str) -> int:
-    """End-to-end cases begin before all others, and the dearest of these before the rest."""
-    if (queue := queue_of(nodeid)) is not None:
-        return queue
-    return len(QUEUES) + next((n for n, files in enumerate(DEAREST) if nodeid.startswith(files)), len(DEAREST))
+def usual_seconds() -> dict[str, float]:
+    """Return the wall seconds per scope, summed over tiers, as `make test-times` measured them."""
+    seconds: dict[str, float] = {}
+    with DURATIONS.open() as table:
+        for row in csv.DictReader(table, delimiter="\t"):
+            scope = scope_of(row["file"])
+            seconds[scope] = seconds.get(scope, 0.0) + float(row["wall_s"])
+    return seconds
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        tiers = {mark.name for mark in item.iter_markers()} & TIERS
+        if len(tiers) > 1:
+            raise pytest.UsageError(f"{item.nodeid} is marked {' and '.join(sorted(tiers))}: a test has one tier")
     if "PYTEST_XDIST_WORKER" in os.environ:
-        items.sort(key=lambda item: place_of(item.nodeid))
+        # The longest scopes begin first; otherwise one worker would still be busy when the others have nothing left.
+        seconds = usual_seconds()
+        items.sort(
+            key=lambda item: -seconds.get(scope_of(item.nodeid), seconds.get(item.nodeid.partition("::")[0], 0.0))
+        )
+        items.sort(key=lambda item: scope_of(item.nodeid) if scope_of(item.nodeid).startswith("queue") else "tests")
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    """Send all tests of a scope to one worker, so that what they share is made once."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
-            if (queue := queue_of(nodeid)) is not None:
-                return f"queue {queue}"
-            return nodeid if nodeid.startswith(EACH_ALONE) else nodeid.partition("::")[0]
+            return scope_of(nodeid)
 
-    config.option.loadscopereorder = False  # by the number of tests in a file, which says little of how long they take
+    config.option.loadscopereorder = False  # xdist would sort by the number of tests, which says little about time
     return Scheduling(config, log)

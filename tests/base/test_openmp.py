@@ -1,4 +1,4 @@
-"""How threads wait for one another, as the OpenMP that PyTorch has loaded tells it itself."""
+"""How threads wait for one another, as the OpenMP that PyTorch loads tells it itself."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ import pytest
 from aftermath.base.openmp import BY_THE_USER, SPINS
 
 ENTRIES = ("aftermath.__main__", "aftermath.central.__main__")
+# Loading the library is enough for it to read the environment and print it; importing torch would take 1.5 s more.
 THEN = """
-import sys
+import ctypes, glob, importlib.util, sys
 sys.argv = ["aftermath", "--help"]
 try:
     main()
 finally:
-    import torch
+    (torch,) = importlib.util.find_spec("torch").submodule_search_locations
+    library, *_ = glob.glob(f"{torch}/lib/libgomp*") + glob.glob(f"{torch}.libs/libgomp*")
+    ctypes.CDLL(library)
 """
 
 

@@ -19,7 +19,8 @@ SMALL = codec.GPT2 | {"vocab_size": 300, "hidden_size": 32, "intermediate_size":
 SMALL |= {"num_attention_heads": 2, "num_key_value_heads": 2}
 
 
-def test_a_draft_that_is_right_spares_all_passes_but_one_of_five() -> None:
+def test_a_draft_that_is_right_spares_all_passes_but_one_of_five(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draft, "NEW_TOKENS", 16)
     models = draft.agreeing(SMALL)
     found = draft.compared(models, [[1, 2, 3], [4]], 0.0)
     assert found["tokens"] == 2 * draft.NEW_TOKENS

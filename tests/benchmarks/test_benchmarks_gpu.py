@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -33,21 +32,25 @@ def check(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "TIERS", 2)
     return module
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
-def test_without_a_gpu_it_says_so_in_a_sentence_and_fails() -> None:
+def test_without_a_gpu_it_says_so_in_a_sentence_and_fails(
+    check: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     kept = BENCHMARKS / "measured" / "gpu.json"
     before = kept.read_bytes() if kept.exists() else None
-    done = subprocess.run([sys.executable, BENCHMARKS / "gpu.py"], capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert done.stderr == "error: this machine has no CUDA device, so there is nothing to check\n"
-    assert not done.stdout
+    monkeypatch.setattr(sys, "argv", ["gpu.py"])
+    assert check.main() == 1
+    shown = capsys.readouterr()
+    assert shown.err == "error: this machine has no CUDA device, so there is nothing to check\n"
+    assert not shown.out
     assert before == (kept.read_bytes() if kept.exists() else None)
 
 
-@pytest.mark.parametrize("optimizer", ["distro", "sparseloco"])
+@pytest.mark.parametrize("optimizer", [pytest.param("distro", marks=pytest.mark.slow), "sparseloco"])
 def test_bits_that_are_the_cpus_are_found_equal(check: ModuleType, optimizer: str) -> None:
     with gpu_at_hand() as gpu:
         assert check.exactness(SMALL, optimizer, gpu)

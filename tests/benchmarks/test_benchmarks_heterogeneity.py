@@ -6,6 +6,8 @@ import json
 import math
 import re
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -56,16 +58,28 @@ def test_a_goal_is_met_by_gains_that_are_clear() -> None:
     assert [one["goal"] for one in unequal.goals(gains[1:], None)] == [unequal.goals(gains, None)[1]["goal"]]
 
 
-def test_the_pictures_are_of_these_figures(tmp_path: Path) -> None:
+def measured_figures() -> list[Any]:
+    """Return what was measured for both pictures."""
+    files = [BENCHMARKS / "measured" / f"{name}.json" for name in ("heterogeneity", "rolling")]
+    return [json.loads(file.read_text())["figures"] for file in files]
+
+
+@pytest.fixture
+def plots() -> ModuleType:
     module("quote")  # which plots reads
-    plots = module("plots")
-    measured, rolling = (
-        json.loads((BENCHMARKS / "measured" / f"{name}.json").read_text())["figures"]
-        for name in ("heterogeneity", "rolling")
-    )
+    return module("plots")
+
+
+def test_the_pictures_are_of_these_figures(plots: ModuleType) -> None:
+    measured, rolling = measured_figures()
     docs = BENCHMARKS.parent / "docs"
     assert plots.digest(measured) in (docs / "experiments-unequal.svg").read_text(), "run: make docs"
     assert plots.digest([measured, rolling]) in (docs / "experiments-unequal-kinds.svg").read_text(), "run: make docs"
+
+
+@pytest.mark.slow
+def test_pictures_change_with_their_figures(plots: ModuleType, tmp_path: Path) -> None:
+    measured, rolling = measured_figures()
     changed = json.loads(json.dumps(measured))
     changed["static"]["0.2M"]["arms"]["mixed"]["held_out"]["2"]["interval"] += 0.01
     changed["kinds"]["0.2M-depth"]["arms"]["mixed"]["held_out"]["2"]["interval"] += 0.01
@@ -94,8 +108,8 @@ _OF_THREE = ("mixed", "three-large", "small-only", "smallest")
 def test_every_arm_can_be_trained(kind: str) -> None:
     named = arms.arms(unequal.KINDS[kind])
     for arm in named:
+        arms.result_bytes(arm.trainings[0])  # the others differ in steps, rate and seed
         for training in arm.trainings:
-            arms.result_bytes(training)
             assert training.said["steps"] * training.inner_steps == training.steps
     tokens = {arm.name: arm.trainings[0].said["total_batch"] for arm in named}
     assert {tokens[name] for name in tokens if name in _OF_THREE} == {3 * tokens["alone"]}

@@ -31,7 +31,7 @@ from optim.test_optim_mean import random_votes
 
 module("worth"), module("heterogeneity")
 ideas = module("ideas")
-SAID = INNER | {"orthogonal_lr": 1.5, "mean": "all"}
+SAID = INNER | {"orthogonal_lr": 1.5, "mean": "all", "steps": 4}
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _trained(place: Path, idea: dict[str, Any] | None = None, **said: Any) -> dict[str, Tensor]:
-    """Every member's weights after eight rounds; None is the laboratory as it is."""
+    """Every member's weights after some rounds; None is the laboratory as it is."""
     if idea is None:
         one = course(place, **said)
         one.run()
@@ -69,9 +69,27 @@ NOTHING = {
 }
 
 
-@pytest.mark.parametrize("name", [None, *NOTHING])
-def test_what_changes_nothing_leaves_every_bit_as_it_is(place: Path, name: str | None) -> None:
-    assert _equal(_trained(place, {name: NOTHING[name]} if name else {}, **SAID), _trained(place, None, **SAID))
+@pytest.fixture(scope="module")
+def plain(place: Path) -> dict[str, Tensor]:
+    """The weights of a training without any idea."""
+    return _trained(place, None, **SAID)
+
+
+# The ideas that replace most of a member's code; the slow tier trains the others.
+FAST_IDEAS = {None, "momentum", "whole_forward", "dct"}
+
+
+def ideas_of(*names: str | None) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize(
+        "name", [pytest.param(name, marks=() if name in FAST_IDEAS else pytest.mark.slow) for name in names]
+    )
+
+
+@ideas_of(None, *NOTHING)
+def test_what_changes_nothing_leaves_every_bit_as_it_is(
+    place: Path, plain: dict[str, Tensor], name: str | None
+) -> None:
+    assert _equal(_trained(place, {name: NOTHING[name]} if name else {}, **SAID), plain)
 
 
 SOMETHING = {
@@ -89,20 +107,28 @@ SOMETHING = {
 }
 
 
-@pytest.mark.parametrize("name", SOMETHING)
-def test_an_idea_changes_what_is_learnt_and_is_gone_afterwards(place: Path, name: str) -> None:
+@ideas_of(*SOMETHING)
+def test_an_idea_changes_what_is_learnt_and_is_gone_afterwards(
+    place: Path, plain: dict[str, Tensor], name: str
+) -> None:
     before = {(owner, name): getattr(owner, name) for owner in (OuterMuon, MeanApply) for name in ("_move", "apply")}
-    plain = _trained(place, None, **SAID)
     tried = _trained(place, {name: SOMETHING[name]}, **SAID)
     assert not _equal(tried, plain)
     for own, begun in init_weights(CONFIG, 0).items():
         assert not torch.equal(tried[f"0/{own}"], begun), "everything learns"
-    assert _equal(_trained(place, None, **SAID), plain)
     assert all(getattr(owner, name) is was for (owner, name), was in before.items())
 
 
+@pytest.mark.slow
+def test_training_after_all_ideas_is_plain_again(place: Path, plain: dict[str, Tensor]) -> None:
+    for name, chosen in SOMETHING.items():
+        with ideas.with_idea({name: chosen}, SAID):
+            pass
+    assert _equal(_trained(place, None, **SAID), plain)
+
+
 def test_gradients_of_one_size_change_what_distro_learns(place: Path) -> None:
-    said = {"optimizer": "distro", "members": 3, "tiers": "0", "total_batch": 6}
+    said = {"optimizer": "distro", "members": 3, "tiers": "0", "total_batch": 6, "steps": 4}
     assert not _equal(_trained(place, {"rms": True}, **said), _trained(place, {}, **said))
 
 

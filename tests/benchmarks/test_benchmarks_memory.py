@@ -37,7 +37,7 @@ def test_what_was_measured_is_still_so(memory: ModuleType, model: str) -> None:
         assert value == pytest.approx(measured[name][2], rel=0.02), f"run: python benchmarks/memory.py --json ({name})"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # half a minute of CPU
 def test_every_layer_holds_the_same_where_only_the_first_are_measured(memory: ModuleType) -> None:
     (_, one), (_, two), (_, three) = (memory.peak("test", 3, layers) for layers in (1, 2, 3))
     assert three == one + 2 * (two - one)

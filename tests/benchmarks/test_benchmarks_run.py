@@ -14,17 +14,27 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "figures"),
     [
-        (("localnet.py", "--transactions", "200"), ("http_per_second", "ratio", "ratio_ledger")),
-        (("p2p.py",), ("blob_mb_per_s", "ratio_to_tcp", "announcement_round_trip_ms")),
-        (
+        pytest.param(
+            ("localnet.py", "--transactions", "200"),
+            ("http_per_second", "ratio", "ratio_ledger"),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ("p2p.py",), ("blob_mb_per_s", "ratio_to_tcp", "announcement_round_trip_ms"), marks=pytest.mark.slow
+        ),
+        pytest.param(
             ("roots.py", "--threads", "1", "--optimizers", "distro", "--sequences", "1", "--repetitions", "1"),
             ("cpu_of_round", "copy_cpu_of_round", "distro.1.blocks", "distro.1.hash_ms", "distro.1.proof_bytes"),
+            marks=pytest.mark.slow,
         ),
-        (("round.py", "--members", "3"), ("3.rounds", "3.overhead_ms", "3.cpu_ms", "3.cores_busy")),
+        pytest.param(
+            ("round.py", "--members", "3"),
+            ("3.rounds", "3.overhead_ms", "3.cpu_ms", "3.cores_busy"),
+            marks=pytest.mark.nightly,  # a local network for a minute; the others take seconds
+        ),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else None,
 )

@@ -222,10 +222,10 @@ def test_every_arm_can_be_trained_and_says_what_was_expected() -> None:
     for arm in named:
         assert arm.question
         assert arm.expected
+        sent, parameters = arms.result_bytes(arm.trainings[0])  # the others differ in steps, rate and seed
+        assert (sent > 0) == ("members" in arm.trainings[0].said)
+        assert parameters > 100_000
         for training in arm.trainings:
-            sent, parameters = arms.result_bytes(training)
-            assert (sent > 0) == ("members" in training.said)
-            assert parameters > 100_000
             assert training.said["steps"] * training.inner_steps == training.steps
 
 

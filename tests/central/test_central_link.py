@@ -17,6 +17,7 @@ from solders.keypair import Keypair
 from aftermath.central.link import Link
 from aftermath.central.reach import CentralPool
 from aftermath.central.trust import Trust
+from aftermath.chain import rpc
 from aftermath.chain.endpoints import shown
 from aftermath.chain.wallet import Wallet
 from aftermath.coordinator.errors import Unavailable
@@ -82,21 +83,33 @@ async def answering(says: str | None) -> AsyncIterator[str]:
         await runner.cleanup()
 
 
-@pytest.mark.parametrize("says", [None, "", "hello", "{}", '{"type": "challenge", "run_id": "mine"}', "[" * 5000])
+@pytest.fixture
+def one_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give a call up after its first failure: the pause after it would be longer than the call's patience."""
+    monkeypatch.setattr(rpc, "BACKOFF_FIRST", 60.0)
+
+
+@pytest.mark.parametrize(
+    "says",
+    [None, "", "hello", "{}", '{"type": "challenge", "run_id": "mine"}', "[" * 5000],
+    ids=["a website", "nothing", "text", "an object", "half a challenge", "too deep"],
+)
+@pytest.mark.usefixtures("one_try")
 async def test_what_is_no_server_of_ours_is_told_apart_from_one_that_is_away(says: str | None) -> None:
     async with answering(says) as address:
         link = Link(address, None, "mine", _WALLET, Keypair())
-        async with CentralPool(link, patience=0.5, seed=0) as pool:
+        async with CentralPool(link, patience=1.5, seed=0) as pool:
             with pytest.raises(Unavailable, match="it does not greet as an aftermath-centralized server does") as told:
                 await pool.genesis()
     assert "No certificate was given: a server that has one is reached with --tls-ca FILE" in told.value.fix
 
 
+@pytest.mark.usefixtures("one_try")
 async def test_what_does_not_speak_tls_is_told_apart_and_the_certificate_named(tmp_path: Path) -> None:
     certificate = tmp_path / "cert.pem"
     async with answering(None) as address:
         for trust in (Trust.by(None), Trust(ssl.create_default_context(), certificate)):
-            async with CentralPool(Link(address, trust, "mine", _WALLET, Keypair()), patience=0.5, seed=0) as pool:
+            async with CentralPool(Link(address, trust, "mine", _WALLET, Keypair()), patience=1.5, seed=0) as pool:
                 with pytest.raises(Unavailable, match="does not speak TLS as a server with a certificate") as told:
                     await pool.genesis()
             assert (str(certificate) if trust.certificate else "that this machine trusts (--tls)") in told.value.fix

@@ -9,6 +9,7 @@ import json
 import re
 import ssl
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,37 @@ from aftermath.coordinator.errors import Refused, Unavailable
 from aftermath.p2p.discovery import Whereabouts
 from aftermath.rules.state import RunState
 from central.central_stage import RUN, Visitor, serving, until
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """A certificate for localhost and its key."""
+
+    path: Path
+    key: Path
+
+    @classmethod
+    def made_in(cls, folder: Path) -> Certificate:
+        made = cls(folder / "cert.pem", folder / "key.pem")
+        line = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost"
+        names = ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(made.key), "-out", str(made.path)]
+        subprocess.run([*line.split(), *names], check=True, capture_output=True)
+        return made
+
+    def server_side(self) -> ssl.SSLContext:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(self.path, self.key)
+        return context
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    return Certificate.made_in(tmp_path_factory.mktemp("own"))
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    return Certificate.made_in(tmp_path_factory.mktemp("other"))
 
 
 async def test_a_member_needs_neither_money_nor_a_cluster_and_all_see_one_run() -> None:
@@ -103,14 +135,16 @@ async def converse(server: CentralServer, *messages: bytes, key: Keypair | None 
         return said
 
 
-@pytest.mark.parametrize("index", range(11))
-async def test_a_forged_or_broken_answer_costs_the_connection(index: int) -> None:
+async def test_a_forged_or_broken_answer_costs_the_connection() -> None:
     async with serving() as server, ClientSession() as http:
-        async with http.ws_connect(f"ws://127.0.0.1:{server.port}") as socket:
-            challenge = challenged(await socket.receive_str(timeout=10))
-            await socket.send_bytes(forged(challenge)[index])
-            assert (await socket.receive(timeout=10)).type is not WSMsgType.TEXT
-        assert server.presence.count == 0
+        for index in range(11):
+            async with http.ws_connect(f"ws://127.0.0.1:{server.port}") as socket:
+                challenge = challenged(await socket.receive_str(timeout=10))
+                broken = forged(challenge)
+                assert len(broken) == 11
+                await socket.send_bytes(broken[index])
+                assert (await socket.receive(timeout=10)).type is not WSMsgType.TEXT, broken[index]
+            assert server.presence.count == 0, broken[index]
         async with Visitor(server) as visitor:
             await visitor.join()
 
@@ -146,7 +180,8 @@ async def refusal_of(visitor: Visitor, sent: VersionedTransaction) -> str:
     return str(caught.value)
 
 
-async def test_strangers_who_say_nothing_keep_nobody_out() -> None:
+async def test_strangers_who_say_nothing_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "MOST_STRANGERS", 12)
     async with serving() as server, ClientSession() as http, contextlib.AsyncExitStack() as stack:
         url = f"ws://127.0.0.1:{server.port}"
         silent = [await stack.enter_async_context(http.ws_connect(url)) for _ in range(session.MOST_STRANGERS + 3)]
@@ -164,7 +199,10 @@ def test_room_is_made_by_the_oldest_of_the_address_with_most() -> None:
     assert doorway.makes_room({3: "a", 1: "b"}) == 3
 
 
-async def test_a_member_that_is_slow_to_prove_its_key_is_not_driven_out_by_many_of_one_address() -> None:
+async def test_a_member_that_is_slow_to_prove_its_key_is_not_driven_out_by_many_of_one_address(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(session, "MOST_STRANGERS", 12)
     async with serving() as server, ClientSession() as http, contextlib.AsyncExitStack() as stack:
         url = f"ws://127.0.0.1:{server.port}"
         elsewhere = TCPConnector(local_addr=("127.0.0.2", 0))
@@ -178,13 +216,12 @@ async def test_a_member_that_is_slow_to_prove_its_key_is_not_driven_out_by_many_
 
 
 @pytest.mark.parametrize("begins", ["", "the handshake", "TLS"])
-async def test_connections_on_which_nothing_is_asked_are_few(begins: str, tmp_path: Path) -> None:
+async def test_connections_on_which_nothing_is_asked_are_few(
+    begins: str, own: Certificate, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nor do those keep anybody out whose TLS goes on no further, or is all that there is of them."""
-    certificate, key = certificate_of_ones_own(tmp_path)
-    tls, trust = None, None
-    if begins:
-        tls, trust = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH), Trust.by(certificate)
-        tls.load_cert_chain(certificate, key)
+    monkeypatch.setattr(doorway, "MOST_SILENT", 12)
+    tls, trust = (own.server_side(), Trust.by(own.path)) if begins else (None, None)
     given = {"ssl": trust.context, "server_hostname": "localhost"} if trust and begins == "TLS" else {}
     async with serving(tls=tls) as server, Visitor(server, trust=trust) as member:
         count = doorway.MOST_SILENT + 3
@@ -219,7 +256,7 @@ async def test_a_connection_holds_few_subscriptions() -> None:
 async def test_a_member_that_takes_nothing_holds_no_connection(ends: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither by a message that ends it, nor by silence; and what it owes it nobody waits for."""
     monkeypatch.setattr(session, "MOST_OWED", 1 << 30)
-    monkeypatch.setattr(session, "PING_SECONDS", 0.5)
+    monkeypatch.setattr(session, "PING_SECONDS", 0.25)
     async with serving() as server, ClientSession() as http, Visitor(server) as other:
         async with http.ws_connect(f"ws://127.0.0.1:{server.port}", autoclose=False) as socket:
             challenge = challenged(await socket.receive_str(timeout=10))
@@ -417,75 +454,52 @@ async def test_a_state_that_was_acknowledged_outlives_the_server_and_members_com
         await visitor.__aexit__()
 
 
-def certificate_of_ones_own(place: Path) -> tuple[Path, Path]:
-    """A certificate for localhost and its key."""
-    certificate, key = place / "cert.pem", place / "key.pem"
-    line = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost"
-    names = ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(certificate)]
-    subprocess.run([*line.split(), *names], check=True, capture_output=True)
-    return certificate, key
-
-
-async def test_tls_with_a_certificate_of_ones_own(tmp_path: Path) -> None:
-    certificate, key = certificate_of_ones_own(tmp_path)
-    server_side = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    server_side.load_cert_chain(certificate, key)
-    async with serving(tls=server_side) as server:
-        async with Visitor(server, trust=Trust.by(certificate)) as visitor:
+async def test_tls_with_a_certificate_of_ones_own(own: Certificate, other: Certificate) -> None:
+    async with serving(tls=own.server_side()) as server:
+        async with Visitor(server, trust=Trust.by(own.path)) as visitor:
             await visitor.join()
         with pytest.raises(ServerRefused, match=r"is not to be trusted.*\nNo certificate was given"):
             await Visitor(server, trust=Trust.by(None)).__aenter__()
-        (tmp_path / "other").mkdir()
-        other, _ = certificate_of_ones_own(tmp_path / "other")
-        with pytest.raises(ServerRefused, match=rf"is not to be trusted.*\nIt must be {re.escape(str(other))}"):
-            await Visitor(server, trust=Trust.by(other)).__aenter__()
+        with pytest.raises(ServerRefused, match=rf"is not to be trusted.*\nIt must be {re.escape(str(other.path))}"):
+            await Visitor(server, trust=Trust.by(other.path)).__aenter__()
         plain = Visitor(server)
         plain.pool.patience = 0.5
         with pytest.raises(Unavailable, match="has not answered"):
             await plain.__aenter__()
 
 
-async def test_another_certificate_than_the_servers_is_waited_out_by_who_was_let_in_before(tmp_path: Path) -> None:
-    sides = []
-    for name in ("own", "other"):
-        (tmp_path / name).mkdir()
-        certificate, key = certificate_of_ones_own(tmp_path / name)
-        sides.append(ssl.create_default_context(ssl.Purpose.CLIENT_AUTH))
-        sides[-1].load_cert_chain(certificate, key)
-    own, other = sides
-    trusts = Trust.by(tmp_path / "own" / "cert.pem")
+async def test_another_certificate_than_the_servers_is_waited_out_by_who_was_let_in_before(
+    tmp_path: Path, own: Certificate, other: Certificate
+) -> None:
     kept = tmp_path / "state"
-    async with serving(kept, tls=own) as server:
-        port, visitor = server.port, Visitor(server, trust=trusts)
+    async with serving(kept, tls=own.server_side()) as server:
+        port, visitor = server.port, Visitor(server, trust=Trust.by(own.path))
         await visitor.__aenter__()
     try:
-        async with serving(kept, port=port, tls=other):
+        async with serving(kept, port=port, tls=other.server_side()):
             with pytest.raises(Unavailable, match=r"has not answered for 1 s: the certificate of the server .* is not"):
                 await visitor.pool.patient(1.0).genesis()
-        async with serving(kept, port=port, tls=own):
+        async with serving(kept, port=port, tls=own.server_side()):
             await visitor.pool.genesis()
-        async with serving(port=port, tls=own):  # who has the certificate is believed
+        async with serving(port=port, tls=own.server_side()):  # who has the certificate is believed
             with pytest.raises(ServerRefused, match="begun anew"):
                 await visitor.pool.genesis()
     finally:
         await visitor.__aexit__()
 
 
-async def test_connections_that_broke_for_the_member_alone_do_not_end_it(tmp_path: Path) -> None:
-    certificate, key = certificate_of_ones_own(tmp_path)
-    own = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    own.load_cert_chain(certificate, key)
-    async with serving(tls=own) as server, Visitor(server, trust=Trust.by(certificate)) as visitor:
+async def test_connections_that_broke_for_the_member_alone_do_not_end_it(own: Certificate) -> None:
+    async with serving(tls=own.server_side()) as server, Visitor(server, trust=Trust.by(own.path)) as visitor:
         outlets, connection = _guest(server, visitor).outlets, visitor.link._connection
         assert connection is not None
         broken = {_Deaf() for _ in range(presence.MOST_OF_ONE)}
         outlets |= broken
         await connection.close()
         asked = asyncio.create_task(visitor.pool.genesis())
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.2)
         assert not asked.done()
         with pytest.raises(ServerRefused, match="has 4 connections already"):  # not a member that was here before
-            await Visitor(server, visitor.wallet.keypair, Trust.by(certificate)).__aenter__()
+            await Visitor(server, visitor.wallet.keypair, Trust.by(own.path)).__aenter__()
         outlets -= broken
         assert await asked
 

@@ -1,48 +1,51 @@
-"""A network and a wallet with money, on either engine."""
+"""An embedded network for each file, and for each test on it a wallet with money and the id of a run."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 
 import pytest
-from solders.keypair import Keypair
+import pytest_asyncio
 
-from aftermath.chain import nodes, rpc
-from aftermath.chain.endpoints import endpoint
-from aftermath.chain.rpc import RpcPool
-from aftermath.chain.wallet import Wallet
-from aftermath.localnet import EmbeddedEngine, ValidatorEngine, validator_binary
-from chain.networks import Place, network_config
+from aftermath.localnet import EmbeddedEngine, RunningLocalnet
+from chain.jumping_loop import JumpingLoop, mark_for_module_loop
+from chain.networks import Place, network_config, place_on, share_tls_context
 
 
-@pytest.fixture(params=["embedded", pytest.param("validator", marks=pytest.mark.slow)])
-async def place(request: pytest.FixtureRequest) -> AsyncIterator[Place]:
-    if request.param == "validator" and validator_binary() is None:
-        pytest.skip("no solana-test-validator on this machine (set AFTERMATH_VALIDATOR to one)")
-    engine = EmbeddedEngine() if request.param == "embedded" else ValidatorEngine()
-    wallet = Wallet(Keypair())
-    network = await engine.start(network_config(wallet))
-    try:
-        async with RpcPool([endpoint(network.rpc_url, network.ws_url)]) as pool:
-            yield Place(network, pool, wallet)
-    finally:
-        await network.close()
+@pytest.hookimpl(optionalhook=True)
+def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Let time pass only where all that a test waits for is in this process; slow tests reach others."""
+    is_slow = item.get_closest_marker("slow") is not None
+    return {"loop": asyncio.SelectorEventLoop if is_slow else JumpingLoop}
+
+
+def pytest_pycollect_makeitem(name: str, obj: object) -> None:
+    mark_for_module_loop(name, obj, {"embedded", "place"})
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shared_tls_context() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        share_tls_context(patch)
+        yield
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def network() -> AsyncIterator[RunningLocalnet]:
+    running = await EmbeddedEngine().start(network_config())
+    yield running
+    await running.close()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def embedded(network: RunningLocalnet) -> AsyncIterator[Place]:
+    """The file's network with a new wallet."""
+    async with place_on(network) as place:
+        yield place
 
 
 @pytest.fixture
-async def embedded() -> AsyncIterator[Place]:
-    """For what no engine answers differently: faults made in between, and refusals before anything is sent."""
-    wallet = Wallet(Keypair())
-    network = await EmbeddedEngine().start(network_config(wallet))
-    try:
-        async with RpcPool([endpoint(network.rpc_url, network.ws_url)]) as pool:
-            yield Place(network, pool, wallet)
-    finally:
-        await network.close()
-
-
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Short waits, so that a whole fail-over and return fits a second."""
-    monkeypatch.setattr(rpc, "BACKOFF_FIRST", 0.01)
-    monkeypatch.setattr(nodes, "LEAVE_SECONDS", 0.2)
+def place(embedded: Place) -> Place:
+    """A network of any engine: test_chain_validator.py runs some tests that use it on the real validator."""
+    return embedded

@@ -1,20 +1,32 @@
-"""What the chain tests stand on: a network, a wallet with money, and runs that are created and configured."""
+"""A network, a wallet with money on it, and runs that are created and configured."""
 
 from __future__ import annotations
 
+import functools
+import itertools
+import ssl
 import struct
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
+import httpx
+import pytest
+from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 
+from aftermath.chain import wire
 from aftermath.chain.addresses import EVERYONE
 from aftermath.chain.authorizer import Authorizer
 from aftermath.chain.client import CoordinatorClient
+from aftermath.chain.endpoints import endpoint
+from aftermath.chain.funds import ensure_funds
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.wallet import Wallet
 from aftermath.localnet import LocalnetConfig, Network
 from aftermath.programs import AUTHORIZER_ID, AUTHORIZER_SO, COORDINATOR_ID, COORDINATOR_SO
+from chain.jumping_loop import LoopTime
 
 PROGRAMS = (
     (Pubkey.from_string(COORDINATOR_ID), COORDINATOR_SO),
@@ -22,6 +34,21 @@ PROGRAMS = (
 )
 SCHEMA_HASH = bytes(range(32))
 RICH = 100_000_000_000
+_RUN_NUMBERS = itertools.count(1)
+
+
+@functools.cache
+def _tls_context() -> ssl.SSLContext:
+    return ssl.create_default_context()
+
+
+def share_tls_context(patch: pytest.MonkeyPatch) -> None:
+    """Spare every client of a node the 25 ms in which it reads the machine's certificates."""
+
+    def http(_: wire.Internet) -> httpx.AsyncClient:
+        return httpx.AsyncClient(timeout=wire.HTTP_SECONDS, verify=_tls_context())
+
+    patch.setattr(wire.Internet, "http", http)
 
 
 def bits(value: float) -> int:
@@ -107,11 +134,12 @@ def model_table() -> dict[str, Any]:
 
 @dataclass
 class Place:
-    """A running network and a wallet that can pay on it."""
+    """A running network, a wallet that can pay on it, and the id of a run that is not there yet."""
 
     network: Network
     pool: RpcPool
     wallet: Wallet
+    run_id: str = field(default_factory=lambda: f"run-{next(_RUN_NUMBERS)}")
 
     @property
     def coordinator(self) -> CoordinatorClient:
@@ -125,8 +153,9 @@ class Place:
     def ws_port(self) -> int:
         return int(self.network.ws_url.rsplit(":", 1)[1])
 
-    async def configured_run(self, run_id: str, **config: Any) -> CoordinatorClient:
-        """Create and configure a run."""
+    async def configured_run(self, run_id: str | None = None, **config: Any) -> CoordinatorClient:
+        """Create and configure a run; without an id, the place's own."""
+        run_id = run_id or self.run_id
         coordinator = self.coordinator
         await coordinator.create_run(run_id)
         metadata = {"name": run_id, "description": "a test", "num_parameters": 1000, "vocab_size": 320}
@@ -138,8 +167,9 @@ class Place:
         await coordinator.sender.send_packed(parts)
         return coordinator
 
-    async def open_run(self, run_id: str, **config: Any) -> CoordinatorClient:
-        """Create, configure and start a run that everybody may join."""
+    async def open_run(self, run_id: str | None = None, **config: Any) -> CoordinatorClient:
+        """Create, configure and start a run that everybody may join; without an id, the place's own."""
+        run_id = run_id or self.run_id
         coordinator = await self.configured_run(run_id, **config)
         await self.admit_all()
         await coordinator.set_paused(run_id, False)
@@ -152,5 +182,15 @@ class Place:
             await self.coordinator.sender.send_packed([ix.create(EVERYONE), ix.grantor_update(EVERYONE, True)])
 
 
+@asynccontextmanager
+async def place_on(network: Network) -> AsyncIterator[Place]:
+    """A new wallet with money on a running network."""
+    wallet = Wallet(Keypair())
+    async with RpcPool([endpoint(network.rpc_url, network.ws_url)]) as pool:
+        await ensure_funds(pool, wallet.pubkey, RICH)
+        yield Place(network, pool, wallet)
+
+
 def network_config(*wallets: Wallet) -> LocalnetConfig:
-    return LocalnetConfig(rpc_port=0, programs=PROGRAMS, airdrops=[(w.pubkey, RICH) for w in wallets])
+    airdrops = [(wallet.pubkey, RICH) for wallet in wallets]
+    return LocalnetConfig(rpc_port=0, programs=PROGRAMS, airdrops=airdrops, time=LoopTime())

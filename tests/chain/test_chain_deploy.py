@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from solders.keypair import Keypair
+from solders.litesvm import LiteSVM
 from solders.pubkey import Pubkey
 
 from aftermath.chain import loader
@@ -19,8 +20,25 @@ from aftermath.chain.rehearsal import DrySender, Outcome
 from aftermath.chain.sender import Sender
 from aftermath.chain.wallet import Wallet, load_wallet
 from aftermath.coordinator.errors import CoordinatorError, Refused
-from aftermath.programs import AUTHORIZER_SO, COORDINATOR_ID, COORDINATOR_SO
+from aftermath.programs import AUTHORIZER_SO, COORDINATOR_ID
 from chain.networks import Place
+
+MEMO_ID = Pubkey.from_string("MemoSq4gqABAXKb96qnH8TysNcWxMyWCqXgDLGmfcHr")
+
+
+@pytest.fixture(scope="session")
+def larger_elf() -> bytes:
+    """A program half as large again as the authorizer: the memo program, which LiteSVM carries."""
+    account = LiteSVM().get_account(MEMO_ID)
+    assert account is not None
+    return account.data
+
+
+@pytest.fixture(scope="session")
+def larger_so(larger_elf: bytes, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("programs") / "memo.so"
+    path.write_bytes(larger_elf)
+    return path
 
 
 def sender_of(place: Place) -> Sender:
@@ -33,7 +51,9 @@ async def bytes_of(place: Place, deployment: Deployment) -> bytes:
     return loader.parse_programdata(account).data
 
 
-async def test_deploy_leave_alone_and_upgrade_to_a_larger_program(place: Place, tmp_path: Path) -> None:
+async def test_deploy_leave_alone_and_upgrade_to_a_larger_program(
+    place: Place, tmp_path: Path, larger_so: Path, larger_elf: bytes
+) -> None:
     key, sender = Keypair(), sender_of(place)
     told: list[tuple[int, int]] = []
     size = AUTHORIZER_SO.stat().st_size
@@ -56,9 +76,9 @@ async def test_deploy_leave_alone_and_upgrade_to_a_larger_program(place: Place, 
     again = await deploy_program(sender, AUTHORIZER_SO, key, cache=tmp_path)
     assert (again.action, again.signature) == ("unchanged", None)
 
-    larger = await deploy_program(sender, COORDINATOR_SO, key, cache=tmp_path)
+    larger = await deploy_program(sender, larger_so, key, cache=tmp_path)
     assert larger.action == "upgraded"
-    assert await bytes_of(place, larger) == COORDINATOR_SO.read_bytes()
+    assert await bytes_of(place, larger) == larger_elf
 
     smaller = await deploy_program(sender, AUTHORIZER_SO, key, cache=tmp_path)
     assert smaller.action == "upgraded"
@@ -66,12 +86,14 @@ async def test_deploy_leave_alone_and_upgrade_to_a_larger_program(place: Place, 
     assert (await deploy_program(sender, AUTHORIZER_SO, key, cache=tmp_path)).action == "unchanged"
 
 
-async def test_what_a_larger_program_would_take_is_known_before(place: Place, tmp_path: Path) -> None:
+async def test_what_a_larger_program_would_take_is_known_before(
+    place: Place, tmp_path: Path, larger_so: Path, larger_elf: bytes
+) -> None:
     """Whether the cluster knows the checked way to make a program larger is found out only when it is upgraded."""
     key = Keypair()
     await deploy_program(sender_of(place), AUTHORIZER_SO, key, cache=tmp_path)
     sender = DrySender(place.pool, place.wallet, errors={})
-    steps, sizes = await deployment_steps(sender, COORDINATOR_SO, key)
+    steps, sizes = await deployment_steps(sender, larger_so, key)
     await sender.creating(sizes)
     found = await sender.rehearse(steps)
     begun = [bytes(step.instructions[-1].data)[:4] for step in steps]
@@ -79,12 +101,12 @@ async def test_what_a_larger_program_would_take_is_known_before(place: Place, tm
     assert [loader.CALLS[variant] for variant in begun] == [f"loader.{name}" for name in names]
     assert [one.outcome for one in found.simulated][::3] == [Outcome.ACCEPTED, Outcome.OPEN]
     assert found.refusal is None
-    longer = COORDINATOR_SO.stat().st_size - AUTHORIZER_SO.stat().st_size
-    rents = [await rent(place.pool, size) for size in (loader.BUFFER_HEADER + COORDINATOR_SO.stat().st_size, longer, 0)]
+    longer = len(larger_elf) - AUTHORIZER_SO.stat().st_size
+    rents = [await rent(place.pool, size) for size in (loader.BUFFER_HEADER + len(larger_elf), longer, 0)]
     assert found.rent == rents[0] + rents[1] - rents[2]
     before = sender.spend.transactions
     real = sender_of(place)
-    assert (await deploy_program(real, COORDINATOR_SO, key, cache=tmp_path)).action == "upgraded"
+    assert (await deploy_program(real, larger_so, key, cache=tmp_path)).action == "upgraded"
     assert (before, real.spend.transactions) == (0, sum(step.times for step in steps))
 
 
@@ -114,13 +136,13 @@ async def test_an_interrupted_deployment_goes_on_where_it_was(place: Place, tmp_
     assert await bytes_of(place, done) == elf
 
 
-async def test_another_wallets_program_is_not_upgraded(embedded: Place, tmp_path: Path) -> None:
+async def test_another_wallets_program_is_not_upgraded(embedded: Place, tmp_path: Path, larger_so: Path) -> None:
     key = Keypair()
     await deploy_program(sender_of(embedded), AUTHORIZER_SO, key, cache=tmp_path)
     stranger = Wallet(Keypair())
     await ensure_funds(embedded.pool, stranger.pubkey, 10_000_000_000)
     with pytest.raises(CoordinatorError, match=f"upgraded by {embedded.wallet.pubkey} only"):
-        await deploy_program(Sender(embedded.pool, stranger, errors={}), COORDINATOR_SO, key, cache=tmp_path)
+        await deploy_program(Sender(embedded.pool, stranger, errors={}), larger_so, key, cache=tmp_path)
 
 
 async def test_lack_of_funds_names_the_amount_before_anything_is_sent(

@@ -142,18 +142,18 @@ async def test_a_run_is_paid_for_by_the_sum_that_was_asked_for(
     """A lamport less and nothing is sent; with the sum everything is; and the sum is little more than was spent."""
     monkeypatch.setattr(Endpoint, "is_loopback", False)
     poor = Wallet(Keypair())
-    coordinator = CoordinatorClient(embedded.pool, poor, max_priority_fee=priority)
+    coordinator, run_id = CoordinatorClient(embedded.pool, poor, max_priority_fee=priority), embedded.run_id
     with pytest.raises(Refused) as caught:
-        await coordinator.create_run("paid")
+        await coordinator.create_run(run_id)
     needed = await asked(coordinator.sender, caught.value)
     await give(embedded, poor, needed - 1)
     with pytest.raises(Refused, match=r"0\.000000001 SOL are missing") as caught:
-        await coordinator.create_run("paid")
+        await coordinator.create_run(run_id)
     assert await asked(coordinator.sender, caught.value) == needed
-    assert (await fetch(embedded.pool, run_addresses(coordinator.program_id, "paid").run))[1] is None
+    assert (await fetch(embedded.pool, run_addresses(coordinator.program_id, run_id).run))[1] is None
     await give(embedded, poor, 1_000_000)
     before = await balance(embedded.pool, poor.pubkey)
-    sent = await coordinator.create_run("paid")
+    sent = await coordinator.create_run(run_id)
     highest = transaction_fee(1, MAX_UNITS, priority) * len(sent)
     spent = before - await balance(embedded.pool, poor.pubkey)
     assert 0 <= needed - await rent(embedded.pool, 0) - spent <= highest - FEE * len(sent)

@@ -1,13 +1,10 @@
-"""Where there are several nodes, none of them alone stops a member: not by saying that the run has halted, and not by
-standing still.
-"""
+"""One node of several does not stop a member, whether it says that the run halted or stands still."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
 import json
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -35,7 +32,6 @@ from aftermath.rules.state import RunState
 from chain.faults import answer, faulty_websocket, meddling, proxy
 from chain.networks import Place, config_table
 
-RUN = "halted"
 Forge = Callable[[dict[str, Any]], dict[str, Any]]
 """What becomes of the JSON of an account."""
 
@@ -119,7 +115,7 @@ async def watched(
     place: Place, first: Forge | None, second: Forge | str | None, ws: str | None = None
 ) -> AsyncIterator[tuple[CoordinatorClient, RpcPool, RunWatcher]]:
     """A run and who follows it by two nodes; None is an honest one, an address is where another one is."""
-    coordinator = await place.open_run(RUN)
+    coordinator = await place.open_run()
     async with AsyncExitStack() as stack:
         urls = []
         for made in (first, second):
@@ -128,7 +124,7 @@ async def watched(
             else:
                 urls.append(made if isinstance(made, str) else await stack.enter_async_context(forging(place, made)))
         pool = await stack.enter_async_context(RpcPool([Endpoint(url, ws or place.network.ws_url) for url in urls]))
-        address = run_addresses(coordinator.program_id, RUN).run
+        address = run_addresses(coordinator.program_id, place.run_id).run
         watcher = RunWatcher(pool, address, coordinator.program_id, silence=0.3)
         await watcher.start()
         try:
@@ -137,30 +133,32 @@ async def watched(
             await watcher.close()
 
 
-async def _seen(watcher: RunWatcher, seq: int, within: float = 20.0) -> float:
-    """Seconds until this state is there."""
-    began = time.monotonic()
+async def _seen(watcher: RunWatcher, seq: int, within: float = 120.0) -> float:
+    """Return the seconds until this state is there."""
+    now = asyncio.get_running_loop().time
+    began = now()
     async with asyncio.timeout(within):
         async for run in watcher.updates():
             if run.seq >= seq:
                 break
-    return time.monotonic() - began
+    return now() - began
 
 
-async def _changed(coordinator: CoordinatorClient, rate: int) -> int:
-    await coordinator.set_future_epoch_rates(RUN, earning=rate, slashing=None)
-    return (await coordinator.run(RUN)).seq
+async def _changed(place: Place, rate: int) -> int:
+    coordinator = place.coordinator
+    await coordinator.set_future_epoch_rates(place.run_id, earning=rate, slashing=None)
+    return (await coordinator.run(place.run_id)).seq
 
 
-@pytest.mark.parametrize("state", [RunState.FINISHED, RunState.PAUSED])
+@pytest.mark.parametrize("state", [RunState.FINISHED, RunState.PAUSED], ids=["finished", "paused"])
 async def test_a_halt_of_which_one_node_alone_speaks_is_not_believed(
     embedded: Place, state: RunState, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with watched(embedded, saying(state), None) as (coordinator, pool, watcher):
-        reader = RunReader(pool, coordinator.program_id, RUN, watcher)
+        reader = RunReader(pool, coordinator.program_id, embedded.run_id, watcher)
         assert watcher.latest.state is RunState.WAITING_FOR_MEMBERS, "not at the start either"
         for rate in (3, 4):
-            await _seen(watcher, await _changed(coordinator, rate))
+            await _seen(watcher, await _changed(embedded, rate))
             view = await reader.view()
             assert view.run.state is RunState.WAITING_FOR_MEMBERS
             assert view.run.future_earning_rate == rate
@@ -171,25 +169,22 @@ async def test_that_others_may_convict_a_member_is_not_believed_of_one_node_alon
     """A member takes part in no such run, and would end."""
     forge = saying(40, "config", "verification_percent")
     async with watched(embedded, forge, None) as (coordinator, pool, watcher):
-        reader = RunReader(pool, coordinator.program_id, RUN, watcher)
-        await _seen(watcher, await _changed(coordinator, 3))
+        reader = RunReader(pool, coordinator.program_id, embedded.run_id, watcher)
+        await _seen(watcher, await _changed(embedded, 3))
         assert (await reader.view()).run.config.verification_percent == 0
 
 
 async def test_that_others_may_convict_a_member_is_believed_if_nobody_denies_it(embedded: Place) -> None:
     async with watched(embedded, None, None) as (coordinator, _, watcher):
-        await coordinator.set_paused(RUN, True)
-        await coordinator.update(RUN, config=config_table(verification_percent=40))
-        await _seen(watcher, (await coordinator.run(RUN)).seq)
+        await coordinator.set_paused(embedded.run_id, True)
+        await coordinator.update(embedded.run_id, config=config_table(verification_percent=40))
+        await _seen(watcher, (await coordinator.run(embedded.run_id)).seq)
         assert watcher.latest.config.verification_percent == 40
 
 
 @pytest.mark.parametrize("other", ["honest", "dead", "still", "liar"])
-async def test_a_halt_is_believed_unless_another_node_goes_on_denying_it(
-    embedded: Place, other: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_halt_is_believed_unless_another_node_goes_on_denying_it(embedded: Place, other: str) -> None:
     """And who denies it falsely keeps nobody from what comes after it."""
-    monkeypatch.setattr(halts, "LAG_SECONDS", 2.0)
     async with proxy(embedded.rpc_port) as way:
         nodes = {
             "still": standing_still(),
@@ -202,8 +197,8 @@ async def test_a_halt_is_believed_unless_another_node_goes_on_denying_it(
                 await watcher.refresh(of=one)
             if other == "dead":
                 await way.close()
-            await coordinator.set_paused(RUN, True)
-            paused = await coordinator.run(RUN)
+            await coordinator.set_paused(embedded.run_id, True)
+            paused = await coordinator.run(embedded.run_id)
             assert paused.state is RunState.PAUSED
             if other == "liar":
                 await asyncio.sleep(halts.LAG_SECONDS + 2)
@@ -212,8 +207,8 @@ async def test_a_halt_is_believed_unless_another_node_goes_on_denying_it(
                 seconds = await _seen(watcher, paused.seq)
                 assert other != "honest" or seconds < halts.LAG_SECONDS
                 assert watcher.latest.state is RunState.PAUSED
-            await coordinator.set_paused(RUN, False)
-            await _seen(watcher, (await coordinator.run(RUN)).seq)
+            await coordinator.set_paused(embedded.run_id, False)
+            await _seen(watcher, (await coordinator.run(embedded.run_id)).seq)
             assert watcher.latest.state is RunState.WAITING_FOR_MEMBERS
 
 
@@ -221,18 +216,17 @@ async def test_one_node_alone_does_not_finish_a_run_that_is_paused(embedded: Pla
     """Whoever waits in it for its owner would end."""
     lies = Switch()
     async with watched(embedded, lies(saying(RunState.FINISHED)), None) as (coordinator, _, watcher):
-        await coordinator.set_paused(RUN, True)
-        await _seen(watcher, (await coordinator.run(RUN)).seq)
+        await coordinator.set_paused(embedded.run_id, True)
+        await _seen(watcher, (await coordinator.run(embedded.run_id)).seq)
         lies.on = True
         await watcher.refresh()
         assert watcher.latest.state is RunState.PAUSED
-        await coordinator.set_paused(RUN, False)
-        await _seen(watcher, (await coordinator.run(RUN)).seq)
+        await coordinator.set_paused(embedded.run_id, False)
+        await _seen(watcher, (await coordinator.run(embedded.run_id)).seq)
         assert watcher.latest.state is RunState.WAITING_FOR_MEMBERS
 
 
-async def test_a_slow_node_denies_a_halt_too(embedded: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(halts, "LAG_SECONDS", 2.0)
+async def test_a_slow_node_denies_a_halt_too(embedded: Place) -> None:
     lies = Switch()
 
     async def slow(_: dict[str, Any]) -> None:
@@ -250,33 +244,30 @@ async def test_a_slow_node_denies_a_halt_too(embedded: Place, monkeypatch: pytes
 
 async def test_a_state_far_newer_than_there_is_is_taken_back(embedded: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """One answer of one node kept what is new from a member for ever."""
-    monkeypatch.setattr(subscription, "BEHIND_SECONDS", 2.0)
+    monkeypatch.setattr(subscription, "BEHIND_SECONDS", 6.0)
     lies = Switch()
     async with watched(embedded, lies(changing(far_newer)), None) as (coordinator, pool, watcher):
-        reader = RunReader(pool, coordinator.program_id, RUN, watcher)
+        reader = RunReader(pool, coordinator.program_id, embedded.run_id, watcher)
         lies.on = True
         made_up = (await watcher.refresh()).seq
         lies.on = False
-        true = await _changed(coordinator, 3)
+        true = await _changed(embedded, 3)
         view = asyncio.create_task(reader.view())
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(120):
             while watcher.latest.seq != true:
                 await asyncio.sleep(0.1)
             assert made_up > true == (await view).run.seq
-        await _seen(watcher, await _changed(coordinator, 4))
+        await _seen(watcher, await _changed(embedded, 4))
 
 
 @pytest.mark.parametrize("who", ["a node", "a websocket"])
-async def test_a_slot_that_is_not_there_yet_is_not_waited_for(
-    embedded: Place, who: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_slot_that_is_not_there_yet_is_not_waited_for(embedded: Place, who: str) -> None:
     """Whoever named one, once, had a member wait for ten minutes."""
     far = 1 << 62
-    monkeypatch.setattr(subscription, "POLL_PATIENCE", 2.0)
     async with watched(embedded, None, None) as (coordinator, pool, watcher):
-        reader = RunReader(pool, coordinator.program_id, RUN, watcher)
+        reader = RunReader(pool, coordinator.program_id, embedded.run_id, watcher)
         await reader.view()
-        seq = await _changed(coordinator, 3)
+        seq = await _changed(embedded, 3)
         _, account = await watcher._fetched(None, None, None)
         assert account is not None
         if who == "a node":
@@ -285,36 +276,34 @@ async def test_a_slot_that_is_not_there_yet_is_not_waited_for(
             watcher._pushed(Push(far, account, 1))
         await _seen(watcher, seq)
         reader.last = None
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             assert (await reader.view()).run.seq == seq
 
 
-async def test_a_node_that_stands_still_is_left_for_another(embedded: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_node_that_stands_still_is_left_for_another(embedded: Place) -> None:
     """It answers well, and nothing but the time in its answers tells that they are old."""
-    monkeypatch.setattr(subscription, "STILL_SECONDS", 1.0)
     async with (
         faulty_websocket() as mute,
-        watched(embedded, standing_still(), None, mute.url) as (coordinator, _, watcher),
+        watched(embedded, standing_still(), None, mute.url) as (_, _, watcher),
     ):
-        await _seen(watcher, await _changed(coordinator, 3))
+        await _seen(watcher, await _changed(embedded, 3))
         assert watcher.latest.future_earning_rate == 3
 
 
-async def test_a_cluster_that_stands_still_is_waited_for(embedded: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subscription, "STILL_SECONDS", 0.5)
+async def test_a_cluster_that_stands_still_is_waited_for(embedded: Place) -> None:
     still = standing_still()
     async with watched(embedded, still, still) as (_, _, watcher):
         known = watcher.latest
         for _ in range(3):
-            await asyncio.sleep(0.6)
+            await asyncio.sleep(subscription.STILL_SECONDS + 1)
             assert await watcher.refresh(10) == known
 
 
 async def test_a_node_that_answers_old_states_is_not_asked_alone(embedded: Place) -> None:
     """The websocket tells what is new, for most of which nodes have to be asked."""
-    async with watched(embedded, standing_still(but_for_the_time=True), None) as (coordinator, _, watcher):
+    async with watched(embedded, standing_still(but_for_the_time=True), None) as (_, _, watcher):
         for rate in (3, 4):
-            await _seen(watcher, await _changed(coordinator, rate))
+            await _seen(watcher, await _changed(embedded, rate))
             assert watcher.latest.future_earning_rate == rate
 
 
@@ -336,8 +325,7 @@ async def as_far_as_asked(place: Place, forge: Forge) -> AsyncIterator[str]:
             yield way
 
 
-@pytest.mark.parametrize("ahead", [0, 1_000_000])
-@pytest.mark.parametrize("closes", [False, True])
+@pytest.mark.parametrize(("ahead", "closes"), [(0, True), (1_000_000, False)])
 async def test_what_a_fallback_pushes_and_answers_is_its_word_alone(embedded: Place, ahead: int, closes: bool) -> None:
     """Its websocket is listened to once the first one was lost; the first node is there, and knows of no such epoch.
 
@@ -348,8 +336,8 @@ async def test_what_a_fallback_pushes_and_answers_is_its_word_alone(embedded: Pl
         data[run_account().offset("epoch")] += 7
         data[run_account().offset("seq")] += 1
 
-    coordinator = await embedded.open_run(RUN)
-    address = run_addresses(coordinator.program_id, RUN).run
+    coordinator = await embedded.open_run()
+    address = run_addresses(coordinator.program_id, embedded.run_id).run
     async with (
         as_far_as_asked(embedded, changing(another_epoch)) as liar,
         faulty_websocket() as mute,
@@ -373,27 +361,23 @@ async def test_what_a_fallback_pushes_and_answers_is_its_word_alone(embedded: Pl
 
 async def test_one_node_alone_says_of_no_run_that_it_is_gone(embedded: Place) -> None:
     async with watched(embedded, None, None) as (coordinator, pool, watcher):
-        await coordinator.set_paused(RUN, True)
-        await coordinator.close_run(RUN)
+        await coordinator.set_paused(embedded.run_id, True)
+        await coordinator.close_run(embedded.run_id)
         with pytest.raises(Unavailable):
             await watcher.refresh(1, of=pool.each()[1])
 
 
-async def test_a_run_is_gone_although_some_nodes_do_not_answer(
-    embedded: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_run_is_gone_although_some_nodes_do_not_answer(embedded: Place) -> None:
     """Each call waited for them anew, and it took a minute, or ten."""
-    monkeypatch.setattr(subscription, "GONE_SECONDS", 3.0)
-    monkeypatch.setattr(subscription, "POLL_PATIENCE", 2.0)
-    coordinator = await embedded.open_run(RUN)
+    coordinator = await embedded.open_run()
     away = Endpoint("http://127.0.0.1:9", "ws://127.0.0.1:9")
     nodes = [away, Endpoint(embedded.network.rpc_url, embedded.network.ws_url), away]
     async with RpcPool(nodes) as pool:
-        watcher = RunWatcher(pool, run_addresses(coordinator.program_id, RUN).run, coordinator.program_id)
+        watcher = RunWatcher(pool, run_addresses(coordinator.program_id, embedded.run_id).run, coordinator.program_id)
         await watcher.start()
         try:
-            await coordinator.set_paused(RUN, True)
-            await coordinator.close_run(RUN)
+            await coordinator.set_paused(embedded.run_id, True)
+            await coordinator.close_run(embedded.run_id)
             with pytest.raises(NoSuchRun):
                 await _seen(watcher, 1 << 60)
         finally:
@@ -401,7 +385,7 @@ async def test_a_run_is_gone_although_some_nodes_do_not_answer(
 
 
 async def test_a_websocket_that_pushes_without_end_is_left(embedded: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    coordinator = await embedded.open_run(RUN)
+    coordinator = await embedded.open_run()
     heard = 0
     parse_reply = socket.parse_reply
 
@@ -419,16 +403,17 @@ async def test_a_websocket_that_pushes_without_end_is_left(embedded: Place, monk
         faulty_websocket(*[push] * 100, every=1e-6) as flood,
         RpcPool([Endpoint(embedded.network.rpc_url, flood.url)]) as pool,
     ):
-        address = run_addresses(coordinator.program_id, RUN).run
+        address = run_addresses(coordinator.program_id, embedded.run_id).run
         watcher = RunWatcher(pool, address, coordinator.program_id)
-        began = time.monotonic()
+        now = asyncio.get_running_loop().time
+        began = now()
         await watcher.start()
         try:
             await asyncio.sleep(3)
-            lasted = time.monotonic() - began
+            lasted = now() - began
             assert flood.subscriptions <= 6, "each time after a longer pause"
             assert heard <= flood.subscriptions * socket.MOST_AT_ONCE + lasted * socket.MOST_PER_SECOND
-            await _seen(watcher, await _changed(coordinator, 3))
+            await _seen(watcher, await _changed(embedded, 3))
         finally:
             await watcher.close()
 
@@ -456,13 +441,14 @@ async def test_a_websocket_that_sends_frames_without_end_is_left(frame: bytes, m
         where = f"ws://127.0.0.1:{next(iter(server.sockets)).getsockname()[1]}"
         async with RpcPool([Endpoint("http://127.0.0.1:9", where)]) as pool:
             follows = AccountSocket(pool, Pubkey.new_unique(), lambda push: None, lambda: None)
-            began = time.monotonic()
+            now = asyncio.get_running_loop().time
+            began = now()
             following = asyncio.create_task(follows.run())
             async with asyncio.timeout(20):
                 while subscriptions < 2:  # it was left, and asked again
                     await asyncio.sleep(0.05)
             following.cancel()
-            lasted = time.monotonic() - began
+            lasted = now() - began
     most = wire.MOST_FRAMES_AT_ONCE + wire._TAKEN_IN
     assert heard <= subscriptions * most + lasted * wire.MOST_FRAMES_PER_SECOND
 

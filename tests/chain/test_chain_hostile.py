@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import zstandard
 from aiohttp import web
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 
-from aftermath.chain import accounts, confirm, funds, rpc
+from aftermath.chain import accounts, funds, rpc
 from aftermath.chain.accounts import decode_account, fetch, parse_reply
 from aftermath.chain.addresses import CLOCK, run_addresses
 from aftermath.chain.client import CoordinatorClient
@@ -76,7 +76,6 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
 @given(json_values)
 def test_no_json_whatever_breaks_the_reader(value: Any) -> None:
     try:
@@ -103,8 +102,7 @@ def test_chain_time_is_the_best_lower_bound() -> None:
 
 async def test_lost_replies_never_make_a_transaction_twice(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node that answers one call in three with 429 or 503, half of these after having done the work."""
-    monkeypatch.setattr(rpc, "BACKOFF_FIRST", 0.005)
-    monkeypatch.setattr(confirm, "RESEND_SECONDS", 0.2)
+    monkeypatch.setattr(rpc, "BACKOFF_FIRST", 0.02)  # so that many failures in a row fit a call's patience
     chance = random.Random(7)
 
     async def fail(_: dict[str, Any]) -> web.StreamResponse | None:
@@ -122,8 +120,7 @@ async def test_lost_replies_never_make_a_transaction_twice(place: Place, monkeyp
     assert (run.seq, run.future_earning_rate) == (seq + 10, 9)
 
 
-async def test_an_expired_transaction_is_built_anew(embedded: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(confirm, "RESEND_SECONDS", 0.2)
+async def test_an_expired_transaction_is_built_anew(embedded: Place) -> None:
     swallowed: list[str] = []
 
     async def swallow(body: dict[str, Any]) -> web.StreamResponse | None:
@@ -142,8 +139,7 @@ async def test_an_expired_transaction_is_built_anew(embedded: Place, monkeypatch
     assert swallowed
 
 
-async def test_a_transaction_that_never_lands_is_told(embedded: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(confirm, "RESEND_SECONDS", 0.2)
+async def test_a_transaction_that_never_lands_is_told(embedded: Place) -> None:
 
     async def swallow(body: dict[str, Any]) -> web.StreamResponse | None:
         if body["method"] == "sendTransaction":
@@ -202,14 +198,12 @@ async def test_a_lagging_node_is_not_believed_and_the_fallback_is(place: Place) 
                 await watcher.close()
 
 
-@pytest.mark.parametrize(
-    "nonsense", [None, 5, "x", [], {}, {"context": {"slot": 1}}, {"context": {"slot": -1}, "value": 1}]
-)
+@pytest.mark.parametrize("nonsense", [None, [], {"context": {"slot": 1}}, {"context": {"slot": -1}, "value": 1}])
 async def test_nonsense_results_are_told(embedded: Place, nonsense: Any) -> None:
     async def lie(body: dict[str, Any]) -> web.StreamResponse | None:
         return answer(body, nonsense) if body["method"] in ("getAccountInfo", "simulateTransaction") else None
 
-    async with meddling(embedded.network.rpc_url, lie) as url, RpcPool([endpoint(url)], patience=1) as pool:
+    async with meddling(embedded.network.rpc_url, lie) as url, RpcPool([endpoint(url)]) as pool:
         with pytest.raises(Unavailable, match="the RPC node sent"):
             await CoordinatorClient(pool).run("r")
         with pytest.raises(Unavailable, match="the RPC node"):
@@ -217,11 +211,8 @@ async def test_nonsense_results_are_told(embedded: Place, nonsense: Any) -> None
 
 
 @pytest.mark.parametrize("code", [-32601, -32603, 429])
-async def test_a_faucet_that_gives_nothing_is_a_wallet_without_funds(
-    embedded: Place, monkeypatch: pytest.MonkeyPatch, code: int
-) -> None:
+async def test_a_faucet_that_gives_nothing_is_a_wallet_without_funds(embedded: Place, code: int) -> None:
     """Loopback may be a tunnel to a cluster whose faucet is empty."""
-    monkeypatch.setattr(funds, "ASK_PATIENCE", 0.5)
 
     async def refuse(body: dict[str, Any]) -> web.StreamResponse | None:
         return answer_error(body, code) if body["method"] == "requestAirdrop" else None

@@ -10,7 +10,7 @@ import struct
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from solders.pubkey import Pubkey
 
@@ -70,7 +70,6 @@ INSTRUCTIONS = [(name, i["name"]) for name, idl in IDLS.items() for i in idl["in
 
 
 @pytest.mark.parametrize(("program", "name"), INSTRUCTIONS)
-@settings(max_examples=15, deadline=None)
 @given(data=st.data())
 def test_every_instruction_is_encoded_as_borsh(program: str, name: str, data: st.DataObject) -> None:
     idl = IDLS[program]

@@ -18,8 +18,6 @@ from aftermath.chain.wallet import Wallet
 from chain.faults import answer
 from chain.scripted import Node, serving
 
-pytestmark = pytest.mark.usefixtures("quick")
-
 HELD, AFTER = 10**9, 10**9 - 5_000 + 77
 """Lamports of the wallet, and after a simulation that gives it 77 and takes the fee of one signature."""
 

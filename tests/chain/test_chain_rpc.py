@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import time
 from typing import Any
 
 import httpx
@@ -21,8 +20,6 @@ from aftermath.chain.failures import RpcRejected, TransactionFailed
 from aftermath.chain.rpc import RpcPool, WrongCluster
 from aftermath.coordinator.errors import CoordinatorError, Unavailable
 from chain.scripted import Answer, Node, cluster, error, hang, result, serving, status, text
-
-pytestmark = pytest.mark.usefixtures("quick")
 
 
 @pytest.mark.parametrize(
@@ -61,10 +58,10 @@ async def test_malformed_requests_are_not_retried(code: int) -> None:
 async def test_a_kind_of_request_that_was_answered_before_is_not_malformed(code: int) -> None:
     """A gateway says so of quotas, or of what it cut off itself: that passes, and is no reason to give up."""
     node = Node()
-    async with serving(node) as where, RpcPool(where, patience=1.0) as pool:
+    async with serving(node) as where, RpcPool(where) as pool:
         assert await pool.call(GetSlot(), whole) == 7
         node.script = [error(code)] * 2
-        assert await pool.patient(5.0).call(GetSlot(), whole) == 7
+        assert await pool.call(GetSlot(), whole) == 7
         node.script = [error(code)] * 1000
         with pytest.raises(Unavailable, match=f"no .RPC error {code}"):
             await pool.call(GetSlot(), whole)
@@ -94,7 +91,7 @@ async def test_what_all_nodes_call_malformed_is_not_asked_for_ever() -> None:
 async def test_a_node_that_only_has_errors_of_its_own_is_out_of_reach_when_patience_ends(code: int) -> None:
     node = Node()
     node.script = [error(code)] * 1000
-    async with serving(node) as where, RpcPool(where, patience=0.5) as pool:
+    async with serving(node) as where, RpcPool(where) as pool:
         with pytest.raises(Unavailable, match=f"no .RPC error {code}"):
             await pool.call(GetSlot(), whole)
     assert 2 <= node.count("getSlot") < 100, "it was asked again, with growing pauses"
@@ -167,15 +164,15 @@ async def test_a_dead_primary_is_left_and_returned_to() -> None:
         assert fallback.count("getSlot") == 4
         primary.always = None
         answered = primary.count("getSlot")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while primary.count("getSlot") == answered:
                 await pool.call(GetSlot(), whole)
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0.5)
 
 
 async def test_an_outage_is_told_once_and_its_end(caplog: pytest.LogCaptureFixture) -> None:
     node = Node()
-    async with serving(node) as where, RpcPool(where, attempt=0.3) as pool:
+    async with serving(node) as where, RpcPool(where, attempt=1.0) as pool:
         for told in (1, 0):  # another one within seconds is not
             caplog.clear()
             node.script = [hang] * 5
@@ -187,13 +184,12 @@ async def test_an_outage_is_told_once_and_its_end(caplog: pytest.LogCaptureFixtu
 async def test_a_first_answer_that_is_long_in_coming_is_said_to_be_waited_for(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rpc, "TOLD_AFTER", 0.05)
     node = Node()
     node.always = hang
     async with serving(node) as where, RpcPool(where, attempt=30) as pool:
         asked = [asyncio.create_task(pool.patient(60).call(GetSlot(), whole)) for _ in range(2)]
         while not caplog.messages:
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)
         for task in asked:
             task.cancel()
         assert caplog.messages == [f"waits for RPC endpoint {node.url}"], "before any try has failed"
@@ -202,20 +198,20 @@ async def test_a_first_answer_that_is_long_in_coming_is_said_to_be_waited_for(
         caplog.clear()
         node.always = hang
         with pytest.raises(Unavailable):
-            await pool.call(GetSlot(), whole, patience=0.2)
+            await pool.call(GetSlot(), whole, patience=rpc.TOLD_AFTER + 1)
         assert not any("waits for" in message for message in caplog.messages), "that is of a start alone"
 
 
 async def test_a_hanging_node_costs_one_attempt_not_the_call() -> None:
     primary, fallback = Node(), Node()
-    async with serving(primary, fallback) as where, RpcPool(where, attempt=0.2) as pool:
+    async with serving(primary, fallback) as where, RpcPool(where, attempt=2.0) as pool:
         primary.always = hang
-        started = time.monotonic()
+        now = asyncio.get_running_loop().time
+        started = now()
         assert await pool.call(GetSlot(), whole) == 7
-        assert time.monotonic() - started < 2
+        assert now() - started < 2 * 2.0 + 1
 
 
-@pytest.mark.usefixtures("quick")
 async def test_a_start_waits_for_no_node_that_swallows_what_it_is_sent() -> None:
     """Of three, two hung: all of the first call's patience went to these, and the third was never tried."""
 
@@ -226,7 +222,7 @@ async def test_a_start_waits_for_no_node_that_swallows_what_it_is_sent() -> None
     honest = Node()
     hole = await asyncio.start_server(swallow, "127.0.0.1", 0)
     away = endpoint(f"http://127.0.0.1:{hole.sockets[0].getsockname()[1]}")
-    async with hole, serving(honest) as where, RpcPool([away, away, *where], patience=2.0) as pool:
+    async with hole, serving(honest) as where, RpcPool([away, away, *where]) as pool:
         assert await pool.genesis() == honest.genesis
 
 
@@ -234,22 +230,22 @@ async def test_a_hanging_node_is_left_within_the_patience_of_one_call() -> None:
     primary, fallback = Node(), Node()
     async with serving(primary, fallback) as where, RpcPool(where) as pool:
         primary.always = hang
-        assert await pool.call(GetSlot(), whole, patience=1.0) == 7
+        assert await pool.call(GetSlot(), whole, patience=10.0) == 7
 
 
 async def test_a_view_of_a_pool_shares_its_nodes_and_has_a_patience_of_its_own() -> None:
     node = Node()
     async with serving(node) as where, RpcPool(where, patience=1000) as pool:
-        brisk = pool.patient(0.3)
+        brisk = pool.patient(3.0)
         assert await brisk.call(GetSlot(), whole) == 7
         assert await pool.call(GetSlot(), whole) == 7
         assert node.count("getGenesisHash") == 1, "what one view knows of a node, all know"
         node.always = hang
-        with pytest.raises(Unavailable, match="for 0 s"):
+        with pytest.raises(Unavailable, match="for 3 s"):
             await brisk.call(GetSlot(), whole)
         outage = asyncio.create_task(pool.call(GetSlot(), whole))
         node.always = status(503)
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(30)
         assert not outage.done(), "the pool itself is as patient as before"
         node.always = None
         assert await asyncio.wait_for(outage, 10) == 7
@@ -259,7 +255,7 @@ async def test_a_view_of_a_pool_shares_its_nodes_and_has_a_patience_of_its_own()
 async def test_a_node_that_is_behind_is_left_and_yet_answers(answer: Answer, answers: bool) -> None:
     """What has landed is told to such a one too: a lying one could else put all others behind, by a slot."""
     node, other = Node(), Node()
-    async with serving(node, other) as where, RpcPool(where, attempt=0.2) as pool:
+    async with serving(node, other) as where, RpcPool(where, attempt=2.0) as pool:
         (by_itself, _) = pool.each()
         assert by_itself.answers
         node.always = answer
@@ -275,7 +271,7 @@ async def test_nobody_answers_names_the_endpoints_and_the_fix() -> None:
     node = Node()
     async with serving(node) as where:
         pass
-    async with RpcPool([endpoint(node.url), endpoint("http://127.0.0.1:9/secret?api-key=abc")], patience=0.3) as pool:
+    async with RpcPool([endpoint(node.url), endpoint("http://127.0.0.1:9/secret?api-key=abc")]) as pool:
         with pytest.raises(Unavailable) as caught:
             await pool.call(GetSlot(), whole)
     said = str(caught.value)
@@ -295,7 +291,7 @@ async def test_a_fallback_of_another_cluster_is_refused() -> None:
         assert await pool.call(GetSlot(), whole) == 7
         primary.always = status(503)
         with pytest.raises(Unavailable, match="another cluster"):
-            await pool.call(GetSlot(), whole, patience=2.0)
+            await pool.call(GetSlot(), whole, patience=10.0)
         assert fallback.count("getSlot") == 0
 
 
@@ -326,8 +322,8 @@ async def test_a_network_started_anew_at_the_same_address_is_noticed() -> None:
 async def test_replies_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoints, "MAX_REPLY", 1000)
     node = Node()
-    node.script = [text(json.dumps({"result": "x" * 2000}))] * 9
-    async with serving(node) as where, RpcPool(where, patience=0.2) as pool:
+    node.script = [text(json.dumps({"result": "x" * 2000}))] * 1000
+    async with serving(node) as where, RpcPool(where) as pool:
         with pytest.raises(Unavailable, match="more than 1000 bytes"):
             await pool.call(GetSlot(), whole)
 

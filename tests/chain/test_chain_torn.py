@@ -52,7 +52,7 @@ async def test_an_account_that_cannot_be_read_is_read_again(embedded: Place) -> 
 @pytest.mark.parametrize("method", ["getMultipleAccounts", "getAccountInfo"])
 async def test_a_node_that_does_not_know_the_run_is_not_believed_against_another(embedded: Place, method: str) -> None:
     """What was there is gone only if all nodes say so."""
-    await embedded.configured_run(run := f"known-{method.lower()}")
+    await embedded.configured_run(run := embedded.run_id)
     forgetful = False
 
     async def forget(body: dict[str, Any]) -> web.StreamResponse | None:
@@ -72,7 +72,7 @@ async def test_a_node_that_does_not_know_the_run_is_not_believed_against_another
 @pytest.mark.parametrize("junk", [False, True])
 async def test_a_node_that_does_not_know_the_authorization_does_not_end_a_member(embedded: Place, junk: bool) -> None:
     """Who has joined once was admitted: that it is not any more, all nodes have to say."""
-    await embedded.open_run(run := f"admitted-{junk}".lower())
+    await embedded.open_run(run := embedded.run_id)
     forgotten = 0
 
     async def forget(body: dict[str, Any]) -> web.StreamResponse | None:
@@ -159,9 +159,9 @@ async def test_a_clock_that_cannot_be_read_does_not_end_the_watch(
     assert caplog.text.count("the Clock sysvar has 5 bytes") == 1, "said once"
 
 
-def _tearing(place: Place, run_id: str, read: list[int]) -> Callable[[], AbstractAsyncContextManager[Endpoint]]:
+def _tearing(place: Place, read: list[int]) -> Callable[[], AbstractAsyncContextManager[Endpoint]]:
     """Nodes that answer everything but attestations, of which they send a part; `read` counts for each node."""
-    at = run_addresses(place.coordinator.program_id, run_id)
+    at = run_addresses(place.coordinator.program_id, place.run_id)
 
     @asynccontextmanager
     async def node() -> AsyncIterator[Endpoint]:
@@ -190,15 +190,14 @@ def _with_attestations(member: SolanaMember) -> Round:
 
 
 @pytest.mark.parametrize("nodes", [1, 3])
-@pytest.mark.usefixtures("quick")
 async def test_attestations_that_never_can_be_read_are_given_up_in_a_sentence(embedded: Place, nodes: int) -> None:
     """A few readings of every node, whatever slot it claims: a member then leaves the epoch, and does not end."""
-    await embedded.configured_run("unread")
+    await embedded.configured_run()
     read: list[int] = []
-    node = _tearing(embedded, "unread", read)
+    node = _tearing(embedded, read)
     async with AsyncExitStack() as stack:
         pool = await stack.enter_async_context(RpcPool([await stack.enter_async_context(node()) for _ in range(nodes)]))
-        member = SolanaMember(pool, embedded.wallet, "unread", client_version="")
+        member = SolanaMember(pool, embedded.wallet, embedded.run_id, client_version="")
         stored = _with_attestations(await stack.enter_async_context(member))
         with pytest.raises(Refused, match=r"as they are$") as caught:
             await member.attestations(stored)
@@ -208,13 +207,13 @@ async def test_attestations_that_never_can_be_read_are_given_up_in_a_sentence(em
 
 @pytest.mark.parametrize("busy", [False, True], ids=["alone", "while the node answers other calls"])
 async def test_attestations_that_a_node_does_not_send_whole_are_had_from_the_next(embedded: Place, busy: bool) -> None:
-    await embedded.configured_run("second")
+    await embedded.configured_run()
     read: list[int] = []
     async with AsyncExitStack() as stack:
-        first = await stack.enter_async_context(_tearing(embedded, "second", read)())
+        first = await stack.enter_async_context(_tearing(embedded, read)())
         second = endpoint(embedded.network.rpc_url, embedded.network.ws_url)
         pool = await stack.enter_async_context(RpcPool([first, second]))
-        member = SolanaMember(pool, embedded.wallet, "second", client_version="")
+        member = SolanaMember(pool, embedded.wallet, embedded.run_id, client_version="")
         stored = _with_attestations(await stack.enter_async_context(member))
 
         async def others() -> None:

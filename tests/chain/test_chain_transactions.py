@@ -12,6 +12,7 @@ from solders.signature import Signature
 
 from aftermath.chain import transactions
 from aftermath.chain.addresses import run_addresses
+from aftermath.chain.endpoints import endpoint
 from aftermath.chain.failures import BadReply
 from aftermath.chain.instructions import witness_metadata
 from aftermath.chain.member import SolanaMember
@@ -101,9 +102,10 @@ async def test_the_first_look_goes_back_a_few_pages_only(embedded: Place, monkey
         {"transaction": "AAAA", "meta": {}},
     ],
 )
-async def test_a_malformed_transaction_is_the_node_s_fault(embedded: Place, reply: Any) -> None:
+def test_a_malformed_transaction_is_the_node_s_fault(reply: Any) -> None:
+    pool = RpcPool([endpoint("http://127.0.0.1:9")])
     with pytest.raises(BadReply):
-        reader(embedded, "any")._read(reply)
+        RunTransactions(pool, Pubkey.default(), Pubkey.default())._read(reply)
 
 
 @pytest.mark.parametrize("reply", [7, [7], [{"signature": "x"}], [{}] * (transactions.PAGE + 1)])
@@ -112,12 +114,10 @@ def test_a_malformed_list_is_too(reply: Any) -> None:
         transactions._signatures(reply)
 
 
-async def test_no_answer_is_an_outage(place: Place) -> None:
-    await place.configured_run("gone")
-    await place.network.close()
-    place.pool.patience = 0.5
-    with pytest.raises(Unavailable):
-        await reader(place, "gone").read(1)
+async def test_no_answer_is_an_outage() -> None:
+    async with RpcPool([endpoint("http://127.0.0.1:9")], patience=0.5) as pool:
+        with pytest.raises(Unavailable):
+            await RunTransactions(pool, Pubkey.default(), Pubkey.default()).read(1)
 
 
 async def test_memos_of_strangers_do_not_hide_the_transactions() -> None:

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import json
+import logging
 import os
+import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+from typer import Typer
 from typer.testing import CliRunner
 
 from aftermath.cli.main import app
@@ -54,12 +63,94 @@ class Outcome:
         return found
 
 
-def invoke(*arguments: str | Path | int) -> Outcome:
+class TerminalRunner(CliRunner):
+    """Runs a command as if its input and its errors were a terminal that knows no colours."""
+
+    @contextmanager
+    def isolation(self, *given: Any, **named: Any) -> Iterator[Any]:
+        with super().isolation(*given, **named) as streams:
+            for stream in (sys.stdin, sys.stderr):
+                stream.isatty = lambda: True  # type: ignore[method-assign]
+            yield streams
+
+
+def invoke(*arguments: str | Path | int, script: Typer = app) -> Outcome:
     """Run a command line as a user would type it."""
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    return _run(CliRunner(), script, arguments)
+
+
+def invoke_typing(typed: str, *arguments: str | Path | int) -> Outcome:
+    """Run a command line at a terminal where the user types this and then Ctrl-D."""
+    return _run(TerminalRunner(env={"TERM": "dumb"}), app, arguments, typed)
+
+
+def invoke_ending(*arguments: str | Path | int, script: Typer = app) -> Outcome:
+    """Run a command that ends its process, in this process: `os._exit` becomes an exit that the runner sees."""
+    log = logging.getLogger("aftermath")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "_exit", sys.exit)
+        patch.setattr(log, "handlers", log.handlers[:])  # `train` adds one, which writes to this command's output
+        patch.setattr(log, "propagate", log.propagate)
+        return invoke(*arguments, script=script)
+
+
+def invoke_during(
+    act: Callable[[Callable[[str], None]], None], *arguments: str | Path | int, script: Typer = app
+) -> Outcome:
+    """Run a command that goes on until `act`, in a thread of its own, ends it: as by `press_ctrl_c`.
+
+    `act` is given a function that waits until the command has printed a text.
+    """
+    ended = threading.Event()
+
+    def shows(text: str) -> None:
+        while text not in _printed():
+            assert not ended.wait(0.02), f"the command ended before it printed {text!r}"
+
+    def end_it() -> None:
+        try:
+            act(shows)
+        except BaseException:
+            if not ended.is_set():
+                press_ctrl_c()
+            raise
+
+    with ThreadPoolExecutor(1) as pool:
+        acting = pool.submit(end_it)
+        try:
+            return invoke(*arguments, script=script)
+        finally:
+            ended.set()
+            acting.result(60)
+
+
+def _printed() -> str:
+    """What the command that a runner runs has printed so far."""
+    buffer = getattr(sys.stdout, "buffer", None)
+    return buffer.getvalue().decode() if isinstance(buffer, io.BytesIO) else ""
+
+
+def press_ctrl_c() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def _run(
+    runner: CliRunner, script: Typer, arguments: tuple[str | Path | int, ...], typed: str | None = None
+) -> Outcome:
+    result = runner.invoke(script, [str(argument) for argument in arguments], input=typed)
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     assert "Traceback" not in result.output
     return Outcome(result.exit_code, result.stdout, result.stderr)
+
+
+def unread(line: list[str | Path]) -> subprocess.CompletedProcess[str]:
+    """Run a process whose output nobody reads any more."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        return subprocess.run(line, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    finally:
+        os.close(writer)
 
 
 @dataclass(frozen=True)
@@ -86,7 +177,6 @@ UNSIGNED = {
 }
 
 
-def train(shell: Shell, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """A process of its own, because a member ends its process."""
-    line = [CONSOLE, "train", "--rpc", shell.rpc, "-w", shell.wallet, *LOCAL, *arguments]
-    return subprocess.run(line, capture_output=True, text=True, timeout=120, env=dict(os.environ))
+def train(shell: Shell, *arguments: str | Path) -> Outcome:
+    """Run `train` until it ends, as a command that cannot take part does."""
+    return invoke_ending("train", "--rpc", shell.rpc, "-w", shell.wallet, *LOCAL, *arguments)

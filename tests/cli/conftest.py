@@ -2,33 +2,50 @@
 
 from __future__ import annotations
 
+import functools
 import json
-import os
 import signal
 import subprocess
-import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import httpx
+import httpx._transports.default as httpx_transports
 import pytest
 
 from aftermath.chain.wallet import create_wallet
-from aftermath.cli.main import INDEX
-from cli.cli_runs import CONSOLE, Shell
+from aftermath.cli.data_tokenize import Conversion, convert
+from aftermath.testnet import files
+from aftermath.testnet.chain import SOLANA
+from cli.cli_runs import CONSOLE, Shell, invoke
 
 ROOT = Path(__file__).parents[2]
 SHAPE = ["--hidden", "64", "--layers", "2", "--heads", "4", "--kv-heads", "2", "--intermediate", "256"]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_variables_of_the_user() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("RPC", "WS_RPC", "RUN_ID", "AUTHORIZER", "WALLET_PRIVATE_KEY_PATH", "RAW_WALLET_PRIVATE_KEY"):
+            patch.delenv(name, raising=False)
+        yield
+
+
 @pytest.fixture(autouse=True)
-def _own_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No variable, wallet or cache of the person who runs the tests reaches a command."""
-    for name in ("RPC", "WS_RPC", "RUN_ID", "AUTHORIZER", "WALLET_PRIVATE_KEY_PATH", "RAW_WALLET_PRIVATE_KEY"):
-        monkeypatch.delenv(name, raising=False)
+def _own_directories(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No wallet or cache of the person who runs the tests reaches a command."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_tls_context() -> Iterator[None]:
+    """Share one TLS context: httpx reads the system's certificates for each client, which is half of a command."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(httpx_transports, "create_ssl_context", functools.cache(httpx.create_ssl_context))
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -46,17 +63,25 @@ def rpc() -> Iterator[str]:
     assert process.wait(30) == 0
 
 
-@pytest.fixture
-def owner(rpc: str, tmp_path: Path) -> Shell:
-    """A user with a new wallet, which the local network gives SOL when it needs some."""
-    wallet = tmp_path / "owner.json"
+def new_user(rpc: str, place: Path) -> Shell:
+    wallet = place / "owner.json"
     create_wallet(wallet)
     return Shell(rpc, wallet)
 
 
 @pytest.fixture
+def owner(rpc: str, tmp_path: Path) -> Shell:
+    """A user with a new wallet, which the local network gives SOL when it needs some."""
+    return new_user(rpc, tmp_path)
+
+
+@pytest.fixture
 def run_id() -> str:
     """A run of the test's own on the shared network, another one if the test is run again."""
+    return new_run_id()
+
+
+def new_run_id() -> str:
     return f"run-{uuid.uuid4().hex[:12]}"
 
 
@@ -64,12 +89,8 @@ def run_id() -> str:
 def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with an untrained model, tokens, and a config.toml that names both."""
     root = tmp_path_factory.mktemp("material")
-    scripts: tuple[tuple[str | Path, ...], ...]
-    scripts = (("init-model.py", "--out", root / "model", *SHAPE), ("tokenise.py", "--output", root / "tokens"))
-    for script, *arguments in scripts:
-        budget = ("--budget-bytes", "60000") if script == "tokenise.py" else ()
-        command = [sys.executable, ROOT / "scripts" / script, *arguments, *budget]
-        subprocess.run(command, check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert invoke("model", "init", "--out", root / "model", *SHAPE).code == 0
+    convert(Conversion(root / "tokens", budget_bytes=60_000))
     demo = Path(__file__).with_name("run-config.toml").read_text()
     for name, place in (("model", "model"), ("tokens", "tokens")):
         assert f'"demo/{name}"' in demo
@@ -78,8 +99,13 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture(params=sorted(INDEX))
-def command_name(request: pytest.FixtureRequest) -> str:
-    """Every command, one after the other."""
-    name: str = request.param
-    return name
+@pytest.fixture
+def made_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`aftermath.testnet.files` makes model and tokens by commands, each in a process of its own otherwise."""
+
+    def call(line: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
+        assert line[: len(SOLANA)] == SOLANA
+        done = invoke(*line[len(SOLANA) :])
+        assert done.code == 0, done.err
+
+    monkeypatch.setattr(files, "call", call)

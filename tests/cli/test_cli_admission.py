@@ -20,6 +20,7 @@ from solders.rpc.requests import RequestAirdrop
 
 from aftermath import __version__
 from aftermath.base.directories import cache_directory
+from aftermath.chain import confirm, funds
 from aftermath.chain.accounts import balance
 from aftermath.chain.addresses import run_addresses
 from aftermath.chain.admission import FEES_IN_HAND
@@ -34,12 +35,9 @@ from aftermath.rules.state import RunState
 from aftermath.train.lock import only_process
 from chain.faults import answer_error, meddling
 from cli.cli_lone_member import QUICK
-from cli.cli_runs import Shell
-from cli.conftest import ROOT
+from cli.cli_runs import Shell, train
 from cli.test_cli_authorizations import public, verdict
 from cli.test_cli_bad_input import ELSEWHERE
-from cli.test_cli_train import train
-from localnet.conftest import start
 
 OTHER = "9.9.9"
 
@@ -75,10 +73,10 @@ def test_the_client_version_as_train_says_it(waiting: Shell, run_id: str) -> Non
     assert OTHER in reason
     assert __version__ in reason
     refused = train(waiting, "--run-id", run_id, "--logs", "json")
-    assert refused.returncode == 10
-    assert "measuring" not in refused.stdout  # it is said before the minutes that this takes
-    assert f"error: {reason}\n" in refused.stderr
-    assert f"update-config --run-id {run_id} --client-version {__version__}" in refused.stderr
+    assert refused.code == 10
+    assert "measuring" not in refused.out  # it is said before the minutes that this takes
+    assert f"error: {reason}\n" in refused.err
+    assert f"update-config --run-id {run_id} --client-version {__version__}" in refused.err
     assert waiting("set-paused", "--run-id", run_id, "pause").code == 0
     assert waiting("update-config", "--run-id", run_id, "--client-version", __version__).code == 0
     assert waiting("set-paused", "--run-id", run_id, "resume").code == 0
@@ -118,9 +116,9 @@ def test_a_run_in_which_others_convict_is_joined_by_nobody(waiting: Shell, run_i
     asked = ("can-join", "--run-id", run_id, "--address", waiting.wallet)
     assert json.loads(waiting(*asked).out)["codes"] == ["verification-not-there"]
     refused = train(waiting, "--run-id", run_id, "--logs", "json")
-    assert refused.returncode == 1
-    assert f"error: {reason}\n" in refused.stderr
-    assert f"withdraw --run-id {run_id}" in refused.stderr
+    assert refused.code == 1
+    assert f"error: {reason}\n" in refused.err
+    assert f"withdraw --run-id {run_id}" in refused.err
     asyncio.run(change(0))
     assert verdict(waiting, run_id, waiting.wallet) == []
 
@@ -176,7 +174,7 @@ def test_it_asks_what_train_on_this_machine_asks(
     (reason,) = verdict(owner, run_id, owner.wallet, *more)
     assert said in reason
     refused = train(owner, "--run-id", run_id, *more, "--logs", "json")
-    assert f"error: {reason}\n" in refused.stderr
+    assert f"error: {reason}\n" in refused.err
     assert owner("can-join", "--run-id", run_id, "--address", owner.wallet, "--device", "gpu").code == 2
 
 
@@ -207,15 +205,18 @@ def test_a_wallet_that_train_finds_too_poor(waiting: Shell, run_id: str, tmp_pat
     assert "needs 0.005 SOL" in reason
     if lamports:
         refused = train(poor, "--run-id", run_id, "--rpc-2", ELSEWHERE)
-        assert f"error: {reason}\n" in refused.stderr
+        assert f"error: {reason}\n" in refused.err
         asyncio.run(airdrop(waiting.rpc, load_wallet(poor.wallet).pubkey, 10**6))
     else:
         assert verdict(poor, run_id, poor.wallet) == []  # a local network gives it what is missing
     assert verdict(poor, run_id, poor.wallet, "--rpc-2", ELSEWHERE) == []
 
 
-def test_a_faucet_that_gives_nothing(waiting: Shell, run_id: str, tmp_path: Path) -> None:
+def test_a_faucet_that_gives_nothing(
+    waiting: Shell, run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An RPC address of this machine need not be a local network's: it can lead to any node."""
+    monkeypatch.setattr(funds, "ASK_PATIENCE", 0.1)
     poor = tmp_path / "poor.json"
     poor.write_text(Keypair().to_json())
     poor.chmod(0o600)
@@ -234,8 +235,11 @@ def test_a_faucet_that_gives_nothing(waiting: Shell, run_id: str, tmp_path: Path
     assert asyncio.run(asked(FEES_IN_HAND)) == []
 
 
-def test_create_run_asks_once_for_all_of_it(owner: Shell, run_id: str, material: Path) -> None:
+def test_create_run_asks_once_for_all_of_it(
+    owner: Shell, run_id: str, material: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The authorization that lets everybody join and the owner's next commands included: the sum is enough for them."""
+    monkeypatch.setattr(confirm, "TELL_SECONDS", 0.1)
     own = load_wallet(owner.wallet).pubkey
     elsewhere = ("--run-id", run_id, "--rpc-2", ELSEWHERE)
 
@@ -261,21 +265,6 @@ def test_create_run_asks_once_for_all_of_it(owner: Shell, run_id: str, material:
     ):
         done = owner(line[0], *elsewhere, *line[1:])
         assert done.code == 0, done.err
-
-
-def test_deploy_asks_once_for_both_programs(owner: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    process, rpc, _ = start()
-
-    def needed(*which: str) -> int:
-        said = Shell(rpc, owner.wallet)("deploy", *which, "--rpc-2", ELSEWHERE).error["error"]
-        return round(float(said.split("needs ")[1].split(" SOL")[0]) * 10**9)
-
-    keep = minimum_balance(0)
-    alone = [needed("--program", name) - keep for name in ("authorizer", "coordinator")]
-    assert needed() == sum(alone) + keep
-    process.terminate()
-    process.communicate()
 
 
 def test_list_runs_counts_who_is_there(waiting: Shell, run_id: str) -> None:
@@ -331,10 +320,10 @@ def test_the_tier_that_this_machine_takes(waiting: Shell, run_id: str) -> None:
         taken.bind(("0.0.0.0", 0))
         port = taken.getsockname()[1]
         ended = train(waiting, "--run-id", run_id, "--matformer-tier", "auto", "--bind-p2p-port", str(port))
-    assert ended.returncode == 1
-    assert "--matformer-tier auto: tier 0; it takes" in ended.stderr
-    assert "is already in use" in ended.stderr
-    assert ", tier 0, wallet " in ended.stdout
+    assert ended.code == 1
+    assert "--matformer-tier auto: tier 0; it takes" in ended.err
+    assert "is already in use" in ended.err
+    assert ", tier 0, wallet " in ended.out
 
 
 def test_lamports_at_a_runs_addresses_keep_nobody_from_creating_it(owner: Shell, run_id: str) -> None:

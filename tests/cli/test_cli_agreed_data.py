@@ -52,7 +52,7 @@ def test_a_member_with_other_files_is_refused_before_it_joins(
     assert f"the run's is {agreed[:12]}" in refused["error"]
     assert "data inspect" in refused["fix"]
     said = train(created, "--run-id", run_id, "--device", "cpu", "--json")
-    assert json.loads(said.stderr.splitlines()[-1]) == refused
+    assert json.loads(said.err.splitlines()[-1]) == refused
     assert created("json-dump-run", "--run-id", run_id).data["members"]["seats"] == []
     assert created("update-config", "--run-id", run_id, "--config-path", config).data["data_hash"] != agreed
     assert created("predownload", "--run-id", run_id).code == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -23,12 +24,22 @@ def people(tmp_path: Path) -> dict[str, Path]:
     return paths
 
 
-def script(name: str, *arguments: str | Path, rpc: str, cwd: Path, **variables: str) -> str:
-    """One of the two scripts, called as in the seed's book."""
-    line = ["sh", ROOT / "scripts" / name, "localnet", *arguments]
-    done = subprocess.run(line, capture_output=True, text=True, cwd=cwd, env={**os.environ, "RPC": rpc, **variables})
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def script(name: str, *arguments: str | Path, rpc: str, place: Path, **variables: str) -> None:
+    """Call one of the two scripts as in the seed's book, and run the command that it calls in this process."""
+    for file in (name, "cluster.sh"):
+        shutil.copy(ROOT / "scripts" / file, place)
+    stand_in = place / "aftermath-solana"
+    stand_in.write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
+    stand_in.chmod(0o755)
+    path = f"{place}{os.pathsep}{os.environ['PATH']}"
+    line = ["sh", place / name, "localnet", *arguments]
+    environment = {**os.environ, "PATH": path, "RPC": rpc}
+    called = subprocess.run(line, capture_output=True, text=True, env=environment, check=True).stdout
+    with pytest.MonkeyPatch.context() as patch:
+        for variable, value in variables.items():
+            patch.setenv(variable, value)
+        done = invoke(*called.splitlines())
+    assert done.code == 0, done.err
 
 
 def public(path: Path) -> str:
@@ -106,18 +117,18 @@ def test_the_seeds_permissioned_way(
     assert "not-authorized" in json.loads(told.out)["codes"]
     assert f"{refusal} (a delegate names its grantee: --authorizer GRANTEE)" in json.loads(told.out)["reasons"]
 
-    script("join-authorization-create.sh", grantor, public(grantee), rpc=rpc, cwd=tmp_path)
+    script("join-authorization-create.sh", grantor, public(grantee), rpc=rpc, place=tmp_path)
     assert refusal not in reasons(owner, run_id, grantee)
     not_yet = reasons(owner, run_id, people["delegate1"], "--authorizer", public(grantee))
     assert f"{refusal} ({public(grantee)} makes it a delegate with aftermath-solana join-auth" in not_yet
 
     delegates = (people["delegate1"], people["delegate2"])
-    script("join-authorization-set-delegates.sh", public(grantor), grantee, *delegates, rpc=rpc, cwd=tmp_path)
+    script("join-authorization-set-delegates.sh", public(grantor), grantee, *delegates, rpc=rpc, place=tmp_path)
     for delegate in delegates:
         assert refusal not in reasons(owner, run_id, delegate, "--authorizer", public(grantee))
     assert refusal in reasons(owner, run_id, people["stranger"], "--authorizer", public(grantee))
 
-    script("join-authorization-set-delegates.sh", public(grantor), grantee, delegates[1], rpc=rpc, cwd=tmp_path)
+    script("join-authorization-set-delegates.sh", public(grantor), grantee, delegates[1], rpc=rpc, place=tmp_path)
     read = owner("join-authorization-read", "--join-authority", grantor, "--authorizer", grantee).data
     assert read["delegates"] == [public(delegates[1])]
 
@@ -152,8 +163,8 @@ def test_an_authorization_for_one_run_admits_to_no_other(
     assert (read["delegates"], read["delegates_sponsor"]) == ([public(people["delegate1"])], public(grantee))
     assert not grantor("join-authorization-delete", *one).data["closed"]
     assert refusal in reasons(owner, run_id, grantee)
-    rest = {"rpc": owner.rpc, "cwd": tmp_path, "RUN_ID": other}
-    script("join-authorization-create.sh", people["grantor"], public(grantee), **rest)  # type: ignore[arg-type]
+    create = ("join-authorization-create.sh", people["grantor"], public(grantee))
+    script(*create, rpc=owner.rpc, place=tmp_path, RUN_ID=other)
     assert refusal not in reasons(owner, other, grantee)
     assert refusal in reasons(owner, run_id, grantee)
 

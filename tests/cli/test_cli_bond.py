@@ -14,8 +14,7 @@ from aftermath.chain.rpc import RpcPool
 from aftermath.chain.wallet import load_wallet
 from aftermath.coordinator.errors import Refused
 from aftermath.localnet.runtime import minimum_balance
-from cli.cli_runs import Shell
-from cli.test_cli_admission import train
+from cli.cli_runs import Shell, train
 from cli.test_cli_authorizations import verdict
 
 BOND = 20_000_000
@@ -56,10 +55,10 @@ def test_nobody_pays_a_bond_that_its_user_has_not_agreed_to(bonded: Shell, run_i
     assert f"run {run_id} asks for a bond of 0.02 SOL" in reason
     assert "--max-bond allows 0 SOL" in reason
     refused = train(bonded, "--run-id", run_id)
-    assert refused.returncode == 1
-    assert f"error: {reason}\n" in refused.stderr
-    assert f"--max-bond {BOND}" in refused.stderr
-    assert "measuring" not in refused.stdout  # it is said before the minutes that this takes
+    assert refused.code == 1
+    assert f"error: {reason}\n" in refused.err
+    assert f"--max-bond {BOND}" in refused.err
+    assert "measuring" not in refused.out  # it is said before the minutes that this takes
     assert len(verdict(bonded, run_id, bonded.wallet, "--max-bond", str(BOND - 1))) == 1
     assert verdict(bonded, run_id, bonded.wallet, "--max-bond", str(BOND)) == []
     with pytest.raises(Refused) as caught:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 from pathlib import Path
 
 from aftermath.config.document import load_config
@@ -13,7 +11,7 @@ from aftermath.model.segments import level_hash
 from aftermath.owner.schema import shape_of
 from cli.cli_lone_member import one_epoch, quick_config
 from cli.cli_runs import Outcome, Shell, invoke
-from cli.conftest import ROOT, SHAPE
+from cli.conftest import SHAPE
 
 
 def calls(planned: Outcome) -> list[str]:
@@ -23,58 +21,41 @@ def calls(planned: Outcome) -> list[str]:
     return list(one["instructions"])
 
 
-def test_checkpoint_of_the_attested_model(owner: Shell, run_id: str, material: Path, tmp_path: Path) -> None:
-    """Another model is refused before anything is sent; the attested one is recorded and ends the cooldown."""
-    config = quick_config(material, tmp_path)
-    for command, *arguments in (
-        ("create-run",),
-        ("update-config", "--config-path", config),
-        ("set-paused", "resume"),
-        ("set-future-epoch-rates", "--earning-rate-total-shared", 90),
-    ):
-        assert owner(command, "--run-id", run_id, *arguments).code == 0
-    assert invoke("can-join", "--rpc", owner.rpc, "--run-id", run_id, "--address", owner.wallet).code == 0
-    schema = shape_of(load_config(config)).schema.state
-    weights = load(material / "model", 0)
-    hashes = {level: level_hash(weights, schema, level) for level in range(schema.levels)}
-    run = asyncio.run(one_epoch(owner.rpc, owner.wallet, run_id, hashes))
-    assert run.levels_attested == 0b111
-
-    other = tmp_path / "other"
-    make = [sys.executable, ROOT / "scripts/init-model.py", "--out", other, "--seed", "1", *SHAPE]
-    subprocess.run(make, check=True, capture_output=True)
-    refused = owner("checkpoint", "--run-id", run_id, "--path", other).error
-    assert "is not the model that the members attested" in refused["error"]
-    assert owner("json-dump-run", "--run-id", run_id).data["model"]["checkpoint_step"] == 0
-
-    named = ("checkpoint", "--run-id", run_id, "--path", material / "model")
-    assert calls(owner(*named, "--dry-run")) == ["coordinator.checkpoint"]
-    assert owner("json-dump-run", "--run-id", run_id).data["model"]["checkpoint_step"] == 0
-    recorded = owner(*named).data
-    assert recorded["repo"] == str(material / "model")
-    assert recorded["step"] == run.attested_step - 1 > 0  # the chain counts the step that comes next
-    member = owner("json-dump-user", "--run-id", run_id, "--address", owner.wallet).data["member"]
-    assert member["points"] == 90
-    mended = owner("checkpoint", "--run-id", run_id, "--path", material / "model").data
-    assert mended["step"] == recorded["step"]  # the owner may name another place of the same step
-
-
-def test_a_finished_run_is_reopened_and_taken_back(owner: Shell, run_id: str, material: Path, tmp_path: Path) -> None:
+def test_a_finished_run_is_recorded_taken_back_and_reopened(
+    owner: Shell, run_id: str, material: Path, tmp_path: Path
+) -> None:
+    """One epoch of a run of two steps: what may be recorded after it, and how the run goes on."""
     config = quick_config(material, tmp_path, {"total_steps = 48": "total_steps = 2"})
     named = ("--run-id", run_id)
     for command, *arguments in (
         ("create-run",),
         ("update-config", "--config-path", config),
         ("set-paused", "resume"),
+        ("set-future-epoch-rates", "--earning-rate-total-shared", 90),
     ):
         assert owner(command, *named, *arguments).code == 0
+    assert invoke("can-join", "--rpc", owner.rpc, *named, "--address", owner.wallet).code == 0
     assert "only a finished run is reopened" in owner("reopen", *named, "--total-steps", 9).error["error"]
     assert "can be taken back" in owner("rewind", *named, "--to-step", 0).error["error"]
     schema = shape_of(load_config(config)).schema.state
     weights = load(material / "model", 0)
     hashes = {level: level_hash(weights, schema, level) for level in range(schema.levels)}
-    asyncio.run(one_epoch(owner.rpc, owner.wallet, run_id, hashes))
-    assert owner("checkpoint", *named, "--path", material / "model").data["step"] == 2
+    run = asyncio.run(one_epoch(owner.rpc, owner.wallet, run_id, hashes))
+    assert run.levels_attested == 0b111
+
+    # Another model is refused before anything is sent; the attested one is recorded and ends the cooldown.
+    other = tmp_path / "other"
+    assert invoke("model", "init", "--out", other, "--seed", "1", *SHAPE).code == 0
+    refused = owner("checkpoint", *named, "--path", other).error
+    assert "is not the model that the members attested" in refused["error"]
+    checkpoint = ("checkpoint", *named, "--path", material / "model")
+    assert calls(owner(*checkpoint, "--dry-run")) == ["coordinator.checkpoint"]
+    assert owner("json-dump-run", *named).data["model"]["checkpoint_step"] == 0
+    recorded = owner(*checkpoint).data
+    assert recorded["repo"] == str(material / "model")
+    assert recorded["step"] == run.attested_step - 1 == 2  # the chain counts the step that comes next
+    member = owner("json-dump-user", *named, "--address", owner.wallet).data["member"]
+    assert member["points"] == 90
     assert owner("json-dump-run", *named).data["run"]["state"] == "finished"
     assert "reopen" in owner("set-paused", *named, "resume").error["fix"]
     assert "has trained 2 steps already" in owner("reopen", *named, "--total-steps", 2).error["error"]
@@ -90,6 +71,7 @@ def test_a_finished_run_is_reopened_and_taken_back(owner: Shell, run_id: str, ma
     for step in (0, 2):
         assert owner("rewind", *named, "--to-step", step).data["step"] == step
         assert owner("json-dump-run", *named).data["run"]["step"] == step + 1
+    assert owner(*checkpoint).data["step"] == 2  # the owner may name another place of the same step
     reopening = calls(owner("reopen", *named, "--total-steps", 30, "--dry-run"))
     assert reopening == ["coordinator.update", "coordinator.set_paused"]
     assert owner("json-dump-run", *named).data["run"]["state"] == "finished"

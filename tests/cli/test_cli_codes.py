@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
@@ -119,10 +119,17 @@ def test_the_pages_that_an_error_names_are_there(
         (("scripts/tokenise.py",), "--output"),
     ],
 )
-def test_what_is_no_command_tells_of_wrong_options_in_the_same_form(line: tuple[str, ...], said: str) -> None:
-    done = subprocess.run([sys.executable, *line], cwd=ROOT, capture_output=True, text=True, check=False)
-    error, fix = done.stderr.splitlines()
-    assert (done.returncode, done.stdout) == (2, "")
+def test_what_is_no_command_tells_of_wrong_options_in_the_same_form(
+    line: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    module, *words = line[1:] if line[0] == "-m" else line
+    monkeypatch.setattr(sys, "argv", [module, *words])
+    with pytest.raises(SystemExit) as ended:
+        (runpy.run_module if line[0] == "-m" else runpy.run_path)(module, run_name="__main__")
+    out, err = capsys.readouterr()
+    error, fix = err.splitlines()
+    assert (ended.value.code, out) == (2, "")
     assert error.startswith("error: ")
     assert said in error
     call = " ".join(line[:2]) if line[0] == "-m" else line[0]

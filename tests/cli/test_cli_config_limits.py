@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from cli.cli_runs import Shell
-from cli.conftest import ROOT
+from cli.cli_runs import Shell, invoke
 
 
 def configure(owner: Shell, config: Path, text: str) -> str:
@@ -47,18 +44,18 @@ def test_what_members_do_not_do_is_refused(
     assert says in found
 
 
-@pytest.mark.parametrize("form", ["Local = {place}", "Local = {{ path = {place} }}"])
-def test_a_slice_is_no_checkpoint_for_a_run(owner: Shell, material: Path, tmp_path: Path, form: str) -> None:
-    slices = [sys.executable, ROOT / "scripts/export_matformer_tiers.py", "--src", material / "model", "--tiers", "1"]
-    subprocess.run([*slices, "--out", tmp_path / "slices"], check=True, capture_output=True)
-    place = tmp_path / "slices" / "model-tier1"
+def test_a_slice_is_no_checkpoint_for_a_run(owner: Shell, material: Path, tmp_path: Path) -> None:
+    out = tmp_path / "slices"
+    assert invoke("model", "export", "--src", material / "model", "--tiers", "1", "--out", out).code == 0
+    place = out / "model-tier1"
     assert (place / "config.json").is_file()
-    text = (material / "config.toml").read_text()
-    text = text.replace(f"Local = {json.dumps(str(material / 'model'))}", form.format(place=json.dumps(str(place))))
-    found = configure(owner, tmp_path / "config.toml", text)
-    assert found.startswith(
-        f"{tmp_path / 'config.toml'}:{line_of(text, str(place))}: checkpoint {place} is a slice of tier 1"
-    )
+    usual = f"Local = {json.dumps(str(material / 'model'))}"
+    for form in ("Local = {place}", "Local = {{ path = {place} }}"):
+        text = (material / "config.toml").read_text()
+        text = text.replace(usual, form.format(place=json.dumps(str(place))))
+        found = configure(owner, tmp_path / "config.toml", text)
+        line = f"{tmp_path / 'config.toml'}:{line_of(text, str(place))}"
+        assert found.startswith(f"{line}: checkpoint {place} is a slice of tier 1"), form
 
 
 def test_a_repository_that_cannot_be_is_refused_before_the_hub_is_asked(

@@ -1,6 +1,5 @@
 """`data tokenize`, `inspect`, `fetch` and `serve`, as people call them."""
 
-import json
 import os
 import subprocess
 import sys
@@ -13,37 +12,30 @@ from aftermath.data.download import download
 from aftermath.data.http import HttpClient
 from aftermath.data.remote import RemoteTokens
 from aftermath.data.source import DataError
+from cli.cli_runs import invoke
 from faulty_web import serving
 
 PROGRAM = [sys.executable, "-m", "aftermath"]
 
 
-def called(*words: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*PROGRAM, *map(str, words)], capture_output=True, text=True, timeout=240, check=False)
-
-
 def test_text_becomes_tokens_that_can_be_looked_at(tmp_path: Path) -> None:
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "a.txt").write_text("some words, some more of them")
-    done = called("data", "tokenize", "--input", tmp_path / "text", "--output", tmp_path / "out", "--json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["tokens"] == 30
-    seen = called("data", "inspect", "--data-path", tmp_path / "out", "--seq-len", 8, "--json")
-    found = json.loads(seen.stdout)
+    tokenize = ("data", "tokenize", "--input", tmp_path / "text", "--output", tmp_path / "out")
+    assert invoke(*tokenize, "--json").data["tokens"] == 30
+    found = invoke("data", "inspect", "--data-path", tmp_path / "out", "--seq-len", 8, "--json").data
     assert (found["tokens"], found["sequences"], [one["bytes"] for one in found["files"]]) == (30, 3, [60])
     assert found["seq_len"] == 8
-    again = called("data", "tokenize", "--input", tmp_path / "text", "--output", tmp_path / "out")
-    assert again.returncode == 1
-    assert "already holds token files" in again.stderr
+    again = invoke(*tokenize)
+    assert again.code == 1
+    assert "already holds token files" in again.err
 
 
 def test_files_are_fetched_once_and_whole(tmp_path: Path) -> None:
     with serving() as web:
         web.files = {f"/t{number:03}.bin": bytes([number]) * 1000 for number in (1, 2)}
         words = ("data", "fetch", "--output", tmp_path, "--files", 2, "--left-pad-zeros", 3)
-        done = called(*words, "--url-template", f"{web.url}/t{{}}.bin", "--json")
-        assert done.returncode == 0, done.stderr
-        assert json.loads(done.stdout)["bytes"] == 2000
+        assert invoke(*words, "--url-template", f"{web.url}/t{{}}.bin", "--json").data["bytes"] == 2000
         assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {
             "t001.bin": bytes([1]) * 1000,
             "t002.bin": bytes([2]) * 1000,

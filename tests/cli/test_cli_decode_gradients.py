@@ -123,9 +123,10 @@ def test_a_payload_that_is_no_encoding_is_told(tmp_path: Path) -> None:
     assert told["fix"]
 
 
-def test_a_model_for_which_there_is_no_room_is_not_begun(tmp_path: Path) -> None:
-    """A payload of kilobytes that stands for tensors of many gigabytes."""
-    huge = CONFIG.to_hf() | {"vocab_size": 1 << 22, "hidden_size": 1 << 12, "num_hidden_layers": 1}
+def test_a_model_for_which_there_is_no_room_is_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A payload that stands for tensors of a thousand times its size."""
+    monkeypatch.setattr(command, "LARGEST_TENSOR", 1 << 26)
+    huge = CONFIG.to_hf() | {"vocab_size": 1 << 18, "hidden_size": 1 << 7, "num_hidden_layers": 1}
     schema = build_schema(huge, 1, SparseLoCo(topk=1, topk_embeddings=1, chunk=255, bits=1))
     entries = schema.results.entries(0)
     payload = encode_level(schema.results, 0, np.full(entries, 0xFFFF, np.uint16), np.zeros(entries, np.float32))

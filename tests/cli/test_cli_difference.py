@@ -60,13 +60,13 @@ def test_what_is_told_is_what_then_differs(configured: Shell, run_id: str, mater
     assert told["model.metadata.name"] == ("Test", "New")
 
 
-@pytest.mark.parametrize("more", [(), ("--name", "Test"), ("--client-version", ""), ("--switch-to-hub",)])
-def test_what_is_so_already_is_not_sent(configured: Shell, run_id: str, material: Path, more: tuple[str, ...]) -> None:
-    line = ("update-config", "--run-id", run_id, "--config-path", material / "config.toml", *more)
-    for asked in (line, (*line, "--dry-run")):
-        found = configured(*asked)
-        assert (found.data["changes"], found.data["signatures"]) == ([], [])
-        assert f"run {run_id} is so already: nothing is sent" in found.err
+def test_what_is_so_already_is_not_sent(configured: Shell, run_id: str, material: Path) -> None:
+    for more in ((), ("--name", "Test"), ("--client-version", ""), ("--switch-to-hub",)):
+        line = ("update-config", "--run-id", run_id, "--config-path", material / "config.toml", *more)
+        for asked in (line, (*line, "--dry-run")):
+            found = configured(*asked)
+            assert (found.data["changes"], found.data["signatures"]) == ([], []), asked
+            assert f"run {run_id} is so already: nothing is sent" in found.err
 
 
 def test_people_read_it_before_it_is_sent(configured: Shell, run_id: str, material: Path, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from aftermath.chain.wallet import create_wallet, load_wallet
 from aftermath.cli import checkup_machine, checkup_network
 from aftermath.cli.checkup import Status, Subject
 from aftermath.cli.checkup_chain import SKEW_SECONDS
+from aftermath.p2p.iroh import IrohTransport
 from cli.cli_runs import Shell, invoke
 from p2p.real_relay import real_relay
 
@@ -105,8 +106,17 @@ def test_an_interface_that_this_machine_has_not() -> None:
     assert "of 127.0.0.1" in examined("--bind-p2p-interface", "127.0.0.1")[1]["udp"]["message"]
 
 
-def test_udp_that_is_blocked() -> None:
-    """On a machine whose every interface is down, loopback too."""
+def test_udp_that_is_blocked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkup_network, "CONNECT_SECONDS", 0.1)
+    monkeypatch.setattr(IrohTransport, "reachable", lambda _: [])
+    code, checks = examined()
+    assert (code, checks["udp"]["status"]) == (1, "failure")
+    assert "UDP is blocked" in checks["udp"]["message"]
+    assert "firewall" in checks["udp"]["fix"]
+
+
+@pytest.mark.slow
+def test_udp_on_a_machine_whose_every_interface_is_down() -> None:
     if subprocess.run([*WITHOUT_NETWORK, "true"], capture_output=True, check=False).returncode:
         pytest.skip("no network namespace may be made here")
     line = [*WITHOUT_NETWORK, sys.executable, "-m", "aftermath.cli.main", "doctor", "--device", "cpu", "--json"]
@@ -117,14 +127,17 @@ def test_udp_that_is_blocked() -> None:
     assert "firewall" in udp["fix"]
 
 
-def test_a_relay_that_is_not_there_is_given_up_within_seconds() -> None:
+def test_a_relay_that_is_not_there_is_given_up_within_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkup_network, "RELAY_SECONDS", 0.5)
     code, checks = examined("--iroh-relay", "http://127.0.0.1:9")
     assert (code, checks["relay"]["status"]) == (1, "failure")
     assert f"within {checkup_network.RELAY_SECONDS} s" in checks["relay"]["message"]
     assert "TCP port 9" in checks["relay"]["fix"]
 
 
-async def test_a_relay_that_answers_and_takes_nobody_is_none() -> None:
+async def test_a_relay_that_answers_and_takes_nobody_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkup_network, "RELAY_SECONDS", 0.5)
+
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if (await reader.readuntil(b"\r\n\r\n")).startswith(b"GET /ping"):
             writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from solders.rpc.requests import RequestAirdrop
 
 from aftermath.central.index import CENTRALIZED
 from aftermath.chain.accounts import balance
-from aftermath.chain.deploy import CACHE
 from aftermath.chain.endpoints import endpoint
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.wallet import create_wallet, load_wallet
@@ -22,9 +22,8 @@ from aftermath.cli.index import Index
 from aftermath.cli.main import INDEX, SOLANA
 from aftermath.localnet.runtime import minimum_balance
 from cli.cli_runs import Outcome, Shell, invoke
-from cli.conftest import ROOT
+from cli.test_cli_bad_input import ELSEWHERE as NOT_LOCAL
 from cli.test_cli_bond import join, leave
-from cli.test_cli_localnet import bare_network
 
 SIGNING = {"sign_in", "SigningOptions", "WalletOptions", "load_wallet", "create_wallet", "Sender", "CoordinatorClient"}
 """What a command's module names if it has a wallet at hand."""
@@ -134,16 +133,20 @@ def lamports(shell: Shell) -> int:
     return asyncio.run(asked())
 
 
-def funded(shell: Shell) -> None:
-    """See that the wallet has money: a command that is refused for good reason asks for some first."""
-    assert shell("create-run", "--run-id", f"fund-{load_wallet(shell.wallet).public.hex()[:8]}").code == 0
+async def airdrop(shell: Shell) -> None:
+    """Give the wallet money: a command that is refused for good reason asks for some first."""
+    async with RpcPool([endpoint(shell.rpc)]) as pool:
+        key = load_wallet(shell.wallet).pubkey
+        await pool.call(RequestAirdrop(key, 5 * 10**9), str)
+        while not await balance(pool, key):
+            await asyncio.sleep(0.02)
 
 
 @pytest.mark.parametrize("name", LINES)
 def test_a_dry_run_tells_to_the_lamport_what_the_command_then_does(
     name: str, owner: Shell, run_id: str, material: Path
 ) -> None:
-    funded(owner)
+    asyncio.run(airdrop(owner))
     line = LINES[name](owner, run_id, material)
     before, slots = lamports(owner), invoke("json-dump-run", "--rpc", owner.rpc, "--run-id", run_id).out
     found = owner(name, *line, "--dry-run").data
@@ -188,11 +191,11 @@ def test_a_wallet_without_money_is_given_none(owner: Shell, run_id: str) -> None
     lacks = f"{data['needed_lamports'] / 1e9:.9f}".rstrip("0")
     assert f"not known before the wallet has the {lacks} SOL that it lacks" in told
     assert f"it lacks {lacks} SOL" in told
-    elsewhere = invoke(*line, "--rpc-2", "http://192.0.2.1:1")
+    elsewhere = invoke(*line, "--rpc-2", NOT_LOCAL)
     assert elsewhere.code == 1
     assert f"would fail: the wallet lacks {lacks} SOL" in " ".join(elsewhere.out.split())
     assert "accepted" not in elsewhere.out
-    refused = owner("create-run", "--run-id", run_id, "--dry-run", "--rpc-2", "http://192.0.2.1:1").error
+    refused = owner("create-run", "--run-id", run_id, "--dry-run", "--rpc-2", NOT_LOCAL).error
     assert refused["code"] == "insufficient-funds"
     assert "are missing" in refused["error"]
     assert lamports(owner) == 0
@@ -237,25 +240,3 @@ def test_delegates_keep_an_authorization_from_being_closed(owner: Shell) -> None
     assert [one["instructions"] for one in planned] == [["authorizer.grantor_update"]]
     assert owner("join-authorization-delete", *line).data["closed"] is False
     assert owner("join-authorization-delete", *line, "--dry-run").error["code"] == "closed-too-early"
-
-
-def test_deploy_tells_its_transactions_and_keeps_no_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(ROOT)
-    create_wallet(tmp_path / "w.json")
-    with bare_network() as rpc:
-        shell = Shell(rpc, tmp_path / "w.json")
-        assert "there is no program" in shell("create-run", "--run-id", "demo").error["error"]
-        before = sorted(CACHE.glob("*"))
-        planned = shell("deploy", "--dry-run").data
-        assert sorted(CACHE.glob("*")) == before
-        sent = sum(one["times"] for one in planned["transactions"])
-        calls = [one["instructions"] for one in planned["transactions"]]
-        assert calls == 2 * [
-            ["system.create_account", "loader.initialize_buffer"],
-            ["loader.write"],
-            ["system.create_account", "loader.deploy"],
-        ]
-        done = shell("deploy").data
-        assert done["transactions"] == sent
-        assert done["fees_lamports"] <= planned["fees_lamports"] <= planned["needed_lamports"]
-        assert shell("deploy", "--dry-run").data["transactions"] == 0  # what is there is left alone

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import re
 import shlex
 import shutil
-import subprocess
 import tomllib
 from pathlib import Path
 
@@ -23,9 +20,10 @@ from aftermath.config.recipe import recipe_of
 from aftermath.model.presets import PRESETS
 from aftermath.owner.troubles import trouble_with_schedule
 from aftermath.rules.schedules import last_change
+from aftermath.testnet import files
 from aftermath.testnet.configs import SHIPPED, configs
 from aftermath.testnet.files import COMMANDS, flags
-from cli.cli_runs import CONSOLE, Shell, invoke
+from cli.cli_runs import Shell, invoke, invoke_typing
 from config.config_cases import SEED, without
 
 NAMES = sorted(str(path.relative_to(SHIPPED)) for path in configs())
@@ -125,12 +123,12 @@ def test_data_of_ones_own_is_not_made(material: Path) -> None:
     assert recipe_of(Path("run.toml")).keys() == {"model"}
 
 
+@pytest.mark.usefixtures("made_in_this_process")
 def test_update_config_takes_what_was_written_once_its_model_is_made(
     owner: Shell, run_id: str, material: Path, tmp_path: Path
 ) -> None:
     config = written("--preset", "llama-1m", "--data-path", material / "tokens", "--members", 2, "--steps", 30)
-    made = [CONSOLE.with_name("python"), "-m", "aftermath.testnet.files", "run.toml"]
-    subprocess.run(made, check=True, capture_output=True)
+    assert files.main(["run.toml"]) == 0
     assert config.llm.checkpoint.Local is not None
     assert (tmp_path / config.llm.checkpoint.Local.path / "config.json").is_file()
     assert invoke("config", "validate", "run.toml", "--json").data["not_looked_at"] == []
@@ -139,8 +137,12 @@ def test_update_config_takes_what_was_written_once_its_model_is_made(
     assert (said["total_steps"], said["tiers"], said["warnings"]) == (30, [512, 256, 128], [])
 
 
-def test_what_is_next_leads_from_an_empty_directory_to_a_run_that_trains(rpc: str, material: Path) -> None:
+@pytest.mark.usefixtures("made_in_this_process")
+def test_what_is_next_leads_from_an_empty_directory_to_a_run_that_trains(
+    rpc: str, material: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every line as it is printed, but for where the network is, which the first line starts."""
+    monkeypatch.setenv("RPC", rpc)
     options = ("--preset", "llama-1m", "--data-path", material / "tokens", "--steps", 20)
     said = invoke("init", "--out", "my first.toml", *options).out
     told = said.partition("next, the first in a terminal of its own:\n")[2].splitlines()
@@ -153,10 +155,15 @@ def test_what_is_next_leads_from_an_empty_directory_to_a_run_that_trains(rpc: st
         "set-paused",
         "train",
     ]
-    for line in lines[1:-1]:
-        called(line, rpc)
-    shown = called("aftermath-solana show-run --run-id 'my first' --json", rpc)
-    assert json.loads(shown)["state"] == "waiting_for_members"
+    assert shlex.split(lines[1]) == ["python", "-m", "aftermath.testnet.files", "my first.toml"]
+    assert files.main(["my first.toml"]) == 0
+    for line in lines[2:-1]:
+        program, *words = shlex.split(line)
+        assert program == "aftermath-solana"
+        done = invoke(*words)
+        assert done.code == 0, (line, done.err)
+    shown = invoke("show-run", "--run-id", "my first", "--json").data
+    assert shown["state"] == "waiting_for_members"
     words = shlex.split(lines[-1])[1:]
     assert SOLANA.load("train").make_context("train", words[1:]).params["run_id"] == "my first"
 
@@ -168,16 +175,6 @@ def test_a_wallet_that_is_there_is_not_made_again(tmp_path: Path) -> None:
     assert "which 3 members call, each with a wallet of its own" in said.out
     for name in ("x" * 40, "a\tb"):  # no run ids
         assert "--run-id RUN" in invoke("init", "--out", f"{name}.toml").out
-
-
-def called(line: str, rpc: str) -> str:
-    """What this prints when a person calls it at this network."""
-    bin_first = f"{CONSOLE.parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        ["sh", "-c", line], capture_output=True, text=True, env={**os.environ, "RPC": rpc, "PATH": bin_first}
-    )
-    assert done.returncode == 0, (line, done.stderr)
-    return done.stdout
 
 
 def test_only_what_was_chosen_here_is_warned_of() -> None:
@@ -249,31 +246,12 @@ def test_a_config_of_ones_own_may_be_the_recipe() -> None:
     assert config.config.total_steps == 5000
 
 
-class Terminal:
-    """A person at a terminal, whom `init` asks."""
-
-    def __init__(self, *options: str) -> None:
-        ours, theirs = pty.openpty()
-        self.keyboard = ours
-        line = [CONSOLE, "init", "--out", "run.toml", *options]
-        self.process = subprocess.Popen(
-            line, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-        )
-        os.close(theirs)
-
-    def types(self, text: str) -> tuple[int, str, str]:
-        """Exit code and output once all of this was typed."""
-        os.write(self.keyboard, text.encode())
-        out, err = self.process.communicate(timeout=240)
-        os.close(self.keyboard)
-        return self.process.returncode, out, err
-
-
 def test_a_person_is_asked_for_what_no_option_says() -> None:
     answers = ["?", "demo", "huge", "?", "llama-1m", "12", "2", "distro", "", "400", ""]
-    code, out, err = Terminal().types("\n".join(answers) + "\n")
-    assert code == 0, err
-    assert "wrote run.toml" in out
+    done = invoke_typing("\n".join(answers) + "\n", "init", "--out", "run.toml")
+    err = done.err
+    assert done.code == 0, err
+    assert "wrote run.toml" in done.out
     assert "'huge' is none of them" in err
     assert "'12' is not a whole number from 1 to 8" in err
     assert "one of consilience-match" in err
@@ -289,15 +267,15 @@ def test_a_person_is_asked_for_what_no_option_says() -> None:
 
 def test_who_says_all_is_not_asked_and_neither_is_a_script() -> None:
     options = ["--recipe", "demo", "--preset", "llama-1m", "--tiers", "2", "--optimizer", "distro", "--members", "3"]
-    code, _, err = Terminal(*options, "--steps", "100", "--data-path", "tokens").types("")
-    assert code == 0, err
-    assert "[" not in err  # the default of a question
+    done = invoke_typing("", "init", "--out", "run.toml", *options, "--steps", 100, "--data-path", "tokens")
+    assert done.code == 0, done.err
+    assert "[" not in done.err  # the default of a question
     assert "[" not in invoke("init", "--out", "x.toml").err
 
 
 def test_the_end_of_the_input_writes_nothing() -> None:
-    code, out, _ = Terminal().types("demo\n\x04")
-    assert (code, out.strip()) == (130, "")
+    done = invoke_typing("demo\n", "init", "--out", "run.toml")
+    assert (done.code, "wrote" in done.out) == (130, False)
     assert list(Path().iterdir()) == []
 
 

@@ -49,7 +49,6 @@ def run(program: str, *line: str) -> tuple[int, str, str]:
         ("aftermath", "typer", ("--help",)),
         ("aftermath", "aftermath.cli.train", (*TRAIN, "--help")),
         ("aftermath", "solders", TRAIN),
-        ("aftermath", "asyncio", ("tick", "--run-id", "x")),
         ("aftermath", "torch", ("eval", ".")),
         ("aftermath.central", "typer", ("--help",)),
         ("aftermath.central", "solders", CLIENT),

@@ -11,12 +11,11 @@ import pytest
 from aftermath.chain.wallet import create_wallet
 from aftermath.localnet.runtime import minimum_balance
 from cli.cli_runs import LOCAL, Outcome, Shell, invoke
+from cli.test_cli_bad_input import ELSEWHERE
 from cli.test_cli_bond import BOND, FEE, bonded, join, leave
 from cli.test_cli_dry_run import lamports
 
 __all__ = ["bonded"]
-UNREACHABLE = "http://192.0.2.1:1"
-"""A second endpoint that is not on this machine, so that no test money is to be had."""
 
 
 def dry(shell: Shell, run_id: str, *more: str | Path | int) -> Outcome:
@@ -64,7 +63,7 @@ def test_a_wallet_without_money_is_given_none(bonded: Shell, run_id: str) -> Non
     found = dry(poor, run_id, "--max-bond", BOND).data
     assert (found["held_lamports"], found["transactions"][0]["outcome"], lamports(poor)) == (0, "open", 0)
     assert found["needed_lamports"] > found["total_lamports"] > BOND
-    elsewhere = dry(poor, run_id, "--max-bond", BOND, "--rpc-2", UNREACHABLE)
+    elsewhere = dry(poor, run_id, "--max-bond", BOND, "--rpc-2", ELSEWHERE)
     assert elsewhere.error["code"] == "insufficient-funds"
     assert lamports(poor) == 0
 

@@ -13,10 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from aftermath.chain.deploy import CACHE
 from aftermath.chain.wallet import create_wallet
+from aftermath.cli.localnet import clear
 from aftermath.localnet import validator_binary
+from aftermath.localnet.runtime import minimum_balance
 from cli.cli_runs import CONSOLE, Shell, invoke
 from cli.conftest import ROOT
+from cli.test_cli_bad_input import ELSEWHERE
 
 VALIDATOR = validator_binary()
 
@@ -50,8 +54,8 @@ def test_a_ledger_keeps_runs_even_when_the_network_is_killed(tmp_path: Path) -> 
         assert in_use.code == 1
         assert "in use" in in_use.err
         assert "in use" in invoke("localnet", "--port", "0", *ledger, "--reset").err
-    with localnet(*ledger, "--reset") as rpc:
-        assert Shell(rpc, tmp_path)("list-runs").data == []
+    clear(tmp_path / "ledger")
+    assert not (tmp_path / "ledger").exists()
 
 
 def test_reset_spares_what_is_no_ledger(tmp_path: Path) -> None:
@@ -83,16 +87,35 @@ def test_engine_validator_without_its_binary(monkeypatch: pytest.MonkeyPatch, tm
 
 
 def test_deploy_makes_a_bare_network_usable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A network without our programs refuses a run and says what to do; after `deploy` the same command works."""
+    """Say what deploying both programs costs, then deploy them; `create-run` fails before and works afterwards."""
     monkeypatch.chdir(ROOT)
     create_wallet(tmp_path / "w.json")
     with bare_network() as rpc:
         shell = Shell(rpc, tmp_path / "w.json")
+
+        def needed(*which: str) -> int:
+            said = shell("deploy", *which, "--rpc-2", ELSEWHERE).error["error"]
+            return round(float(said.split("needs ")[1].split(" SOL")[0]) * 10**9)
+
+        keep = minimum_balance(0)
+        alone = [needed("--program", name) - keep for name in ("authorizer", "coordinator")]
+        assert needed() == sum(alone) + keep
         refused = shell("create-run", "--run-id", "demo").error
         assert "there is no program" in refused["error"]
         assert "aftermath-solana deploy" in refused["fix"]
+        cached_keys = sorted(CACHE.glob("*"))
+        planned = shell("deploy", "--dry-run").data
+        assert sorted(CACHE.glob("*")) == cached_keys
+        assert [one["instructions"] for one in planned["transactions"]] == 2 * [
+            ["system.create_account", "loader.initialize_buffer"],
+            ["loader.write"],
+            ["system.create_account", "loader.deploy"],
+        ]
         done = shell("deploy").data
         assert [row["action"] for row in done["programs"]] == ["deployed", "deployed"]
+        assert done["transactions"] == sum(one["times"] for one in planned["transactions"])
+        assert done["fees_lamports"] <= planned["fees_lamports"] <= planned["needed_lamports"]
+        assert shell("deploy", "--dry-run").data["transactions"] == 0  # what is there is left alone
         assert shell("create-run", "--run-id", "demo").code == 0
 
 

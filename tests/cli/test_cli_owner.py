@@ -17,7 +17,8 @@ from aftermath.chain.wallet import create_wallet, load_wallet
 from aftermath.owner.change import Change
 from aftermath.rules.state import RunState
 from aftermath.watch.phase import in_words, state_words
-from cli.cli_runs import CONSOLE, Shell, invoke
+from cli.cli_runs import CONSOLE, Shell, invoke, invoke_typing
+from cli.conftest import new_run_id, new_user
 
 
 @pytest.fixture
@@ -31,6 +32,15 @@ def configured(created: Shell, run_id: str, material: Path) -> Shell:
     found = created("update-config", "--run-id", run_id, "--config-path", material / "config.toml")
     assert found.code == 0, found.err
     return created
+
+
+@pytest.fixture(scope="module")
+def unchanged(rpc: str, material: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Shell, str]:
+    """The owner of a configured run that no test changes, and the run's id."""
+    owner, run_id = new_user(rpc, tmp_path_factory.mktemp("unchanged")), new_run_id()
+    assert owner("create-run", "--run-id", run_id, "--name", "Test").code == 0
+    assert owner("update-config", "--run-id", run_id, "--config-path", material / "config.toml").code == 0
+    return owner, run_id
 
 
 def state_of(shell: Shell, run_id: str) -> str:
@@ -106,7 +116,8 @@ def test_a_run_that_trains_is_not_said_to_need_a_pause_to_whom_it_does_not_belon
     assert refused["error"] == f"run {run_id} belongs to another wallet"
 
 
-def test_update_config_sets_schema_and_figures(configured: Shell, run_id: str, material: Path) -> None:
+def test_update_config_sets_schema_and_figures(unchanged: tuple[Shell, str], material: Path) -> None:
+    configured, run_id = unchanged
     dump = configured("json-dump-run", "--run-id", run_id).data
     assert dump["model"]["tier_widths"] == [256, 128, 64]
     assert dump["model"]["schema_hash"] != "00" * 32
@@ -329,7 +340,8 @@ def test_ticks_at_a_run_in_which_no_time_runs_say_once_what_it_waits_for(configu
     assert "members: 0 of at least 3 members have asked for a place" in waits
 
 
-def test_list_runs_shows_the_run(configured: Shell, run_id: str) -> None:
+def test_list_runs_shows_the_run(unchanged: tuple[Shell, str]) -> None:
+    configured, run_id = unchanged
     (row,) = [row for row in configured("list-runs").data if row["run_id"] == run_id]
     assert row["tiers"] == 3
     assert row["state"] == "uninitialized"  # what a script reads; a person reads words
@@ -388,7 +400,8 @@ def test_close_run_returns_the_rent(configured: Shell, run_id: str) -> None:
 
 
 @pytest.mark.parametrize("form", [(), ("--json",)])
-def test_close_run_without_a_terminal_needs_yes(configured: Shell, run_id: str, form: tuple[str, ...]) -> None:
+def test_close_run_without_a_terminal_needs_yes(unchanged: tuple[Shell, str], form: tuple[str, ...]) -> None:
+    configured, run_id = unchanged
     line = ("close-run", "--rpc", configured.rpc, "-w", configured.wallet, "--run-id", run_id)
     refused = invoke(*line, *form)
     assert refused.code == 2
@@ -397,39 +410,42 @@ def test_close_run_without_a_terminal_needs_yes(configured: Shell, run_id: str, 
     assert configured("show-run", "--run-id", run_id).code == 0
 
 
-def test_close_run_asks_on_a_terminal(configured: Shell, run_id: str) -> None:
-    """Ctrl-C, an empty line and a no close nothing; a yes does."""
-    line = [CONSOLE, "close-run", "--rpc", configured.rpc, "-w", configured.wallet, "--run-id", run_id]
+def close_line(shell: Shell, run_id: str) -> tuple[str | Path, ...]:
+    return ("close-run", "--rpc", shell.rpc, "-w", shell.wallet, "--run-id", run_id)
 
-    def answered(answer: bytes) -> tuple[int, str]:
-        mine, theirs = pty.openpty()
-        with subprocess.Popen(line, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True) as process:
-            os.close(theirs)
-            said = b""
-            while b"[y/N]" not in said:
-                said += os.read(mine, 1000)
-            if answer == b"Ctrl-C":
-                process.send_signal(signal.SIGINT)
-            else:
-                os.write(mine, answer)
-            with contextlib.suppress(OSError):  # EIO: the other end is closed
-                while more := os.read(mine, 1000):
-                    said += more
-            os.close(mine)
-            return process.wait(60), said.decode()
 
-    assert answered(b"Ctrl-C")[0] == 130
-    for no in (b"\n", b"no\n", b"\x04"):
-        code, said = answered(no)
-        assert code == 1
-        assert f"close run {run_id} for good, with its 0 steps and the points of 0 members" in said
-        assert "0.599784" in said  # SOL of rent
-        assert f"in {load_wallet(configured.wallet).pubkey}?" in said
-        assert f"run {run_id} stays as it is" in said
+def test_close_run_interrupted_at_its_question_ends_with_130(unchanged: tuple[Shell, str]) -> None:
+    configured, run_id = unchanged
+    mine, theirs = pty.openpty()
+    line = [CONSOLE, *close_line(configured, run_id)]
+    with subprocess.Popen(line, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True) as process:
+        os.close(theirs)
+        said = b""
+        while b"[y/N]" not in said:
+            said += os.read(mine, 1000)
+        process.send_signal(signal.SIGINT)
+        with contextlib.suppress(OSError):  # EIO: the other end is closed
+            while more := os.read(mine, 1000):
+                said += more
+        os.close(mine)
+        assert process.wait(60) == 130, said
     assert configured("show-run", "--run-id", run_id).code == 0
-    code, said = answered(b"y\n")
-    assert code == 0, said
-    assert f"run {run_id} is closed" in said
+
+
+def test_close_run_asks_on_a_terminal(configured: Shell, run_id: str) -> None:
+    """An empty line, a no and the end of the input close nothing; a yes does."""
+    line = close_line(configured, run_id)
+    for typed in ("\n", "no\n", ""):
+        kept = invoke_typing(typed, *line)
+        assert kept.code == 1
+        assert f"close run {run_id} for good, with its 0 steps and the points of 0 members" in kept.err
+        assert "0.599784" in kept.err  # SOL of rent
+        assert f"in {load_wallet(configured.wallet).pubkey}? [y/N] " in kept.err
+        assert f"run {run_id} stays as it is" in kept.out
+    assert configured("show-run", "--run-id", run_id).code == 0
+    closed = invoke_typing("y\n", *line)
+    assert closed.code == 0, closed.err
+    assert f"run {run_id} is closed" in closed.out
     told = configured("show-run", "--run-id", run_id).error
     assert "there is no run" in told["error"]
     assert told["code"] == "no-such-run"
@@ -464,31 +480,26 @@ def test_every_command_says_of_a_closed_run_that_there_is_none(
 
 def test_close_run_asks_nothing_where_it_would_be_refused(configured: Shell, run_id: str) -> None:
     configured("set-paused", "--run-id", run_id, "resume")
-    line = [CONSOLE, "close-run", "--rpc", configured.rpc, "-w", configured.wallet, "--run-id", run_id]
-    mine, theirs = pty.openpty()
-    with subprocess.Popen(line, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True) as process:
-        os.close(theirs)
-        said = b""
-        with contextlib.suppress(OSError):  # EIO: the other end is closed
-            while more := os.read(mine, 1000):
-                said += more
-        os.close(mine)
-        assert process.wait(60) == 1
-    assert b"is not paused" in said
-    assert b"[y/N]" not in said
+    refused = invoke_typing("y\n", *close_line(configured, run_id))
+    assert refused.code == 1
+    assert "is not paused" in refused.err
+    assert "[y/N]" not in refused.err
 
 
-def test_predownload_loads_model_and_data(configured: Shell, run_id: str, material: Path) -> None:
+def test_predownload_loads_model_and_data(unchanged: tuple[Shell, str], material: Path) -> None:
+    configured, run_id = unchanged
     found = configured("predownload", "--run-id", run_id, "--matformer-tier", 2).data
     assert found["model"] == str(material / "model")
     assert found["sequences"] > 100
 
 
-def test_checkpoint_needs_an_attested_model(configured: Shell, run_id: str, material: Path) -> None:
+def test_checkpoint_needs_an_attested_model(unchanged: tuple[Shell, str], material: Path) -> None:
+    configured, run_id = unchanged
     refused = configured("checkpoint", "--run-id", run_id, "--path", material / "model").error
     assert "not attested a model yet" in refused["error"]
 
 
-def test_json_dump_user_names_those_who_are_not_members(configured: Shell, run_id: str) -> None:
+def test_json_dump_user_names_those_who_are_not_members(unchanged: tuple[Shell, str]) -> None:
+    configured, run_id = unchanged
     refused = configured("json-dump-user", "--run-id", run_id, "--address", configured.wallet).error
     assert "is not a member" in refused["error"]

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from cli.cli_runs import CONSOLE
+from aftermath.testnet import files
+from cli.cli_runs import CONSOLE, invoke
 from cli.conftest import ROOT
 
 FENCE = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -34,32 +34,30 @@ def lines(page: str, *sections: str) -> Iterator[str]:
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Path:
-    """A checkout without anything made in it yet."""
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkout without anything made in it yet, which is the current directory."""
     for name in ("scripts", "config"):
         shutil.copytree(ROOT / name, tmp_path / "project" / name)
+    monkeypatch.chdir(tmp_path / "project")
     return tmp_path / "project"
 
 
-@pytest.fixture
-def variables() -> dict[str, str]:
-    """As in an environment that was activated."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{CONSOLE.parent}{os.pathsep}{os.environ['PATH']}"
-    return {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"}
+def called(line: str) -> None:
+    """Do what a line does: commands in this process, since most would import torch again, and the rest by a shell."""
+    words = shlex.split(line)
+    if words[0] == "aftermath-solana":
+        done = invoke(*words[1:])
+        assert done.code == 0, (line, done.out, done.err)
+    elif words[:3] == ["python", "-m", "aftermath.testnet.files"]:
+        assert files.main(words[3:]) == 0
+    else:
+        subprocess.run(["sh", "-c", line], check=True, timeout=LONG)
 
 
-def called(line: str, place: Path, variables: dict[str, str]) -> str:
-    done = subprocess.run(
-        ["sh", "-c", line], cwd=place, env=variables, capture_output=True, text=True, timeout=LONG, check=False
-    )
-    assert done.returncode == 0, (line, done.stdout, done.stderr)
-    return done.stdout
-
-
-def trained(line: str, place: Path, variables: dict[str, str]) -> None:
-    """A member by this line, until it has trained, and then Ctrl-C."""
+def trained(line: str) -> None:
+    """Run a member by this line until it has trained, and then press Ctrl-C."""
     with subprocess.Popen(
-        ["sh", "-c", f"exec {line} --logs json"], cwd=place, env=variables, stdout=subprocess.PIPE, text=True
+        [CONSOLE, *shlex.split(line)[1:], "--logs", "json"], stdout=subprocess.PIPE, text=True
     ) as member:
         assert member.stdout is not None
         ends, said = time.monotonic() + LONG, []
@@ -75,29 +73,31 @@ def trained(line: str, place: Path, variables: dict[str, str]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("project", "made_in_this_process")
 @pytest.mark.timeout(1800)
-def test_an_owner_and_a_provider_go_by_their_pages(project: Path, variables: dict[str, str], rpc: str) -> None:
-    there = variables | {"RPC": rpc}
+def test_an_owner_and_a_provider_go_by_their_pages(rpc: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RPC", rpc)
     for line in lines("owner", "Install", "The first time, on this machine alone"):
         if line != "aftermath-solana localnet":  # which is there
-            called(line, project, there)
+            called(line)
     for line in lines("provider", "Install", "May I, and does it fit?", "Take part"):
         if " train " in line:
-            trained(line, project, there)
+            trained(line)
         else:
-            called(line, project, there)
+            called(line)
     for line in lines("provider", "Stay"):
         if "events tail" not in line:  # which goes on
-            called(line, project, there)
+            called(line)
     for line in lines("owner", "The end"):
-        called(line, project, there)
+        called(line)
     for line in lines("provider", "Leave"):
-        called(line, project, there)
+        called(line)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_a_researcher_goes_by_its_page(project: Path, variables: dict[str, str]) -> None:
+def test_a_researcher_goes_by_its_page(project: Path) -> None:
+    """With a tenth of the steps and of the questions."""
     for line in lines("researcher", "The first comparison"):
-        called(line, project, variables)
+        called(line.replace("--steps 40", "--steps 4").replace("--max-docs 20", "--max-docs 2"))
     assert (project / "runs/lab/events.csv").stat().st_size

@@ -98,17 +98,17 @@ def test_a_flag_comes_before_a_variable_before_the_profile_before_the_default(
     assert (None if found is None else str(found)) == expected
 
 
-@pytest.mark.parametrize("command", sorted(INDEX))
-def test_every_command_that_takes_these_takes_them_from_the_profile(command: str) -> None:
+def test_every_command_that_takes_these_takes_them_from_the_profile() -> None:
     """But for what means all runs if no run is named."""
-    flags = {option for parameter in SOLANA.load(command).params for option in parameter.opts}
-    options = {one.name: one for one in SOLANA.load(command).params}
-    for name, (parameter, flag) in PARAMETERS.items():
-        if parameter not in options or flag not in flags:
-            continue
-        stored = options[parameter].type_descriptor.parameter_info.stored
-        of_all_runs = name is Name.RUN and "all runs" in (options[parameter].help or "")
-        assert stored == ("" if of_all_runs else name), command
+    for command in INDEX:
+        options = {one.name: one for one in SOLANA.load(command).params}
+        flags = {flag for option in options.values() for flag in option.opts}
+        for name, (parameter, flag) in PARAMETERS.items():
+            if parameter not in options or flag not in flags:
+                continue
+            stored = options[parameter].type_descriptor.parameter_info.stored
+            of_all_runs = name is Name.RUN and "all runs" in (options[parameter].help or "")
+            assert stored == ("" if of_all_runs else name), command
 
 
 def test_a_websocket_of_the_profile_goes_with_its_own_node_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from aftermath.chain.wallet import create_wallet
+from aftermath.cli import connection
 from aftermath.localnet import validator_binary
 from cli.cli_runs import CONSOLE, invoke
 from cli.conftest import ROOT
@@ -30,6 +32,28 @@ def project(tmp_path: Path) -> Path:
     return tmp_path / "project"
 
 
+SMALLER = {
+    "light-config.toml": {"max_seq_len = 512": "max_seq_len = 64"},
+    "light-config.files.toml": {
+        "hidden = 256\nlayers = 8\nheads = 8\nkv-heads = 8\nintermediate = 1024\n": "hidden = 64\nlayers = 2\n",
+        "[tokens]": "[tokens]\nbudget-bytes = 60000\n#",
+    },
+}
+
+
+@pytest.fixture
+def small_project(project: Path) -> Path:
+    """The same, but that its light run is of a small model and few tokens."""
+    for name, changes in SMALLER.items():
+        path = project / "config" / "solana-test" / name
+        text = path.read_text()
+        for usual, smaller in changes.items():
+            assert usual in text
+            text = text.replace(usual, smaller)
+        path.write_text(text)
+    return project
+
+
 @pytest.fixture
 def variables(rpc: str, run_id: str) -> dict[str, str]:
     """The environment: our console script, the test's own network and run."""
@@ -44,7 +68,8 @@ def script(project: Path, name: str, *arguments: str, env: dict[str, str]) -> su
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_light_recipe(project: Path, variables: dict[str, str], rpc: str, run_id: str) -> None:
+def test_the_light_recipe(small_project: Path, variables: dict[str, str], rpc: str, run_id: str) -> None:
+    project = small_project
     setup = script(project, "setup-run.sh", "localnet", "light", env=variables)
     assert setup.returncode == 0, setup.stderr
     assert "ready; join with" in setup.stdout
@@ -89,14 +114,16 @@ def validator() -> Iterator[str]:
         process.send_signal(signal.SIGINT)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
 def test_the_recipes_of_devnet_from_the_airdrop_to_a_trained_round(
     project: Path, variables: dict[str, str], validator: str, tmp_path: Path
 ) -> None:
     create_wallet(tmp_path / "wallet.json")
     here = {key: value for key, value in variables.items() if key != "RPC"}
     here["WALLET_PRIVATE_KEY_PATH"] = str(tmp_path / "wallet.json")
-    given = airdrop(project, validator, "--sol", "5", "--json", env=here)
+    line = [sys.executable, "scripts/airdrop.py", validator, "--sol", "5", "--json"]
+    given = subprocess.run(line, cwd=project, env=here, capture_output=True, text=True, check=False)
     assert given.returncode == 0, given.stderr
     assert json.loads(given.stdout)["lamports"] == 5_000_000_000
     setup = script(project, "setup-run.sh", validator, "light", env=here)
@@ -115,45 +142,69 @@ def test_the_recipes_of_devnet_from_the_airdrop_to_a_trained_round(
     assert trained
 
 
-def airdrop(project: Path, *arguments: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "scripts/airdrop.py", *arguments]
-    return subprocess.run(line, cwd=project, env=env, capture_output=True, text=True, check=False)
+def airdrop(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Run scripts/airdrop.py in this process and return its exit status, output and errors."""
+    spec = importlib.util.spec_from_file_location("airdrop", ROOT / "scripts/airdrop.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    status = module.main(arguments)
+    return status, *capsys.readouterr()
 
 
 def test_an_airdrop_names_the_variable_and_what_else_gives(
-    project: Path, variables: dict[str, str], tmp_path: Path, rpc: str
+    tmp_path: Path, rpc: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    here = {key: value for key, value in variables.items() if key != "WALLET_PRIVATE_KEY_PATH"}
-    done = airdrop(project, "devnet", env=here)
-    assert done.returncode == 1
-    assert "WALLET_PRIVATE_KEY_PATH is not set" in done.stderr
-    assert "show-identity --create" in done.stderr
+    status, _, error = airdrop(capsys, "devnet")
+    assert status == 1
+    assert "WALLET_PRIVATE_KEY_PATH is not set" in error
+    assert "show-identity --create" in error
     create_wallet(tmp_path / "wallet.json")
-    named = here | {"WALLET_PRIVATE_KEY_PATH": str(tmp_path / "wallet.json")}
-    assert json.loads(airdrop(project, rpc, "--json", env=named).stdout)["lamports"] == 2_000_000_000
     profile = tmp_path / "profile.toml"
     profile.write_text(f'wallet = "{tmp_path / "wallet.json"}"\n')
-    stored = airdrop(project, rpc, "--json", env=here | {"AFTERMATH_PROFILE": str(profile)})
-    assert json.loads(stored.stdout)["lamports"] == 4_000_000_000
-    assert airdrop(project, "nowhere", env=named).returncode == 2
-    assert airdrop(project, rpc, "--sol", "0", env=named).returncode == 2
+    monkeypatch.setenv("AFTERMATH_PROFILE", str(profile))
+    assert json.loads(airdrop(capsys, rpc, "--json")[1])["lamports"] == 2_000_000_000
+    monkeypatch.setenv("AFTERMATH_PROFILE", "")
+    monkeypatch.setenv("WALLET_PRIVATE_KEY_PATH", str(tmp_path / "wallet.json"))
+    assert json.loads(airdrop(capsys, rpc, "--json")[1])["lamports"] == 4_000_000_000
+    assert airdrop(capsys, "nowhere")[0] == 2
+    assert airdrop(capsys, rpc, "--sol", "0")[0] == 2
+
+
+@pytest.fixture
+def stub(tmp_path: Path, variables: dict[str, str]) -> dict[str, str]:
+    """Put an `aftermath-solana` first in the path that prints its arguments, unless it is to show an identity."""
+    command = tmp_path / "bin" / "aftermath-solana"
+    command.parent.mkdir()
+    command.write_text(
+        f'#!/bin/sh\n[ "$1" != show-identity ] || exec "{CONSOLE}" "$@"\n'
+        'echo "$@ ($AFTERMATH_RECIPE, wallet $WALLET_PRIVATE_KEY_PATH)"\n[ "$1" != deploy ] || exit 3\n'
+    )
+    command.chmod(0o755)
+    return variables | {"PATH": f"{command.parent}{os.pathsep}{variables['PATH']}"}
 
 
 @pytest.mark.parametrize("name", ["setup-run.sh", "start-training.sh"])
 def test_a_recipe_without_a_wallet_names_the_variable_that_it_reads(
-    project: Path, variables: dict[str, str], name: str, tmp_path: Path
+    project: Path, stub: dict[str, str], name: str, tmp_path: Path
 ) -> None:
-    """On devnet, before anything is made or asked for; a wallet named so is taken."""
-    here = {key: value for key, value in variables.items() if key != "RPC"}
-    done = script(project, name, "devnet", "light", env=here)
+    """On devnet, before anything is made or asked for; a wallet named so is taken, and so is the stored one."""
+    done = script(project, name, "devnet", "light", env=stub)
     assert done.returncode == 1
+    assert done.stdout == ""
     assert done.stderr.startswith("error: no wallet was given\nfix: ")
     assert "WALLET_PRIVATE_KEY_PATH" in done.stderr
     assert "RAW_WALLET" not in done.stderr
     assert not (project / "runs").exists()
-    missing = here | {"WALLET_PRIVATE_KEY_PATH": str(tmp_path / "none.json")}
-    taken = script(project, "start-training.sh", "http://127.0.0.1:9", "light", env=missing)
-    assert f"there is no key file {tmp_path / 'none.json'}" in taken.stderr
+    wallet = tmp_path / "wallet.json"
+    named = script(project, name, "devnet", "light", env=stub | {"WALLET_PRIVATE_KEY_PATH": str(wallet)})
+    assert f"wallet {wallet}" in named.stdout
+    create_wallet(wallet)
+    profile = tmp_path / "profile.toml"
+    profile.write_text(f'wallet = "{wallet}"\n')
+    stored = script(project, name, "devnet", "light", env=stub | {"AFTERMATH_PROFILE": str(profile)})
+    assert "--rpc devnet" in stored.stdout
 
 
 @pytest.mark.parametrize(
@@ -171,18 +222,14 @@ def test_a_recipe_without_a_wallet_names_the_variable_that_it_reads(
 )
 def test_only_a_member_of_tier_0_without_a_place_of_its_own_is_given_one(
     project: Path,
-    variables: dict[str, str],
-    tmp_path: Path,
+    stub: dict[str, str],
     arguments: list[str],
     environment: dict[str, str],
     keeps: bool,
 ) -> None:
-    told = tmp_path / "aftermath-solana"
-    told.write_text('#!/bin/sh\necho "$@"\n')
-    told.chmod(0o755)
-    here = variables | {"PATH": f"{tmp_path}{os.pathsep}{variables['PATH']}"} | environment
+    here = stub | {"WALLET_PRIVATE_KEY_PATH": "mine.json"} | environment
     done = script(project, "start-training.sh", "localnet", "light", *arguments, env=here)
-    line = done.stdout.splitlines()[-1]
+    line = done.stdout.splitlines()[-1].partition(" (")[0]
     assert line.startswith("train ")
     assert line.endswith(" ".join(arguments))
     assert ("runs/light/checkpoints" in line) == keeps
@@ -200,27 +247,22 @@ def test_recipes_explain_themselves(project: Path, variables: dict[str, str], na
 
 
 @pytest.mark.parametrize("name", ["setup-run.sh", "start-training.sh"])
-def test_a_recipe_takes_the_wallet_that_is_stored(project: Path, name: str, tmp_path: Path) -> None:
-    create_wallet(tmp_path / "wallet.json")
-    here = {**os.environ, "AFTERMATH_PROFILE": str(tmp_path / "profile.toml")}
-    subprocess.run([CONSOLE, "config", "set", "wallet", tmp_path / "wallet.json"], check=True, env=here)
-    here["PATH"] = f"{CONSOLE.parent}{os.pathsep}{here['PATH']}"
-    done = script(project, name, "http://127.0.0.1:9", "light", env=here)
-    assert "no wallet was given" not in done.stderr
-    assert "http://127.0.0.1:9 (cannot connect)" in done.stderr
+def test_a_recipe_tells_its_commands_what_names_the_cluster(project: Path, stub: dict[str, str], name: str) -> None:
+    here = stub | {"WALLET_PRIVATE_KEY_PATH": "mine.json"}
+    for cluster, word in (
+        ("localnet", "the variable RPC"),
+        ("http://127.0.0.1:9", f"the first word after sh scripts/{name}"),
+    ):
+        assert f"({word}, wallet " in script(project, name, cluster, "light", env=here).stdout
 
 
-@pytest.mark.parametrize("name", ["setup-run.sh", "start-training.sh"])
-def test_a_fix_of_a_recipe_names_what_its_user_types(project: Path, variables: dict[str, str], name: str) -> None:
-    nobody = variables | {"RPC": "http://127.0.0.1:9"}
-    told = script(project, name, "localnet", "light", env=nobody).stderr
+def test_a_fix_of_a_recipe_names_what_its_user_types(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setenv("AFTERMATH_RECIPE", "the variable RPC")
+    told = invoke("json-dump-run", "--rpc", "http://127.0.0.1:9", "--run-id", "x").err
     assert "or name another by the variable RPC, or one more by the variable RPC_2" in told
     assert "--" not in told
-    wallet = project / "mine.json"
-    here = variables | {"WALLET_PRIVATE_KEY_PATH": str(wallet)}
-    create_wallet(wallet)
-    told = script(project, name, "http://127.0.0.1:9", "light", env=here).stderr
-    assert f"or name another by the first word after sh scripts/{name}, or one more by the variable RPC_2" in told
-    bad = script(project, name, "localnet", "light", env=variables | {"RUN_ID": "x" * 33}).stderr
+    monkeypatch.setenv("RUN_ID", "x" * 33)
+    bad = invoke("json-dump-run").err
     assert "--run-id" not in bad
     assert "the variable RUN_ID" in bad

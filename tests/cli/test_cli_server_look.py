@@ -5,23 +5,24 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 from solders.keypair import Keypair
 
+from aftermath.central import reach
+from aftermath.central.index import CENTRALIZED
 from aftermath.central.link import Link
 from aftermath.central.reach import CentralPool
 from aftermath.chain.member import SolanaMember
 from aftermath.chain.wallet import Wallet
 from aftermath.localnet.free_ports import free_ports
 from cli.cli_lone_member import quick_config
+from cli.cli_runs import Outcome, invoke_during, invoke_ending, press_ctrl_c
 
 SCRIPT = [sys.executable, "-m", "aftermath.central"]
 RUN = "looked-at"
@@ -34,14 +35,12 @@ class Server:
 
     address: str
     key: Path
-    process: subprocess.Popen[str]
 
-    def line(self, command: str, *words: str | Path, run_id: str = RUN) -> list[str | Path]:
-        return [*SCRIPT, *command.split(), "--run-id", run_id, "--server-addr", self.address, "-i", self.key, *words]
+    def words(self, command: str, *words: str | Path, run_id: str = RUN) -> list[str | Path]:
+        return [*command.split(), "--run-id", run_id, "--server-addr", self.address, "-i", self.key, *words]
 
-    def __call__(self, command: str, *words: str | Path, run_id: str = RUN) -> subprocess.CompletedProcess[str]:
-        line = self.line(command, *words, run_id=run_id)
-        return subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
+    def __call__(self, command: str, *words: str | Path, run_id: str = RUN) -> Outcome:
+        return invoke_ending(*self.words(command, *words, run_id=run_id), script=CENTRALIZED.app)
 
 
 def key_file(path: Path, secret: bytes) -> Path:
@@ -50,8 +49,9 @@ def key_file(path: Path, secret: bytes) -> Path:
     return path
 
 
-@pytest.fixture
-def server(material: Path, tmp_path: Path) -> Iterator[Server]:
+@pytest.fixture(scope="module")
+def server(material: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    tmp_path = tmp_path_factory.mktemp("server")
     config = quick_config(material, tmp_path)
     config.write_text(f'run_id = "{RUN}"\n{config.read_text()}')
     (tmp_path / "listed").write_text(f"{Keypair.from_seed(LISTED).pubkey()}\n")
@@ -64,7 +64,7 @@ def server(material: Path, tmp_path: Path) -> Iterator[Server]:
             line_read = process.stdout.readline()
             assert line_read, said
             said += line_read
-        yield Server(f"127.0.0.1:{found[1]}", key_file(tmp_path / "listed.key", LISTED), process)
+        yield Server(f"127.0.0.1:{found[1]}", key_file(tmp_path / "listed.key", LISTED))
         process.kill()
 
 
@@ -80,46 +80,41 @@ async def join(address: str) -> None:
         await chain.join(p2p=wallet.public, tier=0, weight=1, schema_hash=schema_hash, stateless=True)
 
 
-def told(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    assert done.returncode == 1, done.stdout
-    found: dict[str, Any] = json.loads(done.stderr.splitlines()[-1])
-    assert found["fix"]
-    return found
-
-
 def test_the_run_of_a_server_is_shown_and_followed_as_one_of_a_cluster_is(server: Server) -> None:
-    before = json.loads(server("show-run", "--json").stdout)
+    before = server("show-run", "--json").data
     assert (before["run_id"], before["state"], before["members"]) == (RUN, "waiting_for_members", [])
-    with subprocess.Popen(server.line("watch", "--json"), stdout=subprocess.PIPE, text=True) as watching:
-        assert watching.stdout is not None
-        try:
-            assert json.loads(watching.stdout.readline())["waits"] == before["waits"]
-            asyncio.run(join(server.address))
-            assert json.loads(watching.stdout.readline())["waits"] != before["waits"]
-            watching.send_signal(signal.SIGINT)
-            assert watching.wait(30) == 0
-        finally:
-            watching.kill()
-    text = server("show-run").stdout
+
+    def join_and_ctrl_c(shows: Callable[[str], None]) -> None:
+        shows(before["waits"][0])
+        asyncio.run(join(server.address))
+        shows("1 of at least")
+        press_ctrl_c()
+
+    watched = invoke_during(join_and_ctrl_c, *server.words("watch", "--json"), script=CENTRALIZED.app)
+    assert watched.code == 0
+    first, second = (json.loads(line) for line in watched.out.splitlines())
+    assert first["waits"] == before["waits"] != second["waits"]
+    text = server("show-run").out
     assert str(Keypair.from_seed(LISTED).pubkey()) in text
     assert f"{RUN}" in text
 
 
-def test_what_keeps_somebody_from_looking_is_said(server: Server, tmp_path: Path) -> None:
+def test_what_keeps_somebody_from_looking_is_said(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for command in ("show-run", "watch"):
-        other = told(server(command, "--json", run_id="other"))
+        other = server(command, "--json", run_id="other").error
         assert (other["code"], f"--run-id {RUN}" in other["fix"]) == ("server-refused", True)
     other_run = server("client train", "--logs", "json", run_id="other")
-    started = json.loads(other_run.stdout.splitlines()[0])
+    started = json.loads(other_run.out.splitlines()[0])
     assert (started["wallet"], started["key"]) == (str(Keypair.from_seed(LISTED).pubkey()), "identity")
-    assert "keeps the run" in other_run.stderr
+    assert "keeps the run" in other_run.err
     stranger = server("show-run", "--json", "-i", key_file(tmp_path / "unlisted.key", UNLISTED))
-    assert told(stranger)["code"] == "server-refused"
-    assert "--allow" in told(stranger)["fix"]
-    assert server("show-run", "--json", "--tls-ca", tmp_path / "listed").returncode == 2
-    away = Server(f"127.0.0.1:{free_ports('127.0.0.1', 1)}", server.key, server.process)
-    assert (told(away("show-run", "--json"))["code"], "--server-addr" in told(away("watch", "--json"))["fix"]) == (
-        "unavailable",
-        True,
-    )
-    assert Server("nowhere", server.key, server.process)("show-run").returncode == 2
+    assert stranger.error["code"] == "server-refused"
+    assert "--allow" in stranger.error["fix"]
+    assert server("show-run", "--json", "--tls-ca", server.key).code == 2
+    monkeypatch.setattr(reach, "PATIENCE_SECONDS", 0.5)
+    away = Server(f"127.0.0.1:{free_ports('127.0.0.1', 1)}", server.key)
+    assert away("show-run", "--json").error["code"] == "unavailable"
+    assert "--server-addr" in away("watch", "--json").error["fix"]
+    assert Server("nowhere", server.key)("show-run").code == 2

@@ -6,8 +6,6 @@ Models are there by their shape alone, which is all that an owner needs of them;
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,15 +13,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from huggingface_hub import constants
 
 from aftermath.cli.main import load
 from aftermath.cli.model_init import _SIZES, Kind, _described
 from aftermath.config.document import load_config
 from aftermath.config.recipe import recipe_of
+from aftermath.model import hub_commit
 from aftermath.model.presets import PRESETS
 from aftermath.testnet.configs import SHIPPED, configs
 from aftermath.testnet.files import COMMANDS, flags
-from cli.cli_runs import CONSOLE, Shell
+from cli.cli_runs import Shell
 from faulty_web import serving
 from model.hub_server import Hub
 from model.hub_server import serving as serving_hub
@@ -38,15 +38,20 @@ def shipped(request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.fixture
-def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """The Hub and the bucket that a config may name."""
+    monkeypatch.chdir(tmp_path)
     hub = Hub()
     with serving_hub(hub), serving() as web:
         hub.repos["emozilla/llama2-20m-init"] = {"config.json": json.dumps(dict(PRESETS["llama-20m"])).encode()}
         bucket, name = "nous-pretraining-public-us", "fineweb-edu-tokenized-llama2/0_00.ds"
         web.files[f"/{bucket}/{name}"] = np.zeros(SEQUENCES * 2048, "<u2").tobytes()
         web.files[f"/storage/v1/b/{bucket}/o"] = json.dumps({"items": [{"name": name}]}).encode()
-        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+        # What HF_ENDPOINT and HF_HOME would say when huggingface_hub is imported.
+        template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, hub.endpoint)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
+        monkeypatch.setattr(hub_commit, "HF_HUB_CACHE", str(tmp_path / "hub"))
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", web.url)
         yield
 
@@ -85,11 +90,7 @@ def test_update_config_takes_it(shipped: Path, owner: Shell, run_id: str, tmp_pa
         tokens.mkdir(parents=True)
         np.zeros(SEQUENCES * llm.max_seq_len, "<u2").tofile(tokens / "tokens.bin")
     assert owner("create-run", "--run-id", run_id).code == 0
-    line = [CONSOLE, "update-config", "--run-id", run_id, "--config-path", shipped, "--json"]
-    line += ["--rpc", owner.rpc, "-w", owner.wallet]
-    done = subprocess.run(line, cwd=tmp_path, env=dict(os.environ), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
+    said = owner("update-config", "--run-id", run_id, "--config-path", shipped).data
     assert len(said["tiers"]) == 3
     assert said["data_hash"]
     assert said["warnings"] == [], "what is shipped does not warn of itself"

@@ -6,30 +6,37 @@ import asyncio
 import json
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from aftermath.chain.wallet import load_wallet
+from aftermath.chain.wallet import create_wallet, load_wallet
+from aftermath.cli.connection import sign_in
+from aftermath.cli.options import SigningOptions
 from cli.cli_lone_member import one_epoch, quick_config
-from cli.cli_runs import CONSOLE, Shell, invoke
+from cli.cli_runs import CONSOLE, Shell, invoke, invoke_during, press_ctrl_c
 from tui.tui_terminal import Terminal
 
 EVIL = "a[/b]\x1b[2J\u202egpj.exe"
 
 
-@pytest.fixture
-def run(owner: Shell, run_id: str, material: Path, tmp_path: Path) -> str:
-    """A run that one member may begin, which nobody has joined."""
-    config = quick_config(material, tmp_path)
+def begin(owner: Shell, run_id: str, material: Path, place: Path) -> None:
+    """Create a run that one member may begin, and that nobody has joined."""
+    config = quick_config(material, place)
     for command, *arguments in (
         ("create-run", "--name", EVIL, "--description", "for a test"),
         ("update-config", "--config-path", config),
         ("set-paused", "resume"),
     ):
         assert owner(command, "--run-id", run_id, *arguments).code == 0
+
+
+@pytest.fixture
+def run(owner: Shell, run_id: str, material: Path, tmp_path: Path) -> str:
+    begin(owner, run_id, material, tmp_path)
     return run_id
 
 
@@ -38,35 +45,90 @@ def an_epoch(owner: Shell, run: str) -> None:
     asyncio.run(one_epoch(owner.rpc, owner.wallet, run, hashes))
 
 
-def watching(owner: Shell, run: str, *options: str, **given: Any) -> subprocess.Popen[str]:
-    command = [CONSOLE, "watch", "--rpc", owner.rpc, "--run-id", run, *options]
-    return subprocess.Popen(command, text=True, **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | given)
+def watching(owner: Shell, run: str) -> subprocess.Popen[str]:
+    command = [CONSOLE, "watch", "--rpc", owner.rpc, "--run-id", run]
+    return subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
-def lines(process: subprocess.Popen[str]) -> Iterator[str]:
+def line_of(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
-    while line := process.stdout.readline():
-        yield line
+    line = process.stdout.readline()
+    assert line
+    return line
 
 
-def test_a_run_is_shown_from_its_beginning_to_an_epoch_s_end(owner: Shell, run_id: str, run: str) -> None:
-    before = owner("show-run", "--run-id", run).data
+@dataclass(frozen=True)
+class Watched:
+    """What commands showed of a run before, during and after its first epoch."""
+
+    wallet: str
+    before: dict[str, Any]
+    after: dict[str, Any]
+    text: str
+    lines: list[str]
+    json_lines: list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def watched(rpc: str, material: Path, tmp_path_factory: pytest.TempPathFactory) -> Watched:
+    place = tmp_path_factory.mktemp("watched")
+    create_wallet(place / "owner.json")
+    owner = Shell(rpc, place / "owner.json")
+    begin(owner, "watched", material, place)
+    before = owner("show-run", "--run-id", "watched").data
+
+    def one_epoch_and_ctrl_c(shows: Callable[[str], None]) -> None:
+        shows("waiting_for_members")
+        an_epoch(owner, "watched")
+        shows("checkpoint of this epoch")
+        press_ctrl_c()
+
+    with watching(owner, "watched") as people:
+        lines = [line_of(people)]
+        script = invoke_during(one_epoch_and_ctrl_c, "watch", "--rpc", rpc, "--run-id", "watched", "--json")
+        while "checkpoint of this epoch" not in lines[-1]:
+            lines.append(line_of(people))
+        people.send_signal(signal.SIGINT)
+        assert people.wait(30) == 0
+        assert people.stderr is not None
+        assert people.stderr.read() == ""
+    assert (script.code, script.err) == (0, "")
+    after = owner("show-run", "--run-id", "watched").data
+    shown = invoke("show-run", "--rpc", rpc, "--run-id", "watched")
+    wallet = str(load_wallet(owner.wallet).pubkey)
+    json_lines = [json.loads(line) for line in script.out.splitlines()]
+    return Watched(wallet, before, after, shown.out, lines, json_lines)
+
+
+def test_a_run_is_shown_from_its_beginning_to_an_epoch_s_end(watched: Watched) -> None:
+    before, after = watched.before, watched.after
     assert (before["state"], before["epoch"], before["step"], before["deadline"]) == ("waiting_for_members", 0, 0, None)
     assert before["waits"] == ["members: 0 of at least 1 member have asked for a place"]
     assert before["members"] == []
-    an_epoch(owner, run)
-    after = owner("show-run", "--run-id", run).data
     assert (after["state"], after["name"]) == ("cooldown", EVIL)
     assert 0 < after["deadline"] <= 120
     assert after["waits"] == ["a checkpoint of this epoch, which a member of tier 0 has to keep"]
     (member,) = after["members"]
-    assert member["signer"] == str(load_wallet(owner.wallet).pubkey)
+    assert member["signer"] == watched.wallet
     assert (member["seat"], member["tier"], member["standing"], member["weight"]) == (0, 0, "takes part", 1)
     assert member["seen"].startswith("epoch 0, round ")
-    shown = invoke("show-run", "--rpc", owner.rpc, "--run-id", run)
     for text in ("in cooldown (epoch 0, round ", "a[/b]�[2J�gpj.exe", "step ", member["signer"], "takes part"):
-        assert text in shown.out
-    assert "\x1b" not in shown.out
+        assert text in watched.text
+    assert "\x1b" not in watched.text
+
+
+def test_what_changes_is_a_line_where_nothing_can_be_drawn_over(watched: Watched) -> None:
+    assert len(watched.lines) == len(set(watched.lines))
+    assert "waiting for members (epoch 0); step 0 of" in watched.lines[0]
+    assert "in cooldown (epoch 0, round" in watched.lines[-1]
+    seen = [json.dumps(line) for line in watched.json_lines]
+    assert len(seen) == len(set(seen))
+    states = [line["state"] for line in watched.json_lines]
+    assert states[0] == "waiting_for_members"
+    assert states[-1] == "cooldown"
+    assert "round_train" in states
+    steps = [line["step"] for line in watched.json_lines]
+    assert steps == sorted(steps)
 
 
 def test_a_run_that_is_not_there_is_said(owner: Shell) -> None:
@@ -77,32 +139,7 @@ def test_a_run_that_is_not_there_is_said(owner: Shell) -> None:
         assert "list-runs" in done.error["fix"]
 
 
-@pytest.mark.parametrize("as_json", [False, True])
-def test_what_changes_is_a_line_where_nothing_can_be_drawn_over(owner: Shell, run: str, as_json: bool) -> None:
-    with watching(owner, run, *(["--json"] if as_json else [])) as process:
-        told = lines(process)
-        first = next(told)
-        an_epoch(owner, run)
-        shown = [first]
-        while "checkpoint of this epoch" not in shown[-1]:
-            shown.append(next(told))
-        process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0
-        assert process.stderr is not None
-        assert process.stderr.read() == ""
-    assert len(shown) == len(set(shown))
-    if as_json:
-        states = [json.loads(line)["state"] for line in shown]
-        assert states[0] == "waiting_for_members"
-        assert states[-1] == "cooldown"
-        assert "round_train" in states
-        steps = [json.loads(line)["step"] for line in shown]
-        assert steps == sorted(steps)
-    else:
-        assert "waiting for members (epoch 0); step 0 of" in shown[0]
-        assert "in cooldown (epoch 0, round" in shown[-1]
-
-
+@pytest.mark.slow
 def test_on_a_terminal_it_has_tabs_and_q_closes_it(owner: Shell, run: str) -> None:
     command = [CONSOLE, "watch", "--rpc", owner.rpc, "--run-id", run]
     with Terminal(command, {}) as terminal:
@@ -131,13 +168,16 @@ def test_on_a_dumb_terminal_it_prints_lines(owner: Shell, run: str) -> None:
 
 
 def test_watching_ends_when_the_run_is_closed(owner: Shell, run: str) -> None:
-    with watching(owner, run, "--json") as process:
-        next(lines(process))
-        assert owner("set-paused", "--run-id", run, "pause").code == 0
-        assert owner("close-run", "--run-id", run, "--yes").code == 0
-        assert process.wait(60) == 1
-        assert process.stderr is not None
-        told = json.loads(process.stderr.read().splitlines()[-1])
-        assert "the run has been closed" in told["error"]
-        assert told["code"] == "no-such-run"
-        assert "list-runs" in told["fix"]
+    async def close() -> None:
+        async with sign_in(SigningOptions(rpc=owner.rpc, wallet_private_key_path=owner.wallet)) as chain:
+            await chain.coordinator.set_paused(run, True)
+            await chain.coordinator.close_run(run)
+
+    def close_when_shown(shows: Callable[[str], None]) -> None:
+        shows("waiting_for_members")
+        asyncio.run(close())
+
+    told = invoke_during(close_when_shown, "watch", "--rpc", owner.rpc, "--run-id", run, "--json").error
+    assert "the run has been closed" in told["error"]
+    assert told["code"] == "no-such-run"
+    assert "list-runs" in told["fix"]

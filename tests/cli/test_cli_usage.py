@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from aftermath.cli.main import INDEX, load
-from cli.cli_runs import Outcome, invoke
+from cli.cli_runs import invoke, invoke_ending
 
 MISTAKES = [
     ("creat-run", "there is no command 'creat-run'", "Did you mean create-run?"),
@@ -120,34 +120,30 @@ def test_a_bad_value_is_the_same_mistake_everywhere(command: str, option: str, t
         "--rpc",
         "http://127.0.0.1:9",
     ]
-    done = process(*line, "--json")
+    done = invoke_ending(*line, "--json")
     assert "nonsense" in done.mistake["error"]
 
 
-def process(*line: str) -> Outcome:
-    """A process of its own, since `train` ends its process; started as the module."""
-    done = subprocess.run([sys.executable, "-m", "aftermath", *line], capture_output=True, text=True, timeout=120)
-    assert "Traceback" not in done.stderr
-    return Outcome(done.returncode, done.stdout, done.stderr)
-
-
 def test_the_module_is_the_command() -> None:
-    assert process("-h").out == invoke("--help").out
-    assert "Train one language model together" in process().out
+    def output(*words: str) -> str:
+        line = [sys.executable, "-m", "aftermath", *words]
+        return subprocess.run(line, capture_output=True, text=True, check=True).stdout
+
+    assert output("-h") == invoke("--help").out
+    assert "Train one language model together" in output()
 
 
 @pytest.mark.parametrize("columns", ["80", "50"])
-def test_help_cuts_no_name_and_fits_the_terminal(
-    command_name: str, columns: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_help_cuts_no_name_and_fits_the_terminal(columns: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", columns)
-    page = invoke(*command_name.split(), "-h").out
-    assert page == invoke(*command_name.split(), "--help").out
-    options, _, example = page.partition("Example:")
-    names = {name for option in load(command_name).params for name in (*option.opts, *option.secondary_opts)}
-    assert names - {"action"} <= set(options.replace(",", " ").split())
-    assert max(map(len, options.splitlines())) <= int(columns)
-    assert f"aftermath-solana {command_name}" in example
+    for command in INDEX:
+        page = invoke(*command.split(), "-h").out
+        assert page == invoke(*command.split(), "--help").out
+        options, _, example = page.partition("Example:")
+        names = {name for option in load(command).params for name in (*option.opts, *option.secondary_opts)}
+        assert names - {"action"} <= set(options.replace(",", " ").split()), command
+        assert max(map(len, options.splitlines())) <= int(columns), command
+        assert f"aftermath-solana {command}" in example
 
 
 def test_the_index_shows_every_command_whole(monkeypatch: pytest.MonkeyPatch) -> None:

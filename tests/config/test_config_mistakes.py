@@ -119,6 +119,7 @@ def test_a_key_of_an_inline_table_is_reported_at_its_line() -> None:
         (b"a = " + b"[" * 100_000, "not valid TOML"),
         (b"", r"\[config\] is missing"),
     ],
+    ids=["table", "twice", "bytes", "size", "nesting", "empty"],
 )
 def test_a_file_that_is_no_config_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
     path = tmp_path / "config.toml"
@@ -137,7 +138,11 @@ def test_a_file_with_a_byte_order_mark_is_read_with_its_own_lines(tmp_path: Path
         load_config(path)
 
 
-@pytest.mark.parametrize("content", [None, b"\xff\xfe", b"[config\n", b"[config]\n", b" " * (MAX_CONFIG_BYTES + 1)])
+@pytest.mark.parametrize(
+    "content",
+    [None, b"\xff\xfe", b"[config\n", b"[config]\n", b" " * (MAX_CONFIG_BYTES + 1)],
+    ids=["no file", "bytes", "table", "empty table", "size"],
+)
 def test_every_mistake_comes_with_what_to_do(tmp_path: Path, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / "config.toml").write_bytes(content)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from aftermath.base.bounded import Malformed
 from aftermath.data.remote import RemoteTokens
-from aftermath.data.server import MOST_CLIENTS, DataServer, load_settings, served
+from aftermath.data.server import DataServer, load_settings, served
 from aftermath.data.source import DataError, SourceAway
 from aftermath.data.wire import Description, ErrorReply, Read, Tokens, answered, asked, packed
 
@@ -88,11 +88,12 @@ def test_a_server_that_comes_back_is_used_again_unless_it_is_another(place: Path
         there.read([5])
 
 
-def test_clients_that_say_nothing_keep_nobody_out(place: Path) -> None:
+def test_clients_that_say_nothing_keep_nobody_out(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aftermath.data.server.MOST_CLIENTS", 16)
     with running(place) as port, ExitStack() as stack:
         there = RemoteTokens(f"127.0.0.1:{port}", 16, 4800)
         before = there.read([5])
-        for _ in range(MOST_CLIENTS + 3):
+        for _ in range(16 + 3):
             stack.enter_context(socket.create_connection(("127.0.0.1", port)))
         newcomer = RemoteTokens(f"127.0.0.1:{port}", 16, 4800)
         for client in (newcomer, there, newcomer):

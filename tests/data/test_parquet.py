@@ -49,7 +49,9 @@ def test_lists_are_read_as_the_same_tokens_in_a_raw_file(tmp_path: Path, kind: p
     assert found.record()[0].samples == raw.record()[0].samples
 
 
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=max(20, settings().max_examples // 10), suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(lists=st.lists(st.lists(st.integers(0, 65535), max_size=40), max_size=60))
 def test_all_rows_come_in_their_order(tmp_path: Path, lists: list[list[int]]) -> None:
     path = write(tmp_path / "a.parquet", pa.list_(pa.int32()), tokens=lists)
@@ -81,8 +83,8 @@ def test_a_file_is_unpacked_once_and_anew_when_it_has_changed(tmp_path: Path, mo
 
 def test_processes_that_unpack_at_once_find_the_same_whole_file(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", tokens=[list(range(500))] * 400)
-    with multiprocessing.get_context("spawn").Pool(3) as pool:
-        found = pool.starmap(parquet.unpacked_tokens, [(path, 2)] * 6)
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        found = pool.starmap(parquet.unpacked_tokens, [(path, 2)] * 4)
     assert len(set(found)) == 1
     assert np.array_equal(np.fromfile(found[0], "<u2"), np.tile(np.arange(500), 400))
     assert [file.name for file in found[0].parent.iterdir()] == [found[0].name]
@@ -127,7 +129,7 @@ def test_rows_that_are_wrong_are_named(tmp_path: Path, inputs: Any, labels: Any,
         PreprocessedRows(tmp_path, 8, 40, labels=True).read(range(5))
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_no_bytes_do_more_than_be_refused(tmp_path: Path, data: st.DataObject) -> None:
     path = tmp_path / "a.parquet"

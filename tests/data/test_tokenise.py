@@ -1,8 +1,6 @@
 """Tokenising: bytes are ids, shards and order, the default corpus, and refusals."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from aftermath.data import tokenise as module
 from aftermath.data.bytelevel import END_TOKEN, byte_tokenizer
 from aftermath.data.local import open_tokens
 from aftermath.data.source import DataError
-from aftermath.data.tokenise import folder_documents, hold_out, standard_library, standard_library_root, tokenise
-
-SCRIPT = Path(__file__).parents[2] / "scripts" / "tokenise.py"
+from aftermath.data.tokenise import folder_documents, hold_out, standard_library, tokenise
+from data.script_runs import run
 
 
 def corpus(root: Path) -> Path:
@@ -64,12 +62,21 @@ def test_shards_are_full_and_hold_the_same_stream(tmp_path: Path, token_bytes: i
     assert open_tokens(tmp_path / "many", token_bytes, 7, vocab_size=257).sequences == whole.tokens // 7
 
 
-def test_the_standard_library_is_a_corpus_of_the_wanted_size() -> None:
-    small, large = standard_library(200_000), standard_library(1_000_000)
-    assert 150_000 < sum(path.stat().st_size for path in small) <= 200_000
-    assert len(large) > len(small) > 3
-    assert small == sorted(small) == standard_library(200_000)
-    assert not any("test" in path.parts or "site-packages" in path.parts for path in large)
+def test_standard_library_budget_bounds_the_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "standard_library_root", lambda: tmp_path)
+    for folder in ("", "json", "test", "site-packages/more", "idlelib/idle_test"):
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        for number in range(40):
+            (tmp_path / folder / f"{number}.py").write_bytes(bytes(1000 + 10 * number))
+    (tmp_path / "empty.py").touch()
+    (tmp_path / "readme.txt").write_text("no source")
+    small = standard_library(20_000)
+    large = standard_library(40_000)
+    assert 18_000 < sum(path.stat().st_size for path in small) <= 20_000
+    assert len(large) > len(small)
+    assert small == sorted(small) == standard_library(20_000)
+    assert {path.parent.name for path in large} == {"json", tmp_path.name}
+    assert len(standard_library(10**6)) == 80
     with pytest.raises(DataError, match="fits in 0 bytes"):
         standard_library(0)
 
@@ -104,12 +111,14 @@ def test_folders_without_text_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_script_reports_json_and_turns_errors_into_sentences(tmp_path: Path) -> None:
-    command = [sys.executable, str(SCRIPT), "--output", str(tmp_path / "out"), "--budget-bytes", "50000", "--json"]
-    report = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    command = ["tokenise.py", "--output", str(tmp_path / "out"), "--budget-bytes", "50000", "--json"]
+    status, output, errors = run(*command)
+    assert status == 0, errors
+    report = json.loads(output)
     assert 40_000 < report["tokens"] <= 50_000 + report["documents"]
-    again = subprocess.run(command, capture_output=True, text=True)
-    assert (again.returncode, "Traceback" in again.stderr) == (1, False)
-    assert "already holds" in again.stderr
+    status, _, errors = run(*command)
+    assert status == 1
+    assert "already holds" in json.loads(errors)["error"]
 
 
 def test_what_is_held_out_is_decided_by_each_file_s_path_alone(tmp_path: Path) -> None:
@@ -124,10 +133,13 @@ def test_what_is_held_out_is_decided_by_each_file_s_path_alone(tmp_path: Path) -
     assert set(held_out) < set(hold_out(documents, tmp_path, 40)[1])
 
 
-def test_a_small_corpus_of_the_standard_library_has_both_sides() -> None:
-    """Its files are chosen by a hash of the same path."""
-    documents = standard_library(1_000_000)
-    kept, held_out = hold_out(documents, standard_library_root(), 20)
+def test_standard_library_part_has_both_sides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both choices use a hash of the same path, and must not depend on each other."""
+    monkeypatch.setattr(module, "standard_library_root", lambda: tmp_path)
+    for number in range(400):
+        (tmp_path / f"{number}.py").write_text("x")
+    documents = standard_library(100)
+    kept, held_out = hold_out(documents, tmp_path, 20)
     assert 0.1 < len(held_out) / len(documents) < 0.3
     assert len(kept) > len(held_out)
 
@@ -142,15 +154,18 @@ def test_the_script_holds_files_out(tmp_path: Path) -> None:
         (tmp_path / "text" / f"{number % 3}").mkdir(parents=True, exist_ok=True)
         (tmp_path / "text" / f"{number % 3}" / f"{number}.txt").write_text(chr(65 + number) * 9)
     folders = ["--output", str(tmp_path / "out"), "--held-out", str(tmp_path / "held")]
-    command = [sys.executable, str(SCRIPT), "--input", str(tmp_path / "text"), *folders, "--json"]
-    report = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    command = ["tokenise.py", "--input", str(tmp_path / "text"), *folders, "--json"]
+    status, output, errors = run(*command)
+    assert status == 0, errors
+    report = json.loads(output)
     assert report["documents"] + report["held_out"]["documents"] == 40
     assert 1 < report["held_out"]["documents"] < 20
     sides = [set(np.fromfile(tmp_path / name / "tokens-00000.bin", "<u2").tolist()) for name in ("out", "held")]
     assert sides[0] & sides[1] == {256}
     assert sides[0] | sides[1] == {*range(65, 105), 256}
-    again = subprocess.run([*command, "--held-out-percent", "0"], capture_output=True, text=True)
-    assert again.returncode == 2
-    assert "from 1 to 99" in json.loads(again.stderr.splitlines()[-1])["error"]
-    same = subprocess.run([*command[:-3], "--held-out", str(tmp_path / "out")], capture_output=True, text=True)
-    assert (same.returncode, same.stderr.startswith("error: --held-out is --output itself")) == (2, True)
+    status, _, errors = run(*command, "--held-out-percent", "0")
+    assert status == 2
+    assert "from 1 to 99" in json.loads(errors.splitlines()[-1])["error"]
+    status, _, errors = run(*command[:-3], "--held-out", str(tmp_path / "out"))
+    assert status == 2
+    assert errors.startswith("error: --held-out is --output itself")

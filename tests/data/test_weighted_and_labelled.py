@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aftermath.base.errors import Unsuitable
@@ -20,6 +20,7 @@ from aftermath.train.locations import open_source
 from faulty_web import serving
 
 
+@settings(max_examples=max(5, settings().max_examples // 10))  # 4,096 places of fractions each
 @given(st.lists(st.floats(0.01, 100), min_size=1, max_size=6))
 def test_every_beginning_of_a_cycle_has_the_weights(weights: list[float]) -> None:
     places = dealt(weights)

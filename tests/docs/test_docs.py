@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -100,18 +101,28 @@ def test_mentioned_commands_and_options_exist(page: Path) -> None:
             assert given <= known | {"--json", "--help"}, span
 
 
-def test_lone_options_belong_to_a_command(page: Path) -> None:
-    """An option that stands alone between backquotes is one of some command, script, tool or benchmark."""
-    known = {
+@cache
+def options_of_commands() -> set[str]:
+    return {
         name
         for script in SCRIPTS.values()
         for command in script.entries
         for option in script.load(command).params
         for name in (*option.opts, *option.secondary_opts)
     }
+
+
+@cache
+def text_of_scripts() -> str:
     simulator = ROOT / "client" / "aftermath" / "sim" / "__main__.py"
     sources = [*(ROOT / "scripts").iterdir(), *(ROOT / "benchmarks").glob("*.py"), simulator]
-    text = "\n".join(path.read_text() for path in sources if path.is_file())
+    return "\n".join(path.read_text() for path in sources if path.is_file())
+
+
+def test_lone_options_belong_to_a_command(page: Path) -> None:
+    """An option that stands alone between backquotes is one of some command, script, tool or benchmark."""
+    known = options_of_commands()
+    text = text_of_scripts()
     for span in SPAN.findall(prose(page)):
         if re.match(r"--[a-z]", span):
             flag = span.split()[0].split("=")[0]

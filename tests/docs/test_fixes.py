@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import ast
+import gc
+from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from aftermath.chain.refusals import _TOLD
+from docs.sources import CLIENT, parsed
 
-CLIENT = Path(__file__).parents[2] / "client" / "aftermath"
 HANDED_ON = {"fix", "advice", "hint"}
 """Parameters and variables that a fix travels in."""
 COMMANDS = {"pip", "aftermath-solana", "aftermath-centralized"}
@@ -17,9 +22,24 @@ SIGNATURES = {"AftermathError": ["message", "fix"], "Refused": ["name", "message
 
 
 @cache
-def trees() -> dict[Path, ast.Module]:
-    """Of all our modules: seconds, which who only collects the tests need not spend."""
-    return {file: ast.parse(file.read_text()) for file in sorted(CLIENT.rglob("*.py"))}
+def nodes() -> dict[Path, dict[type[ast.AST], list[Any]]]:
+    """Return the nodes of all modules, by their kind."""
+    found: dict[Path, dict[type[ast.AST], list[Any]]] = {}
+    for file, tree in parsed():
+        kinds = found[file] = defaultdict(list)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.Call | ast.Assign):
+                kinds[type(node)].append(node)
+    return found
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _nodes_end_with_these_tests() -> Iterator[None]:
+    gc.disable()  # collections would take longer than parsing
+    yield
+    for kept in (nodes, known):
+        kept.cache_clear()
+    gc.enable()
 
 
 def name_of(node: ast.AST) -> str:
@@ -29,10 +49,7 @@ def name_of(node: ast.AST) -> str:
 def errors_of_ours() -> dict[str, list[str]]:
     """The classes that derive from AftermathError, and what they are made with."""
     bases = {
-        node.name: [name_of(base) for base in node.bases]
-        for tree in trees().values()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ClassDef)
+        node.name: [name_of(base) for base in node.bases] for kinds in nodes().values() for node in kinds[ast.ClassDef]
     }
     found = dict(SIGNATURES)
     while True:
@@ -45,12 +62,11 @@ def errors_of_ours() -> dict[str, list[str]]:
 def handing_on() -> dict[str, list[str]]:
     """The functions that are given a fix, with their parameters."""
     found = {}
-    for tree in trees().values():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.FunctionDef) and node.name != "__init__":
-                names = [one.arg for one in (*node.args.args, *node.args.kwonlyargs)]
-                if HANDED_ON.intersection(names):
-                    found[node.name] = [name for name in names if name != "self"]
+    for kinds in nodes().values():
+        for node in kinds[ast.FunctionDef]:
+            names = [one.arg for one in (*node.args.args, *node.args.kwonlyargs)]
+            if node.name != "__init__" and HANDED_ON.intersection(names):
+                found[node.name] = [name for name in names if name != "self"]
     return found
 
 
@@ -64,30 +80,29 @@ def argument(call: ast.Call, parameters: list[str]) -> Iterator[ast.expr]:
             yield given
 
 
-def texts(tree: ast.AST, given: ast.expr) -> Iterator[str]:
+def texts(file: Path, given: ast.expr) -> Iterator[str]:
     """How what is given may begin; nothing where that is only known when it runs."""
     match given:
         case ast.IfExp():
-            yield from texts(tree, given.body)
-            yield from texts(tree, given.orelse)
+            yield from texts(file, given.body)
+            yield from texts(file, given.orelse)
         case ast.BinOp():
-            yield from texts(tree, given.left)
+            yield from texts(file, given.left)
         case ast.Constant(value=str(text)):
             yield text
         case ast.JoinedStr(values=[first, *_]):
-            yield from texts(tree, first.value if isinstance(first, ast.FormattedValue) else first)
+            yield from texts(file, first.value if isinstance(first, ast.FormattedValue) else first)
         case ast.Name():
-            for node in ast.walk(tree):
-                if isinstance(node, ast.Assign) and given.id in map(name_of, node.targets):
-                    yield from texts(tree, node.value)
+            for node in nodes()[file][ast.Assign]:
+                if given.id in map(name_of, node.targets):
+                    yield from texts(file, node.value)
 
 
 def fixes(file: Path) -> Iterator[tuple[int, str]]:
     """The fixes that a file writes, with their lines."""
-    for node in ast.walk(trees()[file]):
-        if isinstance(node, ast.Call):
-            for given in argument(node, known().get(name_of(node.func), [])):
-                yield from ((node.lineno, text) for text in texts(trees()[file], given))
+    for node in nodes()[file][ast.Call]:
+        for given in argument(node, known().get(name_of(node.func), [])):
+            yield from ((node.lineno, text) for text in texts(file, given))
 
 
 @cache
@@ -102,7 +117,7 @@ def begins_well(fix: str) -> bool:
 
 
 def test_fixes_begin_with_a_capital_letter() -> None:
-    found = [(file, line, fix) for file in trees() for line, fix in fixes(file)]
+    found = [(file, line, fix) for file in nodes() for line, fix in fixes(file)]
     assert len(found) > 400
     wrong = [f"{file.relative_to(CLIENT)}:{line}: {fix}" for file, line, fix in found if not begins_well(fix)]
     assert not wrong, "\n".join(wrong)

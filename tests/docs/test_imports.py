@@ -5,13 +5,15 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
+from docs.sources import CLIENT, parsed
+
 ROOT = Path(__file__).parents[2]
-CLIENT = ROOT / "client" / "aftermath"
 NEVER = {
     "base": {"*"},
     "rules": {"torch", "aiohttp", "httpx", "asyncio", "socket", "time", "random"},
@@ -37,10 +39,10 @@ NEVER = {
 """What a package must not import; * is any other package of ours."""
 
 
-def imported(file: Path) -> set[str]:
+def imported(tree: ast.Module) -> set[str]:
     """The modules that a file names, wherever in it."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -48,10 +50,11 @@ def imported(file: Path) -> set[str]:
     return found
 
 
+@cache
 def by_package() -> dict[str, set[str]]:
     modules: dict[str, set[str]] = defaultdict(set)
-    for file in CLIENT.rglob("*.py"):
-        modules[file.relative_to(CLIENT).parts[0]] |= imported(file)
+    for file, tree in parsed():
+        modules[file.relative_to(CLIENT).parts[0]] |= imported(tree)
     return modules
 
 

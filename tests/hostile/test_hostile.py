@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,18 @@ from e2e.processes import PATIENCE, Running, until
 from hostile.attacks import ATTACKS, NONE, epochs, newcomers_from
 from hostile.table import Attacker, Row, Watch, figures, rows_of, shown
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * PATIENCE)]
+pytestmark = pytest.mark.timeout(3 * PATIENCE)
 RUNS = 3
+"""The full table's attacks are shared among so many runs."""
+SHORT = (
+    "truncated results",
+    "two results to all",
+    "copies of others' results",
+    "false witness",
+    "false offers of the model",
+    "early ticks",
+)
+"""One attack of each class: bytes, equivocation, copying, votes, the shared model, the clock."""
 ROUNDS = 4
 LIMIT, WARMUP = 15, 20
 LOOK_EVERY_S = 0.1
@@ -132,8 +143,18 @@ class Stage:
         assert self.company.compare_replicas() > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["embedded"], indirect=True)
-def test_no_attack_stops_steers_or_damages_a_run(
+def test_run_under_one_attack_of_each_class_stays_sound(
+    network: Network, material: Material, xprocess: XProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = attacked([Company(network, xprocess, tmp_path)], SHORT, material, xprocess, capsys)
+    assert {row.attack for row in rows} == {NONE, *SHORT}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("engine", ["embedded"], indirect=True)
+def test_run_under_every_attack_stays_sound(
     network: Network, material: Material, xprocess: XProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     chosen = [name for name in os.environ.get("ATTACKS", "").split(",") if name] or [n for n in ATTACKS if n != NONE]
@@ -141,23 +162,39 @@ def test_no_attack_stops_steers_or_damages_a_run(
     assert not unknown, f"ATTACKS (make hostile ATTACKS=...) names {unknown}; there are {', '.join(ATTACKS)}"
     runs = RUNS if len(chosen) > RUNS else 1
     companies = [Company(network, xprocess, tmp_path / f"{number}") for number in range(runs)]
+    rows = attacked(companies, chosen, material, xprocess, capsys, keep=PATH)
+    assert {row.attack for row in rows} == {NONE, *chosen}
+
+
+def attacked(
+    companies: Sequence[Company],
+    attacks: Sequence[str],
+    material: Material,
+    xprocess: XProcess,
+    capsys: pytest.CaptureFixture[str],
+    keep: Path | None = None,
+) -> list[Row]:
+    """Share the attacks among runs, play all at once, print the table and judge every row. Return the rows."""
     rows: list[Row] = []
     try:
-        stages = [Stage(company, material, xprocess, chosen[n::runs]) for n, company in enumerate(companies)]
+        stages = [
+            Stage(company, material, xprocess, list(attacks[number :: len(companies)]))
+            for number, company in enumerate(companies)
+        ]
         try:
             play(stages)
         finally:
             rows = [row for stage in stages for row in stage.rows()]
-            report(rows, capsys)
+            report(rows, capsys, keep)
         for stage in stages:
             stage.check()
     finally:
         for company in companies:
             company.disband()
-    assert {row.attack for row in rows} == {NONE, *chosen}
     for row in rows:
         _, missed = KNOWN.get(row.attack, ("", frozenset()))
         assert set(row.failed()) <= missed, row
+    return rows
 
 
 def play(stages: list[Stage]) -> None:
@@ -179,10 +216,11 @@ def play(stages: list[Stage]) -> None:
         raise
 
 
-def report(rows: list[Row], capsys: pytest.CaptureFixture[str]) -> None:
-    """Print the table and write the file."""
-    PATH.parent.mkdir(exist_ok=True)
-    known = {attack: why for attack, (why, _) in KNOWN.items()}
-    PATH.write_text(json.dumps(figures(rows, ROUNDS, LIMIT, WARMUP, known), indent=1) + "\n")
+def report(rows: list[Row], capsys: pytest.CaptureFixture[str], keep: Path | None) -> None:
+    """Print the table, and write it to a file if one is given."""
+    if keep is not None:
+        keep.parent.mkdir(exist_ok=True)
+        known = {attack: why for attack, (why, _) in KNOWN.items()}
+        keep.write_text(json.dumps(figures(rows, ROUNDS, LIMIT, WARMUP, known), indent=1) + "\n")
     with capsys.disabled():
         print("\n" + shown(rows, WARMUP))

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from aftermath.kernels import choice, cosine, use
@@ -50,8 +50,8 @@ def _threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("vectors", [1, 7, 256])
-@pytest.mark.parametrize("edge", [1, 2, 6, 7, 20, 43, 64, 100])
+@pytest.mark.parametrize("vectors", [1, 7])
+@pytest.mark.parametrize("edge", [1, 2, 7, 20, 64])  # folded 0, 1, 0, 2 and 4 times; sums of tiles and of rests
 def test_a_cosine_transform_of_whole_numbers_is_the_product_with_the_basis(edge: int, vectors: int) -> None:
     basis = np.array(integer_basis(edge), np.float64)
     given = np.random.default_rng(edge).integers(-(2**20), 2**20, (edge, vectors)).astype(np.float64)
@@ -93,7 +93,6 @@ def chosen(values: np.ndarray, topk: int, smallest: float) -> tuple[np.ndarray, 
     return given["indices"], given["found"]
 
 
-@settings(max_examples=300, deadline=None)
 @given(blocks(), st.integers(0, 2**32))
 def test_whatever_bits_a_block_has_as_many_are_chosen_as_there_are_entries(
     given: tuple[np.ndarray, int, float], seed: int
@@ -113,7 +112,6 @@ def test_whatever_bits_a_block_has_as_many_are_chosen_as_there_are_entries(
     choice.quantise(found, 2, fraction_bits(topk), LEAST, MOST)
 
 
-@settings(max_examples=300, deadline=None)
 @given(blocks(), st.sampled_from([1, 2]))
 def test_the_strongest_and_their_lattice_are_those_of_torch(given: tuple[np.ndarray, int, float], wide: int) -> None:
     values, topk, smallest = given
@@ -155,14 +153,13 @@ def test_as_many_strong_numbers_as_are_kept_and_no_other_is(topk: int) -> None:
     assert (found == values[strong]).all()
 
 
-@pytest.mark.parametrize("threads", THREADS)
-@pytest.mark.parametrize("tier", [0, 2])
+@pytest.mark.parametrize(("tier", "threads"), [(0, 3), (2, 1)])
 @pytest.mark.parametrize("name", INNER)
 def test_results_and_residuals_are_those_of_torch(name: str, tier: int, threads: int) -> None:
     schema = INNER[name]
     ours, torchs = pair(schema, tier)
     torch.set_num_threads(threads)
-    for step in range(4):
+    for step in range(3):
         moved = {key: 0.01 * tensor for key, tensor in gradients(schema, tier, step).items()}
         if step == 2:  # with gaps in memory
             moved = {key: torch.stack([tensor, tensor], -1)[..., 0] for key, tensor in moved.items()}
@@ -239,9 +236,7 @@ MEANS = {
 }
 
 
-@pytest.mark.parametrize("threads", THREADS)
-@pytest.mark.parametrize("tier", [0, 1])
-@pytest.mark.parametrize("members", [1, 5])
+@pytest.mark.parametrize(("members", "tier", "threads"), [(5, 0, 3), (2, 1, 2), (1, 0, 1)])
 @pytest.mark.parametrize("schema", [*SIGNS.values(), *MEANS.values()], ids=[*SIGNS, *MEANS])
 def test_applied_parameters_are_those_of_torch(schema: Schema, members: int, tier: int, threads: int) -> None:
     results = received(schema, tier, members)
@@ -348,6 +343,7 @@ def test_a_segment_that_is_no_stack_of_matrices_is_refused() -> None:
 
 
 def test_without_numba_torch_does_the_same_and_it_is_said_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not use.takes_long()  # this module has had them compiled
     monkeypatch.setattr(use, "find_spec", lambda name: None)
     assert not use.takes_long()
     assert "aftermath[fast]" in str(use.missing.__wrapped__())
@@ -359,18 +355,19 @@ def test_without_numba_torch_does_the_same_and_it_is_said_why(monkeypatch: pytes
     engine.apply(received(schema, 0, 2), 0.01)
 
 
-def test_what_was_compiled_is_kept_for_the_next_process_and_two_do_not_compile_at_once(tmp_path: Path) -> None:
-    """With a small kernel: all of them take half a minute."""
+@pytest.mark.slow
+def test_kernels_are_compiled_by_one_process_and_kept(tmp_path: Path) -> None:
+    """Use a small kernel: compiling all of them takes half a minute."""
     code = """
 import sys
 from pathlib import Path
-from aftermath.kernels import compiled, use
-from aftermath.kernels.compiled import kernel, prepare
+from aftermath.kernels import compiled
+from aftermath.kernels.compiled import kept, prepare
 compiled.PLACE = Path(sys.argv[1])
 from {module} import twice
-print(use.takes_long())
+print(kept())
 prepare()
-print(use.takes_long(), twice(21), sum(twice.stats.cache_misses.values()))
+print(kept(), twice(21), sum(twice.stats.cache_misses.values()))
 """
     module = tmp_path / "small_kernel.py"
     module.write_text(
@@ -378,16 +375,16 @@ print(use.takes_long(), twice(21), sum(twice.stats.cache_misses.values()))
     )
     environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "kept"), "PYTHONPATH": f"{CLIENT}:{tmp_path}"}
     command = [sys.executable, "-c", code.format(module=module.stem), str(tmp_path / "place")]
-    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True) for _ in range(3)]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True) for _ in range(2)]
     lines = [process.communicate()[0].split() for process in processes]
-    assert [line[1:3] for line in lines] == [["False", "42"]] * 3
-    assert sorted(line[3] for line in lines) == ["0", "0", "1"]
+    assert [line[1:3] for line in lines] == [["True", "42"]] * 2
+    assert sorted(line[3] for line in lines) == ["0", "1"]
     later = subprocess.run(command, stdout=subprocess.PIPE, env=environment, text=True, check=True)
-    assert later.stdout.split() == ["False", "False", "42", "0"]
+    assert later.stdout.split() == ["True", "True", "42", "0"]
     for file in (tmp_path / "kept").rglob("*.nbc"):
         file.write_bytes(file.read_bytes()[:100])
-    mended = subprocess.run(command, stdout=subprocess.PIPE, env=environment, text=True, check=True)
-    assert mended.stdout.split()[1:3] == ["False", "42"], "what is damaged is compiled anew"
+    repaired = subprocess.run(command, stdout=subprocess.PIPE, env=environment, text=True, check=True)
+    assert repaired.stdout.split()[1:3] == ["True", "42"], "damaged kernels are compiled again"
 
 
 def test_a_compiler_that_fails_is_told_about_and_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -398,7 +395,7 @@ def test_a_compiler_that_fails_is_told_about_and_not_used(monkeypatch: pytest.Mo
     assert use.missing.__wrapped__() == "numba does not work here: no such processor"
 
 
-@pytest.mark.parametrize("threads", THREADS)
+@pytest.mark.parametrize("threads", [1, 3])
 def test_what_a_task_raises_is_raised(threads: int) -> None:
     torch.set_num_threads(threads)
     done = []
@@ -416,7 +413,7 @@ def test_what_a_task_raises_is_raised(threads: int) -> None:
 def test_no_task_runs_any_more_when_an_error_is_raised() -> None:
     """Kernels are handed bare addresses: what is there is let go with the error."""
     torch.set_num_threads(3)
-    for turn in range(20):  # whose error is seen first is the threads' luck
+    for turn in range(4):  # whose error is seen first is the threads' luck
         together, numbers, over, late = threading.Barrier(3), itertools.count(turn % 2), threading.Event(), list[bool]()
 
         def task(
@@ -459,10 +456,11 @@ def test_a_directory_that_the_user_chose_has_one_inside_for_these_sources(tmp_pa
     assert found[0] != found[1]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # compiling all kernels with checks takes 40 s
 def test_no_kernel_reads_or_writes_beyond_an_array(tmp_path: Path) -> None:
-    """All of the above once more, with kernels that look at every index."""
+    """Run the tests above again with kernels that check every index."""
     environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path), "NUMBA_BOUNDSCHECK": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-m", "not slow", __file__]
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider"]
+    command += ["-m", "not slow and not nightly", __file__]
     done = subprocess.run(command, stdout=subprocess.PIPE, env=environment, text=True, check=False)
     assert done.returncode == 0, done.stdout

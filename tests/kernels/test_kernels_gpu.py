@@ -73,7 +73,7 @@ def coefficients(draw: st.DrawFn) -> tuple[torch.Tensor, int, int]:
 
 
 @called
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(case=coefficients())
 def test_the_strongest_and_their_lattice_are_those_of_torch(
     device: torch.device, case: tuple[torch.Tensor, int, int]
@@ -123,11 +123,14 @@ def on(device: torch.device, schema: Schema, tier: int) -> dict[str, torch.Tenso
     return {name: tensor.to(device) for name, tensor in tensors(schema, tier, 0).items()}
 
 
+# The interpreter takes milliseconds for each block, so there are few.
+WHOLE = {"vocab_size": 16, "hidden_size": 16, "intermediate_size": 32}
+PADDED = RAGGED | {"vocab_size": 17, "intermediate_size": 20}
 RESULTS = {
-    "2 bits": toy_inner(),
-    "1 bit, padded": toy_inner(bits=1, **RAGGED),
-    "everything": toy_inner(topk=64, topk_embeddings=64, **RAGGED),
-    "floats of a DCT": toy_schema(quantize_1bit=False, **RAGGED),
+    "2 bits": toy_inner(**WHOLE),
+    "1 bit, padded": toy_inner(bits=1, **PADDED),
+    "everything": toy_inner(topk=64, topk_embeddings=64, **PADDED),
+    "floats of a DCT": toy_schema(quantize_1bit=False, **PADDED),
 }
 
 
@@ -138,7 +141,7 @@ def test_results_and_residuals_are_those_of_torch(device: torch.device, name: st
     params = on(device, schema, 1)
     ours, torchs = (ErrorFeedback(schema.results, 1, params, schema.optimizer.decay) for _ in range(2))
     ours._compiled = torchs._compiled = False
-    for step in range(3):
+    for step in range(2 if name == "2 bits" else 1):  # a second step begins with a residual
         moved = {key: 0.01 * tensor.to(device) for key, tensor in gradients(schema, 1, step).items()}
         choose = mock.Mock(side_effect=on_gpu.choose)
         with mock.patch.object(on_gpu, "choose", choose):
@@ -162,10 +165,10 @@ def received(schema: Schema, members: int) -> dict[int, list[Votes]]:
 
 
 APPLIED = {
-    "sign": toy_schema(weight_decay=0.1, **RAGGED),
-    "sign, float votes": toy_schema(quantize_1bit=False, **RAGGED),
-    "mean": toy_inner(divisor="root", outer_lr=0.7, **RAGGED),
-    "mean of 1 bit over all": toy_inner(bits=1, divisor="all"),
+    "sign": toy_schema(weight_decay=0.1, **PADDED),
+    "sign, float votes": toy_schema(quantize_1bit=False, **PADDED),
+    "mean": toy_inner(divisor="root", outer_lr=0.7, **PADDED),
+    "mean of 1 bit over all": toy_inner(bits=1, divisor="all", **WHOLE),
     "larger blocks": toy_inner(topk=32, topk_embeddings=8, chunk=64, vocab_size=80, hidden_size=64),
     "polar": toy_inner(orthogonal_lr=12.0),
 }
@@ -175,15 +178,14 @@ APPLIED = {
 @pytest.mark.parametrize("name", APPLIED)
 def test_applied_parameters_are_those_of_torch_on_the_cpu(device: torch.device, name: str) -> None:
     schema = APPLIED[name]
-    results = received(schema, 7)
+    results = received(schema, 4)
 
     def applied(place: torch.device, kernels: bool, given: Mapping[int, Sequence[Votes]]) -> dict[str, bytes]:
         params = on(place, schema, 0)
         apply = Engine(schema, 0, params)._apply
         apply._compiled = False  # type: ignore[attr-defined]
         with mock.patch.object(on_gpu, "_works_on", return_value=kernels):
-            for _ in range(2):
-                apply.apply(given, 0.01)
+            apply.apply(given, 0.01)
         return bits({key: tensor.cpu() for key, tensor in params.items()})
 
     expected = applied(CPU, False, results)
@@ -191,7 +193,7 @@ def test_applied_parameters_are_those_of_torch_on_the_cpu(device: torch.device, 
     kind = "exact" if name.startswith("sign") else "mean"
     with mock.patch(f"aftermath.optim.{kind}.OnGpu", counted):
         assert applied(device, True, results) == expected
-    assert counted.call_count == (0 if "float" in name or name == "polar" else 2 * schema.results.levels)
+    assert counted.call_count == (0 if "float" in name or name == "polar" else schema.results.levels)
     mixed = {}
     for level, votes in results.items():
         orders = [torch.randperm(len(v.positions), generator=torch.Generator().manual_seed(level)) for v in votes]

@@ -32,6 +32,15 @@ ARMS: dict[str, dict[str, Any]] = {
 }
 
 
+FAST_KILLS = [("adamw", 1), ("distro", 4), ("sparseloco", 5)]
+SLOW_KILLS = [("muon", 4), ("at once", 5), ("inner muon, late", 4)]
+NIGHTLY_KILLS = sorted(set(itertools.product(ARMS, (1, 4, 5))) - {*FAST_KILLS, *SLOW_KILLS})
+
+
+def slow(*arms: str) -> list[Any]:
+    return [pytest.param(arm, marks=pytest.mark.slow) for arm in arms]
+
+
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     return prepare(tmp_path)
@@ -60,7 +69,7 @@ def weights(out: Path) -> dict[str, torch.Tensor]:
     return load_file(out / CHECKPOINT / "model.safetensors")
 
 
-@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize("arm", ["adamw", "distro", *slow("muon", "at once", "sparseloco", "inner muon, late")])
 def test_the_loss_falls_on_text_that_is_trained_on_and_on_text_that_is_not(place: Path, arm: str) -> None:
     events = train(place, **ARMS[arm], steps=24, eval_every=8, lr=0.01)
     losses = [event["loss"] for event in events if event["kind"] == "step"]
@@ -76,12 +85,16 @@ def test_the_loss_falls_on_text_that_is_trained_on_and_on_text_that_is_not(place
     assert all(event["bytes"] > 0 for event in events if event["kind"] == "step") == (len(tiers) > 1)
 
 
-@pytest.mark.parametrize("arm", ARMS)
-@pytest.mark.parametrize("after", [1, 4, 5])
+@pytest.mark.parametrize(
+    ("arm", "after"),
+    FAST_KILLS
+    + [pytest.param(*case, marks=pytest.mark.slow) for case in SLOW_KILLS]
+    + [pytest.param(*case, marks=pytest.mark.nightly) for case in NIGHTLY_KILLS],
+)
 def test_a_training_that_was_killed_ends_as_if_it_had_not_been(
     place: Path, monkeypatch: pytest.MonkeyPatch, arm: str, after: int
 ) -> None:
-    """Killed before, at and after a saved state; then once more in the second attempt."""
+    """Kill it before, at or after a saved state, and again in the second attempt."""
     options = ARMS[arm] | {"save_every": 2, "eval_every": 3}
     train(place, **options, out=place / "whole")
     killed_after(course(place, **options, out=place / "cut"), after, monkeypatch)
@@ -99,7 +112,7 @@ def test_a_training_that_was_killed_ends_as_if_it_had_not_been(
     assert (place / "cut" / PLOT).stat().st_size == pytest.approx((place / "whole" / PLOT).stat().st_size, rel=0.05)
 
 
-@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize("arm", ["muon", *slow("adamw", "distro", "at once", "sparseloco", "inner muon, late")])
 def test_what_is_kept_matters(place: Path, monkeypatch: pytest.MonkeyPatch, arm: str) -> None:
     """A training that goes on with weights alone ends elsewhere: the rest of the state is needed."""
     options = ARMS[arm] | {"save_every": 2}
@@ -124,15 +137,18 @@ def test_what_is_kept_matters(place: Path, monkeypatch: pytest.MonkeyPatch, arm:
     assert any(not torch.equal(cut[name], tensor) for name, tensor in whole.items())
 
 
-@pytest.mark.parametrize("optimizer", [DISTRO, INNER])
-@pytest.mark.parametrize("change", [{"model_type": "qwen3", "head_dim": 8}, {"attention_bias": True, "mlp_bias": True}])
+@pytest.mark.parametrize(
+    ("change", "optimizer"),
+    [({"model_type": "qwen3", "head_dim": 8}, DISTRO), ({"attention_bias": True, "mlp_bias": True}, INNER)],
+    ids=["norms", "biases"],
+)
 def test_biases_and_norms_of_heads_are_trained_in_every_tier(
     place: Path, change: dict[str, Any], optimizer: dict[str, Any]
 ) -> None:
     config = LlamaConfig.from_hf(CONFIG.to_hf() | change)
     started = init_weights(config, 0)
     write_checkpoint(place / "kin", started, config, tier=0, companions={})
-    train(place, **optimizer, model=place / "kin", steps=4, lr=0.05, out=place / "out")
+    train(place, **optimizer, model=place / "kin", steps=3, lr=0.05, out=place / "out")
     ended = weights(place / "out")
     assert ended.keys() == started.keys()
     still = [name for name, tensor in ended.items() if torch.equal(tensor, started[name])]
@@ -140,13 +156,13 @@ def test_biases_and_norms_of_heads_are_trained_in_every_tier(
 
 
 def test_what_was_rejected_is_trained_again_and_nothing_is_lost(place: Path) -> None:
-    events = train(place, **DISTRO, reject=50, steps=30)
+    events = train(place, **DISTRO, reject=50, steps=15)
     steps = [event for event in events if event["kind"] == "step"]
     accepted = sum(event["accepted"] for event in steps)
-    assert 20 < accepted < 70  # of 90
-    training = course(place, **DISTRO, reject=50, steps=30)
+    assert 10 < accepted < 35  # of 45
+    training = course(place, **DISTRO, reject=50, steps=15)
     seen: list[int] = []
-    for step in range(1, 31):
+    for step in range(1, 16):
         shares = training._deal.shares(step)
         for member, share in enumerate(shares):
             if training._deal.accepted(step, member):
@@ -155,7 +171,7 @@ def test_what_was_rejected_is_trained_again_and_nothing_is_lost(place: Path) -> 
                 training._deal.return_(step, share)
     fresh, again = training._deal.state()
     assert sorted(seen + [index for _, indices in again for index in indices]) == list(range(fresh))
-    assert fresh < 30 * 6
+    assert fresh < 15 * 6
 
 
 def test_a_finished_training_is_said_again_and_not_repeated(place: Path) -> None:
@@ -185,24 +201,28 @@ def test_the_checkpoint_is_one_that_can_be_trained_on(place: Path) -> None:
         load(place / "small" / CHECKPOINT, 0)
 
 
-@pytest.mark.parametrize(
-    ("given", "named"),
-    [({"lr": 0.5}, "schedule"), ({"optimizer": "muon"}, "optimizer, schedule"), ({"seed": 3}, "seed, shuffle_seed")],
-)
-def test_another_recipe_does_not_go_on(place: Path, given: dict[str, Any], named: str) -> None:
+def test_another_recipe_does_not_go_on(place: Path) -> None:
     train(place, out=place / "out")
-    with pytest.raises(CheckpointError, match=f"other settings: .*{named}\nGive the same options"):
-        train(place, **given, out=place / "out")
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"lr": 0.5}, "schedule"),
+        ({"optimizer": "muon"}, "optimizer, schedule"),
+        ({"seed": 3}, "seed, shuffle_seed"),
+    ]
+    for given, named in cases:
+        with pytest.raises(CheckpointError, match=f"other settings: .*{named}\nGive the same options"):
+            train(place, **given, out=place / "out")
 
 
-@pytest.mark.parametrize(
-    ("given", "named"),
-    [({"inner_steps": 1}, "inner_steps"), ({"mean": "all", "seed": 3}, "seed, shuffle_seed, divisor")],
-)
-def test_what_members_agree_on_is_named_one_by_one(place: Path, given: dict[str, Any], named: str) -> None:
-    train(place, **INNER, out=place / "out")
-    with pytest.raises(CheckpointError, match=f"other settings: {named}\n"):
-        train(place, **INNER | given, out=place / "out")
+def test_what_members_agree_on_is_named_one_by_one(place: Path) -> None:
+    agreed = INNER | {"steps": 2}
+    train(place, **agreed, out=place / "out")
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"inner_steps": 1}, "inner_steps"),
+        ({"mean": "all", "seed": 3}, "seed, shuffle_seed, divisor"),
+    ]
+    for given, named in cases:
+        with pytest.raises(CheckpointError, match=f"other settings: {named}\n"):
+            train(place, **agreed | given, out=place / "out")
 
 
 def test_what_was_not_saved_is_said_to_be_trained_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
@@ -31,15 +30,6 @@ LOADER_ID = Pubkey.from_string("BPFLoaderUpgradeab1e11111111111111111111111")
 OPTIONS = TxOpts(preflight_commitment=Confirmed)
 UNCHECKED = TxOpts(preflight_commitment=Confirmed, skip_preflight=True)
 _amounts = itertools.count(10**6)
-
-
-@dataclass(frozen=True)
-class Urls:
-    """A running network: its engine's name and its two addresses."""
-
-    engine: str
-    rpc: str
-    ws: str
 
 
 async def fund(client: AsyncClient, key: Pubkey, lamports: int = 10 * SOL) -> None:

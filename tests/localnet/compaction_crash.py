@@ -17,7 +17,7 @@ from aftermath.localnet import ledger
 from aftermath.localnet.records import FORMAT, Chain, Entry, Era, Landed, Stored
 
 CALLS = ("open", "write", "fdatasync", "fsync", "replace", "close", "unlink")
-ROUNDS = 7
+ROUNDS = 5
 ACCOUNT = bytes(400)
 KEY = bytes(32)
 

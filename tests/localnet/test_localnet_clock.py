@@ -12,9 +12,8 @@ from solana.rpc.async_api import AsyncClient
 from solders.keypair import Keypair
 from solders.sysvar import CLOCK
 
-from aftermath.localnet import LocalnetConfig, VirtualTime, serve
+from aftermath.localnet import LocalnetConfig, RealTime, VirtualTime, serve
 from localnet.chainwork import fund, health, recent, rpc, transfer_new
-from localnet.conftest import start_odd
 
 HOUR = 3600.0
 START = 1_700_000_000.0
@@ -36,22 +35,22 @@ async def reading(client: AsyncClient) -> tuple[int, int]:
 
 
 async def test_a_clock_set_back_between_two_starts(tmp_path: Path) -> None:
-    """Real processes, killed: the clock right, an hour back, and right again."""
+    """The clock is right, then an hour back, then right again."""
     seen, payer = [(0, int(time.time()))], Keypair()
     for wall_seconds in (0.0, -HOUR, 0.0):
-        process, url, _ = start_odd(tmp_path / "ledger", wall_seconds=wall_seconds, slot_ms=50)
-        async with AsyncClient(url) as client:
+        clock = RealTime(wall=lambda back=wall_seconds: time.time() + back)  # type: ignore[misc]
+        running = await serve(LocalnetConfig(rpc_port=0, ledger=tmp_path / "ledger", time=clock, slot_ms=20))
+        async with AsyncClient(running.rpc_url) as client:
             seen.append(await reading(client))
             start, deadline = seen[-1][0], time.monotonic() + 20
-            while (await client.get_slot()).value < start + 30:
+            while (await client.get_slot()).value < start + 5:
                 assert time.monotonic() < deadline, f"the slots stand still at {start}"
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(0.02)
             seen.append(await reading(client))
-            assert (await rpc(url, "getHealth"))["result"] == "ok"
+            assert (await rpc(running.rpc_url, "getHealth"))["result"] == "ok"
             await fund(client, payer.pubkey())
             await transfer_new(client, payer)
-            process.kill()
-        process.communicate()
+        await running.close()
     assert seen == sorted(seen, key=lambda one: one[0])
     assert seen == sorted(seen, key=lambda one: one[1])
     assert seen[-1][1] < time.time() + 60

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from solana.rpc.async_api import AsyncClient
 from solana.rpc.core import RPCException
@@ -26,8 +26,8 @@ from aftermath.localnet.ledger import Ledger
 from chain.networks import PROGRAMS, RICH
 from localnet import compaction_crash
 from localnet.chainwork import SOL, blank_account, fund, health, move, recent, rpc, send, sign, transfer_new
-from localnet.conftest import start_odd
 from localnet.coordinated import LoneMember
+from localnet.processes import start_compacting
 
 ROUNDS = 6
 ATTESTATION_BYTES = 2_500
@@ -39,7 +39,6 @@ accounts = st.none() | st.builds(
 )
 
 
-@settings(deadline=None, max_examples=200)
 @given(accounts, accounts, st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), max_size=9))
 def test_a_change_turns_the_old_account_into_the_new(
     old: Account | None, new: Account | None, edits: list[tuple[int, int]]
@@ -103,7 +102,7 @@ async def test_the_ledger_stays_bounded_while_it_runs(tmp_path: Path, monkeypatc
     sizes = []
     async with AsyncClient(running.rpc_url) as client:
         await fund(client, payer.pubkey())
-        for _ in range(10):
+        for _ in range(6):
             for _ in range(8):
                 await transfer_new(client, payer, to)
             clock.advance(60.5)
@@ -127,7 +126,7 @@ async def test_what_could_be_sent_again_is_kept(tmp_path: Path, monkeypatch: pyt
         await fund(client, payer.pubkey())
         tx = sign([move(payer, Keypair().pubkey(), SOL // 10)], await recent(client), payer)
         await client.send_transaction(tx)
-        for _ in range(40):
+        for _ in range(20):
             await transfer_new(client, payer)
     await running.close()
     again = await serve(LocalnetConfig(rpc_port=0, ledger=tmp_path, time=clock))
@@ -185,7 +184,7 @@ async def transfer_on(client: AsyncClient, payer: Keypair, sent: list[Signature]
 async def test_a_disk_too_full_for_a_snapshot_loses_nothing(tmp_path: Path) -> None:
     """The compaction is put off, the journal fills the rest, then transactions are refused; killed, all is there."""
     folder, payer, sent = tmp_path / "ledger", Keypair(), list[Signature]()
-    process, url, _ = start_odd(folder, slot_ms=60_000, compact_bytes=6_000)
+    process, url, _ = start_compacting(folder, compact_bytes=6_000)
     async with AsyncClient(url) as client:
         await fund(client, payer.pubkey(), 1000 * SOL)
         await send(client, [blank_account(payer, large := Keypair(), 30_000)], payer, large)
@@ -202,8 +201,7 @@ async def test_a_disk_too_full_for_a_snapshot_loses_nothing(tmp_path: Path) -> N
         assert (await rpc(url, "getHealth"))["result"] == "ok"
         process.kill()
     assert "snapshot postponed" in process.communicate()[1]
-    process, url, _ = start_odd(folder, slot_ms=60_000)
-    async with AsyncClient(url) as client:
+    running = await serve(LocalnetConfig(rpc_port=0, ledger=folder, slot_ms=60_000))
+    async with AsyncClient(running.rpc_url) as client:
         assert all((await client.get_signature_statuses(sent)).value)
-        process.kill()
-    process.communicate()
+    await running.close()

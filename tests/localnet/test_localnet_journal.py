@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from aftermath.localnet.errors import LedgerError
@@ -33,7 +33,6 @@ def written(folder: str, content: list[Record]) -> Path:
     return path
 
 
-@settings(deadline=None)
 @given(records, st.data())
 def test_a_cut_anywhere_keeps_the_whole_records_before_it(content: list[Record], data: st.DataObject) -> None:
     logging.disable(logging.WARNING)
@@ -51,7 +50,6 @@ def test_a_cut_anywhere_keeps_the_whole_records_before_it(content: list[Record],
     logging.disable(logging.NOTSET)
 
 
-@settings(deadline=None)
 @given(records, st.data())
 def test_a_flipped_bit_is_never_read(content: list[Record], data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -10,8 +10,8 @@ import signal
 import struct
 import sys
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -27,9 +27,9 @@ from aftermath.localnet import LedgerError, LocalnetConfig, VirtualTime, serve
 from aftermath.localnet.journal import Journal, read_records
 from aftermath.localnet.records import Entry, Head, Mark
 from localnet.chainwork import SOL, deploy, fund, memo, move, recent, send, sign, transfer_new
-from localnet.conftest import start
+from localnet.processes import start
 
-PAYERS = 8
+PAYERS = 4
 
 
 @contextmanager
@@ -56,6 +56,15 @@ async def flood(client: AsyncClient, payer: Keypair, to: Pubkey, acknowledged: d
         return
 
 
+@asynccontextmanager
+async def reopened(ledger: Path) -> AsyncIterator[AsyncClient]:
+    """A network in this process on a ledger that another one left."""
+    running = await serve(LocalnetConfig(rpc_port=0, ledger=ledger))
+    async with AsyncClient(running.rpc_url) as client:
+        yield client
+    await running.close()
+
+
 async def test_kill_9_loses_nothing_acknowledged(tmp_path: Path) -> None:
     to, payers, acknowledged = Keypair().pubkey(), [Keypair() for _ in range(PAYERS)], dict[Signature, int]()
     with localnet(tmp_path / "ledger") as (rpc, pid):
@@ -64,51 +73,47 @@ async def test_kill_9_loses_nothing_acknowledged(tmp_path: Path) -> None:
             for payer in payers:
                 await fund(client, payer.pubkey(), 100 * SOL)
             floods = [asyncio.create_task(flood(client, payer, to, acknowledged)) for payer in payers]
-            while len(acknowledged) < 200:
+            while len(acknowledged) < 80:
                 await asyncio.sleep(0.01)
             slot = (await client.get_slot()).value
 
             os.kill(pid, signal.SIGKILL)
             await asyncio.gather(*floods)
-    with localnet(tmp_path / "ledger") as (rpc, _):
-        async with AsyncClient(rpc) as client:
-            assert (await client.get_genesis_hash()).value == genesis
-            assert (await client.get_slot()).value > slot
-            known = list(acknowledged)
-            for first in range(0, len(known), 256):
-                statuses = (await client.get_signature_statuses(known[first : first + 256])).value
-                assert all(status is not None and status.err is None for status in statuses)
-            everything = (await client.get_signatures_for_address(to, limit=1000)).value
-            assert set(known) <= {one.signature for one in everything}
-            assert (await client.get_balance(to)).value >= sum(acknowledged.values())
-            found = (await client.get_transaction(known[0])).value
-            assert found is not None
+    async with reopened(tmp_path / "ledger") as client:
+        assert (await client.get_genesis_hash()).value == genesis
+        assert (await client.get_slot()).value > slot
+        known = list(acknowledged)
+        for first in range(0, len(known), 256):
+            statuses = (await client.get_signature_statuses(known[first : first + 256])).value
+            assert all(status is not None and status.err is None for status in statuses)
+        everything = (await client.get_signatures_for_address(to, limit=1000)).value
+        assert set(known) <= {one.signature for one in everything}
+        assert (await client.get_balance(to)).value >= sum(acknowledged.values())
+        found = (await client.get_transaction(known[0])).value
+        assert found is not None
 
 
 async def test_blockhashes_duplicates_and_programs_survive(tmp_path: Path, memo_elf: bytes) -> None:
     payer, program = Keypair(), Keypair()
-    with localnet(tmp_path / "ledger") as (rpc, _):
-        async with AsyncClient(rpc) as client:
-            await fund(client, payer.pubkey())
-            await deploy(client, payer, program, memo_elf)
-            blockhash = await recent(client)
-            sent = sign([memo(program.pubkey(), b"before")], blockhash, payer)
-            kept = sign([memo(program.pubkey(), b"after")], blockhash, payer)
-            await client.send_transaction(sent)
-            balance = (await client.get_balance(payer.pubkey())).value
-            transactions = (await client.get_transaction_count()).value
+    async with reopened(tmp_path / "ledger") as client:
+        await fund(client, payer.pubkey())
+        await deploy(client, payer, program, memo_elf)
+        blockhash = await recent(client)
+        sent = sign([memo(program.pubkey(), b"before")], blockhash, payer)
+        kept = sign([memo(program.pubkey(), b"after")], blockhash, payer)
+        await client.send_transaction(sent)
+        balance = (await client.get_balance(payer.pubkey())).value
+        transactions = (await client.get_transaction_count()).value
     for _ in range(2):
-        with localnet(tmp_path / "ledger") as (rpc, _):
-            async with AsyncClient(rpc) as client:
-                assert (await client.get_balance(payer.pubkey())).value == balance
-                assert (await client.get_transaction_count()).value == transactions
-                with pytest.raises(RPCException, match="already been processed"):
-                    await client.send_transaction(sent)
-    with localnet(tmp_path / "ledger") as (rpc, _):
-        async with AsyncClient(rpc) as client:
-            await client.send_transaction(kept)
-            listed = (await client.get_signatures_for_address(payer.pubkey())).value
-            assert [one.signature for one in listed[:2]] == [kept.signatures[0], sent.signatures[0]]
+        async with reopened(tmp_path / "ledger") as client:
+            assert (await client.get_balance(payer.pubkey())).value == balance
+            assert (await client.get_transaction_count()).value == transactions
+            with pytest.raises(RPCException, match="already been processed"):
+                await client.send_transaction(sent)
+    async with reopened(tmp_path / "ledger") as client:
+        await client.send_transaction(kept)
+        listed = (await client.get_signatures_for_address(payer.pubkey())).value
+        assert [one.signature for one in listed[:2]] == [kept.signatures[0], sent.signatures[0]]
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs prlimit to fill a process's disk")
@@ -128,10 +133,9 @@ async def test_a_full_disk_is_an_error_and_changes_nothing(tmp_path: Path) -> No
             assert (await client.get_signature_statuses([tx.signatures[0]])).value == [None]
             resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
             await client.send_transaction(tx)
-    with localnet(tmp_path / "ledger") as (rpc, _):
-        async with AsyncClient(rpc) as client:
-            assert (await client.get_balance(to)).value == SOL
-            assert (await client.get_balance(payer.pubkey())).value == balance - SOL - 5000
+    async with reopened(tmp_path / "ledger") as client:
+        assert (await client.get_balance(to)).value == SOL
+        assert (await client.get_balance(payer.pubkey())).value == balance - SOL - 5000
 
 
 async def grown(ledger: Path, transfers: int) -> tuple[Keypair, int]:
@@ -268,14 +272,14 @@ async def test_two_networks_cannot_share_a_ledger(tmp_path: Path) -> None:
 
 
 async def test_compaction_keeps_state_and_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aftermath.localnet.ledger.COMPACT_BYTES", 4_000)
-    payer, balance = await grown(tmp_path, 40)
+    monkeypatch.setattr("aftermath.localnet.ledger.COMPACT_BYTES", 2_000)
+    payer, balance = await grown(tmp_path, 16)
     assert "snapshot-000000" not in names(tmp_path)
     assert sum(name.startswith("snapshot") for name in names(tmp_path)) == 1
     running = await serve(LocalnetConfig(rpc_port=0, ledger=tmp_path, time=VirtualTime()))
     assert running.bank.balance(payer.pubkey()) == balance
     async with AsyncClient(running.rpc_url) as client:
-        assert len((await client.get_signatures_for_address(payer.pubkey())).value) == 41
+        assert len((await client.get_signatures_for_address(payer.pubkey())).value) == 17
         await send(client, [move(payer, Keypair().pubkey(), SOL)], payer)
     await running.close()
 

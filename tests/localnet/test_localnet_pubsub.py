@@ -8,6 +8,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+import pytest_asyncio
 from solana.rpc.async_api import AsyncClient
 from solana.rpc.commitment import Confirmed
 from solana.rpc.types import MemcmpOpts
@@ -23,7 +24,6 @@ from localnet.chainwork import (
     PRELOADED_ID,
     SOL,
     UNCHECKED,
-    Urls,
     memo,
     move,
     recent,
@@ -32,13 +32,14 @@ from localnet.chainwork import (
     transfer_new,
     write_buffer,
 )
+from localnet.processes import Urls
 
 PATIENCE = 30.0
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def socket(network: Urls) -> AsyncIterator[SolanaWsClientProtocol]:
-    async with connect(network.ws) as open_socket:
+    async with connect(network.ws_url) as open_socket:
         yield open_socket
 
 
@@ -148,7 +149,7 @@ async def test_logs(socket: SolanaWsClientProtocol, client: AsyncClient, payer: 
 
 async def test_wrong_messages_are_errors(network: Urls) -> None:
     calls = [("accountUnsubscribe", [123_456]), ("accountSubscribe", ["xx"]), ("noSuchSubscribe", []), ("getSlot", [])]
-    async with aiohttp.ClientSession() as session, session.ws_connect(network.ws) as socket:
+    async with aiohttp.ClientSession() as session, session.ws_connect(network.ws_url) as socket:
         for number, (method, params) in enumerate(calls):
             await socket.send_json({"jsonrpc": "2.0", "id": number, "method": method, "params": params})
         answers = {one["id"]: one["error"]["code"] for one in [await socket.receive_json() for _ in calls]}

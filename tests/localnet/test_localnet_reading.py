@@ -22,7 +22,6 @@ from localnet.chainwork import (
     LOADER_ID,
     PRELOADED_ID,
     SOL,
-    Urls,
     fund,
     memo,
     move,
@@ -35,11 +34,12 @@ from localnet.chainwork import (
     until_slot,
     write_buffer,
 )
+from localnet.processes import Urls
 
 
 async def test_the_chain_describes_itself(client: AsyncClient, network: Urls) -> None:
     assert await client.is_connected()
-    assert (await rpc(network.rpc, "getHealth"))["result"] == "ok"
+    assert (await rpc(network.rpc_url, "getHealth"))["result"] == "ok"
     assert (await client.get_version()).value.solana_core
     genesis = (await client.get_genesis_hash()).value
     assert genesis != Hash.default()
@@ -89,9 +89,11 @@ async def test_a_blockhash_lasts_150_blocks(client: AsyncClient) -> None:
 async def test_blockhash_validity(network: Urls, client: AsyncClient) -> None:
     known = str(await recent(client))
     confirmed = {"commitment": "confirmed"}
-    assert (await rpc(network.rpc, "isBlockhashValid", known, confirmed))["result"]["value"] is True
-    assert (await rpc(network.rpc, "isBlockhashValid", str(Hash.new_unique()), confirmed))["result"]["value"] is False
-    assert (await rpc(network.rpc, "isBlockhashValid", "nonsense"))["error"]["code"] == -32602
+    assert (await rpc(network.rpc_url, "isBlockhashValid", known, confirmed))["result"]["value"] is True
+    assert (await rpc(network.rpc_url, "isBlockhashValid", str(Hash.new_unique()), confirmed))["result"][
+        "value"
+    ] is False
+    assert (await rpc(network.rpc_url, "isBlockhashValid", "nonsense"))["error"]["code"] == -32602
 
 
 async def test_rent_minimum_is_the_validators(client: AsyncClient) -> None:
@@ -131,7 +133,7 @@ async def test_base58_of_much_data_is_refused(network: Urls, client: AsyncClient
     buffer = await write_buffer(client, payer, bytes(200))
     confirmed = {"commitment": "confirmed"}
     for encoding in ({"encoding": "base58"}, {}):
-        answer = await rpc(network.rpc, "getAccountInfo", str(buffer), {**confirmed, **encoding})
+        answer = await rpc(network.rpc_url, "getAccountInfo", str(buffer), {**confirmed, **encoding})
         assert answer["error"]["code"] == -32600
         assert "128 bytes" in answer["error"]["message"]
 
@@ -199,7 +201,7 @@ async def test_fees_of_messages_and_blocks(client: AsyncClient, payer: Keypair, 
     assert before - (await client.get_balance(payer.pubkey())).value == SOL + 5601
     prices: set[int] = set()
     while 2_000 not in prices:  # listed once its slot has ended
-        listed = (await rpc(network.rpc, "getRecentPrioritizationFees", [str(to)]))["result"]
+        listed = (await rpc(network.rpc_url, "getRecentPrioritizationFees", [str(to)]))["result"]
         prices = {one["prioritizationFee"] for one in listed}
     assert prices <= {0, 2_000}
 
@@ -208,36 +210,44 @@ async def test_min_context_slot(network: Urls) -> None:
     far = {"minContextSlot": 10**12, "commitment": "confirmed"}
     key = str(Keypair().pubkey())
     for method, *params in (("getSlot",), ("getBalance", key), ("getAccountInfo", key), ("getLatestBlockhash",)):
-        error = (await rpc(network.rpc, method, *params, far))["error"]
+        error = (await rpc(network.rpc_url, method, *params, far))["error"]
         assert error["code"] == -32016
         assert error["message"] == "Minimum context slot has not been reached"
         assert error["data"]["contextSlot"] >= 0
     near = {"minContextSlot": 0, "commitment": "confirmed"}
-    assert (await rpc(network.rpc, "getBalance", key, near))["result"]["value"] == 0
+    assert (await rpc(network.rpc_url, "getBalance", key, near))["result"]["value"] == 0
 
 
 async def test_wrong_calls_get_json_rpc_errors(network: Urls) -> None:
+    key = str(PRELOADED_ID)
     for method, params, code in (
         ("noSuchMethod", [], -32601),
         ("getAccountInfo", [], -32602),
         ("getAccountInfo", ["not a key"], -32602),
+        ("getAccountInfo", [key, 5], -32602),
+        ("getAccountInfo", [key, {"encoding": "nonsense"}], -32602),
+        ("getAccountInfo", [key, {"dataSlice": 5}], -32602),
+        ("getMultipleAccounts", ["x"], -32602),
+        ("getSignatureStatuses", [5], -32602),
+        ("getSignatureStatuses", [["x"]], -32602),
+        ("sendTransaction", [5], -32602),
         ("getBalance", [5], -32602),
         ("getSlot", {"commitment": "confirmed"}, -32602),
         ("getMultipleAccounts", [["x"]], -32602),
-        ("getSignaturesForAddress", [str(PRELOADED_ID), {"limit": 5000}], -32602),
+        ("getSignaturesForAddress", [key, {"limit": 5000}], -32602),
         ("sendTransaction", ["!!!", {"encoding": "base64"}], -32602),
         ("sendTransaction", ["AAAA", {"encoding": "base64"}], -32602),
         ("sendTransaction", [base64.b64encode(bytes(2000)).decode(), {"encoding": "base64"}], -32602),
         ("getFeeForMessage", ["AAAA"], -32602),
     ):
-        answer = await post(network.rpc, {"jsonrpc": "2.0", "id": 3, "method": method, "params": params})
+        answer = await post(network.rpc_url, {"jsonrpc": "2.0", "id": 3, "method": method, "params": params})
         assert answer["error"]["code"] == code, (method, params, answer)
         assert answer["id"] == 3
 
 
 async def test_batches(network: Urls, client: AsyncClient) -> None:
     calls = [{"jsonrpc": "2.0", "id": i, "method": method} for i, method in enumerate(("getSlot", "nope", "getHealth"))]
-    answers = {one["id"]: one for one in await post(network.rpc, calls)}
+    answers = {one["id"]: one for one in await post(network.rpc_url, calls)}
     assert answers[0]["result"] >= 0
     assert answers[1]["error"]["code"] == -32601
     assert answers[2]["result"] == "ok"
@@ -263,6 +273,8 @@ async def test_transactions_as_json_and_base64(client: AsyncClient, payer: Keypa
         assert [a - b for a, b in zip(meta.post_balances, meta.pre_balances, strict=True)] == [-SOL - 5000, SOL, 0]
         assert meta.log_messages is not None
         assert meta.log_messages[-1] == "Program 11111111111111111111111111111111 success"
-    raw = await rpc(network.rpc, "getTransaction", str(signature), {"encoding": "base64", "commitment": "confirmed"})
+    raw = await rpc(
+        network.rpc_url, "getTransaction", str(signature), {"encoding": "base64", "commitment": "confirmed"}
+    )
     assert raw["result"]["transaction"] == [base64.b64encode(bytes(tx)).decode(), "base64"]
     assert (await client.get_transaction(payer.sign_message(b"unknown"), commitment=Confirmed)).value is None

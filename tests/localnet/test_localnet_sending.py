@@ -14,9 +14,9 @@ from solana.rpc.core import RPCException
 from solders.address_lookup_table_account import AddressLookupTableAccount
 from solders.compute_budget import set_compute_unit_limit, set_compute_unit_price
 from solders.hash import Hash
-from solders.instruction import AccountMeta, Instruction
+from solders.instruction import AccountMeta, CompiledInstruction, Instruction
 from solders.keypair import Keypair
-from solders.message import MessageV0
+from solders.message import Message, MessageV0
 from solders.pubkey import Pubkey
 from solders.rpc.errors import SendTransactionPreflightFailureMessage
 from solders.signature import Signature
@@ -28,7 +28,6 @@ from localnet.chainwork import (
     PRELOADED_ID,
     SOL,
     UNCHECKED,
-    Urls,
     memo,
     move,
     recent,
@@ -38,6 +37,7 @@ from localnet.chainwork import (
     transfer_new,
     until_slot,
 )
+from localnet.processes import Urls
 
 BASE64 = {"encoding": "base64", "commitment": "confirmed", "preflightCommitment": "confirmed"}
 LOOKUP_PROGRAM = Pubkey.from_string("AddressLookupTab1e1111111111111111111111111")
@@ -65,13 +65,13 @@ async def test_a_transfer_end_to_end(client: AsyncClient, payer: Keypair) -> Non
 async def test_base58_transactions(network: Urls, client: AsyncClient, payer: Keypair) -> None:
     tx = sign([move(payer, Keypair().pubkey(), SOL)], await recent(client), payer)
     text = based58.b58encode(bytes(tx)).decode()
-    answer = await rpc(network.rpc, "sendTransaction", text, {"preflightCommitment": "confirmed"})
+    answer = await rpc(network.rpc_url, "sendTransaction", text, {"preflightCommitment": "confirmed"})
     assert answer["result"] == str(tx.signatures[0])
 
 
 async def test_preflight_says_what_failed(network: Urls, client: AsyncClient, payer: Keypair) -> None:
     tx = sign([move(payer, Keypair().pubkey(), 100 * SOL)], await recent(client), payer)
-    error = await refusal(network.rpc, tx)
+    error = await refusal(network.rpc_url, tx)
     assert error["code"] == -32002
     assert error["message"] == (
         "Transaction simulation failed: Error processing Instruction 0: custom program error: 0x1"
@@ -87,7 +87,7 @@ async def test_preflight_says_what_failed(network: Urls, client: AsyncClient, pa
 
 
 async def test_a_program_error_in_preflight(network: Urls, client: AsyncClient, payer: Keypair) -> None:
-    error = await refusal(network.rpc, sign([memo(PRELOADED_ID, b"\xff\xfe")], await recent(client), payer))
+    error = await refusal(network.rpc_url, sign([memo(PRELOADED_ID, b"\xff\xfe")], await recent(client), payer))
     assert error["code"] == -32002
     assert error["message"].endswith("Error processing Instruction 0: invalid instruction data")
     assert error["data"]["err"] == {"InstructionError": [0, "InvalidInstructionData"]}
@@ -96,18 +96,28 @@ async def test_a_program_error_in_preflight(network: Urls, client: AsyncClient, 
 async def test_a_wrong_signature(network: Urls, client: AsyncClient, payer: Keypair) -> None:
     tx = sign([move(payer, Keypair().pubkey(), SOL)], await recent(client), payer)
     forged = VersionedTransaction.populate(tx.message, [Keypair().sign_message(b"other")])
-    error = await refusal(network.rpc, forged)
+    error = await refusal(network.rpc_url, forged)
     assert error["code"] == -32002
     assert error["message"] == "Transaction simulation failed: Transaction did not pass signature verification"
     assert error["data"]["err"] == "SignatureFailure"
-    answer = await rpc(network.rpc, "sendTransaction", encoded(forged), {**BASE64, "skipPreflight": True})
+    answer = await rpc(network.rpc_url, "sendTransaction", encoded(forged), {**BASE64, "skipPreflight": True})
     assert answer["result"] == str(forged.signatures[0])
     await transfer_new(client, payer)
     assert (await client.get_signature_statuses([forged.signatures[0]])).value == [None]
 
 
+async def test_an_instruction_of_an_account_that_is_not_listed(
+    network: Urls, client: AsyncClient, payer: Keypair
+) -> None:
+    accounts, blockhash = [payer.pubkey(), SYSTEM_ID], await recent(client)
+    message = Message.new_with_compiled_instructions(1, 0, 1, accounts, blockhash, [CompiledInstruction(77, b"", b"")])
+    error = await refusal(network.rpc_url, VersionedTransaction.populate(message, [payer.sign_message(bytes(message))]))
+    assert error["code"] == -32602
+    assert "sanitize" in error["message"]
+
+
 async def test_an_unknown_blockhash(network: Urls, payer: Keypair) -> None:
-    error = await refusal(network.rpc, sign([move(payer, Keypair().pubkey(), SOL)], Hash.new_unique(), payer))
+    error = await refusal(network.rpc_url, sign([move(payer, Keypair().pubkey(), SOL)], Hash.new_unique(), payer))
     assert error["code"] == -32002
     assert error["message"] == "Transaction simulation failed: Blockhash not found"
     assert error["data"]["err"] == "BlockhashNotFound"
@@ -117,27 +127,27 @@ async def test_the_same_transaction_twice(network: Urls, client: AsyncClient, pa
     tx = sign([move(payer, Keypair().pubkey(), SOL)], await recent(client), payer)
     await client.confirm_transaction((await client.send_transaction(tx, OPTIONS)).value, Confirmed, sleep_seconds=0.1)
     before = (await client.get_balance(payer.pubkey())).value
-    error = await refusal(network.rpc, tx)
+    error = await refusal(network.rpc_url, tx)
     assert error["code"] == -32002
     assert error["message"] == "Transaction simulation failed: This transaction has already been processed"
     assert error["data"]["err"] == "AlreadyProcessed"
-    answer = await rpc(network.rpc, "sendTransaction", encoded(tx), {**BASE64, "skipPreflight": True})
+    answer = await rpc(network.rpc_url, "sendTransaction", encoded(tx), {**BASE64, "skipPreflight": True})
     assert answer["result"] == str(tx.signatures[0])
     assert (await client.get_balance(payer.pubkey())).value == before
 
 
 async def test_without_money_or_program(network: Urls, client: AsyncClient, payer: Keypair) -> None:
     poor = Keypair()
-    error = await refusal(network.rpc, sign([move(poor, payer.pubkey(), 1)], await recent(client), poor))
+    error = await refusal(network.rpc_url, sign([move(poor, payer.pubkey(), 1)], await recent(client), poor))
     assert error["data"]["err"] == "AccountNotFound"
     missing = Instruction(Keypair().pubkey(), b"", [])
-    error = await refusal(network.rpc, sign([missing], await recent(client), payer))
+    error = await refusal(network.rpc_url, sign([missing], await recent(client), payer))
     assert error["data"]["err"] == "ProgramAccountNotFound"
     assert error["message"].endswith("Attempt to load a program that does not exist")
 
 
 async def test_an_account_below_its_rent_minimum(network: Urls, client: AsyncClient, payer: Keypair) -> None:
-    error = await refusal(network.rpc, sign([move(payer, Keypair().pubkey(), 1)], await recent(client), payer))
+    error = await refusal(network.rpc_url, sign([move(payer, Keypair().pubkey(), 1)], await recent(client), payer))
     assert error["code"] == -32002
     assert error["data"]["err"] == {"InsufficientFundsForRent": {"account_index": 1}}
     assert error["message"].endswith("Transaction results in an account (1) with insufficient funds for rent")
@@ -164,7 +174,7 @@ async def test_skipping_preflight_lands_the_failure(client: AsyncClient, payer: 
 
 async def test_the_compute_limit_is_kept(network: Urls, client: AsyncClient, payer: Keypair) -> None:
     short = [set_compute_unit_limit(1_000), memo(PRELOADED_ID, b"x" * 100)]
-    error = await refusal(network.rpc, sign(short, await recent(client), payer))
+    error = await refusal(network.rpc_url, sign(short, await recent(client), payer))
     assert error["data"]["err"] == {"InstructionError": [1, "ProgramFailedToComplete"]}
     assert error["data"]["unitsConsumed"] == 1_000
     enough = [set_compute_unit_limit(60_000), memo(PRELOADED_ID, b"x" * 100)]
@@ -178,7 +188,7 @@ async def test_simulation_shows_and_keeps_nothing(network: Urls, client: AsyncCl
     )
     options = {**BASE64, "replaceRecentBlockhash": True}
     accounts = {"encoding": "base64", "addresses": [str(to)]}
-    value = (await rpc(network.rpc, "simulateTransaction", encoded(unsigned), {**options, "accounts": accounts}))[
+    value = (await rpc(network.rpc_url, "simulateTransaction", encoded(unsigned), {**options, "accounts": accounts}))[
         "result"
     ]["value"]
     assert value["err"] is None
@@ -199,10 +209,10 @@ async def test_simulation_of_what_would_fail(network: Urls, client: AsyncClient,
     assert "BlockhashNotFound" in str((await client.simulate_transaction(stale)).value.err)
     forged = VersionedTransaction.populate(tx.message, [Signature.default()])
     options = {**BASE64, "sigVerify": True}
-    shown_forged = (await rpc(network.rpc, "simulateTransaction", encoded(forged), options))["result"]["value"]
+    shown_forged = (await rpc(network.rpc_url, "simulateTransaction", encoded(forged), options))["result"]["value"]
     assert shown_forged["err"] == "SignatureFailure"
     options["replaceRecentBlockhash"] = True
-    assert (await rpc(network.rpc, "simulateTransaction", encoded(forged), options))["error"]["code"] == -32602
+    assert (await rpc(network.rpc_url, "simulateTransaction", encoded(forged), options))["error"]["code"] == -32602
 
 
 async def test_a_versioned_transaction_with_a_lookup_table(client: AsyncClient, payer: Keypair) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aftermath.member.archive import LONGEST_UPLOAD
+from aftermath.member import archive
 from aftermath.model.checkpoint import load
 from aftermath.model.documents import CheckpointError
 from aftermath.model.segments import level_hash
@@ -15,7 +15,8 @@ from aftermath.rules.run import steps_before
 from aftermath.rules.state import CheckpointKind, RunState
 from aftermath.sim.player import Player
 from aftermath.sim.simulation import Simulation, play
-from member.repository import Repository, raising
+from member.repository import Repository
+from member.short_runs import ALONE, SHORT
 
 
 @pytest.fixture
@@ -23,10 +24,10 @@ def repository(tmp_path: Path) -> Repository:
     return Repository(tmp_path / "hub")
 
 
-def _start(sim: Simulation, repository: Repository) -> list[Player]:
-    """Three members, the first of which uploads."""
-    sim.hub = repository.hub
-    return [sim.add(tier) for tier in (0, 1, 2)]
+def _start(sim: Simulation, repository: Repository, *tiers: int, seconds: float = 20.0) -> list[Player]:
+    """Add a member of tier 0 and others of these tiers; each upload takes it so many seconds, more than a cooldown."""
+    sim.hub, sim.upload_seconds = repository.hub, seconds
+    return [sim.add(tier) for tier in (0, *tiers)]
 
 
 def _warned(player: Player) -> list[str]:
@@ -35,117 +36,128 @@ def _warned(player: Player) -> list[str]:
 
 def test_an_upload_goes_on_beside_the_next_epoch(tmp_path: Path, repository: Repository) -> None:
     async def story(sim: Simulation) -> None:
-        _start(sim, repository)
+        _start(sim, repository, 1, 2)
         await sim.until(lambda run: run.epoch == 1 and run.state is RunState.ROUND_TRAIN)
         assert sim.model.checkpoint_step == 0
-        await sim.until(lambda run: sim.model.checkpoint_step == 7 and run.state is RunState.ROUND_TRAIN)
-        assert (sim.model.checkpoint.kind, sim.model.checkpoint.revision) == (CheckpointKind.HUB, "sim-step-6")
+        await sim.until(lambda run: sim.model.checkpoint_step == 4 and run.state is RunState.ROUND_TRAIN)
+        assert (sim.model.checkpoint.kind, sim.model.checkpoint.revision) == (CheckpointKind.HUB, "sim-step-3")
         await sim.until_finished()
 
-    sim = play(tmp_path / "run", story)
-    assert sim.check() == 42
-    assert len(sim.players[0].saw("applied")) == 12
+    sim = play(tmp_path / "run", story, **SHORT)
+    assert sim.check() == 24
+    assert len(sim.players[0].saw("applied")) == 6
     assert not _warned(sim.players[0])
-    assert (sim.model.checkpoint_step, sim.model.checkpoint.revision) == (13, "sim-step-12")  # although the run is over
-    weights = load(repository.place / "sim-step-12", 0)
+    assert (sim.model.checkpoint_step, sim.model.checkpoint.revision) == (7, "sim-step-6")  # although the run is over
+    weights = load(repository.place / "sim-step-6", 0)
     assert [level_hash(weights, sim.schema.state, level) for level in range(3)] == list(sim.run.level_hashes)
 
 
 def test_of_those_that_wait_for_a_long_upload_the_newest_is_uploaded_next(
     tmp_path: Path, repository: Repository
 ) -> None:
-    """Steps 7, 13, 19 and 25 come up; the upload of 7 outlasts the next two epochs."""
+    """Steps 3, 6, 9 and 12 are saved; the upload of step 3 outlasts the next two epochs."""
 
     async def story(sim: Simulation) -> None:
-        sim.upload_seconds = 80.0
-        _start(sim, repository)
-        await sim.until(lambda run: run.step == 19 and run.state is RunState.WAITING_FOR_MEMBERS)
+        _start(sim, repository, seconds=60.0)
+        await sim.until(lambda run: run.step == 10 and run.state is RunState.WAITING_FOR_MEMBERS)
         assert len(repository.sources) == 0
-        assert sim.model.checkpoint_step == 19  # its directory: an upload of it would be too late
+        assert sim.model.checkpoint_step == 10  # its directory: an upload of it would be too late
         await sim.until(lambda run: run.state is RunState.FINISHED)
         await asyncio.sleep(300)
 
-    sim = play(tmp_path / "run", story, total_steps=24)
-    assert sim.check() == 84
-    assert repository.commits == ["sim-step-18", "sim-step-24", "sim-step-6"]
-    assert sim.model.checkpoint.repo == str(sim.place / "kept" / "m0" / "sim-step24")
+    sim = play(tmp_path / "run", story, **ALONE | {"total_steps": 12})
+    sim.check()
+    assert repository.commits == ["sim-step-12", "sim-step-3", "sim-step-9"]
+    assert sim.model.checkpoint.repo == str(sim.place / "kept" / "m0" / "sim-step12")
     told = _warned(sim.players[0])
-    assert told[0] == "step 12 is not uploaded: an earlier upload took so long that it is outdated"
-    assert told[1] == "the chain does not name team/model@sim-step-6 of step 6: a later epoch has ended meanwhile"
+    assert told[0] == "step 6 is not uploaded: an earlier upload took so long that it is outdated"
+    assert told[1] == "the chain does not name team/model@sim-step-3 of step 3: a later epoch has ended meanwhile"
     assert len(told) == 4
 
 
-def test_an_upload_that_never_ends_is_given_up_and_its_directory_named(tmp_path: Path, repository: Repository) -> None:
+def test_upload_without_end_is_given_up_and_directory_named(
+    tmp_path: Path, repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    longest = 300.0
+    monkeypatch.setattr(archive, "LONGEST_UPLOAD", longest)
+
     async def story(sim: Simulation) -> None:
-        sim.upload_seconds = 10 * LONGEST_UPLOAD
-        _start(sim, repository)
+        _start(sim, repository, seconds=10 * longest)
         await sim.until(lambda run: run.state is RunState.FINISHED)
         assert sim.players[0].alive
-        await asyncio.sleep(2 * LONGEST_UPLOAD)
+        await asyncio.sleep(2 * longest)
         assert not sim.players[0].alive
 
-    sim = play(tmp_path / "run", story)
-    assert sim.check() == 42
+    sim = play(tmp_path / "run", story, **ALONE)
+    sim.check()
     assert not repository.sources
-    assert _warned(sim.players[0])[0] == "step 6 was not uploaded: it took longer than 3600 s and is given up"
-    assert sim.model.checkpoint.repo == str(sim.place / "kept" / "m0" / "sim-step12")
+    assert _warned(sim.players[0])[0] == "step 3 was not uploaded: it took longer than 300 s and is given up"
+    assert sim.model.checkpoint.repo == str(sim.place / "kept" / "m0" / "sim-step6")
 
 
-@pytest.mark.parametrize("error", [CheckpointError("the Hub answered 403", "Set HF_TOKEN."), RuntimeError("a bug")])
-def test_a_hub_that_refuses_costs_only_the_upload(tmp_path: Path, repository: Repository, error: Exception) -> None:
-    repository.before = raising(error)
+def test_a_hub_that_refuses_costs_only_the_upload(tmp_path: Path, repository: Repository) -> None:
+    errors = [CheckpointError("the Hub answered 403", "Set HF_TOKEN."), RuntimeError("a bug")]
+
+    def refuse() -> None:
+        raise errors[len(repository.sources) - 1]
+
+    repository.before = refuse
 
     async def story(sim: Simulation) -> None:
         _start(sim, repository)
         await sim.until_finished()
 
-    sim = play(tmp_path / "run", story)
-    assert sim.check() == 42
-    assert _warned(sim.players[0]) == [f"step {step} was not uploaded: {error}" for step in (6, 12)]
-    assert sorted(path.name for path in (sim.place / "kept" / "m0").iterdir()) == ["sim-step12", "sim-step6"]
-    assert sim.model.checkpoint.repo == str(sim.place / "kept" / "m0" / "sim-step12")
+    sim = play(tmp_path / "run", story, **ALONE)
+    sim.check()
+    assert _warned(sim.players[0]) == [
+        f"step {step} was not uploaded: {error}" for step, error in zip((3, 6), errors, strict=True)
+    ]
+    assert sorted(path.name for path in (sim.place / "kept" / "m0").iterdir()) == ["sim-step3", "sim-step6"]
+    assert sim.model.checkpoint.repo == str(sim.place / "kept" / "m0" / "sim-step6")
 
 
+@pytest.mark.slow
 def test_an_upload_that_loses_to_a_directory_is_a_warning(tmp_path: Path, repository: Repository) -> None:
     """The directory is there first, and stays where its member's turn is before the other's."""
 
     async def story(sim: Simulation) -> None:
-        _start(sim, repository)
+        _start(sim, repository, 1, 2, seconds=12.0)
         sim.hub = None
         sim.add(0)
         await sim.until_finished()
 
-    sim = play(tmp_path / "run", story, init_min_clients=4, total_steps=18)
+    sim = play(tmp_path / "run", story, init_min_clients=4, rounds_per_epoch=3, total_steps=9)
     assert sim.check() > 0
     other = sim.place / "kept" / "m3"
     chosen = {steps_before(one.step): one.checkpoint for one in reversed(sim.model.recorded)}
     assert _warned(sim.players[0]) == [
         f"the chain does not name team/model@sim-step-{step} of step {step}: "
         f"it names {other / f'sim-step{step}'} of step {step} already"
-        for step in (6, 12, 18)
+        for step in (3, 6, 9)
         if chosen[step].kind is CheckpointKind.LOCAL
     ]
     assert CheckpointKind.LOCAL in {one.kind for one in chosen.values()}  # so somebody was told
     assert not _warned(sim.players[3])
 
 
+@pytest.mark.slow
 def test_a_directory_does_not_replace_what_others_can_reach(tmp_path: Path, repository: Repository) -> None:
     """Once the run's checkpoint is on the Hub, a member that only writes to a directory leaves it there."""
 
     async def story(sim: Simulation) -> None:
-        players = _start(sim, repository)
-        await sim.until(lambda run: sim.model.checkpoint_step == 7 and run.state is RunState.ROUND_TRAIN)
+        players = _start(sim, repository, 1, 2)
+        await sim.until(lambda run: sim.model.checkpoint_step == 4 and run.state is RunState.ROUND_TRAIN)
         sim.hub = None
         sim.add(0)
         await sim.until(lambda run: run.epoch == 3 and run.state is RunState.ROUND_TRAIN)  # it has shown its level 0
         await sim.kill(players[0])
         await sim.until_finished()
 
-    sim = play(tmp_path / "run", story, total_steps=30)
+    sim = play(tmp_path / "run", story, rounds_per_epoch=3, total_steps=15)
     assert sim.check(dropped=[sim.players[0]]) > 0
     late = sim.players[3]
-    assert [event["step"] for event in late.saw("checkpoint")][-1] == 30
-    assert (sim.model.checkpoint.kind, sim.model.checkpoint_step) == (CheckpointKind.HUB, 13)
+    assert [event["step"] for event in late.saw("checkpoint")][-1] == 15
+    assert (sim.model.checkpoint.kind, sim.model.checkpoint_step) == (CheckpointKind.HUB, 7)
 
 
 def test_a_lost_reply_is_no_reason_to_warn(tmp_path: Path, repository: Repository) -> None:
@@ -155,9 +167,9 @@ def test_a_lost_reply_is_no_reason_to_warn(tmp_path: Path, repository: Repositor
         repository.before = lambda: setattr(chain, "replies_lost", 1)
         await sim.until_finished()
 
-    sim = play(tmp_path / "run", story)
-    assert sim.check() == 42
-    assert sim.model.checkpoint.revision == "sim-step-12"
+    sim = play(tmp_path / "run", story, **ALONE)
+    sim.check()
+    assert sim.model.checkpoint.revision == "sim-step-6"
     assert not _warned(sim.players[0])
 
 
@@ -172,8 +184,8 @@ def test_whatever_goes_wrong_in_the_background_is_a_warning(tmp_path: Path, repo
         chain.checkpoint = checkpoint  # type: ignore[method-assign]
         await sim.until_finished()
 
-    sim = play(tmp_path / "run", story)
-    assert sim.check() == 42
+    sim = play(tmp_path / "run", story, **ALONE)
+    sim.check()
     assert _warned(sim.players[0]) == [
-        f"the chain was not told of the checkpoint of step {step}: nobody expected this" for step in (6, 12)
+        f"the chain was not told of the checkpoint of step {step}: nobody expected this" for step in (3, 6)
     ]

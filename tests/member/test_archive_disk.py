@@ -12,6 +12,7 @@ from aftermath.member import archive
 from aftermath.rules.state import CheckpointKind, RunState
 from aftermath.sim.simulation import Simulation, play
 from member.repository import Repository, raising
+from member.short_runs import ALONE
 
 
 @pytest.fixture
@@ -45,13 +46,12 @@ def test_without_a_directory_nothing_stays_on_the_disk(
 
     async def story(sim: Simulation) -> None:
         sim.hub, sim.keeps = repository.hub, False
-        for tier in (0, 1, 2):
-            sim.add(tier)
+        sim.add(0)
         await sim.until_finished()
 
-    sim = play(tmp_path / "run", story)
-    assert sim.check() == 42
-    assert sim.model.checkpoint_step == (0 if fails else 13)
+    sim = play(tmp_path / "run", story, **ALONE)
+    sim.check()
+    assert sim.model.checkpoint_step == (0 if fails else 7)
     assert [source.parent.parent for source in repository.sources] == [temporary] * 2
     assert not _in(temporary)
 
@@ -61,16 +61,15 @@ def test_stopping_gives_up_the_upload_and_the_one_that_waits(
 ) -> None:
     async def story(sim: Simulation) -> None:
         sim.hub, sim.keeps, sim.upload_seconds = repository.hub, False, 500.0
-        players = [sim.add(tier) for tier in (0, 1, 2)]
+        player = sim.add(0)
         await sim.until(lambda run: run.epoch == 2 and run.state is RunState.ROUND_TRAIN)
         assert len(_in(temporary)) == 2
         before = sim.now
-        await sim.stop(players[0])
+        await sim.stop(player)
         assert sim.now - before < 2
         assert not _in(temporary)
 
-    sim = play(tmp_path / "run", story, total_steps=24)
-    assert sim.compare(sim.players) > 0
+    play(tmp_path / "run", story, **ALONE | {"total_steps": 12})
     assert not repository.sources
 
 
@@ -84,41 +83,37 @@ def test_a_save_that_fails_in_an_unexpected_way_is_a_warning(
 
     async def story(sim: Simulation) -> None:
         sim.hub, sim.keeps = repository.hub, False
-        for tier in (0, 1, 2):
-            sim.add(tier)
+        sim.add(0)
         await sim.until_finished()
 
-    sim = play(tmp_path / "run", story)
-    assert sim.check() == 42
+    sim = play(tmp_path / "run", story, **ALONE)
+    sim.check()
     told = [event["message"] for event in sim.players[0].saw("warning")]
-    assert told == [f"no checkpoint of step {step} was kept: CUDA error: out of memory" for step in (6, 12)]
+    assert told == [f"no checkpoint of step {step} was kept: CUDA error: out of memory" for step in (3, 6)]
     assert not _in(temporary)
 
 
 def test_old_steps_go_but_not_the_one_on_its_way_to_the_hub(tmp_path: Path, repository: Repository) -> None:
-    """Three are kept; step 6 is being uploaded all the time and 30 waits, after 12, 18 and 24 did."""
+    """Three are kept; step 3 is being uploaded all the time and 15 waits, after 6, 9 and 12 did."""
 
     async def story(sim: Simulation) -> None:
         sim.hub, sim.upload_seconds = repository.hub, 500.0
-        for tier in (0, 1, 2):
-            sim.add(tier)
+        sim.add(0)
         await sim.until(lambda run: run.epoch == 5 and run.state is RunState.ROUND_TRAIN)
-        assert _in(sim.place / "kept" / "m0") == ["sim-step18", "sim-step24", "sim-step30", "sim-step6"]
+        assert _in(sim.place / "kept" / "m0") == ["sim-step12", "sim-step15", "sim-step3", "sim-step9"]
 
-    sim = play(tmp_path / "run", story, total_steps=48)
-    assert sim.compare(sim.players) > 0
+    play(tmp_path / "run", story, **ALONE | {"total_steps": 24})
 
 
 def test_old_steps_go_but_not_the_one_the_chain_names(tmp_path: Path) -> None:
-    """From step 12 on the chain cannot be told of checkpoints."""
+    """From step 6 on the chain cannot be told of checkpoints."""
 
     async def story(sim: Simulation) -> None:
-        for tier in (0, 1, 2):
-            sim.add(tier)
+        sim.add(0)
         await sim.until(lambda run: run.epoch == 1 and run.state is RunState.ROUND_TRAIN)
         named = sim.model.checkpoint
         assert named.kind is CheckpointKind.LOCAL
-        assert named.repo == str(sim.place / "kept" / "m0" / "sim-step6")
+        assert named.repo == str(sim.place / "kept" / "m0" / "sim-step3")
         chain = sim.players[0].chain
         assert chain is not None
 
@@ -127,11 +122,10 @@ def test_old_steps_go_but_not_the_one_the_chain_names(tmp_path: Path) -> None:
 
         chain.checkpoint = checkpoint  # type: ignore[method-assign]
         await sim.until(lambda run: run.epoch == 5 and run.state is RunState.ROUND_TRAIN)
-        assert _in(sim.place / "kept" / "m0") == ["sim-step18", "sim-step24", "sim-step30", "sim-step6"]
+        assert _in(sim.place / "kept" / "m0") == ["sim-step12", "sim-step15", "sim-step3", "sim-step9"]
         assert sim.model.checkpoint == named
 
-    sim = play(tmp_path / "run", story, total_steps=48)
-    assert sim.compare(sim.players) > 0
+    play(tmp_path / "run", story, **ALONE | {"total_steps": 24})
 
 
 async def _epoch_from_the_start(sim: Simulation) -> None:
@@ -145,38 +139,35 @@ async def _epoch_from_the_start(sim: Simulation) -> None:
 
 
 def test_a_step_of_a_past_that_was_left_makes_room(tmp_path: Path) -> None:
-    """Steps 6 and 12 are saved, and then again, with what the model has learnt meanwhile."""
+    """Steps 3 and 6 are saved, and then again, with what the model has learnt meanwhile."""
 
     async def story(sim: Simulation) -> None:
-        for tier in (0, 1, 2):
-            sim.add(tier)
+        sim.add(0)
         place = sim.place / "kept" / "m0"
         await sim.until(lambda run: run.epoch == 2 and run.state is RunState.ROUND_TRAIN)
         past = {name: (place / name / "model.safetensors").read_bytes() for name in _in(place)}
-        assert sorted(past) == ["sim-step12", "sim-step6"]
+        assert sorted(past) == ["sim-step3", "sim-step6"]
         await _epoch_from_the_start(sim)
-        assert sim.model.checkpoint.repo == str(place / "sim-step6")
-        assert (place / "sim-step6" / "model.safetensors").read_bytes() != past["sim-step6"]
-        aside = place / "sim-step6.replaced-1"
+        assert sim.model.checkpoint.repo == str(place / "sim-step3")
+        assert (place / "sim-step3" / "model.safetensors").read_bytes() != past["sim-step3"]
+        aside = place / "sim-step3.replaced-1"
         (said,) = [event["message"] for event in sim.players[0].saw("warning") if "another model" in event["message"]]
-        assert f"{place / 'sim-step6'} held another model of step 6" in said
+        assert f"{place / 'sim-step3'} held another model of step 3" in said
         assert f"it was moved to {aside}" in said
-        assert _in(place) == ["sim-step12", "sim-step13", "sim-step6"], "of four that one was the first to go"
+        assert _in(place) == ["sim-step3", "sim-step6", "sim-step7"], "of four that one was the first to go"
         await sim.until_finished()
-        assert sim.model.checkpoint.repo == str(place / "sim-step24")
+        assert sim.model.checkpoint.repo == str(place / "sim-step12")
 
-    sim = play(tmp_path / "run", story, total_steps=24)
-    assert sim.compare(sim.players) > 0
+    play(tmp_path / "run", story, **ALONE | {"total_steps": 12})
 
 
 def test_a_step_of_a_past_that_was_left_stays_if_the_chain_names_it(tmp_path: Path) -> None:
     async def story(sim: Simulation) -> None:
-        for tier in (0, 1, 2):
-            sim.add(tier)
+        sim.add(0)
         place = sim.place / "kept" / "m0"
         await sim.until(lambda run: run.epoch == 1 and run.state is RunState.ROUND_TRAIN)
-        named, past = sim.model.checkpoint, (place / "sim-step6" / "model.safetensors").read_bytes()
-        assert named.repo == str(place / "sim-step6")
+        named, past = sim.model.checkpoint, (place / "sim-step3" / "model.safetensors").read_bytes()
+        assert named.repo == str(place / "sim-step3")
         chain = sim.players[0].chain
         assert chain is not None
 
@@ -187,9 +178,8 @@ def test_a_step_of_a_past_that_was_left_stays_if_the_chain_names_it(tmp_path: Pa
         await _epoch_from_the_start(sim)
         told = [event["message"] for event in sim.players[0].saw("warning")]
         assert sum("holds another model of that name, and stays as it is" in message for message in told) == 1
-        assert (place / "sim-step6" / "model.safetensors").read_bytes() == past
+        assert (place / "sim-step3" / "model.safetensors").read_bytes() == past
         assert sim.model.checkpoint == named
-        assert _in(place) == ["sim-step6", "sim-step7"], "the pause ended the other epoch early"
+        assert _in(place) == ["sim-step3", "sim-step4"], "the pause ended the other epoch early"
 
-    sim = play(tmp_path / "run", story, total_steps=24)
-    assert sim.compare(sim.players) > 0
+    play(tmp_path / "run", story, **ALONE | {"total_steps": 12})

@@ -80,7 +80,7 @@ def test_a_member_that_tells_each_half_another_result_is_found_out_by_all(tmp_pa
         sabotage(players[0], lie)
         await sim.until(lambda run: run.epoch == 1)
 
-    sim = play(tmp_path, story, init_min_clients=5)
+    sim = play(tmp_path, story, init_min_clients=5, rounds_per_epoch=4)
     liar, *honest = sim.players
     assert sim.compare(honest) > 0
     check_evidence(liar, honest)
@@ -100,7 +100,7 @@ def test_a_member_that_tells_all_two_results_is_found_out_by_all(tmp_path: Path)
         sabotage(players[0], lie)
         await sim.until(lambda run: run.epoch == 1)
 
-    sim = play(tmp_path, story)
+    sim = play(tmp_path, story, rounds_per_epoch=4)
     check_evidence(sim.players[0], sim.players[1:])
     check_ejected(sim, sim.players[0], sim.players[1:])
 

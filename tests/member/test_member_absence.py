@@ -28,7 +28,7 @@ def _witness(sim: Simulation) -> Player:
     return next(player for player in sim.players if bytes(player.key.pubkey()) == wallet)
 
 
-@pytest.mark.parametrize("leavers", [1, 2])
+@pytest.mark.parametrize("leavers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_witness_that_leaves_does_not_hold_up_the_others(tmp_path: Path, leavers: int) -> None:
     """The next in line attests as soon as it can, not when the round's time is up."""
 
@@ -45,7 +45,7 @@ def test_a_witness_that_leaves_does_not_hold_up_the_others(tmp_path: Path, leave
         run = await sim.until(lambda run: run.state is RunState.COOLDOWN)
         assert run.exit_reason is ExitReason.ROUNDS_PER_EPOCH
 
-    sim = play(tmp_path, story, witness_nodes=1, max_round_train_time=100, init_min_clients=4)
+    sim = play(tmp_path, story, witness_nodes=1, max_round_train_time=100, init_min_clients=4, rounds_per_epoch=4)
     assert sim.compare(sim.players) > 0
     assert not sim.record.dropped
 
@@ -75,9 +75,17 @@ def test_a_witness_whose_word_is_refused_asks_and_complains_ever_more_rarely(tmp
         poor.chain.witness = poor.chain.warmup_witness = refused  # type: ignore[method-assign]
         await sim.until(lambda run: run.epoch == 1)
 
-    sim = play(tmp_path, story, min_clients=3, max_round_train_time=20, round_witness_time=10, warmup_time=60)
+    sim = play(
+        tmp_path,
+        story,
+        min_clients=3,
+        max_round_train_time=20,
+        round_witness_time=10,
+        warmup_time=60,
+        rounds_per_epoch=3,
+    )
     said = Counter(event["message"] for event in sim.players[0].saw("warning") if "was refused" in event["message"])
-    assert len(said) == 8, "of the warm-up and of seven rounds"
+    assert len(said) == 5, "of the warm-up and of four rounds"
     assert max(said.values()) <= 6
 
 
@@ -93,12 +101,13 @@ def test_a_holder_that_dies_in_cooldown_does_not_cost_the_run_its_model(tmp_path
         await sim.until(lambda run: run.epoch == 2)
         assert sim.model.checkpoint_step == sim.run.step
 
-    sim = play(tmp_path, story, init_min_clients=3, total_steps=100)
+    sim = play(tmp_path, story, init_min_clients=3, rounds_per_epoch=3, total_steps=100)
     for player in (sim.players[0], *sim.players[2:]):
         assert [event["source"] for event in player.saw("model")] == ["the checkpoint", "its own replica"], player.name
     assert sim.check(dropped=[sim.players[1]]) > 0
 
 
+@pytest.mark.slow
 def test_a_level_whose_last_holder_left_before_its_checkpoint_was_named_does_not_hold_up_the_run(
     tmp_path: Path,
 ) -> None:
@@ -115,9 +124,10 @@ def test_a_level_whose_last_holder_left_before_its_checkpoint_was_named_does_not
         assert sim.model.checkpoint_step == 0 < sim.run.step
         await sim.until_finished()
 
-    assert play(tmp_path, story, init_min_clients=2, total_steps=18).check() > 0
+    assert play(tmp_path, story, init_min_clients=2, rounds_per_epoch=3, total_steps=9).check() > 0
 
 
+@pytest.mark.slow
 def test_a_stall_of_all_is_held_against_nobody(tmp_path: Path) -> None:
     """A member that had nothing to train is no judge of those who had: it would be left alone, without the model."""
 
@@ -146,6 +156,7 @@ def test_a_stall_of_all_is_held_against_nobody(tmp_path: Path) -> None:
     assert sim.check() > 0
 
 
+@pytest.mark.slow
 def test_who_withholds_its_share_and_attests_it_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a round of one sequence nobody else owes a result: that looks like a stall of all, once."""
     announce = Announcing.announce
@@ -170,6 +181,7 @@ def test_who_withholds_its_share_and_attests_it_is_dropped(tmp_path: Path, monke
     assert sim.check(dropped=[sim.players[3]]) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overlap", [0, 1])
 def test_a_round_in_which_all_are_stopped_is_finished_when_they_go_on(tmp_path: Path, overlap: int) -> None:
     """Some results are there and that of the only holder of level 0 is not: it gets its time, and is not dropped."""

@@ -23,8 +23,11 @@ from aftermath.sim.record import Broken
 from aftermath.sim.simulation import Simulation, play
 from aftermath.sim.transport import SimTransport
 from member.saboteurs import Lie, sabotage, sign, tell_all
+from member.short_runs import SHORT
 
 ROUND_SECONDS = 15  # of the run's rules
+
+EITHER_OVERLAP = [pytest.param(0, marks=pytest.mark.slow), 1]
 
 _SECRETS: dict[bytes, bytes] = {}
 """Of the members of a run, by their p2p keys."""
@@ -89,7 +92,7 @@ def _an_epoch(place: Path, hostile: Callable[[Simulation, list[Player]], None], 
         hostile(sim, players)
         await sim.until(lambda run: run.epoch == 1)
 
-    return play(place, story, init_min_clients=4, **rules)
+    return play(place, story, init_min_clients=4, rounds_per_epoch=4, **rules)
 
 
 def _honest_are_whole(sim: Simulation) -> None:
@@ -106,8 +109,15 @@ def _dropped(sim: Simulation) -> set[bytes]:
     return {sim.members.seats[seat].signer for _, seat in sim.record.dropped}
 
 
-@pytest.mark.parametrize("overlap", [0, 1])
-@pytest.mark.parametrize("copied", [the_bytes, the_bytes_and_the_seal, the_work])
+@pytest.mark.parametrize("overlap", EITHER_OVERLAP)
+@pytest.mark.parametrize(
+    "copied",
+    [
+        pytest.param(the_bytes, marks=pytest.mark.slow),
+        pytest.param(the_bytes_and_the_seal, marks=pytest.mark.slow),
+        the_work,
+    ],
+)
 def test_who_copies_is_not_credited_and_falls_out(tmp_path: Path, copied: Copied, overlap: int) -> None:
     """`the_bytes` is the attack on payloads that are not sealed: there the copier is credited in every round."""
 
@@ -122,6 +132,7 @@ def test_who_copies_is_not_credited_and_falls_out(tmp_path: Path, copied: Copied
     assert copied is not the_work or any(event["why"] == CLOSED_ON for event in refused)
 
 
+@pytest.mark.slow
 def test_a_copy_is_not_credited_though_a_witness_lies_for_it(tmp_path: Path) -> None:
     """Two of five, of whom one copies and both say at once that they are closed and attest the copy all the same."""
 
@@ -176,7 +187,7 @@ def _closes_early_and_goes_on(player: Player) -> None:
     results.open = early  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.parametrize("overlap", EITHER_OVERLAP)
 def test_who_closes_early_leaves_nobody_out(tmp_path: Path, overlap: int) -> None:
     sim = _an_epoch(tmp_path, lambda sim, players: _closes_early_and_goes_on(players[0]), overlap=overlap)
     _honest_are_whole(sim)
@@ -198,7 +209,7 @@ def _intercept(player: Player, kind: type, instead: Callable[[bytes, SimTranspor
     transport.announce = announce  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.parametrize("overlap", EITHER_OVERLAP)
 def test_who_never_opens_delivers_nothing(tmp_path: Path, overlap: int) -> None:
     """It costs an epoch one round's time, as whoever is late."""
 
@@ -219,7 +230,7 @@ def test_who_never_opens_delivers_nothing(tmp_path: Path, overlap: int) -> None:
     assert sum(later - now > 0.8 * ROUND_SECONDS for now, later in pairwise(rounds)) <= 1
 
 
-@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.parametrize("overlap", EITHER_OVERLAP)
 def test_who_opens_to_one_has_opened_to_all(tmp_path: Path, overlap: int) -> None:
     """Whoever has a key passes it on."""
 
@@ -231,7 +242,7 @@ def test_who_opens_to_one_has_opened_to_all(tmp_path: Path, overlap: int) -> Non
     assert not sim.record.dropped
 
 
-@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.parametrize("overlap", EITHER_OVERLAP)
 def test_a_witness_that_is_never_closed_costs_nobody_anything(tmp_path: Path, overlap: int) -> None:
     sim = _an_epoch(
         tmp_path, lambda sim, players: _intercept(players[0], Closed, lambda data, transport: None), overlap=overlap
@@ -245,38 +256,39 @@ def test_a_witness_that_is_never_closed_costs_nobody_anything(tmp_path: Path, ov
 # --- who restarts, and small runs -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("count", [1, 2, 3])
-@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.parametrize("overlap", EITHER_OVERLAP)
+@pytest.mark.parametrize("count", [1, 2])
 def test_runs_of_few_members_open_what_they_train(tmp_path: Path, count: int, overlap: int) -> None:
     async def story(sim: Simulation) -> None:
         for tier in range(count):
             sim.add(tier)
         await sim.until_finished()
 
-    sim = play(tmp_path, story, overlap=overlap, init_min_clients=count, min_clients=count)
+    sim = play(tmp_path, story, overlap=overlap, init_min_clients=count, min_clients=count, **SHORT)
     sim.check()
     assert not sim.record.dropped
     assert sim.run.lost_sequences == 0
     assert all({e["results"] for e in player.saw("applied")} == {count} for player in sim.players)
 
 
+@pytest.mark.slow
 def test_a_member_that_restarts_opens_what_it_announced_before(tmp_path: Path) -> None:
     """It holds nothing any more but its secret; the result counts all the same."""
 
     async def story(sim: Simulation) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2, 0)]
-        await sim.until_round(2)
-        await sim.until(lambda run: bool(players[3].saw("trained", height=2)))
+        await sim.until_round(1)
+        await sim.until(lambda run: bool(players[3].saw("trained", height=1)))
         await asyncio.sleep(0.1)
         await sim.kill(players[3])
         sim.start(players[3])
-        header = (await sim.until_round(4)).round(3)  # whose witnesses judged round 2
+        header = (await sim.until_round(3)).round(2)  # whose witnesses judged round 1
         assert header is not None
         credited.append(bitmap.contains(header.attested, seat_of(players[3])))
         await sim.until(lambda run: run.state is RunState.COOLDOWN)
 
     credited: list[bool] = []
-    sim = play(tmp_path, story, init_min_clients=4)
+    sim = play(tmp_path, story, init_min_clients=4, rounds_per_epoch=4)
     assert credited == [True]
     sim.check(dropped=[sim.players[3]])
 

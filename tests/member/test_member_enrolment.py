@@ -11,6 +11,7 @@ from aftermath.coordinator.errors import Refused
 from aftermath.rules.state import RunState
 from aftermath.sim.player import Player
 from aftermath.sim.simulation import Simulation, play
+from member.short_runs import SHORT
 
 LATENCY = 0.5  # virtual seconds to the chain, and as many back
 
@@ -179,7 +180,7 @@ def test_whoever_comes_late_says_once_that_it_waits(tmp_path: Path) -> None:
         assert [e["epoch"] for e in late.saw("waiting")] == [1]
         assert not any(player.saw("waiting") for player in early)
 
-    play(tmp_path, story)
+    play(tmp_path, story, **SHORT)
 
 
 def test_who_gives_its_place_up_asks_nobody_who_took_it(tmp_path: Path) -> None:

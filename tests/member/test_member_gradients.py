@@ -25,8 +25,9 @@ from aftermath.sim.player import Player
 from aftermath.sim.simulation import Simulation, play
 from aftermath.train.keeping import gradients_place
 from aftermath.train.settings import TrainSettings
+from member.short_runs import ALONE, SHORT
 
-STEPS = range(1, 13)
+STEPS = range(1, SHORT["total_steps"] + 1)
 
 
 def files_of(sim: Simulation, player: Player) -> dict[str, bytes]:
@@ -52,7 +53,7 @@ def whole_run(tmp_path: Path, tiers: Sequence[int], **rules: Any) -> Simulation:
             sim.add(tier)
         await sim.until_finished()
 
-    return play(tmp_path, story, **rules)
+    return play(tmp_path, story, **SHORT, **rules)
 
 
 def test_members_of_one_tier_write_the_same_files(tmp_path: Path) -> None:
@@ -63,7 +64,7 @@ def test_members_of_one_tier_write_the_same_files(tmp_path: Path) -> None:
     assert others == [first, first]
 
 
-@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.parametrize("overlap", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_they_hold_the_very_votes_that_are_applied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overlap: int
 ) -> None:
@@ -105,22 +106,20 @@ def _full(target: Path) -> Iterator[BinaryIO]:
 def test_a_full_disk_is_one_warning_until_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story(sim: Simulation) -> None:
         sim.writes_gradients = True
-        for tier in (0, 1, 2):
-            sim.add(tier)
+        sim.add(0)
         await sim.until_round(3)
         with monkeypatch.context() as patch:
             patch.setattr(gradients, "replacing", _full)
             await sim.until_round(1, epoch=1)
         await sim.until_finished()
 
-    sim = play(tmp_path, story)
-    assert sim.check() == 42, "all rounds were applied by all"
-    for player in sim.players:
-        (told,) = player.saw("warning")
-        assert "not all results of step" in told["message"]
-        assert f"the disk of {sim.place / 'gradients' / player.name} is full" in told["message"]
-        steps = {int(name.split("-")[1]) for name in files_of(sim, player)}
-        assert {1, 12} < steps < {*STEPS}
+    sim = play(tmp_path, story, **ALONE | {"rounds_per_epoch": 4, "total_steps": 8})
+    sim.check()
+    (player,) = sim.players
+    (told,) = player.saw("warning")
+    assert "not all results of step" in told["message"]
+    assert f"the disk of {sim.place / 'gradients' / player.name} is full" in told["message"]
+    assert {1, 8} <= {int(name.split("-")[1]) for name in files_of(sim, player)} < {*range(1, 9)}
 
 
 def test_a_directory_that_goes_is_a_warning_or_made_again(tmp_path: Path) -> None:
@@ -128,38 +127,37 @@ def test_a_directory_that_goes_is_a_warning_or_made_again(tmp_path: Path) -> Non
 
     async def story(sim: Simulation) -> None:
         sim.writes_gradients = True
-        for tier in (0, 1, 2):
+        for tier in (0, 2):
             sim.add(tier)
-        await sim.until_round(4)
-        for player in sim.players[:2]:
+        await sim.until_round(3)
+        for player in sim.players:
             shutil.rmtree(sim.place / "gradients" / player.name)
         (sim.place / "gradients" / "m0").write_text("in the way")
         await sim.until_finished()
 
-    sim = play(tmp_path, story)
-    assert sim.check() == 42
+    sim = play(tmp_path, story, init_min_clients=2, rounds_per_epoch=4, total_steps=8)
+    assert sim.check() == 10
     (told,) = sim.players[0].saw("warning")
     assert f"cannot write to {sim.place / 'gradients' / 'm0'}" in told["message"]
     assert not sim.players[1].saw("warning")
-    assert max(results_of(sim, sim.players[1])) == 12
+    assert max(results_of(sim, sim.players[1])) == 8
 
 
 def test_a_disk_slower_than_the_rounds_costs_files_and_no_memory(tmp_path: Path) -> None:
     async def story(sim: Simulation) -> None:
         sim.writes_gradients = True
         slow = sim.add(0)
-        for tier in (1, 2):
-            sim.add(tier)
+        sim.add(2)
         slow.member._workers.write._seconds = 12.0  # type: ignore[union-attr]
         await sim.until(lambda run: run.epoch == 1)
         assert len(slow.member._gradients._writing) <= 4  # type: ignore[union-attr]
         await sim.until_finished()
 
-    sim = play(tmp_path, story, rounds_per_epoch=12, total_steps=24)
+    sim = play(tmp_path, story, init_min_clients=2, rounds_per_epoch=12, total_steps=12)
     assert sim.compare(sim.players) > 0
     told = [event["message"] for event in sim.players[0].saw("warning")]
     assert any("takes them more slowly than rounds go on" in message for message in told)
-    assert 0 < len(results_of(sim, sim.players[0])) < len(results_of(sim, sim.players[1])) == 24
+    assert 0 < len(results_of(sim, sim.players[0])) < len(results_of(sim, sim.players[1])) == 12
 
 
 def test_a_place_that_cannot_be_written_is_said_before_joining(tmp_path: Path) -> None:
@@ -191,20 +189,20 @@ def test_figures_come_every_so_many_steps_and_change_nothing(tmp_path: Path) -> 
     def run(place: Path, every: int) -> Simulation:
         async def story(sim: Simulation) -> None:
             sim.optim_stats_steps = every
-            for tier in (0, 1, 2):
+            for tier in (0, 2):
                 sim.add(tier)
             await sim.until_finished()
 
-        return play(place, story)
+        return play(place, story, init_min_clients=2, **SHORT)
 
-    plain, asked = run(tmp_path / "plain", 0), run(tmp_path / "asked", 5)
-    assert asked.check() == 42
+    plain, asked = run(tmp_path / "plain", 0), run(tmp_path / "asked", 2)
+    assert asked.check() == 8
     for one, other in zip(plain.players, asked.players, strict=True):
         hashes = [[event["hashes"] for event in player.saw("applied")] for player in (one, other)]
         assert hashes[0] == hashes[1]
         assert not one.saw("optimizer")
         told = other.saw("optimizer")
-        assert [event["step"] for event in told] == [5, 10]
+        assert [event["step"] for event in told] == [2, 4, 6]
         for event in told:
             assert [*event["levels"]] == [str(level) for level in range(other.tier, 3)]
             for level in event["levels"].values():

@@ -36,11 +36,18 @@ def _epoch(place: Path, lie: str, overlap: int) -> Simulation:
         await sim.until(lambda run: run.epoch == 1)
 
     rules = {"init_min_clients": len(TIERS), "min_clients": WITNESSES, "witness_nodes": WITNESSES, "overlap": overlap}
-    return play(place, story, rounds_per_epoch=10, **rules)
+    return play(place, story, rounds_per_epoch=6, **rules)
 
 
-@pytest.mark.parametrize("overlap", [0, 1])
-@pytest.mark.parametrize("lie", ["from all", "from the other holder"])
+@pytest.mark.parametrize(
+    ("lie", "overlap"),
+    [
+        ("from the other holder", 0),
+        pytest.param("from the other holder", 1, marks=pytest.mark.slow),
+        pytest.param("from all", 0, marks=pytest.mark.slow),
+        pytest.param("from all", 1, marks=pytest.mark.slow),
+    ],
+)
 def test_a_level_hidden_where_no_other_holder_is_a_witness_pushes_nobody_out(
     tmp_path: Path, lie: str, overlap: int
 ) -> None:
@@ -53,7 +60,7 @@ def test_a_level_hidden_where_no_other_holder_is_a_witness_pushes_nobody_out(
     assert {sim.members.seats[seat].signer for _, seat in sim.record.dropped} <= {bytes(liar.key.pubkey())}
     assert sim.run.lost_sequences == 0
     heights = {e["height"] for e in honest[0].saw("applied")}
-    assert len(heights) == 10, "the other holder applied all rounds"
+    assert len(heights) == 6, "the other holder applied all rounds"
 
 
 def _over(sim: Simulation, height: int) -> bool:
@@ -66,6 +73,7 @@ def _holder_went_through(sim: Simulation) -> bool:
     return not any("out of this epoch" in e["message"] for e in holder.saw("warning")) and bool(holder.saw("cooldown"))
 
 
+@pytest.mark.slow
 def test_a_holder_that_missed_a_round_has_its_results_from_those_who_attested_them(tmp_path: Path) -> None:
     """It was in no duty of that round, and learns of who has what when it applies it."""
 
@@ -79,12 +87,13 @@ def test_a_holder_that_missed_a_round_has_its_results_from_those_who_attested_th
         await sim.until(lambda run: run.epoch == 1)
 
     rules = {"init_min_clients": len(TIERS), "min_clients": WITNESSES, "witness_nodes": WITNESSES, "overlap": 0}
-    sim = play(tmp_path, story, rounds_per_epoch=12, **rules)
+    sim = play(tmp_path, story, rounds_per_epoch=8, **rules)
     began = {e["height"] for e in sim.players[1].saw("round")}
-    assert len(began) < 12, "it missed rounds"
+    assert len(began) < 8, "it missed rounds"
     assert _holder_went_through(sim)
 
 
+@pytest.mark.slow
 def test_who_witnesses_in_the_place_of_others_hands_on_what_it_has(tmp_path: Path) -> None:
     """Those who were drawn leave before they attest; who came for them is asked as well."""
     replaced: list[int] = []
@@ -105,11 +114,12 @@ def test_who_witnesses_in_the_place_of_others_hands_on_what_it_has(tmp_path: Pat
         await sim.until(lambda run: run.epoch == 1)
 
     rules = {"init_min_clients": 10, "min_clients": 3, "witness_nodes": 3, "overlap": 0}
-    sim = play(tmp_path, story, rounds_per_epoch=10, **rules)
+    sim = play(tmp_path, story, rounds_per_epoch=7, **rules)
     assert replaced
     assert _holder_went_through(sim)
 
 
+@pytest.mark.slow
 def test_whom_another_rule_would_have_drawn_is_nothing_to_who_applies_the_last_round_late(tmp_path: Path) -> None:
     """One of two holders says that it lacks what the other delivered, in a round in which it alone judges a level."""
 
@@ -134,6 +144,7 @@ def test_whom_another_rule_would_have_drawn_is_nothing_to_who_applies_the_last_r
     assert sim.compare(sim.players) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lie", ["silent", "attests"])
 def test_who_has_a_round_closed_before_other_holders_attest_pushes_none_of_them_out(tmp_path: Path, lie: str) -> None:
     """It tells of its result just before the chain's next second, in which it ticks: those who hold the level wait for
@@ -168,6 +179,7 @@ def test_who_has_a_round_closed_before_other_holders_attest_pushes_none_of_them_
     assert {sim.members.seats[seat].signer for _, seat in sim.record.dropped} <= {sim.players[0].wallet}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overlap", [0, 1])
 def test_who_hides_a_level_that_few_witnesses_hold_has_two_rounds_last_their_longest(
     tmp_path: Path, overlap: int
@@ -187,12 +199,13 @@ def test_who_hides_a_level_that_few_witnesses_hold_has_two_rounds_last_their_lon
 
     rules = {"init_min_clients": 11, "min_clients": 3, "witness_nodes": 3, "overlap": overlap}
     rules |= {"max_round_train_time": 15, "global_batch_size_start": 22, "global_batch_size_end": 22}
-    sim = play(tmp_path, story, rounds_per_epoch=12, **rules)
+    sim = play(tmp_path, story, rounds_per_epoch=8, **rules)
     assert sim.compare(sim.players[1:]) > 0
-    assert len(took) >= 10
+    assert len(took) >= 6
     assert sum(seconds > 0.7 * 15 for seconds in took) <= 2, took
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overlap", [0, 1])
 def test_who_dies_before_it_attests_leaves_no_other_holder_to_a_liar(tmp_path: Path, overlap: int) -> None:
     """One of three has opened a result that another one has not got yet; the third says that it has it, and hands on
@@ -229,29 +242,29 @@ def test_who_dies_before_it_attests_leaves_no_other_holder_to_a_liar(tmp_path: P
 
     rules = {"init_min_clients": 11, "min_clients": 2, "witness_nodes": 0, "overlap": overlap, "round_witness_time": 1}
     rules |= {"max_round_train_time": 15, "global_batch_size_start": 22, "global_batch_size_end": 22}
-    sim = play(tmp_path, story, rounds_per_epoch=6, **rules)
+    sim = play(tmp_path, story, rounds_per_epoch=5, **rules)
     _, holder, dies, *_ = sim.players
     assert sim.compare([player for player in sim.players if player is not dies]) > 0
-    assert [e["height"] for e in holder.saw("applied", epoch=0)] == [*range(6)]
+    assert [e["height"] for e in holder.saw("applied", epoch=0)] == [*range(5)]
     assert dies.wallet in {sim.members.seats[seat].signer for _, seat in sim.record.dropped}
 
 
-@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.parametrize("overlap", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_nobody_waits_for_a_level_that_one_member_alone_holds(tmp_path: Path, overlap: int) -> None:
     """Its line is slow: the witnesses had the level for nobody, and did without its results."""
 
     async def story(sim: Simulation) -> None:
-        alone, *_ = [sim.add(tier) for tier in (0, *[2] * 10)]
+        alone, *_ = [sim.add(tier) for tier in (0, *[2] * 6)]
         await sim.until_round(1)
         sabotage(alone, serves_late(alone, 0, 40.0))
         await sim.until(lambda run: run.epoch == 1)
 
-    rules = {"init_min_clients": 11, "min_clients": 3, "witness_nodes": 3, "overlap": overlap}
-    rules |= {"max_round_train_time": 15, "global_batch_size_start": 22, "global_batch_size_end": 22}
-    sim = play(tmp_path, story, rounds_per_epoch=8, **rules)
+    rules = {"init_min_clients": 7, "min_clients": 3, "witness_nodes": 3, "overlap": overlap}
+    rules |= {"max_round_train_time": 15, "global_batch_size_start": 14, "global_batch_size_end": 14}
+    sim = play(tmp_path, story, rounds_per_epoch=5, **rules)
     assert sim.compare(sim.players) > 0
     assert sim.run.lost_sequences == 0
-    assert {e["results"] for e in sim.players[1].saw("applied", epoch=0)} == {11}
+    assert {e["results"] for e in sim.players[1].saw("applied", epoch=0)} == {7}
 
 
 def _attests_nothing(player: Player) -> None:

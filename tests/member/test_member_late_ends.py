@@ -24,13 +24,14 @@ def _awake(player: Player) -> None:
     player.chain.down = False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["abandoned", "paused", "paused and resumed"])
 def test_rounds_that_another_warm_up_has_cleared_were_not_gone_through(tmp_path: Path, end: str) -> None:
     """The last rounds of epoch 0 are gone from the chain, which waits in epoch 1 as if it had just ended."""
 
     async def story(sim: Simulation) -> None:
         players = [sim.add(tier) for tier in (0, 0, 1, 2)]
-        await _asleep_in_round(sim, players[0], 4)
+        await _asleep_in_round(sim, players[0], 1)
         await sim.until(lambda run: run.epoch == 1 and run.state is RunState.WARMUP)
         if end == "abandoned":
             for player in players[2:]:
@@ -51,7 +52,7 @@ def test_rounds_that_another_warm_up_has_cleared_were_not_gone_through(tmp_path:
                 sim.start(player)
         await sim.until_finished()
 
-    sim = play(tmp_path, story, total_steps=24)
+    sim = play(tmp_path, story, rounds_per_epoch=3, total_steps=9)
     late = sim.players[0]
     ended = [event["epoch"] for event in late.saw("cooldown")]
     assert ended
@@ -65,29 +66,30 @@ def test_an_owner_that_went_back_has_ended_no_epoch_at_that_step(tmp_path: Path)
 
     async def story(sim: Simulation) -> None:
         players = [sim.add(tier) for tier in (0, 0, 1, 2)]
-        await _asleep_in_round(sim, players[0], 4)
+        await _asleep_in_round(sim, players[0], 1)
         sim.pause(True)
         run = await sim.until(lambda run: run.state is RunState.PAUSED)
-        progress = {"epoch": run.epoch, "step": 3, "data_index": run.data_index}
+        progress = {"epoch": run.epoch, "step": 2, "data_index": run.data_index}
         sim.chain.send([sim.ix.update("sim", progress=progress)], sim.owner)
         _awake(players[0])
         await asyncio.sleep(30)
         assert not players[0].saw("cooldown")
         assert not players[0].saw("checkpoint")
 
-    play(tmp_path, story)
+    play(tmp_path, story, rounds_per_epoch=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_a_member_asleep_over_whole_epochs_reports_none_of_them(tmp_path: Path, epochs: int) -> None:
     async def story(sim: Simulation) -> None:
         players = [sim.add(tier) for tier in (0, 0, 1, 2)]
-        await _asleep_in_round(sim, players[0], 4)
+        await _asleep_in_round(sim, players[0], 1)
         await sim.until(lambda run: run.epoch == 1 + epochs and run.state is RunState.WAITING_FOR_MEMBERS)
         _awake(players[0])
         await sim.until_finished()
 
-    sim = play(tmp_path, story, total_steps=36)
+    sim = play(tmp_path, story, rounds_per_epoch=3, total_steps=3 * (epochs + 3))
     ended = [event["epoch"] for event in sim.players[0].saw("cooldown")]
     assert ended
     assert min(ended) > epochs

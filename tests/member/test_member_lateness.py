@@ -18,7 +18,7 @@ from member.saboteurs import sabotage, sign, tell_all
 from rules import builders
 
 LIMIT = 30
-ROUNDS = 10
+ROUNDS = 8
 
 
 def _late(player: Player, seconds: float) -> None:
@@ -36,6 +36,7 @@ def _rounds(player: Player) -> list[float]:
     return [later - now for now, later in pairwise(begun)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overlap", [1, 0])
 def test_who_is_always_late_costs_an_epoch_one_round_and_is_then_left_out(tmp_path: Path, overlap: int) -> None:
     """It announces when 78 % of the limit are over, as long as it is in the run."""
@@ -89,6 +90,7 @@ def _late_by_level(sim: Simulation, player: Player, seconds: float) -> None:
     chain.witness = witness  # type: ignore[method-assign]
 
 
+@pytest.mark.slow
 def test_who_is_late_level_by_level_and_no_witness_costs_one_round(tmp_path: Path) -> None:
     """Who does not hold a level does not see that it is late, but sees that a quorum did without."""
 
@@ -105,7 +107,8 @@ def test_who_is_late_level_by_level_and_no_witness_costs_one_round(tmp_path: Pat
     assert {sim.members.seats[seat].signer for _, seat in sim.record.dropped} == {sim.players[3].wallet}
 
 
-@pytest.mark.parametrize(("times", "rounds"), [(3.0, 8), (4.5, 2)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("times", "rounds"), [(3.0, 6), (4.5, 2)])
 def test_an_honest_member_that_is_slow_for_some_rounds_loses_nothing(tmp_path: Path, times: float, rounds: int) -> None:
     async def story(sim: Simulation) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2, 0)]
@@ -131,6 +134,7 @@ def test_an_honest_member_that_is_slow_for_some_rounds_loses_nothing(tmp_path: P
     assert {e["results"] for player in sim.players for e in player.saw("applied", epoch=0)} == {4}
 
 
+@pytest.mark.slow
 def test_a_machine_slower_than_it_said_is_told_and_left_behind_for_one_epoch(tmp_path: Path) -> None:
     """The next epoch goes by the speed that was seen."""
 

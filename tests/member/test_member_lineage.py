@@ -26,6 +26,7 @@ from aftermath.sim.simulation import Simulation, play
 from aftermath.sim.transport import SimTransport
 from member.desk import Desk, commitment_of, plan_of
 from member.saboteurs import Lie, sabotage, sign, tell_all
+from member.short_runs import ALONE, SHORT
 from member.test_member_private import ALL, SPARSELOCO, restart
 
 BROKEN = "its private state "
@@ -181,8 +182,10 @@ def breaks(chain: list[Commitment]) -> Iterator[Commitment]:
         last = one
 
 
-@pytest.mark.parametrize("optimizer", [None, SPARSELOCO], ids=["distro", "sparseloco"])
-@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.parametrize(
+    ("optimizer", "overlap"),
+    [pytest.param(None, 1, id="distro"), pytest.param(SPARSELOCO, 0, id="sparseloco", marks=pytest.mark.slow)],
+)
 def test_every_members_roots_are_a_chain_over_epochs(
     tmp_path: Path, optimizer: Mapping[str, Any] | None, overlap: int
 ) -> None:
@@ -194,7 +197,7 @@ def test_every_members_roots_are_a_chain_over_epochs(
         chains.update(told(sim))
         await sim.until_finished()
 
-    sim = play(tmp_path, story, optimizer=optimizer, overlap=overlap)
+    sim = play(tmp_path, story, optimizer=optimizer, overlap=overlap, **SHORT)
     assert sim.check() > 0
     assert sim.run.epoch > 1
     for chain in chains.values():
@@ -204,6 +207,7 @@ def test_every_members_roots_are_a_chain_over_epochs(
     assert not any(str(e.get("why")).startswith(BROKEN) for player in sim.players for e in player.saw("refused"))
 
 
+@pytest.mark.slow
 def test_a_restarted_member_goes_on_from_what_it_kept_and_else_begins_with_nothing(tmp_path: Path) -> None:
     for remembers in (True, False):
         chains: dict[str, list[Commitment]] = {}
@@ -221,7 +225,7 @@ def test_a_restarted_member_goes_on_from_what_it_kept_and_else_begins_with_nothi
                 _listen(player, chains[player.name])
             await sim.until_finished()
 
-        sim = play(tmp_path / str(remembers), story, **ALL)
+        sim = play(tmp_path / str(remembers), story, **ALL, **SHORT)
         assert sim.check() > 0
         first, *others = (list(breaks(chain)) for chain in chains.values())
         assert [one.epoch for one in first] == [0]
@@ -230,6 +234,7 @@ def test_a_restarted_member_goes_on_from_what_it_kept_and_else_begins_with_nothi
         assert not any(str(e.get("why")).startswith(BROKEN) for player in sim.players for e in player.saw("refused"))
 
 
+@pytest.mark.slow
 def test_a_kept_state_that_is_not_the_one_that_was_told_is_damaged(tmp_path: Path) -> None:
     from safetensors import safe_open
     from safetensors.torch import save_file
@@ -245,25 +250,26 @@ def test_a_kept_state_that_is_not_the_one_that_was_told_is_damaged(tmp_path: Pat
             save_file(state, file, metadata=about)
         await sim.until_finished()
 
-    sim = play(tmp_path, story, **ALL)
+    sim = play(tmp_path, story, **ALL, **SHORT)
     assert sim.check() > 0
     for player in sim.players[1:]:
         (warned,) = (event["message"] for event in player.saw("warning") if "the optimizer" in event["message"])
         assert "it is not the state that this member told others of" in warned
 
 
+@pytest.mark.slow
 def test_a_member_that_exchanges_its_state_has_delivered_nothing(tmp_path: Path) -> None:
     """Its roots are of another state than it told before: nobody attests that, and its share is trained again."""
 
     async def story(sim: Simulation) -> None:
         for tier in (0, 1, 2, 2):
             sim.add(tier)
-        await sim.until_round(2)
+        await sim.until_round(1)
         liar = sim.players[-1]
         sabotage(liar, exchanges(liar))
         await sim.until_finished()
 
-    sim = play(tmp_path, story)
+    sim = play(tmp_path, story, rounds_per_epoch=4, total_steps=8)
     liar = sim.players[-1]
     assert sim.check(hostile=[liar]) > 0
     assert sim.run.lost_sequences == 0
@@ -282,6 +288,7 @@ def exchanges(player: Player) -> Lie:
     return lie
 
 
+@pytest.mark.slow
 def test_a_checker_gets_the_states_before_and_after_a_round_that_is_judged(tmp_path: Path) -> None:
     """While the next round trains, of every member; the state after is the one that its optimizer then has."""
     compared = 0
@@ -310,7 +317,7 @@ def test_a_checker_gets_the_states_before_and_after_a_round_that_is_judged(tmp_p
             assert tree_of(player.member._replica.optimizer.remembered()).root == chains[player.name][-1].private.after
         await sim.until_finished()
 
-    assert play(tmp_path, story).check() > 0
+    assert play(tmp_path, story, rounds_per_epoch=4, total_steps=4).check() > 0
     assert compared > 0
 
 
@@ -349,12 +356,10 @@ def test_without_memory_for_a_copy_a_member_goes_on_and_says_so(
     monkeypatch.setattr(own_state, "kept_of", full)
 
     async def story(sim: Simulation) -> None:
-        for tier in (0, 1, 2):
-            sim.add(tier)
+        sim.add(0)
         await sim.until(lambda run: run.epoch == 1)
 
-    sim = play(tmp_path, story)
-    assert sim.check() > 0
-    for player in sim.players:
-        (warned,) = (e["message"] for e in player.saw("warning"))
-        assert "no memory for a copy of what the optimizer knows" in warned
+    sim = play(tmp_path, story, **ALONE)
+    sim.check()
+    (warned,) = (e["message"] for e in sim.players[0].saw("warning"))
+    assert "no memory for a copy of what the optimizer knows" in warned

@@ -22,7 +22,8 @@ async def _dies_after_attesting(sim: Simulation, player: Player, epoch: int) -> 
     assert sim.model.checkpoint_step < sim.run.step
 
 
-@pytest.mark.parametrize(("epoch", "kept"), [(0, 0), (1, 6)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("epoch", "kept"), [(0, 0), (1, 3)])
 def test_a_newcomer_takes_a_level_that_died_with_its_holder_from_the_durable_copy(
     tmp_path: Path, epoch: int, kept: int
 ) -> None:
@@ -36,7 +37,7 @@ def test_a_newcomer_takes_a_level_that_died_with_its_holder_from_the_durable_cop
         await sim.until(lambda run: run.state is RunState.WAITING_FOR_MEMBERS and run.levels_attested == 0b111)
         assert sim.model.checkpoint_step == sim.run.step
 
-    sim = play(tmp_path, story, total_steps=1000)
+    sim = play(tmp_path, story, rounds_per_epoch=3, total_steps=1000)
     newcomer = sim.players[3]
     assert newcomer.saw("model")[0]["source"] == "peers and the checkpoint"
     for player in sim.players[1:]:
@@ -45,7 +46,7 @@ def test_a_newcomer_takes_a_level_that_died_with_its_holder_from_the_durable_cop
     assert sim.compare(sim.players) > 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_that_lost_a_level_keeps_its_pace(tmp_path: Path) -> None:
     """Ten minutes give more than four fifths of the steps of ten undisturbed ones."""
 
@@ -69,6 +70,7 @@ def test_a_run_that_lost_a_level_keeps_its_pace(tmp_path: Path) -> None:
     assert counts[1] > counts[0] * 4 / 5, counts
 
 
+@pytest.mark.slow
 def test_a_member_that_nothing_can_give_the_model_makes_room_for_the_others(tmp_path: Path) -> None:
     """Its disk lacks the checkpoint that the run went back to: the others wait half a warm-up, not every epoch."""
 
@@ -87,6 +89,7 @@ def test_a_member_that_nothing_can_give_the_model_makes_room_for_the_others(tmp_
     assert sim.compare(sim.players) > 0
 
 
+@pytest.mark.slow
 def test_holders_that_all_died_are_not_counted_on_for_ever(tmp_path: Path) -> None:
     """Those who are left are too few for an epoch, whose warm-up is abandoned; the dead must not wait for the next."""
 
@@ -98,7 +101,7 @@ def test_holders_that_all_died_are_not_counted_on_for_ever(tmp_path: Path) -> No
         sim.add(1)
         sim.start(players[1])
         start = sim.run.step
-        await sim.until(lambda run: run.step >= start + 12, limit=500)
+        await sim.until(lambda run: run.step >= start + 4, limit=500)
 
-    sim = play(tmp_path, story, total_steps=10_000, min_clients=2, init_min_clients=2)
+    sim = play(tmp_path, story, total_steps=10_000, min_clients=2, init_min_clients=2, rounds_per_epoch=3)
     assert sim.compare(sim.players) > 0

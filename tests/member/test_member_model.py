@@ -10,9 +10,10 @@ from aftermath.replica.modelshare import segment_size
 from aftermath.sim.player import Player
 from aftermath.sim.simulation import Simulation, play
 from member.saboteurs import offer_garbage
+from member.short_runs import SHORT
 
 
-@pytest.mark.parametrize("fill", [0.25, float("nan")])
+@pytest.mark.parametrize("fill", [0.25, pytest.param(float("nan"), marks=pytest.mark.slow)])
 def test_a_joiner_fetches_no_byte_of_garbage_from_peers_that_outnumber_the_honest(tmp_path: Path, fill: float) -> None:
     """Two of three offer the same garbage as the run's own step; its root is not the hash on chain."""
 
@@ -20,11 +21,11 @@ def test_a_joiner_fetches_no_byte_of_garbage_from_peers_that_outnumber_the_hones
         players = [sim.add(0) for _ in range(3)]
         for liar in players[:2]:
             offer_garbage(sim, liar, fill)
-        await sim.until_round(3)
+        await sim.until_round(1)
         sim.add(0)
         await sim.until(lambda run: run.epoch == 2)
 
-    sim = play(tmp_path, story)
+    sim = play(tmp_path, story, **SHORT)
     joiner = sim.players[3]
     assert [e["source"] for e in joiner.saw("model")] == ["peers"]
     assert sim.check() > 0
@@ -38,12 +39,13 @@ def _steps_aside(player: Player) -> list[str]:
     return [e["message"] for e in player.saw("warning") if "no source has given the model" in e["message"]]
 
 
+@pytest.mark.slow
 def test_an_altered_checkpoint_is_refused_until_it_is_put_right(tmp_path: Path) -> None:
     """All have died, so the run goes back to the file whose content the members attested; one bit of it differs."""
 
     async def story(sim: Simulation) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
-        await sim.until_round(3, epoch=1)
+        await sim.until_round(1, epoch=1)
         for player in players:
             await sim.kill(player)
         file = Path(sim.model.checkpoint.repo) / "model.safetensors"
@@ -63,5 +65,5 @@ def test_an_altered_checkpoint_is_refused_until_it_is_put_right(tmp_path: Path) 
         for player in players:
             assert next(e["source"] for e in player.saw("model") if e["t"] > died) == "the checkpoint"
 
-    sim = play(tmp_path, story, total_steps=24)
+    sim = play(tmp_path, story, rounds_per_epoch=3, total_steps=12)
     assert sim.compare(sim.players) > 0

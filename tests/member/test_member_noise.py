@@ -20,6 +20,7 @@ from aftermath.sim.simulation import Simulation, play
 from aftermath.sim.transport import SimTransport
 from fuzz.mutations import mutations, nested
 from member.saboteurs import sign
+from member.short_runs import SHORT
 
 READY = b"\x02"  # the head of what is no commitment
 
@@ -60,6 +61,7 @@ async def pester(player: Player, transport: SimTransport) -> None:
         await asyncio.sleep(0.5)
 
 
+@pytest.mark.slow
 def test_noise_stops_nobody_and_changes_no_replica(tmp_path: Path) -> None:
     async def story(sim: Simulation) -> None:
         pest, *_ = [sim.add(tier) for tier in (0, 0, 1, 2)]
@@ -70,12 +72,12 @@ def test_noise_stops_nobody_and_changes_no_replica(tmp_path: Path) -> None:
         assert not pestering.done()
         pestering.cancel()
 
-    sim = play(tmp_path, story, init_min_clients=4)
+    sim = play(tmp_path, story, init_min_clients=4, **SHORT)
     pest, *others = sim.players
     assert sim.check(hostile=[pest]) > 0
     assert sim.run.lost_sequences == 0
     for player in others:
-        assert len(player.saw("applied")) == 12
+        assert len(player.saw("applied")) == 6
         assert len([event for event in player.saw("refused") if event.get("peer")]) == 1, "said once"
         assert player.transport is not None
         assert len({who for who, _ in player.transport.barred}) == 1
@@ -102,7 +104,7 @@ def test_a_fault_of_ours_in_hearing_costs_the_message_alone(
         monkeypatch.setattr(Listening, "_hear", fails)
         await sim.until(lambda run: run.epoch == 1)
 
-    sim = play(tmp_path, story, init_min_clients=4)
+    sim = play(tmp_path, story, init_min_clients=4, rounds_per_epoch=3)
     assert heard > len(errors)
     assert sim.check(dropped=sim.players[:1]) > 0
     assert caplog.text.count("said once") == 3

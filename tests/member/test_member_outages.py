@@ -13,8 +13,10 @@ from aftermath.rules.committee import quorum, witnesses
 from aftermath.rules.state import RunState
 from aftermath.sim.road import Road
 from aftermath.sim.simulation import Simulation, play
+from member.short_runs import SHORT
 
 
+@pytest.mark.slow
 def test_one_member_without_rpc_for_twenty_seconds_returns_next_epoch(tmp_path: Path) -> None:
     async def story(sim: Simulation) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
@@ -25,7 +27,7 @@ def test_one_member_without_rpc_for_twenty_seconds_returns_next_epoch(tmp_path: 
         players[2].chain.down = False
         await sim.until_finished()
 
-    sim = play(tmp_path, story)
+    sim = play(tmp_path, story, rounds_per_epoch=4, total_steps=8)
     assert sim.check(dropped=[sim.players[2]]) > 0
     assert sim.run.lost_sequences == 0
     assert [e["epoch"] for e in sim.players[2].saw("cooldown")] == [1]
@@ -46,12 +48,12 @@ def test_rpc_down_for_all_for_twenty_seconds_loses_nothing(tmp_path: Path) -> No
             assert run.attested_step == run.step
         await sim.until_finished()
 
-    sim = play(tmp_path, story, cooldown_time=10, total_steps=18)
-    assert sim.run.attested_step == 19
+    sim = play(tmp_path, story, cooldown_time=10, rounds_per_epoch=3, total_steps=9)
+    assert sim.run.attested_step == 10
     for player in sim.players:
         assert {e["source"] for e in player.saw("model")[1:]} == {"its own replica"}, player.name
-        assert len(player.saw("applied")) == 18
-    assert sim.check() == 63
+        assert len(player.saw("applied")) == 9
+    assert sim.check() == 36
 
 
 async def _outage(sim: Simulation, seconds: float = 20) -> None:
@@ -60,6 +62,7 @@ async def _outage(sim: Simulation, seconds: float = 20) -> None:
     sim.chain.down = False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("outages", [((0, 14), (3, 11)), ((1, 22), (2, 20))], ids=str)
 def test_rpc_down_over_the_end_of_a_cooldown_leaves_no_model_unattested(
     tmp_path: Path, outages: tuple[tuple[int, int], ...]
@@ -77,10 +80,11 @@ def test_rpc_down_over_the_end_of_a_cooldown_leaves_no_model_unattested(
             assert run.attested_step == run.step
         await sim.until_finished()
 
-    sim = play(tmp_path, story, cooldown_time=10, total_steps=18)
-    assert sim.check() == 63
+    sim = play(tmp_path, story, cooldown_time=10, rounds_per_epoch=2, total_steps=6)
+    assert sim.check() == 27
 
 
+@pytest.mark.slow
 def test_nodes_that_take_no_transactions_for_a_while_cost_little_more_than_that(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,11 +115,12 @@ def test_nodes_that_take_no_transactions_for_a_while_cost_little_more_than_that(
         took.append(sim.now - healed)
         await sim.until(lambda run: run.epoch == 1)
 
-    sim = play(tmp_path, story, warmup_time=60, min_clients=2, init_min_clients=4)
+    sim = play(tmp_path, story, warmup_time=60, min_clients=2, init_min_clients=4, rounds_per_epoch=3)
     assert took[0] < 15
     sim.check(dropped=sim.players[2:])
 
 
+@pytest.mark.slow
 def test_patience_after_an_outage_ends_with_the_state_that_it_was_in(tmp_path: Path) -> None:
     """The next epoch waits for its members no longer than ever, though the cooldown before waited for all."""
     took = []
@@ -134,11 +139,12 @@ def test_patience_after_an_outage_ends_with_the_state_that_it_was_in(tmp_path: P
             took.append(sim.now - began)
         await sim.until_finished()
 
-    sim = play(tmp_path, story, cooldown_time=40, total_steps=18)
+    sim = play(tmp_path, story, cooldown_time=40, rounds_per_epoch=2, total_steps=6)
     assert took[1] < took[0] + 5
     sim.check()
 
 
+@pytest.mark.slow
 def test_rpc_down_in_warm_up(tmp_path: Path) -> None:
     async def story(sim: Simulation) -> None:
         for tier in (0, 1, 2):
@@ -147,40 +153,38 @@ def test_rpc_down_in_warm_up(tmp_path: Path) -> None:
         await _outage(sim)
         await sim.until_finished()
 
-    assert play(tmp_path, story).check() == 42
+    assert play(tmp_path, story, **SHORT).check() == 24
 
 
 def test_rpc_down_for_good_ends_members_with_a_sentence(tmp_path: Path) -> None:
     async def story(sim: Simulation) -> None:
-        players = [sim.add(tier) for tier in (0, 1, 2)]
-        await sim.until_round(2)
+        player = sim.add(0)
+        await sim.until_round(1)
         sim.chain.down = True
-        tasks = [player.task for player in players if player.task is not None]
-        ends = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 700)
+        assert player.task is not None
+        (end,) = await asyncio.wait_for(asyncio.gather(player.task, return_exceptions=True), 700)
         assert sim.now > 600
-        for end in ends:
-            assert isinstance(end, Unavailable)
-            assert "no Solana RPC endpoint answered" in str(end)
+        assert isinstance(end, Unavailable)
+        assert "no Solana RPC endpoint answered" in str(end)
         left_behind = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         assert not left_behind
-        for player in players:
-            player.task = None
+        player.task = None
 
-    play(tmp_path, story)
+    play(tmp_path, story, min_clients=1, init_min_clients=1)
 
 
 def test_a_lost_reply_is_not_a_second_vote(tmp_path: Path) -> None:
     async def story(sim: Simulation) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
-        for height in (1, 2, 3):
+        for height in (0, 1, 2):
             await sim.until_round(height)
             for player in players:
                 assert player.chain is not None
                 player.chain.replies_lost = 1
         await sim.until_finished()
 
-    sim = play(tmp_path, story)
-    assert sim.check() == 42
+    sim = play(tmp_path, story, **SHORT)
+    assert sim.check() == 24
 
 
 def test_a_slow_member_is_waited_for(tmp_path: Path) -> None:
@@ -188,11 +192,12 @@ def test_a_slow_member_is_waited_for(tmp_path: Path) -> None:
         sim.add(0), sim.add(1), sim.add(2, seconds=3.0)
         await sim.until_finished()
 
-    sim = play(tmp_path, story, global_batch_size_start=45, global_batch_size_end=45)
-    assert sim.check() == 42
-    assert len(sim.players[2].saw("trained")) == 12
+    sim = play(tmp_path, story, global_batch_size_start=45, global_batch_size_end=45, **SHORT)
+    assert sim.check() == 24
+    assert len(sim.players[2].saw("trained")) == 6
 
 
+@pytest.mark.slow
 def test_a_member_slower_than_a_round_loses_its_share_which_is_redone(tmp_path: Path) -> None:
     async def story(sim: Simulation) -> None:
         sim.add(0), sim.add(1), sim.add(2, seconds=25.0)
@@ -216,9 +221,9 @@ def test_a_member_that_joins_and_never_trains_is_dropped_and_blocks_nobody(tmp_p
         await sim.kill(players[2])
         await sim.until(lambda run: run.epoch == 1)
 
-    sim = play(tmp_path, story)
+    sim = play(tmp_path, story, **SHORT)
     assert [epoch for epoch, _ in sim.record.dropped] == [0]
-    assert len(sim.players[0].saw("applied")) == 6
+    assert len(sim.players[0].saw("applied")) == 3
     sim.check(dropped=[sim.players[2]])
     assert sim.now_at_end < 120
 
@@ -239,24 +244,26 @@ def test_announcements_that_get_lost_are_asked_for(tmp_path: Path) -> None:
         sim.network.loses = loses
         await sim.until_finished()
 
-    sim = play(tmp_path, story)
-    assert sim.check() == 42
-    assert sim.now_at_end < 150, "what nobody asks for costs a round its whole time"
+    sim = play(tmp_path, story, **SHORT)
+    assert sim.check() == 24
+    assert sim.now_at_end < 100, "what nobody asks for costs a round its whole time"
 
 
+@pytest.mark.slow
 def test_a_cut_between_two_members_is_bridged_by_the_third(tmp_path: Path) -> None:
     async def story(sim: Simulation) -> None:
         players = [sim.add(0) for _ in range(4)]
         await sim.until_round(1)
         sim.network.cut(players[0].id, players[1].id)
-        await sim.until_round(5)
+        await sim.until_round(3)
         sim.network.mend()
         await sim.until_finished()
 
-    sim = play(tmp_path, story)
+    sim = play(tmp_path, story, rounds_per_epoch=4, total_steps=4)
     assert sim.check() > 0
 
 
+@pytest.mark.slow
 def test_witnesses_lost_down_to_the_quorum_still_decide(tmp_path: Path) -> None:
     """Two of three witnesses are exactly the quorum: all that they attest counts and no round is lost."""
 
@@ -277,7 +284,7 @@ def test_witnesses_lost_down_to_the_quorum_still_decide(tmp_path: Path) -> None:
         assert closed.attested == closed.roster
         await sim.until(lambda run: run.epoch == 1)
 
-    sim = play(tmp_path, story, witness_nodes=3, min_clients=3, init_min_clients=6)
+    sim = play(tmp_path, story, witness_nodes=3, min_clients=3, init_min_clients=6, rounds_per_epoch=4)
     sim.check(dropped=[player for player in sim.players if player.saw("killed")])
 
 
@@ -296,28 +303,28 @@ def test_too_few_witnesses_end_the_epoch_and_accuse_nobody(tmp_path: Path) -> No
             player.chain.down = False
         await sim.until_finished()
 
-    sim = play(tmp_path, story)
+    sim = play(tmp_path, story, total_steps=6)
     assert not sim.record.dropped
     sim.check()
     assert sim.run.lost_sequences == 0
 
 
-@pytest.mark.parametrize("tiers", [(1, 1, 2)])
-def test_a_level_that_nobody_held_is_open_to_a_late_tier_0(tmp_path: Path, tiers: tuple[int, ...]) -> None:
+def test_a_level_that_nobody_held_is_open_to_a_late_tier_0(tmp_path: Path) -> None:
     async def story(sim: Simulation) -> None:
-        for tier in tiers:
+        for tier in (1, 1, 2):
             sim.add(tier)
-        await sim.until_round(2)
+        await sim.until_round(1)
         sim.add(0)
         await sim.until_finished()
 
-    sim = play(tmp_path, story)
+    sim = play(tmp_path, story, **SHORT)
     late = sim.players[3]
-    assert len(late.saw("applied")) == 6
-    assert sim.model.checkpoint_step == 13
+    assert len(late.saw("applied")) == 3
+    assert sim.model.checkpoint_step == 7
     sim.check()
 
 
+@pytest.mark.slow
 def test_a_member_that_is_away_at_the_end_of_an_epoch_still_finishes_it(tmp_path: Path) -> None:
     """When it is back, the others have declared other weights: its rounds are those of the members as they were."""
 
@@ -342,6 +349,7 @@ def test_a_member_that_is_away_at_the_end_of_an_epoch_still_finishes_it(tmp_path
     assert sim.check() == 42
 
 
+@pytest.mark.slow
 def test_results_that_nobody_has_any_more_are_not_waited_for_once_the_epoch_is_over(tmp_path: Path) -> None:
     """The run cannot begin another epoch without the member that waits, so it must not wait for ever."""
 

@@ -15,6 +15,7 @@ from aftermath.sim.player import Player
 from aftermath.sim.simulation import Simulation, play
 from aftermath.sim.tiny import RUN_ID
 from member.saboteurs import other_result, sabotage, sign, tell_all
+from member.short_runs import SHORT
 
 
 def _down(player: Player, down: bool) -> None:
@@ -27,39 +28,40 @@ def test_three_unequal_members_train_to_the_end(tmp_path: Path) -> None:
         sim.add(0, seconds=0.5), sim.add(1), sim.add(2, seconds=2.0)
         await sim.until_finished()
 
-    sim = play(tmp_path, story, overlap=0, global_batch_size_start=21, global_batch_size_end=21)
-    assert sim.check() == 42
-    assert (sim.run.lost_sequences, sim.run.backlog, sim.run.data_index) == (0, 0, 12 * 21)
+    sim = play(tmp_path, story, overlap=0, global_batch_size_start=21, global_batch_size_end=21, **SHORT)
+    assert sim.check() == 24
+    assert (sim.run.lost_sequences, sim.run.backlog, sim.run.data_index) == (0, 0, 6 * 21)
     for player in sim.players:
         assert not player.saw("warning"), player.name
-        assert [e["height"] for e in player.saw("round")] == 2 * [*range(6)], "without a drain round"
+        assert [e["height"] for e in player.saw("round")] == 2 * [*range(3)], "without a drain round"
         told = [e for e in player.events if e["kind"] in ("applied", "trained", "cooldown")]
-        assert [e["kind"] for e in told] == 2 * (6 * ["trained", "applied"] + ["cooldown"]), player.name
+        assert [e["kind"] for e in told] == 2 * (3 * ["trained", "applied"] + ["cooldown"]), player.name
 
 
+@pytest.mark.slow
 def test_a_late_joiner_takes_the_model_from_its_peers(tmp_path: Path) -> None:
     async def story(sim: Simulation) -> None:
         for tier in (0, 1, 2):
             sim.add(tier)
-        await sim.until_round(2)
+        await sim.until_round(1)
         sim.add(0)
         await sim.until_finished()
 
-    sim = play(tmp_path, story, overlap=0)
+    sim = play(tmp_path, story, overlap=0, **SHORT)
     late = sim.players[3]
     assert [event["source"] for event in late.saw("model")] == ["peers"]
-    assert len(late.saw("applied")) == 6
-    assert sim.check() == 63
+    assert len(late.saw("applied")) == 3
+    assert sim.check() == 36
 
 
 def test_a_killed_member_is_dropped_in_the_next_round_and_its_share_done_again(tmp_path: Path) -> None:
     async def story(sim: Simulation) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
-        await sim.until_round(2)
+        await sim.until_round(1)
         await sim.kill(players[1])
-        await sim.until_round(3)
+        await sim.until_round(2)
         again.append(sim.run.current.redone)
-        await sim.until_round(5)
+        await sim.until_round(4)
         roster.append(sim.run.current.roster)
         await sim.until(lambda run: run.state is RunState.COOLDOWN)
         sim.start(players[1])
@@ -67,39 +69,42 @@ def test_a_killed_member_is_dropped_in_the_next_round_and_its_share_done_again(t
 
     again: list[int] = []
     roster: list[int] = []
-    sim = play(tmp_path, story, overlap=0)
+    sim = play(tmp_path, story, overlap=0, rounds_per_epoch=5, total_steps=8)
     assert (again, [mask.bit_count() for mask in roster]) == ([3], [2])
-    assert {e["height"] for player in sim.players for e in player.saw("dropped")} == {3}
+    assert {e["height"] for player in sim.players for e in player.saw("dropped")} == {2}
     assert sim.run.lost_sequences == 0
-    assert sim.check(dropped=[sim.players[1]]) == 30
+    assert sim.check(dropped=[sim.players[1]]) == 18
 
 
+@pytest.mark.slow
 def test_a_member_that_leaves_after_its_result_has_delivered(tmp_path: Path) -> None:
     async def story(sim: Simulation) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
-        await sim.until_round(2)
-        await sim.until(lambda run: bool(players[2].saw("trained", height=2)))
+        await sim.until_round(1)
+        await sim.until(lambda run: bool(players[2].saw("trained", height=1)))
         await sim.stop(players[2])
         await sim.until(lambda run: run.state is RunState.COOLDOWN)
         sim.start(players[2])
         await sim.until_finished()
 
-    sim = play(tmp_path, story, overlap=0)
+    sim = play(tmp_path, story, overlap=0, **SHORT)
     assert not sim.record.dropped
     assert sim.check() > 0
     assert (sim.run.lost_sequences, sim.run.backlog) == (0, 0)
 
 
+@pytest.mark.slow
 def test_a_slow_member_is_waited_for(tmp_path: Path) -> None:
     async def story(sim: Simulation) -> None:
         sim.add(0), sim.add(1), sim.add(2, seconds=3.0)
         await sim.until_finished()
 
-    sim = play(tmp_path, story, overlap=0, global_batch_size_start=45, global_batch_size_end=45)
-    assert sim.check() == 42
-    assert len(sim.players[2].saw("trained")) == 12
+    sim = play(tmp_path, story, overlap=0, global_batch_size_start=45, global_batch_size_end=45, **SHORT)
+    assert sim.check() == 24
+    assert len(sim.players[2].saw("trained")) == 6
 
 
+@pytest.mark.slow
 def test_a_member_slower_than_a_round_is_told_and_its_share_redone(tmp_path: Path) -> None:
     """Its witnesses wait until shortly before the round's time is up, and so long its work may take."""
 
@@ -143,6 +148,7 @@ def test_a_result_that_is_missing_comes_again_in_the_next_round(tmp_path: Path) 
     assert sim.check(dropped=[sim.players[1]]) > 0
 
 
+@pytest.mark.slow
 def test_who_signs_two_results_has_delivered_none(tmp_path: Path) -> None:
     async def story(sim: Simulation) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2, 0)]
@@ -156,13 +162,14 @@ def test_who_signs_two_results_has_delivered_none(tmp_path: Path) -> None:
         sabotage(liar, lie)
         await sim.until(lambda run: run.epoch == 1)
 
-    sim = play(tmp_path, story, overlap=0, init_min_clients=4)
+    sim = play(tmp_path, story, overlap=0, init_min_clients=4, rounds_per_epoch=3)
     liar, *honest = sim.players
     assert sim.check(hostile=[liar]) > 0
     assert {sim.members.seats[seat].signer for _, seat in sim.record.dropped} == {liar.wallet}
     assert all(any("another result" in e["why"] for e in player.saw("refused")) for player in honest)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seconds", [5, 20])
 def test_an_outage_for_all_throws_no_step_away(tmp_path: Path, seconds: float) -> None:
     """A round that it outlasts is no step, and its data waits; the run has all of its steps all the same. It begins
@@ -185,31 +192,33 @@ def test_an_outage_for_all_throws_no_step_away(tmp_path: Path, seconds: float) -
         sim.chain.down = False
         await sim.until_finished()
 
-    sim = play(tmp_path, story, overlap=0)
+    sim = play(tmp_path, story, overlap=0, **SHORT)
     assert not sim.record.dropped
     assert sim.run.lost_sequences == 0
-    rounds, epochs = (12, 2) if seconds < sim.run.config.max_round_train_time else (13, 3)
+    rounds, epochs = (6, 2) if seconds < sim.run.config.max_round_train_time else (7, 3)
     assert sim.check() == 3 * (rounds + epochs)
 
 
+@pytest.mark.slow
 def test_too_few_witnesses_end_the_epoch_and_accuse_nobody(tmp_path: Path) -> None:
     async def story(sim: Simulation) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
-        await sim.until_round(2)
+        await sim.until_round(1)
         for player in players[:2]:
             _down(player, True)
         run = await sim.until(lambda run: run.state is RunState.COOLDOWN)
-        assert (run.exit_reason, run.draining, run.current.height) == (ExitReason.QUORUM_MISSING, False, 2)
+        assert (run.exit_reason, run.draining, run.current.height) == (ExitReason.QUORUM_MISSING, False, 1)
         for player in players[:2]:
             _down(player, False)
         await sim.until_finished()
 
-    sim = play(tmp_path, story, overlap=0)
+    sim = play(tmp_path, story, overlap=0, **SHORT)
     assert not sim.record.dropped
     sim.check()
     assert sim.run.lost_sequences == 0
 
 
+@pytest.mark.slow
 def test_announcements_that_get_lost_are_asked_for(tmp_path: Path) -> None:
     async def story(sim: Simulation) -> None:
         for tier in (0, 1, 2):
@@ -224,19 +233,20 @@ def test_announcements_that_get_lost_are_asked_for(tmp_path: Path) -> None:
         sim.network.loses = loses
         await sim.until_finished()
 
-    sim = play(tmp_path, story, overlap=0)
+    sim = play(tmp_path, story, overlap=0, **SHORT)
     assert not sim.record.dropped
-    assert sim.check() == 42
-    assert sim.now_at_end < 150, "what nobody asks for costs a round its whole time"
+    assert sim.check() == 24
+    assert sim.now_at_end < 100, "what nobody asks for costs a round its whole time"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changed", [False, True])
 def test_a_member_that_is_away_at_the_end_of_an_epoch_still_finishes_it(tmp_path: Path, changed: bool) -> None:
     """By the rules with which the epoch began, whatever its owner has set since."""
 
     async def story(sim: Simulation) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
-        await sim.until_round(4)
+        await sim.until_round(1)
         await asyncio.sleep(1)
         _down(players[2], True)
         sim.pause(True)
@@ -249,14 +259,15 @@ def test_a_member_that_is_away_at_the_end_of_an_epoch_still_finishes_it(tmp_path
         sim.pause(False)
         await sim.until_finished()
 
-    sim = play(tmp_path, story, overlap=0)
+    sim = play(tmp_path, story, overlap=0, **SHORT)
     late = sim.players[2]
-    assert [e["height"] for e in late.saw("applied", epoch=0)] == [0, 1, 2, 3, 4]
+    assert [e["height"] for e in late.saw("applied", epoch=0)] == [0, 1]
     assert late.saw("model")[1]["source"] == "its own replica"
     assert sim.run.config.overlap == changed
-    assert sim.check() == 45
+    assert sim.check() == 27
 
 
+@pytest.mark.slow
 def test_only_some_of_the_members_witness(tmp_path: Path) -> None:
     """The others hear on chain whose results count, and fetch what they lack."""
 
@@ -266,11 +277,12 @@ def test_only_some_of_the_members_witness(tmp_path: Path) -> None:
         sim.network.cut(players[0].id, players[3].id)
         await sim.until_finished()
 
-    sim = play(tmp_path, story, overlap=0, witness_nodes=1)
+    sim = play(tmp_path, story, overlap=0, witness_nodes=1, **SHORT)
     assert sim.check(dropped=sim.players) > 0
     assert sim.run.lost_sequences == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overlap", [0, 1])
 def test_members_that_are_fast_enough_for_rounds_of_a_second_learn(tmp_path: Path, overlap: int) -> None:
     async def story(sim: Simulation) -> None:
@@ -278,6 +290,6 @@ def test_members_that_are_fast_enough_for_rounds_of_a_second_learn(tmp_path: Pat
             sim.add(0, seconds=0.05)
         await sim.until_finished()
 
-    sim = play(tmp_path, story, overlap=overlap, max_round_train_time=1)
+    sim = play(tmp_path, story, overlap=overlap, max_round_train_time=1, **SHORT)
     applied = sum(event["results"] for event in sim.players[0].saw("applied"))
-    assert applied > 12 * 3 / 2  # the chain counts whole seconds, so a round may end before anybody has announced
+    assert applied > 6 * 3 / 2  # the chain counts whole seconds, so a round may end before anybody has announced

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from aftermath.optim.engine import Engine
 from aftermath.rules.state import RunState
 from aftermath.sim.player import Player
 from aftermath.sim.simulation import Simulation, play
+from aftermath.sim.tiny import RUN_ID
+from member.short_runs import SHORT
 
 ALL = {"min_clients": 3, "waiting_for_members_extra_time": 20}
 """No epoch begins without everybody."""
@@ -30,9 +32,9 @@ def known(player: Player) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in player.member._replica.optimizer.state().items()}
 
 
-async def restart(sim: Simulation) -> list[dict[str, Tensor]]:
+async def restart(sim: Simulation, tiers: Sequence[int] = (0, 1, 2)) -> list[dict[str, Tensor]]:
     """All train an epoch; all but the first stop after it, and start again. What these knew."""
-    for tier in (0, 1, 2):
+    for tier in tiers:
         sim.add(tier)
     await sim.until(lambda run: run.epoch == 1 and run.state is RunState.WAITING_FOR_MEMBERS)
     await asyncio.sleep(3)
@@ -47,7 +49,9 @@ def same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-@pytest.mark.parametrize("optimizer", [None, SPARSELOCO], ids=["distro", "sparseloco"])
+@pytest.mark.parametrize(
+    "optimizer", [pytest.param(None, id="distro"), pytest.param(SPARSELOCO, id="sparseloco", marks=pytest.mark.slow)]
+)
 def test_members_that_are_started_again_between_two_epochs_go_on_from_what_they_knew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizer: dict[str, Any] | None
 ) -> None:
@@ -65,7 +69,7 @@ def test_members_that_are_started_again_between_two_epochs_go_on_from_what_they_
         before.extend(await restart(sim))
         await sim.until_finished()
 
-    sim = play(tmp_path, story, optimizer=optimizer, **ALL)
+    sim = play(tmp_path, story, optimizer=optimizer, **ALL, **SHORT)
     assert sim.check() > 0
     assert len(taken) == 2
     for state in before:
@@ -77,19 +81,20 @@ def test_members_that_are_started_again_between_two_epochs_go_on_from_what_they_
     assert {path.suffix for path in (tmp_path / "private").iterdir()} == {".safetensors"}
 
 
+@pytest.mark.slow
 def test_a_member_that_was_away_for_an_epoch_begins_with_nothing_and_says_so(tmp_path: Path) -> None:
     async def story(sim: Simulation) -> None:
         sim.remembers = True
         for tier in (0, 1, 2, 2):
             sim.add(tier)
         *_, away = sim.players
-        await sim.until_round(2, epoch=1)
+        await sim.until_round(1, epoch=1)
         await sim.kill(away)
         await sim.until(lambda run: run.epoch == 2)
         sim.start(away)
         await sim.until_finished()
 
-    sim = play(tmp_path, story, total_steps=24)
+    sim = play(tmp_path, story, rounds_per_epoch=3, total_steps=12)
     assert sim.check(dropped=sim.players[-1:]) > 0
     *others, away = sim.players
     (told,) = (event["message"] for event in away.saw("warning") if "the optimizer" in event["message"])
@@ -99,16 +104,18 @@ def test_a_member_that_was_away_for_an_epoch_begins_with_nothing_and_says_so(tmp
     assert not any("the optimizer" in event["message"] for player in others for event in player.saw("warning"))
 
 
-@pytest.mark.parametrize("damage", [b"", b"\xff" * 64, b"\x02\0\0\0\0\0\0\0{}"])
-def test_a_damaged_file_is_told_and_left(tmp_path: Path, damage: bytes) -> None:
+def test_a_damaged_file_is_told_and_left(tmp_path: Path) -> None:
+    """An empty one, one that is not of this format, and one without a state; the first member does not restart."""
+    damages = (b"", b"\xff" * 64, b"\x02\0\0\0\0\0\0\0{}")
+
     async def story(sim: Simulation) -> None:
         sim.remembers = True
-        await restart(sim)
-        for file in (tmp_path / "private").iterdir():
-            file.write_bytes(damage)
+        await restart(sim, (0, 1, 2, 2))
+        for player, damage in zip(sim.players[1:], damages, strict=True):
+            private._file_in(tmp_path / "private", player.wallet, RUN_ID).write_bytes(damage)
         await sim.until_finished()
 
-    sim = play(tmp_path, story, **ALL)
+    sim = play(tmp_path, story, **ALL | {"min_clients": 4, "init_min_clients": 4}, **SHORT)
     assert sim.check() > 0
     for player in sim.players[1:]:
         (told,) = (event["message"] for event in player.saw("warning") if "the optimizer" in event["message"])
@@ -116,6 +123,7 @@ def test_a_damaged_file_is_told_and_left(tmp_path: Path, damage: bytes) -> None:
         assert "is damaged" in told
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -127,7 +135,7 @@ def test_a_full_disk_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         await restart(sim)
         await sim.until_finished()
 
-    sim = play(tmp_path, story, **ALL)
+    sim = play(tmp_path, story, **ALL, **SHORT)
     assert sim.check() > 0
     for player in sim.players[1:]:
         assert any("what the optimizer knows is not kept: the disk of" in e["message"] for e in player.saw("warning"))

@@ -13,6 +13,7 @@ from aftermath.model.text import Prompt
 from aftermath.model.tokenizer import Tokenizer
 from aftermath.sim.simulation import Simulation, play
 from aftermath.sim.tiny import CONFIG
+from member.short_runs import SHORT
 from model.of_library import in_its_process
 
 WORDS = [f"w{number}" for number in range(CONFIG.vocab_size)]
@@ -32,13 +33,13 @@ def whole_run(place: Path, prompt: Prompt | None, **rules: Any) -> Simulation:
             sim.add(tier)
         await sim.until_finished()
 
-    return play(place, story, **rules)
+    return play(place, story, **SHORT, **rules)
 
 
-@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.parametrize("overlap", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_every_member_continues_the_prompt_while_replicas_stay_the_same(tmp_path: Path, overlap: int) -> None:
-    sim = whole_run(tmp_path, Prompt("w3 w10", 5, words()), overlap=overlap)
-    assert sim.check() == 42, "all rounds were applied by all"
+    sim = whole_run(tmp_path, Prompt("w3 w10", 3, words()), overlap=overlap)
+    assert sim.check() == 24, "all rounds were applied by all"
     assert sim.run.lost_sequences == 0
     for player in sim.players:
         told = player.saw("sample")
@@ -46,17 +47,18 @@ def test_every_member_continues_the_prompt_while_replicas_stay_the_same(tmp_path
         assert not player.saw("warning")
         for event in told:
             assert event["prompt"] == "w3 w10"
-            assert len(event["text"].split()) == 5
+            assert len(event["text"].split()) == 3
             assert {*event["text"].split()} <= {*WORDS}
         steps = [event["step"] for event in told]
         assert steps == sorted({*steps}), "one text a round at most"
-        assert 1 <= steps[0] <= steps[-1] <= 12
+        assert 1 <= steps[0] <= steps[-1] <= 6 + overlap, "with overlap one more round applies the last results"
 
 
+@pytest.mark.slow
 def test_a_text_longer_than_a_round_has_time_for_holds_nobody_up(tmp_path: Path) -> None:
     """Of 3,000 tokens a second each: more than the whole run takes."""
     silent = whole_run(tmp_path / "silent", None)
     sim = whole_run(tmp_path / "told", Prompt("w1", 3000, words()))
-    assert sim.check() == silent.check() == 42
+    assert sim.check() == silent.check() == 24
     assert not any(player.saw("sample") or player.saw("warning") for player in sim.players)
     assert sim.now_at_end < 1.5 * silent.now_at_end

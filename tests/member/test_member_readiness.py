@@ -39,29 +39,30 @@ def _warmup(sim: Simulation, player: Player) -> float:
     return float(player.saw("round", epoch=1)[0]["t"] - began)
 
 
-@pytest.mark.parametrize("silent", [False, True])
+@pytest.mark.parametrize("silent", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_one_member_that_never_says_it_is_ready_costs_half_of_a_warm_up(tmp_path: Path, silent: bool) -> None:
     async def story(sim: Simulation) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2, 0)]
-        await sim.until_round(2)
+        await sim.until_round(1)
         if silent:
             _never_ready(players[0])
-        await sim.until_round(2, epoch=1)
+        await sim.until_round(1, epoch=1)
 
-    sim = play(tmp_path, story, init_min_clients=4, warmup_time=WARMUP)
+    sim = play(tmp_path, story, init_min_clients=4, warmup_time=WARMUP, rounds_per_epoch=3)
     took = _warmup(sim, sim.players[1])
     assert WARMUP / 2 <= took < WARMUP / 2 + 3 if silent else took < 10
     assert not sim.record.dropped
     assert sim.compare(sim.players) > 0
 
 
+@pytest.mark.slow
 def test_who_is_still_fetching_the_model_is_waited_for(tmp_path: Path) -> None:
     """A newcomer needs more than half of the warm-up's time for it."""
 
     async def story(sim: Simulation) -> None:
         for tier in (0, 1, 2):
             sim.add(tier)
-        await sim.until_round(2)
+        await sim.until_round(1)
         newcomer = sim.add(0)
         assert newcomer.transport is not None
         honest = newcomer.transport.fetch
@@ -75,10 +76,10 @@ def test_who_is_still_fetching_the_model_is_waited_for(tmp_path: Path) -> None:
         newcomer.transport.fetch = honest  # type: ignore[method-assign]
         await sim.until(lambda run: run.epoch == 2)
 
-    sim = play(tmp_path, story, warmup_time=WARMUP)
+    sim = play(tmp_path, story, warmup_time=WARMUP, rounds_per_epoch=3, total_steps=9)
     newcomer = sim.players[3]
     assert [event["source"] for event in newcomer.saw("model")] == ["peers"]
     assert newcomer.saw("model")[0]["t"] <= sim.players[1].saw("round", epoch=1)[0]["t"]
     assert WARMUP / 2 + 5 < _warmup(sim, sim.players[1]) < WARMUP
-    assert len(newcomer.saw("trained", epoch=1)) == 6
+    assert len(newcomer.saw("trained", epoch=1)) == 3
     assert sim.check() > 0

@@ -13,6 +13,7 @@ from aftermath.replica.replica import Replica
 from aftermath.rules.state import RunState
 from aftermath.sim.player import Player
 from aftermath.sim.simulation import Simulation, play
+from member.short_runs import SHORT
 
 
 def _replica(player: Player) -> Replica:
@@ -32,7 +33,7 @@ def test_after_a_pause_everybody_starts_without_momentum_and_learns_from_the_fir
 
     async def story(sim: Simulation) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
-        await sim.until_round(3)
+        await sim.until_round(1)
         sim.pause(True)
         await sim.until(lambda run: run.state is RunState.PAUSED)
         assert min(map(_momentum, players)) > 0
@@ -41,8 +42,8 @@ def test_after_a_pause_everybody_starts_without_momentum_and_learns_from_the_fir
         assert [_momentum(player) for player in players] == [0, 0, 0]
         await sim.until_finished()
 
-    sim = play(tmp_path, story, cold_start_warmup_steps=2)
-    assert sim.check() == 45
+    sim = play(tmp_path, story, cold_start_warmup_steps=2, **SHORT)
+    assert sim.check() == 27
     for player in sim.players:
         end = player.saw("cooldown", epoch=0)[0]["hashes"]
         first, second, *_ = player.saw("applied", epoch=1)
@@ -51,6 +52,7 @@ def test_after_a_pause_everybody_starts_without_momentum_and_learns_from_the_fir
         assert player.saw("applied", epoch=2)[0]["hashes"] != player.saw("cooldown", epoch=1)[0]["hashes"]
 
 
+@pytest.mark.slow
 def test_between_epochs_without_a_pause_momentum_stays(tmp_path: Path) -> None:
     async def story(sim: Simulation) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
@@ -58,13 +60,13 @@ def test_between_epochs_without_a_pause_momentum_stays(tmp_path: Path) -> None:
         assert min(map(_momentum, players)) > 0
         await sim.until_finished()
 
-    assert play(tmp_path, story).check() == 42
+    assert play(tmp_path, story, **SHORT).check() == 24
 
 
 def test_a_result_whose_loss_is_not_finite_is_not_announced(tmp_path: Path) -> None:
     async def story(sim: Simulation) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
-        await sim.until_round(2)
+        await sim.until_round(1)
         replica = _replica(players[1])
         backward = replica._backward
 
@@ -75,10 +77,10 @@ def test_a_result_whose_loss_is_not_finite_is_not_announced(tmp_path: Path) -> N
         replica._backward = broken  # type: ignore[method-assign]
         await sim.until(lambda run: run.epoch == 1)
 
-    sim = play(tmp_path, story)
+    sim = play(tmp_path, story, rounds_per_epoch=4)
     warned = [e["message"] for e in sim.players[1].saw("warning")]
     assert any("is left out: its loss is inf" in message for message in warned)
-    assert {e["height"] for e in sim.players[1].saw("trained")} <= {0, 1, 2}
+    assert {e["height"] for e in sim.players[1].saw("trained")} <= {0, 1}
     assert sim.run.lost_sequences == 0
     assert sim.check(dropped=[sim.players[1]]) > 0
 
@@ -96,15 +98,15 @@ def test_the_speed_that_was_measured_in_the_rounds_is_declared_for_the_next_epoc
         _slow_down(players[2], 3.0)
         await sim.until_finished()
 
-    sim = play(tmp_path, story, max_round_train_time=60, global_batch_size_start=30, global_batch_size_end=30)
-    assert sim.check() == 42
+    sim = play(tmp_path, story, max_round_train_time=60, global_batch_size_start=30, global_batch_size_end=30, **SHORT)
+    assert sim.check() == 24
     assert [[e["weight"] for e in player.saw("joined")][:2] for player in sim.players] == [
         [60, 300],
         [60, 300],
         [60, 100],
     ]
     shares = [[e["tokens"] / 16 for e in sim.players[2].saw("trained", epoch=epoch)] for epoch in (0, 1)]
-    assert shares[0] == [10] * 6
+    assert shares[0] == [10] * 3
     assert all(8 <= share <= 9 for share in shares[1])  # 30 x 100 / 340: the others may count for twice 60 at most
 
 
@@ -129,7 +131,7 @@ def test_training_that_is_too_late_for_its_round_is_given_up(tmp_path: Path) -> 
     assert sim.check(dropped=[slow]) > 0
 
 
-@pytest.mark.parametrize("witnesses", [0, 1])
+@pytest.mark.parametrize("witnesses", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_member_alone_and_too_slow_is_told_once_per_epoch(tmp_path: Path, witnesses: int) -> None:
     """A share takes 40 seconds and a round 15 at most: nothing it trains counts, and nobody is there to drop it."""
 
@@ -150,7 +152,7 @@ def test_a_member_alone_and_too_slow_is_told_once_per_epoch(tmp_path: Path, witn
             assert way_out in event["message"]
 
 
-@pytest.mark.parametrize(("seconds", "told"), [(3.0, False), (7.0, True)])
+@pytest.mark.parametrize(("seconds", "told"), [pytest.param(3.0, False, marks=pytest.mark.slow), (7.0, True)])
 def test_all_of_a_rounds_own_work_counts(tmp_path: Path, seconds: float, told: bool) -> None:
     """Two pieces of work are the share's, two the apply's with its hashes; a round lasts 15 seconds at most."""
 
@@ -185,7 +187,7 @@ def test_a_snapshot_is_withdrawn_at_the_first_apply_of_the_next_epoch(tmp_path: 
             assert not offered[player.name] & player.transport._blobs.keys()
         await sim.until_finished()
 
-    assert play(tmp_path, story).check() == 42
+    assert play(tmp_path, story, rounds_per_epoch=4, total_steps=8).check() == 30
 
 
 def _offered(player: Player) -> set[bytes]:
@@ -197,6 +199,7 @@ def _offered(player: Player) -> set[bytes]:
     return digests
 
 
+@pytest.mark.slow
 def test_an_attestation_says_how_fast_its_member_sends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[float] = []
     original = SolanaMember.witness
@@ -211,8 +214,8 @@ def test_an_attestation_says_how_fast_its_member_sends(tmp_path: Path, monkeypat
         await sim.until_finished()
 
     monkeypatch.setattr(SolanaMember, "witness", listening)
-    sim = play(tmp_path, story)
-    assert sim.check() == 42
+    sim = play(tmp_path, story, **SHORT)
+    assert sim.check() == 24
     sent = [player.saw("traffic")[-1]["sent"] for player in sim.players]
     assert min(told) >= 0
     assert 0 < max(told) < min(sent), "in one second no member sends what it sends in all rounds"

@@ -16,11 +16,11 @@ from aftermath.rules.state import OptimizerKind, RunState
 from aftermath.sim.player import Player
 from aftermath.sim.simulation import Simulation, play
 from aftermath.train.letting_in import check_model
+from member.short_runs import SHORT
 
 STEPS = 3
 """Inner steps of a round: a member's share has as many sequences."""
-ROUNDS = 6
-"""Of an epoch."""
+ROUNDS = SHORT["rounds_per_epoch"]
 
 
 def _table(**changes: Any) -> dict[str, Any]:
@@ -37,28 +37,31 @@ def _taken(player: Player) -> set[int]:
     return {int(tensor) for name, tensor in state.items() if name.startswith(("private.step/", "private.count/"))}
 
 
-@pytest.mark.parametrize("overlap", [0, 1])
 @pytest.mark.parametrize(
-    "changes",
+    ("overlap", "changes"),
     [
-        {},
-        {"inner_optimizer": "muon", "divisor": "root", "value_bits": 1, "outer_lr": 0.7, "weight_decay": 0.01},
-        {"divisor": "all", "clip_grad_norm": 0.0, "compression_decay": 0.0},
-        {"divisor": "all", "orthogonal_lr": 10.0},
+        (1, {}),
+        pytest.param(
+            0,
+            {"inner_optimizer": "muon", "divisor": "root", "value_bits": 1, "outer_lr": 0.7, "weight_decay": 0.01},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(1, {"divisor": "all", "clip_grad_norm": 0.0, "compression_decay": 0.0}, marks=pytest.mark.slow),
+        pytest.param(0, {"divisor": "all", "orthogonal_lr": 10.0}, marks=pytest.mark.slow),
     ],
 )
 def test_three_tiers_end_with_the_same_levels_and_have_changed_them(
-    tmp_path: Path, changes: dict[str, Any], overlap: int
+    tmp_path: Path, overlap: int, changes: dict[str, Any]
 ) -> None:
     async def story(sim: Simulation) -> None:
         for tier in (0, 1, 2):
             sim.add(tier)
         await sim.until_finished()
 
-    sim = play(tmp_path, story, optimizer=_table(**changes), overlap=overlap)
+    sim = play(tmp_path, story, optimizer=_table(**changes), overlap=overlap, **SHORT)
     assert sim.model.optimizer.kind is OptimizerKind.SPARSELOCO
     assert isinstance(sim.schema.optimizer, SparseLoCo)
-    assert sim.check() == 42
+    assert sim.check() == 24
     ends = [player.saw("cooldown")[-1]["hashes"] for player in sim.players]
     assert [sorted(hashes) for hashes in ends] == [["0", "1", "2"], ["1", "2"], ["2"]]
     for level in ("1", "2"):
@@ -88,7 +91,7 @@ def test_the_moments_of_inner_optimizers_outlive_an_epoch_and_end_with_a_pause(t
         players = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until(lambda run: run.epoch == 1 and run.state is RunState.WARMUP)
         assert [_taken(player) for player in players] == [{ROUNDS * STEPS}] * 3
-        await sim.until_round(3, epoch=1)
+        await sim.until_round(1, epoch=1)
         assert all(min(_taken(player)) > ROUNDS * STEPS for player in players)
         sim.pause(True)
         await sim.until(lambda run: run.state is RunState.PAUSED)
@@ -97,13 +100,14 @@ def test_the_moments_of_inner_optimizers_outlive_an_epoch_and_end_with_a_pause(t
         assert [max(_taken(player), default=0) <= STEPS for player in players] == [True] * 3
         await sim.until_finished()
 
-    assert play(tmp_path, story, optimizer=_table(), total_steps=18).check() > 42
+    assert play(tmp_path, story, optimizer=_table(), rounds_per_epoch=ROUNDS, total_steps=9).check() > 24
 
 
+@pytest.mark.slow
 def test_a_member_that_was_killed_comes_back_without_moments_and_replicas_stay_equal(tmp_path: Path) -> None:
     async def story(sim: Simulation) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2, 1)]
-        await sim.until_round(2)
+        await sim.until_round(1)
         await sim.kill(players[1])
         sim.start(players[1])
         await sim.until_round(1, epoch=1)
@@ -116,7 +120,8 @@ def test_a_member_that_was_killed_comes_back_without_moments_and_replicas_stay_e
         story,
         optimizer=_table(inner_optimizer="muon", orthogonal_lr=10.0),
         init_min_clients=4,
-        total_steps=18,
+        rounds_per_epoch=ROUNDS,
+        total_steps=9,
     )
     assert sim.check(dropped=[sim.players[1]]) > 0
     assert sim.players[1].saw("applied", epoch=1)

@@ -16,6 +16,7 @@ from aftermath.rules.model import Checkpoint
 from aftermath.rules.state import CheckpointKind
 from aftermath.sim.simulation import Simulation, play
 from aftermath.sim.tiny import CONFIG
+from member.short_runs import SHORT
 
 KINDS = {
     "layers": [{"layers": [0, 2]}, {"layers": [2]}],
@@ -52,16 +53,20 @@ DEEPSEEK = HEADS | {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [kind if kind == "all at once" else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
+)
 def test_replicas_stay_equal(kind: str, tmp_path: Path) -> None:
     _play(HEADS | {"matformer_tiers": KINDS[kind]}, tmp_path)
 
 
+@pytest.mark.slow
 def test_so_do_those_of_a_nanogpt_whose_layers_are_bound_to_each_other(tmp_path: Path) -> None:
     heads = {"layers": [1, 2], "num_key_value_heads": [3, 2], "intermediate_size": [20, 9]}
     _play(NANOGPT | {"matformer_tiers": [heads, {"layers": [1]}]}, tmp_path)
 
 
+@pytest.mark.slow
 def test_so_do_those_of_a_deepseek_with_experts_of_several_widths(tmp_path: Path) -> None:
     first = {"intermediate_size": 20, "moe_intermediate_size": [8, 5]}
     _play(DEEPSEEK | {"matformer_tiers": [first, {"layers": [0, 2], "moe_intermediate_size": 3}]}, tmp_path)
@@ -72,14 +77,14 @@ def _play(keys: dict[str, Any], tmp_path: Path) -> None:
 
     async def story(sim: Simulation) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2, 2)]
-        await sim.until_round(3)
+        await sim.until_round(1)
         await sim.kill(players[2])
         await sim.until(lambda run: run.epoch == 1)
         sim.start(players[2])
         await sim.until_finished()
 
-    sim = play(tmp_path, story, config=config)
-    assert sim.check(dropped=[sim.players[2]]) > 42
+    sim = play(tmp_path, story, config=config, **SHORT)
+    assert sim.check(dropped=[sim.players[2]]) > 24
 
 
 def test_a_run_without_stored_weights_begins_with_those_of_its_seed_on_every_member(tmp_path: Path) -> None:
@@ -88,8 +93,8 @@ def test_a_run_without_stored_weights_begins_with_those_of_its_seed_on_every_mem
             sim.add(tier)
         await sim.until_finished()
 
-    sim = play(tmp_path, story, stored=False)
-    assert sim.check() == 42
+    sim = play(tmp_path, story, stored=False, **SHORT)
+    assert sim.check() == 24
     named = Checkpoint(CheckpointKind.DUMMY, str(tmp_path / "model"), "")
     for tier in range(3):
         origin = Origin(sim.schema, tier, "auto", torch.device("cpu"), PassSize(4, "off"), lambda: 0.0)

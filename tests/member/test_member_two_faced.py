@@ -43,7 +43,9 @@ def _told(player: Player) -> list[str]:
     return [event["message"] for event in player.saw("warning") if event["message"].startswith(GONE_BACK)]
 
 
-@pytest.mark.parametrize("parted", ["a newcomer", "a holder, beside one whose attestation is late"])
+@pytest.mark.parametrize(
+    "parted", ["a newcomer", pytest.param("a holder, beside one whose attestation is late", marks=pytest.mark.slow)]
+)
 def test_two_faced_offers_part_nobody(tmp_path: Path, parted: str) -> None:
     """Of a level of which two say different things, or one of three says anything."""
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from aftermath.rules.state import RunState
 from aftermath.sim.simulation import Simulation, play
+from member.short_runs import SHORT
 
 
 def test_three_tiers_train_to_the_end(tmp_path: Path) -> None:
@@ -31,38 +34,38 @@ def test_late_joiner_takes_the_model_from_its_peers(tmp_path: Path) -> None:
     async def story(sim: Simulation) -> None:
         for tier in (0, 1, 2):
             sim.add(tier)
-        await sim.until_round(2)
+        await sim.until_round(1)
         sim.add(0)
         await sim.until_finished()
 
-    sim = play(tmp_path, story)
+    sim = play(tmp_path, story, **SHORT)
     late = sim.players[3]
     assert [event["source"] for event in late.saw("model")] == ["peers"]
-    assert len(late.saw("applied")) == 6
-    assert sim.check() == 63
+    assert len(late.saw("applied")) == 3
+    assert sim.check() == 36
 
 
 def test_killed_member_is_dropped_and_its_share_done_again(tmp_path: Path) -> None:
     async def story(sim: Simulation) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
-        await sim.until_round(2)
+        await sim.until_round(1)
         await sim.kill(players[1])
         await sim.until(lambda run: run.state is RunState.COOLDOWN)
         sim.start(players[1])
         await sim.until_finished()
 
-    sim = play(tmp_path, story)
+    sim = play(tmp_path, story, **SHORT)
     assert any(player.saw("dropped") for player in sim.players)
     assert "peers" in [event["source"] for event in sim.players[1].saw("model")]
     assert sim.run.lost_sequences == 0
-    assert sim.check(dropped=[sim.players[1]]) == 28
+    assert sim.check(dropped=[sim.players[1]]) == 16
 
 
 def test_pause_and_resume_keeps_the_replicas(tmp_path: Path) -> None:
     async def story(sim: Simulation) -> None:
         for tier in (0, 1, 2):
             sim.add(tier)
-        await sim.until_round(3)
+        await sim.until_round(1)
         sim.pause(True)
         paused = await sim.until(lambda run: run.state is RunState.PAUSED)
         assert paused.epoch == 1
@@ -71,12 +74,13 @@ def test_pause_and_resume_keeps_the_replicas(tmp_path: Path) -> None:
         sim.pause(False)
         await sim.until_finished()
 
-    sim = play(tmp_path, story)
+    sim = play(tmp_path, story, **SHORT)
     for player in sim.players:
         assert [e["source"] for e in player.saw("model")][1:] == ["its own replica"] * 2, player.name
-    assert sim.check() == 45
+    assert sim.check() == 27
 
 
+@pytest.mark.slow
 def test_pausing_in_warm_up_costs_nobody_its_replica(tmp_path: Path) -> None:
     """The second epoch's warm-up is paused and tried again: the run must not fall back to the checkpoint."""
 
@@ -89,12 +93,13 @@ def test_pausing_in_warm_up_costs_nobody_its_replica(tmp_path: Path) -> None:
         sim.pause(False)
         await sim.until_finished()
 
-    sim = play(tmp_path, story)
+    sim = play(tmp_path, story, **SHORT)
     for player in sim.players:
         assert {e["source"] for e in player.saw("model")[1:]} == {"its own replica"}, player.name
-    assert sim.check() == 42
+    assert sim.check() == 24
 
 
+@pytest.mark.slow
 def test_everybody_leaves_in_warm_up_and_returns(tmp_path: Path) -> None:
     async def story(sim: Simulation) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
@@ -106,8 +111,8 @@ def test_everybody_leaves_in_warm_up_and_returns(tmp_path: Path) -> None:
             sim.start(player)
         await sim.until_finished()
 
-    sim = play(tmp_path, story)
-    assert sim.check() == 42
+    sim = play(tmp_path, story, **SHORT)
+    assert sim.check() == 24
     assert sim.run.lost_sequences == 0
 
 
@@ -120,32 +125,32 @@ def test_a_member_that_leaves_in_warm_up_costs_nobody_else_its_replica(tmp_path:
         sim.start(players[2])
         await sim.until_finished()
 
-    sim = play(tmp_path, story, min_clients=3)
+    sim = play(tmp_path, story, min_clients=3, **SHORT)
     for player in sim.players[:2]:
         assert {e["source"] for e in player.saw("model")[1:]} == {"its own replica"}, player.name
     assert sim.players[2].saw("model")[-1]["source"] == "peers"
-    assert sim.check() == 42
+    assert sim.check() == 24
 
 
 def test_all_die_and_return_to_the_durable_checkpoint(tmp_path: Path) -> None:
     async def story(sim: Simulation) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
-        await sim.until_round(3, epoch=1)
+        await sim.until_round(1, epoch=1)
         for player in players:
             await sim.kill(player)
         for player in players:
             sim.start(player)
-        await sim.until_round(1, epoch=2)
+        await sim.until_round(0, epoch=2)
         for player in players:
             assert player.saw("model")[-1]["source"] == "the checkpoint"
         durable = sim.model
-        assert durable.checkpoint_step == 7
-        assert durable.checkpoint.repo == str(sim.place / "kept" / "m0" / "sim-step6")
+        assert durable.checkpoint_step == 4
+        assert durable.checkpoint.repo == str(sim.place / "kept" / "m0" / "sim-step3")
         assert durable.checkpoint_hashes == sim.run.level_hashes
         assert durable.checkpoint_hashes[0].hex() == players[0].saw("cooldown")[0]["hashes"]["0"]
         await sim.until_finished()
 
-    sim = play(tmp_path, story, total_steps=14)
+    sim = play(tmp_path, story, **SHORT)
     assert sim.run.lost_sequences == 0
     sim.check()
 
@@ -153,13 +158,13 @@ def test_all_die_and_return_to_the_durable_checkpoint(tmp_path: Path) -> None:
 def test_a_member_leaves_and_the_others_go_on(tmp_path: Path) -> None:
     async def story(sim: Simulation) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
-        await sim.until_round(2)
+        await sim.until_round(1)
         await sim.stop(players[0])
         await sim.until(lambda run: run.state is RunState.COOLDOWN)
         sim.start(players[0])
         await sim.until_finished()
 
-    sim = play(tmp_path, story)
+    sim = play(tmp_path, story, **SHORT)
     assert sim.players[0].saw("left")
     assert not sim.record.dropped
     sim.check()

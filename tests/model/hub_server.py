@@ -49,6 +49,7 @@ class Hub(ThreadingHTTPServer):
 class Handler(BaseHTTPRequestHandler):
     server: Hub
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # or each body waits 40 ms until the client has acknowledged the headers
 
     def log_message(self, *_: Any) -> None: ...
 

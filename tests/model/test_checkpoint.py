@@ -319,7 +319,9 @@ def test_a_missing_shard_and_a_bad_index_are_named(full: Path) -> None:
         load(full, 0)
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{", "[" * 100_000, " " * (2 << 20)])
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{", "[" * 100_000, " " * (2 << 20)], ids=["empty", "list", "cut off", "deep", "long"]
+)
 def test_a_bad_config_is_a_sentence(full: Path, content: str) -> None:
     (full / "config.json").write_text(content)
     with pytest.raises(CheckpointError, match=r"config\.json is"):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -124,8 +124,16 @@ def theirs_choices(other: Any) -> dict[int, Tensor]:
     return found
 
 
-@pytest.mark.parametrize("seed", range(20))
-@pytest.mark.parametrize("version", [2, 3])
+# These draws have every kind of gate, group limit, query projection and position table; the slow tier adds the others.
+FAST_DRAWS = {2: (4, 5, 12, 13, 14, 15), 3: (0, 3, 8, 11, 13, 18)}
+DRAWS = [
+    pytest.param(version, seed, marks=() if seed in fast else pytest.mark.slow)
+    for version, fast in FAST_DRAWS.items()
+    for seed in range(20)
+]
+
+
+@pytest.mark.parametrize(("version", "seed"), DRAWS)
 def test_logits_gradients_and_checkpoints_are_those_of_transformers(version: int, seed: int, tmp_path: Path) -> None:
     shape = config(drawn(version, seed))
     params, ids = weights(shape), tokens(2, 9)
@@ -177,9 +185,17 @@ def test_a_tier_is_a_prefix_that_computes_what_the_full_model_does_without_the_r
     assert config_of(json.loads((tmp_path / "tier" / "config.json").read_text())) == shape
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("hidden", "width"), [(32, 8), (32, 16), (20, 16), (12, 8)])
-@BOTH
+@pytest.mark.parametrize(
+    ("file", "hidden", "width", "dtype"),
+    [
+        pytest.param(V2, 32, 16, torch.float32, id="v2, rows become too narrow at tier 2"),
+        pytest.param(V3, 20, 16, torch.bfloat16, id="v3, rows of the hidden size are too narrow"),
+        pytest.param(V3, 32, 16, torch.float32, id="v3, fp32", marks=pytest.mark.slow),
+        pytest.param(V3, 32, 8, torch.bfloat16, id="v3, bf16", marks=pytest.mark.slow),
+        pytest.param(V2, 12, 8, torch.float32, id="v2, both narrow", marks=pytest.mark.slow),
+        pytest.param(V2, 32, 16, torch.bfloat16, id="v2, bf16", marks=pytest.mark.slow),
+    ],
+)
 def test_a_tier_with_narrow_experts_is_computed_by_transformers_as_it_comes(
     file: dict[str, Any], hidden: int, width: int, dtype: torch.dtype, tmp_path: Path
 ) -> None:
@@ -232,12 +248,12 @@ def test_so_does_a_tier_that_keeps_what_it_names(file: dict[str, Any], named: st
             torch.testing.assert_close(tensor.grad, part, rtol=1e-3, atol=1e-3, msg=name)
 
 
-@pytest.mark.parametrize("tier", range(3))
+@pytest.mark.parametrize("tier", [0, 2])
 @BOTH
 def test_no_position_sees_a_later_token(file: dict[str, Any], tier: int) -> None:
     shape = config(file, matformer_tiers=TIERS["layers"])
     net, ids = shape.build(tier, weights(shape, tier)), tokens()
-    for place in range(1, ids.shape[1]):
+    for place in (1, 6, 11):
         changed = ids.clone()
         changed[:, place:] = (changed[:, place:] + 1) % 48
         before, after = net(ids), net(changed)
@@ -265,21 +281,20 @@ def test_experts_that_no_token_chose_have_gradients_of_zero_and_repeats_are_equa
     assert all(torch.equal(grad, seen[1][name]) for name, grad in seen[0].items() if grad is not None)
 
 
-@BOTH
-def test_it_learns_a_text_by_heart_and_says_it_at_every_tier(file: dict[str, Any]) -> None:
-    ids = torch.arange(24)[None] * 5 % 48
-    for tier in (0, 2):
-        shape = config(file, initializer_range=0.02, eos_token_id=None)
-        net = shape.build(tier, init_weights(shape, 7, tier))
-        optimizer = torch.optim.Adam(net.parameters(), lr=5e-3)
-        first = net.loss(ids).item()
-        for _ in range(150):
-            optimizer.zero_grad()
-            loss = net.loss(ids)
-            loss.backward()
-            optimizer.step()
-        assert loss.item() < 0.3 < 3.5 < first
-        assert generate(net, ids[0, :6].tolist(), new_tokens=10).ids == ids[0, 6:16].tolist()
+@pytest.mark.parametrize(("file", "tier"), [(V2, 0), (V3, 2)], ids=["v2", "v3"])
+def test_deepseek_overfitted_text_is_generated_again(file: dict[str, Any], tier: int) -> None:
+    ids = torch.arange(12)[None] * 5 % 48
+    shape = config(file, num_hidden_layers=2, initializer_range=0.02, eos_token_id=None)
+    net = shape.build(tier, init_weights(shape, 7, tier))
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
+    first = net.loss(ids).item()
+    for _ in range(60):
+        optimizer.zero_grad()
+        loss = net.loss(ids)
+        loss.backward()
+        optimizer.step()
+    assert loss.item() < 0.3 < 3.5 < first
+    assert generate(net, ids[0, :4].tolist(), new_tokens=8).ids == ids[0, 4:].tolist()
 
 
 @BOTH
@@ -325,6 +340,7 @@ def test_a_round_moves_every_tensor(file: dict[str, Any]) -> None:
         (V3 | {"n_group": 8, "num_experts_per_tok": 2}, "n_group 8 leaves fewer than two"),
         (V3 | {"topk_group": 5}, "topk_group 5 is more than n_group 4"),
         (V3 | {"qk_rope_head_dim": 3}, "qk_rope_head_dim 3 is odd"),
+        (V3 | {"num_attention_heads": 5}, "hidden_size 32 is not a multiple of 5 heads"),
         (V2 | {"head_dim": 6}, "head_dim 6 is not supported"),
         (V3 | {"head_dim": 6}, "head_dim 6 is not supported"),
         (V2 | {"num_experts": 4}, "num_experts 4 is not n_routed_experts 8"),
@@ -374,7 +390,6 @@ ANYTHING = st.recursive(
     key=st.sampled_from(sorted(config(V3).to_hf().keys() | config(V2).to_hf().keys())),
     value=ANYTHING,
 )
-@settings(max_examples=400, deadline=None)
 def test_whatever_a_key_says_only_a_config_error_leaves(file: dict[str, Any], key: str, value: Any) -> None:
     try:
         config_of(file | {key: value})

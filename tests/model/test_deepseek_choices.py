@@ -56,7 +56,7 @@ def test_a_training_moves_the_bias_at_its_rate_in_equal_replicas(optimizer: dict
         tmp_path,
         **optimizer,
         model=tmp_path / "v3",
-        steps=6,
+        steps=3,
         warmup_steps=1,
         lr_schedule="constant",
         lr=2**-8,
@@ -66,6 +66,6 @@ def test_a_training_moves_the_bias_at_its_rate_in_equal_replicas(optimizer: dict
     rate = 2**-8 * (0.1 if optimizer["optimizer"] == "muon" else 1)
     for name in (name for name in params if name.endswith("bias")):
         steps = params[name] / rate
-        assert 0 < steps.abs().max() <= 12
+        assert 0 < steps.abs().max() <= 6
         if optimizer["optimizer"] != "sparseloco":
             torch.testing.assert_close(steps, steps.round(), rtol=0, atol=1e-3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from typing import Any
 
@@ -38,7 +39,7 @@ FILE: dict[str, Any] = {
     "first_k_dense_replace": 1,
     "initializer_range": 0.3,
 }
-SEQUENCES, LENGTH = 7, 12
+SEQUENCES, LENGTH = 4, 9
 BIAS = ".e_score_correction_bias"
 
 
@@ -94,10 +95,21 @@ def counts_of(net: LanguageModel) -> dict[str, list[float]]:
     return {name: p.grad.tolist() for name, p in net.named_parameters() if name.endswith(BIAS) and p.grad is not None}
 
 
-@pytest.mark.parametrize("bf16", [False, True])
-@pytest.mark.parametrize("labels", [False, True], ids=["texts", "labels"])
-@pytest.mark.parametrize("recompute", [False, True], ids=["plain", "recomputed"])
-@pytest.mark.parametrize("micro", [1, 3, SEQUENCES])
+# Micro-batch size, recomputed layers, labels, bf16. The slow tier adds the combinations that no branch depends on.
+FAST_WAYS = [
+    (SEQUENCES, False, False, False),
+    (3, True, True, False),
+    (3, False, False, True),
+    (1, False, True, False),
+    (1, True, False, True),
+]
+SLOW_WAYS = [(3, *flags) for flags in itertools.product([False, True], repeat=3) if (3, *flags) not in FAST_WAYS]
+
+
+@pytest.mark.parametrize(
+    ("micro", "recompute", "labels", "bf16"),
+    FAST_WAYS + [pytest.param(*way, marks=pytest.mark.slow) for way in SLOW_WAYS],
+)
 def test_each_token_of_a_share_is_counted_once_however_it_is_computed(
     micro: int, recompute: bool, labels: bool, bf16: bool
 ) -> None:

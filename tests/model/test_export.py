@@ -1,9 +1,6 @@
 """Exported tiers: the strips merge back to the full model, and the scripts work and refuse as commands."""
 
-import importlib.util
-import io
 import json
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -20,23 +17,11 @@ from aftermath.model.schema import state_schema
 from aftermath.model.segments import segment_bytes, write_segment
 from aftermath.model.steps import prune
 from aftermath.model.store import save
+from data.script_runs import run
 
 torch.set_num_threads(1)
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
 INIT = ["--hidden", "32", "--layers", "2", "--heads", "2", "--kv-heads", "1", "--intermediate", "64", "--json"]
-
-
-def run(script: str, *arguments: str) -> tuple[int, str, str]:
-    """Exit status, output and errors of a script, called as its command line would."""
-    spec = importlib.util.spec_from_file_location("script", SCRIPTS / script)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
-        status = module.main(arguments)
-    return status, out.getvalue(), err.getvalue()
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +154,7 @@ def test_an_export_to_the_checkpoints_own_directory_copies_nothing_over_it(made:
         ("init-model.py", ["--tokenizer", "/nowhere"], "cannot read /nowhere"),
         ("export_matformer_tiers.py", [], "no checkpoint"),
         ("tokenise.py", ["--input", "/nowhere"], "there is no folder /nowhere"),
-        ("tokenise.py", ["--tokenizer", "/nowhere"], "cannot read the tokenizer /nowhere"),
+        ("tokenise.py", ["--tokenizer", "/nowhere", "--budget-bytes", "20000"], "cannot read the tokenizer /nowhere"),
     ],
 )
 def test_the_scripts_say_errors_as_the_commands_do(

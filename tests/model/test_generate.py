@@ -75,21 +75,23 @@ WIDE = {
 }
 
 
-def of_tier(tier: int, ends: int | None = None) -> Llama:
-    config = LlamaConfig.from_hf(WIDE | {"eos_token_id": ends})
+def of_tier(tier: int, ends: int | None = None, **changes: int) -> Llama:
+    config = LlamaConfig.from_hf(WIDE | {"eos_token_id": ends} | changes)
     return Llama.of(config, tier, init_weights(config, 3, tier))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("tokens", [1, 3, 16])
-@pytest.mark.parametrize("new_tokens", [1, 2, 30, 60])
+@pytest.mark.parametrize("new_tokens", [1, 2, 8, 20])
 def test_a_draft_changes_the_passes_and_not_the_text(temperature: float, tokens: int, new_tokens: int) -> None:
     """Also where the window ends, behind which nobody guesses."""
     said = {"new_tokens": new_tokens, "temperature": temperature, "seed": 5}
-    alone = generate(of_tier(0), [1, 2, 3], **said)
+    full = of_tier(0, max_position_embeddings=12)
+    alone = generate(full, [1, 2, 3], **said)
     assert (alone.passes, alone.guessed, alone.taken) == (len(alone.ids), 0, 0)
     for tier in (1, 2):
-        drafted = generate(of_tier(0), [1, 2, 3], **said, draft=Draft(of_tier(tier), tokens))
+        smaller = of_tier(tier, max_position_embeddings=12)
+        drafted = generate(full, [1, 2, 3], **said, draft=Draft(smaller, tokens))
         assert drafted.ids == alone.ids
         assert drafted.passes == len(alone.ids) - drafted.taken
         assert drafted.taken <= drafted.guessed
@@ -114,7 +116,7 @@ def test_a_draft_ends_a_text_where_the_model_does() -> None:
 
 
 def test_tokens_are_drawn_as_often_as_the_model_says() -> None:
-    drawn = [generate(MODEL, [4, 9], new_tokens=1, temperature=0.7, seed=seed).ids[0] for seed in range(3000)]
+    drawn = [generate(MODEL, [4, 9], new_tokens=1, temperature=0.7, seed=seed).ids[0] for seed in range(1000)]
     likely = torch.softmax(MODEL(torch.tensor([[4, 9]]))[0, -1].detach() / 0.7, 0)
-    counts = torch.bincount(torch.tensor(drawn), minlength=32) / 3000
+    counts = torch.bincount(torch.tensor(drawn), minlength=32) / 1000
     assert (counts - likely).abs().max() < 0.04

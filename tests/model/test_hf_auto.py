@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+from aftermath.model.arch import hf_auto_document
 from aftermath.model.architectures import architecture_of, config_of
 from aftermath.model.checkpoint import load
 from aftermath.model.config import ModelConfigError
@@ -165,6 +166,13 @@ def test_a_model_whose_feed_forwards_cannot_be_cut_has_one_tier_and_says_why(nam
         state_schema(said, 2)
 
 
+def test_network_that_cannot_be_built_has_one_tier() -> None:
+    config = config_of({"model_type": "gpt2"} | MODELS["gpt2"] | {"n_embd": 15})
+    assert config.possible_tiers() == 1
+    with pytest.raises(ModelConfigError, match="transformers cannot build it"):
+        config.parameter_shapes()
+
+
 # With what one writes of its width: by this key, or by none.
 CUT: dict[str, dict[str, Any]] = {
     **{name: MODELS[name] for name in ("gpt2", "olmo2", "opt", "gemma")},
@@ -226,7 +234,6 @@ SIZES = ("matformer_tier", "matformer_base_intermediate_size", "intermediate_siz
 ANYTHING = st.none() | st.booleans() | st.integers() | st.sampled_from([8, 16, 32, 64, 1, 2]) | st.text(max_size=3)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.dictionaries(st.sampled_from(SIZES), ANYTHING | st.floats() | st.lists(st.integers(), max_size=2)))
 def test_whatever_a_file_says_of_its_sizes_it_is_read_or_refused(change: dict[str, Any]) -> None:
     try:
@@ -264,15 +271,23 @@ def test_experts_are_stacks_that_files_hold_one_by_one(saved: tuple[Any, Path], 
             load(place, 0)
 
 
-@pytest.mark.parametrize("optimizer", [DISTRO, INNER])
-@pytest.mark.parametrize(("name", "tiers"), [("gpt2", "0,1,2"), ("opt", "0,1"), ("qwen3_moe", "0")])
-def test_members_train_it_with_equal_replicas(tmp_path: Path, optimizer: dict[str, Any], name: str, tiers: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "tiers", "optimizer"),
+    [
+        pytest.param("gpt2", "0,1,2", INNER, id="gpt2"),
+        pytest.param("qwen3_moe", "0", DISTRO, id="qwen3_moe"),
+        pytest.param("gpt2", "0,1,2", DISTRO, id="gpt2-distro", marks=pytest.mark.slow),
+        pytest.param("opt", "0,1", DISTRO, id="opt", marks=pytest.mark.slow),
+        pytest.param("qwen3_moe", "0", INNER, id="qwen3_moe-inner", marks=pytest.mark.slow),
+    ],
+)
+def test_members_train_it_with_equal_replicas(tmp_path: Path, name: str, tiers: str, optimizer: dict[str, Any]) -> None:
     made = transformers.AutoConfig.for_model(name, **MODELS[name])
     torch.manual_seed(1)
     transformers.AutoModelForCausalLM.from_config(made).save_pretrained(tmp_path / name)
     prepare(tmp_path)
     given = optimizer | {"tiers": tiers, "members": max(2, len(tiers.split(","))), "total_batch": 6}
-    events = train(tmp_path, **given, model=tmp_path / name, steps=10, lr=0.003, out=tmp_path / "out")
+    events = train(tmp_path, **given, model=tmp_path / name, steps=6, lr=0.003, out=tmp_path / "out")
     losses = [event["loss"] for event in events if event["kind"] == "step"]
     assert losses[-1] < losses[0]
     transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out" / "checkpoint")
@@ -314,8 +329,18 @@ def test_a_model_that_is_no_model_of_text_alone_is_refused(name: str) -> None:
         ("gpt2", {"n_layer": 10**25}, r"'n_layer' is 10000000000000000000000000, and at most 1048576 here"),
         ("gpt2", {"num_labels": 1 << 31}, r"'num_labels' is 2147483648"),
         ("gpt2", {"layer_types": [{"num_experts": 1 << 31}]}, r"'num_experts' is 2147483648"),
-        ("gpt2", {"n_layer": 1 << 20}, "its network has more modules than the 16384 of the largest models"),
-        ("qwen3_moe", {"num_experts": 1 << 20}, "its files have more tensors than the 262144 of the largest models"),
+        pytest.param(
+            "gpt2",
+            {"n_layer": 1 << 20},
+            "its network has more modules than the 16384 of the largest models",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "qwen3_moe",
+            {"num_experts": 1 << 20},
+            "its files have more tensors than the 262144 of the largest models",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_file_cannot_make_this_machine_count_without_end(name: str, change: dict[str, Any], says: str) -> None:
@@ -323,6 +348,23 @@ def test_a_file_cannot_make_this_machine_count_without_end(name: str, change: di
         config_of({"model_type": name} | MODELS[name] | change).pieces()
     module = torch.nn.ModuleList([torch.nn.Linear(1, 1)])
     assert len(module) == 1, "who makes modules afterwards is counted no more"
+
+
+@pytest.mark.parametrize(
+    ("name", "bound", "most", "change", "says"),
+    [
+        ("gpt2", "_MODULES", 40, {"n_layer": 3}, "its network has more modules than the 40 of"),
+        ("qwen3_moe", "_CUTS", 39, {"num_experts": 5}, "its files have more tensors than the 39 of"),
+    ],
+)
+def test_network_is_refused_only_beyond_the_bound(
+    monkeypatch: pytest.MonkeyPatch, name: str, bound: str, most: int, change: dict[str, Any], says: str
+) -> None:
+    monkeypatch.setattr(hf_auto_document, bound, most)
+    file = {"model_type": name, "initializer_range": 0.03} | MODELS[name]
+    config_of(file).pieces()
+    with pytest.raises(ModelConfigError, match=says):
+        config_of(file | change).pieces()
 
 
 def test_without_transformers_it_is_told_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,7 +68,10 @@ def drawn(number: int) -> dict[str, Any]:
     return {"model_type": name, "vocab_size": dice.choice((40, 64)), "pad_token_id": None} | sizes | chosen | tied
 
 
-@pytest.mark.parametrize("number", range(2 * len(FAMILIES)))
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(number, marks=pytest.mark.slow if number >= len(FAMILIES) else ()) for number in range(46)],
+)
 def test_models_drawn_by_chance_compute_what_transformers_does(number: int, tmp_path: Path) -> None:
     said = drawn(number)
     torch.manual_seed(number)

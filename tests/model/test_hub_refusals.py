@@ -153,7 +153,7 @@ def test_no_version_of_a_file_leads_out_of_the_cache(
 def test_a_file_that_comes_a_byte_at_a_time_is_given_up(
     fetch: Fetch, server: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hub_commit, "PATIENCE_SECONDS", 1.0)
+    monkeypatch.setattr(hub_commit, "PATIENCE_SECONDS", 0.3)
     server.trickling = True
     began = time.monotonic()
     with pytest.raises(CheckpointError, match=r"too slow with me/model[\s\S]*again later"):

@@ -120,14 +120,13 @@ def test_rotary_scores_depend_on_distance_only() -> None:
     assert abs((scores[0, 3] - scores[0, 9]).item()) > 1e-3
 
 
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("tier", [0, 2])
+@pytest.mark.parametrize(("tier", "tied"), [(0, True), (2, False)])
 def test_loss_starts_at_chance_and_falls_when_overfitting(tier: int, tied: bool) -> None:
     net = model(tier, LlamaConfig.from_hf(HF | {"tie_word_embeddings": tied}))
-    optimizer, ids = torch.optim.AdamW(net.parameters(), lr=3e-3), tokens()
+    optimizer, ids = torch.optim.AdamW(net.parameters(), lr=1e-2), tokens()
     first = net.loss(ids).item()
     assert first == pytest.approx(math.log(48), abs=0.1)
-    for _ in range(60):
+    for _ in range(25):
         optimizer.zero_grad()
         loss = net.loss(ids)
         loss.backward()

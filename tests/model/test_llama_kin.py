@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -251,7 +251,6 @@ TABLES = st.dictionaries(
 )
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.integers(0, CASES - 1), st.dictionaries(st.sampled_from(KEYS), ANYTHING | TABLES, max_size=4))
 def test_whatever_a_config_says_it_is_read_or_refused(number: int, change: dict[str, Any]) -> None:
     try:

@@ -22,13 +22,25 @@ from model.nanogpt_restated import HF, OPTIONS, config, restated, tokens, weight
 torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("option", OPTIONS)
+# A head of its own for every option; a tied one changes nothing that an option depends on.
+FAST_TIED = {"plain", "all"}
+
+
+@pytest.mark.parametrize(
+    ("option", "tied"),
+    [
+        pytest.param(option, tied, marks=pytest.mark.slow if tied and option not in FAST_TIED else ())
+        for option in OPTIONS
+        for tied in (False, True)
+    ],
+)
 def test_logits_and_gradients_are_those_of_the_restatement(option: str, tied: bool) -> None:
     _same_as_restated(config(option, tie_word_embeddings=tied))
 
 
-@pytest.mark.parametrize("number", range(20))
+@pytest.mark.parametrize(
+    "number", [pytest.param(number, marks=pytest.mark.slow if number >= 6 else ()) for number in range(20)]
+)
 def test_so_are_those_of_models_of_any_sizes_with_any_options(number: int) -> None:
     dice = random.Random(number)
     heads, layers = dice.choice((1, 2, 4)), dice.randint(1, 5)
@@ -52,7 +64,7 @@ def test_so_are_those_of_models_of_any_sizes_with_any_options(number: int) -> No
 
 
 def _same_as_restated(shape: NanoGPTConfig) -> None:
-    params, ids = weights(shape), tokens(1, 7)
+    params, ids = weights(shape), tokens(1, 5)
     net = shape.build(0, {name: tensor.clone() for name, tensor in params.items()})
     logits = net(ids)[0]
     own = {name: tensor.clone().requires_grad_(True) for name, tensor in params.items()}
@@ -71,7 +83,7 @@ def _same_as_restated(shape: NanoGPTConfig) -> None:
 def test_no_position_sees_a_later_token(option: str) -> None:
     shape = config(option)
     net, ids = shape.build(0, weights(shape)), tokens()
-    for place in range(1, ids.shape[1]):
+    for place in (1, 6, 11):
         changed = ids.clone()
         changed[:, place:] = (changed[:, place:] + 1) % 48
         before, after = net(ids), net(changed)
@@ -128,14 +140,14 @@ def test_every_option_is_part_of_what_members_agree_on() -> None:
     assert all(one != other for one, other in itertools.combinations(documents, 2))
 
 
-def test_it_learns_a_text_by_heart_at_every_tier() -> None:
-    ids = tokens(2, 24)
+def test_nanogpt_overfits_a_text_at_every_tier() -> None:
+    ids = tokens(1, 12)
     for tier in (0, 2):
         shape = config()
         net: LanguageModel = shape.build(tier, init_weights(shape, 7, tier))
-        optimizer = torch.optim.Adam(net.parameters(), lr=3e-3)
+        optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
         first = net.loss(ids).item()
-        for _ in range(150):
+        for _ in range(50):
             optimizer.zero_grad()
             loss = net.loss(ids)
             loss.backward()

@@ -69,21 +69,30 @@ def meant(weights: Tensor, scales: Tensor) -> Tensor:
     return out
 
 
-@pytest.fixture
-def published(tmp_path: Path) -> tuple[Path, dict[str, Tensor], dict[str, Tensor]]:
-    """A directory, its file's tensors, and the numbers that they mean. As published, tables and gates are plain."""
+@pytest.fixture(scope="module")
+def quantized() -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """A published file's tensors, and the numbers that they mean. As published, tables and gates are plain."""
     params = init_weights(CONFIG, 1)
-    write_checkpoint(tmp_path / "m", params, CONFIG, tier=0, companions={})
-    said = json.loads((tmp_path / "m" / "config.json").read_text())
-    (tmp_path / "m" / "config.json").write_text(json.dumps(said | {"quantization_config": QUANTIZED}))
     filed, wanted = dict(params), dict(params)
     for name, tensor in params.items():
         if tensor.dim() == 2 and "_proj" in name:
             filed[name], filed[name + "_scale_inv"] = in_fp8(tensor)
             wanted[name] = meant(filed[name], filed[name + "_scale_inv"])
             torch.testing.assert_close(wanted[name], tensor, rtol=0.07, atol=0.01)
-    save_file(filed, tmp_path / "m" / "model.safetensors")
-    return tmp_path / "m", filed, wanted
+    return filed, wanted
+
+
+@pytest.fixture
+def published(
+    tmp_path: Path, quantized: tuple[dict[str, Tensor], dict[str, Tensor]]
+) -> tuple[Path, dict[str, Tensor], dict[str, Tensor]]:
+    """A directory with that file, its tensors, and the numbers that they mean."""
+    filed, wanted = quantized
+    place = tmp_path / "m"
+    place.mkdir()
+    (place / "config.json").write_text(json.dumps(CONFIG.to_hf() | {"quantization_config": QUANTIZED}))
+    save_file(filed, place / "model.safetensors")
+    return place, dict(filed), dict(wanted)
 
 
 def same(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> bool:

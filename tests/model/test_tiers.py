@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from aftermath.model.architectures import config_of
@@ -131,7 +131,13 @@ def files_of(number: int) -> dict[str, Any]:
     return base | {"matformer_tiers": drawn(chance, base)}
 
 
-@pytest.mark.parametrize("number", range(24))
+# Every base occurs in the first eight; the slow tier draws other tiers of them.
+NUMBERS = pytest.mark.parametrize(
+    "number", [pytest.param(number, marks=pytest.mark.slow if number >= 10 else ()) for number in range(24)]
+)
+
+
+@NUMBERS
 def test_a_tier_computes_what_its_exported_checkpoint_does_and_merges_back(number: int, tmp_path: Path) -> None:
     config = config_of(files_of(number))
     weights = random_weights(config, number)
@@ -150,8 +156,10 @@ def test_a_tier_computes_what_its_exported_checkpoint_does_and_merges_back(numbe
         assert all(torch.equal(again[name], weights[name]) for name in weights)
 
 
-@pytest.mark.parametrize("kind", ["heads", "layers", "widths"])
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [("llama", "heads"), ("llama", "layers"), ("llama", "widths"), ("qwen2", "heads"), ("qwen3", "heads")],
+)
 def test_transformers_computes_the_same_of_a_tier_whose_layers_are_alike(
     family: str, kind: str, tmp_path: Path
 ) -> None:
@@ -191,7 +199,7 @@ def test_it_does_of_a_deepseeks_tier(file: dict[str, Any], entries: list[dict[st
         )
 
 
-@pytest.mark.parametrize("number", range(24))
+@NUMBERS
 def test_levels_hold_every_number_once_and_are_equal_at_every_tier(number: int) -> None:
     config = config_of(files_of(number))
     schema = state_schema(config.to_hf(), 3)
@@ -315,7 +323,6 @@ ANYTHING = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(st.sampled_from([LLAMA, DEEPSEEK]), ANYTHING | st.lists(ANYTHING, max_size=3))
 def test_whatever_the_entries_say_only_a_config_error_leaves(file: dict[str, Any], entries: object) -> None:
     try:

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from typing import Any
 
 import psutil
@@ -58,7 +57,12 @@ HOSTILE: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("what", HOSTILE)
+FILLS_MEMORY = {"padding to 3 * 10^8", "replacements that multiply", "text that multiplies"}
+
+
+@pytest.mark.parametrize(
+    "what", [pytest.param(what, marks=pytest.mark.slow if what in FILLS_MEMORY else ()) for what in HOSTILE]
+)
 def test_whatever_a_tokenizer_asks_for_is_an_error_with_a_fix(what: str) -> None:
     def use() -> None:
         tokenizer = _changed(**HOSTILE[what])
@@ -127,8 +131,7 @@ def test_two_threads_have_their_own_answers() -> None:
     tokenizer, wrong = in_its_process(), []
 
     def ask(text: str) -> None:
-        over = time.monotonic() + 1
-        while time.monotonic() < over:
+        for _ in range(150):
             if tokenizer.encode(text) != [*text.encode()]:
                 wrong.append(text)
 

@@ -91,10 +91,12 @@ class Crowd:
 
 
 @asynccontextmanager
-async def crowd(run_id: str, tiers: Sequence[int], *, name: str = "", **config: int) -> AsyncIterator[Crowd]:
+async def crowd(
+    run_id: str, tiers: Sequence[int], *, name: str = "", slot_ms: int = 20, **config: int
+) -> AsyncIterator[Crowd]:
     """A network of its own, and a run on it that members of these tiers are to join."""
     owner, wallets = Wallet(Keypair()), [Wallet(Keypair()) for _ in tiers]
-    network = await EmbeddedEngine().start(replace(network_config(owner, *wallets), slot_ms=20))
+    network = await EmbeddedEngine().start(replace(network_config(owner, *wallets), slot_ms=slot_ms))
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(network.close)
         pool = await stack.enter_async_context(RpcPool([endpoint(network.rpc_url, network.ws_url)]))

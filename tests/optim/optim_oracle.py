@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from decimal import Decimal, getcontext
 from fractions import Fraction
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -84,8 +85,10 @@ def real_basis(edge: int) -> list[list[Decimal]]:
     getcontext().prec = 70
     pi = Decimal("3.141592653589793238462643383279502884197169399375105820974944592307816406286209")
 
-    def cosine(angle: Decimal) -> Decimal:
-        angle %= 2 * pi
+    @cache
+    def cosine(place: int) -> Decimal:
+        """Of so many parts of a circle that has 4 * edge."""
+        angle = 2 * pi * place / (4 * edge)
         term = total = Decimal(1)
         for k in range(2, 120, 2):
             term *= -angle * angle / (k * (k - 1))
@@ -93,7 +96,7 @@ def real_basis(edge: int) -> list[list[Decimal]]:
         return total
 
     return [
-        [(Decimal(2 if i else 1) / edge).sqrt() * cosine(pi * (2 * x + 1) * i / (2 * edge)) for x in range(edge)]
+        [(Decimal(2 if i else 1) / edge).sqrt() * cosine((2 * x + 1) * i % (4 * edge)) for x in range(edge)]
         for i in range(edge)
     ]
 

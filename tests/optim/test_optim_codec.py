@@ -8,7 +8,7 @@ import struct
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from aftermath.model.levels import SchemaError
@@ -177,7 +177,6 @@ def check_sound(votes: Votes, results) -> None:
         assert bool((votes.values.isfinite() & (votes.values != 0)).all())
 
 
-@settings(max_examples=200, deadline=None)
 @given(data=st.data(), one_bit=st.booleans())
 def test_flipped_bits_are_refused_or_other_votes(data, one_bit: bool) -> None:
     results = BIT if one_bit else FLOAT
@@ -193,7 +192,6 @@ def test_flipped_bits_are_refused_or_other_votes(data, one_bit: bool) -> None:
     assert votes.positions.tolist() != before.positions.tolist() or votes.values.tolist() != before.values.tolist()
 
 
-@settings(max_examples=200, deadline=None)
 @given(data=st.data(), one_bit=st.booleans())
 def test_spliced_garbage_never_gets_through(data, one_bit: bool) -> None:
     results = BIT if one_bit else FLOAT
@@ -208,7 +206,6 @@ def test_spliced_garbage_never_gets_through(data, one_bit: bool) -> None:
         check_sound(votes, results)
 
 
-@settings(max_examples=50, deadline=None)
 @given(garbage=st.binary(max_size=4000))
 def test_random_bytes(garbage: bytes) -> None:
     with pytest.raises(BadPayload):

@@ -25,7 +25,7 @@ def test_replicas_of_all_tiers_stay_equal(one_bit: bool, sizes: dict[str, int]) 
     tiers = [0, 1, 2, 1]
     members = [replica(schema, tier) for tier in tiers]
     start = bits(members[0][0])
-    for step in range(25):
+    for step in range(10):
         accepted: dict[int, list[bytes]] = {level: [] for level in range(schema.state.levels)}
         for seat, (tier, (_, engine)) in enumerate(zip(tiers, members, strict=True)):
             if (step + seat) % 4 == 0:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
 from torch import Tensor
@@ -72,7 +72,6 @@ def at(place: Path, data: bytes) -> Path:
     kept=st.sets(st.integers(0, 2), min_size=1),
     filling=st.binary(min_size=1, max_size=8),
 )
-@settings(max_examples=60, deadline=None)
 def test_a_file_comes_back_as_it_was(
     tmp_path_factory: pytest.TempPathFactory, about: About, kept: set[int], filling: bytes
 ) -> None:

@@ -254,7 +254,7 @@ def test_replicas_of_all_tiers_stay_equal(changed: dict[str, Any], sizes: dict[s
     tiers = [0, 1, 2, 1]
     members = [replica(schema, tier) for tier in tiers]
     start = bits(members[0][0])
-    for step in range(12):
+    for step in range(6):
         accepted: dict[int, list[bytes]] = {level: [] for level in range(3)}
         for seat, (tier, (params, engine)) in enumerate(zip(tiers, members, strict=True)):
             if (step + seat) % 4 == 0:

@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from aftermath.model.levels import SchemaError
@@ -47,7 +47,6 @@ def best_error(block: list[float], bits: int) -> Fraction:
     )
 
 
-@settings(max_examples=300, deadline=None)
 @given(values_of_a_block, st.sampled_from([1, 2]), st.data())
 def test_no_other_exponent_is_nearer(block: list[float], bits: int, data: st.DataObject) -> None:
     signs = data.draw(st.lists(st.sampled_from([-1.0, 1.0]), min_size=len(block), max_size=len(block)))
@@ -232,7 +231,6 @@ def votes_or_refusal(data: bytearray, results: ResultFormat) -> Votes | str:
         return str(error)
 
 
-@settings(max_examples=300, deadline=None)
 @given(data=st.data(), bits=st.sampled_from([1, 2]))
 def test_flipped_bits_are_refused_or_other_votes(data: st.DataObject, bits: int) -> None:
     results = FORMATS[bits]

@@ -11,7 +11,7 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -63,7 +63,6 @@ peers = st.lists(st.dictionaries(st.integers(0, 5), multiple), min_size=1, max_s
 rates = st.one_of(st.sampled_from([1.0, 0.7, 64.0]), st.floats(1e-6, 64.0))
 
 
-@settings(max_examples=300, deadline=None)
 @given(peers, st.sampled_from(get_args(DivisorName)), rates, st.one_of(st.just(LARGEST), st.integers(0, LARGEST)))
 def test_equals_fractions_and_is_as_near_as_fp32_can_be(
     rows: list[dict[int, int]], divisor: DivisorName, rate: float, most: int

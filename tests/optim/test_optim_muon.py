@@ -86,6 +86,7 @@ def test_it_ends_at_the_minimum_of_a_quadratic():
     assert loss < 1e-3 * (target * scales).square().sum()
 
 
+@pytest.mark.slow
 def test_it_learns_a_tiny_language_model_faster_than_adamw():
     config = LlamaConfig.from_hf(
         {

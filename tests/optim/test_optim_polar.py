@@ -9,7 +9,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
@@ -168,10 +168,10 @@ def test_no_order_of_the_sums_shows() -> None:
         expected = exact_polar(matrix)
         strided = torch.zeros(2 * shape[0], 3 * shape[1])[::2, ::3]
         strided.copy_(matrix)
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            assert torch.equal(exact_polar(matrix), expected)
-            assert torch.equal(exact_polar(strided), expected)
+        assert torch.equal(exact_polar(strided), expected)
+        torch.set_num_threads(2)
+        assert torch.equal(exact_polar(matrix), expected)
+        torch.set_num_threads(1)
         with pytest.MonkeyPatch.context() as patch:
             _in_another_order(patch)
             for _ in range(3):
@@ -187,7 +187,6 @@ def test_many_at_once_are_each_as_by_itself() -> None:
     assert torch.equal(exact_polar(matrices), torch.stack([exact_polar(matrix) for matrix in matrices]))
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 40), st.integers(1, 40), st.integers(-149, 120), st.integers(0, 40))
 def test_no_sum_leaves_what_fp32_holds(seed: int, rows: int, columns: int, exponent: int, spread: int) -> None:
     """Of any finite matrix: the largest part of any sum is that of the magnitudes."""

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from aftermath.model.arch.llama_config import LlamaConfig
@@ -39,7 +39,6 @@ def schema(hf: dict[str, Any] | None = None, tiers: int = 3, **changes: Any) -> 
     return build_schema(HF | (hf or {}), tiers, Distro(**{"topk_embeddings": chosen["topk"]} | chosen))
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(1, 5), st.integers(1, 40), st.integers(1, 255), st.integers(1, 70000), st.integers(1, 4))
 def test_every_segment_is_cut_into_the_fewest_blocks_with_the_least_padding(
     prefix: int, hidden: int, chunk: int, topk: int, tiers: int

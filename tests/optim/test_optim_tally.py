@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from aftermath.optim.lattice import LARGEST, LEAST, MOST
@@ -13,7 +13,6 @@ from aftermath.optim.tally import tally, tally_multiples
 from aftermath.optim.votes import Votes
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.integers(1, 400), st.lists(st.tuples(st.integers(0, 399), st.integers(-(2**44), 2**44)), max_size=60))
 def test_sums_and_counts_are_those_of_a_dictionary(span: int, votes: list[tuple[int, int]]) -> None:
     """From one vote for hundreds of places to many for each."""
@@ -49,7 +48,6 @@ def _lattice_votes(draw: st.DrawFn) -> list[Votes]:
     return found
 
 
-@settings(max_examples=300, deadline=None)
 @given(_lattice_votes(), st.integers(1, LARGEST))
 def test_votes_on_the_lattice_are_counted_as_their_whole_numbers(votes: list[Votes], most: int) -> None:
     """Few or many, with shared positions or not, in either form; and what is counted is left as it was."""

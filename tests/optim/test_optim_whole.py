@@ -7,7 +7,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from aftermath.optim import mean, whole
@@ -71,7 +71,6 @@ def test_a_replica_takes_the_same_step_from_digits_as_from_places(name: str, hol
     assert (applied[0] == bits(tensors(schema, 0, 0))) == (holes == 1.0)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.sampled_from(sorted(SCHEMAS)), st.integers(0, 2**32), st.integers(1, LARGEST), st.sampled_from([1, 3, 97]))
 def test_steps_are_whatever_order_and_batch_they_are_counted_in(name: str, seed: int, most: int, at_once: int) -> None:
     schema, level = SCHEMAS[name], 0

@@ -17,7 +17,7 @@ from aftermath.p2p.iroh import open_iroh
 from aftermath.p2p.wire import ALPN
 from p2p.nodes import Rogue
 
-TRIES = 5
+TRIES = 2
 
 
 async def main(folder: Path) -> None:

@@ -1,11 +1,12 @@
-"""Real endpoints on loopback for the tests of the peer-to-peer room."""
+"""Real endpoints on loopback."""
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
-from aftermath.p2p import pace
+from aftermath.p2p import fetch, pace
 from aftermath.p2p.iroh import IrohTransport, open_iroh
 from p2p.nodes import Rogue, join, secret, until
 
@@ -28,8 +29,7 @@ async def opened(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[IrohTr
         return transport
 
     yield open_one
-    for transport in transports:
-        await transport.close()
+    await asyncio.gather(*(transport.close() for transport in transports))
 
 
 @pytest.fixture
@@ -55,8 +55,7 @@ async def rogue() -> AsyncIterator[Callable[..., Awaitable[Rogue]]]:
         return rogues[-1]
 
     yield open_one
-    for one in rogues:
-        await one.close()
+    await asyncio.gather(*(one.close() for one in rogues))
 
 
 @pytest.fixture
@@ -69,4 +68,12 @@ def no_help(monkeypatch: pytest.MonkeyPatch) -> None:
 def endless_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give no holder up before a third of the deadline, so that only help can save a fetch."""
     monkeypatch.setattr(pace.Pace, "patience", lambda self, holder: 1e6)
-    monkeypatch.setattr(pace.Pace, "hedge", lambda self, holder: 1.0)
+    monkeypatch.setattr(pace.Pace, "hedge", lambda self, holder: 0.4)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Judge a silent or slow holder four times as early."""
+    monkeypatch.setattr(pace, "HEDGE_S", pace.HEDGE_S / 4)
+    monkeypatch.setattr(pace, "PATIENCE_S", pace.PATIENCE_S / 4)
+    monkeypatch.setattr(fetch, "TICK_S", fetch.TICK_S / 4)

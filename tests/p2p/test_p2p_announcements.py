@@ -92,6 +92,7 @@ async def test_a_peer_that_does_not_read_costs_only_itself(opened, rogue, monkey
 
 
 async def test_a_flood_is_read_at_the_allowed_rate(opened, rogue, monkeypatch):
+    monkeypatch.setattr(quota, "TOLD_RATE", 100.0)
     monkeypatch.setattr(quota, "TOLD_BURST", 10.0)
     node, flooder = await opened(1), await rogue(2)
     node.set_members([flooder.node_id])

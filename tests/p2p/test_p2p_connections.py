@@ -49,7 +49,7 @@ async def test_a_stranger_is_refused_and_told_why(opened):
     member, stranger = await opened(1), await opened(2)
     stranger.set_members([member.node_id])
     with pytest.raises(PeerUnreachable, match=r"not a member of this run") as caught:
-        await stranger.request(member.node_id, "any", b"", 10, 2.5)
+        await stranger.request(member.node_id, "any", b"", 10, 1.0)
     assert short(member.node_id) in str(caught.value)
     assert member.stats().refused > 0
     assert member.stats().connects == 0
@@ -69,8 +69,8 @@ async def test_a_peer_that_never_started_is_unreachable_within_the_deadline(open
     node.set_members([identity(9)])
     began = time.monotonic()
     with pytest.raises(PeerUnreachable, match=r"(?s)address is not known.*Check that it runs"):
-        await node.request(identity(9), "any", b"", 10, 1.0)
-    assert time.monotonic() - began < 1.5
+        await node.request(identity(9), "any", b"", 10, 0.3)
+    assert time.monotonic() - began < 0.8
 
 
 async def test_an_id_that_is_no_key_does_not_stop_the_others(opened):
@@ -130,7 +130,7 @@ async def test_an_occupied_port_is_named_with_its_fix(opened):
 
 async def test_close_is_quick_under_load(mesh):
     nodes = await mesh(1, 2, 3)
-    data = bytes(64 << 20)
+    data = bytes(32 << 20)
     digest = nodes[0].publish(data)
 
     async def slow(peer: bytes, body: bytes) -> bytes:

@@ -13,7 +13,7 @@ from aftermath.p2p.wire import BlobRequest, Reply, Status, frame_of, read_messag
 from p2p.nodes import blob_of, content, identity, join, stalling, until
 
 SMALL = 300_000
-LARGE = 24 << 20
+LARGE = 12 << 20
 
 
 @pytest.fixture
@@ -32,8 +32,7 @@ def honest_and_rogue(opened, rogue):
     return build
 
 
-@pytest.mark.parametrize("size", [1, SMALL, LARGE, LARGE + 1])
-@pytest.mark.parametrize("holders", [1, 3])
+@pytest.mark.parametrize(("size", "holders"), [(1, 1), (SMALL, 3), (LARGE, 3), (LARGE + 1, 1)])
 async def test_it_arrives_once_and_exactly(no_help, mesh, size, holders):
     nodes = await mesh(1, 2, 3, 4)
     data = content(size)
@@ -54,7 +53,7 @@ async def test_a_holder_is_not_to_blame_for_what_was_given_up(mesh, monkeypatch)
     monkeypatch.setattr(link, "MOST_UNREAD", 3 << 20)
     data = content(LARGE)
     digest = holder.publish(data)
-    for _ in range(16):
+    for _ in range(6):
         before = node.stats().received["blob"]
         fetching = asyncio.create_task(node.fetch(digest, LARGE, [holder.node_id], 30))
         await until(lambda before=before: node.stats().received["blob"] > before)
@@ -92,7 +91,7 @@ async def test_a_source_is_read_piece_by_piece(mesh):
 
 
 @pytest.mark.parametrize("fault", ["short", "raises"])
-async def test_a_source_that_fails_is_left_for_another_holder(mesh, fault):
+async def test_a_source_that_fails_is_left_for_another_holder(quick, mesh, fault):
     first, second, third = await mesh(1, 2, 3)
     data = content(SMALL)
 
@@ -209,7 +208,7 @@ async def test_a_stalled_holder_is_replaced_where_it_stopped(honest_and_rogue, m
 
 
 async def test_idle_holders_take_over_from_a_slow_one(no_help, honest_and_rogue, monkeypatch):
-    monkeypatch.setattr(pace, "PATIENCE_S", 2.0)
+    monkeypatch.setattr(pace, "PATIENCE_S", 0.8)
     monkeypatch.setattr(attempt, "RANGE", LARGE // 2)
     data = content(LARGE)
     node, honest, cheat = await honest_and_rogue(stalling(data, 1 << 20), data)
@@ -218,7 +217,7 @@ async def test_idle_holders_take_over_from_a_slow_one(no_help, honest_and_rogue,
 
 
 async def test_a_trickle_is_not_progress(opened, rogue, monkeypatch):
-    monkeypatch.setattr(pace, "PATIENCE_S", 0.4)
+    monkeypatch.setattr(pace, "PATIENCE_S", 0.25)
     node, cheat = await opened(1), await rogue(2)
     node.set_members([cheat.node_id])
     data = content(SMALL)
@@ -257,9 +256,9 @@ async def test_nobody_reachable_fails_at_the_deadline_and_says_why(opened):
     node = await opened(1)
     node.set_members([identity(9)])
     began = time.monotonic()
-    with pytest.raises(BlobUnavailable, match=r"did not arrive within 1\.0 s"):
-        await node.fetch(bytes(32), 100, [identity(9)], 1.0)
-    assert time.monotonic() - began < 1.5
+    with pytest.raises(BlobUnavailable, match=r"did not arrive within 0\.3 s"):
+        await node.fetch(bytes(32), 100, [identity(9)], 0.3)
+    assert time.monotonic() - began < 0.8
     with pytest.raises(BlobUnavailable, match="no holder was named"):
         await node.fetch(bytes(32), 100, [node.node_id], 1.0)
     with pytest.raises(ValueError, match="at least one byte"):

@@ -24,7 +24,7 @@ def signed(seed: int, body: bytes) -> bytes:
     return bytes(key.pubkey()) + bytes(key.sign_message(statement(head, body))) + head + body
 
 
-@pytest.mark.parametrize("body", [DEEP, b"\x81\xa1x" + DEEP, b"\x92\x01" + DEEP])
+@pytest.mark.parametrize("body", [DEEP, b"\x81\xa1x" + DEEP, b"\x92\x01" + DEEP], ids=["bare", "in a map", "in a list"])
 async def test_a_member_hears_the_others_after_one_announced_what_is_nested_beyond_reading(
     opened: Any, body: bytes
 ) -> None:

@@ -62,7 +62,7 @@ async def test_connecting_anew_fills_no_bucket(opened, rogue, monkeypatch):
             await stream.send().write_all(frame_of(BlobRequest(bytes(32), 0, 1)))
         answers = asyncio.gather(*(read_message(stream.recv(), Reply) for stream in streams))
         with contextlib.suppress(TimeoutError, iroh.IrohError):
-            async with asyncio.timeout(1):
+            async with asyncio.timeout(0.4):
                 await answers
     assert node._links._contacts[cheat.node_id].quota.asked.left < 0
     assert node.stats().throttled == 1, "the second of its connections waits at its second request"
@@ -261,6 +261,7 @@ async def test_who_pours_in_when_it_is_dialled_is_closed_and_kept_out(opened, ro
     assert node._links._bars.left(cheat.node_id) > 0
 
 
+@pytest.mark.slow
 async def test_what_quic_lets_a_peer_pour_in_is_what_we_reckon_with(opened, rogue, monkeypatch):
     monkeypatch.setattr(link, "MOST_BEFORE_GREETING", 1 << 40)
     node, cheat = await opened(1), await rogue(2)
@@ -306,7 +307,9 @@ async def test_of_all_that_pour_in_together_the_worst_is_closed(opened, rogue, m
         with contextlib.suppress(iroh.IrohError, TimeoutError):
             async with asyncio.timeout(0.2):
                 await one.send().write_all(bytes(1 << 20))
-    assert "more than could be read" in await asyncio.wait_for(much.connection.closed(), 10)
+    why = await asyncio.wait_for(much.connection.closed(), 10)
+    # What it poured in may have crowded out the packet that says why; a later one is answered by a reset.
+    assert "more than could be read" in why or "reset by peer" in why
     assert little.connection.close_reason() is None
     assert node.stats().violations == 0
 

@@ -49,6 +49,7 @@ def test_anything_else_is_refused_with_what_to_write(given: str) -> None:
     assert "\n" not in refused.value.message
 
 
+@pytest.mark.slow  # iroh looks at the network for three seconds before it turns to a relay
 async def test_an_endpoint_turns_to_the_relay_that_it_is_given_and_peers_still_meet(tmp_path: Path) -> None:
     """The relay is a listener on this machine, which says that it is there, and hangs up when it is to be one."""
     asked: list[bytes] = []
@@ -74,11 +75,11 @@ async def test_an_endpoint_turns_to_the_relay_that_it_is_given_and_peers_still_m
         await until(lambda: all(len(node.reachable()) == 1 for node in nodes))
         assert all(one in (None, f"{url}/") for one in (whereabouts(node._endpoint).relay for node in nodes))
     finally:
-        for node in nodes:
-            await node.close()
+        await asyncio.gather(*(node.close() for node in nodes))
         server.close()
 
 
+@pytest.mark.slow
 async def test_members_that_have_a_relay_alone_exchange_blobs_over_it(tmp_path: Path) -> None:
     """Each knows of the other by what relay it is reached, and no address."""
     with real_relay(tmp_path / "relay") as url:

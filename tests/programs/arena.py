@@ -42,7 +42,7 @@ def wallet(index: int) -> Pubkey:
 
 @cache
 def _world() -> World:
-    world = World(check_signatures=False)
+    world = World()
     Scenario(world).authorize().ok()
     return world
 
@@ -107,7 +107,7 @@ class Arena:
         self.world = _world()
         self.scenario, accounts = _opened(tuple(sorted(config.items())))
         for key, account in accounts.items():
-            self.world.svm.set_account(key, account)
+            self.world.set_account(key, account)
         for index in range(WALLETS):
             self.world.fund(wallet(index))
         self.world.now, self.world.slot = START, 1

@@ -7,11 +7,12 @@ is trusted here) and the translation of failures into names. What a run does is 
 import hashlib
 import json
 import struct
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from solders.account import Account
@@ -29,6 +30,7 @@ from solders.transaction import Transaction
 from solders.transaction_metadata import FailedTransactionMetadata
 
 from aftermath.chain import layout
+from aftermath.localnet.runtime import clear_x87_registers
 from aftermath.programs import (
     AUTHORIZER_ID,
     AUTHORIZER_IDL,
@@ -43,6 +45,7 @@ AUTHORIZER = Pubkey.from_string(AUTHORIZER_ID)
 START = 1_700_000_000
 SLOTS, KEPT = 8, 512
 RICH = 10**11  # lamports
+NOTHING = Account(0, b"", Pubkey.default())
 _INTEGERS = {"u8": "<B", "u16": "<H", "u32": "<I", "u64": "<Q", "i64": "<q", "bool": "<?"}
 # framework errors that the tests name (Anchor 2's own numbers)
 _FRAMEWORK = {2000: "ConstraintMut", 2002: "ConstraintSigner", 2006: "ConstraintSeeds", 2012: "ConstraintAddress"}
@@ -79,6 +82,8 @@ def encode(kind: Any, value: Any, program: Pubkey) -> bytes:
         if kind == "pubkey":
             return bytes(value)
         return struct.pack(_INTEGERS[kind], value)
+    if isinstance(value, bytes) and (kind.get("vec") == "u8" or kind.get("array") == ["u8", len(value)]):
+        return value if "array" in kind else struct.pack("<I", len(value)) + value
     if "option" in kind:
         return b"\0" if value is None else b"\1" + encode(kind["option"], value, program)
     if "vec" in kind:
@@ -91,17 +96,20 @@ def encode(kind: Any, value: Any, program: Pubkey) -> bytes:
     return b"".join(encode(field["type"], value[field["name"]], program) for field in defined["type"]["fields"])
 
 
+@cache
 def address(seed: str, run_id: str) -> Pubkey:
     """One of the four accounts of a run."""
     return Pubkey.find_program_address([seed.encode(), run_id.encode()], PROGRAM)[0]
 
 
+@lru_cache(4096)
 def membership_address(run: Pubkey, created: int, wallet: Pubkey) -> Pubkey:
     """What a run that was created in that slot keeps of a wallet."""
     seeds = [b"membership", bytes(run), created.to_bytes(8, "little"), bytes(wallet)]
     return Pubkey.find_program_address(seeds, PROGRAM)[0]
 
 
+@lru_cache(4096)
 def authorization_address(grantor: Pubkey, grantee: Pubkey, scope: bytes = b"CoordinatorJoinRun") -> Pubkey:
     return Pubkey.find_program_address([b"authorization", bytes(grantor), bytes(grantee), scope], AUTHORIZER)[0]
 
@@ -151,18 +159,59 @@ def _error_name(failure: Any, program: Pubkey) -> str:
     return error_names(program).get(code) or _FRAMEWORK.get(code) or f"custom {code}"
 
 
-class World:
-    """A LiteSVM with both programs, a payer who funds everything, and a clock that only tests move."""
+@dataclass(frozen=True)
+class Snapshot:
+    """The accounts and the time of a world, for other worlds to continue from."""
 
-    def __init__(self, *, check_signatures: bool = True) -> None:
-        self.svm = LiteSVM() if check_signatures else LiteSVM().with_sigverify(False)
-        self.check_signatures, self.sent = check_signatures, 0
+    accounts: Mapping[Pubkey, Account]
+    now: int
+    slot: int
+
+
+class Machine:
+    """A LiteSVM with both programs that later worlds use again: making one takes thirty times what a reset takes."""
+
+    idle: ClassVar[list["Machine"]] = []
+    """Machines that no world uses."""
+
+    def __init__(self) -> None:
+        self.svm = LiteSVM().with_sigverify(False)  # signing takes longer than most instructions
         self.svm.set_rent(Rent(6960, 1.0, 50))  # the rent of SIMD-0194, which the programs' runtime library assumes
         self.svm.add_program_from_file(PROGRAM, COORDINATOR_SO)
         self.svm.add_program_from_file(AUTHORIZER, AUTHORIZER_SO)
+        self.sent = 0
+        self.original: dict[Pubkey, Account] = {}
+        """What each account was before the world that uses the machine touched it."""
+
+    @classmethod
+    def acquire(cls) -> "Machine":
+        """Return an idle machine as it was when it was new, or a new one."""
+        if not cls.idle:
+            return cls()
+        machine = cls.idle.pop()
+        for key, account in machine.original.items():
+            if not account.executable:  # no transaction changes a program, and loading one takes long
+                machine.svm.set_account(key, account)
+        machine.original.clear()
+        return machine
+
+    def touch(self, keys: Iterable[Pubkey]) -> None:
+        """Remember these accounts as they are, if that has not been done."""
+        for key in keys:
+            if key not in self.original:
+                self.original[key] = self.svm.get_account(key) or NOTHING
+
+
+class World:
+    """A LiteSVM with both programs, a payer who funds everything, and a clock that only tests move."""
+
+    def __init__(self) -> None:
+        self.machine = Machine.acquire()
+        self.svm = self.machine.svm
+        weakref.finalize(self, Machine.idle.append, self.machine)
         self.payer = Keypair.from_seed(b"p" * 32)
         self.payer_key = self.payer.pubkey()
-        self.svm.airdrop(self.payer_key, 10**14)
+        self.airdrop(self.payer_key, 10**14)
         self.now = START
         self.slot = 1
         self.advance(0)
@@ -176,7 +225,10 @@ class World:
         self.svm.set_slot_hashes([(slot, slot_hash(slot)) for slot in passed])
 
     def send(self, *instructions: Instruction, signers: Sequence[Keypair] = (), units: int = 1_400_000) -> Outcome:
-        result = self.svm.send_transaction(self._transaction([set_compute_unit_limit(units), *instructions], signers))
+        transaction = self._transaction([set_compute_unit_limit(units), *instructions], signers)
+        self.machine.touch(transaction.message.account_keys)
+        result = self.svm.send_transaction(transaction)
+        clear_x87_registers()
         meta: Any = result
         error = None
         if isinstance(result, FailedTransactionMetadata):
@@ -186,17 +238,27 @@ class World:
         return Outcome(error, meta.compute_units_consumed() - 150, returned, list(meta.logs()))
 
     def _transaction(self, instructions: Sequence[Instruction], signers: Sequence[Keypair]) -> Transaction:
-        if self.check_signatures:
-            self.svm.expire_blockhash()
-        blockhash = self.svm.latest_blockhash()
-        message = Message.new_with_blockhash(instructions, self.payer_key, blockhash)
-        if not self.check_signatures:  # nobody looks at more of them than whether they are new
-            self.sent += 1
-            new = self.sent.to_bytes(64, "little")
-            return Transaction.populate(message, [Signature.from_bytes(new)] * message.header.num_required_signatures)
-        everyone = [self.payer, *(key for key in signers if key != self.payer)]
-        needed = {key for index, key in enumerate(message.account_keys) if message.is_signer(index)}
-        return Transaction([key for key in everyone if key.pubkey() in needed], message, blockhash)
+        message = Message.new_with_blockhash(instructions, self.payer_key, self.svm.latest_blockhash())
+        needed = message.header.num_required_signatures
+        if signers:
+            keys = {self.payer_key, *(key.pubkey() for key in signers)}
+            assert keys.issuperset(message.account_keys[:needed]), "a signer is missing"
+        # LiteSVM refuses a signature that it has seen, and looks at nothing else of it.
+        self.machine.sent += 1
+        new = self.machine.sent.to_bytes(64, "little")
+        return Transaction.populate(message, [Signature.from_bytes(new)] * needed)
+
+    def snapshot(self) -> Snapshot:
+        found = {key: self.svm.get_account(key) or NOTHING for key in self.machine.original}
+        accounts = {key: account for key, account in found.items() if not account.executable}
+        return Snapshot(accounts, self.now, self.slot)
+
+    def load(self, snapshot: Snapshot) -> None:
+        """Continue from a snapshot. Accounts that only this world has stay."""
+        for key, account in snapshot.accounts.items():
+            self.set_account(key, account)
+        self.now, self.slot = snapshot.now, snapshot.slot
+        self.advance(0, slots=0)
 
     def data(self, key: Pubkey) -> bytes:
         account = self.svm.get_account(key)
@@ -208,7 +270,11 @@ class World:
     def fund(self, key: Pubkey) -> None:
         """Gives a wallet what any number of bonds cost."""
         if self.lamports(key) < RICH // 2:
-            self.svm.airdrop(key, RICH)
+            self.airdrop(key, RICH)
+
+    def airdrop(self, key: Pubkey, lamports: int) -> None:
+        found = self.svm.get_account(key) or NOTHING
+        self.set_account(key, Account(found.lamports + lamports, found.data, found.owner, found.executable))
 
     def record(self, name: str, run_id: str) -> np.ndarray[Any, Any]:
         """The account `name` of a run as a writable one-element record."""
@@ -220,4 +286,8 @@ class World:
         self.put(address(name.lower(), run_id), account.discriminator + record.tobytes())
 
     def put(self, key: Pubkey, data: bytes, owner: Pubkey = PROGRAM) -> None:
-        self.svm.set_account(key, Account(self.svm.minimum_balance_for_rent_exemption(len(data)), data, owner))
+        self.set_account(key, Account(self.svm.minimum_balance_for_rent_exemption(len(data)), data, owner))
+
+    def set_account(self, key: Pubkey, account: Account) -> None:
+        self.machine.touch([key])
+        self.svm.set_account(key, account)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from functools import cache
 
 from aftermath.rules import bitmap
 from aftermath.rules.state import RunState
-from programs.harness import World
+from programs.harness import Snapshot, World
 from programs.scenario import Scenario
 
 TIERS = (0, 1, 1, 2, 2, 2, 1)
@@ -22,11 +23,17 @@ def begin(run: Scenario, tiers: Mapping[int, int]) -> None:
 
 def established(world: World, tiers: tuple[int, ...] = TIERS, rounds: int = 8) -> tuple[Scenario, dict[int, int]]:
     """A run after an epoch in which everybody delivered everything."""
-    run, honest = Scenario(world).start(init_min_clients=3, rounds_per_epoch=rounds), dict(enumerate(tiers))
+    world.load(_established(tiers, rounds))
+    return Scenario(world), dict(enumerate(tiers))
+
+
+@cache
+def _established(tiers: tuple[int, ...], rounds: int) -> Snapshot:
+    run, honest = Scenario(World()).start(init_min_clients=3, rounds_per_epoch=rounds), dict(enumerate(tiers))
     begin(run, honest)
     end(run)
     assert bitmap.from_seats(honest) == run.members.established
-    return run, honest
+    return run.world.snapshot()
 
 
 def one_round(run: Scenario, lacks: Mapping[int, Collection[int]], silent: Collection[int] = ()) -> None:

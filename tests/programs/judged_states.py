@@ -137,7 +137,7 @@ class Cooldowns:
     """One run, whose accounts are overwritten for each state."""
 
     def __init__(self, seed: object) -> None:
-        self.rng, self.world = random.Random(repr(seed)), World(check_signatures=False)
+        self.rng, self.world = random.Random(repr(seed)), World()
         self.scenario = Scenario(self.world, tiers=MAX_LEVELS).start()
         names = ("Run", "Model", "Members", "Witnesses")
         self.blank = {name: self.world.record(name, self.scenario.run_id) for name in names}

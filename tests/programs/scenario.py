@@ -9,7 +9,7 @@ from solders.instruction import Instruction
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 
-from aftermath.chain import views
+from aftermath.chain import layout, views
 from aftermath.rules import assignment, bitmap, committee
 from aftermath.rules.consensus import pack_fingerprints
 from aftermath.rules.eviction import evicted
@@ -94,6 +94,16 @@ def member(index: int) -> Keypair:
     return Keypair.from_seed(index.to_bytes(4, "little") * 8)
 
 
+@cache
+def wallet(index: int) -> Pubkey:
+    return member(index).pubkey()
+
+
+@cache
+def _indices() -> dict[bytes, int]:
+    return {bytes(wallet(index)): index for index in range(2000)}
+
+
 class Scenario:
     """One run in one world. Every method that sends returns the outcome; nothing is asserted here but `start`."""
 
@@ -125,9 +135,15 @@ class Scenario:
         return views.parse_backlog(self.world.data(self.accounts["witnesses"])[offset : offset + length])
 
     def seat_of(self, index: int) -> int:
-        seat = self.members.find(bytes(member(index).pubkey()))
-        assert seat is not None
+        seats = self._seats()
+        seat: int = seats["signer"].tolist().index(bytes(wallet(index)))
+        assert seats["used"][seat]
         return seat
+
+    def _seats(self) -> Any:
+        """The seats as the account has them: reading all of their fields takes longer than most transactions."""
+        data = self.world.data(self.accounts["members"])
+        return layout.coordinator_account("Members").read(data)[0]["seats"]
 
     # ---- sending
     def instruction(
@@ -158,7 +174,7 @@ class Scenario:
 
     def membership(self, index: int) -> Membership | None:
         """What the run keeps of a member."""
-        held = self.world.data(self.membership_key(member(index).pubkey()))
+        held = self.world.data(self.membership_key(wallet(index)))
         return views.parse_membership(held) if held else None
 
     def _placed(self, name: str, args: Sequence[Any]) -> list[Any]:
@@ -184,7 +200,7 @@ class Scenario:
     ) -> Outcome:
         """Sends `name` as member `index`."""
         user = member(index)
-        keys = {"user": user.pubkey()} | dict(accounts or {})
+        keys = {"user": wallet(index)} | dict(accounts or {})
         return self.world.send(self.instruction(name, *args, accounts=keys, **forged), signers=[user])
 
     # ---- the owner's way
@@ -223,11 +239,12 @@ class Scenario:
 
     # ---- the members' way
     def join(self, index: int, tier: int = 0, weight: int = 60, **changes: Any) -> Outcome:
-        params = {"p2p": bytes(member(index).pubkey())[::-1], "tier": tier, "weight": weight}
+        params = {"p2p": bytes(wallet(index))[::-1], "tier": tier, "weight": weight}
         params |= {"schema_hash": SCHEMA, "client_version": "", "stateless": False} | changes
         if self.membership(index) is None:
             self.enroll(index).ok()
-        loser = evicted(self.run, self.members, bytes(member(index).pubkey()), self.world.now)
+        is_full = self._seats()["used"].all()
+        loser = evicted(self.run, self.members, bytes(wallet(index)), self.world.now) if is_full else None
         return self.by(index, "join_run", params, accounts=self.losing(loser))
 
     def losing(self, wallet: bytes | None) -> dict[str, Pubkey]:
@@ -236,29 +253,29 @@ class Scenario:
 
     def enroll(self, index: int, most: int | None = None) -> Outcome:
         """Pays for a membership what the run asks for, unless that is above `most`."""
-        self.world.fund(member(index).pubkey())
+        self.world.fund(wallet(index))
         return self.by(index, "enroll", self.run.config.join_bond if most is None else most)
 
     def put_membership(self, index: int) -> None:
         """As if this member had enrolled, without a bond."""
-        layout = views.membership_account()
-        record = np.zeros(1, layout.dtype)
+        account = views.membership_account()
+        record = np.zeros(1, account.dtype)
         key, bump = Pubkey.find_program_address(
             [
                 b"membership",
                 bytes(self.accounts["run"]),
                 self.run.created.to_bytes(8, "little"),
-                bytes(member(index).pubkey()),
+                bytes(wallet(index)),
             ],
             PROGRAM,
         )
-        record["run"], record["wallet"] = bytes(self.accounts["run"]), bytes(member(index).pubkey())
+        record["run"], record["wallet"] = bytes(self.accounts["run"]), bytes(wallet(index))
         record["sponsor"], record["created"], record["bump"] = record["wallet"], self.run.created, bump
         record["enrolled"], record["version"] = 1, views.VERSION
-        self.world.put(key, layout.discriminator + record.tobytes())
+        self.world.put(key, account.discriminator + record.tobytes())
 
     def settle(self, index: int) -> Outcome:
-        key = self.membership_key(member(index).pubkey())
+        key = self.membership_key(wallet(index))
         return self.world.send(self.instruction("settle", accounts={"membership": key}))
 
     def tick(self, index: int = 0) -> Outcome:
@@ -289,7 +306,7 @@ class Scenario:
         return [self.index_of(members.seats[seat].signer) for seat in chosen]
 
     def index_of(self, signer: bytes) -> int:
-        return next(index for index in range(2000) if bytes(member(index).pubkey()) == signer)
+        return _indices()[signer]
 
     def owing(self) -> int:
         """Who owes a result of the round that is judged: a bitmap."""

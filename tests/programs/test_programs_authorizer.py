@@ -55,9 +55,9 @@ def test_a_scope_has_1_to_32_bytes(world: World, scope: bytes) -> None:
 
 
 def test_one_wallet_may_pay_and_grant(world: World) -> None:
-    world.svm.airdrop(GRANTOR.pubkey(), 10**9)
+    world.airdrop(GRANTOR.pubkey(), 10**9)
     call(world, "create", GRANTEE.pubkey(), SCOPE, signer=GRANTOR, payer=GRANTOR.pubkey()).ok()
-    world.svm.airdrop(GRANTEE.pubkey(), 10**9)
+    world.airdrop(GRANTEE.pubkey(), 10**9)
     keys = {"payer": GRANTEE.pubkey(), "delegates_sponsor": GRANTOR.pubkey()}
     call(world, "grantee_update", False, [GRANTOR.pubkey()], signer=GRANTEE, **keys).ok()
     assert delegates(world) == [bytes(GRANTOR.pubkey())]
@@ -104,14 +104,14 @@ def test_closing_waits_for_delegates(world: World) -> None:
 
 def _funded(world: World, seed: bytes) -> Keypair:
     wallet = Keypair.from_seed(seed * 32)
-    world.svm.airdrop(wallet.pubkey(), 10**9)
+    world.airdrop(wallet.pubkey(), 10**9)
     return wallet
 
 
 def test_what_a_sponsor_paid_goes_back_to_the_sponsor(world: World) -> None:
     """One paid for the account, another for delegates: neither closing nor clearing makes that anybody else's."""
-    for name, wallet in (("grantor", GRANTOR), ("grantee", GRANTEE)):
-        assert world.svm.airdrop(wallet.pubkey(), 10**9) is not None, name
+    for wallet in (GRANTOR, GRANTEE):
+        world.airdrop(wallet.pubkey(), 10**9)
     sponsor, helper = _funded(world, b"S"), _funded(world, b"H")
     fees = 10**9 * 2
     for payer, name, args, signer in (

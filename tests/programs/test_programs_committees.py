@@ -144,7 +144,7 @@ def test_the_convicted_have_no_say(world: World) -> None:
 
 def test_every_level_has_a_committee_of_its_own_of_32(world: World) -> None:
     """It was 32 places for all levels together: with three levels, seven liars of forty could be a quorum of ten."""
-    run = Scenario(World(check_signatures=False)).start(init_min_clients=40, min_clients=1, rounds_per_epoch=1)
+    run = Scenario(World()).start(init_min_clients=40, min_clients=1, rounds_per_epoch=1)
     run.train(range(40)).finish_rounds()
     electees = committee.cooldown_electees(run.run, run.members, 0)
     assert len(electees) == 32

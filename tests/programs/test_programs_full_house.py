@@ -1,13 +1,14 @@
 """A whole epoch with 256 members, and the same epoch with a third of them silent."""
 
 import random
+from functools import cache
 
 import pytest
 
 from aftermath.rules import assignment, bitmap, committee
 from aftermath.rules.run import REDO
 from aftermath.rules.state import ExitReason, MemberState, RunState
-from programs.harness import World
+from programs.harness import Snapshot, World
 from programs.scenario import Scenario
 from rules import backlog
 
@@ -16,9 +17,15 @@ GOAL = 50_000
 
 
 @pytest.fixture
-def crowd() -> Scenario:
+def crowd(world: World) -> Scenario:
     """256 members of three tiers and many speeds in round 0."""
-    run = Scenario(World(check_signatures=False)).start(
+    world.load(_in_round_0())
+    return Scenario(world)
+
+
+@cache
+def _in_round_0() -> Snapshot:
+    run = Scenario(World()).start(
         init_min_clients=256, min_clients=100, rounds_per_epoch=3, global_batch_size_start=4096,
         global_batch_size_end=4096, verification_percent=10,
     )  # fmt: skip
@@ -33,7 +40,7 @@ def crowd() -> Scenario:
     for index in elected[:22]:
         assert run.by(index, "warmup_witness", run.seat_of(index)).ok().units <= GOAL
     assert run.run.state is RunState.ROUND_TRAIN
-    return run
+    return run.world.snapshot()
 
 
 def test_an_epoch_of_256(crowd: Scenario) -> None:
@@ -111,17 +118,10 @@ def test_witnesses_who_disagree_are_counted(crowd: Scenario) -> None:
 
 @pytest.mark.parametrize("levels", [3, 8])
 @pytest.mark.parametrize("said", ["nothing", "half"])
-def test_a_cooldown_that_time_ends_costs_no_more(levels: int, said: str) -> None:
+def test_a_cooldown_that_time_ends_costs_no_more(world: World, levels: int, said: str) -> None:
     """Nobody states what the model contains, or just half of the committees do, before the time is up."""
-    run = Scenario(World(check_signatures=False), tiers=levels)
-    run.start(init_min_clients=256, min_clients=100, rounds_per_epoch=2, verification_percent=10)
-    for index in range(256):
-        run.join(index, tier=index % levels, weight=1 + index).ok()
-    run.world.advance(6)
-    run.tick().ok()
-    run.draw().world.advance(31)
-    run.tick().ok()
-    run.finish_rounds()
+    world.load(_in_cooldown(levels))
+    run = Scenario(world, tiers=levels)
     committees = {level: committee.cooldown_electees(run.run, run.members, level) for level in range(levels)}
     halves = {level: electees[: len(electees) // 2] for level, electees in committees.items()}
     for seat in sorted({seat for half in halves.values() for seat in half}) if said == "half" else ():
@@ -131,3 +131,16 @@ def test_a_cooldown_that_time_ends_costs_no_more(levels: int, said: str) -> None
     assert run.tick().ok().units <= GOAL
     assert run.run.state is RunState.WAITING_FOR_MEMBERS
     assert run.run.levels_attested == ((1 << levels) - 1 if said == "half" else 0)
+
+
+@cache
+def _in_cooldown(levels: int) -> Snapshot:
+    run = Scenario(World(), tiers=levels)
+    run.start(init_min_clients=256, min_clients=100, rounds_per_epoch=2, verification_percent=10)
+    for index in range(256):
+        run.join(index, tier=index % levels, weight=1 + index).ok()
+    run.world.advance(6)
+    run.tick().ok()
+    run.draw().world.advance(31)
+    run.tick().ok()
+    return run.finish_rounds().world.snapshot()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 
 import pytest
 
 from aftermath.rules import bitmap, committee
 from aftermath.rules.state import ModelSource, RunState
-from programs.harness import World
+from programs.harness import Snapshot, World
 from programs.scenario import UNATTESTED, Scenario
 
 OLD = {level: bytes([16 * (level + 1)]) * 32 for level in range(3)}
@@ -41,18 +42,24 @@ def _end(run: Scenario, tiers: dict[int, int], hashes: dict[int, bytes], away: I
     assert run.run.state is RunState.WAITING_FOR_MEMBERS
 
 
-def _grown(world: World, tiers: Iterable[int] = TIERS, rounds: int = 4) -> tuple[Scenario, dict[int, int]]:
+def _grown(world: World, tiers: tuple[int, ...] = TIERS, rounds: int = 4) -> tuple[Scenario, dict[int, int]]:
     """A run of one honest holder of level 0 and six others after its first epoch."""
-    run, honest = Scenario(world).start(init_min_clients=3, rounds_per_epoch=rounds), dict(enumerate(tiers))
-    record = world.record("Model", "test")
+    world.load(_first_epoch(tiers, rounds))
+    return Scenario(world), dict(enumerate(tiers))
+
+
+@cache
+def _first_epoch(tiers: tuple[int, ...], rounds: int) -> Snapshot:
+    run, honest = Scenario(World()).start(init_min_clients=3, rounds_per_epoch=rounds), dict(enumerate(tiers))
+    record = run.world.record("Model", "test")
     for level, digest in OLD.items():
         record["checkpoint_hashes"][0][level] = digest
-    world.store("Model", "test", record)
+    run.world.store("Model", "test", record)
     run.train_of(honest)
     _rounds(run, (), ())
     _end(run, honest, TRUE)
     assert (run.run.levels_attested, run.run.level_hashes) == (0b111, tuple(TRUE.values()))
-    return run, honest
+    return run.world.snapshot()
 
 
 def test_two_of_nine_that_declare_a_tier_do_not_say_what_its_level_is(world: World) -> None:

@@ -83,7 +83,7 @@ def test_an_empty_wallet_gets_no_seat(bonded: Scenario) -> None:
 
 
 def test_256_idle_seats_lock_256_rents_and_bonds() -> None:
-    run = Scenario(World(check_signatures=False)).start(join_bond=BOND, init_min_clients=256)
+    run = Scenario(World()).start(join_bond=BOND, init_min_clients=256)
     for index in range(256):
         run.join(index).ok()
     locked = sum(run.world.lamports(key(run, index)) for index in range(256))

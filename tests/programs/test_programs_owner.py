@@ -57,7 +57,7 @@ def test_a_run_cannot_be_created_twice(run: Scenario) -> None:
 def test_an_address_that_already_holds_money_is_created_all_the_same(world: World) -> None:
     scenario = Scenario(world)
     for name in ("run", "members"):
-        world.svm.airdrop(scenario.accounts[name], 1_000_000)
+        world.airdrop(scenario.accounts[name], 1_000_000)
     scenario.create().ok()
     assert scenario.run.state is RunState.UNINITIALIZED
 

@@ -19,7 +19,7 @@ class Walk:
 
     def __init__(self, seed: int, overlap: int) -> None:
         self.rng = random.Random(seed)
-        self.run = Scenario(World(check_signatures=False)).start(
+        self.run = Scenario(World()).start(
             init_min_clients=2, min_clients=2, rounds_per_epoch=6, verification_percent=PERCENT, overlap=overlap,
             global_batch_size_start=5, global_batch_size_end=40, global_batch_size_warmup_tokens=128 * 500,
         )  # fmt: skip
@@ -89,7 +89,14 @@ class Walk:
 
 
 @pytest.mark.parametrize("overlap", [0, 1])
-@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 16))])
+@pytest.mark.parametrize(
+    "seed",
+    [
+        0,
+        *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5)),
+        *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(5, 30)),
+    ],
+)
 def test_no_sequence_is_trained_twice_or_forgotten(seed: int, overlap: int) -> None:
     walk = Walk(seed, overlap)
     for _ in range(400):

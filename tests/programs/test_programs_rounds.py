@@ -1,5 +1,6 @@
 """Rounds: warm-up, witnesses, quorum, deadlines, untrained data, health checks and verdicts, with every refusal."""
 
+import numpy as np
 import pytest
 
 from aftermath.rules import assignment
@@ -145,6 +146,15 @@ def test_seeds_change_with_the_seat_hash_and_the_previous_seed(world: World) -> 
     assert other.run.current.seed == seeds[1]  # its seat was fixed before
     other.everyone_witnesses()
     assert other.run.current.seed != seeds[2]
+
+
+def test_numpy_quotient_after_witness_transactions_is_exact(world: World) -> None:
+    """LiteSVM may leave x87 registers in use; the harness and the embedded network clear them."""
+    run = Scenario(world).start()
+    run.train([0, 1, 2])
+    for _ in range(3):
+        run.everyone_witnesses()
+        assert np.float64(1.0) // np.float64(1.0) == 1.0
 
 
 def test_untrained_data_is_trained_again(run: Scenario) -> None:

@@ -248,8 +248,8 @@ def test_rounds_without_a_quorum_are_held_against_nobody(run: Scenario) -> None:
 
 def test_counts_of_many_members_are_exact() -> None:
     """Members deliver different numbers of the rounds; the program's counts say so."""
-    run = Scenario(World(check_signatures=False)).start(
-        rounds_per_epoch=40, min_clients=200, init_min_clients=200,
+    run = Scenario(World()).start(
+        rounds_per_epoch=40, min_clients=200, init_min_clients=200, witness_nodes=4,
         global_batch_size_start=2000, global_batch_size_end=2000,
     )  # fmt: skip
     for index in range(200):

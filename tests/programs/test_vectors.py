@@ -1,4 +1,4 @@
-"""The program and the client agree on committees and data: thousands of random rounds through `inspect`.
+"""The program's shares and committees through `inspect`. tests/rules/test_rules_on_chain.py compares them with ours.
 
 Upstream's generator constants are kept, its use of them is not: it takes the *low* bits of the state. The low k bits of
 such a generator have period 2^k, the lowest one just alternates, so for even moduli the parity of an index is known in
@@ -11,19 +11,16 @@ import struct
 import numpy as np
 import pytest
 
-from aftermath.chain import views
-from aftermath.rules import assignment, bitmap, committee
+from aftermath.rules import bitmap
 from programs.harness import World
 from programs.scenario import Scenario
-from rules import program_rules
 
-CASES = 1_000
 _MASK = (1 << 64) - 1
 
 
 @pytest.fixture(scope="module")
 def run() -> Scenario:
-    scenario = Scenario(World(check_signatures=False))
+    scenario = Scenario(World())
     scenario.create().ok()
     return scenario
 
@@ -34,11 +31,10 @@ def inspect(run: Scenario, which: int) -> bytes:
     return outcome.returned
 
 
-def write_round(run: Scenario, rng: random.Random) -> int:
-    """A random round in ring place 0 and random members; returns the verification percentage."""
+def write_round(run: Scenario, rng: random.Random) -> None:
+    """A random round in ring place 0 and random members."""
     clients = rng.choice([1, 2, 3, 5, 31, 32, 33, 64, 100, 255, 256, rng.randint(1, 256)])
     seats = rng.sample(range(256), clients)
-    percent = rng.choice([0, 0, 1, 10, 50, 99, 100, rng.randint(0, 100)])
     state, members = run.world.record("Run", "test"), run.world.record("Members", "test")
     header = state["rounds"][0]
     header["seed"][0] = rng.getrandbits(64)
@@ -47,12 +43,11 @@ def write_round(run: Scenario, rng: random.Random) -> int:
     gone = rng.sample(range(256), rng.choice([0, 0, 1, 20, rng.randint(0, 256)]))
     state["began"][0] = bitmap.to_bytes(bitmap.from_seats({*seats, *gone}))
     header["batch"][0] = rng.choice([0, 1, clients, 65_535, rng.randint(0, 65_535)])
-    state["config"]["verification_percent"] = percent
+    state["config"]["verification_percent"] = rng.choice([0, 0, 1, 10, 50, 99, 100, rng.randint(0, 100)])
     scale = rng.choice([1, 60, 65_535])
     members["seats"]["weight"] = np.array([rng.randint(1, scale) for _ in range(256)])
     run.world.store("Run", "test", state)
     run.world.store("Members", "test", members)
-    return percent
 
 
 def padded(data: bytes, length: int) -> bytes:
@@ -60,27 +55,9 @@ def padded(data: bytes, length: int) -> bytes:
     return data + bytes(length - len(data))
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_program_and_client_agree_on_every_round(run: Scenario, seed: int) -> None:
-    rng = random.Random(seed)
-    for _ in range(CASES // 4):
-        percent = write_round(run, rng)
-        header, members = run.run.rounds[0], views.parse_members(run.world.data(run.accounts["members"]))
-        began = header.began.bit_count()
-        expected = program_rules.witness_positions(header)
-        assert padded(inspect(run, 0), began) == bytes(expected)
-        expected = committee.positions(header.seed, committee.COMMITTEE, began)
-        assert padded(inspect(run, 1), began) == bytes(expected)
-        shares = assignment.assign(header, members, percent)
-        rows = struct.iter_unpack("<HH", padded(inspect(run, 2), 4 * began))
-        for seat, (start, length) in zip(bitmap.seats(header.began), rows, strict=True):
-            share = shares.get(seat)
-            assert (start, length) == (share.start, share.len) if share else not length, (seat, header)
-
-
 def test_every_share_is_fair_and_the_batch_is_whole(run: Scenario) -> None:
     rng = random.Random("fair")
-    for _ in range(100):
+    for _ in range(40):
         write_round(run, rng)
         header = run.run.rounds[0]
         rows = sorted(struct.iter_unpack("<HH", padded(inspect(run, 2), 4 * header.began.bit_count())))

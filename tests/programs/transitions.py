@@ -1,10 +1,9 @@
 """The coordinator's state machine, written a second time: what a run is, and how it goes on (`oracle.py` has the rest).
 
 Decided: it says the same as the program in other words (sequences are sets of numbers, votes are dicts, time is an int)
-and shares no code with it; only the shuffle, the cut into shares and the quorum are those of the client, which
-test_vectors.py compares with the program by themselves. Seeds are the one thing that it is told, and which slot it is:
-when a seed is drawn it must know. It knows as many
-members as never fill the seats, and none of the owner's changes of a run's model.
+and shares no code with it. The shuffle, the cut into shares and the quorum are the client's, which
+tests/rules/test_rules_on_chain.py compares with the program. It is told the seeds, and the slot that they wait for. It
+expects fewer members than there are seats, and no change of the run's model by the owner.
 """
 
 from __future__ import annotations

@@ -1,22 +1,67 @@
-"""Ranks that the tests of a module use one after the other; the module's own `shape` says how many."""
+"""Rank processes that the tests share: each test says by `shape` (data, tensor) which ones it needs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from aftermath.ranks.group import Ranks
-from ranks.rank_processes import Standing
+from aftermath.ranks.launch import Launched
+from ranks.rank_processes import TWO, RankPool
+
+HERE = Path(__file__).parent
 
 
-@pytest.fixture(scope="module")
-def standing(shape: tuple[int, int]) -> Iterator[Standing]:
-    with ExitStack() as until:
-        yield Standing(*shape, until)
+@pytest.fixture(scope="session")
+def rank_pool() -> Iterator[RankPool]:
+    pool = RankPool()
+    yield pool
+    pool.close()
 
 
 @pytest.fixture
-def ranks(standing: Standing) -> Ranks:
-    return standing.ranks()
+def shape() -> tuple[int, int]:
+    """Two ranks that share the micro-batches, unless the test is parametrized with another shape."""
+    return TWO
+
+
+@pytest.fixture
+def processes(rank_pool: RankPool, shape: tuple[int, int]) -> Launched:
+    return rank_pool.running(*shape)[0]
+
+
+@pytest.fixture
+def ranks(rank_pool: RankPool, shape: tuple[int, int]) -> Ranks:
+    return rank_pool.running(*shape)[1]
+
+
+@pytest.fixture
+def no_ranks(rank_pool: RankPool) -> None:
+    """No ranks run, so that the test can start its own: torch has one group of ranks per process."""
+    rank_pool.close()
+
+
+def _order(item: pytest.Item) -> tuple[tuple[int, int], bool]:
+    """Sort by shape, and tests that kill a rank after all others that could use it."""
+    parameters: dict[str, Any] = item.callspec.params if hasattr(item, "callspec") else {}
+    return parameters.get("shape", TWO), item.path.name == "test_ranks_launch.py"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Order the tests of this directory so that as few processes as possible start."""
+    places = [number for number, item in enumerate(items) if HERE in item.path.parents]
+    ordered = sorted((items[number] for number in places), key=_order)
+    for number, item in zip(places, ordered, strict=True):
+        items[number] = item
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    pool = getattr(item, "funcargs", {}).get("rank_pool")
+    if report.failed and pool is not None:
+        pool.close()  # the ranks may still wait for the rest of an order
+    return report

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -18,8 +19,9 @@ from aftermath.optim.codec import decode_level
 from aftermath.optim.distro import Distro
 from aftermath.optim.engine import Trained
 from aftermath.optim.inner import InnerSteps
-from aftermath.optim.private_blocks import BlockSpan, block_of
+from aftermath.optim.private_blocks import BlockSpan, block_of, tree_of
 from aftermath.optim.schema import Settings, build_schema
+from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.ranks.group import Ranks
 from aftermath.ranks.launch import Launched, launched
 from aftermath.ranks.lead import Lead, LedReplica
@@ -33,7 +35,7 @@ LLAMA: dict[str, Any] = {
     "vocab_size": 64,
     "hidden_size": 32,
     "intermediate_size": 64,
-    "num_hidden_layers": 3,
+    "num_hidden_layers": 2,  # every tensor of a layer is a message or more between ranks
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 16,
@@ -73,8 +75,9 @@ MODELS: dict[str, dict[str, Any]] = {
     "llama": LLAMA,
     "qwen3": LLAMA | {"model_type": "qwen3", "head_dim": 8, "tie_word_embeddings": True},
     "qwen2": LLAMA | {"model_type": "qwen2"},
-    "named": LLAMA | {"matformer_tiers": [{"layers": [0, 2]}, {"layers": [2], "intermediate_size": 24}]},
-    "uneven": LLAMA | {"matformer_tiers": [{"intermediate_size": [64, 31, 8]}, {"num_key_value_heads": 1}]},
+    "named": LLAMA
+    | {"num_hidden_layers": 3, "matformer_tiers": [{"layers": [0, 2]}, {"layers": [2], "intermediate_size": 24}]},
+    "uneven": LLAMA | {"matformer_tiers": [{"intermediate_size": [64, 31]}, {"num_key_value_heads": 1}]},
     "nanogpt": NANOGPT,
     "skipping nanogpt": NANOGPT | {"unet_skips": True},
     "whole nanogpt": WHOLE,
@@ -92,9 +95,28 @@ MODELS: dict[str, dict[str, Any]] = {
     "named deepseek": DEEPSEEK
     | {"matformer_tiers": [{"moe_intermediate_size": 10, "intermediate_size": 20}, {"layers": [1]}]},
 }
+CUT = ["llama", "qwen2", "qwen3", "named", "nanogpt", "whole nanogpt", "named nanogpt"]
+CUT += ["deepseek", "deepseek v2", "named deepseek"]
+"""Models whose layers two ranks can share in every tier."""
 WIDE = LLAMA | {"vocab_size": 1000, "hidden_size": 96, "intermediate_size": 252, "num_hidden_layers": 2}
 DISTRO = Distro(topk=8, topk_embeddings=8, chunk=16, quantize_1bit=False, decay=0.99, weight_decay=0.1, clip=1.0)
 RATE = 1e-2
+SIGNS = Distro(topk=5, topk_embeddings=9, chunk=16, quantize_1bit=True, decay=0.99, weight_decay=0.1, clip=1.0)
+FLOATS = Distro(topk=3, topk_embeddings=3, chunk=11, quantize_1bit=False, decay=0.9, weight_decay=0.0, clip=None)
+SPARSE = SparseLoCo(inner_steps=2, chunk=16, topk=16, topk_embeddings=16)
+DIGITS = SparseLoCo(inner_steps=2, inner_optimizer="muon", chunk=16, topk=256, topk_embeddings=200, bits=1)
+SETTINGS: dict[str, Settings] = {"signs": SIGNS, "floats": FLOATS, "sparse": SPARSE, "digits": DIGITS}
+TWO = (2, 1)
+"""Data and tensor parallelism of two ranks that share the micro-batches."""
+FOUR = (4, 1)
+PAIR = (1, 2)
+"""Two ranks that share the layers."""
+SQUARE = (2, 2)
+
+
+def slow(*values: Any) -> list[Any]:
+    """Return values of a parametrized test that belong to the slow tier."""
+    return [pytest.param(value, marks=pytest.mark.slow) for value in values]
 
 
 @contextmanager
@@ -110,21 +132,27 @@ def ranks_on_cpu(data: int, tensor: int = 1) -> Iterator[tuple[Launched, Ranks]]
             torch.set_num_threads(before)
 
 
-class Standing:
-    """Ranks for one test after the other. Whoever finds that one of them has ended gets new ones."""
+class RankPool:
+    """Runs the ranks of one shape at a time. Starts new ones when a rank has ended and when the shape changes."""
 
-    def __init__(self, data: int, tensor: int, until: ExitStack) -> None:
-        self._shape, self._until = (data, tensor), until
-        self._start()
+    _processes: Launched
+    _ranks: Ranks
 
-    def _start(self) -> None:
-        self.processes, self._ranks = self._until.enter_context(ranks_on_cpu(*self._shape))
+    def __init__(self) -> None:
+        self._until_close = ExitStack()
+        self._shape: tuple[int, int] | None = None
 
-    def ranks(self) -> Ranks:
-        if self.processes.lost() is not None:
-            self._until.close()
-            self._start()
-        return self._ranks
+    def running(self, data: int, tensor: int) -> tuple[Launched, Ranks]:
+        """Return the processes of these ranks and the first rank, which is this process."""
+        if self._shape != (data, tensor) or self._processes.lost() is not None:
+            self.close()
+            self._processes, self._ranks = self._until_close.enter_context(ranks_on_cpu(data, tensor))
+            self._shape = (data, tensor)
+        return self._processes, self._ranks
+
+    def close(self) -> None:
+        self._shape = None
+        self._until_close.close()
 
 
 def share(count: int, round_: int = 0) -> Tensor:
@@ -189,6 +217,64 @@ def trained_alike(alone: Replica, led: Replica, count: int, number: int) -> Trai
     assert one.payloads == other.payloads
     assert one.loss == other.loss
     return one
+
+
+def inner_settings(inner: Any, **changed: Any) -> SparseLoCo:
+    return SparseLoCo(inner_steps=3, inner_optimizer=inner, chunk=16, topk=16, clip=1.0, weight_decay=0.1, **changed)
+
+
+def same_gradients(ranks: Ranks, model: str, tier: int) -> None:
+    """Compare a share that leaves all ranks but one idle at its end, and one of less than a micro-batch."""
+    alone, led = two(ranks, model, tier, 2)
+    for count in (2 * ranks.size + 1, 1):
+        (loss, expected), (found_loss, found) = (gradients(replica, share(count)) for replica in (alone, led))
+        assert found_loss == loss
+        assert found.keys() == expected.keys() == dict(alone.params).keys()
+        for name, gradient in expected.items():
+            assert torch.equal(found[name], gradient), name
+
+
+def close_gradients(ranks: Ranks, model: str, tier: int) -> None:
+    """Compare what ranks compute that share the layers, and so round otherwise."""
+    alone, led = two(ranks, model, tier, 2)
+    (loss, expected), (found_loss, found) = (gradients(replica, share(7)) for replica in (alone, led))
+    assert found_loss == pytest.approx(loss, rel=1e-5)
+    assert found.keys() == expected.keys()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6, msg=name)
+        if name.endswith("e_score_correction_bias"):  # how often experts were chosen, every token once
+            assert torch.equal(found[name], gradient)
+            assert int(gradient.sum()) == 2 * 7 * 15
+        assert bool(found[name].any()) or name.endswith("bias")
+
+
+def same_inner_rounds(ranks: Ranks, model: str, tier: int, inner: str, rounds: int = 2) -> None:
+    """Compare payloads, moments and weights of rounds with inner steps."""
+    alone, led = two(ranks, model, tier, 1, inner_settings(inner))
+    for number in range(rounds):
+        trained = trained_alike(alone, led, 5, number)
+        assert bits(alone.optimizer.state()) == bits(led.optimizer.state())
+        assert alone.optimizer.tree().root == led.optimizer.tree().root == tree_of(led.optimizer.remembered()).root
+        for replica in (alone, led):
+            apply(replica, trained.payloads)
+        assert alone.hashes() == led.hashes()
+
+
+def same_results(ranks: Ranks, model: str, tier: int, kind: str, rounds: int = 2) -> None:
+    """Compare payloads, their figures and what is kept of each round."""
+    alone, led = two(ranks, model, tier, 1, SETTINGS[kind])
+    for number in range(rounds):
+        one, other = (learnt(replica, number, measured=True) for replica in (alone, led))
+        assert one.payloads == other.payloads
+        assert bits(alone.optimizer.state()) == bits(led.optimizer.state())
+        assert alone.optimizer.tree().root == led.optimizer.tree().root == tree_of(alone.optimizer.remembered()).root
+        assert one.measured is not None
+        assert other.measured is not None
+        for level, figures in one.measured.items():
+            assert vars(other.measured[level]) == pytest.approx(vars(figures), rel=1e-4)
+        for replica in (alone, led):
+            apply(replica, one.payloads)
+    assert alone.hashes() == led.hashes()
 
 
 def block_is_read_meanwhile(alone: Replica, led: Replica, place: BlockSpan, count: int) -> None:

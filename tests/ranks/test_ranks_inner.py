@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from math import prod
-from typing import Any
 
 import pytest
 import torch
@@ -18,9 +17,8 @@ from aftermath.model.architectures import config_of
 from aftermath.model.levels import is_hidden_matrix
 from aftermath.optim.clip import NonFiniteGradient
 from aftermath.optim.parts import BadState
-from aftermath.optim.private_blocks import BLOCK, BlockSpan, block_of, tree_of
+from aftermath.optim.private_blocks import BLOCK, BlockSpan, block_of
 from aftermath.optim.schema import build_schema
-from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.ranks.deal import deal, moments_of
 from aftermath.ranks.group import Arrived, Ranks
 from aftermath.replica.replica import Cancelled
@@ -28,54 +26,44 @@ from ranks.rank_processes import (
     MODELS,
     RATE,
     WIDE,
-    Standing,
     apply,
     bits,
     block_is_read_meanwhile,
     dealt_inner,
+    inner_settings,
     learnt,
+    same_inner_rounds,
     share,
-    trained_alike,
+    slow,
     two,
 )
 
-INNER = ("adamw", "muon")
+INNER = ["adamw", *slow("muon")]
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason="torch's transforms round otherwise in other batches")
 
 
-@pytest.fixture(scope="module", params=[(2, 1), pytest.param((4, 1), marks=pytest.mark.slow)], ids=["two", "four"])
-def shape(request: pytest.FixtureRequest) -> tuple[int, int]:
-    data, tensor = request.param
-    return data, tensor
+def test_rounds_give_payloads_moments_and_weights_of_one_rank(ranks: Ranks) -> None:
+    same_inner_rounds(ranks, "uneven", 2, "muon")
 
 
-def settings(inner: Any, **changed: Any) -> SparseLoCo:
-    return SparseLoCo(inner_steps=3, inner_optimizer=inner, chunk=16, topk=16, clip=1.0, weight_decay=0.1, **changed)
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "inner"), [("deepseek", "adamw"), ("whole nanogpt", "muon")])
+def test_rounds_of_other_models_are_those_of_one_rank(ranks: Ranks, model: str, inner: str) -> None:
+    same_inner_rounds(ranks, model, 0, inner)
 
 
-@pytest.mark.parametrize("inner", INNER)
 @pytest.mark.parametrize(
-    ("model", "tier"), [("llama", 0), ("uneven", 2), ("deepseek", 0), ("nanogpt", 0), ("whole nanogpt", 0)]
+    ("inner", "why", "first"),
+    [
+        ("muon", "given up", True),
+        pytest.param("adamw", "not finite", False, marks=pytest.mark.slow),
+    ],
 )
-def test_rounds_give_payloads_moments_and_weights_of_one_rank(ranks: Ranks, model: str, tier: int, inner: str) -> None:
-    alone, led = two(ranks, model, tier, 1, settings(inner))
-    for number in range(3):
-        trained = trained_alike(alone, led, 5, number)
-        assert bits(alone.optimizer.state()) == bits(led.optimizer.state())
-        assert alone.optimizer.tree().root == led.optimizer.tree().root == tree_of(led.optimizer.remembered()).root
-        for replica in (alone, led):
-            apply(replica, trained.payloads)
-        assert alone.hashes() == led.hashes()
-
-
-@pytest.mark.parametrize("inner", INNER)
-@pytest.mark.parametrize("why", ["given up", "not finite"])
-@pytest.mark.parametrize("first", [True, False], ids=["first share", "later share"])
 def test_a_share_that_fails_between_steps_leaves_moments_as_they_were(
     ranks: Ranks, inner: str, why: str, first: bool
 ) -> None:
-    alone, led = two(ranks, "llama", 0, 1, settings(inner))
+    alone, led = two(ranks, "llama", 0, 1, inner_settings(inner))
     if not first:
         for replica in (alone, led):
             learnt(replica, 0)
@@ -104,7 +92,7 @@ def test_for_a_step_the_first_rank_sends_its_order_alone(
     ranks: Ranks, inner: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The others have its weights and gradients from the pass, and send back what is theirs, once."""
-    _, led = two(ranks, "llama", 0, 1, settings(inner))
+    _, led = two(ranks, "llama", 0, 1, inner_settings(inner))
     dealt, posted, expected = dealt_inner(led), list[Tensor](), list[Tensor]()
     step, send, expect = dealt.step, ranks.send, ranks.expect
 
@@ -129,10 +117,11 @@ def test_for_a_step_the_first_rank_sends_its_order_alone(
     assert [into.data_ptr() for into in expected] == others * 3, "in place, in each of three steps"
 
 
-@pytest.mark.parametrize("inner", INNER)
+@pytest.mark.slow
+@pytest.mark.parametrize("inner", ["adamw", "muon"])
 def test_what_was_kept_is_gone_on_with_by_ranks_that_were_not_there(ranks: Ranks, inner: str) -> None:
     """The file of a member's own state is the same, whoever wrote it."""
-    alone, led = two(ranks, "llama", 0, 1, settings(inner))
+    alone, led = two(ranks, "llama", 0, 1, inner_settings(inner))
     for number in range(2):
         for replica in (alone, led):
             apply(replica, learnt(replica, number).payloads)
@@ -141,7 +130,7 @@ def test_what_was_kept_is_gone_on_with_by_ranks_that_were_not_there(ranks: Ranks
     expected = learnt(alone, 2).payloads
     weights = {name: tensor.detach().clone() for name, tensor in led.params.items()}
     with torch.no_grad():
-        _, later = two(ranks, "llama", 0, 1, settings(inner))
+        _, later = two(ranks, "llama", 0, 1, inner_settings(inner))
         for name, tensor in weights.items():
             later.params[name].copy_(tensor)
     later.optimizer.restore(kept)
@@ -153,26 +142,28 @@ def test_what_was_kept_is_gone_on_with_by_ranks_that_were_not_there(ranks: Ranks
 
 @pytest.mark.parametrize("inner", INNER)
 def test_a_state_that_does_not_fit_changes_nothing(ranks: Ranks, inner: str) -> None:
-    _, led = two(ranks, "llama", 1, 1, settings(inner))
+    _, led = two(ranks, "llama", 1, 1, inner_settings(inner))
     learnt(led, 0)
     before = led.optimizer.state()
-    for name in (name for name in before if name.startswith("private.")):
-        without = {other: tensor for other, tensor in before.items() if other != name}
-        for wrong in (without, before | {name: before[name][None]}, before | {name: before[name].double()}):
-            with pytest.raises(BadState):
-                led.optimizer.restore(wrong)
+    of_another_rank = tuple(dealt_inner(led)._plan.dealt[1])
+    first, second, *_, last = [n for n in before if n.startswith("private.") and n.endswith(of_another_rank)]
+    without_first = {name: tensor for name, tensor in before.items() if name != first}
+    for wrong in (without_first, {second: before[second][None]}, {last: before[last].double()}):
+        with pytest.raises(BadState):
+            led.optimizer.restore(wrong if wrong is without_first else before | wrong)
     spoilt = next(name for name in before if name.startswith("result.residual"))
     with pytest.raises(BadState):
         led.optimizer.restore(before | {spoilt: torch.full_like(before[spoilt], torch.nan)})
     assert bits(led.optimizer.state()) == bits(before)
 
 
-@pytest.mark.parametrize("inner", INNER)
+@pytest.mark.slow
+@pytest.mark.parametrize("inner", ["adamw", "muon"])
 def test_moments_of_many_blocks_are_read_from_who_has_them(
     ranks: Ranks, inner: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(MODELS, "wide", WIDE)
-    alone, led = two(ranks, "wide", 0, 1, settings(inner))
+    alone, led = two(ranks, "wide", 0, 1, inner_settings(inner))
     for replica in (alone, led):
         learnt(replica, 0)
     assert led.optimizer.sizes() == alone.optimizer.sizes()
@@ -186,21 +177,23 @@ def test_moments_of_many_blocks_are_read_from_who_has_them(
             assert led.optimizer.block(place) == block_of(state, place)
 
 
+@pytest.mark.slow
 def test_moments_that_are_gone_are_not_read(ranks: Ranks) -> None:
-    _, led = two(ranks, "llama", 0, 1, settings("muon"))
+    _, led = two(ranks, "llama", 0, 1, inner_settings("muon"))
     place = BlockSpan("private.momentum/model.layers.0.mlp.up_proj.weight", 0, 4)
     assert led.optimizer.block(place) == b"", "nothing was trained"
     learnt(led, 0)
     assert len(led.optimizer.block(place)) == 4
-    _, next_one = two(ranks, "llama", 0, 1, settings("muon"))
+    _, next_one = two(ranks, "llama", 0, 1, inner_settings("muon"))
     assert led.optimizer.block(place) == b"", "the ranks hold another replica's"
     with pytest.raises(RuntimeError, match="another replica's state"):
         led.optimizer.tree()
     learnt(next_one, 0)
 
 
+@pytest.mark.slow
 def test_a_moment_is_read_while_a_share_is_trained(ranks: Ranks) -> None:
-    alone, led = two(ranks, "llama", 0, 1, settings("muon"))
+    alone, led = two(ranks, "llama", 0, 1, inner_settings("muon"))
     for replica in (alone, led):
         learnt(replica, 0)
     state = alone.optimizer.state()
@@ -209,10 +202,11 @@ def test_a_moment_is_read_while_a_share_is_trained(ranks: Ranks) -> None:
     block_is_read_meanwhile(alone, led, place, 6)
 
 
-@pytest.mark.parametrize("inner", INNER)
+@pytest.mark.slow
+@pytest.mark.parametrize("inner", ["adamw", "muon"])
 def test_a_rank_holds_its_part_of_the_moments_alone(ranks: Ranks, inner: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MODELS, "wide", WIDE | {"num_hidden_layers": 8, "vocab_size": 100})
-    _, led = two(ranks, "wide", 0, 1, settings(inner))
+    _, led = two(ranks, "wide", 0, 1, inner_settings(inner))
     learnt(led, 0)
     whole = sum(size for name, size in led.optimizer.sizes().items() if name.startswith("private."))
     held = dealt_inner(led)._shard
@@ -223,23 +217,23 @@ def test_a_rank_holds_its_part_of_the_moments_alone(ranks: Ranks, inner: str, mo
 
 
 def test_a_replica_without_inner_steps_reserves_nothing(ranks: Ranks) -> None:
-    two(ranks, "llama", 0, 1, settings("adamw"))
+    two(ranks, "llama", 0, 1, inner_settings("adamw"))
     assert ranks.reserved > 0
     two(ranks, "llama", 0, 1)
     assert ranks.reserved == 0
 
 
-def test_ranks_go_on_with_the_next_replica_after_one_that_failed(standing: Standing) -> None:
+@pytest.mark.slow
+def test_ranks_go_on_with_the_next_replica_after_one_that_failed(ranks: Ranks) -> None:
     """What was to be undone is not undone in the next one's state."""
-    ranks = standing.ranks()
-    _, led = two(ranks, "llama", 0, 1, settings("adamw"))
+    _, led = two(ranks, "llama", 0, 1, inner_settings("adamw"))
 
     def fail(part: Tensor) -> float:
         raise Cancelled
 
     with pytest.raises(Cancelled):
         led.optimizer.train(share(4), fail, RATE, RATE)
-    alone, later = two(ranks, "llama", 0, 1, settings("adamw"))
+    alone, later = two(ranks, "llama", 0, 1, inner_settings("adamw"))
     for number in range(2):
         assert learnt(later, number).payloads == learnt(alone, number).payloads
 
@@ -275,12 +269,13 @@ def test_a_matrix_weighs_as_much_as_it_costs_to_make_it_orthogonal() -> None:
     assert deal(shapes, True, 2) == [[square[0], square[2]], [square[1], long]]
 
 
-@pytest.mark.parametrize("inner", INNER)
-@pytest.mark.parametrize("model", MODELS)
-def test_what_is_dealt_are_the_parameters_that_a_replica_learns(model: str, inner: str) -> None:
-    config = config_of(MODELS[model])
-    schema = build_schema(config.to_hf(), 3, settings(inner))
-    for tier in range(3):
-        shapes, orthogonal = moments_of(schema, tier)
-        assert shapes == {n: s for n, s in config.parameter_shapes(tier).items() if not config.balances(n)}
-        assert orthogonal == (inner == "muon")
+@pytest.mark.parametrize("inner", ["adamw", "muon"])
+def test_what_is_dealt_are_the_parameters_that_a_replica_learns(inner: str) -> None:
+    for model in MODELS:
+        config = config_of(MODELS[model])
+        schema = build_schema(config.to_hf(), 3, inner_settings(inner))
+        for tier in range(3):
+            shapes, orthogonal = moments_of(schema, tier)
+            learnt = {n: s for n, s in config.parameter_shapes(tier).items() if not config.balances(n)}
+            assert shapes == learnt, (model, tier)
+            assert orthogonal == (inner == "muon")

@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import threading
-from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
@@ -15,9 +14,10 @@ import torch
 from torch import Tensor
 
 from aftermath.optim.sparseloco import SparseLoCo
-from aftermath.ranks.launch import RankLost, launched
+from aftermath.ranks.group import Ranks
+from aftermath.ranks.launch import Launched, RankLost, launched
 from aftermath.ranks.mesh import Mesh
-from ranks.rank_processes import RATE, Standing, learnt, ranks_on_cpu, share, two
+from ranks.rank_processes import RATE, learnt, ranks_on_cpu, share, two
 
 CPU = torch.device("cpu")
 MUON = SparseLoCo(inner_steps=3, inner_optimizer="muon", chunk=16, topk=16)
@@ -27,127 +27,105 @@ async def _for_ever() -> None:
     await asyncio.Event().wait()
 
 
-async def test_a_rank_that_ends_while_nothing_is_done_is_named() -> None:
-    with ranks_on_cpu(2) as (processes, _):
+async def test_rank_that_ends_while_nothing_is_done_is_named() -> None:
+    with launched(Mesh((CPU, CPU), 2, 1), 1) as processes:
         os.kill(processes.processes[0], signal.SIGKILL)
-        with pytest.raises(
-            RankLost, match=r"rank 1 of this member, on cpu, has ended by SIGKILL.*\n.*Start the member"
-        ):
+        said = r"rank 1 of this member, on cpu, has ended by SIGKILL.*\n.*Start the member"
+        with pytest.raises(RankLost, match=said):
             await processes.while_all_run(_for_ever())
 
 
-async def test_a_rank_that_ends_while_a_share_is_trained_is_named() -> None:
-    """The broken connection is an error of torch's; whose it was is found out."""
-    with ranks_on_cpu(2) as (processes, ranks):
-        _, led = two(ranks, "llama", 0, 1)
-        os.kill(processes.processes[0], signal.SIGKILL)
+@pytest.mark.slow
+async def test_rank_that_ends_during_a_pass_is_named(processes: Launched, ranks: Ranks) -> None:
+    """torch raises an error about the broken connection; the member says which rank ended."""
+    _, led = two(ranks, "llama", 0, 1)
+    os.kill(processes.processes[0], signal.SIGKILL)
 
-        async def train() -> None:
-            led._backward(
-                led.passes, share(4), threading.Event()
-            )  # in place: the event loop sees nothing before it fails
+    async def train() -> None:
+        led._backward(led.passes, share(4), threading.Event())  # the event loop stands still until it fails
 
-        with pytest.raises(RankLost, match="rank 1 of this member, on cpu, has ended by SIGKILL") as caught:
-            await processes.while_all_run(train())
-        assert isinstance(caught.value.__cause__, RuntimeError)
+    with pytest.raises(RankLost, match="rank 1 of this member, on cpu, has ended by SIGKILL") as caught:
+        await processes.while_all_run(train())
+    assert isinstance(caught.value.__cause__, RuntimeError)
 
 
-async def test_a_rank_that_ends_is_named_by_whoever_asks_for_its_part_of_the_optimizers_state() -> None:
-    with ranks_on_cpu(2) as (processes, ranks):
-        _, led = two(ranks, "llama", 0, 1)
-        led.train(share(2), RATE, RATE, threading.Event())
-        os.kill(processes.processes[0], signal.SIGKILL)
+@pytest.mark.parametrize(
+    "when",
+    [
+        "a share is trained",
+        pytest.param("a state is kept", marks=pytest.mark.slow),
+        pytest.param("a share begins", marks=pytest.mark.nightly),
+    ],
+)
+async def test_killed_rank_that_holds_moments_is_named(processes: Launched, ranks: Ranks, when: str) -> None:
+    """Nobody waits for it: neither the step of its parameters nor the undoing of the share."""
+    _, led = two(ranks, "llama", 0, 1, MUON)
+    learnt(led, 0, count=1)
+    [follower] = processes.processes
+    count = 0
 
-        async def hash_state() -> None:
-            led.optimizer.tree()
-
-        with pytest.raises(RankLost, match="rank 1 of this member, on cpu, has ended by SIGKILL") as caught:
-            await processes.while_all_run(hash_state())
-        assert isinstance(caught.value.__cause__, RuntimeError)
-
-
-@pytest.mark.parametrize("when", ["a share is trained", "a share begins", "a state is kept"])
-async def test_a_rank_that_holds_moments_and_is_killed_is_named(when: str) -> None:
-    """Nobody waits for it: neither who steps its parameters, nor who undoes the share."""
-    with ranks_on_cpu(2) as (processes, ranks):
-        _, led = two(ranks, "llama", 0, 1, MUON)
-        learnt(led, 0)
-        [follower] = processes.processes
-        count = 0
-
-        def backward(part: Tensor) -> float:
-            nonlocal count
-            count += 1
-            loss = led._backward(led.passes, part, threading.Event())
-            if count == 2:
-                os.kill(follower, signal.SIGKILL)
-            return loss
-
-        async def work() -> None:
-            if when == "a share is trained":
-                led.optimizer.train(share(4), backward, RATE, RATE)
+    def backward(part: Tensor) -> float:
+        nonlocal count
+        count += 1
+        loss = led._backward(led.passes, part, threading.Event())
+        if count == 2:
             os.kill(follower, signal.SIGKILL)
-            if when == "a share begins":
-                learnt(led, 1)
-            led.optimizer.state()
+        return loss
 
-        before = led.hashes()
-        with pytest.raises(RankLost, match="rank 1 of this member, on cpu, has ended by SIGKILL") as caught:
-            await processes.while_all_run(work())
-        assert isinstance(caught.value.__cause__, RuntimeError)
-        assert led.hashes() == before
+    async def work() -> None:
+        if when == "a share is trained":
+            led.optimizer.train(share(4), backward, RATE, RATE)
+        os.kill(follower, signal.SIGKILL)
+        if when == "a share begins":
+            learnt(led, 1)
+        led.optimizer.state()
+
+    before = led.hashes()
+    with pytest.raises(RankLost, match="rank 1 of this member, on cpu, has ended by SIGKILL") as caught:
+        await processes.while_all_run(work())
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    assert led.hashes() == before
 
 
-async def test_an_error_that_has_nothing_to_do_with_the_ranks_stays_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aftermath.ranks.launch._BLAME", 0.1)
+async def test_error_unrelated_to_the_ranks_stays_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aftermath.ranks.launch._BLAME", 0.01)
 
     async def fail() -> None:
         raise RuntimeError("of its own")
 
-    with ranks_on_cpu(2) as (processes, _):
+    with launched(Mesh((CPU, CPU), 2, 1), 1) as processes:
         with pytest.raises(RuntimeError, match="of its own"):
             await processes.while_all_run(fail())
         assert await processes.while_all_run(asyncio.sleep(0, "done")) == "done"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the device is not to be there")
-async def test_a_rank_that_cannot_begin_is_named(capfd: pytest.CaptureFixture[str]) -> None:
+async def test_rank_that_cannot_begin_is_named(capfd: pytest.CaptureFixture[str]) -> None:
     said = "rank 1 of this member, on cuda:7, has ended with status 1"
     with launched(Mesh((CPU, torch.device("cuda:7")), 2, 1), 1) as processes, pytest.raises(RankLost, match=said):
         await processes.while_all_run(_for_ever())
     assert "rank 1 on cuda:7: " in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("number", [signal.SIGABRT, signal.SIGSEGV])
-async def test_a_rank_that_crashes_says_where_it_was(number: signal.Signals, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_ranks")  # `capfd` sees only processes that start within the test
+async def test_rank_that_crashes_says_where_it_was(capfd: pytest.CaptureFixture[str]) -> None:
     with ranks_on_cpu(2) as (processes, _):
-        os.kill(processes.processes[0], number)
-        with pytest.raises(RankLost, match=f"rank 1 of this member, on cpu, has ended by {number.name}"):
+        os.kill(processes.processes[0], signal.SIGSEGV)
+        with pytest.raises(RankLost, match="rank 1 of this member, on cpu, has ended by SIGSEGV"):
             await processes.while_all_run(_for_ever())
     said = capfd.readouterr().err
     assert "Fatal Python error: " in said
     assert "aftermath/ranks/follow.py" in said
 
 
-def test_no_process_and_no_file_is_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_launched_leaves_no_process_and_no_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with ranks_on_cpu(2) as (processes, _):
+    with launched(Mesh((CPU, CPU), 2, 1), 1) as processes:
         [number] = processes.processes
         [meeting] = tmp_path.iterdir()
         assert meeting.stat().st_mode & 0o777 == 0o700
         assert psutil.pid_exists(number)
     assert not psutil.pid_exists(number)
     assert not list(tmp_path.iterdir())
-
-
-def test_ranks_of_which_one_has_ended_are_not_the_next_tests() -> None:
-    with ExitStack() as until:
-        standing = Standing(2, 1, until)
-        before = standing.ranks()
-        assert standing.ranks() is before
-        [rank] = standing.processes.processes
-        os.kill(rank, signal.SIGKILL)
-        psutil.Process(rank).wait()
-        alone, led = two(standing.ranks(), "llama", 0, 1)
-        results = [replica.train(share(2), RATE, RATE, threading.Event()) for replica in (alone, led)]
-    assert results[0].payloads == results[1].payloads

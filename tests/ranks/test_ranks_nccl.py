@@ -19,7 +19,7 @@ from aftermath.ranks.group import Ranks
 from aftermath.ranks.launch import launched
 from aftermath.ranks.mesh import Mesh
 from aftermath.replica.exactness import exact_device
-from ranks.rank_processes import DISTRO, RATE, apply, gradients, share, two
+from ranks.rank_processes import DISTRO, RATE, RankPool, apply, gradients, share, two
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
 SETTINGS = {
@@ -46,7 +46,8 @@ def ranks_on_gpus(data: int, tensor: int) -> Iterator[Ranks]:
 
 
 @pytest.fixture(scope="module", params=[(2, 1), (1, 2)], ids=["data", "tensor"])
-def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+def ranks(request: pytest.FixtureRequest, rank_pool: RankPool) -> Iterator[Ranks]:
+    rank_pool.close()
     with ranks_on_gpus(*request.param) as found:
         yield found
 

@@ -17,22 +17,17 @@ import torch
 
 from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.ranks.group import Ranks
+from aftermath.ranks.launch import Launched
 from aftermath.ranks.lead import LedReplica
 from aftermath.ranks.motions import Motions
 from aftermath.replica.pass_size import OutOfMemory
 from aftermath.replica.replica import Replica
-from ranks.rank_processes import MODELS, RATE, Standing, bits, gradients, share, two
+from ranks.rank_processes import FOUR, RATE, TWO, bits, gradients, share, two
 
 pytestmark = pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="limits of other processes are Linux's")
 
-MICRO = 2048  # sequences: activations of more than a hundred megabytes
+MICRO = 2048  # sequences: activations of more than a hundred megabytes in three layers
 ROOM = 48 << 20
-
-
-@pytest.fixture(scope="module", params=[(2, 1), pytest.param((4, 1), marks=pytest.mark.slow)], ids=["two", "four"])
-def shape(request: pytest.FixtureRequest) -> tuple[int, int]:
-    data, tensor = request.param
-    return data, tensor
 
 
 @contextmanager
@@ -53,13 +48,20 @@ def same(alone: Replica, led: LedReplica, count: int) -> None:
         assert torch.equal(found[name], gradient), name
 
 
-@pytest.mark.parametrize("model", ["llama", "deepseek"])
+@pytest.mark.parametrize(
+    ("shape", "model"),
+    [
+        pytest.param(TWO, "named", marks=pytest.mark.slow),
+        pytest.param(TWO, "deepseek", marks=pytest.mark.nightly),
+        pytest.param(FOUR, "named", marks=pytest.mark.nightly),
+    ],
+)
 def test_all_ranks_halve_their_passes_and_give_the_bits_of_one_rank(
-    standing: Standing, ranks: Ranks, model: str
+    processes: Launched, ranks: Ranks, model: str
 ) -> None:
     alone, led = two(ranks, model, 0, MICRO)
     gradients(led, share(1))  # as when a machine is measured: what a pass's collectives are is known then
-    with limited(standing.processes.processes[-1], ROOM):
+    with limited(processes.processes[-1], ROOM):
         gradients(led, share(MICRO * ranks.size + 3))
         size = led._pass_size.size
         assert 1 <= size < MICRO
@@ -70,11 +72,12 @@ def test_all_ranks_halve_their_passes_and_give_the_bits_of_one_rank(
     assert led._pass_size.size == size, "it stays so"
 
 
-def test_an_inner_step_is_of_the_passes_that_sufficed(standing: Standing, ranks: Ranks) -> None:
+@pytest.mark.slow
+def test_an_inner_step_is_of_the_passes_that_sufficed(processes: Launched, ranks: Ranks) -> None:
     """Ranks keep weights and gradients for it, which come anew when the share begins again."""
-    alone, led = two(ranks, "llama", 0, MICRO, SparseLoCo(inner_steps=1, chunk=16, topk=16))
+    alone, led = two(ranks, "named", 0, MICRO, SparseLoCo(inner_steps=1, chunk=16, topk=16))
     gradients(led, share(1))
-    with limited(standing.processes.processes[-1], ROOM):
+    with limited(processes.processes[-1], ROOM):
         found = led.train(share(MICRO * ranks.size + 3), RATE, RATE, threading.Event())
     assert led._pass_size.size < MICRO
     expected = alone.train(share(MICRO * ranks.size + 3), RATE, RATE, threading.Event())  # it has the same sizes
@@ -83,14 +86,14 @@ def test_an_inner_step_is_of_the_passes_that_sufficed(standing: Standing, ranks:
 
 
 def test_where_one_sequence_is_too_much_the_member_says_so_and_the_ranks_are_there(
-    standing: Standing, ranks: Ranks
+    processes: Launched, ranks: Ranks
 ) -> None:
     """Its gradients are as they were, and the next share is trained as ever."""
-    alone, led = two(ranks, "llama", 0, MICRO)
+    alone, led = two(ranks, "named", 0, MICRO)
     gradients(led, share(1))
     led._pass_size.shrink = lambda: False  # type: ignore[method-assign]  # as with one sequence and layers computed twice
     with (
-        limited(standing.processes.processes[0], ROOM),
+        limited(processes.processes[0], ROOM),
         pytest.raises(OutOfMemory, match=r"one of this member's devices.*\n.*--matformer-tier"),
     ):
         gradients(led, share(MICRO * ranks.size))
@@ -98,7 +101,8 @@ def test_where_one_sequence_is_too_much_the_member_says_so_and_the_ranks_are_the
     same(alone, led, 5)
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["qwen3", "whole nanogpt", "narrow deepseek"])
 def test_passes_have_the_same_collectives_whatever_they_are_of(
     ranks: Ranks, model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,13 +8,7 @@ import torch
 from aftermath.ranks.group import Ranks
 from aftermath.replica.pass_size import AUTO, MOST
 from aftermath.replica.replica import Replica
-from ranks.rank_processes import gradients, share, two
-
-
-@pytest.fixture(scope="module", params=[(2, 1), (1, 2)], ids=["data", "tensor"])
-def shape(request: pytest.FixtureRequest) -> tuple[int, int]:
-    data, tensor = request.param
-    return data, tensor
+from ranks.rank_processes import PAIR, TWO, gradients, share, two
 
 
 def same(ranks: Ranks, alone: Replica, led: Replica) -> None:
@@ -25,6 +19,7 @@ def same(ranks: Ranks, alone: Replica, led: Replica) -> None:
         torch.testing.assert_close(found[name], gradient, **exact, msg=name)
 
 
+@pytest.mark.slow
 def test_where_there_is_room_passes_are_as_large_as_they_get(ranks: Ranks) -> None:
     alone, led = two(ranks, "llama", 0, AUTO)
     led.measure_weight(16, 0.0)
@@ -33,7 +28,14 @@ def test_where_there_is_room_passes_are_as_large_as_they_get(ranks: Ranks) -> No
     same(ranks, alone, led)
 
 
-@pytest.mark.parametrize(("room", "sizes", "recompute"), [(5 << 20, {4, 8}, False), (0, {1}, True)])
+@pytest.mark.parametrize(
+    ("shape", "room", "sizes", "recompute"),
+    [
+        (TWO, 5 << 20, {4, 8}, False),
+        pytest.param(TWO, 0, {1}, True, marks=pytest.mark.slow),
+        pytest.param(PAIR, 0, {1}, True, marks=pytest.mark.nightly),
+    ],
+)
 def test_the_rank_with_the_least_room_decides_for_all(
     ranks: Ranks, room: int, sizes: set[int], recompute: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -47,6 +49,7 @@ def test_the_rank_with_the_least_room_decides_for_all(
     same(ranks, alone, led)
 
 
+@pytest.mark.slow
 def test_who_must_not_compute_layers_twice_does_not(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     alone, led = two(ranks, "llama", 0, AUTO)
     monkeypatch.setattr("aftermath.ranks.sharded.free_bytes", lambda device: 0)

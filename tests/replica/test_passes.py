@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from aftermath.replica.replica import Replica, accumulate
 from replica.whole_round import CPU, MODELS, OPTIMIZERS, votes_of
 
 BF16 = Arithmetic(bf16=True)
+Loss = Callable[..., Tensor]
 SHARE = torch.randint(0, 48, (5, 16), generator=torch.Generator().manual_seed(4))
 
 
@@ -143,23 +146,84 @@ def test_without_compiling_nothing_of_the_compiler_is_called(monkeypatch: pytest
     replica(BF16).train(SHARE, 0.1, 0.1, threading.Event())
 
 
-def test_a_compiler_that_fails_is_told_once_and_the_step_is_that_without(
+def test_compiler_that_fails_is_reported_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(loss: Loss) -> Loss:
+        def fails(*tensors: Tensor | None) -> Tensor:
+            loss(*tensors)
+            raise RuntimeError("no compiler here\nand much more")
+
+        return fails
+
+    monkeypatch.setattr(torch, "compile", broken)
+    one, other = replica(Arithmetic(compiled=True)), replica(Arithmetic())
+    with caplog.at_level(logging.WARNING, "aftermath"):
+        results = [[own.train(SHARE, 0.1, 0.1, threading.Event()).payloads for _ in range(2)] for own in (one, other)]
+    assert results[0] == results[1]
+    (said,) = [record.getMessage() for record in caplog.records if record.name.startswith("aftermath")]
+    assert said == "the model could not be compiled and is trained without, more slowly: no compiler here"
+
+
+def test_compiler_that_runs_out_of_memory_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*tensors: Tensor | None) -> Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(torch, "compile", lambda loss: full)
+    passes = Passes(network("llama"), Arithmetic(compiled=True))
+    for _ in range(2):
+        with pytest.raises(torch.OutOfMemoryError):
+            passes.loss(SHARE)
+
+
+def test_passes_of_the_first_kind_alone_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each new shape is tried once, with a backward pass."""
+    seen: list[tuple[int, ...]] = []
+
+    def compile_nothing(loss: Loss) -> Loss:
+        def noted(input_ids: Tensor, labels: Tensor | None = None) -> Tensor:
+            seen.append(tuple(input_ids.shape))
+            return loss(input_ids, labels)
+
+        return noted
+
+    monkeypatch.setattr(torch, "compile", compile_nothing)
+    passes = Passes(network("llama"), Arithmetic(compiled=True))
+    for shares, labels in ((SHARE, None), (SHARE, None), (SHARE[:1], None), (SHARE[:, :8], None), (SHARE, SHARE)):
+        passes.loss(shares, labels)
+    assert seen == [(5, 16)] * 3, "one try and two passes"
+    passes.loss(SHARE[:3])
+    assert seen[3:] == [(3, 16)] * 2
+    passes.plain().loss(SHARE)
+    assert len(seen) == 5
+
+
+@pytest.mark.nightly
+def test_machine_without_a_compiler_trains_without(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     from torch._inductor import config as inductor
 
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     torch._dynamo.reset()
-    one, other = replica(Arithmetic(compiled=True)), replica(Arithmetic())
+    passes = [Passes(network("qwen3"), arithmetic) for arithmetic in (Arithmetic(compiled=True), Arithmetic())]
     with inductor.patch({"cpp.cxx": (str(tmp_path / "no-compiler"),)}), caplog.at_level(logging.WARNING, "aftermath"):
-        results = [[own.train(SHARE, 0.1, 0.1, threading.Event()).payloads for _ in range(2)] for own in (one, other)]
-    assert results[0] == results[1]
+        compiled, plain = (own.loss(SHARE) for own in passes)
+    assert torch.equal(compiled, plain)
     (said,) = [record.getMessage() for record in caplog.records if record.name.startswith("aftermath")]
     assert said.startswith("the model could not be compiled and is trained without")
 
 
-@pytest.mark.slow
-def test_what_was_compiled_before_the_run_serves_every_replica_and_any_number_of_sequences() -> None:
+@pytest.fixture(
+    params=[pytest.param("aot_eager", marks=pytest.mark.slow), pytest.param("inductor", marks=pytest.mark.nightly)]
+)
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What is behind `torch.compile`: C++ takes half a minute, and graphs and gradients are the same without it."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=request.param))
+    return str(request.param)
+
+
+def test_one_compiled_graph_serves_all_replicas_and_batches(backend: str) -> None:
     from torch._dynamo.utils import counters
 
     torch._dynamo.reset()
@@ -172,8 +236,7 @@ def test_what_was_compiled_before_the_run_serves_every_replica_and_any_number_of
     assert counters["stats"]["unique_graphs"] == 1
 
 
-@pytest.mark.slow
-def test_a_compiled_pass_has_the_gradients_of_one_that_is_not(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_compiled_pass_has_the_gradients_of_one_that_is_not(backend: str, caplog: pytest.LogCaptureFixture) -> None:
     torch._dynamo.reset()
     plain, compiled = network("llama"), network("llama")
     passes = Passes(compiled, Arithmetic(compiled=True))

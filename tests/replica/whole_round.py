@@ -81,7 +81,7 @@ class Left:
 def play(
     model: str, optimizer: str, device: torch.device, given: Sequence[Sequence[Mapping[int, bytes]]] | None = None
 ) -> Left:
-    """Three rounds of replicas of tiers 0, 1 and 2 (all of 0 where a model has one), and a load of what they end with.
+    """Play two rounds with replicas of tiers 0, 1 and 2 (all of 0 where a model has one), and load what they end with.
 
     Each trains, encodes, and applies the results of all: its own, or those `given`, if they are.
     """
@@ -91,17 +91,17 @@ def play(
     replicas = [_replica(schema, config, tier, init_weights(config, 3, tier), device) for tier in tiers]
     draws = torch.Generator().manual_seed(9)
     payloads = []
-    for number in range(3):
+    for later in (False, True):
         shares = torch.randint(0, 48, (3, 4, 16), generator=draws)
-        if number == 1:
+        if later:
             shares = torch.stack((shares, shares.masked_fill(shares % 5 == 0, -100)), 2)  # with labels [3, 4, 2, 16]
         results = [
-            replica.train(share, 1e-2, 1e-2, threading.Event(), measured=number == 2, travelling=number == 2).payloads
+            replica.train(share, 1e-2, 1e-2, threading.Event(), measured=later, travelling=later).payloads
             for replica, share in zip(replicas, shares, strict=True)
         ]
         payloads.append(results)
         for replica in replicas:
-            replica.apply(votes_of(schema, replica, given[number] if given else results), 1e-2)
+            replica.apply(votes_of(schema, replica, given[later] if given else results), 1e-2)
         state = replicas[0].optimizer.state()
         replicas[0].optimizer.reset()
         replicas[0].optimizer.restore(state)

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from hashlib import sha256
+from functools import cache
 from typing import Any
 
-from solders.compute_budget import set_compute_unit_limit
-from solders.hash import Hash
 from solders.instruction import Instruction
 from solders.keypair import Keypair
-from solders.litesvm import LiteSVM
-from solders.message import Message
 from solders.pubkey import Pubkey
-from solders.rent import Rent
-from solders.transaction import Transaction
-from solders.transaction_metadata import TransactionMetadata
 
 from aftermath.chain import views
 from aftermath.chain.addresses import EVERYONE, authorization_address, run_addresses
@@ -24,7 +16,6 @@ from aftermath.chain.authorizer import AuthorizerInstructions
 from aftermath.chain.instructions import GROWTH, CoordinatorInstructions
 from aftermath.chain.programs import authorizer_program, coordinator_program
 from aftermath.config.document import RunConfig, parse_as
-from aftermath.programs import AUTHORIZER_SO, COORDINATOR_IDL, COORDINATOR_SO
 from aftermath.rules import bitmap
 from aftermath.rules.consensus import pack_fingerprints
 from aftermath.rules.deadlines import next_deadline
@@ -32,9 +23,9 @@ from aftermath.rules.members import Members
 from aftermath.rules.model import Model
 from aftermath.rules.run import FINGERPRINT_BYTES, Attestation, Interval, Run
 from aftermath.rules.state import RunState
+from programs.harness import Outcome, World
 from rules.cooldown import stated_in
 
-START = 1_700_000_000
 RUN_ID = "fixture"
 SCHEMA_HASH = b"\x05" * 32
 
@@ -48,50 +39,39 @@ class Refused(Exception):
 
 
 class Onchain:
-    """One run on one fresh chain. Wallets come from their number, so everything but nothing is reproducible."""
+    """One run in one world. Wallets come from their number, so everything but nothing is reproducible."""
 
     def __init__(self) -> None:
-        self.svm = LiteSVM()
-        self.svm.set_rent(Rent(6960, 1.0, 50))
+        self.world = World()
+        self.svm = self.world.svm
         self.coordinator, self.authorizer = coordinator_program(), authorizer_program()
-        self.svm.add_program(self.coordinator.id, COORDINATOR_SO.read_bytes())
-        self.svm.add_program(self.authorizer.id, AUTHORIZER_SO.read_bytes())
         self.addresses = run_addresses(self.coordinator.id, RUN_ID)
         self.owner = self.wallet(0)
-        self.now = START
-        self.at(START)
+
+    @property
+    def now(self) -> int:
+        return self.world.now
 
     def wallet(self, number: int) -> Keypair:
         """The wallet of this number, with funds."""
-        keypair = Keypair.from_seed(number.to_bytes(32, "big"))
-        if not self.svm.get_balance(keypair.pubkey()):
-            self.svm.airdrop(keypair.pubkey(), 10**12)
+        keypair = _keypair(number)
+        self.world.fund(keypair.pubkey())
         return keypair
 
     def at(self, unix_timestamp: int) -> None:
         """Set the chain's clock; some slots pass, more than a seed is drawn after."""
-        clock = self.svm.get_clock()
-        clock.unix_timestamp = self.now = unix_timestamp
-        clock.slot += 8
-        self.svm.set_clock(clock)
-        passed = range(clock.slot - 1, max(0, clock.slot - 513), -1)
-        self.svm.set_slot_hashes([(seat, Hash(sha256(seat.to_bytes(8, "little")).digest())) for seat in passed])
+        self.world.advance(unix_timestamp - self.now)
 
     def ix(self, signer: Keypair) -> CoordinatorInstructions:
         """Instruction builders for a wallet."""
         return CoordinatorInstructions(self.coordinator, signer.pubkey())
 
-    def send(self, signer: Keypair, *instructions: Instruction) -> TransactionMetadata:
+    def send(self, signer: Keypair, *instructions: Instruction) -> Outcome:
         """Execute one transaction. Raises Refused with the program's error."""
-        self.svm.expire_blockhash()
-        blockhash = self.svm.latest_blockhash()
-        message = Message.new_with_blockhash(
-            [set_compute_unit_limit(1_400_000), *instructions], signer.pubkey(), blockhash
-        )
-        result = self.svm.send_transaction(Transaction([signer], message, blockhash))
-        if isinstance(result, TransactionMetadata):
-            return result
-        raise Refused(_error_name(result.err()))
+        outcome = self.world.send(*instructions, signers=[signer])
+        if outcome.error is not None:
+            raise Refused(outcome.error)
+        return outcome
 
     def create(self) -> None:
         """Create the run with all its accounts at full size, open for everybody."""
@@ -148,7 +128,7 @@ class Onchain:
         wallet = self.wallet(number)
         authorization = authorization_address(self.authorizer.id, self.owner.pubkey(), EVERYONE)
         created, first = self.run.created, []
-        if not self.svm.get_account(self.ix(wallet).membership(RUN_ID, created, wallet.pubkey())):
+        if not self.world.lamports(self.ix(wallet).membership(RUN_ID, created, wallet.pubkey())):
             first = [self.ix(wallet).enroll(RUN_ID, created, 0)]
         instruction = self.ix(wallet).join_run(
             RUN_ID,
@@ -194,11 +174,9 @@ class Onchain:
 
     def inspect(self, which: int, ring: int) -> bytes:
         """What the program's `inspect` returns."""
-        result: Any = self.send(self.owner, self.ix(self.owner).inspect(RUN_ID, which, ring))
-        return bytes(result.return_data().data)
+        return self.send(self.owner, self.ix(self.owner).inspect(RUN_ID, which, ring)).returned
 
 
-def _error_name(error: Any) -> str:
-    code = getattr(getattr(error, "err", None), "code", None)
-    names = {entry["code"]: str(entry["name"]) for entry in json.loads(COORDINATOR_IDL.read_text())["errors"]}
-    return names.get(code, str(error))
+@cache
+def _keypair(number: int) -> Keypair:
+    return Keypair.from_seed(number.to_bytes(32, "big"))

@@ -24,7 +24,7 @@ def attest(seat: int, results: dict[int, bytes], roster: int) -> Attestation:
     return Attestation(seat, bitmap.from_seats(results), consensus.pack_fingerprints(results, roster, SEED))
 
 
-@pytest.mark.parametrize("last", range(256))
+@pytest.mark.parametrize("last", [0, 1, 62, 63, 64, 65, 127, 128, 191, 192, 193, 254, 255])
 def test_fingerprints_round_trip_for_every_reach_of_a_roster(last: int) -> None:
     rng = random.Random(last)
     roster = bitmap.from_seats([last, *rng.sample(range(last + 1), rng.randint(0, last))])

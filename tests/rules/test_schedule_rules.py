@@ -102,3 +102,8 @@ def test_only_the_epoch_after_a_cold_start_is_warmed_up(configured_model: Model)
     assert schedules.round_learning_rate(warm, configured_model, 105) == full
     assert schedules.round_learning_rate(cold, configured_model, 105) == full * 0.6
     assert schedules.cold_start_factor(7, 7, 0) == 1.0
+
+
+def test_last_change_is_the_end_of_the_last_phase() -> None:
+    constant = schedule(ScheduleKind.CONSTANT, warmup_steps=4, total_steps=9)
+    assert [schedules.last_change(one) for one in (constant, LINEAR, COSINE, STABLE)] == [4, 25000, 25000, 1000]

@@ -102,6 +102,7 @@ def test_the_health_of_the_image_asks_for_metrics_where_train_serves_them() -> N
     assert int(port) == 9100
 
 
+@pytest.mark.slow
 def test_what_an_image_is_made_of_is_enough_for_the_package(tmp_path: Path) -> None:
     """The build's last line, where nothing but what is copied is."""
     place = tmp_path / "src"

@@ -16,8 +16,10 @@ from aftermath.sim.clock import run_virtual
 from aftermath.sim.node import BEHIND
 from aftermath.sim.road import Mood
 from aftermath.sim.simulation import Simulation, play
+from member.short_runs import SHORT
 
 
+@pytest.mark.slow
 def test_a_node_that_names_no_genesis_hash_for_a_while_ends_nobody(tmp_path: Path) -> None:
     """A node that was away is asked again which cluster it serves; whatever it says instead is not another cluster."""
 
@@ -30,28 +32,37 @@ def test_a_node_that_names_no_genesis_hash_for_a_while_ends_nobody(tmp_path: Pat
             await asyncio.sleep(seconds)
         await sim.until_finished()
 
-    sim = play(tmp_path, story, cooldown_time=30)
+    sim = play(tmp_path, story, cooldown_time=30, rounds_per_epoch=4, total_steps=8)
     assert sim.check(dropped=sim.players) > 0
     assert sim.run.lost_sequences == 0
 
 
-@pytest.mark.parametrize("mood", [mood for mood in Mood if mood is not Mood.GOOD])
+@pytest.mark.parametrize(
+    "mood",
+    [
+        mood if mood is Mood.TYPES else pytest.param(mood, marks=pytest.mark.slow)
+        for mood in Mood
+        if mood is not Mood.GOOD
+    ],
+)
 def test_a_member_whose_node_is_sick_for_ten_seconds_comes_back(tmp_path: Path, mood: Mood) -> None:
     async def story(sim: Simulation) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
-        await sim.until_round(2)
+        await sim.until_round(1)
         players[2].set_moods([mood])
         await asyncio.sleep(10)
         players[2].set_moods([Mood.GOOD])
         await sim.until_finished()
 
-    sim = play(tmp_path, story)
+    sim = play(tmp_path, story, rounds_per_epoch=4, total_steps=8)
     assert sim.check(dropped=[sim.players[2]]) > 0
     assert sim.run.lost_sequences == 0
     assert sim.players[2].saw("finished")
 
 
-@pytest.mark.parametrize("mood", [Mood.SILENT, Mood.TYPES, Mood.BEHIND])
+@pytest.mark.parametrize(
+    "mood", [*(pytest.param(mood, marks=pytest.mark.slow) for mood in (Mood.SILENT, Mood.TYPES)), Mood.BEHIND]
+)
 def test_a_second_node_bridges_the_sickness_of_the_first(tmp_path: Path, mood: Mood) -> None:
     """Nobody is missed, although each member's first node is sick for the rest of the run."""
 
@@ -62,9 +73,9 @@ def test_a_second_node_bridges_the_sickness_of_the_first(tmp_path: Path, mood: M
             player.set_moods([mood, Mood.GOOD])
         await sim.until_finished()
 
-    sim = play(tmp_path, story, max_round_train_time=30, cooldown_time=60)
+    sim = play(tmp_path, story, max_round_train_time=30, cooldown_time=60, **SHORT)
     assert not sim.record.dropped
-    assert sim.check() == 42
+    assert sim.check() == 24
 
 
 def test_a_mute_websocket_is_noticed_and_polled_around(tmp_path: Path) -> None:
@@ -75,9 +86,9 @@ def test_a_mute_websocket_is_noticed_and_polled_around(tmp_path: Path) -> None:
         player.set_moods([Mood.MUTE])
         await sim.until_finished()
 
-    sim = play(tmp_path, story)
+    sim = play(tmp_path, story, **SHORT)
     assert not sim.record.dropped
-    assert sim.check() == 42
+    assert sim.check() == 24
 
 
 def test_moods_say_what_they_are_called() -> None:

@@ -36,11 +36,14 @@ class Starting:
         return [sys.executable, "-m", "testnet.starting_client", str(client.number), str(self._place)]
 
 
+@pytest.mark.slow
 def test_only_a_client_that_has_trained_since_its_start_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Kills fall due far more often than a client starts: whoever is back, or not yet training, is left alone."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(run, "BACK_SECONDS", 0.5)
+    monkeypatch.setattr(run, "LOOK_SECONDS", 0.05)
     for name in ("model", "tokens"):  # which are there, so nothing is made
         (tmp_path / "runs" / "demo" / name).mkdir(parents=True)
     plan = Plan(chosen(SHIPPED / "demo"), (Client(1, 1), Client(2, 2)), tmp_path, 0, ClientExtras())

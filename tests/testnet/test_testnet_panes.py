@@ -54,6 +54,7 @@ def test_a_process_in_a_pane_is_watched_killed_and_started_again(panes: Panes) -
     until(lambda: again.code is not None, "Ctrl-C ends it", 20)
 
 
+@pytest.mark.slow
 def test_nothing_in_panes_outlives_who_opened_them(tmp_path: Path) -> None:
     """Not even what ignores that its terminal is gone."""
     line = [sys.executable, "-c", STARTER, str(tmp_path)]

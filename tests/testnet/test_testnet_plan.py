@@ -150,6 +150,7 @@ def test_a_servers_file_and_another_checkpoint_make_the_same_run_but_for_that(tm
         assert tables == tomllib.loads(DEMO.read_text())
 
 
+@pytest.mark.slow  # two commands as processes, which import torch
 def test_missing_files_are_made_once_and_where_the_config_has_them(tmp_path: Path) -> None:
     directory = tmp_path / "own"
     directory.mkdir()

@@ -68,7 +68,7 @@ def test_exit_status_id_and_signals_are_those_of_the_command(tmp_path: Path) -> 
         wait_for("it", lambda log=process.log: "ready" in log.read_text(), 20, process)
     watchers = [child for process in (polite, rude) for child in psutil.Process(process.pid).children()]
     assert len(watchers) == 2
-    stop_all([polite, rude], 1.0)
+    stop_all([polite, rude], 0.5)
     assert polite.code in (1, -signal.SIGINT)  # what Python does with a KeyboardInterrupt
     assert rude.code == -signal.SIGKILL
     assert psutil.wait_procs(watchers, 10)[1] == []

@@ -130,7 +130,7 @@ def test_members_say_what_an_older_checkpoint_lacks(tmp_path: Path, keeps: bool)
             sim.start(player)
         await sim.until(lambda run: all(player.saw("model") for player in players))
 
-    sim = play(tmp_path, story)
+    sim = play(tmp_path, story, rounds_per_epoch=3)
     reached = sim.run.trained_steps
     lost = f"starts from step 0; the run had reached step {reached}: {reached} steps are not in it"
     for player in sim.players:

@@ -86,7 +86,7 @@ def test_virtual_members_know_no_date(tmp_path: Path) -> None:
 
     told = []
     for place in (tmp_path / "one", tmp_path / "two"):
-        sim = play(place, story, total_steps=6)
+        sim = play(place, story, total_steps=3, rounds_per_epoch=3)
         assert sim.check() > 0
         told.append([[event for event in player.events if event["kind"] != "checkpoint"] for player in sim.players])
         assert all("at" not in event for player in sim.players for event in player.events)

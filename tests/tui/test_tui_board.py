@@ -106,13 +106,13 @@ def test_an_error_stays_and_the_newest_of_many_are_first() -> None:
 
 def test_what_is_kept_is_bounded() -> None:
     board = Board("member", "demo", 1)
-    for step in range(1, 5001):
+    for step in range(1, 2101):
         board.take(told("trained", step=step, loss=5.0 + step, tokens=10))
         board.take(told("fetch_failed", height=step, seat=2, why="nobody answers"))
-    assert (len(board.log.lines), board.log.said) == (1000, 5000)
+    assert (len(board.log.lines), board.log.said) == (1000, 2100)
     assert len(board.losses) == 2000
-    assert (board.counts.tokens, board.counts.failed) == (50_000, 5000)
-    assert board.counts.trouble == "member 2, round 5000: nobody answers"
+    assert (board.counts.tokens, board.counts.failed) == (21_000, 2100)
+    assert board.counts.trouble == "member 2, round 2100: nobody answers"
 
 
 @pytest.mark.parametrize("width", [30, 78, 118])

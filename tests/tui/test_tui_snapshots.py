@@ -27,9 +27,12 @@ CASES: dict[str, tuple[Role, Callable[[], list[MESSAGES]], str]] = {
     "failing-log": ("member", failing_member, "6"),
     "server-members": ("server", server, "2"),
 }
+FAST_CASES = {"busy-run", "busy-network", "failing-log", "server-members"}
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=() if case in FAST_CASES else pytest.mark.slow) for case in CASES]
+)
 def test_it_is_drawn_as_it_was(case: str, snap_compare: Callable[..., bool]) -> None:
     role, told, key = CASES[case]
 

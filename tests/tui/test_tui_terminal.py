@@ -21,7 +21,7 @@ def state(tmp_path: Path) -> dict[str, str]:
     return {"XDG_STATE_HOME": str(tmp_path)}
 
 
-@pytest.mark.parametrize("key", ["q", "\x03"])
+@pytest.mark.parametrize("key", ["q", pytest.param("\x03", marks=pytest.mark.slow)])
 def test_leaving_by_a_key_ends_the_member_and_says_so(state: dict[str, str], key: str, tmp_path: Path) -> None:
     with Terminal([*PROCESS, "stays"], {**state, "GO": str(tmp_path / "go")}) as terminal:
         terminal.shows("step 40 of 120")
@@ -39,6 +39,7 @@ def test_leaving_by_a_key_ends_the_member_and_says_so(state: dict[str, str], key
         assert said[3] == "back to normal"
 
 
+@pytest.mark.slow
 def test_a_member_that_is_interrupted_before_the_screen_is_there_leaves_all_the_same(state: dict[str, str]) -> None:
     with Terminal([*PROCESS, "stays"], state) as terminal:
         terminal.until(lambda: bool(children(terminal.process.pid)))
@@ -49,6 +50,7 @@ def test_a_member_that_is_interrupted_before_the_screen_is_there_leaves_all_the_
         assert "Traceback" not in terminal.seen
 
 
+@pytest.mark.slow
 def test_a_run_that_is_finished_closes_it_even_before_it_is_drawn(state: dict[str, str]) -> None:
     with Terminal([*PROCESS, "ends"], state) as terminal:
         assert terminal.ended() == 0
@@ -58,6 +60,7 @@ def test_a_run_that_is_finished_closes_it_even_before_it_is_drawn(state: dict[st
         assert "Traceback" not in terminal.seen
 
 
+@pytest.mark.slow
 def test_a_member_that_dies_without_a_word_leaves_an_ordinary_terminal(state: dict[str, str]) -> None:
     with Terminal([*PROCESS, "stays"], state) as terminal:
         terminal.shows("step 40 of 120")
@@ -68,6 +71,7 @@ def test_a_member_that_dies_without_a_word_leaves_an_ordinary_terminal(state: di
         assert terminal.ended() == -signal.SIGABRT
 
 
+@pytest.mark.slow
 def test_a_screen_that_dies_costs_the_picture_and_lines_follow(state: dict[str, str]) -> None:
     with Terminal([*PROCESS, "stays"], state) as terminal:
         terminal.shows("step 40 of 120")
@@ -80,6 +84,7 @@ def test_a_screen_that_dies_costs_the_picture_and_lines_follow(state: dict[str, 
         assert terminal.ended() == 0
 
 
+@pytest.mark.slow
 def test_a_terminal_that_takes_nothing_delays_nobody(state: dict[str, str], tmp_path: Path) -> None:
     """As an ssh session does whose network is gone: nobody reads what is drawn."""
     done = tmp_path / "done"
@@ -113,6 +118,7 @@ def test_a_pipe_gets_lines_as_they_are_said(state: dict[str, str]) -> None:
         assert terminal.process.wait(60) == 0
 
 
+@pytest.mark.slow
 def test_a_dumb_terminal_and_one_without_keys_get_lines(state: dict[str, str]) -> None:
     with Terminal([*PROCESS, "ends"], {**state, "TERM": "dumb"}) as terminal:
         assert terminal.ended() == 0

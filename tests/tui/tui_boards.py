@@ -123,4 +123,6 @@ def screen_of(messages: list[MESSAGES], role: Role = "member", leave: Any = lamb
     board = Board(role, "demo", 1 if role == "member" else None)
     for message in messages:
         board.take(message)
-    return Tui(board, lambda: NOW, leave)
+    screen = Tui(board, lambda: NOW, leave)
+    screen.animation_level = "none"  # the line under the tabs would move for 0.3 seconds
+    return screen

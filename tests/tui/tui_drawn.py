@@ -5,7 +5,7 @@ from __future__ import annotations
 from textual.app import App
 from textual.pilot import Pilot
 
-LOOKS = 5
+LOOKS = 3
 """In a row that find the same: each lets every widget do what it was told until then."""
 
 
@@ -16,14 +16,10 @@ def seen(app: App[None]) -> str:
 
 
 async def drawn(pilot: Pilot[None]) -> str:
-    """What is seen once nothing changes any more.
-
-    One pause is not enough: it lasts until this process uses little of a processor, as it also does where others leave
-    it none.
-    """
+    """Return what is seen once nothing changes any more."""
     shown, same = "", 0
     while same < LOOKS:
-        await pilot.pause()
+        await pilot.wait_for_scheduled_animations()  # which scrolling is, also where nothing is animated
         now = seen(pilot.app)
         same, shown = (same + 1 if now == shown else 0), now
     return shown

@@ -53,4 +53,6 @@ def overview_of(messages: list[MESSAGES], names: tuple[str, ...] = NAMES, leave:
     board = OverviewBoard("local-testnet", names)
     for message in messages:
         board.take(message)
-    return Overview(board, lambda: NOW, leave)
+    screen = Overview(board, lambda: NOW, leave)
+    screen.animation_level = "none"  # the line under the tabs would move for 0.3 seconds
+    return screen

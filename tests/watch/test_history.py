@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from aftermath.watch.history import History
-from aftermath.watch.plot import run_plot
+from aftermath.watch.plot import run_plot, step_plot
 from aftermath.watch.reader import About, EventRecord
 from watch.said import said
 
@@ -142,6 +142,14 @@ def test_a_plot_has_tiers_epochs_bytes_and_what_happened(tmp_path: Path, suffix:
     drawn = _texts(path)
     for text in ("tier 0", "tier 1", "epoch 0", "epoch 2", "b1 dropped", "member 8 dropped", "sent to peers (MB)"):
         assert f"<!-- {text}" in drawn or f"<!--  {text}" in drawn, text
+
+
+def test_step_plot_is_a_png_of_its_size(tmp_path: Path) -> None:
+    path = tmp_path / "loss.png"
+    step_plot(path, {"training": [(1, 5.0), (2, 4.0)], "held out": [(2, 4.5)]}, [(2, "m1 killed")], "tiers 0, 1")
+    data = path.read_bytes()
+    assert data.startswith(b"\x89PNG")
+    assert int.from_bytes(data[16:20], "big") == 960
 
 
 def _strokes(path: Path) -> int:

@@ -65,7 +65,7 @@ def test_a_share_without_a_loss_has_no_number_for_it() -> None:
     assert row.numbers["tokens"] == 3
 
 
-@given(st.integers(1, 200))
+@given(st.integers(1, 20))
 def test_what_peers_send_that_does_not_count_makes_no_rows_of_its_own(times: int) -> None:
     flood = [said(kind) for kind in ("refused", "fetch_failed", "warning") for _ in range(times)]
     (row,) = rows(*flood, said("dropped", seats=[1, 2]), said("trained"))

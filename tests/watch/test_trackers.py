@@ -73,11 +73,27 @@ def trackio_rows(place: Path) -> list[tuple[str, int, dict[str, float]]]:
     return [(name, step, json.loads(metrics)) for name, step, metrics in found]
 
 
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where a member, started twice, told of three steps each time to all trackers that are installed."""
+    place = tmp_path_factory.mktemp("told")
+    wanted = {f"{name}_project": "lab" for name in ("wandb", "trackio") if there(name)}
+    if there("wandb"):
+        wanted["wandb_entity"] = "team"
+    for first in (0, 3):
+        assert tell(place, first, **wanted) == ""
+    return place
+
+
+def wandb_files(place: Path) -> list[Path]:
+    """The files of wandb's runs, the first run first."""
+    return sorted(place.glob("wandb/offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime_ns)
+
+
+@pytest.mark.slow
 @with_wandb
-def test_wandb_keeps_what_a_member_told(tmp_path: Path) -> None:
-    assert tell(tmp_path, wandb_project="lab", wandb_entity="team") == ""
-    (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
-    about, rows = kept(file)
+def test_wandb_keeps_what_a_member_told(told: Path) -> None:
+    about, rows = kept(wandb_files(told)[0])
     assert (about["project"], about["entity"], about["group"]) == ("lab", "team", "demo")
     assert about["name"] == "demo-tier1-Wal1etWa"
     assert about["config"] == {"run_id": "demo", "tier": 1, "wallet": "Wal1etWal1et", "version": "0.1.0"}
@@ -87,42 +103,40 @@ def test_wandb_keeps_what_a_member_told(tmp_path: Path) -> None:
     assert [row["round_seconds/wait"] for row in rows if "round_seconds/wait" in row] == [0.25] * 3
     assert [row["gpu_power_watts/0"] for row in rows if "cpu_percent" in row] == [250.5]
     assert rows[-1] == {"eval/source-choice/acc": 0.5, "step": 1}
-    assert not list(tmp_path.glob("wandb/**/requirements.txt")), "nor what is installed there"
+    assert not list(told.glob("wandb/**/requirements.txt")), "nor what is installed there"
 
 
+@pytest.mark.slow
 @with_wandb
-def test_a_member_that_is_started_again_is_the_same_run_of_wandb(tmp_path: Path) -> None:
-    for first in (0, 3):
-        tell(tmp_path, first, wandb_project="lab")
+def test_a_member_that_is_started_again_is_the_same_run_of_wandb(told: Path, tmp_path: Path) -> None:
     tell(tmp_path, wandb_project="lab", wandb_run="another")
-    runs = [kept(file)[0] for file in tmp_path.glob("wandb/offline-run-*/*.wandb")]
+    runs = [kept(file)[0] for file in (*wandb_files(told), *wandb_files(tmp_path))]
     assert sorted(run["name"] for run in runs) == ["another", *["demo-tier1-Wal1etWa"] * 2]
     assert len({run["id"] for run in runs}) == 2
 
 
+@pytest.mark.slow
 @with_trackio
-def test_trackio_keeps_what_a_member_told_before_and_after_it_was_started_again(tmp_path: Path) -> None:
-    for first in (0, 3):
-        tell(tmp_path, first, trackio_project="lab")
-    rows = trackio_rows(tmp_path)
+def test_trackio_keeps_what_a_member_told_before_and_after_it_was_started_again(told: Path) -> None:
+    rows = trackio_rows(told)
     assert {name for name, _, _ in rows} == {"demo-tier1-Wal1etWa"}
     losses = [(step, row["loss"]) for _, step, row in rows if "loss" in row]
     assert losses == [(0, 9), (1, 8), (2, 7), (3, 6), (4, 5), (5, 4)]
     assert [row["gpu_power_watts/0"] for _, _, row in rows if "cpu_percent" in row] == [250.5] * 2
-    with sqlite3.connect(tmp_path / "trackio" / "lab.db") as database:
+    with sqlite3.connect(told / "trackio" / "lab.db") as database:
         configs = [json.loads(text) for (text,) in database.execute("select config from configs")]
     assert [(config["tier"], config["_Group"]) for config in configs] == [(1, "demo")], "one run"
 
 
+@pytest.mark.slow
 @with_wandb
 @with_trackio
-def test_both_at_once_say_the_same(tmp_path: Path) -> None:
-    tell(tmp_path, wandb_project="lab", trackio_project="lab")
-    (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
-    there = [{"step": step, **row} for _, step, row in trackio_rows(tmp_path)]
-    assert kept(file)[1] == there
+def test_both_at_once_say_the_same(told: Path) -> None:
+    rows = [row for file in wandb_files(told) for row in kept(file)[1]]
+    assert rows == [{"step": step, **row} for _, step, row in trackio_rows(told)]
 
 
+@pytest.mark.slow
 @with_wandb
 def test_without_a_key_it_is_said_before_anything_is_opened(tmp_path: Path) -> None:
     ask = "from aftermath.watch.trackers import Wanted; Wanted(wandb_project='lab').check()"

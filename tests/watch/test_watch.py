@@ -1,4 +1,4 @@
-"""What people see of a run: safe text, console lines, the plot."""
+"""What people see of a run: safe text and console lines."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from aftermath.watch import kinds
 from aftermath.watch.console import ConsoleLines
 from aftermath.watch.events import Events, LogWarnings
 from aftermath.watch.kinds import Event, Warning
-from aftermath.watch.plot import step_plot
 from aftermath.watch.printable import printable
 from aftermath.watch.spark import course, spark
 from watch.said import KINDS, said
@@ -211,11 +210,3 @@ def test_a_course_draws_all_of_it() -> None:
 def test_a_course_of_one_step_or_none() -> None:
     assert course([], 70) == "no loss yet"
     assert course([(4, 2.5)], 70) == "loss at step 4: 2.500"
-
-
-def test_the_plot_is_a_picture(tmp_path: Path) -> None:
-    path = tmp_path / "loss.png"
-    step_plot(path, {"training": [(1, 5.0), (2, 4.0)], "held out": [(2, 4.5)]}, [(2, "m1 killed")], "tiers 0, 1")
-    data = path.read_bytes()
-    assert data.startswith(b"\x89PNG")
-    assert int.from_bytes(data[16:20], "big") == 960

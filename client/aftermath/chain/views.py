@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -52,6 +53,7 @@ def membership_account() -> layout.Account:
     return layout.coordinator_account("Membership")
 
 
+@lru_cache(maxsize=8)  # RunWatcher parses each answer up to three times; a Run is immutable
 def parse_run(data: bytes) -> Run:
     """Read a Run account (discriminator included). Raises AccountError."""
     record = run_account().read(data)
@@ -96,6 +98,7 @@ def parse_model(data: bytes) -> Model:
     )
 
 
+@lru_cache(maxsize=8)
 def parse_members(data: bytes) -> Members:
     """Read a Members account (discriminator included). Raises AccountError."""
     record = members_account().read(data)

@@ -12,6 +12,7 @@ Decided, each because solders 0.26's LiteSVM differs from agave:
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +54,18 @@ NO_META = TransactionMetadata.from_json(
 )
 
 AccountState = tuple[Pubkey, Account | None]
+
+_FMODL = ctypes.CDLL(None).fmodl
+_FMODL.argtypes, _FMODL.restype = [ctypes.c_longdouble, ctypes.c_longdouble], ctypes.c_longdouble
+
+
+def clear_x87_registers() -> None:
+    """Pop the x87 registers that LiteSVM may leave in use after running a program.
+
+    Otherwise the next x87 operation of this thread, such as numpy's `//` of two numbers, overflows the register stack
+    and returns NaN. Call it after every transaction that LiteSVM executes.
+    """
+    _FMODL(1.0, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +190,7 @@ class Runtime:
                 raise
             raise RpcError(INTERNAL_ERROR, f"The runtime refused the transaction: {error}") from None
         finally:
+            clear_x87_registers()
             if fee.priority:
                 self.store(before[:1])
         if isinstance(result, FailedTransactionMetadata):

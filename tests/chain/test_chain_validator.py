@@ -1,0 +1,60 @@
+"""Tests of the other files in which the engine can make a difference, against the real validator."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+import pytest_asyncio
+
+from aftermath.localnet import validator_binary
+from chain.networks import PROGRAMS, Place, place_on
+from chain.test_chain_client import (  # noqa: F401
+    test_a_run_is_created_configured_started_and_closed,
+    test_a_wrong_program_id_says_so,
+    test_equal_instructions_are_two_transactions,
+    test_no_funds_says_how_much_is_missing,
+    test_packing_keeps_order_and_fits,
+    test_priority_fees_stay_within_the_users_limit,
+    test_refusals_carry_the_programs_name_and_sentence,
+)
+from chain.test_chain_deploy import (  # noqa: F401
+    larger_elf,
+    larger_so,
+    test_deploy_leave_alone_and_upgrade_to_a_larger_program,
+    test_what_a_larger_program_would_take_is_known_before,
+)
+from chain.test_chain_funds import (  # noqa: F401
+    test_a_drained_member_is_refilled_by_a_local_network,
+    test_a_drained_wallet_elsewhere_reads_sum_balance_and_address,
+)
+from chain.test_chain_hostile import test_a_lagging_node_is_not_believed_and_the_fallback_is  # noqa: F401
+from chain.test_chain_member import test_one_member_lives_through_an_epoch  # noqa: F401
+from chain.test_chain_subscription import (  # noqa: F401
+    test_a_closed_run_ends_the_updates,
+    test_updates_start_with_the_present_and_follow_every_change,
+)
+from chain.test_chain_transactions import test_what_was_sent_is_read_once_with_its_fee  # noqa: F401
+from localnet.processes import Urls, start
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def validator() -> Iterator[Urls]:
+    """One process for all of them; it ends with this file, since it keeps half a core busy."""
+    if validator_binary() is None:
+        pytest.skip("no solana-test-validator on this machine (set AFTERMATH_VALIDATOR to one)")
+    programs = [part for key, path in PROGRAMS for part in ("--program", f"{key}={path}")]
+    process, rpc, ws = start("--engine", "validator", "--slot-ms", "100", *programs)
+    try:
+        yield Urls("validator", rpc, ws)
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def place(validator: Urls) -> AsyncIterator[Place]:
+    async with place_on(validator) as place:
+        yield place

@@ -1,0 +1,92 @@
+"""The LM Evaluation Harness asks our models. All tests that import it are here: importing takes seconds."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aftermath.base.errors import Unsuitable, UsageError
+from aftermath.evals.likelihood import asked_of, likelihood, written
+from aftermath.evals.suite import check_known, evaluated
+from aftermath.evals.wish import wanted
+from aftermath.model.network import LanguageModel
+from aftermath.model.tokenizer import Tokenizer
+from evals.known_text import TEXT
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def harness() -> None:
+    pytest.importorskip("lm_eval")
+
+
+def test_task_unknown_to_the_harness_is_named() -> None:
+    with pytest.raises(UsageError, match="no task unheard_of"):
+        check_known(wanted("unheard_of", 0, None, None))
+
+
+def task(place: Path, answer: str = TEXT[16:19], **said: Any) -> str:
+    """A task of one's own: a YAML file and its data."""
+    lines = [{"q": TEXT[:16], "c": [answer, "~~~"], "a": 0}, {"q": TEXT[:10], "c": ["~~~", TEXT[10:13]], "a": 1}]
+    (place / "data.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    document = {
+        "task": "of_ours",
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(place / "data.jsonl")}, "cache_dir": str(place)},
+        "test_split": "test",
+        "doc_to_text": "{{q}}",
+        "target_delimiter": "",
+    }
+    (place / "task.yaml").write_text(json.dumps(document | said))  # JSON is YAML
+    return str(place / "task.yaml")
+
+
+CHOICE = {
+    "output_type": "multiple_choice",
+    "doc_to_choice": "{{c}}",
+    "doc_to_target": "{{a}}",
+    "metric_list": [{"metric": "acc"}],
+}
+
+
+def test_the_harness_asks_for_choices(model: LanguageModel, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    wish = wanted(task(tmp_path, **CHOICE), 0, 0, 10)
+    (score,) = evaluated(asked_of(model), tokenizer, 24, wish)
+    assert (score.task, score.metric, score.value, score.docs) == ("of_ours", "acc", 1.0, 2)
+
+
+def test_the_harness_asks_for_text(model: LanguageModel, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    said = {
+        "output_type": "generate_until",
+        "doc_to_target": "{{c[0]}}",
+        "generation_kwargs": {"until": ["~"], "max_gen_toks": 6},
+        "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
+    }
+    ids = written(asked_of(model), tokenizer.encode(TEXT[:16]), 6, lambda made: False)
+    named = task(tmp_path, answer=tokenizer.decode(ids), **said)
+    (score,) = evaluated(asked_of(model), tokenizer, 24, wanted(named, 0, 0, 1))
+    assert (score.metric, score.value) == ("exact_match", 1.0)
+
+
+def test_the_harness_asks_for_whole_texts(model: LanguageModel, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    said = {
+        "output_type": "loglikelihood_rolling",
+        "doc_to_text": "",
+        "doc_to_target": "{{q}}",
+        "metric_list": [{"metric": "byte_perplexity"}],
+    }
+    (score,) = evaluated(asked_of(model), tokenizer, 24, wanted(task(tmp_path, **said), 0, 0, 1))
+    nats, _ = likelihood(model, [0], tokenizer.encode(TEXT[:16]))
+    assert score.value == pytest.approx(math.exp(-nats / 16), rel=1e-5)
+
+
+def test_data_that_cannot_be_had_are_a_sentence(model: LanguageModel, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    named = task(tmp_path, **CHOICE)
+    (tmp_path / "data.jsonl").unlink()
+    with pytest.raises(Unsuitable, match="cannot be had"):
+        evaluated(asked_of(model), tokenizer, 24, wanted(named, 0, 0, 1))
