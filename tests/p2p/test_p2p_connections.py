@@ -49,7 +49,7 @@ async def test_a_stranger_is_refused_and_told_why(opened):
     member, stranger = await opened(1), await opened(2)
     stranger.set_members([member.node_id])
     with pytest.raises(PeerUnreachable, match=r"not a member of this run") as caught:
-        await stranger.request(member.node_id, "any", b"", 10, 1.0)
+        await stranger.request(member.node_id, "any", b"", 10, 1.5)
     assert short(member.node_id) in str(caught.value)
     assert member.stats().refused > 0
     assert member.stats().connects == 0
@@ -70,7 +70,7 @@ async def test_a_peer_that_never_started_is_unreachable_within_the_deadline(open
     began = time.monotonic()
     with pytest.raises(PeerUnreachable, match=r"(?s)address is not known.*Check that it runs"):
         await node.request(identity(9), "any", b"", 10, 0.3)
-    assert time.monotonic() - began < 0.8
+    assert time.monotonic() - began < 1.5
 
 
 async def test_an_id_that_is_no_key_does_not_stop_the_others(opened):

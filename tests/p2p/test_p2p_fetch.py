@@ -258,7 +258,7 @@ async def test_nobody_reachable_fails_at_the_deadline_and_says_why(opened):
     began = time.monotonic()
     with pytest.raises(BlobUnavailable, match=r"did not arrive within 0\.3 s"):
         await node.fetch(bytes(32), 100, [identity(9)], 0.3)
-    assert time.monotonic() - began < 0.8
+    assert time.monotonic() - began < 1.5
     with pytest.raises(BlobUnavailable, match="no holder was named"):
         await node.fetch(bytes(32), 100, [node.node_id], 1.0)
     with pytest.raises(ValueError, match="at least one byte"):

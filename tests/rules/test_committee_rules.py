@@ -6,6 +6,7 @@ import hashlib
 from dataclasses import replace
 from fractions import Fraction
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -194,6 +195,12 @@ def test_a_bitmap_round_trips_and_ranks_count_from_below() -> None:
     assert bitmap.from_bytes(data) == mask
     assert list(bitmap.seats(mask)) == [3, 8, 255]
     assert [bitmap.rank(mask, index) for index in (3, 8, 255)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("mask", [-1, 1 << 256])
+def test_bitmap_of_seats_that_do_not_exist_is_refused(mask: int) -> None:
+    with pytest.raises(ValueError, match="seats 0 to 255 only"):
+        bitmap.to_bytes(mask)
 
 
 def test_a_round_is_found_in_the_ring_only_while_it_is_stored() -> None:
