@@ -19,6 +19,12 @@ def test_scales_all_tensors_together_only_when_above() -> None:
     assert grads["a"].tolist() == [[pytest.approx(1.0, rel=1e-5)] * 3] * 3
 
 
+def test_gradients_at_the_norm_stay_as_they_are() -> None:
+    grads = {"a": torch.tensor([3.0]), "b": torch.tensor([4.0])}
+    assert clip_gradients(grads, 5.0) == ()
+    assert (grads["a"].item(), grads["b"].item()) == (3.0, 4.0)
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_what_is_not_finite_is_refused_by_name_and_changes_nothing(value: float) -> None:
     grads = {"a": torch.ones(2), "b": torch.tensor([2.0, value])}
