@@ -23,7 +23,7 @@ from programs import evidence
 from programs.harness import PROGRAM, START, World, encode, instruction_of
 from programs.laps import NOBODY, UNKNOWN, Held, Named, No
 from programs.oracle import Oracle
-from programs.scenario import SCHEMA, Scenario, member
+from programs.scenario import SCHEMA, Scenario, wallet
 
 LEVELS, RATES = 3, (1_000, 40)
 WALLETS = 9
@@ -33,11 +33,6 @@ _PLACE = struct.Struct("<IIQ")
 
 
 _opening = count()
-
-
-@cache
-def wallet(index: int) -> Pubkey:
-    return member(index).pubkey()
 
 
 @cache
