@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import hashlib
 import json
 import random
 import re
@@ -205,7 +206,8 @@ def applied(mutant: Mutant, root: Path) -> Iterator[None]:
 
 def build(mutant: Mutant, root: Path) -> bool:
     """Build the programs of a changed checkout, or take what an earlier run built. Return whether they compiled."""
-    known = ROOT / "runs" / "mutant-programs" / f"{Path(mutant['file']).stem}-{mutant['line']}-{abs(hash_of(mutant))}"
+    digest = hashlib.sha256(json.dumps(mutant, sort_keys=True).encode()).hexdigest()[:16]
+    known = ROOT / "runs" / "mutant-programs" / digest
     if not known.exists():
         done = subprocess.run(["scripts/build-programs.sh"], cwd=root, capture_output=True, text=True, check=False)
         known.mkdir(parents=True)
@@ -216,10 +218,6 @@ def build(mutant: Mutant, root: Path) -> bool:
     for so in built:
         shutil.copy(so, root / "client" / "aftermath" / "programs")
     return bool(built)
-
-
-def hash_of(mutant: Mutant) -> int:
-    return int.from_bytes(mutant["after"].encode()[-6:], "big")
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from hostile.table import Attacker, Row, Watch, figures, rows_of, shown
 
 pytestmark = pytest.mark.timeout(3 * PATIENCE)
 RUNS = 3
-"""The full table's attacks are shared among so many runs."""
+"""Number of runs that share the attacks of the full table."""
 SHORT = (
     "truncated results",
     "two results to all",
