@@ -6,6 +6,7 @@ Every test belongs to one tier: fast (no marker), `slow` or `nightly`. docs/deve
 from __future__ import annotations
 
 import csv
+import gc
 import logging
 import os
 import signal
@@ -29,6 +30,8 @@ settings.load_profile("fast")
 
 # Workers and the processes they start share the cores already: threads inside each would only wait for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Where a test sets more threads, one that waits would otherwise spin on a core that another worker needs.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # Command defaults of the person who runs the tests must not reach the commands under test.
 os.environ["AFTERMATH_PROFILE"] = ""
@@ -36,10 +39,16 @@ os.environ["AFTERMATH_PROFILE"] = ""
 DURATIONS = Path(__file__).with_name("durations.tsv")
 TIERS = {"slow", "nightly"}
 
-# End-to-end tests start several processes each and mostly wait for them. They run one after the other on two workers:
-# those that share a validator on one, all others on the other.
-VALIDATOR_TESTS = ("admission", "bad_input", "changes", "ranks", "recovery", "seed_config", "training")
-QUEUES = (tuple(f"tests/e2e/test_e2e_{name}.py" for name in VALIDATOR_TESTS), ("tests/e2e/", "tests/hostile/"))
+# End-to-end tests start several processes each and mostly wait for them. Each queue runs one after the other on one
+# worker. Tests of one queue share their validator, so only two queues have files that use one.
+QUEUES = (
+    tuple(f"tests/e2e/test_e2e_{name}.py" for name in ("admission", "changes", "ranks", "recovery")),
+    tuple(
+        f"tests/e2e/test_e2e_{name}.py"
+        for name in ("bad_input", "bad_place", "local_testnet", "seed_config", "training")
+    ),
+    ("tests/e2e/", "tests/hostile/"),
+)
 
 # Folders whose files share what is costly to make: all their tests go to one worker.
 TOGETHER = ("tests/ranks/",)
@@ -52,6 +61,13 @@ def pytest_configure() -> None:
     # A shell starts background jobs with SIGINT ignored, and whatever they start inherits that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Imported modules and collected tests live to the end: no garbage collection, pytest's own included, visits them.
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from aftermath.rules.state import CheckpointKind
 from e2e.company import Company, Player
 from e2e.material import Material
 
-pytestmark = [pytest.mark.slow, pytest.mark.parametrize("engine", ["embedded"], indirect=True)]
+pytestmark = pytest.mark.parametrize("engine", ["embedded"], indirect=True)
 
 
 @pytest.fixture
@@ -56,7 +56,13 @@ def joins_and_trains(company: Company, newcomer: Player) -> None:
     assert company.compare_replicas() > 0
 
 
-@pytest.mark.parametrize("there", [False, True], ids=["nowhere", "another model"])
+PLACES = [
+    pytest.param(False, marks=pytest.mark.slow, id="nowhere"),
+    pytest.param(True, marks=pytest.mark.nightly, id="another model"),
+]
+
+
+@pytest.mark.parametrize("there", PLACES)
 def test_a_place_without_the_model_is_passed_over_for_one_recorded_before(trained: Company, there: bool) -> None:
     newcomer, place = trained.player(1), trained.place / "bad"
     if there:
@@ -71,6 +77,7 @@ def test_a_place_without_the_model_is_passed_over_for_one_recorded_before(traine
     assert any("is passed over" in message and str(place) in message for message in warnings(newcomer))
 
 
+@pytest.mark.slow
 def test_where_no_recorded_place_is_there_any_more_members_tell_what_the_model_is(trained: Company) -> None:
     newcomer = trained.player(0)
     begin = trained.poise(newcomer)

@@ -84,6 +84,7 @@ def has_left(crew: Company, player: Player) -> bool:
     return not place.pending and place.state in (MemberState.WITHDRAWN, MemberState.IDLE)
 
 
+@ONE_ENGINE
 def test_ctrl_c_leaves_the_run_and_the_member_can_return(crew: Company) -> None:
     player = crew.players[2]
     leave(crew, player)

@@ -25,7 +25,8 @@ from e2e.installed import Installed, without_us
 from e2e.material import ROOT
 from e2e.processes import PATIENCE, Running, until
 
-pytestmark = pytest.mark.slow
+# The slow tests follow the same pages in one process (tests/cli/test_cli_pages.py).
+pytestmark = pytest.mark.nightly
 INSTALLING = ["make env", ". .venv/bin/activate"]
 SMALLER = {"rounds_per_epoch": 20, "warmup_time": 30, "global_batch_size_start": 32, "global_batch_size_end": 32}
 """Of the shipped recipe; in the test a quarter of each."""

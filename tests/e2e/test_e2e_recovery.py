@@ -12,11 +12,11 @@ from e2e.company import Company
 from e2e.diary import applied_sequences
 from e2e.material import Material
 
-pytestmark = pytest.mark.slow
 STEPS = 12
 DOWN_SECONDS = 20.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["embedded"], indirect=True)  # no engine knows of members
 def test_all_gone_and_back_from_the_durable_checkpoint(company: Company, material: Material) -> None:
     rules = {"rounds_per_epoch": STEPS // 2, "total_steps": STEPS, "waiting_for_members_extra_time": 5}
@@ -51,6 +51,10 @@ def test_all_gone_and_back_from_the_durable_checkpoint(company: Company, materia
     assert company.compare_replicas() > 3 * STEPS // 2
 
 
+ENGINES = [pytest.param("embedded", marks=pytest.mark.nightly), pytest.param("validator", marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("engine", ENGINES, indirect=True)
 def test_members_survive_a_chain_that_is_gone_for_a_while(company: Company, material: Material) -> None:
     company.configure(material.config(company.place, rounds_per_epoch=15, total_steps=30))
     players = company.start_three()

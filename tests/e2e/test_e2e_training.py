@@ -51,9 +51,14 @@ def test_three_tiers_train_two_epochs_to_the_end(company: Company, material: Mat
     assert str(company.place) in model.checkpoint.repo
 
 
-@pytest.mark.slow
+ARCHITECTURES = [
+    pytest.param("nanogpt", marks=pytest.mark.slow),
+    pytest.param("deepseek", marks=pytest.mark.nightly),
+]
+
+
 @pytest.mark.parametrize("engine", ["embedded"], indirect=True)
-@pytest.mark.parametrize("architecture", ["nanogpt", "deepseek"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_three_tiers_of_another_architecture_train_to_the_end(
     company: Company, tmp_path: Path, architecture: str
 ) -> None:
