@@ -60,6 +60,8 @@ def test_a_finished_run_is_recorded_taken_back_and_reopened(
     assert "reopen" in owner("set-paused", *named, "resume").error["fix"]
     assert "has trained 2 steps already" in owner("reopen", *named, "--total-steps", 2).error["error"]
 
+    shown = " ".join(invoke("show-run", "--rpc", owner.rpc, *named).out.split())
+    assert f"checkpoint step 2 at {material / 'model'}" in shown
     assert [one["step"] for one in owner("rewind", *named).data] == [2, 0]
     listed = invoke("rewind", "--rpc", owner.rpc, "-w", owner.wallet, *named)
     assert "2 checkpoints of run" in listed.out

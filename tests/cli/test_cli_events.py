@@ -105,11 +105,12 @@ def test_what_cannot_be_read_is_passed_over_and_said(kept: Path) -> None:
 def test_a_file_in_which_nothing_is_an_event_is_no_export(tmp_path: Path) -> None:
     laboratory, out = tmp_path / "events.jsonl", tmp_path / "events.csv"
     laboratory.write_text('{"step": 1, "loss": 4.2}\n')
-    out.write_text("of before")
+    before = f"{','.join(columns())}\nof before"
+    out.write_text(before)
     failed = invoke("events", "export", laboratory, "--csv", "--json", "--out", out)
     assert "there are no such events" in failed.error["error"]
     assert "jq" in failed.error["fix"]
-    assert out.read_text() == "of before"
+    assert out.read_text() == before
 
 
 @pytest.mark.parametrize("way", ["file", "standard output"])
@@ -184,7 +185,7 @@ def test_a_plot_says_what_it_drew(kept: Path, tmp_path: Path) -> None:
 
 def test_a_plot_that_cannot_be_drawn_is_said(kept: Path, tmp_path: Path) -> None:
     assert "no picture" in invoke("plot", kept, "--out", tmp_path / "loss.txt", "--json").mistake["error"]
-    assert "cannot be written" in invoke("plot", kept, "--out", tmp_path / "no" / "loss.png", "--json").error["error"]
+    assert "cannot write" in invoke("plot", kept, "--out", tmp_path / "no" / "loss.png", "--json").error["error"]
     other = Events(lambda: 1.0, [EpochFiles(kept / "other", lambda: NOON)])
     other.emit(said("started", run_id="another", wallet="x"))
     mixed = invoke("plot", kept, "--out", tmp_path / "loss.png", "--json").error

@@ -69,12 +69,20 @@ def test_a_plot_is_drawn(config: Path, tmp_path: Path, name: str) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("name", ["absent/rates.png", "rates.nothing", "."])
-def test_a_plot_that_cannot_be_written_is_said(config: Path, tmp_path: Path, name: str) -> None:
+UNWRITABLE = [
+    ("absent/rates.png", "cannot write", "Name a file in a directory that exists"),
+    ("rates.nothing", "cannot be written", "Name a file that ends in .png"),
+    (".", "is a directory", "Name a new file"),
+]
+
+
+@pytest.mark.parametrize(("name", "error", "fix"), UNWRITABLE)
+def test_plot_to_an_unwritable_place_is_an_error(config: Path, tmp_path: Path, name: str, error: str, fix: str) -> None:
     shown = invoke("preview-lr", "--config-path", config, "--plot", tmp_path / name)
     assert shown.code == 1
-    assert f"{tmp_path / name} cannot be written" in shown.err
-    assert "fix: Name a PNG file in a directory that exists" in shown.err
+    assert str(tmp_path / name) in shown.err
+    assert error in shown.err
+    assert f"fix: {fix}" in shown.err
 
 
 def test_a_rate_that_is_zero_too_early_is_warned_about(config: Path) -> None:

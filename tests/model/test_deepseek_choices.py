@@ -60,9 +60,9 @@ def test_a_training_moves_the_bias_at_its_rate_in_equal_replicas(optimizer: dict
         warmup_steps=1,
         lr_schedule="constant",
         lr=2**-8,
-        out=tmp_path,
+        out=tmp_path / "out",
     )
-    params = load(tmp_path / "checkpoint", 0)
+    params = load(tmp_path / "out" / "checkpoint", 0)
     rate = 2**-8 * (0.1 if optimizer["optimizer"] == "muon" else 1)
     for name in (name for name in params if name.endswith("bias")):
         steps = params[name] / rate

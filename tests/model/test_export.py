@@ -7,6 +7,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
+from aftermath.base.outputs import write_mark
 from aftermath.model.checkpoint import load, load_config
 from aftermath.model.config import WidthNotDivisible
 from aftermath.model.documents import CheckpointError
@@ -15,7 +16,7 @@ from aftermath.model.initial import init_weights
 from aftermath.model.manifest import MANIFEST_FILE, file_sha256
 from aftermath.model.schema import state_schema
 from aftermath.model.segments import segment_bytes, write_segment
-from aftermath.model.steps import prune
+from aftermath.model.steps import maker_name, prune
 from aftermath.model.store import save
 from data.script_runs import run
 
@@ -89,6 +90,7 @@ def kept(tmp_path: Path) -> Path:
     """A run's checkpoint, as a member of tier 0 keeps it."""
     status, _, errors = run("init-model.py", "--out", str(tmp_path / "kept" / "run-step40"), *INIT)
     assert status == 0, errors
+    write_mark(tmp_path / "kept" / "run-step40", maker_name(""))
     return tmp_path / "kept" / "run-step40"
 
 
@@ -248,10 +250,11 @@ def test_a_place_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
     assert errors.startswith("error: cannot write ")
 
 
-def test_init_does_not_overwrite(made: Path) -> None:
+def test_init_does_not_overwrite_an_exported_checkpoint(made: Path) -> None:
+    (made / "optimizer.bin").write_text("added since")
     status, _, errors = run("init-model.py", "--out", str(made), *INIT)
     assert status == 1
-    assert "already holds a checkpoint" in errors
+    assert "optimizer.bin, which model init did not write" in errors
 
 
 def test_a_new_model_has_the_tiers_that_a_file_names(tmp_path: Path) -> None:

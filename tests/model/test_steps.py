@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from aftermath.base.outputs import MARK
 from aftermath.model.arch.llama_config import LlamaConfig
 from aftermath.model.checkpoint import load
 from aftermath.model.documents import CheckpointError
 from aftermath.model.initial import init_weights
-from aftermath.model.steps import is_removable, prune, saved_steps
+from aftermath.model.steps import is_removable, prune, saved_steps, stem_of_run
 from aftermath.model.store import Saved, save
 
 torch.set_num_threads(1)
@@ -24,9 +25,11 @@ CONFIG = LlamaConfig.from_hf(
 )
 
 
-def keep(directory: Path, step: int, *, run_id: str = "run", seed: int = 0, needed: Any = ()) -> Saved:
-    params = init_weights(CONFIG, seed)
-    return save(directory, params, CONFIG, run_id=run_id, step=step, companions={}, needed=needed)
+def keep(
+    directory: Path, step: int, *, run_id: str = "run", seed: int = 0, identity: str = "", needed: Any = ()
+) -> Saved:
+    run = {"run_id": run_id, "identity": identity}
+    return save(directory, init_weights(CONFIG, seed), CONFIG, **run, step=step, companions={}, needed=needed)
 
 
 def holds(place: Path, seed: int) -> bool:
@@ -93,12 +96,31 @@ def test_only_a_directory_of_this_place_is_moved_aside(tmp_path: Path) -> None:
     elsewhere = keep(tmp_path / "elsewhere", 5, seed=1).place
     (tmp_path / "kept").mkdir()
     (tmp_path / "kept" / "run-step5").symlink_to(elsewhere)
-    (tmp_path / "kept" / "run-step6").write_text("mine")
-    for step in (5, 6):
-        with pytest.raises(CheckpointError, match="stays as it is"):
-            keep(tmp_path / "kept", step, seed=2)
-    assert names(tmp_path / "kept") == ["run-step5", "run-step6"]
+    with pytest.raises(CheckpointError, match="stays as it is"):
+        keep(tmp_path / "kept", 5, seed=2)
+    assert names(tmp_path / "kept") == ["run-step5"]
     assert holds(elsewhere, 1)
+
+
+@pytest.mark.parametrize("earlier", ["another run", "an earlier version", "a file"])
+def test_checkpoints_of_another_run_of_the_name_stay(tmp_path: Path, earlier: str) -> None:
+    """Its run id was closed and created again, with the same directory for checkpoints."""
+    if earlier == "a file":
+        (tmp_path / "run-step5").write_text("mine")
+    else:
+        for step in (5, 10):
+            keep(tmp_path, step, seed=1, identity="first")
+    if earlier == "an earlier version":
+        for path in tmp_path.glob(f"*/{MARK}"):
+            path.unlink()
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+
+    for step in (5, 6, 7):
+        saved = keep(tmp_path, step, seed=2, identity="second", needed=[])
+        assert saved == Saved(tmp_path / f"run-second-step{step}", None)
+        prune(tmp_path, stem_of_run(tmp_path, "run", "second"), step, 1, [saved.place])
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert [path.name for path in saved_steps(tmp_path, "run-second")] == ["run-second-step7"]
 
 
 def test_what_was_moved_aside_goes_first_and_does_not_pile_up(tmp_path: Path) -> None:

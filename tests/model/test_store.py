@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
+from aftermath.base.outputs import MARK
 from aftermath.model import store
 from aftermath.model.arch.llama_config import LlamaConfig
 from aftermath.model.checkpoint import load, load_config
@@ -50,7 +51,7 @@ def keep(directory: Path, step: int, *, run_id: str = "run", seed: int = 0) -> P
 def test_a_saved_checkpoint_comes_back_bit_for_bit(tmp_path: Path) -> None:
     place = keep(tmp_path / "new" / "place", 12, seed=3)
     assert place == tmp_path / "new" / "place" / "run-step12"
-    assert sorted(path.name for path in place.iterdir()) == ["config.json", "model.safetensors", "tokenizer.json"]
+    assert sorted(path.name for path in place.iterdir()) == [MARK, "config.json", "model.safetensors", "tokenizer.json"]
     assert all(torch.equal(load(place, 0)[name], tensor) for name, tensor in init_weights(CONFIG, 3).items())
     assert load_config(place) == CONFIG
     assert read_companions(place) == {"tokenizer.json": b"{}"}

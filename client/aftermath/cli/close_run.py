@@ -9,6 +9,7 @@ from aftermath.cli.command import JSON, command, run_in_loop
 from aftermath.cli.consent import YES, agreed, check_can_ask
 from aftermath.cli.options import RunId, SigningOptions
 from aftermath.cli.present import EXIT_KNOWN, Result
+from aftermath.rules.unsaved import unsaved_steps
 
 
 @command("close-run", example="aftermath-solana close-run --run-id demo --yes")
@@ -33,7 +34,7 @@ async def _question(options: SigningOptions, run_id: str) -> str:
     from aftermath.cli.connection import sign_in
 
     async with sign_in(replace(options, dry_run=True)) as chain:
-        run, _, members = await chain.coordinator.snapshot(run_id)
+        run, model, members = await chain.coordinator.snapshot(run_id)
         _, accounts = await fetch_many(chain.pool, list(chain.coordinator.sizes(run_id)))
         try:
             await chain.coordinator.close_run(run_id)
@@ -43,7 +44,9 @@ async def _question(options: SigningOptions, run_id: str) -> str:
     rent = sum(account.lamports for account in accounts if account is not None)
     points = f"the points of {counted(sum(seat.used for seat in members.seats), 'member')}"
     back = f"and have {sol(rent)} of rent back in {chain.wallet.pubkey}"
-    return f"close run {run_id} for good, with its {run.trained_steps:,} steps and {points}, {back}?"
+    unsaved = unsaved_steps(run, model)
+    lost = f"; no checkpoint has {counted(unsaved, 'step')} of them, which will be lost" if unsaved else ""
+    return f"close run {run_id} for good, with its {run.trained_steps:,} steps and {points}, {back}{lost}?"
 
 
 async def _closed(options: SigningOptions, run_id: str) -> Result:

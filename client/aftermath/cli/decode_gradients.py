@@ -129,7 +129,7 @@ def _check_room(path: Path, file: GradientFile, out: Path) -> None:
 
 def _write(target: Path, source: Path, file: GradientFile, votes: Mapping[int, Votes]) -> Path:
     """The dense tensors of a result, written one by one."""
-    from aftermath.base.files import replacing
+    from aftermath.base.outputs import output_file
     from aftermath.model.header import header
     from aftermath.model.store import writing
     from aftermath.optim.dense import dense, dense_shapes
@@ -140,7 +140,7 @@ def _write(target: Path, source: Path, file: GradientFile, votes: Mapping[int, V
     about = file.about
     facts = {"run_id": about.run_id, "step": str(about.step), "seat": str(about.seat), "format": "pt"}
     facts |= {"levels": " ".join(map(str, votes)), "schema_hash": file.schema.hash().hex()}
-    with writing(target.parent), replacing(target) as stream:
+    with writing(target.parent), output_file(target, lambda head: b'"schema_hash"' in head) as stream:
         stream.write(header(shapes, facts))
         for _, tensor in dense(file.schema, votes, about.learning_rate):
             stream.write(tensor.numpy().astype("<f4", copy=False).data)

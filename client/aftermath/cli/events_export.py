@@ -13,6 +13,7 @@ import typer
 from aftermath.cli.command import command
 from aftermath.cli.kept_events import Kinds, Places, chosen, finish, json_line
 from aftermath.cli.present import Result
+from aftermath.watch.events import is_log
 
 if TYPE_CHECKING:
     from aftermath.watch.reader import EventRecord
@@ -32,22 +33,28 @@ def events_export(
     Every row says of which run and wallet it is, and of which tier and client version. A file of JSON lines can be read
     by these commands again; in a table, lists are JSON in their cells.
     """
-    from aftermath.base.files import replacing
+    from aftermath.base.outputs import STANDARD_OUTPUT, output_file
     from aftermath.watch.reader import EventReader
 
     reader = EventReader(places)
     told = chosen(reader.read(), kind)
-    if out is None:
+    if out is None or str(out) == STANDARD_OUTPUT:
         written = _write(sys.stdout, told, as_table=csv)
         sys.stdout.flush()
         finish(reader, places, written)
         return Result(None, None)
-    with replacing(out.expanduser()) as stream:
+    with output_file(out.expanduser(), _is_table if csv else is_log) as stream:
         file = io.TextIOWrapper(stream, encoding="utf-8", newline="")
         written = _write(file, told, as_table=csv)
         file.detach()  # which flushes, and leaves the stream open to be forced to disk
         finish(reader, places, written)
     return Result({"events": written, "out": str(out), "notes": reader.notes()}, f"{written:,} events written to {out}")
+
+
+def _is_table(head: bytes) -> bool:
+    from aftermath.watch.table import columns
+
+    return head.startswith(",".join(columns()).encode())
 
 
 def _write(stream: TextIO, events: Iterable[EventRecord], *, as_table: bool) -> int:

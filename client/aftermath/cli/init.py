@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 from aftermath.base.errors import AftermathError, UsageError
+from aftermath.base.outputs import STANDARD_OUTPUT, check_file
 from aftermath.cli.command import command
 from aftermath.cli.pages import placed
 from aftermath.cli.present import CommandError, Result, note, plain_text
@@ -75,7 +76,7 @@ class InitOptions:
 @command("init", example="aftermath-solana init --out run.toml --preset llama-1m --members 3 --steps 200")
 def init(
     options: InitOptions,
-    out: Annotated[Path, typer.Option(help="The config file to write.")] = Path("run.toml"),
+    out: Annotated[Path, typer.Option(help="The config file to write; - is the standard output.")] = Path("run.toml"),
     force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
     json_output: Annotated[
         bool, typer.Option("--json", help="Print one JSON document instead of text; nothing is asked.")
@@ -93,8 +94,14 @@ def init(
     from aftermath.config.errors import Mistaken
     from aftermath.config.written import tables_of, text_of, write
 
+    to_stdout = str(out) == STANDARD_OUTPUT
+    if not to_stdout and not out.name:
+        raise CommandError(f"--out {out} names no file", "Name the config file, for example --out run.toml")
     beside = recipe_file(out)
-    if there := [path for path in (out, beside) if path.exists() and not force]:
+    targets = [] if to_stdout else [out, beside]
+    for path in targets:
+        check_file(path, lambda head: head.startswith(b"# "))
+    if there := [path for path in targets if path.exists() and not force]:
         raise CommandError(f"{there[0]} is there already", "Name another file with --out, or say --force")
     if sys.stdin is not None and sys.stdin.isatty() and not json_output:
         options = asked(options)
@@ -106,6 +113,9 @@ def init(
     found = look(parsed, files)
     if found.mistakes:
         raise Mistaken(str(out), found.mistakes, "Nothing was written; choose other options, or another --recipe")
+    if to_stdout:
+        sys.stdout.write(text)
+        return Result(None, None)
     if files:
         write(
             beside,

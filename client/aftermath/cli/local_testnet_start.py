@@ -245,7 +245,7 @@ def local_testnet_start(
     from aftermath.testnet.claim import claimed
     from aftermath.testnet.configs import chosen
     from aftermath.testnet.kills import Kills
-    from aftermath.testnet.plan import Plan, allowed_of, clients_of
+    from aftermath.testnet.plan import TESTNET_NAMES, Plan, allowed_of, clients_of
     from aftermath.testnet.run import Testnet
     from aftermath.testnet.showing import Showing, shown
     from aftermath.testnet.summary import Ending
@@ -266,7 +266,7 @@ def local_testnet_start(
     console, level = Console(stderr=json_output, quiet=panes), show.log
     backend = Solana(plan, own) if deployment.backend is BackendName.SOLANA else Centralized(plan)
     seen = shown(showing, plan, backend.keeper, console, level)
-    with claimed(plan.place, "testnet", "--dir DIR"), seen as lines:
+    with claimed(plan.place, "testnet", "--dir DIR", TESTNET_NAMES), seen as lines:
         testnet = Testnet(plan, backend, killed, own, lines)
         summary = testnet.perform(show.headless_exit_after_secs)
     interrupted = summary.ending is Ending.LEFT and showing is Showing.LINES

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -11,15 +10,21 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from aftermath.base.errors import UsageError
+from aftermath.base.outputs import check_names, empty_directory
 from aftermath.cli.command import command
-from aftermath.cli.present import CommandError, Result, show
+from aftermath.cli.present import Result, show
 
 if TYPE_CHECKING:
     from aftermath.localnet import Network
 
 
-EMBEDDED_FILES = {"lock", "snapshot", "journal"}
+EMBEDDED_FILES = r"lock|(snapshot|journal)-\d+|\.snapshot-\d+\.partial"
 VALIDATOR_MARK = "genesis.bin"
+VALIDATOR_FILES = (
+    r"accounts(_.+)?|admin\.rpc|banking_trace|contact-info\.bin|faucet-keypair\.json|genesis\.(bin|tar\.bz2)"
+    r"|ledger\.lock|rocksdb(_fifo)?|snapshots?(-.+)?|(stake|validator|vote)-account-keypair\.json"
+    r"|validator-keypair\.json|tower-.+\.bin|validator(-\d+)?\.log|remote|incremental-snapshot-.+"
+)
 
 
 class EngineName(StrEnum):
@@ -107,13 +112,11 @@ def clear(ledger: Path | None) -> None:
     directory = ledger.expanduser()
     if not directory.exists():
         return
-    if not (directory / VALIDATOR_MARK).exists():
-        names = sorted(entry.name for entry in directory.iterdir())
-        strange = [name for name in names if name.partition("-")[0] not in EMBEDDED_FILES]
-        if strange:
-            raise CommandError(
-                f"{directory} holds {strange[0]}, which no ledger does: it is left alone",
-                "Name the ledger's directory, or another one",
-            )
+    if not directory.is_dir():
+        raise UsageError(f"--ledger {directory} is not a directory", "Name the ledger's directory")
+    of_validator = (directory / VALIDATOR_MARK).exists()
+    names = VALIDATOR_FILES if of_validator else EMBEDDED_FILES
+    check_names(directory, names, "a ledger")
+    if not of_validator:
         Ledger(directory).close()  # raises when another localnet uses it
-    shutil.rmtree(directory)
+    empty_directory(directory, names, "a ledger")

@@ -12,6 +12,7 @@ import typer
 
 from aftermath.base.bounded import Malformed, json_value
 from aftermath.base.errors import UsageError
+from aftermath.base.outputs import check_directory
 from aftermath.cli.command import command
 from aftermath.cli.present import Result
 from aftermath.data.bytelevel import END_TOKEN, VOCAB_SIZE, byte_tokenizer
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from aftermath.model.config import ModelConfig
 
 SHAPE = "Shape"
+NEW_DIRECTORY = "Directory to write: a new one, or one that this command wrote, which is replaced."
 _MAX_ENTRIES_BYTES = 1 << 20
 _KV_HEADS = 2  # of a Llama that is not told
 _SIZES = {"hidden": 128, "layers": 4, "heads": 4, "intermediate": 512, "vocab": VOCAB_SIZE, "context": 2048}
@@ -56,7 +58,7 @@ def _size(name: str, text: str) -> object:
 
 @command("model init", example="aftermath-solana model init --preset llama-1m --out checkpoints/tiny")
 def model_init(
-    out: Annotated[Path, typer.Option(help="Directory to write.")],
+    out: Annotated[Path, typer.Option(help=NEW_DIRECTORY)],
     preset: Annotated[
         str | None,
         typer.Option(help=f"A model by name; options of its shape change it. One of {', '.join(PRESETS)}."),
@@ -109,10 +111,9 @@ def model_init(
     config = config_of(described | end)
     tiers = config.possible_tiers() if matformer_tiers is not None else tiers
     place = out.expanduser()
-    if (place / "config.json").exists():
-        raise CheckpointError(f"{place} already holds a checkpoint", "Remove it, or name another directory")
+    check_directory(place, "model init")
     companions = _companions(tokenizer)
-    write_checkpoint(place, init_weights(config, seed), config, tier=0, companions=companions)
+    write_checkpoint(place, init_weights(config, seed), config, tier=0, companions=companions, made_by="model init")
     by_tier = {tier: _parameters(config, tier) for tier in range(tiers)}
     data = {"out": str(place), "parameters": by_tier[0], "tiers": by_tier, "vocab": config.vocab_size}
     told = ", ".join(f"{tier}: {count:,}" for tier, count in by_tier.items())

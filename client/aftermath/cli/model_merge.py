@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
+from aftermath.base.outputs import check_directory
 from aftermath.cli.command import command
+from aftermath.cli.model_init import NEW_DIRECTORY
 from aftermath.cli.present import Result
 
 
@@ -18,20 +20,20 @@ from aftermath.cli.present import Result
 def model_merge(
     into: Annotated[Path, typer.Option(help="The full checkpoint; it stays as it is.")],
     slice: Annotated[Path, typer.Option("--slice", help="A tier of it, trained on, for example.")],
-    out: Annotated[Path, typer.Option(help="Directory to write.")],
+    out: Annotated[Path, typer.Option(help=NEW_DIRECTORY)],
 ) -> Result:
     """Put a tier's slice back into the full model it belongs to.
 
     The result is another checkpoint. The slice's tensors take the place of the first hidden units of the full
     model's. What was exported and not changed since gives the same bits.
     """
-    from aftermath.model.documents import CheckpointError
     from aftermath.model.merge import merged
     from aftermath.model.store import read_companions, write_checkpoint
 
     place = out.expanduser()
-    if (place / "config.json").exists():
-        raise CheckpointError(f"{place} already holds a checkpoint", "Remove it, or name another directory")
+    check_directory(place, "model merge")
     config, params = merged(into.expanduser(), slice.expanduser())
-    write_checkpoint(place, params, config, tier=0, companions=read_companions(into.expanduser()))
+    write_checkpoint(
+        place, params, config, tier=0, companions=read_companions(into.expanduser()), made_by="model merge"
+    )
     return Result({"out": str(place)}, f"Wrote {place}")

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from aftermath.base.errors import UsageError
+from aftermath.base.outputs import STANDARD_OUTPUT
 from aftermath.cli.command import command
 from aftermath.cli.kept_events import Places, say_notes
 from aftermath.cli.present import CommandError, Result, facts
@@ -18,7 +19,9 @@ SUFFIXES = (".png", ".svg")
 @command("plot", example="aftermath-solana plot runs/mine/events --out loss.svg")
 def plot(
     places: Places,
-    out: Annotated[Path, typer.Option(help="The file to write: a .png or an .svg.")] = Path("loss.png"),
+    out: Annotated[Path, typer.Option(help="The file to write: a .png or an .svg; - is the standard output.")] = Path(
+        "loss.png"
+    ),
 ) -> Result:
     """Draw a run's history from its members' events: loss by tier, bytes, epochs, who went and came back.
 
@@ -29,7 +32,8 @@ def plot(
     from aftermath.watch.reader import EventReader, NoEvents
 
     path = out.expanduser()
-    if path.suffix not in SUFFIXES:
+    to_stdout = str(path) == STANDARD_OUTPUT
+    if path.suffix not in SUFFIXES and not to_stdout:
         raise UsageError(f"{out} is no picture that can be drawn", f"Name a file that ends in {' or '.join(SUFFIXES)}")
     reader, history = EventReader(places), History()
     for told in reader.read():
@@ -43,12 +47,9 @@ def plot(
         raise CommandError(f"the events in {names} are of several runs: {runs}", "Name the places of one of them")
     losses = history.loss_by_tier()
     (run_id,) = history.runs
-    try:
-        run_plot(path, losses, history.sent_by_tier(), history.epochs, history.marks, f"run {run_id}")
-    except OSError as error:
-        raise CommandError(
-            f"{out} cannot be written: {error.strerror or error}", "Name a file in a directory that exists"
-        ) from None
+    run_plot(path, losses, history.sent_by_tier(), history.epochs, history.marks, f"run {run_id}")
+    if to_stdout:
+        return Result(None, None)
     newest = {str(tier): curve[-1][1] for tier, curve in losses.items()}
     data = {
         "plot": str(path),

@@ -71,6 +71,5 @@ def _draw(path: Path, curve: list[tuple[int, float]], config_path: Path) -> None
 
     try:
         step_plot(path, {"rate": curve}, [], str(config_path), "learning rate")
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise CommandError(f"{path} cannot be written: {why}", "Name a PNG file in a directory that exists") from None
+    except ValueError as error:
+        raise CommandError(f"{path} cannot be written: {error}", "Name a file that ends in .png") from None

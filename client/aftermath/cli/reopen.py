@@ -7,24 +7,53 @@ from typing import Annotated
 
 import typer
 
+from aftermath.base.counted import counted
 from aftermath.base.numbers import U32_MAX
-from aftermath.cli.command import command
+from aftermath.cli.command import JSON, command, run_in_loop
+from aftermath.cli.consent import YES, agreed, check_can_ask
 from aftermath.cli.options import RunId, SigningOptions
-from aftermath.cli.present import CommandError, Result, facts, note
+from aftermath.cli.present import EXIT_KNOWN, CommandError, Result, facts, note
 
 
 @command("reopen", example="aftermath-solana reopen --run-id demo --total-steps 5000")
-async def reopen(
+def reopen(
     options: SigningOptions,
     run_id: RunId,
     total_steps: Annotated[
         int, typer.Option("--total-steps", min=1, max=U32_MAX, help="How many steps the run is to have now, in all.")
     ],
+    *,
+    yes: YES = False,
+    json_output: JSON = False,
 ) -> Result:
     """Let a finished run go on, with more steps.
 
     Its members have ended by then: they start train again. What else is to change is said with update-config first.
+    Where no checkpoint has the steps that were trained, it asks first; without a terminal, and with --json, it then
+    needs --yes.
     """
+    if not (yes or options.dry_run):
+        unsaved = run_in_loop(_unsaved(options, run_id))
+        if unsaved:
+            lost = f"no checkpoint exists: {counted(unsaved, 'step')} of run {run_id} will be lost"
+            check_can_ask("reopen", f"starts from an older model ({lost})", as_json=json_output)
+            if not agreed(f"{lost}, unless a member that still runs has the model. Reopen it?"):
+                return Result({"run_id": run_id}, f"run {run_id} stays as it is", EXIT_KNOWN)
+    return run_in_loop(_reopened(options, run_id, total_steps))
+
+
+async def _unsaved(options: SigningOptions, run_id: str) -> int:
+    """Return how many trained steps no checkpoint has, of a finished run."""
+    from aftermath.cli.connection import connect
+    from aftermath.rules.state import RunState
+    from aftermath.rules.unsaved import unsaved_steps
+
+    async with connect(options) as chain:
+        run, model, _ = await chain.coordinator.snapshot(run_id)
+    return unsaved_steps(run, model) if run.state is RunState.FINISHED else 0
+
+
+async def _reopened(options: SigningOptions, run_id: str, total_steps: int) -> Result:
     from aftermath.cli.connection import sign_in
     from aftermath.owner.troubles import trouble_with_schedule
     from aftermath.rules.state import RunState

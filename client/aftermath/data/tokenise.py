@@ -27,6 +27,7 @@ from aftermath.data.formats import SUFFIXES
 from aftermath.data.source import DataError
 
 END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eot_id|>")
+TOKENIZER = "tokenizer.json"
 _BATCH = 32  # documents encoded at a time
 _NOT_CORPUS = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 
@@ -142,6 +143,8 @@ def refuse_older(output: Path) -> None:
         raise DataError(f"{output} is a file, not a folder")
     if output.is_dir() and any(path.suffix in SUFFIXES for path in output.iterdir()):
         raise DataError(f"{output} already holds token files", "Remove them or name another folder")
+    if (output / TOKENIZER).exists():
+        raise DataError(f"{output} already holds a {TOKENIZER}, which would be replaced", "Name a new folder")
 
 
 class _Texts:
@@ -189,7 +192,7 @@ class _Shards(ExitStack):
     def finish(self, tokenizer: str) -> None:
         if self._pending:
             self._flush(len(self._pending))
-        self.enter_context(standing_in(self._output / "tokenizer.json")).write_text(tokenizer)
+        self.enter_context(standing_in(self._output / TOKENIZER)).write_text(tokenizer)
 
     def _flush(self, count: int) -> None:
         path = self._output / f"tokens-{len(self.files):05}.bin"

@@ -11,14 +11,14 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
+from aftermath.base.errors import AftermathError
 from aftermath.cli.present import reporting
 from aftermath.cli.script import Arguments
-from aftermath.demo.commands import KILLED, MODELS, TIERS, Commands, DemoFailed, Places
+from aftermath.demo.commands import DEMO_NAMES, KILLED, MODELS, TIERS, Commands, DemoFailed, Places
 from aftermath.demo.report import write_report
 from aftermath.demo.screen import Screen
 from aftermath.demo.stage import REPOSITORY, create_run, member_name, prepare_files, start, write_config
 from aftermath.testnet.claim import claimed
-from aftermath.testnet.errors import StageError
 from aftermath.testnet.processes import Process, stop_all
 from aftermath.testnet.story import MemberStory, Story
 
@@ -151,11 +151,11 @@ def _perform(chosen: argparse.Namespace) -> int:
     console = Console()
     try:
         with (
-            claimed(root, "demo", "make demo DIR=..."),
+            claimed(root, "demo", "make demo DIR=...", DEMO_NAMES),
             contextlib.closing(Demo(Places(root), chosen.engine, chosen.model, chosen.device, console)) as demo,
         ):
             return demo.perform()
-    except StageError as failure:
+    except AftermathError as failure:
         console.print(f"[red]The demo failed:[/red] {failure}", highlight=False)
         return 1
     except KeyboardInterrupt:

@@ -44,6 +44,10 @@ class DemoFailed(StageError):
     """The demo cannot go on; the message says what happened and where to look."""
 
 
+DEMO_NAMES = r"config\.toml|checkpoints|data|demo-report\.json|events|keys|ledger|logs|loss\.png|model|peers"
+"""What the demo makes in its directory."""
+
+
 @dataclass(frozen=True)
 class Places:
     """Where the demo keeps its files."""

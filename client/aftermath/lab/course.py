@@ -22,11 +22,12 @@ import msgspec
 import torch
 
 from aftermath.base.files import sync
+from aftermath.base.outputs import STANDARD_OUTPUT, OutputError, check_directory
 from aftermath.lab import kinds
 from aftermath.lab.deal import Deal
 from aftermath.lab.held_out import loss_on
 from aftermath.lab.recipe import Recipe
-from aftermath.lab.saving import Counters, load_state, only_here, save_state
+from aftermath.lab.saving import LOCK, STATE, Counters, load_state, only_here, save_state
 from aftermath.lab.start import Start
 from aftermath.lab.trainer import Stepped
 from aftermath.model.documents import CheckpointError
@@ -36,6 +37,7 @@ from aftermath.watch.events import Events, JsonLines, Sink
 from aftermath.watch.kinds import Warning
 from aftermath.watch.plot import step_plot
 
+MADE_BY = "train-local"
 EVENTS, PLOT, CHECKPOINT = "events.jsonl", "loss.png", "checkpoint"
 _ANEW = "it was ended before its first state was saved, so it begins anew: a smaller --save-every saves sooner"
 
@@ -58,6 +60,8 @@ class Course:
 
     def run(self) -> None:
         """Train to the end. Raises an AftermathError that says what is in the way, KeyboardInterrupt if stopped."""
+        if self._out is not None:
+            _check_place(self._out)
         with only_here(self._out) if self._out is not None else contextlib.nullcontext():
             if (finished := self._take_up()) is not None:
                 self._events.emit(finished)
@@ -147,7 +151,7 @@ class Course:
             place = self._out / CHECKPOINT
             params = dict(trainer.models()[tier].named_parameters())
             companions = read_companions(Path(recipe.model))
-            write_checkpoint(place, params, self._begun.config, tier=tier, companions=companions)
+            write_checkpoint(place, params, self._begun.config, tier=tier, companions=companions, made_by=MADE_BY)
             members = f", {len(recipe.tiers)} members" if len(recipe.tiers) > 1 else ""
             with writing(self._out):
                 step_plot(self._out / PLOT, self._curves, [], f"{recipe.optimizer}{members}")
@@ -211,6 +215,20 @@ class Course:
                 self._tokens += event.tokens if isinstance(event, kinds.Step) else 0
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OSError) as error:
             raise CheckpointError(f"{log} is damaged: {error!r}", "Name another --out, or remove this one") from None
+
+
+def _check_place(out: Path) -> None:
+    """Raise OutputError unless a training may be written here: a new or empty directory, or one of train-local."""
+    check_directory(out / CHECKPOINT, MADE_BY)
+    if str(out) == STANDARD_OUTPUT or (out.exists() and not out.is_dir()):
+        raise OutputError(f"--out {out} is not a directory", "Name a new directory")
+    if out.is_dir() and not (out / STATE).exists():
+        foreign = sorted(path.name for path in out.iterdir() if path.name not in (LOCK, EVENTS))
+        if foreign:
+            raise OutputError(
+                f"{out} holds {foreign[0]}, which train-local did not write: it is left as it is",
+                "Name a new directory with --out",
+            )
 
 
 def _same(kept: dict[str, Any], ours: dict[str, Any], out: Path) -> None:

@@ -24,6 +24,7 @@ from aftermath.model.documents import CheckpointError
 from aftermath.model.store import writing
 
 STATE = "state.safetensors"
+LOCK = "lock"
 _COUNTERS = "counters"
 
 
@@ -65,7 +66,7 @@ def only_here(directory: Path) -> Iterator[None]:
     with writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
         try:
-            held = hold(directory / "lock")
+            held = hold(directory / LOCK)
         except BlockingIOError:
             raise CheckpointError(f"another process trains in {directory}", "Wait for it, or name another") from None
     with held:

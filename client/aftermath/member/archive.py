@@ -26,7 +26,7 @@ from aftermath.member.persist import persist
 from aftermath.member.ports import Ports, Role, Workers
 from aftermath.model.documents import CheckpointError
 from aftermath.model.resolve import local_directory
-from aftermath.model.steps import prune, step_directory
+from aftermath.model.steps import prune, stem_of_run, step_directory
 from aftermath.model.store import Saved, save, scratch, sweep
 from aftermath.replica.replica import Replica
 from aftermath.rules.model import Checkpoint, Model
@@ -136,7 +136,8 @@ class Keeper:
 
     async def _write(self, directory: Path, run: Run, replica: Replica) -> Path:
         needed: set[Path] | None = None
-        if step_directory(directory, run.run_id, run.trained_steps).exists():
+        stem = stem_of_run(directory, run.run_id, run.identity)
+        if step_directory(directory, stem, run.trained_steps).exists():
             with contextlib.suppress(Unavailable):  # then nothing is moved
                 needed = self._needed((await self._ports.coordinator.view(fresh=True)).model)
         config, companions = self._role.schema.state.config, self._archive.companions
@@ -147,6 +148,7 @@ class Keeper:
                 replica.params,
                 config,
                 run_id=run.run_id,
+                identity=run.identity,
                 step=run.trained_steps,
                 companions=companions,
                 needed=needed,
@@ -175,7 +177,9 @@ class Keeper:
         if directory is None or keep is None:
             return
         needed = {newest.place, *self._needed((await self._ports.coordinator.view()).model)}
-        await self._workers.compute(lambda: prune(directory, newest.run.run_id, newest.run.trained_steps, keep, needed))
+        run = newest.run
+        stem = stem_of_run(directory, run.run_id, run.identity)
+        await self._workers.compute(lambda: prune(directory, stem, run.trained_steps, keep, needed))
 
     # --- the Hub ------------------------------------------------------------------------------------------------
 

@@ -36,7 +36,8 @@ from aftermath.replica.origin import Origin
 from aftermath.replica.replica import Replica
 from aftermath.rules import bitmap
 from aftermath.rules.members import Members, Seat
-from aftermath.rules.run import Run
+from aftermath.rules.model import Model
+from aftermath.rules.run import Run, steps_before
 from aftermath.rules.state import MemberState, RunState
 from aftermath.watch import kinds
 
@@ -105,6 +106,12 @@ class Member:
         """Whoever keeps the run."""
         return self._ports.coordinator
 
+    async def _newest_model(self, known: Model) -> Model:
+        """Return the chain's newest model account: a checkpoint may have been named since `known` was read."""
+        with contextlib.suppress(Unavailable):
+            return (await self._ports.coordinator.view(fresh=True)).model
+        return known
+
     async def leave(self) -> None:
         """Say there that this member goes."""
         if (self.seat is not None or self._enrolment.asked) and await self._enrolment.leave():
@@ -119,12 +126,16 @@ class Member:
             self._notices.rewinding(run)
             self._notices.state(run)
             if run.state is RunState.FINISHED:
-                self._ports.events.emit(kinds.Finished(step=run.trained_steps))
+                model = await self._newest_model(view.model)
+                self._notices.never_saved(run, model)
+                place = model.checkpoint.repo if steps_before(model.checkpoint_step) else None
+                self._ports.events.emit(kinds.Finished(step=run.trained_steps, checkpoint=place))
                 await self._ports.clock.sleep(LINGER if self._replica is not None else 0.0)
                 await self._keeper.settle()
                 await self._gradients.settle()
                 await self._private.settle()
                 return
+            self._notices.never_saved(run, view.model)
             if self._takes_part(view):
                 try:
                     await self._epoch(view)

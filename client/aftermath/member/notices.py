@@ -7,6 +7,7 @@ from aftermath.rules import contents
 from aftermath.rules.model import Model
 from aftermath.rules.run import Run, steps_before
 from aftermath.rules.state import ModelSource, RunState
+from aftermath.rules.unsaved import never_saved
 from aftermath.watch import kinds
 from aftermath.watch.events import Events
 
@@ -24,6 +25,7 @@ class Notices:
         self._state: RunState | None = None
         self._reached = 0
         self._waits_for = -1
+        self._warned_of = -1
         self._halted_by: str | None = None
 
     def state(self, run: Run) -> None:
@@ -73,6 +75,18 @@ class Notices:
                     f"same: it goes back to the checkpoint of step {kept}, {counted(reached - kept, 'step')} before",
                 )
             )
+
+    def never_saved(self, run: Run, model: Model) -> None:
+        """Warn once per epoch, and at the run's end, of a run of which no checkpoint exists."""
+        if not never_saved(run, model) or self._warned_of == run.epoch:
+            return
+        self._warned_of = run.epoch
+        steps = counted(run.trained_steps, "step")
+        how = "A member of tier 0 keeps one: train --matformer-tier 0 --checkpoint-dir DIR"
+        if run.state is RunState.FINISHED:
+            how = "The next run keeps one if a member of tier 0 has --checkpoint-dir DIR"
+        message = f"no checkpoint exists: {steps} will be lost when the last member ends\n{how}"
+        self._events.emit(kinds.Warning(message=message, until="checkpoint"))
 
     def waiting(self, run: Run) -> None:
         """Say once per epoch that it goes on without this member, which has a seat."""

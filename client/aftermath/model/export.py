@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aftermath.base.files import replacing
+from aftermath.base.outputs import check_directory, update_mark
 from aftermath.model.checkpoint import load, load_config
 from aftermath.model.config import ModelConfig, stored_tier
 from aftermath.model.documents import COMPANIONS, INDEX_FILE, CheckpointError, hf_config
@@ -22,6 +23,8 @@ from aftermath.model.manifest import MANIFEST_FILE, TierFiles, encode_manifest, 
 from aftermath.model.steps import is_removable
 from aftermath.model.store import publish, read_companions, write_checkpoint, writing
 from aftermath.model.weights import weight_files
+
+MADE_BY = "model export"
 
 
 @dataclass(frozen=True)
@@ -54,10 +57,12 @@ def export_tiers(source: Path, tiers: Sequence[int], out: Path | None = None) ->
         base = source  # however `out` is spelled: nothing is copied over what it is copied from
     _refuse_removable(source, base)
     places = [base.with_name(f"{base.name}-tier{tier}") for tier in wanted]
+    for place in [*places, *([] if base == source else [base])]:
+        check_directory(place, MADE_BY)
     companions = read_companions(source)
     for tier, place in zip(wanted, places, strict=True):
         params = load(source, tier, "universal")
-        write_checkpoint(place, params, config, tier=tier, companions=companions)
+        write_checkpoint(place, params, config, tier=tier, companions=companions, made_by=MADE_BY)
     if base != source:
         _copy(source, base)
     return Exported(places, _describe(config, base, dict(zip([0, *wanted], [base, *places], strict=True))))
@@ -90,7 +95,7 @@ def _copy(source: Path, base: Path) -> None:
                 shutil.copyfile(path, place / path.name)
 
     with writing(base.parent):
-        publish(base, fill)
+        publish(base, fill, MADE_BY)
 
 
 def _describe(config: ModelConfig, base: Path, places: dict[int, Path]) -> Path:
@@ -107,6 +112,8 @@ def _describe(config: ModelConfig, base: Path, places: dict[int, Path]) -> Path:
     common = [name for name in COMPANIONS if (base / name).is_file()]
     digests |= {name: file_sha256(base / name) for name in common}
     manifest = base / MANIFEST_FILE
-    with writing(base), replacing(manifest) as stream:
-        stream.write(encode_manifest(config.intermediate_size, entries, common, digests))
+    with writing(base):
+        with replacing(manifest) as stream:
+            stream.write(encode_manifest(config.intermediate_size, entries, common, digests))
+        update_mark(base)
     return manifest

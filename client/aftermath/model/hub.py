@@ -13,10 +13,12 @@ import logging
 import math
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from huggingface_hub import HfApi
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
+from aftermath.base.outputs import MARK
 from aftermath.model.architectures import config_of
 from aftermath.model.config import ModelConfig, stored_tier
 from aftermath.model.documents import (
@@ -132,9 +134,10 @@ def upload(
     api = HfApi(endpoint=endpoint, token=token)
     with asking(repo):
         api.create_repo(repo, exist_ok=True)
+        chosen: dict[str, Any] = {"commit_message": message, "ignore_patterns": [MARK]}
         for tier in beside:  # before the manifest that promises them
-            api.upload_folder(repo_id=repo, folder_path=tier, path_in_repo=tier.name, commit_message=message)
-        return str(api.upload_folder(repo_id=repo, folder_path=directory, commit_message=message).oid)
+            api.upload_folder(repo_id=repo, folder_path=tier, path_in_repo=tier.name, **chosen)
+        return str(api.upload_folder(repo_id=repo, folder_path=directory, **chosen).oid)
 
 
 def _download_tier(source: Repository, manifests: Sequence[str], tier: int) -> Path:

@@ -4,6 +4,7 @@ Decided
 - The checkpoint of step n, with n steps trained, is `<run id>-step<n>`.
 - Another model of a step, left from a past that the run has gone back from, becomes `<run id>-step<n>.replaced-<k>`: no
   saved step any more, and the first to be removed.
+- Checkpoints of another run of the same name are neither moved nor removed.
 - What is needed (the chain names it, or it waits to be uploaded) is neither moved nor removed, whatever it is called.
 """
 
@@ -14,6 +15,8 @@ import re
 import shutil
 from collections.abc import Collection
 from pathlib import Path
+
+from aftermath.base.outputs import maker_of
 
 _STEP, _REPLACED = "-step", ".replaced-"
 _STEPS, _ASIDE = rf"{_STEP}\d{{1,12}}", rf"{re.escape(_REPLACED)}\d{{1,12}}"
@@ -27,6 +30,23 @@ def step_directory(directory: Path, run_id: str, step: int) -> Path:
 def saved_steps(directory: Path, run_id: str) -> list[Path]:
     """The run's checkpoints in a directory, oldest step first."""
     return sorted(_named(directory, re.escape(_stem(run_id)) + _STEPS), key=step_of)
+
+
+def stem_of_run(directory: Path, run_id: str, identity: str) -> str:
+    """Return what a run's checkpoints in a directory are named after: its run id, unless another run's have that name.
+
+    A run id can be closed and created again, and equal ids exist on several networks. `identity` tells them apart; a
+    checkpoint's mark (`maker_name`) has it.
+    """
+    stem = _stem(run_id)
+    named = _named(directory, re.escape(stem) + _STEPS + f"({_ASIDE})?")
+    makers = {maker_of(path) for path in named}
+    return stem if makers <= {maker_name(identity)} else f"{stem}-{identity}"
+
+
+def maker_name(identity: str) -> str:
+    """Return what the mark of a run's checkpoint says made it."""
+    return f"train {identity}"
 
 
 def is_removable(path: Path) -> bool:

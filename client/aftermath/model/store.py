@@ -33,9 +33,10 @@ from torch import Tensor
 
 from aftermath.base.files import sync
 from aftermath.base.locks import alone_in
+from aftermath.base.outputs import check_directory, replace_directory, write_mark
 from aftermath.model.config import ModelConfig
 from aftermath.model.documents import COMPANIONS, INDEX_FILE, CheckpointError, read_limited
-from aftermath.model.steps import among, move_aside, step_directory
+from aftermath.model.steps import among, maker_name, move_aside, stem_of_run, step_directory
 
 T = TypeVar("T")
 
@@ -61,17 +62,23 @@ def save(
     config: ModelConfig,
     *,
     run_id: str,
+    identity: str = "",
     step: int,
     companions: Mapping[str, bytes],
     needed: Collection[Path] | None = None,
 ) -> Saved:
-    """Write the full model's checkpoint of a step.
+    """Write the full model's checkpoint of a step of the run that `identity` tells from others of its name.
 
     `companions` are the tokenizer's files (see `read_companions`). Another model of that step is moved aside, unless
     it is among the `needed`; without these nothing is. Raises CheckpointError; earlier checkpoints are then untouched.
     """
-    target = step_directory(directory, run_id, step)
-    replaced = _write(target, params, config, 0, companions, lambda place: _give_name(place, target, needed))
+    target = step_directory(directory, stem_of_run(directory, run_id, identity), step)
+
+    def settle(place: Path) -> Path | None:
+        write_mark(place, maker_name(identity))
+        return _give_name(place, target, needed)
+
+    replaced = _write(target, params, config, 0, companions, settle)
     return Saved(target, replaced)
 
 
@@ -102,9 +109,14 @@ def write_checkpoint(
     *,
     tier: int,
     companions: Mapping[str, bytes],
+    made_by: str = "aftermath",
 ) -> None:
-    """Write a tier's Hugging Face directory (tier 0: the full model) to `target`; what was there is replaced."""
-    _write(target, params, config, tier, companions, lambda place: _replace(place, target))
+    """Write a tier's Hugging Face directory (tier 0: the full model) to `target`.
+
+    An earlier directory of the command `made_by` is replaced. Raises OutputError for any other (see base/outputs.py).
+    """
+    check_directory(target, made_by)
+    _write(target, params, config, tier, companions, lambda place: _replace(place, target, made_by))
 
 
 def _write(
@@ -162,9 +174,10 @@ def _json(document: Mapping[str, Any]) -> str:
     return json.dumps(document, indent=2, sort_keys=True) + "\n"
 
 
-def publish(target: Path, fill: Callable[[Path], None]) -> None:
-    """Fill a new directory beside `target`, force it to disk and give it the name; an older `target` is replaced."""
-    _publish(target.parent, fill, lambda place: _replace(place, target))
+def publish(target: Path, fill: Callable[[Path], None], made_by: str = "aftermath") -> None:
+    """Fill a new directory beside `target`, force it to disk and rename it; raises as `write_checkpoint` does."""
+    check_directory(target, made_by)
+    _publish(target.parent, fill, lambda place: _replace(place, target, made_by))
 
 
 def _publish(directory: Path, fill: Callable[[Path], None], settle: Callable[[Path], T]) -> T:
@@ -186,14 +199,9 @@ def _publish(directory: Path, fill: Callable[[Path], None], settle: Callable[[Pa
         shutil.rmtree(place, ignore_errors=True)
 
 
-def _replace(place: Path, target: Path) -> None:
-    if not target.exists():
-        place.rename(target)
-        return
-    older = Path(tempfile.mkdtemp(prefix=f"{_PARTIAL}{os.getpid()}-", dir=target.parent))
-    target.rename(older / "older")
-    place.rename(target)
-    shutil.rmtree(older, ignore_errors=True)
+def _replace(place: Path, target: Path, made_by: str) -> None:
+    write_mark(place, made_by)
+    replace_directory(place, target, made_by)
 
 
 def _give_name(place: Path, target: Path, needed: Collection[Path] | None) -> Path | None:

@@ -8,6 +8,7 @@ trained (`steps_before`): step 120 is the 120th, and a model or checkpoint of st
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -186,6 +187,12 @@ class Run:
     @property
     def halted(self) -> bool:
         return self.state.halted
+
+    @property
+    def identity(self) -> str:
+        """16 hex digits that tell this run from an earlier or later one of the same id."""
+        named = self.run_id.encode() + self.main_authority + self.created.to_bytes(8, "little")
+        return hashlib.sha256(named).hexdigest()[:16]
 
     @property
     def trained_steps(self) -> int:

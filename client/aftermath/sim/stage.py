@@ -28,7 +28,7 @@ def set_up(
     """Write model and tokens into `place`, without the weights unless they are `stored`. The tiny run's rules, with
     these ones in their place.
     """
-    write_checkpoint(place / "model", init_weights(config, 0), config, tier=0, companions={})
+    write_checkpoint(place / "model", init_weights(config, 0), config, tier=0, companions={}, made_by="simulation")
     (place / "data").mkdir()
     tokens = torch.arange(4096).mul(7).remainder(64).to(torch.int16).numpy()
     (place / "data" / "tokens.bin").write_bytes(tokens.tobytes())

@@ -19,6 +19,9 @@ from aftermath.watch.trackers import Wanted
 RUN_ID = "local-testnet"
 _NUMBERS = re.compile(r"[0-9]{1,6}(,[0-9]{1,6})*")
 
+TESTNET_NAMES = r"config\.toml|state\.toml|checkpoints|events|keys|ledger|logs|peers|pipes|server"
+"""What a local test network makes in its directory."""
+
 
 @dataclass(frozen=True)
 class Client:

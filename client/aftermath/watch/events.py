@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TextIO, runtime_checkable
 
 import msgspec
 
+from aftermath.base.outputs import check_file
 from aftermath.watch.kinds import Event, Warning
 
 if TYPE_CHECKING:
@@ -121,6 +122,8 @@ class JsonLines:
         self._wall, self._path = wall, target if isinstance(target, Path) else None
         if isinstance(target, Path):
             target.parent.mkdir(parents=True, exist_ok=True)
+            if target.is_file():
+                check_file(target.resolve(), is_log)
             torn = _torn(target)
             descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             self._stream: TextIO = os.fdopen(descriptor, "a", buffering=1, encoding="utf-8")
@@ -138,6 +141,11 @@ class JsonLines:
             if self._path is not None:
                 error.filename = str(self._path)
             raise
+
+
+def is_log(head: bytes) -> bool:
+    """Whether a file that begins with these bytes holds events as lines of JSON."""
+    return not head or (head.startswith(b"{") and b'"at":' in head and b'"kind":' in head)
 
 
 def _torn(path: Path) -> bool:

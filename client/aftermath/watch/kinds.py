@@ -98,9 +98,10 @@ class Left(Event, frozen=True, kw_only=True):
 
 
 class Finished(Event, frozen=True, kw_only=True):
-    """The run is finished, after so many steps."""
+    """The run is finished, after so many steps; `checkpoint` is where the chain says that the model is."""
 
     step: int
+    checkpoint: str | None = None
 
 
 class Error(Event, frozen=True, kw_only=True):

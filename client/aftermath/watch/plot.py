@@ -10,11 +10,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from aftermath.base.outputs import output_file
 from aftermath.watch.printable import printable
 from aftermath.watch.spark import evenly
 
 Curve = Sequence[tuple[int, float]]
 LOSS = "loss (nats per token)"
+_MADE_BY = "drawn by aftermath"
+_METADATA = {"png": {"Software": _MADE_BY}, "svg": {"Creator": _MADE_BY}, "pdf": {"Creator": _MADE_BY}}
 _EPOCHS_NAMED = 12
 _GAP = 4
 """Times the usual distance between two points, beyond which no line joins them."""
@@ -128,13 +131,18 @@ def _mark(axes: Any, marks: Sequence[tuple[int, str]]) -> None:
 
 
 def _write(figure: Any, path: Path) -> None:
-    """Raises OSError, and ValueError for a suffix that names no kind of picture."""
+    """Raises OutputError, and ValueError for a suffix that names no kind of picture."""
     from matplotlib import pyplot
 
+    kind = path.suffix.removeprefix(".") or "png"
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), output_file(path, _is_ours) as stream:
             warnings.filterwarnings("ignore", "Glyph")  # names may have characters that the font does not
             figure.tight_layout()
-            figure.savefig(path, format=None if path.suffix else "png")  # it would add a suffix, and write elsewhere
+            figure.savefig(stream, format=kind, metadata=_METADATA.get(kind))
     finally:
         pyplot.close(figure)
+
+
+def _is_ours(head: bytes) -> bool:
+    return _MADE_BY.encode() in head

@@ -40,7 +40,7 @@ _SENTENCES: dict[type[kinds.Event], str] = {
     kinds.Checkpoint: "checkpoint of step {step} at {path}",
     kinds.Leaving: "stopping",
     kinds.Left: "left the run",
-    kinds.Finished: "the run is finished: {steps}",
+    kinds.Finished: "the run is finished: {steps}{model}",
     kinds.Warning: "[yellow]{message}[/yellow]",
     kinds.Error: "[red]ends with an error: {message}[/red]",
 }
@@ -78,6 +78,7 @@ class Sentences:
             fields["message"] = fields["message"].replace("\n", "\n    ")  # a fix, which has a line of its own
         elif isinstance(event, kinds.Finished):
             fields["steps"] = counted(event.step, "step")
+            fields["model"] = f"; the model is in {fields['checkpoint']}" if event.checkpoint else ""
         return sentence.format_map(fields)
 
 

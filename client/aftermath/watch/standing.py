@@ -20,6 +20,7 @@ from aftermath.rules.members import Members, Seat
 from aftermath.rules.model import Model
 from aftermath.rules.run import STORED_ROUNDS, Run, steps_before
 from aftermath.rules.state import ExitReason, MemberState, RunState
+from aftermath.rules.unsaved import unsaved_steps
 
 _LEAST = 3  # steps of an epoch before its pace says anything
 _OVERDUE = 15  # seconds after a deadline from which on nobody seems to tick
@@ -95,6 +96,12 @@ class Standing:
     tokens_per_second: int | None
     """Of all members together, at this epoch's pace and with the running round's batch; None as `left`."""
     levels: tuple[LevelStanding, ...]
+    checkpoint: str
+    """Where the newest checkpoint is that the chain names; empty if there is none."""
+    checkpoint_step: int
+    """How many steps are in it; 0 for the model that the run began with."""
+    unsaved: int
+    """Trained steps that are not in it."""
 
 
 def standing(run: Run, model: Model, members: Members, now: int) -> Standing:
@@ -117,6 +124,9 @@ def standing(run: Run, model: Model, members: Members, now: int) -> Standing:
         members=tuple(_members(run, members)),
         tokens_per_second=_speed(run, model, now),
         levels=tuple(_levels(run, members)),
+        checkpoint=model.checkpoint.repo if model.recorded[0].exists else "",
+        checkpoint_step=steps_before(model.checkpoint_step),
+        unsaved=unsaved_steps(run, model),
     )
 
 

@@ -27,7 +27,15 @@ def facts_of(found: Standing) -> dict[str, str | list[str]]:
         "deadline": _deadline(found.deadline),
         "waits for": list(found.waits),
         "members": counted(len(found.members), "seat") + " in use",
+        **({"checkpoint": checkpoint_of(found)} if found.step else {}),
     }
+
+
+def checkpoint_of(found: Standing) -> str:
+    """Where the newest checkpoint is, or that there is none."""
+    if found.checkpoint_step:
+        return f"step {found.checkpoint_step:,} at {found.checkpoint}"
+    return f"no checkpoint exists: {counted(found.unsaved, 'step')} will be lost when the last member ends"
 
 
 def shown_levels(found: Standing) -> list[str]:
@@ -50,6 +58,8 @@ def line(found: Standing) -> str:
     """All of it in a line, for where nothing can be drawn over."""
     here = counted(taking_part(found), "member takes part", "members take part")
     parts = [_state(found), _steps(found), here]
+    if found.step and not found.checkpoint_step and (found.epoch or found.state is RunState.FINISHED):
+        parts.append(checkpoint_of(found))
     owed = found.state in (RunState.UNINITIALIZED, RunState.PAUSED)  # what its owner has or has not done, a sentence
     return printable("; ".join([*parts, f"waits{':' if owed else ' for'} {', and '.join(found.waits)}"]))
 

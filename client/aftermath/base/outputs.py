@@ -1,0 +1,218 @@
+"""Where commands write. No command removes or replaces a file or directory that this software did not make.
+
+A directory that a command writes as a whole, for example a checkpoint, holds MARK: the command's name and the size of
+each file. Such a directory is replaced only by the same command, and only while it holds nothing else.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import re
+import shutil
+import stat
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from aftermath.base.bounded import Malformed, json_value
+from aftermath.base.errors import AftermathError
+from aftermath.base.files import replacing
+
+MARK = ".aftermath.json"
+STANDARD_OUTPUT = "-"
+_MARK_BYTES = 1 << 20
+_HEAD_BYTES = 4096
+_LEAVE = "it is left as it is"
+
+
+class OutputError(AftermathError):
+    """A command was told to write where something lies that it did not make, or where nothing can be written."""
+
+    code = "output"
+
+
+# --- directories ------------------------------------------------------------------------------------------------------
+
+
+def check_directory(path: Path, made_by: str) -> None:
+    """Raise OutputError unless the command `made_by` may create or replace this directory."""
+    fix = "Name a new directory"
+    if str(path) == STANDARD_OUTPUT:
+        raise OutputError("a directory cannot be written to the standard output", fix)
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror}", fix) from None
+    if not stat.S_ISDIR(mode):
+        kind = "a symbolic link" if stat.S_ISLNK(mode) else "not a directory"
+        raise OutputError(f"{path} exists and is {kind}: {_LEAVE}", fix)
+    if Path.cwd().is_relative_to(path.resolve()):
+        raise OutputError(f"{path} is or contains the current directory: {_LEAVE}", fix)
+    try:
+        foreign = _foreign(path, made_by)
+    except OSError as error:
+        raise OutputError(f"cannot read {path}: {error.strerror}", fix) from None
+    if foreign is not None:
+        raise OutputError(
+            f"{path} holds {foreign}, which {made_by} did not write: {_LEAVE}", f"{fix}, or move the files away"
+        )
+
+
+def _foreign(directory: Path, made_by: str) -> str | None:
+    """Return the name of an entry that `made_by` did not write as it is now, or None."""
+    entries = sorted(directory.iterdir())
+    files = _marked_files(directory, made_by)
+    for entry in entries:
+        status = entry.lstat()
+        if not stat.S_ISREG(status.st_mode) or (entry.name != MARK and files.get(entry.name) != status.st_size):
+            return entry.name
+    return None
+
+
+def _marked_files(directory: Path, made_by: str) -> dict[str, int]:
+    """Return the files that a mark lists with their sizes; none if it is missing, damaged or of another command."""
+    mark = _read_mark(directory)
+    files = mark.get("files")
+    return files if mark.get("made_by") == made_by and isinstance(files, dict) else {}
+
+
+def maker_of(directory: Path) -> str | None:
+    """Return what a directory's mark says made it, or None without a valid mark."""
+    made_by = _read_mark(directory).get("made_by")
+    return made_by if isinstance(made_by, str) else None
+
+
+def _read_mark(directory: Path) -> dict[str, Any]:
+    mark = directory / MARK
+    try:
+        if mark.lstat().st_size > _MARK_BYTES:
+            return {}
+        document = json_value(mark.read_bytes())
+    except (OSError, Malformed):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def write_mark(directory: Path, made_by: str) -> None:
+    """List the files that are in a directory now as made by a command."""
+    files = {path.name: path.stat().st_size for path in sorted(directory.iterdir()) if path.name != MARK}
+    with replacing(directory / MARK) as stream:
+        stream.write(json.dumps({"made_by": made_by, "files": files}, indent=1).encode())
+
+
+def update_mark(directory: Path) -> None:
+    """List the files of a directory again that a command has added one to; nothing if the directory has no mark."""
+    made_by = maker_of(directory)
+    if made_by is not None:
+        write_mark(directory, made_by)
+
+
+def replace_directory(new: Path, target: Path, made_by: str) -> None:
+    """Rename the directory `new` to `target`, whose earlier version is removed. Raises as `check_directory` does."""
+    check_directory(target, made_by)
+    if not target.exists():
+        new.rename(target)
+    elif _exchange(new, target):
+        shutil.rmtree(new, ignore_errors=True)
+    else:
+        older = Path(tempfile.mkdtemp(prefix=f".{target.name}.older-", dir=target.parent))
+        target.rename(older / target.name)
+        new.rename(target)
+        shutil.rmtree(older, ignore_errors=True)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchange the names of two directories atomically, where the system can."""
+    if sys.platform != "linux":
+        return False
+    renameat2 = getattr(ctypes.CDLL(None), "renameat2", None)
+    if renameat2 is None:
+        return False
+    at_cwd, exchange = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of linux/fs.h
+    done: int = renameat2(at_cwd, os.fsencode(one), at_cwd, os.fsencode(other), exchange)
+    return done == 0
+
+
+def check_names(directory: Path, names: str, what: str) -> None:
+    """Raise OutputError for a symbolic link, or if an entry's name does not match the pattern `names` of `what`."""
+    if directory.is_symlink():
+        raise OutputError(f"{directory} is a symbolic link: {_LEAVE}", "Name the directory itself, or another one")
+    for entry in sorted(directory.iterdir()):
+        if re.fullmatch(names, entry.name) is None:
+            raise OutputError(
+                f"{directory} holds {entry.name}, which {what} does not have: {_LEAVE}",
+                "Name another directory, or move that file away",
+            )
+
+
+def empty_directory(directory: Path, names: str, what: str, keep: str = "") -> None:
+    """Remove the entries of a directory, except those whose names match `keep`.
+
+    Raises OutputError, with nothing removed, if a name matches neither `names` nor `keep`.
+    """
+    check_names(directory, f"{names}|{keep}", what)
+    for entry in directory.iterdir():
+        if re.fullmatch(keep, entry.name):
+            continue
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def output_file(path: Path, is_ours: Callable[[bytes], bool]) -> Iterator[BinaryIO]:
+    """Yield a stream whose bytes become the file once all are on disk; `-` is the standard output.
+
+    `is_ours` tells by the first bytes of an existing file whether an earlier run of the command wrote it. Raises
+    OutputError for any other file.
+    """
+    if str(path) == STANDARD_OUTPUT:
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+        return
+    check_file(path, is_ours)
+    try:
+        with replacing(path) as stream:
+            yield stream
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror or error}", _advice(error)) from None
+
+
+def check_file(path: Path, is_ours: Callable[[bytes], bool]) -> None:
+    """Raise OutputError unless the file can be created, or is a regular file that `is_ours`."""
+    fix = "Name a new file"
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror}", fix) from None
+    if not stat.S_ISREG(mode):
+        kinds = {stat.S_IFLNK: "a symbolic link", stat.S_IFDIR: "a directory"}
+        kind = kinds.get(stat.S_IFMT(mode), "not a regular file")
+        hint = "; - means the standard output" if path.is_relative_to("/dev") else ""
+        raise OutputError(f"{path} is {kind}: {_LEAVE}", fix + hint)
+    head = b""
+    with suppress(OSError), path.open("rb") as file:
+        head = file.read(_HEAD_BYTES)
+    if not is_ours(head):
+        raise OutputError(f"{path} exists, and this command did not write it: {_LEAVE}", f"{fix}, or move it away")
+
+
+def _advice(error: OSError) -> str:
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return "Name a file in a directory that exists"
+    if isinstance(error, PermissionError):
+        return "Name a file in a directory that you may write to"
+    return "Free some space, or name a file on another disk"

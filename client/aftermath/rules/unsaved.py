@@ -1,0 +1,16 @@
+"""How many trained steps no checkpoint has, so that they are lost when the last member of a run ends."""
+
+from __future__ import annotations
+
+from aftermath.rules.model import Model
+from aftermath.rules.run import Run, steps_before
+
+
+def unsaved_steps(run: Run, model: Model) -> int:
+    """Return how many of the run's trained steps are not in the checkpoint that the chain names."""
+    return max(0, run.trained_steps - steps_before(model.checkpoint_step))
+
+
+def never_saved(run: Run, model: Model) -> bool:
+    """Whether an epoch has ended and no step of the run was ever saved."""
+    return steps_before(run.start_step) > 0 and steps_before(model.checkpoint_step) == 0

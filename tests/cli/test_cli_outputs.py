@@ -1,0 +1,241 @@
+"""What an option names to be written: nothing that a command did not make is removed or replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from aftermath.base.outputs import MARK
+from aftermath.chain.wallet import create_wallet
+from cli.cli_runs import invoke
+from cli.conftest import SHAPE
+from cli.test_cli_decode_gradients import put, result_of
+from cli.test_cli_events import Writer
+from member.desk import SCHEMA
+
+Line = Callable[[Path, Path], list[str | Path]]
+
+
+def model_init(material: Path, out: Path) -> list[str | Path]:
+    return ["model", "init", "--out", out, *SHAPE]
+
+
+def model_merge(material: Path, out: Path) -> list[str | Path]:
+    return ["model", "merge", "--into", material / "model", "--slice", material / "model", "--out", out]
+
+
+def model_export(material: Path, out: Path) -> list[str | Path]:
+    return ["model", "export", "--src", material / out.name.removesuffix("-tier1"), "--tiers", "1", "--out", out.parent]
+
+
+def train_local(material: Path, out: Path) -> list[str | Path]:
+    chosen = ["--steps", "2", "--total-batch", "2", "--lr", "0.001", "--device", "cpu", "--threads", "1"]
+    return ["train-local", "--config-path", material / "config.toml", *chosen, "--out", out]
+
+
+def local_testnet(material: Path, out: Path) -> list[str | Path]:
+    clients = ["--num-clients", "1", "--headless", "--headless-exit-after-secs", "1"]
+    return ["local-testnet", "start", "--config-path", material / "config.toml", *clients, "--dir", out]
+
+
+def localnet_reset(material: Path, out: Path) -> list[str | Path]:
+    return ["localnet", "--port", "0", "--reset", "--ledger", out]
+
+
+DIRECTORIES = [model_init, model_merge, model_export, train_local, local_testnet, localnet_reset]
+
+
+def foreign_directory(place: Path, home: Path) -> None:
+    (place / "sub").mkdir(parents=True)
+    (place / "sub" / "thesis.txt").write_text("years of work")
+
+
+def directory_with_a_checkpoint(place: Path, home: Path) -> None:
+    place.mkdir()
+    (place / "config.json").write_text("{}")
+    (place / "genesis.bin").write_text("as a validator's")
+
+
+def symbolic_link(place: Path, home: Path) -> None:
+    foreign_directory(home / "elsewhere", home)
+    place.symlink_to(home / "elsewhere")
+
+
+def dangling_link(place: Path, home: Path) -> None:
+    place.symlink_to(home / "nowhere")
+
+
+def wallet(place: Path, home: Path) -> None:
+    create_wallet(place)
+
+
+def device(place: Path, home: Path) -> None:
+    place.symlink_to("/dev/null")
+
+
+PLACES = [foreign_directory, directory_with_a_checkpoint, symbolic_link, dangling_link, wallet, device]
+
+
+def everything_in(root: Path) -> dict[str, str]:
+    """Every path below a directory, with what a link names and what a file holds."""
+    found = {}
+    for path in sorted(root.rglob("*")):
+        what = f"-> {path.readlink()}" if path.is_symlink() else path.read_bytes().hex() if path.is_file() else "/"
+        found[str(path.relative_to(root))] = what
+    return found
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    (tmp_path / "user").mkdir()
+    return tmp_path / "user"
+
+
+@pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__)
+@pytest.mark.parametrize("line", DIRECTORIES, ids=lambda line: line.__name__)
+def test_commands_that_write_directories_leave_foreign_ones_alone(
+    line: Line, place: Callable[[Path, Path], None], material: Path, home: Path
+) -> None:
+    if line is localnet_reset and place is dangling_link:
+        pytest.skip("a ledger is made where there is none")
+    place(home / "model-tier1", home)
+    before = everything_in(home)
+    done = invoke(*line(material, home / "model-tier1"))
+    assert done.code in (1, 2), done.out
+    assert "fix: " in done.err, done.err
+    assert {path: what for path, what in everything_in(home).items() if "lock" not in path} == before
+
+
+@pytest.mark.parametrize("line", [model_init, model_merge, train_local], ids=lambda line: line.__name__)
+def test_commands_that_write_directories_refuse_the_current_one_and_stdout(
+    line: Line, material: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    foreign_directory(home / "work", home)
+    monkeypatch.chdir(home / "work")
+    before = everything_in(home)
+    for out in (".", "..", "-"):
+        assert invoke(*line(material, Path(out))).code in (1, 2)
+    assert everything_in(home) == before
+
+
+@pytest.mark.parametrize("line", [model_init, model_merge, model_export], ids=lambda line: line.__name__)
+def test_commands_that_write_directories_replace_what_they_wrote(line: Line, material: Path, home: Path) -> None:
+    out = home / "model-tier1"
+    assert invoke(*line(material, out)).code == 0
+    first = everything_in(out)
+    assert MARK in first
+    assert invoke(*line(material, out)).code == 0
+    assert everything_in(out) == first
+
+    (out / "notes.txt").write_text("mine")
+    changed = everything_in(out)
+    refused = invoke(*line(material, out))
+    assert refused.code == 1
+    assert "notes.txt" in refused.err
+    assert everything_in(out) == changed
+
+
+def test_one_command_does_not_replace_what_another_wrote(material: Path, home: Path) -> None:
+    assert invoke(*model_init(material, home / "model")).code == 0
+    before = everything_in(home)
+    assert invoke(*model_merge(material, home / "model")).code == 1
+    assert everything_in(home) == before
+
+
+def test_tokenize_leaves_the_tokenizer_of_a_folder_alone(home: Path) -> None:
+    (home / "tokenizer.json").write_text("mine")
+    assert invoke("data", "tokenize", "--budget-bytes", 1000, "--output", home).code == 1
+    assert everything_in(home) == {"tokenizer.json": b"mine".hex()}
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def events_in(home: Path) -> Path:
+    if not (home / "events").exists():
+        Writer(home / "events", 0).train(1, 7)
+    return home / "events"
+
+
+def plot(home: Path, out: Path) -> list[str | Path]:
+    return ["plot", events_in(home), "--out", out]
+
+
+def events_csv(home: Path, out: Path) -> list[str | Path]:
+    return ["events", "export", events_in(home), "--csv", "--out", out]
+
+
+def events_lines(home: Path, out: Path) -> list[str | Path]:
+    return ["events", "export", events_in(home), "--out", out]
+
+
+def preview(home: Path, out: Path) -> list[str | Path]:
+    if not (home / "run.toml").exists():
+        assert invoke("init", "--out", home / "run.toml").code == 0
+    return ["preview-lr", "--config-path", home / "run.toml", "--plot", out]
+
+
+def init(home: Path, out: Path) -> list[str | Path]:
+    return ["init", "--force", "--out", out]
+
+
+def dense(home: Path, out: Path) -> list[str | Path]:
+    made = home / "results" / out.name
+    if not made.exists():
+        made.parent.mkdir()
+        put(made.parent, result_of(SCHEMA, 1)).rename(made)
+    return ["decode-gradients", made, "--out", out.parent]
+
+
+FILES = [plot, events_csv, events_lines, preview, init, dense]
+
+
+@pytest.mark.parametrize(
+    "place", [foreign_directory, symbolic_link, dangling_link, wallet, device], ids=lambda p: p.__name__
+)
+@pytest.mark.parametrize("line", FILES, ids=lambda line: line.__name__)
+def test_commands_that_write_files_leave_foreign_ones_alone(
+    line: Line, place: Callable[[Path, Path], None], home: Path
+) -> None:
+    out = home / "out" / "file.png"
+    out.parent.mkdir()
+    words = line(home, out)
+    place(out, home)
+    before = everything_in(home)
+    done = invoke(*words)
+    assert done.code in (1, 2), done.out
+    assert "fix: " in done.err, done.err
+    assert everything_in(home) == before
+
+
+@pytest.mark.parametrize("line", FILES, ids=lambda line: line.__name__)
+def test_commands_that_write_files_replace_what_they_wrote(line: Line, home: Path) -> None:
+    (home / "out").mkdir()
+    words = line(home, home / "out" / "file.png")
+    assert invoke(*words).code == 0
+    assert invoke(*words).code == 0
+    assert (home / "out" / "file.png").stat().st_size
+
+
+@pytest.mark.parametrize("line", [plot, events_csv, events_lines, init], ids=lambda line: line.__name__)
+def test_a_dash_is_the_standard_output(line: Line, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(home)
+    words = line(home, Path("-"))
+    before = everything_in(home)
+    done = invoke(*words)
+    assert done.code == 0
+    assert done.out
+    assert everything_in(home) == before
+
+
+def test_write_log_does_not_append_to_a_wallet(home: Path) -> None:
+    from aftermath.base.outputs import OutputError
+    from aftermath.watch.events import JsonLines
+
+    wallet(home / "w.json", home)
+    before = everything_in(home)
+    with pytest.raises(OutputError):
+        JsonLines(home / "w.json", lambda: None)  # type: ignore[arg-type, return-value]
+    assert everything_in(home) == before

@@ -1,0 +1,38 @@
+"""A run of which nobody keeps a checkpoint: every member says so; and where a finished run's model is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from aftermath.sim.simulation import Simulation, play
+from member.short_runs import SHORT
+
+LOST = "no checkpoint exists: {} will be lost when the last member ends"
+
+
+def test_members_of_run_without_checkpoint_warn_each_epoch_and_at_the_end(tmp_path: Path) -> None:
+    async def story(sim: Simulation) -> None:
+        sim.keeps = False
+        for tier in (0, 1, 2):
+            sim.add(tier)
+        await sim.until_finished()
+
+    sim = play(tmp_path, story, **SHORT)
+    for player in sim.players:
+        told = [event["message"].splitlines() for event in player.saw("warning")]
+        assert [lines[0] for lines in told] == [LOST.format("3 steps"), LOST.format("6 steps")]
+        assert "--checkpoint-dir DIR" in told[0][1]
+        assert [event.get("checkpoint") for event in player.saw("finished")] == [None]
+
+
+def test_finished_members_name_the_checkpoint_of_the_chain(tmp_path: Path) -> None:
+    async def story(sim: Simulation) -> None:
+        for tier in (0, 1, 2):
+            sim.add(tier)
+        await sim.until_finished()
+
+    sim = play(tmp_path, story, **SHORT)
+    (kept,) = [event["path"] for event in sim.players[0].saw("checkpoint") if event["step"] == 6]
+    for player in sim.players:
+        assert not player.saw("warning")
+        assert [event["checkpoint"] for event in player.saw("finished")] == [kept]
