@@ -46,18 +46,19 @@ local-testnet-centralized: $(STAMP)  ## the same on a centralized server
 	$(MAKE) local-testnet ARGS="--backend centralized $(ARGS)"
 
 # Three tiers of tests (docs/development.md, Tests). Each run leaves what its tests cost in runs/test-times.
-# `=` keeps pytest from taking the file of the last run for a path of tests, and then missing tests/conftest.py.
+# Write --duration-table=PATH with `=`. With a space, pytest takes an existing PATH for a test path and does not load
+# tests/conftest.py.
 PYTEST := $(RUN) -m pytest --durations 15
 TIMES := runs/test-times
 
 test: $(STAMP)  ## the fast tests
 	$(PYTEST) -n 3 -m "not slow and not nightly" --duration-table=$(TIMES)/fast.json
 
-# Three workers have the tests end to end, one after the other (tests/conftest.py), and mostly wait; the others compute.
+# Three workers run the end-to-end queues (tests/conftest.py) and mostly wait. The other two run the rest.
 slow: $(STAMP)  ## the slow tests: real processes, the real validator, property tests with 200 examples
 	$(PYTEST) -n 5 -m "slow or hypothesis" --hypothesis-profile slow --duration-table=$(TIMES)/slow.json
 
-nightly: $(STAMP)  ## campaigns of minutes each, run before a larger piece of work ends
+nightly: $(STAMP)  ## campaigns of minutes each, run before you finish a larger change
 	scripts/build-programs.sh --check
 	$(PYTEST) -n 3 -m "nightly or hypothesis" --hypothesis-profile nightly --duration-table=$(TIMES)/nightly.json
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Draw mutants of the source and count how many of them the tests kill.
+"""Draw mutants of the source and report whether the tests kill each one.
 
     scripts/mutants.py draw --seed 38 --count 60 > runs/mutants.json
     .venv/bin/pytest -n 2 -m "not slow and not nightly" --cov=client/aftermath --cov-context=test --cov-report=
     scripts/mutants.py run runs/mutants.json --contexts .coverage > runs/killed.json
 
-A Python mutant is tried with the tests that execute its line, the cheapest first, until one fails. A Rust mutant is
+For a Python mutant, the tests that execute its line run in the order of their names, up to the first failure. A Rust mutant is
 built (minutes each, needs the toolchain of scripts/build-programs.sh) and tried with the tests of the programs.
 The checkout is changed while this runs, and restored after each mutant. `git diff` afterwards must be empty.
 """

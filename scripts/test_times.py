@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Print what each test file costs, and fail where a tier exceeds its budget.
+"""Print what each test file costs, and fail if a tier exceeds its budget.
 
     scripts/test_times.py           print the tables of the last `make test` and `make slow`, check the budgets
     scripts/test_times.py --keep    also write them to tests/durations.tsv, which is committed
@@ -55,7 +55,7 @@ def main() -> int:
 
 
 def cost_per_file(tests: dict[str, dict[str, float]]) -> dict[str, FileCost]:
-    """Return the cost of each test file, the dearest first."""
+    """Return the cost of each test file, most expensive first."""
     files: dict[str, FileCost] = defaultdict(FileCost)
     for nodeid, row in tests.items():
         cost = files[nodeid.partition("::")[0]]
@@ -76,7 +76,7 @@ def print_tier(tier: str, cpu: float, wall: float, files: dict[str, FileCost], b
         return True
     print(
         f"error: the {tier} tier took {cpu:.0f} CPU seconds, its budget is {budget:.0f}\n"
-        "fix: make its dearest files cheaper, or move their campaigns to nightly (docs/development.md, Tests)",
+        "fix: make its most expensive files cheaper, or move their campaigns to nightly (docs/development.md, Tests)",
         file=sys.stderr,
     )
     return False

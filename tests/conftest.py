@@ -39,8 +39,8 @@ os.environ["AFTERMATH_PROFILE"] = ""
 DURATIONS = Path(__file__).with_name("durations.tsv")
 TIERS = {"slow", "nightly"}
 
-# End-to-end tests start several processes each and mostly wait for them. Each queue runs one after the other on one
-# worker. Tests of one queue share their validator, so only two queues have files that use one.
+# End-to-end tests start several processes each and mostly wait for them. Each queue runs on one worker, one test at a
+# time. Tests that use a validator share it within a queue, so keep them in the first two queues.
 QUEUES = (
     tuple(f"tests/e2e/test_e2e_{name}.py" for name in ("admission", "changes", "ranks", "recovery")),
     tuple(
@@ -61,7 +61,7 @@ def pytest_configure() -> None:
     # A shell starts background jobs with SIGINT ignored, and whatever they start inherits that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    # Imported modules and collected tests live to the end: no garbage collection, pytest's own included, visits them.
+    # Turn garbage collection off while tests are loaded, then freeze them, so that no later collection scans them.
     gc.disable()
 
 

@@ -1,4 +1,4 @@
-"""What an option names to be written: nothing that a command did not make is removed or replaced."""
+"""Commands do not remove or replace files and directories that they did not write."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def home(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__)
 @pytest.mark.parametrize("line", DIRECTORIES, ids=lambda line: line.__name__)
-def test_commands_that_write_directories_leave_foreign_ones_alone(
+def test_directory_output_keeps_foreign_entries(
     line: Line, place: Callable[[Path, Path], None], material: Path, home: Path
 ) -> None:
     if line is localnet_reset and place is dangling_link:
@@ -109,7 +109,7 @@ def test_commands_that_write_directories_leave_foreign_ones_alone(
 
 
 @pytest.mark.parametrize("line", [model_init, model_merge, train_local], ids=lambda line: line.__name__)
-def test_commands_that_write_directories_refuse_the_current_one_and_stdout(
+def test_directory_output_refuses_current_directory_and_stdout(
     line: Line, material: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     foreign_directory(home / "work", home)
@@ -121,7 +121,7 @@ def test_commands_that_write_directories_refuse_the_current_one_and_stdout(
 
 
 @pytest.mark.parametrize("line", [model_init, model_merge, model_export], ids=lambda line: line.__name__)
-def test_commands_that_write_directories_replace_what_they_wrote(line: Line, material: Path, home: Path) -> None:
+def test_directory_output_replaces_own_output(line: Line, material: Path, home: Path) -> None:
     out = home / "model-tier1"
     assert invoke(*line(material, out)).code == 0
     first = everything_in(out)
@@ -196,9 +196,7 @@ FILES = [plot, events_csv, events_lines, preview, init, dense]
     "place", [foreign_directory, symbolic_link, dangling_link, wallet, device], ids=lambda p: p.__name__
 )
 @pytest.mark.parametrize("line", FILES, ids=lambda line: line.__name__)
-def test_commands_that_write_files_leave_foreign_ones_alone(
-    line: Line, place: Callable[[Path, Path], None], home: Path
-) -> None:
+def test_file_output_keeps_foreign_entries(line: Line, place: Callable[[Path, Path], None], home: Path) -> None:
     out = home / "out" / "file.png"
     out.parent.mkdir()
     words = line(home, out)
@@ -211,7 +209,7 @@ def test_commands_that_write_files_leave_foreign_ones_alone(
 
 
 @pytest.mark.parametrize("line", FILES, ids=lambda line: line.__name__)
-def test_commands_that_write_files_replace_what_they_wrote(line: Line, home: Path) -> None:
+def test_file_output_replaces_own_output(line: Line, home: Path) -> None:
     (home / "out").mkdir()
     words = line(home, home / "out" / "file.png")
     assert invoke(*words).code == 0

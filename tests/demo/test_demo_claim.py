@@ -41,7 +41,7 @@ def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
     assert precious.read_text() == "precious"
 
 
-def test_a_file_that_was_added_to_a_demo_is_left_alone(tmp_path: Path) -> None:
+def test_claim_refuses_demo_directory_with_added_file(tmp_path: Path) -> None:
     with claimed(tmp_path / "demo", "demo", "--dir DIR", DEMO_NAMES):
         (tmp_path / "demo" / "thesis.tex").write_text("precious")
     with (

@@ -1,4 +1,4 @@
-"""A run of which nobody keeps a checkpoint: every member says so; and where a finished run's model is."""
+"""Members warn while no checkpoint exists, and name the checkpoint of a finished run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from member.short_runs import SHORT
 LOST = "no checkpoint exists: {} will be lost when the last member ends"
 
 
-def test_members_of_run_without_checkpoint_warn_each_epoch_and_at_the_end(tmp_path: Path) -> None:
+def test_run_without_checkpoint_warns_each_epoch_and_at_end(tmp_path: Path) -> None:
     async def story(sim: Simulation) -> None:
         sim.keeps = False
         for tier in (0, 1, 2):

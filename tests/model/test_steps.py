@@ -103,7 +103,7 @@ def test_only_a_directory_of_this_place_is_moved_aside(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("earlier", ["another run", "an earlier version", "a file"])
-def test_checkpoints_of_another_run_of_the_name_stay(tmp_path: Path, earlier: str) -> None:
+def test_save_keeps_checkpoints_of_another_run_with_same_id(tmp_path: Path, earlier: str) -> None:
     """Its run id was closed and created again, with the same directory for checkpoints."""
     if earlier == "a file":
         (tmp_path / "run-step5").write_text("mine")

@@ -1,4 +1,6 @@
-"""Where commands write. No command removes or replaces a file or directory that this software did not make.
+"""Check and replace the files and directories that commands write.
+
+No command replaces what it does not recognize: a directory by its mark or the names in it, a file by its first bytes.
 
 A directory that a command writes as a whole, for example a checkpoint, holds MARK: the command's name and the size of
 each file. Such a directory is replaced only by the same command, and only while it holds nothing else.
@@ -27,11 +29,11 @@ MARK = ".aftermath.json"
 STANDARD_OUTPUT = "-"
 _MARK_BYTES = 1 << 20
 _HEAD_BYTES = 4096
-_LEAVE = "it is left as it is"
+_LEAVE = "nothing was changed"
 
 
 class OutputError(AftermathError):
-    """A command was told to write where something lies that it did not make, or where nothing can be written."""
+    """Raised if an output path holds something that the command did not write, or cannot be written."""
 
     code = "output"
 
@@ -66,7 +68,7 @@ def check_directory(path: Path, made_by: str) -> None:
 
 
 def _foreign(directory: Path, made_by: str) -> str | None:
-    """Return the name of an entry that `made_by` did not write as it is now, or None."""
+    """Return the first entry that `made_by` did not write or that changed since, or None."""
     entries = sorted(directory.iterdir())
     files = _marked_files(directory, made_by)
     for entry in entries:
@@ -77,7 +79,7 @@ def _foreign(directory: Path, made_by: str) -> str | None:
 
 
 def _marked_files(directory: Path, made_by: str) -> dict[str, int]:
-    """Return the files that a mark lists with their sizes; none if it is missing, damaged or of another command."""
+    """Return size by file name from the mark of `made_by`; empty without a valid mark of that command."""
     mark = _read_mark(directory)
     files = mark.get("files")
     return files if mark.get("made_by") == made_by and isinstance(files, dict) else {}
@@ -101,14 +103,14 @@ def _read_mark(directory: Path) -> dict[str, Any]:
 
 
 def write_mark(directory: Path, made_by: str) -> None:
-    """List the files that are in a directory now as made by a command."""
+    """Write a mark that records `made_by` and the directory's current files."""
     files = {path.name: path.stat().st_size for path in sorted(directory.iterdir()) if path.name != MARK}
     with replacing(directory / MARK) as stream:
         stream.write(json.dumps({"made_by": made_by, "files": files}, indent=1).encode())
 
 
 def update_mark(directory: Path) -> None:
-    """List the files of a directory again that a command has added one to; nothing if the directory has no mark."""
+    """Rewrite the mark after a file was added. Do nothing if the directory has no mark."""
     made_by = maker_of(directory)
     if made_by is not None:
         write_mark(directory, made_by)
@@ -147,7 +149,7 @@ def check_names(directory: Path, names: str, what: str) -> None:
     for entry in sorted(directory.iterdir()):
         if re.fullmatch(names, entry.name) is None:
             raise OutputError(
-                f"{directory} holds {entry.name}, which {what} does not have: {_LEAVE}",
+                f"{directory} holds {entry.name}, which does not belong to {what}: {_LEAVE}",
                 "Name another directory, or move that file away",
             )
 

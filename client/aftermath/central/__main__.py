@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from aftermath.base.openmp import sleep_soon
 from aftermath.base.quiet import Quietly
+from aftermath.base.streams import write_whole_output
 
 
 def main() -> None:
     """Entry point of the console script."""
     with Quietly():
         sleep_soon()
+        write_whole_output()
         from aftermath.central.index import CENTRALIZED
 
         CENTRALIZED.main()

@@ -45,8 +45,8 @@ async def _question(options: SigningOptions, run_id: str) -> str:
     points = f"the points of {counted(sum(seat.used for seat in members.seats), 'member')}"
     back = f"and have {sol(rent)} of rent back in {chain.wallet.pubkey}"
     unsaved = unsaved_steps(run, model)
-    lost = f"; no checkpoint has {counted(unsaved, 'step')} of them, which will be lost" if unsaved else ""
-    return f"close run {run_id} for good, with its {run.trained_steps:,} steps and {points}, {back}{lost}?"
+    warning = f"no checkpoint has the last {counted(unsaved, 'step')}: they will be lost. " if unsaved else ""
+    return f"{warning}close run {run_id} for good, with its {run.trained_steps:,} steps and {points}, {back}?"
 
 
 async def _closed(options: SigningOptions, run_id: str) -> Result:

@@ -76,7 +76,7 @@ class InitOptions:
 @command("init", example="aftermath-solana init --out run.toml --preset llama-1m --members 3 --steps 200")
 def init(
     options: InitOptions,
-    out: Annotated[Path, typer.Option(help="The config file to write; - is the standard output.")] = Path("run.toml"),
+    out: Annotated[Path, typer.Option(help="Config file to write; - writes to standard output.")] = Path("run.toml"),
     force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
     json_output: Annotated[
         bool, typer.Option("--json", help="Print one JSON document instead of text; nothing is asked.")
@@ -96,7 +96,7 @@ def init(
 
     to_stdout = str(out) == STANDARD_OUTPUT
     if not to_stdout and not out.name:
-        raise CommandError(f"--out {out} names no file", "Name the config file, for example --out run.toml")
+        raise CommandError(f"--out {out} is not a file name", "Name the config file, for example --out run.toml")
     beside = recipe_file(out)
     targets = [] if to_stdout else [out, beside]
     for path in targets:

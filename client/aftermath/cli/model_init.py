@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from aftermath.model.config import ModelConfig
 
 SHAPE = "Shape"
-NEW_DIRECTORY = "Directory to write: a new one, or one that this command wrote, which is replaced."
+NEW_DIRECTORY = "Directory to write. Must be new, empty, or written by this command; its earlier output is replaced."
 _MAX_ENTRIES_BYTES = 1 << 20
 _KV_HEADS = 2  # of a Llama that is not told
 _SIZES = {"hidden": 128, "layers": 4, "heads": 4, "intermediate": 512, "vocab": VOCAB_SIZE, "context": 2048}

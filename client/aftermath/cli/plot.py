@@ -19,9 +19,9 @@ SUFFIXES = (".png", ".svg")
 @command("plot", example="aftermath-solana plot runs/mine/events --out loss.svg")
 def plot(
     places: Places,
-    out: Annotated[Path, typer.Option(help="The file to write: a .png or an .svg; - is the standard output.")] = Path(
-        "loss.png"
-    ),
+    out: Annotated[
+        Path, typer.Option(help="Picture to write, .png or .svg; - writes a PNG to standard output.")
+    ] = Path("loss.png"),
 ) -> Result:
     """Draw a run's history from its members' events: loss by tier, bytes, epochs, who went and came back.
 

@@ -29,15 +29,15 @@ def reopen(
     """Let a finished run go on, with more steps.
 
     Its members have ended by then: they start train again. What else is to change is said with update-config first.
-    Where no checkpoint has the steps that were trained, it asks first; without a terminal, and with --json, it then
-    needs --yes.
+    If no checkpoint has all trained steps, the command asks first. Without a terminal, or with --json, pass --yes
+    instead.
     """
     if not (yes or options.dry_run):
         unsaved = run_in_loop(_unsaved(options, run_id))
         if unsaved:
-            lost = f"no checkpoint exists: {counted(unsaved, 'step')} of run {run_id} will be lost"
-            check_can_ask("reopen", f"starts from an older model ({lost})", as_json=json_output)
-            if not agreed(f"{lost}, unless a member that still runs has the model. Reopen it?"):
+            lost = f"no checkpoint has the last {counted(unsaved, 'step')} of run {run_id}"
+            check_can_ask("reopen", f"would start from an older model ({lost})", as_json=json_output)
+            if not agreed(f"{lost}. Unless a running member still has the model, they will be lost. Reopen it?"):
                 return Result({"run_id": run_id}, f"run {run_id} stays as it is", EXIT_KNOWN)
     return run_in_loop(_reopened(options, run_id, total_steps))
 

@@ -21,6 +21,7 @@ ParserError: type[Exception] = typer.BadParameter.__mro__[1]
 """Every mistake that the parser finds; typer exports no name for it."""
 
 _ALIKE, _TELLING = 0.75, 3  # of difflib's ratio, and letters that an option may be known by
+_UNREADABLE = re.compile(r"'(.+)' is not readable")
 _SUPERFLUOUS = re.compile(r"unexpected extra arguments?(?:\(s\))? \((.+)\)")
 
 
@@ -40,6 +41,11 @@ def explained(error: Any, script: str, command: str | None, kinds: Mapping[str, 
         if type(error).__name__ == "MissingParameter":
             called = " ".join(filter(None, (script, command)))
             return UsageError(f"{name} is missing", f"{_how_given(parameter, called)}; {more} explains it")
+        if unreadable := _UNREADABLE.search(error.message):
+            path = unreadable[1]
+            return UsageError(
+                f"{name}: cannot read {path}: permission denied", f"Allow it for this user: chmod u+r {path}"
+            )
         return UsageError(f"{name} must be {wanted(parameter, kinds.get(parameter.name))}", f"{more} explains it")
     if option is not None and hasattr(error, "possibilities"):
         close = nearest(option, [name for one in error.ctx.command.params for name in (*one.opts, *one.secondary_opts)])

@@ -226,7 +226,7 @@ def _check_place(out: Path) -> None:
         foreign = sorted(path.name for path in out.iterdir() if path.name not in (LOCK, EVENTS))
         if foreign:
             raise OutputError(
-                f"{out} holds {foreign[0]}, which train-local did not write: it is left as it is",
+                f"{out} holds {foreign[0]}, which train-local did not write: nothing was changed",
                 "Name a new directory with --out",
             )
 

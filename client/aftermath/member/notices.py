@@ -82,9 +82,9 @@ class Notices:
             return
         self._warned_of = run.epoch
         steps = counted(run.trained_steps, "step")
-        how = "A member of tier 0 keeps one: train --matformer-tier 0 --checkpoint-dir DIR"
+        how = "Start a tier-0 member that saves one: train --matformer-tier 0 --checkpoint-dir DIR"
         if run.state is RunState.FINISHED:
-            how = "The next run keeps one if a member of tier 0 has --checkpoint-dir DIR"
+            how = "In the next run, start a tier-0 member with --checkpoint-dir DIR"
         message = f"no checkpoint exists: {steps} will be lost when the last member ends\n{how}"
         self._events.emit(kinds.Warning(message=message, until="checkpoint"))
 

@@ -33,10 +33,9 @@ def saved_steps(directory: Path, run_id: str) -> list[Path]:
 
 
 def stem_of_run(directory: Path, run_id: str, identity: str) -> str:
-    """Return what a run's checkpoints in a directory are named after: its run id, unless another run's have that name.
+    """Return the prefix of a run's checkpoint names: its run id, plus `identity` if another run uses that name here.
 
-    A run id can be closed and created again, and equal ids exist on several networks. `identity` tells them apart; a
-    checkpoint's mark (`maker_name`) has it.
+    A run id can be reused after a close, or on another network. A checkpoint's mark records the run's identity.
     """
     stem = _stem(run_id)
     named = _named(directory, re.escape(stem) + _STEPS + f"({_ASIDE})?")
@@ -45,7 +44,7 @@ def stem_of_run(directory: Path, run_id: str, identity: str) -> str:
 
 
 def maker_name(identity: str) -> str:
-    """Return what the mark of a run's checkpoint says made it."""
+    """Return the `made_by` value of a run's checkpoint mark."""
     return f"train {identity}"
 
 

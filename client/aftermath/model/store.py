@@ -67,8 +67,9 @@ def save(
     companions: Mapping[str, bytes],
     needed: Collection[Path] | None = None,
 ) -> Saved:
-    """Write the full model's checkpoint of a step of the run that `identity` tells from others of its name.
+    """Write the full model's checkpoint of one step.
 
+    `identity` (see `Run.identity`) tells apart runs that share a run id.
     `companions` are the tokenizer's files (see `read_companions`). Another model of that step is moved aside, unless
     it is among the `needed`; without these nothing is. Raises CheckpointError; earlier checkpoints are then untouched.
     """

@@ -1,4 +1,4 @@
-"""How many trained steps no checkpoint has, so that they are lost when the last member of a run ends."""
+"""Count the trained steps that are lost when a run's last member ends, because no checkpoint has them."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ def unsaved_steps(run: Run, model: Model) -> int:
 
 
 def never_saved(run: Run, model: Model) -> bool:
-    """Whether an epoch has ended and no step of the run was ever saved."""
+    """Return whether an epoch has ended and the chain names no checkpoint with trained steps."""
     return steps_before(run.start_step) > 0 and steps_before(model.checkpoint_step) == 0

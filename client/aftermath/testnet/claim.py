@@ -1,4 +1,4 @@
-"""A directory to work in: claimed by one process at a time, and emptied only if one like it made it."""
+"""Claim a working directory: one process at a time, emptied only if the same tool made it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ CHECKPOINTS = "checkpoints"
 
 @contextmanager
 def claimed(root: Path, who: str, option: str, names: str) -> Iterator[None]:
-    """Hold `root` while the block runs, emptied of what an earlier one left. `option` names another directory.
+    """Lock `root` and remove what an earlier run left there.
 
-    `names` is a pattern of the names that are made in it. Checkpoints are moved to `checkpoints-1` and so on, not
-    removed. StageError if another process called `who` works there; OutputError if other files are there.
+    `names` matches the entries that a run makes; `option` is the command-line option shown in fixes. Checkpoints are
+    moved to `checkpoints-1`, `-2` and so on instead of removed. Raises StageError if another process called `who` works
+    there, and OutputError if other files are there.
     """
     mark, other = root / f".aftermath-{who}", f"Name another directory: {option}"
     try:

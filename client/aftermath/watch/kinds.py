@@ -98,7 +98,7 @@ class Left(Event, frozen=True, kw_only=True):
 
 
 class Finished(Event, frozen=True, kw_only=True):
-    """The run is finished, after so many steps; `checkpoint` is where the chain says that the model is."""
+    """The run finished after `step` steps. `checkpoint` is the newest checkpoint that the chain names, or None."""
 
     step: int
     checkpoint: str | None = None

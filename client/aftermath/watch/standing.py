@@ -97,11 +97,11 @@ class Standing:
     """Of all members together, at this epoch's pace and with the running round's batch; None as `left`."""
     levels: tuple[LevelStanding, ...]
     checkpoint: str
-    """Where the newest checkpoint is that the chain names; empty if there is none."""
+    """Location of the newest checkpoint that the chain names. Empty if there is none."""
     checkpoint_step: int
-    """How many steps are in it; 0 for the model that the run began with."""
+    """Steps trained in that checkpoint. 0 for the run's initial model."""
     unsaved: int
-    """Trained steps that are not in it."""
+    """Trained steps that the checkpoint lacks."""
 
 
 def standing(run: Run, model: Model, members: Members, now: int) -> Standing:

@@ -32,7 +32,7 @@ def facts_of(found: Standing) -> dict[str, str | list[str]]:
 
 
 def checkpoint_of(found: Standing) -> str:
-    """Where the newest checkpoint is, or that there is none."""
+    """Return the newest checkpoint's step and location, or a warning that none exists."""
     if found.checkpoint_step:
         return f"step {found.checkpoint_step:,} at {found.checkpoint}"
     return f"no checkpoint exists: {counted(found.unsaved, 'step')} will be lost when the last member ends"

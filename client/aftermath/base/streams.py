@@ -1,0 +1,19 @@
+"""Standard output that is written whole or fails.
+
+With PYTHONUNBUFFERED, which container images set, Python's standard output is unbuffered and drops what the system did
+not take of a write: a disk that is nearly full cut a document, and the command still ended with 0.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+
+
+def write_whole_output() -> None:
+    """Put a buffer, which repeats partial writes, before an unbuffered standard output."""
+    stream = sys.stdout
+    raw = getattr(stream, "buffer", None)
+    if isinstance(stream, io.TextIOWrapper) and isinstance(raw, io.RawIOBase):
+        buffered = io.BufferedWriter(raw)
+        sys.stdout = io.TextIOWrapper(buffered, stream.encoding, stream.errors, line_buffering=True)

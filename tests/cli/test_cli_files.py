@@ -1,0 +1,50 @@
+"""Files that may not be read, and standard output that could not be written whole."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aftermath.chain.wallet import create_wallet
+from cli.cli_runs import CONSOLE, invoke
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
+def test_output_cut_by_full_disk_exits_1(tmp_path: Path, unbuffered: str) -> None:
+    """A limit on the file's size takes part of the first write, as a disk does that is nearly full."""
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+
+    with (tmp_path / "schema.json").open("w") as file:
+        done = subprocess.run(
+            [CONSOLE, "config", "schema"],
+            stdout=file,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
+            preexec_fn=limit,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert "the output cannot be written: File too large" in done.stderr
+
+
+def test_unreadable_file_is_permission_denied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wallet = tmp_path / "w.json"
+    create_wallet(wallet)
+    real = os.access
+
+    def access(path: Any, mode: int) -> bool:
+        """Root may read any file, so the system is asked as another user would be answered."""
+        return real(path, mode) and not (str(path) == str(wallet) and mode == os.R_OK)
+
+    monkeypatch.setattr(os, "access", access)
+    refused = invoke("show-identity", "-w", wallet, "--json").mistake
+    assert refused["error"] == f"--wallet-private-key-path: cannot read {wallet}: permission denied"
+    assert refused["fix"] == f"Allow it for this user: chmod u+r {wallet}"
