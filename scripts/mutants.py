@@ -5,8 +5,8 @@
     .venv/bin/pytest -n 2 -m "not slow and not nightly" --cov=client/aftermath --cov-context=test --cov-report=
     scripts/mutants.py run runs/mutants.json --contexts .coverage > runs/killed.json
 
-For a Python mutant, the tests that execute its line run in the order of their names, up to the first failure. A Rust mutant is
-built (minutes each, needs the toolchain of scripts/build-programs.sh) and tried with the tests of the programs.
+For a Python mutant, the tests that execute its line run in the order of their names, up to the first failure. A Rust
+mutant is built (minutes each, needs the toolchain of scripts/build-programs.sh) and tried with the programs' tests.
 The checkout is changed while this runs, and restored after each mutant. `git diff` afterwards must be empty.
 """
 
