@@ -41,6 +41,9 @@ from cli.test_cli_bad_input import ELSEWHERE
 
 OTHER = "9.9.9"
 
+FAR = ("--rpc-2", ELSEWHERE, "--data-root", "/")
+"""A node that is not of this machine: the run's local paths are not opened then, unless the member says where."""
+
 
 @pytest.fixture
 def waiting(owner: Shell, run_id: str, material: Path, tmp_path: Path) -> Shell:
@@ -200,16 +203,16 @@ def test_a_wallet_that_train_finds_too_poor(waiting: Shell, run_id: str, tmp_pat
     (tmp_path / "poor.json").chmod(0o600)
     if lamports:
         asyncio.run(airdrop(waiting.rpc, load_wallet(poor.wallet).pubkey, lamports))
-    (reason,) = verdict(poor, run_id, poor.wallet, "--rpc-2", ELSEWHERE)
+    (reason,) = verdict(poor, run_id, poor.wallet, *FAR)
     assert f"{load_wallet(poor.wallet).pubkey} holds" in reason
     assert "needs 0.005 SOL" in reason
     if lamports:
-        refused = train(poor, "--run-id", run_id, "--rpc-2", ELSEWHERE)
+        refused = train(poor, "--run-id", run_id, *FAR)
         assert f"error: {reason}\n" in refused.err
         asyncio.run(airdrop(waiting.rpc, load_wallet(poor.wallet).pubkey, 10**6))
     else:
         assert verdict(poor, run_id, poor.wallet) == []  # a local network gives it what is missing
-    assert verdict(poor, run_id, poor.wallet, "--rpc-2", ELSEWHERE) == []
+    assert verdict(poor, run_id, poor.wallet, *FAR) == []
 
 
 def test_a_faucet_that_gives_nothing(
@@ -241,7 +244,7 @@ def test_create_run_asks_once_for_all_of_it(
     """The authorization that lets everybody join and the owner's next commands included: the sum is enough for them."""
     monkeypatch.setattr(confirm, "TELL_SECONDS", 0.1)
     own = load_wallet(owner.wallet).pubkey
-    elsewhere = ("--run-id", run_id, "--rpc-2", ELSEWHERE)
+    elsewhere = ("--run-id", run_id, *FAR[:2])
 
     def needed() -> int:
         said = owner("create-run", *elsewhere).error["error"]

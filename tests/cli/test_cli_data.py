@@ -36,7 +36,7 @@ def test_files_are_fetched_once_and_whole(tmp_path: Path) -> None:
         web.files = {f"/t{number:03}.bin": bytes([number]) * 1000 for number in (1, 2)}
         words = ("data", "fetch", "--output", tmp_path, "--files", 2, "--left-pad-zeros", 3)
         assert invoke(*words, "--url-template", f"{web.url}/t{{}}.bin", "--json").data["bytes"] == 2000
-        assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {
+        assert {path.name: path.read_bytes() for path in tmp_path.glob("*.bin")} == {
             "t001.bin": bytes([1]) * 1000,
             "t002.bin": bytes([2]) * 1000,
         }

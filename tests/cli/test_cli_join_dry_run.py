@@ -17,6 +17,9 @@ from cli.test_cli_dry_run import lamports
 
 __all__ = ["bonded"]
 
+FAR = ("--rpc-2", ELSEWHERE, "--data-root", "/")
+"""A node that is not of this machine: the run's local paths are not opened then, unless the member says where."""
+
 
 def dry(shell: Shell, run_id: str, *more: str | Path | int) -> Outcome:
     return shell("train", *LOCAL, "--run-id", run_id, *more, "--dry-run")
@@ -63,7 +66,7 @@ def test_a_wallet_without_money_is_given_none(bonded: Shell, run_id: str) -> Non
     found = dry(poor, run_id, "--max-bond", BOND).data
     assert (found["held_lamports"], found["transactions"][0]["outcome"], lamports(poor)) == (0, "open", 0)
     assert found["needed_lamports"] > found["total_lamports"] > BOND
-    elsewhere = dry(poor, run_id, "--max-bond", BOND, "--rpc-2", ELSEWHERE)
+    elsewhere = dry(poor, run_id, "--max-bond", BOND, *FAR)
     assert elsewhere.error["code"] == "insufficient-funds"
     assert lamports(poor) == 0
 

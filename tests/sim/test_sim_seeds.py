@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -96,6 +97,7 @@ def test_a_checkpoint_that_the_chain_names_and_nobody_can_load_is_found(tmp_path
         judge.check_now()
         place = Path(sim.model.checkpoint.repo)
         other = {name: tensor + 1 for name, tensor in laws.load(place, 0, "auto").items()}
+        shutil.rmtree(place)
         write_checkpoint(place, other, CONFIG, tier=0, companions={})
         with pytest.raises(Broken, match="has another level"):
             judge.check_now()

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from aftermath.base.errors import AftermathError
+from aftermath.base.local_paths import TRUSTING, LocalPaths
 from aftermath.config.document import RunConfig, parse_as
 from aftermath.config.read import optimizer_of
 from aftermath.model.outline import Outline
@@ -35,10 +36,10 @@ def troubled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[BaseExcept
     """What reading a place raises whose name is `bad`."""
     read, raised = outfit.read_outline, list[BaseException]()
 
-    def fragile(of: Checkpoint) -> Outline:
+    def fragile(of: Checkpoint, paths: LocalPaths) -> Outline:
         if of.repo == "bad":
             raise raised[-1]
-        return read(of)
+        return read(of, paths)
 
     (tmp_path / "config.json").write_bytes(Outline(CONFIG.to_hf()).config_json())
     monkeypatch.setattr(outfit, "read_outline", fragile)
@@ -49,17 +50,17 @@ def troubled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[BaseExcept
 def test_a_fault_of_ours_with_a_place_costs_that_place(troubled: list[BaseException]) -> None:
     troubled.append(RecursionError("nobody has \x1b[31mthought of it"))
     said: list[str] = []
-    outline, _ = outfit.outline_of(recorded("bad", "."), "run", said.append)
+    outline, _ = outfit.outline_of(recorded("bad", "."), "run", said.append, paths=TRUSTING)
     assert outline.config == CONFIG.to_hf()
     assert len(said) == 1
     assert "RecursionError" in said[0]
     assert said[0].isprintable()
     with pytest.raises(AftermathError, match="RecursionError"):
-        outfit.outline_of(recorded("bad"), "run", said.append)
+        outfit.outline_of(recorded("bad"), "run", said.append, paths=TRUSTING)
 
 
 @pytest.mark.parametrize("ends", [MemoryError(), KeyboardInterrupt()], ids=["memory", "Ctrl-C"])
 def test_what_is_no_fault_of_the_place_ends_the_search(troubled: list[BaseException], ends: BaseException) -> None:
     troubled.append(ends)
     with pytest.raises(type(ends)):
-        outfit.outline_of(recorded("bad", "."), "run", lambda _: None)
+        outfit.outline_of(recorded("bad", "."), "run", lambda _: None, paths=TRUSTING)

@@ -196,7 +196,7 @@ def check_file(path: Path, is_ours: Callable[[bytes], bool]) -> None:
     fix = "Name a new file"
     try:
         mode = path.lstat().st_mode
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror}", fix) from None

@@ -17,12 +17,13 @@ import typer
 
 from aftermath.base.errors import AftermathError, UsageError
 from aftermath.cli.command import command
-from aftermath.cli.options import Authorizer, ClusterOptions, Device, MaxBond, MemberTier, RunId
+from aftermath.cli.options import Authorizer, ClusterOptions, Device, LocalFileOptions, MaxBond, MemberTier, RunId
 from aftermath.cli.present import EXIT_KNOWN, EXITS, Result, note
 
 if TYPE_CHECKING:
     from solders.pubkey import Pubkey
 
+    from aftermath.base.local_paths import LocalPaths
     from aftermath.cli.connection import Cluster
     from aftermath.coordinator.errors import Refused
     from aftermath.coordinator.view import View
@@ -137,7 +138,9 @@ async def check_only_process(chain: Cluster, run_id: str, user: Pubkey) -> None:
         pass
 
 
-def on_this_machine(view: View, wallet: bytes, tier: int, device: str) -> tuple[list[AftermathError], list[str]]:
+def on_this_machine(
+    view: View, wallet: bytes, tier: int, device: str, paths: LocalPaths
+) -> tuple[list[AftermathError], list[str]]:
     """What `train` would refuse about device, model, tier and data, and the warnings it would begin with."""
     from aftermath.data.source import SourceAway
     from aftermath.ranks.mesh import mesh_of
@@ -159,7 +162,7 @@ def on_this_machine(view: View, wallet: bytes, tier: int, device: str) -> tuple[
     except AftermathError as refusal:
         return [*refusals, refusal], warnings
     try:
-        schema = outline_of(model, run.run_id, warnings.append)[1]
+        schema = outline_of(model, run.run_id, warnings.append, paths=paths)[1]
     except AftermathError as refusal:
         if run.halted or not others(run, view.members, wallet):
             return [*refusals, refusal], warnings
@@ -167,7 +170,7 @@ def on_this_machine(view: View, wallet: bytes, tier: int, device: str) -> tuple[
     with noting(refusals):
         check_tier(tier, model.tiers, run.run_id)
     try:
-        data_of(model, schema)
+        data_of(model, schema, paths)
     except SourceAway as away:
         warnings.append(f"{away.message}; train would wait for it")
     except AftermathError as refusal:
@@ -175,7 +178,7 @@ def on_this_machine(view: View, wallet: bytes, tier: int, device: str) -> tuple[
     return refusals, warnings
 
 
-def chosen(view: View, wallet: bytes, device: str) -> tuple[int, str]:
+def chosen(view: View, wallet: bytes, device: str, paths: LocalPaths) -> tuple[int, str]:
     """The tier that `train --matformer-tier auto` would take here, and why. Raises what keeps it from one."""
     from aftermath.ranks.mesh import mesh_of
     from aftermath.replica.passes import arithmetic_of
@@ -187,7 +190,7 @@ def chosen(view: View, wallet: bytes, device: str) -> tuple[int, str]:
     check_alone(AUTO_TIER, mesh)
     settings = TrainSettings(run_id=view.run.run_id, device=device)
     arithmetic = arithmetic_of(mesh.devices[0], settings.precision, settings.compile)
-    choice = chosen_here(view, wallet, schema_of(view.model, view.run.run_id), settings, arithmetic)
+    choice = chosen_here(view, wallet, schema_of(view.model, view.run.run_id, paths=paths), settings, arithmetic)
     return choice.tier, choice.why
 
 
@@ -211,6 +214,8 @@ async def can_join(
     max_bond: MaxBond = 0,
     matformer_tier: MemberTier = 0,
     device: Device = "auto",
+    *,
+    files: LocalFileOptions,
 ) -> Result:
     """Say whether a wallet may join a run, and why not.
 
@@ -225,6 +230,7 @@ async def can_join(
     from aftermath.chain.options import public_key
     from aftermath.cli.connection import connect
     from aftermath.replica.devices import indices_named
+    from aftermath.train.opened_paths import paths_for
     from aftermath.train.tier import AUTO_TIER
 
     indices_named(device)
@@ -237,12 +243,13 @@ async def can_join(
         with noting(entry.refusals):
             await check_only_process(chain, run_id, user)
     view, refusals = entry.view, entry.refusals
+    paths = paths_for(files, view.run, on_local_network=chain.pool.is_local)
     tell(entry)
     tier, why = matformer_tier, ""
     if tier == AUTO_TIER:
         with noting(refusals):
-            tier, why = chosen(view, bytes(user), device)
-    unfit, warnings = on_this_machine(view, bytes(user), max(tier, 0), device)
+            tier, why = chosen(view, bytes(user), device, paths)
+    unfit, warnings = on_this_machine(view, bytes(user), max(tier, 0), device, paths)
     refusals += unfit
     reasons = [refusal.message for refusal in refusals]
     for warning in warnings:

@@ -172,7 +172,9 @@ async def model(subject: Subject) -> Finding | None:
     if not subject.view.model.configured:  # of which another check tells
         return None
     own = bytes(subject.wallet.pubkey)
-    refusals, warnings = await asyncio.to_thread(on_this_machine, subject.view, own, subject.tier or 0, subject.device)
+    refusals, warnings = await asyncio.to_thread(
+        on_this_machine, subject.view, own, subject.tier or 0, subject.device, subject.paths()
+    )
     if refusals:
         return broken("; ".join(one.message for one in refusals), ". ".join(one.fix for one in refusals if one.fix))
     if warnings:

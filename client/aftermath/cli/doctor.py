@@ -19,6 +19,7 @@ from aftermath.cli.options import (
     Authorizer,
     ClusterOptions,
     Device,
+    LocalFileOptions,
     MaxBond,
     WalletOptions,
     checked_run_id,
@@ -80,6 +81,7 @@ async def doctor(
     ] = None,
     device: Device = "auto",
     listening: ListeningOptions,
+    files: LocalFileOptions,
     authorizer: Authorizer = None,
     max_bond: MaxBond = 0,
 ) -> Result:
@@ -108,6 +110,7 @@ async def doctor(
         metrics_port=listening.metrics_port,
         mend=fix,
         run_id=run_id,
+        files=files,
         authorizer=authorizer,
         max_bond=max_bond,
     )

@@ -10,6 +10,7 @@ Decided
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from collections.abc import Callable
@@ -99,10 +100,10 @@ def init(
         raise CommandError(f"--out {out} is not a file name", "Name the config file, for example --out run.toml")
     beside = recipe_file(out)
     targets = [] if to_stdout else [out, beside]
-    for path in targets:
-        check_file(path, lambda head: head.startswith(b"# "))
     if there := [path for path in targets if path.exists() and not force]:
         raise CommandError(f"{there[0]} is there already", "Name another file with --out, or say --force")
+    for path in targets:
+        check_file(path, lambda head: re.match(rb"\s*\[\s*\d", head) is None)  # --force does not replace a key file
     if sys.stdin is not None and sys.stdin.isatty() and not json_output:
         options = asked(options)
     wishes = Wishes(**asdict(options))

@@ -120,3 +120,4 @@ def clear(ledger: Path | None) -> None:
     if not of_validator:
         Ledger(directory).close()  # raises when another localnet uses it
     empty_directory(directory, names, "a ledger")
+    directory.rmdir()

@@ -213,3 +213,26 @@ class SigningOptions(WalletOptions, ClusterOptions):
         ),
     ] = defaults.PRIORITY_FEE
     dry_run: DryRun = False
+
+
+@dataclass(frozen=True)
+class LocalFileOptions:
+    """Where this machine has what a run names as local files."""
+
+    data_path: Annotated[
+        Path | None,
+        shared(
+            "--data-path",
+            text="Where this machine has the run's data, if the run names local files. Their hash is checked.",
+        ),
+    ] = None
+    model_path: Annotated[
+        Path | None,
+        shared("--model-path", text="Where this machine has the run's model, if the run names a local directory."),
+    ] = None
+    data_root: Annotated[
+        Path | None,
+        shared(
+            "--data-root", text="Directory below which local paths that the run names are looked for, and nowhere else."
+        ),
+    ] = None

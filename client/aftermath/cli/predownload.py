@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
+from aftermath.base.local_paths import LocalPaths
 from aftermath.cli.command import command
-from aftermath.cli.options import ClusterOptions, RunId, Tier
+from aftermath.cli.options import ClusterOptions, LocalFileOptions, RunId, Tier
 from aftermath.cli.present import Result, facts
+from aftermath.rules.model import DataLocation
+from aftermath.rules.state import DataKind
 
 
 @command("predownload", example="aftermath-solana predownload --run-id demo --matformer-tier 1")
@@ -14,6 +15,8 @@ async def predownload(
     options: ClusterOptions,
     run_id: RunId,
     matformer_tier: Tier = 0,
+    *,
+    files: LocalFileOptions,
 ) -> Result:
     """Fetch a run's model and check its data before joining.
 
@@ -26,13 +29,15 @@ async def predownload(
     from aftermath.model.resolve import resolve
     from aftermath.rules.state import CheckpointKind
     from aftermath.train.letting_in import check_tier
+    from aftermath.train.opened_paths import paths_for
     from aftermath.train.outfit import data_of, schema_of
 
     async with connect(options) as chain:
-        model = await chain.coordinator.model(run_id)
-    schema = schema_of(model, run_id)
+        run, model, _ = await chain.coordinator.snapshot(run_id)
+        paths = paths_for(files, run, on_local_network=chain.pool.is_local)
+    schema = schema_of(model, run_id, paths=paths)
     check_tier(matformer_tier, model.tiers, run_id)
-    directory = resolve(model.checkpoint, tier=matformer_tier)
+    directory = resolve(model.checkpoint, tier=matformer_tier, paths=paths)
     parameters = sum(map(math.prod, schema.state.config.parameter_shapes(matformer_tier).values()))
     if model.checkpoint.kind is not CheckpointKind.DUMMY:  # else there is nothing to fetch but its shape
         load(directory, matformer_tier)
@@ -41,11 +46,13 @@ async def predownload(
         "model": str(directory),
         "tier": matformer_tier,
         "parameters": parameters,
-        "data": _on_this_machine(model.data_location.primary),
-        "sequences": data_of(model, schema).sequences,
+        "data": _on_this_machine(model.data_location, paths),
+        "sequences": data_of(model, schema, paths).sequences,
     }
     return Result(data, facts(data))
 
 
-def _on_this_machine(path: str) -> str:
-    return str(Path(path).expanduser().absolute())
+def _on_this_machine(location: DataLocation, paths: LocalPaths) -> str:
+    if location.kind in (DataKind.LOCAL, DataKind.PREPROCESSED):
+        return str(paths.data_place(location.primary))
+    return location.primary

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from aftermath.base.files import settle
+from aftermath.base.outputs import write_mark
 from aftermath.data.http import HttpClient, shown
 from aftermath.data.source import DataError
 
@@ -41,6 +42,7 @@ def download(url: str, folder: Path, client: HttpClient, told: Callable[[int, in
                 file.write(part.data)
                 told(file.tell(), first.size)
         settle(partial, path)
+        write_mark(folder, "data fetch")
     except OSError as error:
         raise DataError(f"cannot write {path}: {error.strerror}", "Free some space or name another folder") from None
     return path

@@ -23,6 +23,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from aftermath.base.files import standing_in
+from aftermath.base.outputs import write_mark
 from aftermath.data.formats import SUFFIXES
 from aftermath.data.source import DataError
 
@@ -121,6 +122,7 @@ def tokenise(
             if not writer.tokens:
                 raise DataError("none of the files is UTF-8 text", "Convert the text to UTF-8")
             writer.finish(tokenizer.to_str())
+        write_mark(output, "data tokenize")
     except OSError as error:
         raise DataError(f"cannot write {output}: {error.strerror}", "Free some space or name another folder") from None
     finally:

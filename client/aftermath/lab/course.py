@@ -219,11 +219,11 @@ class Course:
 
 def _check_place(out: Path) -> None:
     """Raise OutputError unless a training may be written here: a new or empty directory, or one of train-local."""
-    check_directory(out / CHECKPOINT, MADE_BY)
     if str(out) == STANDARD_OUTPUT or (out.exists() and not out.is_dir()):
-        raise OutputError(f"--out {out} is not a directory", "Name a new directory")
+        raise OutputError(f"cannot write to {out}: it is not a directory", "Name a new directory with --out")
+    check_directory(out / CHECKPOINT, MADE_BY)
     if out.is_dir() and not (out / STATE).exists():
-        foreign = sorted(path.name for path in out.iterdir() if path.name not in (LOCK, EVENTS))
+        foreign = sorted(path.name for path in out.iterdir() if path.name not in (LOCK, EVENTS) and path.name[0] != ".")
         if foreign:
             raise OutputError(
                 f"{out} holds {foreign[0]}, which train-local did not write: nothing was changed",

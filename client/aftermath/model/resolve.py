@@ -7,9 +7,12 @@ model's shape and its tokenizer, and every member makes the same first weights (
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
+from aftermath.base.errors import Unsuitable
+from aftermath.base.local_paths import TRUSTING, LocalPaths
 from aftermath.model.documents import CheckpointError, Strategy, hf_config
 from aftermath.rules.model import Checkpoint
 from aftermath.rules.state import CheckpointKind
@@ -22,6 +25,7 @@ def resolve(
     strategy: Strategy = "auto",
     cache_dir: Path | None = None,
     token: str | None = None,
+    paths: LocalPaths = TRUSTING,
 ) -> Path:
     """A directory that `checkpoint.load` reads for this tier; from the Hub only the tier's files are fetched.
 
@@ -35,8 +39,8 @@ def resolve(
             checkpoint.repo, checkpoint.revision, tier=tier, strategy=strategy, cache_dir=cache_dir, token=token
         )
     if checkpoint.kind is CheckpointKind.DUMMY:
-        return _config_file(checkpoint, cache_dir, token).parent
-    return local_directory(checkpoint)
+        return _config_file(checkpoint, cache_dir, token, paths).parent
+    return _opened(checkpoint, paths)
 
 
 def local_directory(checkpoint: Checkpoint) -> Path:
@@ -48,32 +52,53 @@ def local_directory(checkpoint: Checkpoint) -> Path:
 
 
 def load_hf_config(
-    checkpoint: Checkpoint, *, cache_dir: Path | None = None, token: str | None = None
+    checkpoint: Checkpoint,
+    *,
+    cache_dir: Path | None = None,
+    token: str | None = None,
+    paths: LocalPaths = TRUSTING,
 ) -> dict[str, Any]:
     """The checkpoint's config.json, without its weights. Raises CheckpointError."""
     _require_place(checkpoint)
-    return hf_config(_config_file(checkpoint, cache_dir, token))
+    return hf_config(_config_file(checkpoint, cache_dir, token, paths))
 
 
-def outline_directory(checkpoint: Checkpoint) -> Path:
+def outline_directory(checkpoint: Checkpoint, paths: LocalPaths = TRUSTING) -> Path:
     """A directory with its config.json and, where it has them, its tokenizer's files. Raises CheckpointError."""
     _require_place(checkpoint)
-    here = local_directory(checkpoint)
-    if checkpoint.kind is CheckpointKind.LOCAL or (checkpoint.kind is CheckpointKind.DUMMY and here.is_dir()):
+    here = _local(checkpoint, paths)
+    if here is not None and (checkpoint.kind is CheckpointKind.LOCAL or here.is_dir()):
         return here
     from aftermath.model import hub
 
     return hub.download_outline(checkpoint.repo, checkpoint.revision)
 
 
-def _config_file(checkpoint: Checkpoint, cache_dir: Path | None, token: str | None) -> Path:
+def _config_file(checkpoint: Checkpoint, cache_dir: Path | None, token: str | None, paths: LocalPaths) -> Path:
     """Where its config.json is, fetched if need be."""
-    here = local_directory(checkpoint) / "config.json"
-    if checkpoint.kind is CheckpointKind.LOCAL or (checkpoint.kind is CheckpointKind.DUMMY and here.is_file()):
-        return here
+    here = _local(checkpoint, paths)
+    if here is not None and (checkpoint.kind is CheckpointKind.LOCAL or (here / "config.json").is_file()):
+        return here / "config.json"
     from aftermath.model import hub
 
     return hub.download_config(checkpoint.repo, checkpoint.revision, cache_dir=cache_dir, token=token)
+
+
+def _local(checkpoint: Checkpoint, paths: LocalPaths) -> Path | None:
+    """The directory of a Local checkpoint, or the one that a Dummy may mean; None if it names a repository.
+
+    Raises Unsuitable for a Local one that may not be opened.
+    """
+    if checkpoint.kind is CheckpointKind.LOCAL:
+        return _opened(checkpoint, paths)
+    if checkpoint.kind is CheckpointKind.DUMMY:
+        with contextlib.suppress(Unsuitable):
+            return _opened(checkpoint, paths)
+    return None
+
+
+def _opened(checkpoint: Checkpoint, paths: LocalPaths) -> Path:
+    return local_directory(checkpoint) if paths.trusting else paths.model_place(checkpoint.repo)
 
 
 def _require_place(checkpoint: Checkpoint) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from aftermath.base.local_paths import TRUSTING, LocalPaths
 from aftermath.model.architectures import config_of
 from aftermath.model.checkpoint import find, load
 from aftermath.model.config import ModelConfig
@@ -43,6 +44,7 @@ class Origin:
     arithmetic: Arithmetic = PLAIN
     make: Callable[..., Replica] = Replica
     """Makes a replica, as the class does."""
+    paths: LocalPaths = TRUSTING
 
     def stand_in(self) -> Replica:
         """A replica to measure with, before any weights are here."""
@@ -77,8 +79,8 @@ class Origin:
         if checkpoint.kind is CheckpointKind.DUMMY:
             return init_weights(self.config, DUMMY_SEED, self.tier)
         if checkpoint.kind is CheckpointKind.HUB:  # before a byte of weights is fetched, by what they claim to be
-            self._check(config_of(load_hf_config(checkpoint)), checkpoint)
-        directory = resolve(checkpoint, tier=self.tier, strategy=self.strategy)
+            self._check(config_of(load_hf_config(checkpoint, paths=self.paths)), checkpoint)
+        directory = resolve(checkpoint, tier=self.tier, strategy=self.strategy, paths=self.paths)
         self._check(find(directory, self.tier, self.strategy).config, checkpoint)
         return load(directory, self.tier, self.strategy)
 

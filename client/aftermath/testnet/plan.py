@@ -94,6 +94,7 @@ class Plan:
             yield from ("--checkpoint-dir", str(kept.expanduser().absolute() / name))
             if wishes.keep_steps is not None:
                 yield from ("--keep-steps", str(wishes.keep_steps))
+        yield from self._local_files()
         if wishes.write_log:
             yield from ("--write-log", str(self.place / "logs" / f"{name}.jsonl"))
         if wishes.distro_data is not None:
@@ -105,6 +106,13 @@ class Plan:
         for name, given in vars(wishes.trackers).items():
             if given is not None:
                 yield from ("--" + name.replace("_", "-"), given)
+
+    def _local_files(self) -> Iterator[str]:
+        """Where model and data are, if the config names local files: a client opens no path that the chain names."""
+        llm = self.chosen.config.llm
+        for option, local in (("--model-path", llm.checkpoint.Local), ("--data-path", llm.data_location.Local)):
+            if local is not None:
+                yield from (option, str(Path(local.path).expanduser().absolute()))
 
 
 def clients_of(count: int, tiers: str, chosen: Chosen) -> tuple[Client, ...]:

@@ -13,6 +13,7 @@ from functools import partial
 
 import torch
 
+from aftermath.base.local_paths import LocalPaths
 from aftermath.base.wait import cancel
 from aftermath.base.worker import ThreadWorker, Worker
 from aftermath.chain.member import SolanaMember
@@ -41,6 +42,7 @@ from aftermath.train.kernels import ready_kernels
 from aftermath.train.made import evaluations_of, hub_of, prompt_of
 from aftermath.train.named import Named
 from aftermath.train.newcomer import Newcomer
+from aftermath.train.opened_paths import paths_for
 from aftermath.train.outfit import data_of
 from aftermath.train.settings import TrainSettings
 from aftermath.watch import kinds
@@ -75,19 +77,20 @@ async def assembled(
     model = view.model
     workers = Workers(*(ThreadWorker(name) for name in ("replica", "decode", "upload", "write", "data", "state")))
     compute, clock = workers.compute, RealClock()
-    newcomer = Newcomer(settings.run_id, settings.matformer_tier, chain, transport, clock, events)
+    paths = paths_for(settings, view.run, on_local_network=named.reach.pool.is_local)
+    newcomer = Newcomer(settings.run_id, settings.matformer_tier, chain, transport, clock, events, paths)
     outline, schema = await newcomer.outline(compute)
     _check(settings, named, schema)
     if advice := keeping_advice(settings):
         events.emit(kinds.Warning(message=advice))
-    origin = await _origin(settings, named, schema, ranks, compute)
+    origin = await _origin(settings, named, schema, ranks, compute, paths)
     feed = RunFeed(view)
     if events.looked_at:
         stack.push_async_callback(cancel, [asyncio.create_task(_show(feed, chain, events))])
     ports = Ports(chain, feed, transport, clock, Attention(clock), events)
     role = Role(settings.run_id, schema, settings.matformer_tier, named.reach.secret)
     wishes = await _wishes(settings, outline, schema, compute)
-    data = await _data(events, clock, workers.read, lambda: data_of(model, schema))
+    data = await _data(events, clock, workers.read, lambda: data_of(model, schema, paths))
     keep_steps = settings.keep_steps if settings.delete_old_steps else None
     archive = Archive(settings.checkpoint_dir, hub_of(settings), keep_steps, outline.companions)
     if origin.device.type == "cpu":
@@ -109,19 +112,24 @@ def _check(settings: TrainSettings, named: Named, schema: Schema) -> None:
 
 
 async def _origin(
-    settings: TrainSettings, named: Named, schema: Schema, ranks: Launched | None, compute: Worker
+    settings: TrainSettings,
+    named: Named,
+    schema: Schema,
+    ranks: Launched | None,
+    compute: Worker,
+    paths: LocalPaths,
 ) -> Origin:
     """Where its replicas come from: of one device, or led by this process and held by its `ranks`."""
     tier, strategy = settings.matformer_tier, settings.matformer_load_strategy
     pass_size = PassSize(settings.micro_batch_size, settings.activation_checkpointing)
     if ranks is None:
         device = named.mesh.devices[0]
-        return Origin(schema, tier, strategy, device, pass_size, time.monotonic, named.arithmetic)
+        return Origin(schema, tier, strategy, device, pass_size, time.monotonic, named.arithmetic, paths=paths)
     from aftermath.ranks.lead import Lead, led_by  # torch's sharding takes a second to import, which few members need
 
     make = led_by(await compute(lambda: Lead(ranks.join(), schema.state.config, tier, pass_size, named.arithmetic)))
     device = torch.device("cpu")  # of what the ranks do not hold
-    return Origin(schema, tier, strategy, device, pass_size, time.monotonic, PLAIN, make)
+    return Origin(schema, tier, strategy, device, pass_size, time.monotonic, PLAIN, make, paths)
 
 
 async def _wishes(settings: TrainSettings, outline: Outline, schema: Schema, compute: Worker) -> Wishes:

@@ -7,6 +7,7 @@ config file's, or a pair of one and its weight. A mixture holds no mixtures, and
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from typing import Any, assert_never
 
 from pydantic import ValidationError
@@ -14,6 +15,7 @@ from pydantic import ValidationError
 from aftermath.base.bounded import Malformed, json_value
 from aftermath.base.directories import cache_directory
 from aftermath.base.errors import Unsuitable
+from aftermath.base.local_paths import TRUSTING, LocalPaths
 from aftermath.config.read import location_of
 from aftermath.config.sources import DataLocation as Chosen
 from aftermath.config.sources import Shuffle
@@ -33,32 +35,36 @@ from aftermath.rules.state import DataKind
 _MOST_DOCUMENT = 1 << 20  # bytes of a mixture's document
 
 
-def open_source(location: DataLocation, seq_len: int, vocab_size: int, *, labels: bool = False) -> Source:
-    """The sequences at a place, `labels`: with what is to be learnt of them.
+def open_source(
+    location: DataLocation, seq_len: int, vocab_size: int, *, labels: bool = False, paths: LocalPaths = TRUSTING
+) -> Source:
+    """The sequences at a place, `labels`: with what is to be learnt of them; `paths` says which local files are opened.
 
     Raises DataError (SourceAway if trying again may help), or Unsuitable.
     """
     if location.kind is DataKind.PREPROCESSED:
-        return PreprocessedRows(location.primary, seq_len, vocab_size, labels=labels)
+        return PreprocessedRows(str(paths.data_place(location.primary)), seq_len, vocab_size, labels=labels)
     if labels:
         raise Unsuitable(
             "the run learns labels, and its data location has none",
             'Its owner uses data_location = { Preprocessed = "DIR" }, or data_type = "Pretraining"',
         )
     if location.kind is DataKind.WEIGHTED_HTTP:
-        return _mixture(location.primary, seq_len, vocab_size)
+        return _mixture(location.primary, seq_len, vocab_size, paths)
     if location.kind is DataKind.DUMMY:
         return DummyTokens(seq_len, vocab_size)
     if location.kind is DataKind.SERVER:
         return RemoteTokens(location.primary, seq_len, vocab_size)
     seed = location.shuffle_seed if location.shuffle else None
     if location.kind is DataKind.LOCAL:
-        return open_tokens(location.primary, location.token_bytes, seq_len, vocab_size=vocab_size, shuffle_seed=seed)
+        place = paths.data_place(location.primary)
+        return open_tokens(str(place), location.token_bytes, seq_len, vocab_size=vocab_size, shuffle_seed=seed)
     if location.kind not in (DataKind.HTTP_SINGLE_URL, DataKind.HTTP_NUMBERED_FILES, DataKind.HTTP_GCP):
         assert_never(location.kind)
     client = HttpClient()
-    files, place = HttpFiles(_urls(location, client), client, Cache(cache_directory("data"))), shown(location.primary)
-    return TokenFiles(files, place, location.token_bytes, seq_len, vocab_size=vocab_size, shuffle_seed=seed)
+    files = HttpFiles(_urls(location, client), client, Cache(cache_directory("data")))
+    where = shown(location.primary)
+    return TokenFiles(files, where, location.token_bytes, seq_len, vocab_size=vocab_size, shuffle_seed=seed)
 
 
 def check_place(location: DataLocation) -> None:
@@ -81,7 +87,7 @@ def _urls(location: DataLocation, client: HttpClient) -> list[str]:
     return [location.primary]
 
 
-def _mixture(url: str, seq_len: int, vocab_size: int) -> Source:
+def _mixture(url: str, seq_len: int, vocab_size: int, paths: LocalPaths) -> Source:
     raw = HttpClient().document(url, _MOST_DOCUMENT)
     try:
         chosen, weights, seed = _described(json_value(raw))
@@ -90,7 +96,13 @@ def _mixture(url: str, seq_len: int, vocab_size: int) -> Source:
         raise DataError(f"{shown(url)} describes no mixture: {said}", "docs/data.md has an example") from None
     if any(location.kind in (DataKind.WEIGHTED_HTTP, DataKind.PREPROCESSED) for location in chosen):
         raise DataError(f"{shown(url)} mixes what cannot be mixed: mixtures, or rows with labels")
-    sources = [open_source(location, seq_len, vocab_size) for location in chosen]
+    if paths.root is None and not paths.trusting and any(location.kind is DataKind.LOCAL for location in chosen):
+        raise Unsuitable(
+            f"{shown(url)} names files of this machine, which a document may not",
+            "Say below which directory they are: --data-root DIR",
+        )
+    below = replace(paths, data=None)  # --data-path is one place, and a mixture has several
+    sources = [open_source(location, seq_len, vocab_size, paths=below) for location in chosen]
     mark = FileRecord("mixture", len(raw), hashlib.sha256(raw).hexdigest())
     return WeightedSources(sources, weights, mark=mark, shuffle_seed=seed)
 

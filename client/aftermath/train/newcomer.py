@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from aftermath.base.errors import AftermathError
+from aftermath.base.local_paths import LocalPaths
 from aftermath.base.worker import Worker
 from aftermath.coordinator.errors import Refused, Unavailable
 from aftermath.coordinator.ports import Clock, Coordinator
@@ -46,9 +47,16 @@ class Newcomer:
     """Finds out what a run's model is."""
 
     def __init__(
-        self, run_id: str, tier: int, chain: Coordinator, transport: Transport, clock: Clock, events: Events
+        self,
+        run_id: str,
+        tier: int,
+        chain: Coordinator,
+        transport: Transport,
+        clock: Clock,
+        events: Events,
+        paths: LocalPaths,
     ) -> None:
-        self._run_id, self._tier = run_id, tier
+        self._run_id, self._tier, self._paths = run_id, tier, paths
         self._chain, self._transport, self._clock, self._events = chain, transport, clock, events
 
     async def outline(self, compute: Worker) -> tuple[Outline, Schema]:
@@ -56,7 +64,7 @@ class Newcomer:
         view = await self._chain.view()
         check_model(view.model, self._run_id)
         try:
-            return await compute(lambda: outline_of(view.model, self._run_id, self._warn))
+            return await compute(lambda: outline_of(view.model, self._run_id, self._warn, paths=self._paths))
         except AftermathError as error:
             if view.run.halted or not others(view.run, view.members, self._chain.wallet):
                 raise

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from aftermath.base.errors import AftermathError, Unsuitable
+from aftermath.base.local_paths import LocalPaths
 from aftermath.data.fingerprint import hash_of
 from aftermath.data.http import shown
 from aftermath.data.source import Source
@@ -27,15 +28,17 @@ from aftermath.train.locations import open_source
 log = logging.getLogger(__name__)
 
 
-def schema_of(model: Model, run_id: str, *besides: Checkpoint) -> Schema:
+def schema_of(model: Model, run_id: str, *besides: Checkpoint, paths: LocalPaths) -> Schema:
     """The run's schema, from the config.json of a checkpoint that it has recorded, or `besides` of others.
 
     Raises as `outline_of` does.
     """
-    return outline_of(model, run_id, log.warning, *besides)[1]
+    return outline_of(model, run_id, log.warning, *besides, paths=paths)[1]
 
 
-def outline_of(model: Model, run_id: str, warn: Callable[[str], None], *besides: Checkpoint) -> tuple[Outline, Schema]:
+def outline_of(
+    model: Model, run_id: str, warn: Callable[[str], None], *besides: Checkpoint, paths: LocalPaths
+) -> tuple[Outline, Schema]:
     """The run's model as the first of its recorded checkpoints describes it that fits the hash on chain.
 
     A member may have named a place that does not exist: `warn` is told of each that is passed over. Raises what is
@@ -46,7 +49,7 @@ def outline_of(model: Model, run_id: str, warn: Callable[[str], None], *besides:
     recorded = [one.checkpoint for one in model.recorded if one.exists]
     for place in dict.fromkeys([model.checkpoint, *recorded, *besides]):
         try:
-            outline = read_outline(place)
+            outline = read_outline(place, paths)
             schema = schema_from(outline.config, model, run_id, f"the checkpoint {place.repo}")
         except AftermathError as error:
             wrong.append(error)
@@ -78,11 +81,11 @@ def schema_from(config: Mapping[str, Any], model: Model, run_id: str, whose: str
     return schema
 
 
-def data_of(model: Model, schema: Schema) -> Source:
+def data_of(model: Model, schema: Schema, paths: LocalPaths) -> Source:
     """The run's tokens as this machine has them. Unsuitable if they are not those that the run's owner marked."""
     finetuning = model.data_type == DataType.FINETUNING
     location = model.data_location
-    source = open_source(location, model.max_seq_len, schema.state.config.vocab_size, labels=finetuning)
+    source = open_source(location, model.max_seq_len, schema.state.config.vocab_size, labels=finetuning, paths=paths)
     if location.files_hash and (found := hash_of(source.record()).hex()) != location.files_hash:
         raise Unsuitable(
             f"the data at {shown(location.primary)} is not what the run trains on: its hash is {found[:12]}, the run's "

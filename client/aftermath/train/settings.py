@@ -119,6 +119,16 @@ class TrainSettings:
         Doc("auto takes a tier's own files if complete, sliced demands them, universal slices the full model."),
     ] = "auto"
 
+    data_path: Annotated[
+        Path | None, Doc("Where this machine has the run's data, if the run names local files. Their hash is checked.")
+    ] = None
+    model_path: Annotated[
+        Path | None, Doc("Where this machine has the run's model, if the run names a local directory.")
+    ] = None
+    data_root: Annotated[
+        Path | None, Doc("Directory below which local paths that the run names are looked for, and nowhere else.")
+    ] = None
+
     checkpoint_dir: Annotated[Path | None, Doc("Directory for a checkpoint after every epoch (tier 0 only).")] = None
     hub_repo: Annotated[str | None, Doc("Hugging Face repository that receives checkpoints (needs HF_TOKEN).")] = None
     hub_token: Annotated[str | None, Doc("Token for the Hub, read from HF_TOKEN.")] = field(default=None, repr=False)

@@ -145,7 +145,7 @@ class JsonLines:
 
 def is_log(head: bytes) -> bool:
     """Whether a file that begins with these bytes holds events as lines of JSON."""
-    return not head or (head.startswith(b"{") and b'"at":' in head and b'"kind":' in head)
+    return not head or head.startswith((b'{"at":', b'{"kind":'))
 
 
 def _torn(path: Path) -> bool:

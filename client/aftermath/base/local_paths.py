@@ -1,0 +1,85 @@
+"""Which local files a member opens for a run.
+
+A path that comes from the chain, a peer or a document is a label: without this, a run's owner could name any file of a
+member, and read it back from the results that the member sends. The member says where its data and model are. Without
+that, only directories that this software made itself are opened (`outputs.MARK`), and only for a run on a network of
+this machine, or if this same run made them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from aftermath.base.errors import Unsuitable
+from aftermath.base.outputs import maker_of
+
+
+@dataclass(frozen=True)
+class LocalPaths:
+    """What a member's options say of local files. `trusting` opens any label: of who wrote the config file itself."""
+
+    data: Path | None = None
+    model: Path | None = None
+    root: Path | None = None
+    on_local_network: bool = False
+    own_maker: str | None = None
+    """The mark of directories that members of this very run wrote."""
+    trusting: bool = False
+
+    def data_place(self, label: str) -> Path:
+        """Return the path to open for a data location. Raises Unsuitable."""
+        return self._place(label, self.data, "data", "--data-path")
+
+    def model_place(self, label: str) -> Path:
+        """Return the directory to open for a checkpoint. Raises Unsuitable."""
+        return self._place(label, self.model, "model", "--model-path")
+
+    def _place(self, label: str, chosen: Path | None, what: str, option: str) -> Path:
+        place = _absolute(label)
+        made_by = _maker(place) if place is not None else None
+        if place is not None and (self.trusting or (made_by is not None and made_by == self.own_maker)):
+            return place
+        if chosen is not None:
+            return chosen.expanduser().absolute()
+        if self.root is not None:
+            below = _below(self.root, label)
+            if below is not None:
+                return below
+        elif place is not None and self.on_local_network and (made_by is not None or not place.exists()):
+            return place  # what does not exist gives nothing away, and whoever opens it says so
+        raise Unsuitable(
+            f"the run names {label} for its {what}: paths that a run names are not opened on this machine",
+            f"Say where you have it: {option} DIR, or --data-root DIR for the directory that {label} is in",
+        )
+
+
+def _absolute(label: str) -> Path | None:
+    """The path that a label would be, None if it is none."""
+    try:
+        place = Path(label).expanduser().absolute()
+        place.resolve()
+    except (OSError, RuntimeError, ValueError):  # no user of that name, or no file name at all
+        return None
+    return place
+
+
+def _maker(place: Path) -> str | None:
+    """The mark of the directory that a path means after links, or that holds the file."""
+    real = place.resolve()
+    return maker_of(real if real.is_dir() else real.parent)
+
+
+def _below(root: Path, label: str) -> Path | None:
+    """The path of a label below a directory, None if it leads out of it."""
+    root = root.expanduser().resolve()
+    parts = [part for part in PurePosixPath(label).parts if part not in ("/", "~", ".")]
+    try:
+        place = root.joinpath(*parts).resolve()
+    except (OSError, RuntimeError, ValueError):
+        return None
+    return place if parts and ".." not in parts and place.is_relative_to(root) else None
+
+
+TRUSTING = LocalPaths(trusting=True)
+"""For paths that the person at this machine wrote: the owner's config file, an option of a command."""

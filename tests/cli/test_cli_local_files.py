@@ -1,0 +1,46 @@
+"""Local files that a run names: nothing of this machine is read unless its user says so."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from aftermath.base.outputs import MARK
+from cli.cli_runs import Shell
+
+
+@pytest.fixture
+def stolen(owner: Shell, run_id: str, material: Path, tmp_path: Path) -> Path:
+    """A run whose owner names a directory of its members that this software did not make."""
+    secret = tmp_path / "secret"
+    shutil.copytree(material / "tokens", secret)
+    (secret / MARK).unlink()
+    config = tmp_path / "config.toml"
+    config.write_text((material / "config.toml").read_text().replace(str(material / "tokens"), str(secret)))
+    assert owner("create-run", "--run-id", run_id).code == 0
+    assert owner("update-config", "--run-id", run_id, "--config-path", config).code == 0
+    assert owner("set-paused", "--run-id", run_id, "resume").code == 0
+    return secret
+
+
+def test_can_join_refuses_a_run_that_names_foreign_files(owner: Shell, run_id: str, stolen: Path) -> None:
+    asked = owner("can-join", "--run-id", run_id, "--address", owner.wallet)
+    assert asked.code == 1
+    assert f"the run names {stolen} for its data: paths that a run names are not opened" in asked.out
+    named = owner("can-join", "--run-id", run_id, "--address", owner.wallet, "--data-path", stolen)
+    assert named.code == 0, named.out
+
+
+def test_train_and_predownload_refuse_a_run_that_names_foreign_files(
+    owner: Shell, run_id: str, stolen: Path, material: Path
+) -> None:
+    for command in (("predownload",), ("train", "--dry-run", "--device", "cpu")):
+        refused = owner(*command, "--run-id", run_id)
+        assert refused.error["error"].startswith(f"the run names {stolen} for its data")
+        assert "--data-path DIR" in refused.error["fix"]
+    fetched = owner("predownload", "--run-id", run_id, "--data-path", stolen)
+    assert fetched.data["data"] == str(stolen)
+    below = owner("predownload", "--run-id", run_id, "--data-root", "/")
+    assert below.data["model"] == str(material / "model")

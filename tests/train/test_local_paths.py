@@ -1,0 +1,92 @@
+"""Paths that a run names are labels: which of them a member opens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from aftermath.base.errors import Unsuitable
+from aftermath.base.local_paths import TRUSTING, LocalPaths
+from aftermath.base.outputs import write_mark
+
+MADE, OWN = "data tokenize", "train 0123456789abcdef"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home directory with a key, and with directories that this software made: data, and another run's model."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in (".ssh", "tokens", "private-model", "own-model"):
+        (tmp_path / name).mkdir()
+    (tmp_path / ".ssh" / "id_ed25519").write_text("secret")
+    (tmp_path / "tokens" / "tokens-00000.bin").write_bytes(b"1234")
+    write_mark(tmp_path / "tokens", MADE)
+    write_mark(tmp_path / "private-model", "train fedcba9876543210")
+    write_mark(tmp_path / "own-model", OWN)
+    (tmp_path / "tokens" / "key").symlink_to(tmp_path / ".ssh" / "id_ed25519")
+    return tmp_path
+
+
+def opens(paths: LocalPaths, label: str | Path) -> Path | None:
+    """What is opened for a label, None if it is refused."""
+    try:
+        return paths.data_place(str(label))
+    except Unsuitable:
+        return None
+
+
+def test_refusal_names_the_label_and_the_options() -> None:
+    with pytest.raises(
+        Unsuitable, match=r"the run names ~/\.ssh for its data[\s\S]*--data-path DIR, or --data-root DIR"
+    ):
+        LocalPaths().data_place("~/.ssh")
+
+
+ON_INTERNET = LocalPaths(own_maker=OWN)
+ON_THIS_MACHINE = LocalPaths(own_maker=OWN, on_local_network=True)
+
+
+@pytest.mark.parametrize("paths", [ON_INTERNET, ON_THIS_MACHINE], ids=["internet", "this machine"])
+@pytest.mark.parametrize("label", ["~/.ssh/id_ed25519", "~/.ssh", "/etc/passwd", "/etc", "~", "~/tokens/key", "\0"])
+def test_label_of_a_foreign_file_is_refused(home: Path, paths: LocalPaths, label: str) -> None:
+    assert opens(paths, label) is None
+    assert opens(paths, label.replace("~", str(home))) is None
+
+
+def test_label_of_a_made_directory_is_opened_on_a_local_network_only(home: Path) -> None:
+    assert opens(ON_THIS_MACHINE, "~/tokens") == home / "tokens"
+    assert opens(ON_THIS_MACHINE, "~/tokens/tokens-00000.bin") == home / "tokens" / "tokens-00000.bin"
+    assert opens(ON_INTERNET, "~/tokens") is None
+    assert opens(ON_INTERNET, "~/private-model") is None
+    assert opens(ON_INTERNET, "~/own-model") == home / "own-model"
+
+
+def test_option_is_opened_in_place_of_any_label(home: Path) -> None:
+    chosen = LocalPaths(data=Path("~/tokens"))
+    assert opens(chosen, "~/.ssh/id_ed25519") == home / "tokens"
+    with pytest.raises(Unsuitable, match="--model-path DIR"):
+        chosen.model_place("~/private-model")
+
+
+@pytest.mark.parametrize(
+    ("label", "below"),
+    [("tokens", "tokens"), ("~/tokens", "tokens"), ("/tokens/x.bin", "tokens/x.bin"), ("./tokens", "tokens")],
+)
+def test_label_is_looked_for_below_the_root(home: Path, label: str, below: str) -> None:
+    assert opens(LocalPaths(root=home), label) == home / below
+
+
+@pytest.mark.parametrize("label", ["../.ssh/id_ed25519", "tokens/../../etc", "/", "~", "key", ""])
+def test_label_that_leaves_the_root_is_refused(home: Path, label: str) -> None:
+    assert opens(LocalPaths(root=home / "tokens"), label) is None
+
+
+def test_own_checkpoint_comes_before_the_model_option(home: Path) -> None:
+    chosen = LocalPaths(model=home / "tokens", own_maker=OWN)
+    assert chosen.model_place("~/own-model") == home / "own-model"
+    assert chosen.model_place("~/private-model") == home / "tokens"
+
+
+def test_what_the_owner_wrote_is_opened(home: Path) -> None:
+    assert opens(TRUSTING, "~/.ssh/id_ed25519") == home / ".ssh" / "id_ed25519"
