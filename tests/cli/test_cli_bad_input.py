@@ -44,7 +44,7 @@ def refusal(name: str) -> str:
 
 @pytest.mark.parametrize("name", ["json-dump-run", "close-run", "set-paused", "tick", "predownload", "update-config"])
 def test_unknown_run(owner: Shell, name: str) -> None:
-    more = {"update-config": ("--name", "x"), "close-run": ("--yes",)}.get(name, ())
+    more = {"update-config": ("--name", "x"), "close-run": ("--yes",), "set-paused": ("pause",)}.get(name, ())
     found = owner(name, "--run-id", "nowhere", *more).error
     assert "there is no run 'nowhere'" in found["error"]
     assert "list-runs" in found["fix"]

@@ -298,7 +298,10 @@ def test_pause_and_resume(configured: Shell, run_id: str) -> None:
     ticked = invoke("tick", "--rpc", configured.rpc, "-w", configured.wallet, "--run-id", run_id, "--count", 1).out
     assert f"run {run_id}, which is now waiting for members" in ticked
     assert "set-paused" in configured("update-config", "--run-id", run_id, "--name", "No").error["fix"]
-    assert configured("set-paused", "--run-id", run_id).data["state"] == "paused"
+    unsaid = configured("set-paused", "--run-id", run_id).mistake
+    assert unsaid["error"] == "set-paused needs the word pause or resume"
+    assert f"set-paused --run-id {run_id} pause" in unsaid["fix"]
+    assert configured("set-paused", "--run-id", run_id, "pause").data["state"] == "paused"
     again = configured("set-paused", "--run-id", run_id, "pause").error
     assert "cannot be paused" in again["error"]
     assert again["fix"].endswith(f"aftermath-solana show-run --run-id {run_id}")
@@ -395,7 +398,7 @@ def test_a_wallet_is_removed_and_barred_by_the_owner_and_the_join_authority(
 def test_close_run_returns_the_rent(configured: Shell, run_id: str) -> None:
     closed = configured("close-run", "--run-id", run_id, "--yes").data
     assert closed["lamports_returned"] > 500_000_000
-    for command in (("json-dump-run",), ("close-run", "--yes"), ("set-paused",)):
+    for command in (("json-dump-run",), ("close-run", "--yes"), ("set-paused", "pause")):
         assert run_id in configured(*command, "--run-id", run_id).error["error"]
 
 
@@ -464,7 +467,7 @@ def test_every_command_says_of_a_closed_run_that_there_is_none(
         ("can-join", "--address", wallet),
         ("predownload",),
         ("tick", "--count", "1"),
-        ("set-paused",),
+        ("set-paused", "pause"),
         ("update-config", "--config-path", material / "config.toml"),
         ("checkpoint", "--path", tmp_path),
         ("rewind",),

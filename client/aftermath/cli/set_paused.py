@@ -27,7 +27,7 @@ class Action(StrEnum):
 async def set_paused(
     options: SigningOptions,
     run_id: RunId,
-    action: Annotated[Action | None, typer.Argument(help="pause (what happens if nothing is said) or resume.")] = None,
+    action: Annotated[Action | None, typer.Argument(help="pause or resume.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="The same as the word resume.")] = False,
 ) -> Result:
     """Pause or resume a run.
@@ -40,7 +40,12 @@ async def set_paused(
 
     if resume and action is Action.PAUSE:
         raise UsageError("pause and --resume contradict each other", "Say one of them")
-    paused = not resume and action is not Action.RESUME
+    if not resume and action is None:
+        raise UsageError(
+            "set-paused needs the word pause or resume",
+            f"aftermath-solana set-paused --run-id {run_id} pause, or resume",
+        )
+    paused = action is Action.PAUSE
     async with sign_in(options) as chain:
         await chain.coordinator.run(run_id)  # says so if there is no such run
         signature = await chain.coordinator.set_paused(run_id, paused)
