@@ -97,8 +97,9 @@ def test_a_checkpoint_that_the_chain_names_and_nobody_can_load_is_found(tmp_path
         judge.check_now()
         place = Path(sim.model.checkpoint.repo)
         other = {name: tensor + 1 for name, tensor in laws.load(place, 0, "auto").items()}
+        write_checkpoint(tmp_path / "other", other, CONFIG, tier=0, companions={})
         shutil.rmtree(place)
-        write_checkpoint(place, other, CONFIG, tier=0, companions={})
+        (tmp_path / "other").rename(place)
         with pytest.raises(Broken, match="has another level"):
             judge.check_now()
         (place / "model.safetensors").unlink()

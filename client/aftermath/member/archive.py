@@ -85,9 +85,14 @@ class Keeper:
         if archive.hub is not None and archive.directory is None:
             sweep()
 
+    @property
+    def keeps(self) -> bool:
+        """Whether this member writes checkpoints."""
+        return not self._role.tier and bool(self._archive.directory or self._archive.hub)
+
     async def keep(self, run: Run, replica: Replica, hashes: Mapping[int, bytes]) -> None:
         """Save the model that `run` ended its epoch with; returns when the replica may change again."""
-        if self._role.tier or not (self._archive.directory or self._archive.hub):
+        if not self.keeps:
             return
         kept = await self._save(run, replica, hashes)
         if kept is None:

@@ -127,15 +127,16 @@ class Member:
             self._notices.state(run)
             if run.state is RunState.FINISHED:
                 model = await self._newest_model(view.model)
-                self._notices.never_saved(run, model)
                 place = model.checkpoint.repo if steps_before(model.checkpoint_step) else None
                 self._ports.events.emit(kinds.Finished(step=run.trained_steps, checkpoint=place))
                 await self._ports.clock.sleep(LINGER if self._replica is not None else 0.0)
                 await self._keeper.settle()
                 await self._gradients.settle()
                 await self._private.settle()
+                self._notices.never_saved(run, await self._newest_model(model))
                 return
-            self._notices.never_saved(run, view.model)
+            if not self._keeper.keeps:  # one that does says so itself when it cannot, and an upload takes its time
+                self._notices.never_saved(run, view.model)
             if self._takes_part(view):
                 try:
                     await self._epoch(view)
