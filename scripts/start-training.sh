@@ -21,4 +21,6 @@ case " $* " in
             set -- --checkpoint-dir "$checkpoints" "$@"
         ;;
 esac
+# The paths in these configs are those of this project.
+export DATA_ROOT="${DATA_ROOT:-$here}"
 exec "$aftermath" train --rpc "$rpc" --run-id "$run_id" "$@"

@@ -69,7 +69,9 @@ def test_members_on_networks_of_their_own_meet_through_the_server_over_tls(
     subprocess.run([*line.split(), *names], check=True, capture_output=True)
     with lan(3) as machines:
         keeping = ("--tls-certificate", certificate, "--tls-key", key)
-        setting = Setting(HERE, keeping, ("--tls-ca", certificate, "--iroh-relay", "disabled"), machines)
+        setting = Setting(
+            HERE, keeping, ("--tls-ca", certificate, "--iroh-relay", "disabled", "--data-root", "/"), machines
+        )
         central = Central(xprocess, tmp_path, material, setting, rounds_per_epoch=6, total_steps=6)
         try:
             tiers = [central.start(tier) for tier in (0, 1, 2)]

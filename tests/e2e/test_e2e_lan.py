@@ -48,7 +48,9 @@ def test_members_that_name_each_other_train_to_the_end(xprocess: XProcess, mater
                 home.mkdir()
                 peer = ("--peer", ",".join(named)) if named else ()
                 way = ("--bind-p2p-interface", address, "--bind-p2p-port", str(PORT), "--discovery-dir", home / "peers")
-                company.start(player, *way, *peer, on=machine, HOME=str(home), TMPDIR=str(home))
+                # No RPC of another machine has this one open local paths, so the options say where they are.
+                files = ("--model-path", material.model, "--data-path", material.tokens)
+                company.start(player, *way, *peer, *files, on=machine, HOME=str(home), TMPDIR=str(home))
                 named.append(f"{p2p_key(company, player)}@{address}:{PORT}")
             company.command("set-paused", "resume", "--run-id", company.run_id)
             company.until_run(lambda run: run.state is RunState.FINISHED, "the run finishes")
