@@ -1,4 +1,4 @@
-"""Local files that a run names: nothing of this machine is read unless its user says so."""
+"""Commands read no local file that a run names, unless the user says where it is."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def stolen(owner: Shell, run_id: str, material: Path, tmp_path: Path) -> Path:
     return secret
 
 
-def test_can_join_refuses_a_run_that_names_foreign_files(owner: Shell, run_id: str, stolen: Path) -> None:
+def test_can_join_refuses_foreign_files(owner: Shell, run_id: str, stolen: Path) -> None:
     asked = owner("can-join", "--run-id", run_id, "--address", owner.wallet)
     assert asked.code == 1
     assert f"the run names {stolen} for its data: paths that a run names are not opened" in asked.out
@@ -33,9 +33,7 @@ def test_can_join_refuses_a_run_that_names_foreign_files(owner: Shell, run_id: s
     assert named.code == 0, named.out
 
 
-def test_train_and_predownload_refuse_a_run_that_names_foreign_files(
-    owner: Shell, run_id: str, stolen: Path, material: Path
-) -> None:
+def test_train_and_predownload_refuse_foreign_files(owner: Shell, run_id: str, stolen: Path, material: Path) -> None:
     for command in (("predownload",), ("train", "--dry-run", "--device", "cpu")):
         refused = owner(*command, "--run-id", run_id)
         assert refused.error["error"].startswith(f"the run names {stolen} for its data")

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from aftermath.base.outputs import MARK
+from aftermath.base.outputs import MARK, OutputError
 from aftermath.chain.wallet import create_wallet
+from aftermath.watch.events import JsonLines
 from cli.cli_runs import invoke
 from cli.conftest import SHAPE
 from cli.test_cli_decode_gradients import put, result_of
@@ -229,9 +230,6 @@ def test_a_dash_is_the_standard_output(line: Line, home: Path, monkeypatch: pyte
 
 
 def test_write_log_does_not_append_to_a_wallet(home: Path) -> None:
-    from aftermath.base.outputs import OutputError
-    from aftermath.watch.events import JsonLines
-
     wallet(home / "w.json", home)
     before = everything_in(home)
     with pytest.raises(OutputError):

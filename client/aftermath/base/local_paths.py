@@ -1,4 +1,4 @@
-"""Which local files a member opens for a run.
+"""Decide which local files a member opens for a run.
 
 A path that comes from the chain, a peer or a document is a label: without this, a run's owner could name any file of a
 member, and read it back from the results that the member sends. The member says where its data and model are. Without
@@ -17,7 +17,7 @@ from aftermath.base.outputs import maker_of
 
 @dataclass(frozen=True)
 class LocalPaths:
-    """What a member's options say of local files. `trusting` opens any label: of who wrote the config file itself."""
+    """Where a member has a run's local files. `trusting` opens any label, for paths that the user wrote."""
 
     data: Path | None = None
     model: Path | None = None
@@ -47,7 +47,7 @@ class LocalPaths:
             if below is not None:
                 return below
         elif place is not None and self.on_local_network and (made_by is not None or not place.exists()):
-            return place  # what does not exist gives nothing away, and whoever opens it says so
+            return place  # a missing path reveals nothing, and its reader reports it
         raise Unsuitable(
             f"the run names {label} for its {what}: paths that a run names are not opened on this machine",
             f"Say where you have it: {option} DIR, or --data-root DIR for the directory that {label} is in",
@@ -55,7 +55,7 @@ class LocalPaths:
 
 
 def _absolute(label: str) -> Path | None:
-    """The path that a label would be, None if it is none."""
+    """Return the absolute path of a label, or None if it is not a valid path."""
     try:
         place = Path(label).expanduser().absolute()
         place.resolve()
@@ -65,13 +65,13 @@ def _absolute(label: str) -> Path | None:
 
 
 def _maker(place: Path) -> str | None:
-    """The mark of the directory that a path means after links, or that holds the file."""
+    """Return the mark of a directory, or of the directory that holds a file, with links resolved."""
     real = place.resolve()
     return maker_of(real if real.is_dir() else real.parent)
 
 
 def _below(root: Path, label: str) -> Path | None:
-    """The path of a label below a directory, None if it leads out of it."""
+    """Return the path of a label below `root`, or None if it leads out of it."""
     root = root.expanduser().resolve()
     parts = [part for part in PurePosixPath(label).parts if part not in ("/", "~", ".")]
     try:
@@ -82,4 +82,4 @@ def _below(root: Path, label: str) -> Path | None:
 
 
 TRUSTING = LocalPaths(trusting=True)
-"""For paths that the person at this machine wrote: the owner's config file, an option of a command."""
+"""For paths that the user wrote, in a config file or an option."""

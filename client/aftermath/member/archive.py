@@ -87,7 +87,7 @@ class Keeper:
 
     @property
     def keeps(self) -> bool:
-        """Whether this member writes checkpoints."""
+        """Return whether this member writes checkpoints."""
         return not self._role.tier and bool(self._archive.directory or self._archive.hub)
 
     async def keep(self, run: Run, replica: Replica, hashes: Mapping[int, bytes]) -> None:
@@ -183,8 +183,12 @@ class Keeper:
             return
         needed = {newest.place, *self._needed((await self._ports.coordinator.view()).model)}
         run = newest.run
-        stem = stem_of_run(directory, run.run_id, run.identity)
-        await self._workers.compute(lambda: prune(directory, stem, run.trained_steps, keep, needed))
+
+        def remove() -> None:
+            stem = stem_of_run(directory, run.run_id, run.identity)
+            prune(directory, stem, run.trained_steps, keep, needed)
+
+        await self._workers.compute(remove)
 
     # --- the Hub ------------------------------------------------------------------------------------------------
 

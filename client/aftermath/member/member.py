@@ -133,7 +133,8 @@ class Member:
                 await self._keeper.settle()
                 await self._gradients.settle()
                 await self._private.settle()
-                self._notices.never_saved(run, await self._newest_model(model))
+                if place is None:  # an upload may have ended since
+                    self._notices.never_saved(run, await self._newest_model(model))
                 return
             if not self._keeper.keeps:  # one that does says so itself when it cannot, and an upload takes its time
                 self._notices.never_saved(run, view.model)

@@ -176,7 +176,7 @@ def _json(document: Mapping[str, Any]) -> str:
 
 
 def publish(target: Path, fill: Callable[[Path], None], made_by: str = "aftermath") -> None:
-    """Fill a new directory beside `target`, force it to disk and rename it; raises as `write_checkpoint` does."""
+    """Fill a new directory next to `target`, force it to disk and rename it; raises as `write_checkpoint` does."""
     check_directory(target, made_by)
     _publish(target.parent, fill, lambda place: _replace(place, target, made_by))
 

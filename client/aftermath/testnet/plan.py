@@ -108,7 +108,7 @@ class Plan:
                 yield from ("--" + name.replace("_", "-"), given)
 
     def _local_files(self) -> Iterator[str]:
-        """Where model and data are, if the config names local files: a client opens no path that the chain names."""
+        """Yield the options for local model and data; clients do not open paths that the chain names."""
         llm = self.chosen.config.llm
         for option, local in (("--model-path", llm.checkpoint.Local), ("--data-path", llm.data_location.Local)):
             if local is not None:

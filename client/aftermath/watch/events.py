@@ -144,7 +144,7 @@ class JsonLines:
 
 
 def is_log(head: bytes) -> bool:
-    """Whether a file that begins with these bytes holds events as lines of JSON."""
+    """Return whether a file that begins with `head` is empty or holds events as JSON lines."""
     return not head or head.startswith((b'{"at":', b'{"kind":'))
 
 
