@@ -7,8 +7,10 @@
 # No key is in the image, its layers or its environment: keys are files that are mounted.
 
 ARG PYTHON=3.12
+# The image that both stages begin with: any with `python` and `venv` of a supported version.
+ARG BASE=python:${PYTHON}-slim-bookworm
 
-FROM python:${PYTHON}-slim-bookworm AS build
+FROM ${BASE} AS build
 # cpu or cuda: which PyTorch. The one of PyPI brings CUDA's libraries; that without them is on PyTorch's own index.
 ARG VARIANT=cpu
 ARG CPU_INDEX=https://download.pytorch.org/whl/cpu
@@ -25,7 +27,7 @@ COPY docs docs
 COPY client client
 RUN /opt/aftermath/bin/pip install ".[$EXTRAS]"
 
-FROM python:${PYTHON}-slim-bookworm
+FROM ${BASE}
 ARG VARIANT=cpu
 # On a GPU, PyTorch and Triton compile what they run there, and call a C compiler for a part of it.
 # hadolint ignore=DL3008

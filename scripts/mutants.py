@@ -2,12 +2,13 @@
 """Draw mutants of the source and report whether the tests kill each one.
 
     scripts/mutants.py draw --seed 38 --count 60 > runs/mutants.json
-    .venv/bin/pytest -n 2 -m "not slow and not nightly" --cov=client/aftermath --cov-context=test --cov-report=
-    scripts/mutants.py run runs/mutants.json --contexts .coverage > runs/killed.json
+    scripts/mutants.py run runs/mutants.json > runs/killed.json
+    scripts/mutants.py run runs/mutants.json --whole --only 3 17 > runs/survivors.json
 
-For a Python mutant, the tests that execute its line run in the order of their names, up to the first failure. A Rust
-mutant is built (minutes each, needs the toolchain of scripts/build-programs.sh) and tried with the programs' tests.
-The checkout is changed while this runs, and restored after each mutant. `git diff` afterwards must be empty.
+For a Python mutant, the test files of its package and those that name its module run up to the first failure; with
+`--whole`, all fast tests. A Rust mutant is built (minutes each, needs the toolchain of scripts/build-programs.sh) and
+tried with the programs' tests. The checkout is changed while this runs, and restored after each mutant. `git diff`
+afterwards must be empty.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def main() -> int:
     drawing.add_argument("--count", type=int, default=60)
     running = commands.add_parser("run")
     running.add_argument("mutants", type=Path)
-    running.add_argument("--contexts", type=Path, required=True, help="coverage data with a context per test")
+    running.add_argument("--whole", action="store_true", help="run all fast tests, for what survived the near ones")
     running.add_argument("--root", type=Path, default=ROOT, help="the checkout to change")
     running.add_argument("--markers", default="not slow and not nightly")
     running.add_argument("--only", type=int, nargs="*", help="numbers of mutants")
@@ -161,11 +162,8 @@ def try_mutant(mutant: Mutant, options: argparse.Namespace) -> dict[str, Any]:
         if rust and not build(mutant, options.root):
             return {"killed": True, "why": "does not compile"}
         python = options.root / ".venv" / "bin" / "python"
-        listed = options.root / "runs" / "mutant-tests.txt"
-        listed.parent.mkdir(exist_ok=True)
-        listed.write_text("\n".join(tests))
-        command = [python, "-m", "pytest", "-x", "-n", "2", "-m", options.markers, "-p", "no:cacheprovider"]
-        command += ["--timeout", "120", f"@{listed}"]
+        command = [python, "-m", "pytest", "-x", "-n", "0", "-m", options.markers, "-p", "no:cacheprovider"]
+        command += ["--timeout", "300", *tests]
         done = subprocess.run(command, cwd=options.root, capture_output=True, text=True, check=False)
     failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
     why = failed[1] if failed else done.stdout[-200:]
@@ -173,19 +171,18 @@ def try_mutant(mutant: Mutant, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def tests_of(mutant: Mutant, options: argparse.Namespace) -> list[str]:
-    """Return the tests that execute the mutant's line; for a line of the module's top level, those of its file."""
-    from coverage import CoverageData
-
-    data = CoverageData(str(options.contexts))
-    data.read()
-    file = next((name for name in data.measured_files() if name.endswith("/" + mutant["file"])), None)
-    if file is None:
-        return []
-    contexts = data.contexts_by_lineno(file)
-    tests = {context.partition("|")[0] for context in contexts.get(mutant["line"], []) if context}
-    if not tests:
-        tests = {context.partition("|")[0] for line in contexts.values() for context in line if context}
-    return sorted(tests)
+    """Return the test files of the mutant's package, then the other test files that name its module."""
+    folder = options.root / "tests"
+    if options.whole:
+        return [str(folder)]
+    module = Path(mutant["file"]).relative_to("client").with_suffix("")
+    package = module.parts[1]
+    dotted = ".".join(module.parts)
+    imported = f"from {'.'.join(module.parts[:-1])} import {module.name}"
+    near = sorted((folder / package).glob("test_*.py"))
+    texts = {path: path.read_text() for path in sorted(folder.rglob("test_*.py")) if path not in near}
+    far = [path for path, text in texts.items() if dotted in text or imported in text]
+    return [str(path) for path in near + far]
 
 
 @contextmanager
