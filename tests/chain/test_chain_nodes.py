@@ -35,7 +35,7 @@ def test_a_node_that_fails_is_tried_by_one_call_at_a_time_after_pauses_that_doub
         assert nodes.choose([], "GetSlot", now) is fallback, "the others do not wait for it"
         nodes.failed(primary, TimeoutError(), now)
         now += pause
-    nodes.answered(primary)
+    nodes.answered(primary, now)
     assert nodes.choose([], "GetSlot", now) is primary
     for _ in range(FAILURES_BEFORE_LEAVING):
         nodes.failed(primary, TimeoutError(), now)

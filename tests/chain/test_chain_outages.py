@@ -50,7 +50,7 @@ def test_an_endpoint_that_comes_and_goes_all_day_is_told_of_some_times_and_one_t
         for now in range(0, day, every):
             for _ in range(FAILURES_BEFORE_LEAVING):
                 nodes.failed(node, TimeoutError(), float(now))
-            nodes.answered(node)
+            nodes.answered(node, float(now))
         away = caplog.text.count("does not answer")
         doublings = math.ceil(math.log2(PAUSE_MAX / PAUSE_FIRST))
         assert day / PAUSE_MAX <= away <= day / PAUSE_MAX + doublings + 1
@@ -61,7 +61,7 @@ def test_an_endpoint_that_comes_and_goes_all_day_is_told_of_some_times_and_one_t
             nodes.failed(node, TimeoutError(), float(now))
         assert caplog.text.count("does not answer") == 1
         caplog.clear()
-        nodes.answered(node)
+        nodes.answered(node, float(now))
         for _ in range(FAILURES_BEFORE_LEAVING):
             nodes.failed(node, TimeoutError(), 2.0 * day)
         assert caplog.text.count("does not answer") == 1, "after long peace it is told at once"

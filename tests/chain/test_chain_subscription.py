@@ -129,6 +129,33 @@ async def test_a_websocket_that_cannot_be_had_is_told_of_and_so_is_its_return(
     assert caplog.text.count("the run is polled meanwhile") == 1
 
 
+@pytest.mark.parametrize("hangs", [False, True], ids=["refused", "hangs"])
+async def test_every_outage_told_within_five_seconds(
+    embedded: Place, hangs: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    await embedded.configured_run()
+    now = asyncio.get_running_loop().time
+
+    async def told(words: str, times: int) -> None:
+        async with asyncio.timeout(60):
+            while sum(words in message for message in caplog.messages) < times:
+                await asyncio.sleep(0.25)
+
+    async with proxied(embedded) as (http, ws, where), RpcPool([where]) as pool, watching(embedded, pool):
+        for number in (1, 2, 3):
+            began = now()
+            for way in (http, ws):
+                way.black_hole() if hangs else await way.close()
+            await told("does not answer", number)
+            assert now() - began < 5.0
+            await asyncio.sleep(10)
+            for way in (http, ws):
+                await way.open()
+            await told("answers again", number)
+            await asyncio.sleep(5)
+            assert caplog.text.count("does not answer") == caplog.text.count("answers again") == number
+
+
 async def test_a_mute_socket_is_left_for_the_next_endpoint(embedded: Place) -> None:
     await embedded.configured_run()
     url, ws = embedded.network.rpc_url, embedded.network.ws_url

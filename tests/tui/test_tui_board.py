@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,6 +20,15 @@ from watch.said import said
 
 def shown(alerts: Alerts, now: float) -> list[str]:
     return [alert.words(now) for alert in alerts.now(now)]
+
+
+def test_run_page_without_answer_says_so_in_red() -> None:
+    board = Board("watch", "demo")
+    board.take(Stands(replace(where(), silent=12)))
+    console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system="standard")
+    console.print(run_page(board, 0.0, 80, 24))
+    written = console.file.getvalue()
+    assert "\x1b[37;41m no answer for 12 s \x1b[0m last heard: " in written
 
 
 def test_the_phases_follow_the_events() -> None:

@@ -40,10 +40,13 @@ def at(
     members_: Members | None = None,
     model: Model | None = None,
     round_: dict[str, Any] | None = None,
+    silent: int = 0,
+    has_tick: bool = True,
     **given: Any,
 ) -> Standing:
     run = run_of(state, round_, **given)
-    return standing(run, model or builders.model(), members_ if members_ is not None else members(3), now)
+    seats = members_ if members_ is not None else members(3)
+    return standing(run, model or builders.model(), seats, now, silent=silent, has_tick=has_tick)
 
 
 def run_of(state: RunState, round_: dict[str, Any] | None = None, **given: Any) -> Run:
@@ -145,6 +148,22 @@ def test_a_deadline_that_nobody_acts_upon_is_everybody_s_to_mend() -> None:
     assert not any("tick" in sentence for sentence in late.waits)
     later = at(RunState.WARMUP, now=BEGAN + 60 + 15)
     assert later.waits[-1] == "somebody to move it on: aftermath-solana tick --run-id test"
+
+
+@pytest.mark.parametrize(
+    ("options", "waits"),
+    [
+        ({"has_tick": False}, "a connected member, which moves it on"),
+        ({"silent": 20}, "its members to have the model: 0 of 3 witnesses (2 must) have said so"),
+        ({"silent": 20, "has_tick": False}, "its members to have the model: 0 of 3 witnesses (2 must) have said so"),
+    ],
+    ids=["server", "silent chain", "silent server"],
+)
+def test_standing_without_tick_or_answer_gives_no_tick_advice(options: dict[str, Any], waits: str) -> None:
+    overdue = at(RunState.WARMUP, now=BEGAN + 60 + 15 + options.get("silent", 0), **options)
+    assert overdue.deadline == -15
+    assert overdue.waits[-1] == waits
+    assert ("no answer; as last heard" in line(overdue)) == ("silent" in options)
 
 
 def test_a_pause_to_come_is_said() -> None:

@@ -46,6 +46,7 @@ class CentralPool(RpcPool):
 
     called = keeper = "the server"
     signs_with = "identity"
+    has_tick = False
 
     def __init__(self, link: Link, *, patience: float, seed: int) -> None:
         # both are one port, and what a warning names is what the link speaks to

@@ -98,7 +98,7 @@ def where(server: CentralServer) -> Standing:
     assert model is not None
     assert members is not None
     accounts = parse_run(bytes(run.data)), parse_model(bytes(model.data)), parse_members(bytes(members.data))
-    return standing(*accounts, int(server.node.time.now()))
+    return standing(*accounts, int(server.node.time.now()), has_tick=False)
 
 
 def connected(server: CentralServer, found: Standing) -> frozenset[bytes]:

@@ -23,7 +23,7 @@ from aftermath.chain.instructions import witness_metadata
 from aftermath.chain.memberships import check_bond, lacking, membership_of
 from aftermath.chain.reader import RunReader
 from aftermath.chain.rpc import RpcPool
-from aftermath.chain.subscription import RunWatcher
+from aftermath.chain.subscription import OUTAGE_SECONDS, RunWatcher
 from aftermath.chain.wallet import Wallet
 from aftermath.coordinator.errors import Refusal, Refused, Unavailable
 from aftermath.coordinator.view import View
@@ -115,6 +115,17 @@ class SolanaMember:
     def now(self) -> int:
         """Chain time in unix seconds."""
         return self._watcher.clock.now()
+
+    @property
+    def silent(self) -> int:
+        """Seconds for which nothing was heard of the run. 0 while there are answers."""
+        silent = self._watcher.silent
+        return round(silent) if silent > OUTAGE_SECONDS else 0
+
+    @property
+    def has_tick(self) -> bool:
+        """Whether a person can move an overdue run on with a command."""
+        return self._pool.has_tick
 
     def back(self) -> float:
         """When, on the event loop's clock, the chain was last reached again after an outage; -inf for never."""

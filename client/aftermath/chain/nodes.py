@@ -48,6 +48,7 @@ class Node:
     away: Leave = field(default_factory=Leave)
     """Of all calls, once it has failed twice in a row."""
     tried_at: float = 0.0
+    answered_at: float = float("-inf")
     last_error: str = "not tried"
     silent: bool = False
     """Whether that was no answer at all: one that is behind answers."""
@@ -84,8 +85,9 @@ class Nodes:
             return node
         return min(nodes, key=lambda n: n.tried_at)
 
-    def answered(self, node: Node) -> None:
+    def answered(self, node: Node, now: float) -> None:
         """It has, whatever was before."""
+        node.answered_at = now
         if node.outages.ends():
             log.warning("%s %s answers again", self._called, node.endpoint.shown)
         node.failures, node.away = 0, Leave()
@@ -103,6 +105,15 @@ class Nodes:
         if node.away.until <= now:
             node.verified = False
             node.away.until = now + node.away.seconds
+
+    def tell_silent(self, now: float, seconds: float) -> None:
+        """Warn of every node that was asked and has not answered for so long, unless a warning stands already."""
+        for node in self.all:
+            if node.tried_at <= node.answered_at or now - node.answered_at < seconds:
+                continue
+            why = node.last_error if node.failures else f"no answer for {seconds:.0f} s"
+            if (also := node.outages.lasts(now, long=True)) is not None:
+                log.warning("%s %s does not answer (%s)%s", self._called, node.endpoint.shown, why, also)
 
     def leave(self, node: Node, kind: str, now: float) -> None:
         """Have the next calls of this kind made elsewhere, for a while."""

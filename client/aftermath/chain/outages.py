@@ -1,8 +1,8 @@
 """Which outages of one thing a person is told of.
 
-Decided: the first at once, and after that the next one that lasts until a pause is over, which doubles (a minute to an
-hour) each time that one is told; it begins anew after as long without any. The end of an outage is told if the outage
-was, so that what was said last is so. Those not told are counted, and the next one that is says how many there were.
+The first is told at once. After that short ones are told rarely: the pause doubles (a minute to an hour) each time that
+one is told, and starts again after as long without any. A long one (`long`) is told whatever the pause. The end of an
+outage is told if the outage was. Those not told are counted, and the next one that is told says how many there were.
 All times are seconds of the caller's clock.
 """
 
@@ -30,12 +30,12 @@ class Outages:
     seen: float = 0.0
     """When there was one last."""
 
-    def lasts(self, now: float) -> str | None:
-        """There is one. What the sentence about it ends with, if it is to be told now."""
+    def lasts(self, now: float, *, long: bool = False) -> str | None:
+        """Note that the outage goes on. Return the end of the sentence about it if it is to be told now, else None."""
         if not self.there and now - max(self.until, self.seen) >= self.pause:
             self.pause = 0.0
         self.there, self.seen = True, now
-        if self.told or now < self.until:
+        if self.told or (now < self.until and not long):
             return None
         self.pause = min(max(2 * self.pause, PAUSE_FIRST), PAUSE_MAX)
         self.until = now + self.pause

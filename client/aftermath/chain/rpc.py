@@ -75,6 +75,8 @@ class RpcPool:
     """What is behind the nodes, to a person."""
     signs_with: Literal["wallet", "identity"] = "wallet"
     """And what a member's key is there."""
+    has_tick = True
+    """Whether a person can move an overdue run on with a command (`tick`)."""
 
     def __init__(
         self,
@@ -223,6 +225,10 @@ class RpcPool:
         """Seconds to wait after the `tries`-th failure: doubling, with seeded jitter between half and the whole."""
         return doubled(tries, BACKOFF_FIRST, longest) * (0.5 + 0.5 * self._random.random())
 
+    def tell_silent(self, seconds: float) -> None:
+        """Warn of the nodes that have not answered for so long. Their next answer is told as well."""
+        self._nodes.tell_silent(asyncio.get_running_loop().time(), seconds)
+
     async def close(self) -> None:
         """Close the connections."""
         for node in self._nodes.all:
@@ -239,7 +245,7 @@ class RpcPool:
             async with asyncio.timeout(timeout):
                 await self._verify(node, timeout)
         result = _understood(await node.http.ask(request, timeout), read, request)
-        self._nodes.answered(node)
+        self._nodes.answered(node, asyncio.get_running_loop().time())
         return result
 
     async def _verify(self, node: Node, timeout: float) -> None:

@@ -41,6 +41,7 @@ T = TypeVar("T")
 
 SILENCE_SECONDS = 2.0
 OUTAGE_SECONDS = 4.0  # without a sign of the run: more than a poll and its answer ever take on a node that works
+OUTAGE_LOOK = 0.5  # the least time between two looks for one
 SUBSCRIBE_SECONDS = 1.0
 POLL_PATIENCE = 10.0
 TOLD_PATIENCE = 4.0  # for nodes that are as far as a websocket says it is
@@ -154,6 +155,7 @@ class RunWatcher:
             await self.close()
             raise
         self._spawn(self._poll())
+        self._spawn(self._tell_outages())
 
     async def close(self) -> None:
         """Stop following."""
@@ -287,6 +289,16 @@ class RunWatcher:
             await self._poll_once()
             if pushed and self.latest.seq == known:
                 await asyncio.sleep(POLL_PAUSE)
+
+    async def _tell_outages(self) -> None:
+        """Have every outage of the run's nodes told before five seconds of it are over."""
+        now = asyncio.get_running_loop().time
+        while True:
+            due = now() + max(OUTAGE_SECONDS - self.silent, OUTAGE_LOOK)
+            await asyncio.sleep(due - now())
+            # where this process itself stood still, the nodes may have answered meanwhile
+            if self.silent > OUTAGE_SECONDS and now() - due < OUTAGE_LOOK:
+                self._pool.tell_silent(OUTAGE_SECONDS)
 
     async def _poll_once(self) -> None:
         pushes, seq, told, now = self._pushes, self.latest.seq, self._told, asyncio.get_running_loop().time

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from aftermath.chain.addresses import run_addresses
 from aftermath.chain.client import CoordinatorClient
-from aftermath.chain.subscription import RunWatcher
+from aftermath.chain.subscription import OUTAGE_SECONDS, RunWatcher
 from aftermath.coordinator.view import View
 from aftermath.rules.run import STORED_ROUNDS
 from aftermath.watch.standing import Standing, standing
@@ -45,7 +45,15 @@ class RunFollower:
     def standing(self) -> Standing:
         """Where it stands by what was read last, at this moment of the chain's time."""
         assert self._view is not None
-        return standing(self._view.run, self._view.model, self._view.members, self._watcher.clock.now())
+        silent = self._watcher.silent
+        return standing(
+            self._view.run,
+            self._view.model,
+            self._view.members,
+            self._watcher.clock.now(),
+            silent=round(silent) if silent > OUTAGE_SECONDS else 0,
+            has_tick=self._coordinator.pool.has_tick,
+        )
 
     @asynccontextmanager
     async def following(self) -> AsyncIterator[AsyncIterator[Standing]]:

@@ -147,12 +147,12 @@ async def _show(feed: RunFeed, chain: SolanaMember, events: Events) -> None:
     """Say how to tell where the run stands; working that out is for whoever shows it, on a thread of its own."""
     while True:
         with contextlib.suppress(CoordinatorError):  # its time is not known yet
-            events.look(partial(_standing, feed.view, chain.now()))
+            events.look(partial(_standing, feed.view, chain.now(), silent=chain.silent, has_tick=chain.has_tick))
         await asyncio.sleep(_SHOW)
 
 
-def _standing(view: View, now: int) -> Standing:
-    return standing(view.run, view.model, view.members, now)
+def _standing(view: View, now: int, *, silent: int, has_tick: bool) -> Standing:
+    return standing(view.run, view.model, view.members, now, silent=silent, has_tick=has_tick)
 
 
 async def _data(events: Events, clock: Clock, read: Worker, opened: Callable[[], Source]) -> Source:

@@ -20,7 +20,7 @@ from aftermath.watch import kinds
 from aftermath.watch.printable import printable
 from aftermath.watch.spark import course
 from aftermath.watch.standing import Standing
-from aftermath.watch.standing_words import facts_of, steps_of, taking_part
+from aftermath.watch.standing_words import facts_of, no_answer, state_of, steps_of, taking_part
 
 Facts = dict[str, str | Text | Sequence[str]]
 UNKNOWN = "-"
@@ -54,6 +54,9 @@ def run_page(board: Board, now: float, width: int, height: int) -> RenderableTyp
         known = facts_of(found)
         rows |= {name: known[name] for name in ("name", "state", "deadline", "waits for")}
         rows["members"] = f"{taking_part(found)} take part, {known['members']}"
+        if found.silent:
+            label = (f" {no_answer(found)} ", "white on red")
+            rows["state"] = Text.assemble(label, " last heard: ", printable(state_of(found)))
     rows["steps"] = _steps(board, width - NAMES)
     parts: list[RenderableType] = [_rows(board, "Run", rows)]
     drawn = chart(board.losses, width, _CHART) if height >= _TALL else []

@@ -102,10 +102,17 @@ class Standing:
     """Steps trained in that checkpoint. 0 for the run's initial model."""
     unsaved: int
     """Trained steps that the checkpoint lacks."""
+    silent: int = 0
+    """Seconds for which nothing was heard of the run. 0 while there are answers."""
 
 
-def standing(run: Run, model: Model, members: Members, now: int) -> Standing:
-    """The run as its accounts say, at the chain's time `now`."""
+def standing(run: Run, model: Model, members: Members, now: int, *, silent: int = 0, has_tick: bool = True) -> Standing:
+    """Return the run's standing by its accounts at the chain's time `now`.
+
+    `silent`: seconds since the accounts were read, if there is no answer since; the standing is that of then.
+    `has_tick`: whether a person can move the run on with a command.
+    """
+    now -= silent
     until = next_deadline(run, members, model)
     deadline = None if until is None else until - now
     return Standing(
@@ -120,13 +127,14 @@ def standing(run: Run, model: Model, members: Members, now: int) -> Standing:
         total_steps=run.config.total_steps,
         left=_left(run, now),
         deadline=deadline,
-        waits=tuple(_waits(run, model, members, deadline)),
+        waits=tuple(_waits(run, model, members, deadline, has_tick=has_tick, silent=silent)),
         members=tuple(_members(run, members)),
         tokens_per_second=_speed(run, model, now),
         levels=tuple(_levels(run, members)),
         checkpoint=model.checkpoint.repo if model.recorded[0].exists else "",
         checkpoint_step=steps_before(model.checkpoint_step),
         unsaved=unsaved_steps(run, model),
+        silent=silent,
     )
 
 
@@ -170,7 +178,9 @@ def owner_owes(run: Run, model: Model) -> str:
     return "its owner has not configured it yet (update-config)"
 
 
-def _waits(run: Run, model: Model, members: Members, deadline: int | None) -> Iterator[str]:
+def _waits(
+    run: Run, model: Model, members: Members, deadline: int | None, *, has_tick: bool, silent: int
+) -> Iterator[str]:
     match run.state:
         case RunState.UNINITIALIZED | RunState.PAUSED:
             yield owner_owes(run, model)
@@ -191,8 +201,10 @@ def _waits(run: Run, model: Model, members: Members, deadline: int | None) -> It
             yield from _waits_for_the_model(run, model, members)
     if run.pending_pause and not run.state.halted:
         yield "the end of this epoch, with which the pause begins that its owner wants"
-    if deadline is not None and deadline <= -_OVERDUE:
-        yield f"somebody to move it on: aftermath-solana tick --run-id {run.run_id}"
+    # without an answer nobody knows whether it is overdue, and no tick would arrive
+    if deadline is not None and deadline <= -_OVERDUE and not silent:
+        command = f": aftermath-solana tick --run-id {run.run_id}"
+        yield f"somebody to move it on{command}" if has_tick else "a connected member, which moves it on"
 
 
 def _waits_for_members(run: Run, members: Members) -> Iterator[str]:

@@ -21,7 +21,7 @@ def facts_of(found: Standing) -> dict[str, str | list[str]]:
         "run": found.run_id,
         "name": found.name,
         "description": found.description,
-        "state": _state(found) + ("" if found.since is None else f", for {span(found.since)}"),
+        "state": (f"{no_answer(found)}; last heard: " if found.silent else "") + state_of(found),
         "steps": steps_of(found),
         **speed,
         "deadline": _deadline(found.deadline),
@@ -29,6 +29,16 @@ def facts_of(found: Standing) -> dict[str, str | list[str]]:
         "members": counted(len(found.members), "seat") + " in use",
         **({"checkpoint": checkpoint_of(found)} if found.step else {}),
     }
+
+
+def no_answer(found: Standing) -> str:
+    """Return for how long there has been no answer."""
+    return f"no answer for {span(found.silent)}"
+
+
+def state_of(found: Standing) -> str:
+    """Return the state and how long the run has been in it."""
+    return _state(found) + ("" if found.since is None else f", for {span(found.since)}")
 
 
 def checkpoint_of(found: Standing) -> str:
@@ -57,7 +67,7 @@ def row_of(member: MemberStanding) -> list[str]:
 def line(found: Standing) -> str:
     """All of it in a line, for where nothing can be drawn over."""
     here = counted(taking_part(found), "member takes part", "members take part")
-    parts = [_state(found), _steps(found), here]
+    parts = [*(["no answer; as last heard"] if found.silent else []), _state(found), _steps(found), here]
     if found.step and not found.checkpoint_step and (found.epoch or found.state is RunState.FINISHED):
         parts.append(checkpoint_of(found))
     owed = found.state in (RunState.UNINITIALIZED, RunState.PAUSED)  # what its owner has or has not done, a sentence

@@ -146,12 +146,13 @@ export async function runPage(content, runId, status) {
   function tick() {
     const moment = shown ?? now?.moment;
     if (!moment || !ring) return;
-    const passed = shown === null ? (performance.now() - heard) / 1000 : 0;
+    const silent = shown === null && Number.isFinite(now?.silent);
+    const passed = shown === null && !silent ? (performance.now() - heard) / 1000 : 0;
     const where = moment.round === undefined ? `epoch ${count(moment.epoch)}` : `epoch ${count(moment.epoch)}, round ${count(moment.round)}`;
     const lines = [where, moment.since === undefined ? "" : `for ${span(moment.since + passed)}`];
     ring.show(moment.state, lines);
     const left = moment.deadline === undefined ? null : moment.deadline - passed;
-    say(deadline, left === null ? "No time runs." : left > 0 ? `It may be moved on in ${span(left)}.` : `It may be moved on since ${span(-left)}.`);
+    say(deadline, silent ? "There is no answer: this is as last heard." : left === null ? "No time runs." : left > 0 ? `It may be moved on in ${span(left)}.` : `It may be moved on since ${span(-left)}.`);
     link();
   }
 
