@@ -71,7 +71,7 @@ def test_mistakes_are_told_under_this_scripts_name() -> None:
 def test_a_member_has_the_options_of_train_but_for_a_cluster() -> None:
     given = {name for option in CENTRALIZED.load("client train").params for name in option.opts}
     assert {"--server-addr", "--matformer-tier", "--checkpoint-dir", "--tls-ca", "-i"} <= given
-    assert not given & {"--rpc", "--wallet-private-key-path", "--authorizer", "--iroh-discovery"}
+    assert not given & {"--rpc", "--wallet-private-key-path", "--authorizer", "--iroh-discovery", "--max-bond"}
     assert len(given) > len(settings_options()) / 2
 
 

@@ -26,7 +26,7 @@ from solders.transaction import VersionedTransaction
 from aftermath.central import doorway, gate, presence, session
 from aftermath.central import server as central_server
 from aftermath.central.greeting import Challenge, answer, challenged
-from aftermath.central.link import ServerRefused
+from aftermath.central.link import NotAdmitted, ServerRefused
 from aftermath.central.reach import Broker, leave_wills
 from aftermath.central.server import CentralServer
 from aftermath.central.trust import Trust
@@ -88,7 +88,7 @@ async def test_only_those_on_the_list_come_in() -> None:
     async with serving(allowed=frozenset({invited.pubkey()})) as server:
         async with Visitor(server, invited) as guest:
             await guest.join()
-        with pytest.raises(ServerRefused, match="not on this server's list"):
+        with pytest.raises(NotAdmitted, match="not on this server's list"):
             await Visitor(server).__aenter__()
 
 

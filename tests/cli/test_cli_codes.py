@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from aftermath.base.errors import AftermathError, UsageError
+from aftermath.base.errors import AftermathError, UsageError, code_of
+from aftermath.central.link import NotAdmitted
 from aftermath.chain.admission import VERIFICATION_NOT_THERE
 from aftermath.chain.memberships import BOND_ABOVE_LIMIT
 from aftermath.chain.refusals import INSUFFICIENT_FUNDS
@@ -23,6 +24,7 @@ from cli.conftest import ROOT
 from docs.test_docs import slugs
 
 CODE = re.compile(r'^    code = "([a-z-]+)"$', re.MULTILINE)
+NOT_ADMITTED = ("NotAuthorized", "Barred", BOND_ABOVE_LIMIT, VERIFICATION_NOT_THERE)
 FOUND_HERE = {BOND_ABOVE_LIMIT, INSUFFICIENT_FUNDS, VERIFICATION_NOT_THERE, "ProgramNotDeployed"}
 
 
@@ -65,6 +67,8 @@ def test_a_code_leads_to_a_section_that_exists(code: str, codes: set[str], refus
         (UsageError("Not so.", "Do this."), "usage", "", 2),
         (Refused("ClientVersionMismatch", "Not so."), "client-version-mismatch", "docs/operations.md#upgrading", 10),
         (Refused("BondTooLow", "Not so.", "Do this."), "bond-too-low", "docs/operations.md#what-it-costs", 1),
+        *((Refused(name, "Not so."), code_of(name), PAGES.get(code_of(name), ""), 11) for name in NOT_ADMITTED),
+        (NotAdmitted("Not so."), "not-admitted", "docs/centralized.md#keep-a-run", 11),
         (FileNotFoundError(2, "No such file", "x"), "file", "", 1),
         (RuntimeError("?"), "unexpected", "docs/operations.md#troubleshooting", 1),
     ],

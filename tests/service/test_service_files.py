@@ -148,7 +148,7 @@ def test_the_unit_starts_a_member_with_a_key_that_is_handed_in() -> None:
     name, source = service["LoadCredential"].split(":")
     assert options["wallet_private_key_path"] == Path(f"%d/{name}")
     assert source == "/etc/aftermath/wallet.json"
-    assert (service["Restart"], service["RestartPreventExitStatus"]) == ("on-failure", "2 10")
+    assert (service["Restart"], service["RestartPreventExitStatus"]) == ("on-failure", "2 10 11")
     assert not {key for key in service if key.startswith("ExecStartPre")}, "no other identity is made on the way"
 
 

@@ -68,6 +68,12 @@ class ServerRefused(CoordinatorError):
     code = "server-refused"
 
 
+class NotAdmitted(ServerRefused):
+    """The server's list of members does not have this identity."""
+
+    code = "not-admitted"
+
+
 class NotTheServer(ConnectionError):
     """What answers does not do so as the server should, or not now. That may pass, as where nobody answers."""
 
@@ -257,11 +263,13 @@ class Link(httpx.AsyncBaseTransport):
         if isinstance(said, Denied):
             if self._genesis and said.for_now:
                 raise NotTheServer(said.message)
-            raise self._sent_away(said.message, said.fix)
+            raise self._sent_away(said.message, said.fix, NotAdmitted)
         self._genesis = challenge.genesis
 
-    def _sent_away(self, message: str, fix: str) -> ServerRefused | NotTheServer:
+    def _sent_away(
+        self, message: str, fix: str, refusal: type[ServerRefused] = ServerRefused
+    ) -> ServerRefused | NotTheServer:
         """What a greeting that sends us away is: an answer, or after a better one without TLS anybody's word."""
         if self._genesis and self.trust is None:
             return NotTheServer(f"{message}, or somebody on the way says so")
-        return ServerRefused(message, fix)
+        return refusal(message, fix)

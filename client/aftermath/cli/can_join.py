@@ -223,7 +223,7 @@ async def can_join(
     version, funds and bond, and that no process here takes part with it; the device, the model's kind, its config.json
     by the hash on chain, and the tier; and that the data is here, and is the run's. On a local network it gives the
     wallet the test SOL that it lacks, as train does. Exits 0 when the wallet may join, 10 when the run takes another
-    version, and 1 when it may not otherwise.
+    version, 11 when the run does not admit the wallet, and 1 when it may not join otherwise.
     """
     from aftermath import __version__
     from aftermath.chain.admission import check_funds

@@ -33,6 +33,7 @@ as a file of this installation, since the package has the pages: on stderr as `e
 | 1 | understood, but not done: a file, a network, a run or the program was in the way; for `can-join`: it may not |
 | 2 | a mistake in the command line: a command, option or value that means nothing, or one that is missing |
 | 10 | the run takes clients of another version; for `can-join` too |
+| 11 | the run does not admit this member, and starting it again changes nothing; for `can-join` too |
 | 130 | ended by Ctrl-C |
 
 Options with a name in brackets also read that environment variable, and `--rpc`, `--ws-rpc`,

@@ -43,7 +43,7 @@ class Deployment:
             max=65534,
             help="Port of the server, or of the network's RPC, whose websocket is on the next one; 0 picks a free one.",
         ),
-    ] = 20000
+    ] = 21000
     dir: Annotated[
         Path, typer.Option(help="Directory for everything that is written; emptied first, if a testnet made it.")
     ] = Path("runs/local-testnet")

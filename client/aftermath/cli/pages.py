@@ -28,6 +28,7 @@ PAGES = {
     "insufficient-funds": f"{_OPERATIONS}#what-it-costs",
     "model-config": f"{_OPERATIONS}#troubleshooting",
     "no-events": f"{_OPERATIONS}#watching",
+    "not-admitted": "docs/centralized.md#keep-a-run",
     "observe": "docs/observer.md#who-may-look",
     "profile": f"{_OPERATIONS}#what-is-typed-each-time",
     "program-not-deployed": f"{_OPERATIONS}#before-the-first-run-on-a-cluster",

@@ -37,7 +37,14 @@ if TYPE_CHECKING:
 EXIT_KNOWN = 1
 EXIT_USAGE = 2
 EXIT_VERSION = 10
-EXITS = {"usage": EXIT_USAGE, "client-version-mismatch": EXIT_VERSION}
+EXIT_NOT_ADMITTED = 11
+_NOT_ADMITTED = ("not-authorized", "barred", "not-admitted", "bond-above-limit", "verification-not-there")
+EXITS = {
+    "usage": EXIT_USAGE,
+    "client-version-mismatch": EXIT_VERSION,
+    # starting again cannot help until a person admits the wallet or changes an option, so supervisors must stop
+    **dict.fromkeys(_NOT_ADMITTED, EXIT_NOT_ADMITTED),
+}
 """The exit codes of errors by their own codes; that of all others is EXIT_KNOWN."""
 PIPE_WIDTH = 200
 RECIPE = "AFTERMATH_RECIPE"

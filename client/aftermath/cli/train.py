@@ -114,7 +114,8 @@ def train(
 
     Trains this member's share of every round with the tier of the model that fits its memory, and exchanges results
     with the other members. Ctrl-C leaves the run on chain and exits 0. On several devices of this machine the member
-    has a process on each: --device cuda:0,1,2,3, or to try it out --device cpu --data-parallelism 2.
+    has a process on each: --device cuda:0,1,2,3, or to try it out --device cpu --data-parallelism 2. Exits 11 if the
+    run does not admit the wallet: starting it again does not help then.
 
     train --run-id demo --dry-run looks at what can-join looks at, and says what the join would cost: rent, bond and
     fee, and what of it comes back. It joins nothing, makes no directory, takes no test SOL, and ends as can-join does.

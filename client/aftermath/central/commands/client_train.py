@@ -18,6 +18,7 @@ from aftermath.train.settings import TrainSettings
 OF_A_CLUSTER = {
     *SigningOptions.__dataclass_fields__,
     "authorizer",
+    "max_bond",
     "identity_secret_key_path",
     "iroh_discovery",
     "discovery_dir",
@@ -30,8 +31,8 @@ def options() -> list[inspect.Parameter]:
 
 
 def settings_of(**given: Any) -> TrainSettings:
-    """Settings from parsed options. Nobody competes for room in a block here, so that no priority is paid for."""
-    return build_settings(**given, max_priority_fee=0)
+    """Settings from parsed options. A server takes no priority fee and no bond."""
+    return build_settings(**given, max_priority_fee=0, max_bond=0)
 
 
 @command(
