@@ -11,7 +11,10 @@ from pathlib import Path
 
 import pytest
 from solders.keypair import Keypair
+from solders.pubkey import Pubkey
 
+from aftermath.base.errors import UsageError
+from aftermath.chain.options import public_key
 from aftermath.chain.wallet import (
     IDENTITY_VARIABLE,
     WALLET_VARIABLE,
@@ -73,6 +76,49 @@ def test_bad_keys_are_refused_without_quoting_them(tmp_path: Path, text: str) ->
     with pytest.raises(WalletError) as caught:
         load_wallet(path)
     assert not text or text not in str(caught.value)
+
+
+ADDRESS = Keypair().pubkey()
+SEED = Keypair().secret()
+NOT_PRIVATE = {
+    "address": (str(ADDRESS), "32 bytes, as an address has"),
+    "address-with-spaces": (f" {ADDRESS}\n", "32 bytes, as an address has"),
+    "quoted-address": (json.dumps(str(ADDRESS)), "neither"),
+    "seed-in-base58": (str(Pubkey(SEED)), "32 bytes, as an address has"),
+    "seed-in-hex": (SEED.hex(), "neither"),
+    "keypair-in-hex": (bytes(Keypair()).hex(), "neither"),
+    "two-addresses": (json.dumps(list(bytes(ADDRESS) * 2)), "no private key and its public key"),
+    "63-bytes": (json.dumps(list(bytes(Keypair())[:63])), "no private key and its public key"),
+    "65-bytes": (json.dumps([*bytes(Keypair()), 0]), "no private key and its public key"),
+}
+
+
+@pytest.mark.parametrize("kind", NOT_PRIVATE)
+def test_wallet_that_is_no_keypair_is_refused(tmp_path: Path, kind: str) -> None:
+    text, said = NOT_PRIVATE[kind]
+    path = tmp_path / "key.json"
+    path.write_text(text)
+    with pytest.raises(WalletError, match=said) as of_file:
+        load_wallet(path, {})
+    with pytest.raises(WalletError, match=said) as of_variable:
+        load_wallet(None, {WALLET_VARIABLE: text})
+    for caught in (of_file, of_variable):
+        assert text.strip() not in str(caught.value)
+        assert "64 numbers" in caught.value.fix
+
+
+def test_key_file_with_32_numbers_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "address.json"
+    path.write_text(json.dumps(list(bytes(ADDRESS))))
+    with pytest.raises(WalletError, match="32 bytes, as an address has"):
+        load_wallet(path, {})
+
+
+def test_private_key_for_an_address_is_not_quoted() -> None:
+    secret = str(Keypair())
+    with pytest.raises(UsageError, match="too long for a public key") as caught:
+        public_key(secret)
+    assert secret not in str(caught.value)
 
 
 def test_a_keypair_whose_public_half_is_another_is_refused() -> None:

@@ -1,9 +1,9 @@
 """The member's keys: the wallet that signs transactions and the secret of its peer-to-peer identity.
 
-Decided: the wallet is a Solana CLI key file (JSON array of 64 bytes) or the environment variable RAW_WALLET_PRIVATE_KEY
-(that array, or base58); the identity comes from a file (32 raw bytes or hex), from RAW_IDENTITY_SECRET_KEY, or is
-derived from the wallet and the run, so that a member keeps its identity across restarts without a second secret to
-store. No secret is ever printed, logged or part of a repr or of an error.
+The wallet is a Solana CLI key file (JSON array of 64 bytes) or the environment variable RAW_WALLET_PRIVATE_KEY (that
+array, base58 of it, or the array of its 32 secret bytes). The identity comes from a file (32 raw bytes or hex), from
+RAW_IDENTITY_SECRET_KEY, or is derived from the wallet and the run, so that a member keeps it across restarts without a
+second secret. No secret is ever printed, logged or part of a repr or of an error.
 """
 
 from __future__ import annotations
@@ -28,6 +28,10 @@ PATH_VARIABLE = "WALLET_PRIVATE_KEY_PATH"  # of the option; this module does not
 IDENTITY_VARIABLE = "RAW_IDENTITY_SECRET_KEY"
 DEFAULT_PATH = Path("~/.config/solana/id.json")
 MAX_KEY_FILE = 4096
+_SEED = 32
+_MOST_ADDRESS = 44
+"""Base58 digits of 32 bytes."""
+_KEY_FIX = "Use the wallet's key file of the Solana CLI, a JSON array of 64 numbers, or base58 of the same 64 bytes"
 
 
 class WalletError(CoordinatorError):
@@ -75,7 +79,7 @@ def load_wallet(path: Path | None = None, env: Mapping[str, str] | None = None) 
                 raise
             raise WalletError(error.message, f"{error.fix}; the variable {PATH_VARIABLE} names this file") from error
     if raw := env.get(WALLET_VARIABLE):
-        return Wallet(_parse_keypair(raw, WALLET_VARIABLE), WALLET_VARIABLE)
+        return Wallet(_parse_keypair(raw, WALLET_VARIABLE, seed=True), WALLET_VARIABLE)
     default = DEFAULT_PATH.expanduser()
     if default.exists():
         return _from_file(default)
@@ -184,26 +188,28 @@ def _warn_if_others_read(path: Path) -> None:
         log.warning("the key file %s can be read by other users; fix it: chmod 600 %s", path, path)
 
 
-def _parse_keypair(text: str, source: str) -> Keypair:
-    """JSON array of 64 (keypair) or 32 (seed) bytes, or base58 of either. The error never quotes the text."""
+def _parse_keypair(text: str, source: str, *, seed: bool = False) -> Keypair:
+    """Parse a JSON array or base58 of 64 bytes, of which the last 32 are the public key of the first 32.
+
+    With `seed` a JSON array of the first 32 bytes alone is read too. Raises WalletError, which never quotes the text.
+    """
     text = text.strip()
     try:
         raw = bytes(json_value(text)) if text.startswith("[") else _base58(text)
-        if len(raw) == 32:
+        if len(raw) == _SEED and seed and text.startswith("["):
             return Keypair.from_seed(raw)
-        keypair = Keypair.from_bytes(raw)
-        if bytes(Keypair.from_seed(raw[:32]).pubkey()) != raw[32:]:
-            raise ValueError
+        if len(raw) != _SEED and bytes(Keypair.from_seed(raw[:_SEED]).pubkey()) == raw[_SEED:]:
+            return Keypair.from_bytes(raw)
+        # Anyone who knows an address has the key that 32 bytes of an address would be the seed of.
+        found = "32 bytes, as an address has" if len(raw) == _SEED else "no private key and its public key"
     except (ValueError, TypeError, RecursionError):
-        raise WalletError(
-            f"{source} is not a Solana private key", "It must be a JSON array of 64 numbers, or base58"
-        ) from None
-    return keypair
+        found = "neither a JSON array of bytes nor base58"
+    raise WalletError(f"{source} is not a Solana private key: it is {found}", _KEY_FIX)
 
 
 def _base58(text: str) -> bytes:
-    """Base58 of 32 or 64 bytes; ValueError otherwise. (solders parses these two sizes.)"""
-    if len(text) <= 44:
+    """Decode base58 of 32 or 64 bytes, the two sizes that solders decodes. Raises ValueError otherwise."""
+    if len(text) <= _MOST_ADDRESS:
         return bytes(Pubkey.from_string(text))
     return bytes(Keypair.from_base58_string(text))
 
