@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 from solders.keypair import Keypair
+from websockets import InvalidURI
 
 from aftermath.base.errors import UsageError
+from aftermath.chain.endpoints import describe, shown
 from aftermath.chain.options import ClusterChoice, coordinator_id, open_pool, public_key
 from aftermath.chain.wallet import WalletError, create_wallet
 from aftermath.cli.options import ClusterOptions
@@ -50,6 +52,40 @@ def test_a_node_at_the_last_port_needs_its_websocket_said() -> None:
             open_pool(choice, patience=1)
     for choice in choices(rpc="http://one:65535", ws_rpc="ws://one:65534"):
         assert open_pool(choice, patience=1).endpoints[0].ws == "ws://one:65534"
+
+
+SHOWN = {
+    "https://me:SECRET@host.example:8899/v2/SECRET?api-key=SECRET#SECRET": "https://host.example:8899",
+    "wss://[::1]:8900/SECRET": "wss://[::1]:8900",
+    "htps://me:SECRET@host.example/": "htps://host.example",
+    "https:/host.example/SECRET": "https:/host.example",
+    "me:SECRET@host.example/": "host.example",
+    "host.example?api-key=SECRET": "host.example",
+    "https://me:SEC/RET@host.example": "https://…",
+    "https://me:SECRET": "https://me…",
+    "https://host.example&api-key=SECRET": "https://host.example…",
+    "https://host.example:8899:SECRET": "https://host.example:8899…",
+    "devnett": "devnett",
+}
+
+
+@pytest.mark.parametrize("address", SHOWN)
+def test_shown_address_has_no_user_password_or_key(address: str) -> None:
+    assert shown(address) == SHOWN[address]
+
+
+def test_mistyped_rpc_address_is_refused_without_its_secrets() -> None:
+    for option in ("rpc", "ws_rpc", "rpc_2"):
+        for choice in choices(**{option: "htps://me:SECRET@host.example/SECRET?api-key=SECRET"}):
+            with pytest.raises(UsageError, match=r"htps://host\.example.* is not an RPC address") as refused:
+                open_pool(choice, patience=1)
+            assert "SECRET" not in str(refused.value)
+
+
+def test_described_error_names_an_address_without_its_secrets() -> None:
+    said = describe(InvalidURI("wss://me:SECRET@host.example/?api-key=SECRET", "bad"))
+    assert "SECRET" not in said
+    assert "wss://host.example" in said
 
 
 def test_a_coordinator_is_named_by_its_key() -> None:

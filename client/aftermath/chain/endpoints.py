@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import zlib
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -35,6 +36,9 @@ _LISTS = (GetProgramAccounts, GetSignaturesForAddress)
 _MOST_COOKIES = 16  # a service may know by one which of its nodes we were on
 _GZIP = zlib.MAX_WBITS | 16
 LAST_PORT = 65535
+_SCHEME = re.compile(r"[^:/@\s]*:?/+")
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]*\]|[\w.-]*)(:[0-9]{1,5}(?![\w.-]))?")
+_URL = re.compile(r"\b[a-z]+://\S+")
 CLUSTERS = {
     "localnet": defaults.RPC,
     "devnet": "https://api.devnet.solana.com",
@@ -89,9 +93,19 @@ class Endpoint:
 
 
 def shown(url: str) -> str:
-    """`url` without user, path and query."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.hostname}" + (f":{parts.port}" if parts.port else "")
+    """Return `url`, valid or mistyped, without user, password, path and query: providers put API keys there.
+
+    What is left out of a mistyped address is shown as `…`.
+    """
+    begun = _SCHEME.match(url)
+    scheme = begun[0] if begun else ""
+    authority, *rest = re.split(r"[/?#\\\s]", url[len(scheme) :], maxsplit=1)
+    _, at, host = authority.rpartition("@")
+    if not at and rest and "@" in rest[0]:
+        return f"{scheme}…"  # the password may hold a slash, so it is not known where the host begins
+    known = _HOST.match(host)
+    kept = known[0] if known else ""
+    return scheme + kept + ("…" if kept != host else "")
 
 
 def endpoint(http: str, ws: str | None = None) -> Endpoint:
@@ -113,7 +127,7 @@ def _checked(url: str, schemes: tuple[str, str]) -> str:
         valid = False
     if not valid:
         names = "" if "http" not in schemes else f", or be one of {', '.join(CLUSTERS)}"
-        raise UsageError(f"{url!r} is not an RPC address", f"It must look like {schemes[0]}://host:port{names}")
+        raise UsageError(f"{shown(url)!r} is not an RPC address", f"It must look like {schemes[0]}://host:port{names}")
     return url
 
 
@@ -215,4 +229,4 @@ def describe(error: BaseException) -> str:
         return "cannot connect"
     if isinstance(error, httpx.HTTPError):
         return "connection broken"
-    return str(error) or type(error).__name__
+    return _URL.sub(lambda url: shown(url[0]), str(error)) or type(error).__name__

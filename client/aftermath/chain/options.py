@@ -17,6 +17,8 @@ from aftermath.chain.rpc import RpcPool
 from aftermath.chain.wallet import WalletError, load_wallet
 
 BASE58 = "a public key, 32 bytes in base58"
+_LONGEST = 80
+"""Fewer characters than a private key has in base58, and more than a usual file name."""
 
 
 class ClusterChoice(Protocol):
@@ -92,6 +94,8 @@ def public_key(text: str) -> Pubkey:
         return Pubkey.from_string(text)
     except ValueError:
         path = Path(text).expanduser()
+    if len(text) > _LONGEST and "/" not in text:  # perhaps a private key, which no error may quote
+        raise UsageError("the key given is too long for a public key or a file's name", f"Give {BASE58}")
     if path.is_file():
         return load_wallet(path).pubkey
     if not text:  # an unset variable of a shell must not mean "everybody"

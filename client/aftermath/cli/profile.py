@@ -118,9 +118,6 @@ def shown_value(name: str, value: str) -> str:
     """A value as it is shown."""
     if name not in (Name.RPC, Name.WS_RPC):
         return value
-    from aftermath.chain.endpoints import CLUSTERS, shown
+    from aftermath.chain.endpoints import shown
 
-    try:
-        return value if value in CLUSTERS else shown(value)
-    except ValueError:
-        return "an address that is none"
+    return shown(value)

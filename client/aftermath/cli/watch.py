@@ -15,8 +15,9 @@ async def watch(options: ClusterOptions, run_id: RunId, json_output: JsonLines =
     On a terminal it has a screen of tabs, which Tab turns over and q closes; elsewhere a line is printed whenever
     something has changed.
     """
+    from aftermath.chain.endpoints import shown
     from aftermath.cli.connection import connect
     from aftermath.cli.look import followed
 
     async with connect(options) as chain:
-        return await followed(chain.coordinator, run_id, ("Chain", {"rpc": options.rpc}), as_json=json_output)
+        return await followed(chain.coordinator, run_id, ("Chain", {"rpc": shown(options.rpc)}), as_json=json_output)
