@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import logging
 import sys
 from datetime import UTC, datetime
@@ -21,7 +22,7 @@ from aftermath.watch import kinds
 from aftermath.watch.console import ConsoleLines
 from aftermath.watch.events import Events, LogWarnings
 from aftermath.watch.kinds import Event, Warning
-from aftermath.watch.printable import printable
+from aftermath.watch.printable import json_text, printable
 from aftermath.watch.spark import course, spark
 from watch.said import KINDS, said
 
@@ -49,7 +50,15 @@ def test_nothing_that_steers_a_terminal_is_left(text: str) -> None:
     shown = printable(text)
     assert len(shown) == len(text)
     assert not any(ord(character) < 32 or 127 <= ord(character) < 160 for character in shown)
+    assert not set(shown) & set("\u200e\u200f\u061c\u2028\u2029\u202e\u2066\ufeff")
     assert printable(shown) == shown
+
+
+@given(st.dictionaries(st.text(), st.text()))
+def test_json_text_escapes_and_keeps_what_it_means(value: dict[str, str]) -> None:
+    document = json_text(value, indent=1)
+    assert document == printable(document, keep="\n")
+    assert json.loads(document) == value
 
 
 def test_every_kind_of_event_is_read_back_from_a_file() -> None:
@@ -77,6 +86,7 @@ def test_what_encodes_results_is_one_line(missing: str | None, line: str) -> Non
 def test_ordinary_text_stays() -> None:
     assert printable("Grüße, 世界 – 1 → 2") == "Grüße, 世界 – 1 → 2"
     assert printable("a\nb", keep="\n") == "a\nb"
+    assert json_text("Grüße, 世界 \N{FAMILY}") == '"Grüße, 世界 \N{FAMILY}"'
 
 
 def _drawn(thing: object) -> str:

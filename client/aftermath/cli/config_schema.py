@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 from aftermath.cli.command import command
-from aftermath.cli.present import Result, plain_text
+from aftermath.cli.present import Result
+from aftermath.watch.printable import json_text
 
 
 @command("config schema", example="aftermath-solana config schema")
@@ -18,4 +17,4 @@ def config_schema() -> Result:
     from aftermath.config.json_schema import json_schema
 
     document = json_schema()
-    return Result(document, plain_text(json.dumps(document, indent=2, ensure_ascii=False)))
+    return Result(document, json_text(document, indent=2))

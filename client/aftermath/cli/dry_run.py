@@ -17,7 +17,7 @@ from aftermath.chain.loader import CALLS, LOADER
 from aftermath.chain.programs import authorizer_program, coordinator_program
 from aftermath.chain.refusals import sol
 from aftermath.chain.rehearsal import Outcome, Rehearsed, Simulated
-from aftermath.cli.present import Ended, Result, facts, listing
+from aftermath.cli.present import Ended, Result, facts, listing, plain_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -86,7 +86,7 @@ def _transaction(one: Simulated) -> dict[str, Any]:
 def _text(found: Rehearsed) -> RenderableType:
     from rich.console import Group
 
-    parts: list[RenderableType] = ["nothing was sent; this would be:"]
+    parts: list[RenderableType] = [plain_text("nothing was sent; this would be:")]
     columns = ("transactions", "instructions", "fee at most", "outcome")
     parts.append(
         listing(columns, [[one.step.times, _calls(one), sol(one.fee), _ends(one, found)] for one in found.simulated])

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from aftermath.cli.can_join import at_the_chain, chosen, gravest, on_this_machine
-from aftermath.cli.present import Ended, Result, facts, note
+from aftermath.cli.present import Ended, Result, facts, note, plain_text
 
 if TYPE_CHECKING:
     from aftermath.base.errors import AftermathError
@@ -136,4 +136,4 @@ def _ended(found: Rehearsed, tier: int, why: str) -> Ended:
     if paid:
         later["withdraw"] = f"gives back {sol(paid)} once you have left; the bond not to a member that was ejected"
     later["on top"] = "fees of what a member sends while it trains, which answers what others do"
-    return Ended(Result(told.result.data, Group(told.result.text or "", facts(later))), told.error)
+    return Ended(Result(told.result.data, Group(told.result.text or plain_text(""), facts(later))), told.error)

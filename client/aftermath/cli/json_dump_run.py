@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
-from rich.text import Text
-
 from aftermath.cli.command import command
 from aftermath.cli.options import ClusterOptions, RunId
 from aftermath.cli.present import Result
+from aftermath.watch.printable import json_text
 
 
 @command("json-dump-run", example="aftermath-solana json-dump-run --run-id demo")
@@ -19,4 +16,4 @@ async def json_dump_run(options: ClusterOptions, run_id: RunId) -> Result:
 
     async with connect(options) as chain:
         data = whole_run(*await chain.coordinator.snapshot(run_id))
-    return Result(data, Text(json.dumps(data, indent=2, ensure_ascii=False)))
+    return Result(data, json_text(data, indent=2))

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
-from rich.text import Text
 
 from aftermath.cli.command import command
 from aftermath.cli.options import ClusterOptions, RunId
 from aftermath.cli.present import CommandError, Result
+from aftermath.watch.printable import json_text
 
 
 @command("json-dump-user", example="aftermath-solana json-dump-user --run-id demo --address wallet.json")
@@ -39,4 +38,4 @@ async def json_dump_user(
         "member": member(index, members.seats[index]) if index is not None else None,
         "membership": plain(held),
     }
-    return Result(data, Text(json.dumps(data, indent=2)))
+    return Result(data, json_text(data, indent=2))

@@ -61,9 +61,10 @@ def json_line(told: EventRecord) -> str:
     """An event and who told it, as a line of JSON."""
     import msgspec
 
+    from aftermath.watch.printable import escaped_json
     from aftermath.watch.reader import flat
 
-    return msgspec.json.encode(flat(told)).decode() + "\n"
+    return escaped_json(msgspec.json.encode(flat(told)).decode()) + "\n"
 
 
 def say_notes(reader: EventReader) -> None:

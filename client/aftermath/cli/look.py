@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
@@ -21,6 +20,7 @@ from aftermath.cli.run_page import page
 from aftermath.observe.following import RunFollower
 from aftermath.rules.state import RunState
 from aftermath.tui.screen import Screen, can_show
+from aftermath.watch.printable import json_text
 from aftermath.watch.standing import Standing
 from aftermath.watch.standing_words import line
 
@@ -69,7 +69,7 @@ def _showing(run_id: str, facts: Facts, *, as_json: bool) -> Iterator[Callable[[
 
     def say(found: Standing, said: str) -> None:
         dated = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}  {said}"
-        console.out(json.dumps(plain(found), ensure_ascii=False) if as_json else dated)
+        console.out(json_text(plain(found)) if as_json else dated)
 
     lines = _changes(say)
     if as_json or not can_show(console):

@@ -11,7 +11,6 @@ recipe says in AFTERMATH_RECIPE what names the cluster, and a fix names variable
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
@@ -28,11 +27,12 @@ from aftermath.base.errors import AftermathError
 from aftermath.base.quiet import EXIT_INTERRUPTED
 from aftermath.cli.pages import PAGES, placed
 from aftermath.coordinator.errors import CoordinatorError
-from aftermath.watch.printable import printable
+from aftermath.watch.printable import json_text, printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
+    from rich.text import Text
 
 EXIT_KNOWN = 1
 EXIT_USAGE = 2
@@ -56,6 +56,7 @@ _STORED: ContextVar[Mapping[str, str] | None] = ContextVar("what a command has f
 @dataclass(frozen=True)
 class Result:
     """What a command found or did: `data` for scripts, `text` for people (None: already shown), and the exit code.
+    A `str` is shown as it is, without markup and without characters that move a cursor; what is styled is rich's Text.
     `case` tells endings apart that other commands usually follow (`next_steps`).
     """
 
@@ -83,14 +84,15 @@ def show(result: Result, *, as_json: bool) -> None:
         return
     with writing():
         if as_json:
-            print(json.dumps(result.data, indent=2, ensure_ascii=False))
+            print(json_text(result.data, indent=2))
         else:
             from rich.console import Console
             from rich.text import Text
 
             # A pipe has no width to fit into; rich would wrap at 80.
             console = Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
-            console.print(result.text, soft_wrap=isinstance(result.text, str | Text))
+            drawn = plain_text(result.text) if isinstance(result.text, str) else result.text
+            console.print(drawn, soft_wrap=isinstance(drawn, Text))
 
 
 @contextmanager
@@ -117,14 +119,15 @@ def note(sentence: str) -> None:
     """Say something in passing: on stderr, so that stdout stays one document."""
     from rich.console import Console
 
-    Console(stderr=True, soft_wrap=True, highlight=False).print(sentence, style="dim", markup=False)
+    text = printable(sentence, keep="\n")
+    Console(stderr=True, soft_wrap=True, highlight=False).print(text, style="dim", markup=False)
 
 
-def plain_text(text: str) -> RenderableType:
+def plain_text(text: str) -> Text:
     """Lines as they are: brackets are no markup, and nothing of them moves a terminal's cursor."""
     from rich.text import Text
 
-    return Text(printable(text, keep="\n"))
+    return Text(printable(text, keep="\n\t"))
 
 
 def aside(drawn: RenderableType) -> None:
@@ -148,7 +151,7 @@ def facts(pairs: Mapping[str, object]) -> Table:
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     for name, value in pairs.items():
-        table.add_row(name, _cell(value))
+        table.add_row(_cell(name), _cell(value))
     return table
 
 
@@ -228,7 +231,7 @@ def _fail(sentence: str, fix: str, code: str, *, as_json: bool) -> NoReturn:
     docs, fix = placed(PAGES.get(code, "")), placed(_as_typed(fix))
     if as_json:
         said = {"error": sentence, "fix": fix, "code": code, "docs": docs}
-        print(json.dumps(said, ensure_ascii=False), file=sys.stderr, flush=True)
+        print(json_text(said), file=sys.stderr, flush=True)
     else:
         from rich.console import Console
         from rich.markup import escape

@@ -15,6 +15,7 @@ from aftermath.testnet.story import member_of
 from aftermath.testnet.wished import Verbosity
 from aftermath.tui.messages import Clients
 from aftermath.watch import kinds
+from aftermath.watch.printable import printable
 from aftermath.watch.reader import EventRecord
 from aftermath.watch.sentences import Sentences, in_full
 
@@ -31,7 +32,7 @@ class Lines:
 
     def own(self, sentence: str) -> None:
         """Something that the testnet itself did."""
-        self._tell(OWN, escape(sentence))
+        self._tell(OWN, escape(printable(sentence, keep="\n")))
 
     def told(self, events: Iterable[EventRecord]) -> None:
         """What clients told, as far as the level goes."""

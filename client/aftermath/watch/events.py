@@ -23,6 +23,7 @@ import msgspec
 
 from aftermath.base.outputs import check_file
 from aftermath.watch.kinds import Event, Warning
+from aftermath.watch.printable import escaped_json
 
 if TYPE_CHECKING:
     from aftermath.watch.standing import Standing
@@ -112,7 +113,8 @@ def hexed(hashes: Mapping[int, bytes]) -> dict[int, str]:
 
 def line_of(event: Event, at: datetime) -> str:
     """An event as a line of JSON, with the date at which it was written (`at`)."""
-    return msgspec.json.encode({"at": at.isoformat(timespec="milliseconds"), **plain(event)}).decode() + "\n"
+    line = msgspec.json.encode({"at": at.isoformat(timespec="milliseconds"), **plain(event)}).decode()
+    return escaped_json(line) + "\n"
 
 
 class JsonLines:
