@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from aftermath.base.verbosity import Verbosity
 from aftermath.testnet import run
 from aftermath.testnet.backends import Open
 from aftermath.testnet.configs import SHIPPED, chosen
@@ -17,7 +18,6 @@ from aftermath.testnet.lines import Lines
 from aftermath.testnet.plan import Client, ClientExtras, Plan
 from aftermath.testnet.processes import Running
 from aftermath.testnet.summary import Ending
-from aftermath.testnet.wished import Verbosity
 from testnet.starting_client import STARTS, TRAINS, deeds
 
 

@@ -16,6 +16,7 @@ from solders.pubkey import Pubkey
 
 from aftermath.base.counted import counted
 from aftermath.base.signals import last_words
+from aftermath.base.verbosity import is_quiet
 from aftermath.central.server import PROGRAM, CentralServer
 from aftermath.chain.addresses import run_addresses
 from aftermath.chain.views import parse_members, parse_model, parse_run
@@ -43,7 +44,8 @@ async def watch(server: CentralServer, tui: bool) -> None:
     """Show the run for ever."""
     console = Console(highlight=False)
     ours = logging.getLogger("aftermath")
-    ours.setLevel(logging.INFO)
+    if ours.level != logging.DEBUG:  # as -v sets it
+        ours.setLevel(logging.WARNING if is_quiet() else logging.INFO)
     if tui and can_show(console):
         screen = Screen(console, _now, time.monotonic(), "server", server.config.run_id)
         ours.addHandler(lines := Lines(screen.line))

@@ -14,7 +14,9 @@ from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 import typer
 from annotated_doc import Doc
 
+from aftermath.base.errors import UsageError
 from aftermath.base.interrupt import looped
+from aftermath.base.verbosity import VERBOSITY, Verbosity
 from aftermath.cli.describe import limits
 from aftermath.cli.next_steps import say_next
 from aftermath.cli.present import Ended, Result, reporting, show
@@ -32,6 +34,9 @@ class OptionGroup:
 
 
 JSON = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.", show_default=False)]
+QUIET = Annotated[bool, typer.Option("--quiet", "-q", hidden=True)]
+VERBOSE = Annotated[bool, typer.Option("--verbose", "-v", hidden=True)]
+"""Taken by every command; help pages say so in a line of their own."""
 
 
 @dataclass(frozen=True)
@@ -67,11 +72,14 @@ def _entry(name: str, body: Body, groups: Mapping[str, OptionGroup]) -> Callable
     reads_json = "json_output" in hints
     if not reads_json:
         parameters.append(keyword("json_output", JSON, False))
+    parameters += [keyword("quiet", QUIET, False), keyword("verbose", VERBOSE, False)]
 
     def entry(**given: Any) -> None:
         as_json = given["json_output"] if reads_json else given.pop("json_output")
+        quiet, verbose = given.pop("quiet"), given.pop("verbose")
         called = dict(given)
         with reporting(as_json=as_json):
+            _set_verbosity(quiet=quiet, verbose=verbose)
             for taken, (build, options) in built.items():
                 given[taken] = build(**{option: given.pop(option) for option in options})
             try:
@@ -91,6 +99,15 @@ def _entry(name: str, body: Body, groups: Mapping[str, OptionGroup]) -> Callable
     entry.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     entry.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return entry
+
+
+def _set_verbosity(*, quiet: bool, verbose: bool) -> None:
+    from aftermath.watch.log_lines import show_logs  # only here: a help page does not wait for it
+
+    if quiet and verbose:
+        raise UsageError("--quiet and --verbose contradict each other", "Leave one of them out")
+    VERBOSITY.set(Verbosity.WARNING if quiet else Verbosity.DEBUG if verbose else Verbosity.INFO)
+    show_logs()
 
 
 def _done(body: Body, given: Mapping[str, Any]) -> Result:

@@ -14,13 +14,21 @@ from aftermath.cli.help import example
 from aftermath.cli.index import Index
 from aftermath.cli.main import SOLANA
 
+HIDDEN = ("help", "json_output", "quiet", "verbose")
+"""The options of every command, which the preface has."""
 PREFACE = """# Commands
 
 Generated from `--help`; change the command, then run `python -m aftermath.cli.docs docs/commands.md`.
 
-`aftermath-solana`, or `python -m aftermath` where it is not in the path. Every command takes `--json`, and `--help` or
-`-h`. With `--json` the result is one JSON document on stdout; `train`, `train-local` and what shows or follows events
-print one object a line instead.
+`aftermath-solana`, or `python -m aftermath` where it is not in the path. `aftermath-solana help COMMAND` shows the help
+of a command. Every command takes these options:
+
+| option | meaning |
+|---|---|
+| `--json` | Print one JSON document on stdout. `train`, `train-local`, `watch` and `events` print one object a line. |
+| `-q`, `--quiet` | Print warnings, errors and the result only. |
+| `-v`, `--verbose` | Also print the debug log, on stderr. |
+| `-h`, `--help` | Show the command's help. |
 
 An error is a sentence and, where there is something to do, its fix, and where the pages have a section about it, that,
 as a file of this installation, since the package has the pages: on stderr as `error: …`, `fix: …` and `docs: …`, with
@@ -54,7 +62,7 @@ def section(index: Index, name: str) -> str:
     loaded = index.load(name)
     text = "\n".join(line.strip() for line in (loaded.help or "").strip().splitlines())
     kinds = index.find(name).entry.__annotations__
-    shown = [parameter for parameter in loaded.params if parameter.name not in ("help", "json_output")]
+    shown = [parameter for parameter in loaded.params if parameter.name not in HIDDEN]
     rows = [row(parameter, kinds[parameter.name]) for parameter in shown]
     table = "\n".join(["| option | meaning |", "|---|---|", *rows])
     return f"### {name}\n\n{text}\n\n```sh\n{example(loaded)}\n```\n\n{table}"

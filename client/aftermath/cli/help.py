@@ -17,6 +17,12 @@ from aftermath.cli.describe import meaning, names
 NAMES_COLUMN, NARROW_COLUMN = 27, 6
 WIDEST, NARROW, NARROWEST = 100, 72, 50
 GENERAL = "Options"
+EVERYWHERE = (
+    ("-q, --quiet", "Print warnings, errors and the result only."),
+    ("-v, --verbose", "Also print the debug log, on stderr."),
+    ("-h, --help", "Show this page."),
+)
+"""The options of every command."""
 
 
 def command_page(path: str, command: Any, kinds: Mapping[str, Any]) -> str:
@@ -29,7 +35,7 @@ def command_page(path: str, command: Any, kinds: Mapping[str, Any]) -> str:
         panel = getattr(parameter, "rich_help_panel", None) or GENERAL
         row = (", ".join(names(parameter)), meaning(parameter, kinds.get(parameter.name)))
         by_panel.setdefault(panel, []).append(row)
-    by_panel.setdefault(GENERAL, []).append(("-h, --help", "Show this page."))
+    by_panel.setdefault(GENERAL, []).extend(EVERYWHERE)
     for panel in sorted(by_panel, key=lambda name: name != GENERAL):
         parts.append(f"{panel}:\n{_rows(by_panel[panel])}")
     if command.epilog:
@@ -48,8 +54,9 @@ def index_page(script: str, command: Any, entries: Mapping[str, Any]) -> str:
     for panel, group in groupby(entries.items(), key=lambda item: item[1].panel):
         parts.append(f"{panel}:\n{_rows((name, entry.summary) for name, entry in group)}")
     options = [(", ".join(names(parameter)), meaning(parameter, None)) for parameter in command.params]
-    parts.append(f"{GENERAL}:\n{_rows([*options, ('-h, --help', 'Show this page.')])}")
-    return "\n\n".join([*parts, *_paragraphs(command.epilog or "")])
+    parts.append(f"{GENERAL}:\n{_rows([*options, *EVERYWHERE])}")
+    more = f"{script} help COMMAND explains a command."
+    return "\n\n".join([*parts, *_paragraphs(f"{more}\n\n{command.epilog or ''}")])
 
 
 def _paragraphs(text: str) -> list[str]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,6 +28,7 @@ from aftermath.cli.present import reporting, tell_stored, writing
 from aftermath.cli.usage import ParserError, explained, stored_as, unknown_command
 
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
+_LEVELS = frozenset({"-q", "--quiet", "-v", "--verbose"})
 _HELP_ASKED = [[name] for name in HELP_NAMES["help_option_names"]]
 
 
@@ -160,13 +161,22 @@ class _LazyCommands(TyperGroup):
     def main(self, *given: Any, **named: Any) -> Any:
         """Run a command line (`args`, else the process's own) and end the process with its exit code."""
         args = given[0] if given else named.get("args")
-        words = list(sys.argv[1:] if args is None else args) or ["--help"]
+        words = self._in_order(list(sys.argv[1:] if args is None else args)) or ["--help"]
         try:
             with reporting(as_json="--json" in words):
                 code = 0 if self._shows_page(words) else self._run(words)
         except typer.Exit as ending:
             code = ending.exit_code
         sys.exit(code)
+
+    def _in_order(self, words: list[str]) -> list[str]:
+        """Return the words with `help COMMAND` as `COMMAND --help`, and -q or -v behind the command that takes them."""
+        if words[:1] == ["help"] and "help" not in self.index.entries:
+            return [*words[1:], "--help"]
+        before = list(takewhile(_LEVELS.__contains__, words))
+        rest = words[len(before) :]
+        named = len((self.index.called(rest) or "").split()) if rest else 0
+        return [*rest[:named], *before, *rest[named:]] if named else words
 
     def _shows_page(self, words: list[str]) -> bool:
         """Print the page that is asked for, if one is, without the parser: that imports what it needs for values."""

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from aftermath.base.quiet import EXIT_INTERRUPTED
+from aftermath.base.verbosity import VERBOSITY, Verbosity
 from aftermath.cli.command import command
 from aftermath.cli.present import Result
-from aftermath.testnet.wished import Pictures, Verbosity
+from aftermath.testnet.wished import Pictures
 
 if TYPE_CHECKING:
     from aftermath.testnet.plan import ClientExtras
@@ -263,7 +264,8 @@ def local_testnet_start(
     plan = Plan(config, them, place, port, wishes, panes, panes and show.tui is Pictures.TRUE)
     killed = Kills(kills.random_kill_num, kills.random_kill_interval, allowed_of(kills.allowed_to_kill, them))
     own = environment() | {"OMP_NUM_THREADS": str(plan.threads)} | deployment.variables
-    console, level = Console(stderr=json_output, quiet=panes), show.log
+    console, asked = Console(stderr=json_output, quiet=panes), VERBOSITY.get()
+    level = show.log if asked is Verbosity.INFO else asked
     backend = Solana(plan, own) if deployment.backend is BackendName.SOLANA else Centralized(plan)
     seen = shown(showing, plan, backend.keeper, console, level)
     with claimed(plan.place, "testnet", "--dir DIR", TESTNET_NAMES), seen as lines:

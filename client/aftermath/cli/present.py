@@ -25,6 +25,7 @@ import typer
 
 from aftermath.base.errors import AftermathError
 from aftermath.base.quiet import EXIT_INTERRUPTED
+from aftermath.base.verbosity import is_quiet
 from aftermath.cli.pages import PAGES, placed
 from aftermath.coordinator.errors import CoordinatorError
 from aftermath.watch.printable import json_text, printable
@@ -116,7 +117,9 @@ def _drop_output() -> None:
 
 
 def note(sentence: str) -> None:
-    """Say something in passing: on stderr, so that stdout stays one document."""
+    """Say something in passing: on stderr, so that stdout stays one document. If quiet, only warnings are said."""
+    if is_quiet() and not sentence.startswith("warning: "):
+        return
     from rich.console import Console
 
     text = printable(sentence, keep="\n")

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from aftermath.base.interrupt import on_interrupt
+from aftermath.base.verbosity import is_quiet
 from aftermath.cli.command import OptionGroup, command, setting_option, settings_of
 from aftermath.cli.present import Result, note
 from aftermath.lab.settings import LabSettings
@@ -81,7 +82,11 @@ def train_local(
     arithmetic = arithmetic_of(device, settings.precision, settings.compile)
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    screen = JsonLines(sys.stdout, now) if json_output else StepLines(Console(soft_wrap=not sys.stdout.isatty()))
+    screen = (
+        JsonLines(sys.stdout, now)
+        if json_output
+        else StepLines(Console(soft_wrap=not sys.stdout.isatty()), quiet=is_quiet())
+    )
     if recipe.agreed is not None and device.type == "cpu" and takes_long():
         note("compiling kernels for this processor: half a minute or more, this once")
     out = settings.out.expanduser().absolute() if settings.out else None

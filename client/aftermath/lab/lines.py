@@ -13,14 +13,15 @@ from aftermath.watch.progress import span
 
 
 class StepLines:
-    """A sink that prints one line for each event."""
+    """A sink that prints one line for each event, or if `quiet` for each warning."""
 
-    def __init__(self, console: Console) -> None:
-        self._console, self._steps, self._seconds = console, 0, 0.0
+    def __init__(self, console: Console, *, quiet: bool = False) -> None:
+        self._console, self._quiet = console, quiet
+        self._steps, self._seconds = 0, 0.0
 
     def __call__(self, event: Event) -> None:
         line = self._line(event)
-        if line is not None:
+        if line is not None and (isinstance(event, Warning) or not self._quiet):
             self._console.print(escape(printable(line)), highlight=False)
 
     def _line(self, event: Event) -> str | None:

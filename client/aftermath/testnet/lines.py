@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from rich.console import Console
 from rich.markup import escape
 
+from aftermath.base.verbosity import Verbosity
 from aftermath.testnet.story import member_of
-from aftermath.testnet.wished import Verbosity
 from aftermath.tui.messages import Clients
 from aftermath.watch import kinds
 from aftermath.watch.printable import printable

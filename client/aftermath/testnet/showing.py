@@ -15,10 +15,11 @@ from enum import StrEnum
 from rich.console import Console
 from rich.text import Text
 
+from aftermath.base.verbosity import Verbosity
 from aftermath.testnet.lines import OWN, Lines
 from aftermath.testnet.plan import RUN_ID, Plan
 from aftermath.testnet.printed import Printed
-from aftermath.testnet.wished import Pictures, Verbosity
+from aftermath.testnet.wished import Pictures
 from aftermath.tui.messages import Clients
 from aftermath.tui.screen import Screen
 

@@ -14,11 +14,3 @@ class Pictures(StrEnum):
     TRUE = "true"
     SCREEN = "screen"
     FALSE = "false"
-
-
-class Verbosity(StrEnum):
-    """How much is told: warnings and errors alone, what a person wants to read, or everything."""
-
-    WARNING = "warning"
-    INFO = "info"
-    DEBUG = "debug"

@@ -23,6 +23,7 @@ from aftermath import __version__
 from aftermath.base.directories import cache_directory
 from aftermath.base.interrupt import looped, on_interrupt
 from aftermath.base.quiet import end_at_once
+from aftermath.base.verbosity import say
 from aftermath.base.wait import cancel
 from aftermath.chain.wallet import Wallet
 from aftermath.coordinator.errors import CoordinatorError, NoSuchRun
@@ -42,6 +43,7 @@ from aftermath.train.sinks import collects_figures, events_of
 from aftermath.train.tier import AUTO_TIER
 from aftermath.watch import kinds
 from aftermath.watch.events import Events, LogWarnings
+from aftermath.watch.log_lines import show_debug_logs
 from aftermath.watch.sentences import LOADING
 
 if TYPE_CHECKING:
@@ -104,7 +106,7 @@ def _on_devices(settings: TrainSettings, reach: Reach) -> Named:
 
 def _with_tier(settings: TrainSettings, reach: Reach, admitted: Admitted) -> TrainSettings:
     """The settings with the tier that suits this machine, where that is left to us."""
-    print(LOADING, file=sys.stderr, flush=True)
+    say(LOADING)
     _load_torch()
     from aftermath.train.opened_paths import paths_for
     from aftermath.train.outfit import schema_of
@@ -114,7 +116,7 @@ def _with_tier(settings: TrainSettings, reach: Reach, admitted: Admitted) -> Tra
     paths = paths_for(settings, view.run, on_local_network=reach.pool.is_local)
     schema = schema_of(view.model, settings.run_id, paths=paths)
     choice = chosen_here(view, reach.wallet.public, schema, settings, named.arithmetic)
-    print(f"--matformer-tier auto: tier {choice.tier}; {choice.why}", file=sys.stderr, flush=True)
+    say(f"--matformer-tier auto: tier {choice.tier}; {choice.why}")
     settings = replace(settings, matformer_tier=choice.tier)
     check_hub(settings)
     return settings
@@ -159,6 +161,7 @@ def _introduce(settings: TrainSettings, wallet: Wallet, key: Literal["wallet", "
 def _log_to(events: Events) -> None:
     ours = logging.getLogger("aftermath")
     ours.addHandler(LogWarnings(events))
+    show_debug_logs(ours)
     ours.propagate = False  # else it would be said twice, the second time into the middle of the terminal view
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from aftermath.base.errors import Unsuitable
+from aftermath.base.verbosity import VERBOSITY, Verbosity, is_quiet
 from aftermath.train.settings import TrainSettings
 from aftermath.tui.screen import Screen, can_show
 from aftermath.watch.console import ConsoleLines
@@ -27,11 +28,11 @@ def events_of(settings: TrainSettings, stack: contextlib.ExitStack) -> Events:
     started = time.monotonic()
     if settings.logs == "json":
         sinks.append(JsonLines(sys.stdout, _date))
-    elif settings.logs == "tui" and can_show(console):
+    elif settings.logs == "tui" and VERBOSITY.get() is Verbosity.INFO and can_show(console):
         screen = Screen(console, _date, started, "member", settings.run_id, settings.matformer_tier)
         sinks.append(stack.enter_context(screen))
     else:
-        sinks.append(ConsoleLines(console, _date))
+        sinks.append(ConsoleLines(console, _date, quiet=is_quiet()))
     if settings.write_log:
         sinks.append(_kept("--write-log", settings.write_log, JsonLines))
     if settings.events_dir:

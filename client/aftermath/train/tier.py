@@ -98,16 +98,16 @@ def chosen_here(view: View, wallet: bytes, schema: Schema, settings: TrainSettin
 
 def speed_here(schema: Schema, tier: int, seq_len: int, settings: TrainSettings, arithmetic: Arithmetic) -> int | None:
     """Sequences of a tier that this machine trains in a minute; None if memory does not hold it. Says it on stderr."""
-    import sys
     import time
 
+    from aftermath.base.verbosity import say
     from aftermath.replica.memory import give_back, is_out_of_memory
     from aftermath.replica.origin import Origin
     from aftermath.replica.pass_size import OutOfMemory, PassSize
     from aftermath.replica.replica import pick_device
 
     device = pick_device(settings.device)
-    print(f"measuring how fast this machine trains tier {tier}: 10 s at most", file=sys.stderr, flush=True)
+    say(f"measuring how fast this machine trains tier {tier}: 10 s at most")
     size = PassSize(settings.micro_batch_size, settings.activation_checkpointing)
     origin = Origin(schema, tier, settings.matformer_load_strategy, device, size, time.monotonic, arithmetic)
     try:

@@ -19,15 +19,17 @@ def redraws(console: Console) -> bool:
 
 
 class ConsoleLines:
-    """One line of text for each event a person wants to read."""
+    """One line of text for each event a person wants to read, or if `quiet` for each warning."""
 
-    def __init__(self, console: Console, wall: Wall) -> None:
-        self._console, self._wall = console, wall
+    def __init__(self, console: Console, wall: Wall, *, quiet: bool = False) -> None:
+        self._console, self._wall, self._quiet = console, wall, quiet
         self._sentences = Sentences()
 
     def __call__(self, event: kinds.Event) -> None:
         sentence = self._sentences.of(event)
         if sentence is None or isinstance(event, kinds.Error):
+            return
+        if self._quiet and not isinstance(event, kinds.Warning):
             return
         date = f"{self._wall():%Y-%m-%d %H:%M:%S %Z}: " if isinstance(event, kinds.Started) else ""
         self._console.print(f"[dim]{event.t:9.2f}s[/dim]  {date}{sentence}", highlight=False)

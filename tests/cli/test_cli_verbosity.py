@@ -1,0 +1,111 @@
+"""`help COMMAND`, and -q and -v before or behind a command."""
+
+from __future__ import annotations
+
+import io
+import logging
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from aftermath.base.verbosity import VERBOSITY, Verbosity, say
+from aftermath.central.index import CENTRALIZED
+from aftermath.cli.present import note
+from aftermath.lab.kinds import Finished
+from aftermath.lab.lines import StepLines
+from aftermath.watch.console import ConsoleLines
+from aftermath.watch.kinds import Leaving, Warning
+from aftermath.watch.log_lines import LogLines, show_debug_logs
+from cli.cli_runs import invoke
+
+NOBODY = "http://127.0.0.1:9"
+
+
+@pytest.mark.parametrize("words", ["tick", "model init", "model", "config set", ""])
+def test_help_of_a_command_is_its_page(words: str) -> None:
+    asked = invoke("help", *words.split())
+    assert asked == invoke(*words.split(), "--help")
+    assert asked.code == 0
+
+
+def test_help_of_an_unknown_command_suggests_one() -> None:
+    wrong = invoke("help", "model", "innit")
+    assert wrong.code == 2
+    assert "Did you mean model init?" in wrong.err
+
+
+def test_help_of_another_script_shows_its_commands() -> None:
+    asked = invoke("help", "watch", script=CENTRALIZED.app)
+    assert "Usage: aftermath-centralized watch" in asked.out
+
+
+@pytest.mark.parametrize("place", ["before", "behind"])
+@pytest.mark.parametrize("flag", ["-q", "--quiet"])
+def test_quiet_command_prints_its_result_and_no_advice(tmp_path: Path, place: str, flag: str) -> None:
+    words = ["show-identity", "--create", "-w", str(tmp_path / "wallet.json")]
+    done = invoke(flag, *words) if place == "before" else invoke(*words, flag)
+    assert done.code == 0
+    assert "wallet" in done.out
+    assert done.err == ""
+
+
+def test_quiet_command_prints_warnings_and_errors(tmp_path: Path) -> None:
+    done = invoke("config", "set", "-q", "wallet", tmp_path / "none.json")
+    assert "warning: there is no key file" in done.err
+    wrong = invoke("-q", "show-identity", "-w", tmp_path / "none.json")
+    assert wrong.err.startswith("error: there is no key file")
+
+
+def test_verbose_command_logs_what_its_modules_do(caplog: pytest.LogCaptureFixture) -> None:
+    def asked(*flags: str) -> bool:
+        caplog.clear()
+        assert invoke(*flags, "list-runs", "--rpc", "http://127.0.0.1:1", "--rpc-2", NOBODY).code == 1
+        return any(record.levelno == logging.DEBUG for record in caplog.records)
+
+    assert asked("-v")
+    assert not asked()
+
+
+def test_quiet_and_verbose_together_are_refused() -> None:
+    wrong = invoke("config", "show", "-q", "--verbose")
+    assert wrong.code == 2
+    assert "contradict each other" in wrong.err
+
+
+def test_quiet_lines_of_a_training_are_its_warnings() -> None:
+    printed = io.StringIO()
+    console = Console(file=printed, width=200)
+    lines = ConsoleLines(console, lambda: datetime(2026, 11, 21, tzinfo=UTC), quiet=True)
+    steps = StepLines(console, quiet=True)
+    for event in (Leaving(), Warning(message="few peers")):
+        lines(event)
+    for event in (Finished(step=1, tokens=2, held_out_by_tier={}, checkpoint=None), Warning(message="lost")):
+        steps(event)
+    assert printed.getvalue().splitlines() == ["    -1.00s  few peers", "warning: lost"]
+
+
+def test_logged_lines_name_their_level_and_steer_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    logger = logging.Logger("aftermath.test")
+    logger.addHandler(LogLines())
+    logger.warning("peer %s", "\x1b[2J\u202e")
+    logger.debug("sent %d", 3)
+    assert capsys.readouterr().err == "warning: peer �[2J�\ndebug: aftermath.test: sent 3\n"
+
+
+@pytest.mark.parametrize("level", Verbosity)
+def test_debug_logs_of_a_training_are_printed_if_verbose(level: Verbosity, capsys: pytest.CaptureFixture[str]) -> None:
+    token = VERBOSITY.set(level)
+    try:
+        logger = logging.Logger("aftermath")
+        show_debug_logs(logger)
+        logger.debug("sent")
+        say("loading")
+        note("warning: slow")
+    finally:
+        VERBOSITY.reset(token)
+    printed = [] if level is Verbosity.WARNING else ["loading"]
+    if level is Verbosity.DEBUG:
+        printed = ["debug: aftermath: sent", "loading"]
+    assert capsys.readouterr().err.splitlines() == [*printed, "warning: slow"]
