@@ -259,3 +259,12 @@ def test_whatever_a_config_says_it_is_read_or_refused(number: int, change: dict[
         assert error.message.startswith("config.json")  # noqa: PT017
         return
     assert config_of(config.to_hf()) == config
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("said", [{}, {"num_key_value_heads": None}], ids=["absent", "null"])
+def test_key_heads_absent_or_null_are_those_of_transformers(family: str, said: dict[str, Any]) -> None:
+    sizes = {"hidden_size": 256, "num_attention_heads": 64, "intermediate_size": 8, "num_hidden_layers": 1}
+    theirs = transformers.AutoConfig.for_model(family, **sizes, **said)
+    config = config_of({"model_type": family, "vocab_size": 33, "sliding_window": None, **sizes, **said})
+    assert config.model_dump()["num_key_value_heads"] == theirs.num_key_value_heads

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 from typing import Any
@@ -123,3 +124,21 @@ def test_null_is_no_where_a_table_says_whether_it_truncates() -> None:
     config = config_of(file)
     assert isinstance(config, LlamaConfig)
     assert config.rope_truncate is False
+
+
+@pytest.mark.parametrize("kind", ["llama3", "yarn"])
+@pytest.mark.parametrize("where", ["rope_parameters", "rope_scaling"])
+def test_table_without_original_length_takes_the_longest_text(kind: str, where: str) -> None:
+    table = {"rope_type": kind, **PLAIN}
+    del table["original_max_position_embeddings"]
+    file = SHAPE | {where: table, "rope_theta": 500.0}
+    config = config_of(file)
+    assert isinstance(config, LlamaConfig)
+    expected = theirs(copy.deepcopy(file))  # transformers adds the length to the table that it is given
+    assert expected is not None
+    found = scaled_rotary(config, config.head_dim, LENGTH, torch.device("cpu"))
+    for ours, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, other, rtol=0, atol=1e-4)
+    assert config_of(config.to_hf()) == config
+    unsaid = {key: value for key, value in file.items() if key != "max_position_embeddings"}
+    assert config_of(unsaid).model_dump()["rope_original_length"] == 2048

@@ -120,6 +120,16 @@ class ModelConfig(BaseModel, ABC):
         return "model.embed_tokens.weight", "lm_head.weight"
 
     @property
+    def base_prefix(self) -> str:
+        """How the names of all tensors but the output head begin; files that were saved from the base model lack it."""
+        return "model."
+
+    @property
+    def ignored_names(self) -> tuple[str, ...]:
+        """Regular expressions of further names in files of this architecture that are no part of the model."""
+        return ()
+
+    @property
     def cacheable(self) -> int:
         """The longest text in which nothing that was computed of a token changes when others follow it, in tokens; 0
         where nothing is kept of one.

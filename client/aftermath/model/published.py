@@ -14,7 +14,8 @@ Source: DeepSeek-V3 (arXiv 2412.19437), and the README_WEIGHTS.md beside its wei
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,8 @@ from aftermath.model.config import ModelConfigError
 
 SCALES = "_scale_inv"
 """What a tensor's scales are called, behind the name of the tensor."""
+_BUFFERS = r"(rotary_emb\.inv_freq|\.attn\.(bias|masked_bias)|\.attention\.(bias|masked_bias))$"
+"""Names of what transformers before 4.40 saved beside the parameters: frequencies of positions, and causal masks."""
 _LARGEST_BLOCK = 1 << 16
 _MOST_FURTHER = 16
 
@@ -38,6 +41,27 @@ class Form:
 
 
 PLAIN = Form()
+
+
+class FileNames:
+    """Names in a checkpoint's files, and the names of the tensors that they mean.
+
+    A file that was saved from the base model lacks the `prefix` of all names but the output head's.
+    """
+
+    def __init__(self, known: Collection[str], prefix: str, ignored: Iterable[str] = ()) -> None:
+        self._known, self._prefix = known, prefix
+        self._ignored = re.compile("|".join([_BUFFERS, *ignored]))
+
+    def tensor(self, listed: str) -> str | None:
+        """The tensor that a file lists under this name, None if the model has no such tensor."""
+        if listed in self._known:
+            return listed
+        return prefixed if (prefixed := self._prefix + listed) in self._known else None
+
+    def is_buffer(self, listed: str) -> bool:
+        """Whether the name is of something that transformers passes over as well."""
+        return self._ignored.search(listed) is not None
 
 
 def form_of(hf_config: Mapping[str, Any]) -> Form:

@@ -14,7 +14,7 @@ Decided
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from aftermath.model import fp8
 from aftermath.model.config import ModelConfig
 from aftermath.model.documents import INDEX_FILE, WEIGHTS_FILE, CheckpointError, damaged, read_index
 from aftermath.model.levels import prefix
-from aftermath.model.published import PLAIN, SCALES, Form
+from aftermath.model.published import PLAIN, SCALES, FileNames, Form
 
 log = logging.getLogger(__name__)
 _FLOATS = {"F32", "F16", "BF16", "F64"}
@@ -38,8 +38,8 @@ def spared(config: ModelConfig, tier: int, form: Form) -> Callable[[str], bool]:
     """Whether full files call so a tensor of which a tier holds nothing, or one that is no part of the model."""
     held = config.parameter_shapes(tier)
     names = {config.stored_name(name, 0) for name in config.parameter_shapes() if name not in held}
-    without = names | {name + SCALES for name in names}
-    return lambda name: name in without or name.startswith(form.beside)
+    without = FileNames(names | {name + SCALES for name in names}, config.base_prefix)
+    return lambda name: without.tensor(name) is not None or name.startswith(form.beside)
 
 
 def weight_files(directory: Path, without: Callable[[str], bool] = lambda name: False) -> tuple[Path, ...]:
@@ -89,18 +89,18 @@ def read_weights(
     passed: set[str] = set()  # what the files have and the tier does not hold
     shapes = {listed: there[name] for listed, name in names.items()}
     scales = fp8.read_scales(files, shapes, form.block) if form.block else {}
-    parts = _Parts(form, scales)
+    parts = _Parts(form, scales, FileNames(names.keys() | pieces.keys(), config.base_prefix, config.ignored_names))
     for path in files:
         try:
             with safe_open(path, framework="pt") as file:
-                for listed in parts.known(file.keys(), names.keys() | pieces.keys(), path):
-                    if (piece := pieces.get(listed)) is not None:
-                        if listed in found:
+                for listed, tensor in parts.known(file.keys(), path):
+                    if (piece := pieces.get(tensor)) is not None:
+                        if tensor in found:
                             raise CheckpointError(f"{path}: {listed} is also in another shard")
-                        found.add(listed)
+                        found.add(tensor)
                         piece.of(apart[piece.name]).copy_(parts.read(file, listed, piece.shape, piece.shape, path))
                         continue
-                    name = names[listed]
+                    name = names[tensor]
                     if name in params or name in passed:
                         raise CheckpointError(f"{path}: {listed} is also in another shard")
                     if name in wanted:
@@ -134,21 +134,21 @@ def read_weights(
 class _Parts:
     """Tensors out of files of a form, one by one."""
 
-    def __init__(self, form: Form, scales: Mapping[str, Tensor]) -> None:
-        self._form, self._scales = form, scales
+    def __init__(self, form: Form, scales: Mapping[str, Tensor], names: FileNames) -> None:
+        self._form, self._scales, self._names = form, scales, names
         self.beside = 0  # tensors that are no part of the model
 
-    def known(self, names: Iterable[str], there: Collection[str], path: Path) -> list[str]:
-        """The names that are parameters; redundant ones some exporters write are passed over, and what the form has
-        beside them; strange ones are refused.
+    def known(self, listed: Iterable[str], path: Path) -> list[tuple[str, str]]:
+        """(name in the file, name of the tensor) of each parameter. Names that transformers passes over, and what the
+        form has beside the model, are passed over. Raises CheckpointError for any other name.
         """
         known = []
-        for name in names:
-            if name in there:
-                known.append(name)
+        for name in listed:
+            if (tensor := self._names.tensor(name)) is not None:
+                known.append((name, tensor))
             elif name.startswith(self._form.beside):
                 self.beside += 1
-            elif not (name.endswith("rotary_emb.inv_freq") or name.removesuffix(SCALES) in self._scales):
+            elif not (self._names.is_buffer(name) or name.removesuffix(SCALES) in self._scales):
                 raise CheckpointError(
                     f"{path} holds {shown(name)}, which is not part of this model",
                     "Use a checkpoint of plain weights, of the model that config.json describes",

@@ -24,7 +24,7 @@ from aftermath.model.arch.deepseek_shape import DeepseekShape
 from aftermath.model.arch.known_keys import refuse_contradictions, refuse_ideas
 from aftermath.model.arch.rope_config import rope_table
 from aftermath.model.arch.scaled_config import POSITIONS, fields_of_positions
-from aftermath.model.config import ModelConfigError, stored_tier
+from aftermath.model.config import ModelConfigError, sized, stored_tier
 from aftermath.model.tiers import KEY
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class DeepseekConfig(DeepseekShape):
                 f"config.json: {other} {shown(hf_config[other])} is not supported",
                 f"This client computes no {other} here",
             )
-        if (kind := rope_table(hf_config)["rope_type"]) not in ("default", "yarn"):
+        if (kind := rope_table(hf_config, 1)["rope_type"]) not in ("default", "yarn"):
             raise ModelConfigError(
                 f"config.json: positions of type {shown(kind)} are not supported",
                 "This client computes plain ones here, and yarn",
@@ -102,7 +102,8 @@ class DeepseekConfig(DeepseekShape):
                 "config.json: q_lora_rank is missing", "Say the rank of the queries, or null for none"
             )
         known = {key: value for key, value in known.items() if key not in POSITIONS}
-        return cls.checked(known | fields_of_positions(hf_config, known))
+        longest = known.get("max_position_embeddings", cls.model_fields["max_position_embeddings"].default)
+        return cls.checked(known | fields_of_positions(hf_config, longest))
 
     @property
     def attention_scale(self) -> float | None:
@@ -175,6 +176,7 @@ class DeepseekV3Config(DeepseekConfig):
         "num_mtp_layers": "num_nextn_predict_layers",
     }
     CHOICE_BIAS: ClassVar[bool] = True
+    max_position_embeddings: int = sized("max_position_embeddings", 4096)
     n_group: int = Field(8, ge=1, le=512)
     topk_group: int = Field(4, ge=1, le=512)
     first_k_dense_replace: int = Field(3, ge=0, le=512)

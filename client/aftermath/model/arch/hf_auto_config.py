@@ -28,6 +28,7 @@ from aftermath.model.arch.hf_auto_document import (
     canonical,
     config_of_document,
     cuts_of,
+    file_names_of,
     pieces_of,
     shapes_of,
     tables_of,
@@ -147,6 +148,16 @@ class HfAutoConfig(ModelConfig):
     def tables(self) -> tuple[str, str]:
         """As transformers has them."""
         return tables_of(self.document)
+
+    @property
+    def base_prefix(self) -> str:
+        """As transformers' class of the model says."""
+        return file_names_of(self.document).prefix
+
+    @property
+    def ignored_names(self) -> tuple[str, ...]:
+        """As transformers' class of the model says."""
+        return file_names_of(self.document).ignored
 
     def deviation(self, name: str) -> float | None:
         """Vectors begin as constants."""

@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from aftermath.base.errors import shown
 from aftermath.model.config import ModelConfigError, Piece
@@ -219,6 +219,25 @@ def tables_of(document: str) -> tuple[str, str]:
     ends = network.get_input_embeddings(), network.get_output_embeddings()
     embedding, output = (f"{names[id(module)]}.weight" for module in ends)
     return embedding, output
+
+
+class FileNames(NamedTuple):
+    """What transformers knows of the names in a model's files."""
+
+    prefix: str
+    """Of the base model, with its dot; empty where the model has none."""
+    ignored: tuple[str, ...]
+    """Regular expressions of names that transformers passes over."""
+
+
+@lru_cache(maxsize=8)
+def file_names_of(document: str) -> FileNames:
+    """`ModelConfig.base_prefix` and `ModelConfig.ignored_names`. Raises ModelConfigError."""
+    shapes_of(document)  # raises for a network that cannot be built
+    network = _shapes_alone(document)
+    name = network.base_model_prefix
+    prefix = f"{name}." if name and hasattr(network, name) else ""
+    return FileNames(prefix, tuple(network._keys_to_ignore_on_load_unexpected or ()))
 
 
 @lru_cache(maxsize=8)

@@ -84,11 +84,13 @@ class LlamaConfig(ScaledConfig):
         unsaid = {"head_dim": family.head_dim} if family.head_dim and hf_config.get("head_dim") is None else {}
         known = cls.known({**hf_config, **unsaid})
         known = {key: value for key, value in known.items() if key not in _OWN | POSITIONS}
-        known.setdefault("num_key_value_heads", family.kv_heads or known.get("num_attention_heads"))
+        kv_heads = None if "num_key_value_heads" in hf_config else family.kv_heads  # null: as many as query heads
+        known.setdefault("num_key_value_heads", kv_heads or known.get("num_attention_heads"))
         known.setdefault("max_position_embeddings", family.longest)
         if not family.tokens:
             known = {"bos_token_id": None, "eos_token_id": None} | known
-        return cls.checked(known | {"family": name} | _biases(hf_config, name) | fields_of_positions(hf_config, known))
+        positions = fields_of_positions(hf_config, known["max_position_embeddings"])
+        return cls.checked(known | {"family": name} | _biases(hf_config, name) | positions)
 
     def to_hf(self, tier: int = 0) -> dict[str, Any]:
         """Loads in any Hugging Face client."""

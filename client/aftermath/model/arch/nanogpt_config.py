@@ -83,7 +83,7 @@ class NanoGPTConfig(TransformerConfig):
             )
         passed = {key for key in hf_config if key.startswith("use_")}  # each of them says no
         refuse_strange(hf_config, cls.model_fields, JUDGED | passed | {*_LLAMAS, "num_key_value_heads"})
-        if (kind := rope_table(hf_config)["rope_type"]) != "default":
+        if (kind := rope_table(hf_config, 1)["rope_type"]) != "default":
             raise ModelConfigError(
                 f"config.json: positions of type {shown(kind)} are not supported", "A NanoGPT has plain positions"
             )

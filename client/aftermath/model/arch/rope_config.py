@@ -57,12 +57,14 @@ _BOUNDS: Mapping[str, tuple[float, bool, float]] = {
 """From where a number may be, whether that itself is allowed, and up to where."""
 
 
-def rope_table(hf_config: Mapping[str, Any]) -> dict[str, Any]:
+def rope_table(hf_config: Mapping[str, Any], longest: int) -> dict[str, Any]:
     """What the file says of positions: `rope_type`, `rope_theta` if it is said, and the numbers that its kind has.
+
+    `longest` is the model's `max_position_embeddings`, which is the original length of a table that names none.
 
     Raises ModelConfigError for two tables that contradict each other, and for what is not computed here.
     """
-    found = [_plain(hf_config, key) for key in ("rope_scaling", "rope_parameters") if hf_config.get(key)]
+    found = [_plain(hf_config, key, longest) for key in ("rope_scaling", "rope_parameters") if hf_config.get(key)]
     if len(found) == 2 and found[0] != found[1]:
         raise ModelConfigError(
             "config.json: rope_parameters and rope_scaling contradict each other", "Leave one of the two tables"
@@ -88,7 +90,7 @@ def rope_parameters(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {"rope_type": kind, "rope_theta": fields["rope_theta"]} | said
 
 
-def _plain(hf_config: Mapping[str, Any], key: str) -> dict[str, Any]:
+def _plain(hf_config: Mapping[str, Any], key: str, longest: int) -> dict[str, Any]:
     """One table without what says nothing."""
     table = hf_config[key]
     if not isinstance(table, Mapping) or any(isinstance(value, Mapping) for value in table.values()):
@@ -106,8 +108,11 @@ def _plain(hf_config: Mapping[str, Any], key: str) -> dict[str, Any]:
             "This client turns whole heads only",
         )
     said.setdefault("rope_theta", hf_config.get("rope_theta", 10000.0))
-    if kind in ("llama3", "yarn") and _LENGTH in hf_config:  # it counts before the table's, also if it is null
-        said[_LENGTH] = hf_config[_LENGTH]
+    if kind in ("llama3", "yarn"):
+        if _LENGTH in hf_config:  # it counts before the table's, also if it is null
+            said[_LENGTH] = hf_config[_LENGTH]
+        elif _LENGTH not in table:  # null in the table is refused, as in transformers
+            said[_LENGTH] = longest
     if "truncate" in table and table["truncate"] is None:
         said["truncate"] = False
     needed = _NEEDS[kind]

@@ -57,9 +57,12 @@ class ScaledConfig(TransformerConfig):
         return {} if self.rope_type == "default" else {"rope_parameters": rope_parameters(self.model_dump())}
 
 
-def fields_of_positions(hf_config: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    """What a file says of positions, as fields; `known` has the longest text. Raises ModelConfigError."""
-    table = rope_table(hf_config)
+def fields_of_positions(hf_config: Mapping[str, Any], longest: int) -> dict[str, Any]:
+    """What a file says of positions, as fields of a model whose longest text is so many tokens.
+
+    Raises ModelConfigError.
+    """
+    table = rope_table(hf_config, longest)
     if table["rope_type"] == "dynamic":  # transformers goes by the longest text, whatever the table says
-        table = table | {"original_max_position_embeddings": known["max_position_embeddings"]}
+        table = table | {"original_max_position_embeddings": longest}
     return rope_fields(table)

@@ -86,7 +86,7 @@ class TransformerConfig(ModelConfig):
         """
         _refuse_other_functions(hf_config, cls.ACTIVATIONS)
         known = super().known(hf_config) | _base(hf_config, cls.BASE)
-        if (theta := rope_table(hf_config).get("rope_theta")) is not None:
+        if (theta := rope_table(hf_config, 1).get("rope_theta")) is not None:
             known["rope_theta"] = theta
         heads, hidden = known.get("num_attention_heads"), known.get("hidden_size")
         if "head_dim" not in known and isinstance(heads, int) and isinstance(hidden, int) and heads > 0:
