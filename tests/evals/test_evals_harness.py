@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import processors
 
 from aftermath.base.errors import Unsuitable, UsageError
+from aftermath.data.bytelevel import byte_tokenizer
+from aftermath.evals.harness import _model
 from aftermath.evals.likelihood import asked_of, likelihood, written
 from aftermath.evals.suite import check_known, evaluated
 from aftermath.evals.wish import wanted
@@ -81,8 +84,34 @@ def test_the_harness_asks_for_whole_texts(model: LanguageModel, tokenizer: Token
         "metric_list": [{"metric": "byte_perplexity"}],
     }
     (score,) = evaluated(asked_of(model), tokenizer, 24, wanted(task(tmp_path, **said), 0, 0, 1))
-    nats, _ = likelihood(model, [0], tokenizer.encode(TEXT[:16]))
+    nats, _ = likelihood(model, [tokenizer.end_id or 0], tokenizer.encode(TEXT[:16]))
     assert score.value == pytest.approx(math.exp(-nats / 16), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("named", "prefix"),
+    [
+        ({"bos_token": "a", "eos_token": "b"}, 97),  # as lm_eval's HFLM: the first token, else the last
+        ({"eos_token": "b"}, 98),
+        ({}, 256),
+    ],
+)
+def test_prefix_token_is_the_first_else_the_last_of_a_text(
+    model: LanguageModel, named: dict[str, str], prefix: int
+) -> None:
+    companions = {"tokenizer_config.json": json.dumps(named).encode()}
+    tokenizer = Tokenizer(byte_tokenizer().to_str().encode(), "tokenizer.json", companions)
+    assert _model(asked_of(model), tokenizer, 24).prefix_token_id == prefix
+
+
+def test_special_tokens_are_added_only_where_the_harness_asks(model: LanguageModel) -> None:
+    begins = byte_tokenizer()
+    begins.post_processor = processors.TemplateProcessing(single="! $A", special_tokens=[("!", 33)])
+    companions = {"tokenizer_config.json": b'{"bos_token": "!"}'}
+    asked = _model(asked_of(model), Tokenizer(begins.to_str().encode(), "tokenizer.json", companions), 24)
+    assert asked.tok_encode("go") == [*b"!go"]
+    assert asked.tok_encode("go", add_special_tokens=False) == [*b"go"]
+    assert asked.tok_encode("!go") == [*b"!go"]  # a text that has the prefix already
 
 
 def test_data_that_cannot_be_had_are_a_sentence(model: LanguageModel, tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ from typing import Any
 
 import psutil
 import pytest
+import tokenizers
+from tokenizers import models
 
 from aftermath.data.bytelevel import byte_tokenizer
 from aftermath.model import tokenizer as module
@@ -44,11 +46,7 @@ REGEX = {"type": "Split", "pattern": {"Regex": "(a+)+$|(a|aa)+b"}, "behavior": "
 CUT = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 3}
 # what the library does of them, by itself: end the process, end it after gigabytes, or raise what is no Exception
 HOSTILE: dict[str, dict[str, Any]] = {
-    "padding to 10^12": _padding(strategy={"Fixed": 10**12}),
-    "padding to 3 * 10^8": _padding(strategy={"Fixed": 3 * 10**8}),
-    "padding to a multiple of 2^63": _padding(strategy="BatchLongest", pad_to_multiple_of=2**63),
     "replacements that multiply": {"normalizer": _sequence(MORE, 4, "normalizers")},
-    "a stride of the length": {"truncation": CUT},
     "a pattern without end": {"pre_tokenizer": REGEX},
     "pieces of nothing": {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
     "a map that is none": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
@@ -57,7 +55,9 @@ HOSTILE: dict[str, dict[str, Any]] = {
 }
 
 
-FILLS_MEMORY = {"padding to 3 * 10^8", "replacements that multiply", "text that multiplies"}
+_STRIP = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+_BYTE_LEVEL = {"add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+FILLS_MEMORY = {"replacements that multiply", "text that multiplies"}
 
 
 @pytest.mark.parametrize(
@@ -71,6 +71,62 @@ def test_whatever_a_tokenizer_asks_for_is_an_error_with_a_fix(what: str) -> None
     with pytest.raises(CheckpointError, match=r"^there/tokenizer\.json (is no|cannot)") as told:
         use()
     assert told.value.fix == "Put the model's own tokenizer.json there"
+
+
+CUTS_OR_PADS = {
+    "padding to 8": _padding(strategy={"Fixed": 8}),
+    "padding to 10^12": _padding(strategy={"Fixed": 10**12}),
+    "padding to a multiple of 2^63": _padding(strategy="BatchLongest", pad_to_multiple_of=2**63),
+    "truncation to 3": {"truncation": CUT | {"stride": 0}},
+    "a stride of the length": {"truncation": CUT},
+}
+
+
+@pytest.mark.parametrize("what", CUTS_OR_PADS)
+def test_tokenizer_saved_with_limits_neither_cuts_nor_pads(what: str) -> None:
+    assert _changed(**CUTS_OR_PADS[what]).encode("go on") == [*b"go on"]
+
+
+def test_tokenizer_with_gaps_has_a_vocabulary_above_its_largest_id() -> None:
+    gaps = tokenizers.Tokenizer(models.WordLevel({"a": 0, "b": 90}, unk_token="a"))
+    assert in_its_process(gaps).vocab_size == 91
+
+
+def test_tokenizer_without_tokens_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="is no tokenizer: it has no tokens"):
+        in_its_process(tokenizers.Tokenizer(models.BPE()))
+
+
+def _with_tokens(*texts: str) -> tokenizers.Tokenizer:
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens(list(texts))
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    ("tokens", "files", "begin", "end"),
+    [
+        ((), {}, None, 256),  # <|endoftext|>, a usual one
+        (("<s>",), {"tokenizer_config.json": {"bos_token": "<s>", "eos_token": "a"}}, 257, 97),
+        (("<|im_end|>",), {"tokenizer_config.json": {"eos_token": {"content": "<|im_end|>"}}}, None, 257),
+        (("<x>",), {"special_tokens_map.json": {"eos_token": "<x>"}, "generation_config.json": {}}, None, 257),
+        ((), {"generation_config.json": {"bos_token_id": 1, "eos_token_id": [98, 99]}}, 1, 98),
+        ((), {"tokenizer_config.json": {"eos_token": "none of its tokens"}}, None, 256),
+        ((), {"tokenizer_config.json": ["no object"], "generation_config.json": {"eos_token_id": "98"}}, None, 256),
+    ],
+)
+def test_special_tokens_are_those_that_the_files_name(
+    tokens: tuple[str, ...], files: dict[str, Any], begin: int | None, end: int
+) -> None:
+    companions = {name: json.dumps(document).encode() for name, document in files.items()}
+    tokenizer = Tokenizer(_with_tokens(*tokens).to_str().encode(), "there", companions)
+    assert (tokenizer.begin_id, tokenizer.end_id) == (begin, end)
+
+
+def test_decode_after_other_tokens_keeps_the_leading_space() -> None:
+    strips = _changed(decoder={"type": "Sequence", "decoders": [{"type": "ByteLevel", **_BYTE_LEVEL}, _STRIP]})
+    assert strips.decode([*b" fox"]) == "fox"
+    assert strips.decode_after([*b"red"], [*b" fox"]) == " fox"
 
 
 def test_what_it_answers_is_what_the_library_does() -> None:

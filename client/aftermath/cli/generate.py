@@ -68,7 +68,7 @@ def generate(
         vocab_size=tokenizer.vocab_size,
         draft=draft,
     )
-    text = tokenizer.decode(said.ids)
+    text = begun.continued(said.ids)
     data = {
         "text": text,
         "tokens": len(said.ids),

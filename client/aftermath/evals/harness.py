@@ -116,10 +116,18 @@ def _model(ask: Ask, tokenizer: Tokenizer, window: int) -> Any:
     class Asked(TemplateLM):  # type: ignore[misc]  # the harness has no types
         @property
         def eot_token_id(self) -> int:
-            return 0
+            return _end_token(ask, tokenizer)
 
-        def tok_encode(self, string: str, **_: Any) -> list[int]:
-            return tokenizer.encode(string)
+        # As lm_eval's model for Hugging Face (HFLM): the token that begins a text, else the one that ends it.
+        @property
+        def prefix_token_id(self) -> int:
+            return tokenizer.begin_id if tokenizer.begin_id is not None else self.eot_token_id
+
+        def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
+            if add_special_tokens is None:
+                prefix = tokenizer.token_of(self.prefix_token_id)
+                add_special_tokens = not (prefix and string.startswith(prefix))
+            return tokenizer.encode(string, special=add_special_tokens)
 
         def loglikelihood(self, requests: Any, disable_tqdm: bool = True) -> list[tuple[float, bool]]:
             del disable_tqdm
@@ -138,7 +146,7 @@ def _model(ask: Ask, tokenizer: Tokenizer, window: int) -> Any:
             for request in requests:
                 windows = get_rolling_token_windows(
                     token_list=self.tok_encode(request.args[0]),
-                    prefix_token=self.eot_token_id,
+                    prefix_token=self.prefix_token_id,
                     max_seq_len=window,
                     context_len=1,
                 )
@@ -157,10 +165,18 @@ def _model(ask: Ask, tokenizer: Tokenizer, window: int) -> Any:
                 text = tokenizer.decode(list(made))
                 return any(stop in text for stop in stops)
 
-            ids = self.tok_encode(context) or [self.eot_token_id]
+            ids = self.tok_encode(context) or [self.prefix_token_id]
             text = tokenizer.decode(written(ask, ids, int(said.get("max_gen_toks") or _MOST_TOKENS), ends))
             for stop in filter(None, stops):
                 text = text.split(stop)[0]
             return text
 
     return Asked()
+
+
+def _end_token(ask: Ask, tokenizer: Tokenizer) -> int:
+    """Return the token that ends a text: the tokenizer's, else the model's, else 0, since the harness needs one."""
+    if tokenizer.end_id is not None:
+        return tokenizer.end_id
+    ends = ask(lambda model: model.config.end_tokens)
+    return ends[0] if ends else 0

@@ -36,7 +36,8 @@ class Outline:
 
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer. Raises CheckpointError if there is none, or none that can be read."""
-        return tokenizer_of(self.companions.get(TOKENIZER_FILE), f"{self.place}/{TOKENIZER_FILE}")
+        where = f"{self.place}/{TOKENIZER_FILE}"
+        return tokenizer_of(self.companions.get(TOKENIZER_FILE), where, self.companions)
 
 
 def read_outline(checkpoint: Checkpoint, paths: LocalPaths = TRUSTING) -> Outline:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from aftermath.base.errors import UsageError
-from aftermath.model.documents import CheckpointError, read_limited
-from aftermath.model.store import MAX_COMPANION_BYTES
+from aftermath.model.documents import CheckpointError
+from aftermath.model.store import read_companions
 from aftermath.model.tokenizer import FIX, Tokenizer
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -16,21 +17,26 @@ TOKENIZER_FILE = "tokenizer.json"
 
 def load_tokenizer(directory: Path) -> Tokenizer:
     """The tokenizer of a checkpoint directory. Raises CheckpointError if there is none that can be read."""
-    file = directory / TOKENIZER_FILE
-    return tokenizer_of(read_limited(file, MAX_COMPANION_BYTES) if file.is_file() else None, str(file))
+    companions = read_companions(directory)
+    return tokenizer_of(companions.get(TOKENIZER_FILE), str(directory / TOKENIZER_FILE), companions)
 
 
-def tokenizer_of(data: bytes | None, where: str) -> Tokenizer:
-    """The tokenizer in the bytes of the file at `where`, if there is one. Raises CheckpointError."""
+def tokenizer_of(data: bytes | None, where: str, companions: Mapping[str, bytes] | None = None) -> Tokenizer:
+    """The tokenizer in the bytes of the file at `where`, if there is one. Raises CheckpointError.
+
+    `companions` are the checkpoint's other files, which say what its special tokens are.
+    """
     if data is None:
         raise CheckpointError(f"there is no {where}", FIX)
-    return Tokenizer(data, where)
+    return Tokenizer(data, where, companions)
 
 
 def check_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> None:
     """Raises CheckpointError for a tokenizer with tokens that the model lacks."""
     if (count := tokenizer.vocab_size) > vocab_size:
-        raise CheckpointError(f"the checkpoint's tokenizer has {count} tokens, and the model {vocab_size}", FIX)
+        raise CheckpointError(
+            f"the checkpoint's tokenizer has ids up to {count - 1}, and the model's vocabulary has {vocab_size}", FIX
+        )
 
 
 @dataclass(frozen=True)
@@ -45,6 +51,10 @@ class Prompt:
     def ids(self) -> list[int]:
         """The tokens of the beginning."""
         return self.tokenizer.encode(self.text)
+
+    def continued(self, ids: Sequence[int]) -> str:
+        """Return the text of tokens that follow the prompt, with the space before the first word."""
+        return self.tokenizer.decode_after(self.ids, ids)
 
     def check(self, vocab_size: int) -> None:
         """Raises UsageError if there is nothing to begin with, CheckpointError if it is not of this vocabulary."""

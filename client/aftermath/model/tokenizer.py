@@ -14,11 +14,13 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from typing import IO, Any
 
 from aftermath.model.documents import CheckpointError
+from aftermath.model.special_tokens import begin_id, end_id
 from aftermath.model.tokenizer_process import LENGTH
 from aftermath.model.tokenizer_process import PATIENCE as _PATIENCE
 
@@ -30,11 +32,14 @@ _LARGEST_ID = 2**32 - 1
 class Tokenizer:
     """The tokenizer in the bytes of a `tokenizer.json` at `where`; calls from several threads are answered in turn.
 
+    `companions` are the files beside it, by name, which say what its special tokens are.
+
     Raises CheckpointError, in every call, if the file is no tokenizer, or cannot answer. Its process ends with it.
     """
 
-    def __init__(self, data: bytes, where: str) -> None:
+    def __init__(self, data: bytes, where: str, companions: Mapping[str, bytes] | None = None) -> None:
         self._where = where
+        self._companions = companions or {}
         self._turn = threading.Lock()
         self._child = subprocess.Popen(
             [sys.executable, "-m", "aftermath.model.tokenizer_process"],
@@ -48,11 +53,32 @@ class Tokenizer:
         if type(found) is not int or not 0 <= found <= _LARGEST_ID:
             raise self._unusable("is no tokenizer", "it does not say how many tokens it has")
         self.vocab_size = found
+        """The smallest vocabulary that has all its ids."""
 
-    def encode(self, text: str) -> list[int]:
-        """The tokens of a text."""
+    @cached_property
+    def begin_id(self) -> int | None:
+        """The token that begins a text, if its files name one."""
+        return begin_id(self._companions, self.id_of)
+
+    @cached_property
+    def end_id(self) -> int | None:
+        """The token that ends a text, if its files name one or it has one of the usual ones."""
+        return end_id(self._companions, self.id_of)
+
+    def id_of(self, token: str) -> int | None:
+        """Return the id of a token, or None if there is no such token."""
+        number = self._ask(json.dumps({"token": token}).encode(), "cannot look a token up")
+        return number if type(number) is int and 0 <= number <= _LARGEST_ID else None
+
+    def token_of(self, number: int) -> str | None:
+        """Return the token of an id, or None if there is no such id."""
+        token = self._ask(json.dumps({"id": number}).encode(), "cannot look a token up")
+        return token if type(token) is str else None
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """The tokens of a text; `special`: with those that the tokenizer puts before or after every text."""
         failed = "cannot split a text into tokens"
-        found = self._ask(json.dumps({"text": text}).encode(), failed)
+        found = self._ask(json.dumps({"text": text, "special": special}).encode(), failed)
         if type(found) is not list or not all(type(one) is int and 0 <= one <= _LARGEST_ID for one in found):
             raise self._unusable(failed, "it gives something else")
         return found
@@ -64,6 +90,12 @@ class Tokenizer:
         if type(found) is not str:
             raise self._unusable(failed, "it gives something else")
         return found
+
+    def decode_after(self, before: Sequence[int], ids: Sequence[int]) -> str:
+        """Return the text of tokens that follow others. Decoders may strip the space at the beginning of a text."""
+        beginning = self.decode(before)
+        whole = self.decode([*before, *ids])
+        return whole[len(beginning) :] if whole.startswith(beginning) else self.decode(ids)
 
     def _ask(self, message: bytes, failed: str) -> Any:
         with self._turn:

@@ -1,8 +1,9 @@
 """The process in which a checkpoint's tokenizer is used: see `tokenizer`. It imports nothing that takes time or memory.
 
-Messages are JSON behind their length in four bytes, little-endian. First comes the file, as it is; every answer is
-`{"is": ...}`, or `{"error": ...}` if the library refuses, or panics. An answer that takes too long ends the process
-from within, too: whoever asked may have been killed meanwhile.
+Messages are JSON behind their length in four bytes, little-endian. First comes the file, as it is, whose answer is the
+size of the vocabulary. Then come `{"text": ..., "special": ...}`, `{"ids": ...}`, `{"token": ...}` and `{"id": ...}`.
+Every answer is `{"is": ...}`, or `{"error": ...}` if the library refuses, or panics. An answer that takes too long ends
+the process from within, too: the process that asked may have been killed meanwhile.
 """
 
 from __future__ import annotations
@@ -24,15 +25,32 @@ PATIENCE = 60
 
 
 def read(data: bytes) -> Tokenizer:
-    """The tokenizer of a file. Raises ValueError, whatever the library raises for what is none."""
-    found: Tokenizer = _told(lambda: Tokenizer.from_str(data.decode()))
-    return found
+    """Return the tokenizer of a file, which neither cuts nor pads. Raises ValueError if the file is not a tokenizer.
+
+    A file saved by a training script may say that texts are cut or padded to a length. As in transformers, that is for
+    the caller of the tokenizer to ask.
+    """
+    tokenizer: Tokenizer = _told(lambda: Tokenizer.from_str(data.decode("utf-8-sig")))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    if not vocabulary_size(tokenizer):
+        raise ValueError("it has no tokens")
+    return tokenizer
+
+
+def vocabulary_size(tokenizer: Tokenizer) -> int:
+    """Return the smallest vocabulary that has all ids. Ids may have gaps, so it can exceed the number of tokens."""
+    return max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
 
 def answer(tokenizer: Tokenizer, asked: dict[str, Any]) -> object:
-    """The ids of a text, or the text of ids. Raises ValueError."""
+    """The ids of a text, the text of ids, the id of a token or the token of an id. Raises ValueError."""
     if "text" in asked:
-        return _told(lambda: tokenizer.encode(asked["text"]).ids)
+        return _told(lambda: tokenizer.encode(asked["text"], add_special_tokens=asked.get("special", True)).ids)
+    if "token" in asked:
+        return _told(lambda: tokenizer.token_to_id(asked["token"]))
+    if "id" in asked:
+        return _told(lambda: tokenizer.id_to_token(asked["id"]))
     return _told(lambda: tokenizer.decode(asked["ids"]))
 
 
@@ -53,7 +71,7 @@ def _main() -> None:
         try:
             if tokenizer is None:
                 tokenizer = read(message)
-                said: dict[str, object] = {"is": tokenizer.get_vocab_size()}
+                said: dict[str, object] = {"is": vocabulary_size(tokenizer)}
             else:
                 said = {"is": answer(tokenizer, json.loads(message))}
         except ValueError as error:

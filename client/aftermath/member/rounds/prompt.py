@@ -46,7 +46,7 @@ class Continuations:
 
     async def _tell(self, written: list[int], step: int) -> None:
         try:
-            text = await self._compute(lambda: self._prompt.tokenizer.decode(written))
+            text = await self._compute(lambda: self._prompt.continued(written))
         except CheckpointError as error:
             self._failed = True
             self._events.emit(kinds.Warning(message=f"this member writes no more: {error.message}"))

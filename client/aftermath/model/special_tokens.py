@@ -1,0 +1,79 @@
+"""The special tokens that the files beside a tokenizer name: which token begins a text, and which ends one.
+
+`tokenizer.json` itself does not say which of its tokens these are.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from aftermath.base.bounded import Malformed, json_value
+
+TOKENIZER_CONFIG = "tokenizer_config.json"
+KNOWN_ENDS = (
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<｜end▁of▁sentence｜>",
+    "</s>",
+    "<eos>",
+    "[EOS]",
+    "<EOS_TOKEN>",
+    "<|eot_id|>",
+)
+"""The usual end-of-text tokens, for a tokenizer whose files name none."""
+_TEXTS = (TOKENIZER_CONFIG, "special_tokens_map.json")
+_IDS = ("generation_config.json", "config.json")
+
+IdOf = Callable[[str], int | None]
+
+
+def begin_id(companions: Mapping[str, bytes], id_of: IdOf) -> int | None:
+    """Return the id of the token that begins a text, or None. `companions`: the files beside a tokenizer, by name."""
+    return next(_named(companions, "bos_token", id_of), None)
+
+
+def end_id(companions: Mapping[str, bytes], id_of: IdOf) -> int | None:
+    """Return the id of the token that ends a text, or None. `companions`: the files beside a tokenizer, by name."""
+    named = next(_named(companions, "eos_token", id_of), None)
+    if named is not None:
+        return named
+    return next((known for known in map(id_of, KNOWN_ENDS) if known is not None), None)
+
+
+def with_end_token(tokenizer_config: bytes | None, end_token: str | None) -> bytes:
+    """Return a `tokenizer_config.json` that names this end-of-text token and keeps everything else."""
+    document = _object(tokenizer_config)
+    named = document.get("eos_token")
+    text = named.get("content") if isinstance(named, dict) else named
+    if tokenizer_config is not None and (end_token is None or text == end_token):
+        return tokenizer_config
+    document = {"tokenizer_class": "PreTrainedTokenizerFast"} | document
+    if end_token is not None:
+        document["eos_token"] = end_token
+    return json.dumps(document, indent=2, ensure_ascii=False).encode()
+
+
+def _named(companions: Mapping[str, bytes], key: str, id_of: IdOf) -> Iterator[int]:
+    """Yield the ids of a special token that the files name, the most specific file first."""
+    for name in _TEXTS:
+        token = _object(companions.get(name)).get(key)
+        text = token.get("content") if isinstance(token, dict) else token
+        number = id_of(text) if isinstance(text, str) else None
+        if number is not None:
+            yield number
+    for name in _IDS:
+        number = _object(companions.get(name)).get(f"{key}_id")
+        first = number[0] if isinstance(number, list) and number else number
+        if type(first) is int and first >= 0:
+            yield first
+
+
+def _object(data: bytes | None) -> dict[str, Any]:
+    """Return a JSON object, empty for a file that is missing or is not one."""
+    try:
+        document = json_value(data) if data is not None else {}
+    except Malformed:
+        return {}
+    return document if isinstance(document, dict) else {}
