@@ -1,5 +1,6 @@
 """`data tokenize`, `inspect`, `fetch` and `serve`, as people call them."""
 
+import json
 import os
 import subprocess
 import sys
@@ -7,7 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
 
+from aftermath.data.bytelevel import byte_tokenizer
 from aftermath.data.download import download
 from aftermath.data.http import HttpClient
 from aftermath.data.remote import RemoteTokens
@@ -29,6 +32,78 @@ def test_text_becomes_tokens_that_can_be_looked_at(tmp_path: Path) -> None:
     again = invoke(*tokenize)
     assert again.code == 1
     assert "already holds token files" in again.err
+
+
+def _tokenizer_with(place: Path, *special: str) -> Path:
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens(list(special))
+    tokenizer.enable_truncation(3)
+    tokenizer.enable_padding()
+    tokenizer.save(str(place / "t.json"))
+    return place / "t.json"
+
+
+@pytest.mark.parametrize(
+    ("options", "config", "end_token"),
+    [
+        ((), {"eos_token": "<x>", "chat_template": "kept"}, "<x>"),
+        (("--end-token", "<y>"), {"eos_token": "<x>", "chat_template": "kept"}, "<y>"),
+        ((), None, "<|endoftext|>"),
+    ],
+)
+def test_tokenize_writes_a_tokenizer_that_names_its_end_token(
+    tmp_path: Path, options: tuple[str, ...], config: dict[str, str] | None, end_token: str
+) -> None:
+    (tmp_path / "a.txt").write_text("more than three tokens")
+    tokenizer = _tokenizer_with(tmp_path, "<x>", "<y>")
+    if config is not None:
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    words = ("data", "tokenize", "--input", tmp_path / "a.txt", "--output", tmp_path / "out", "--tokenizer", tokenizer)
+    made = invoke(*words, *options, "--json").data
+    assert (made["tokens"], made["end_token"], made["vocab_size"]) == (23, end_token, 259)
+    written = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
+    assert written["eos_token"] == end_token
+    assert config is None or written["chat_template"] == "kept"
+    saved = json.loads((tmp_path / "out" / "tokenizer.json").read_text())
+    assert (saved["truncation"], saved["padding"]) == (None, None)
+
+
+def test_tokenize_without_an_end_token_says_so(tmp_path: Path) -> None:
+    words = Tokenizer(models.WordLevel({"one": 0, "two": 1}, unk_token="one"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.save(str(tmp_path / "t.json"))
+    (tmp_path / "a.txt").write_text("two two")
+    tokenize = ("data", "tokenize", "--input", tmp_path / "a.txt", "--tokenizer", tmp_path / "t.json")
+    made = invoke(*tokenize, "--output", tmp_path / "out")
+    assert made.code == 0
+    assert "no end-of-text token is known" in made.err
+    assert "--end-token" in made.err
+    wrong = invoke(*tokenize, "--output", tmp_path / "other", "--end-token", "<eos>")
+    assert wrong.code == 2
+    assert "'<eos>' is not a token of the tokenizer" in wrong.err
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"hello", "is not a tokenizer"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "is a git-lfs pointer"),
+        (None, "cannot read"),
+    ],
+)
+def test_tokenize_with_a_file_that_is_not_a_tokenizer_is_refused(
+    tmp_path: Path, content: bytes | None, says: str
+) -> None:
+    (tmp_path / "a.txt").write_text("one")
+    if content is not None:
+        (tmp_path / "t.json").write_bytes(content)
+    words = ("data", "tokenize", "--input", tmp_path / "a.txt", "--output", tmp_path / "out")
+    refused = invoke(*words, "--tokenizer", tmp_path / "t.json")
+    assert refused.code == 1
+    assert says in refused.err
+    assert "fix:" in refused.err
+    assert not (tmp_path / "out").exists()
 
 
 def test_files_are_fetched_once_and_whole(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """Tokenising: bytes are ids, shards and order, the default corpus, and refusals."""
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from aftermath.data import texts
 from aftermath.data import tokenise as module
 from aftermath.data.bytelevel import END_TOKEN, byte_tokenizer
 from aftermath.data.local import open_tokens
@@ -108,6 +111,64 @@ def test_folders_without_text_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="UTF-8"):
         tokenise([tmp_path / "x.bin"], tmp_path / "out", byte_tokenizer(), token_bytes=2)
     assert not list((tmp_path / "out").glob("*.bin"))
+
+
+def test_documents_end_with_the_named_token_or_none(tmp_path: Path) -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens(["</s>"])
+    (tmp_path / "a.txt").write_text("one\n</s>\ntwo")
+    for end_token, expected in (
+        ("</s>", [*b"one\n", 257, *b"two", 257]),
+        (None, [*b"one\n</s>\ntwo"]),
+    ):
+        output = tmp_path / f"out-{end_token is None}"
+        tokenise([tmp_path / "a.txt"], output, tokenizer, token_bytes=2, end_token=end_token)
+        assert np.fromfile(output / "tokens-00000.bin", "<u2").tolist() == expected
+
+
+def test_document_larger_than_a_batch_is_tokenised_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(texts, "_PIECE", 100)
+    monkeypatch.setattr(module, "_BATCH_CHARACTERS", 150)
+    content = "a line of a large document\n" * 200
+    (tmp_path / "a.txt").write_text(content)
+    tokenise([tmp_path / "a.txt"], tmp_path / "out", byte_tokenizer(), token_bytes=2)
+    assert np.fromfile(tmp_path / "out" / "tokens-00000.bin", "<u2").tolist() == [*content.encode(), 256]
+
+
+@pytest.mark.parametrize(
+    ("code", "fix"),
+    [
+        (errno.EACCES, "that you may write to"),
+        (errno.EROFS, "that you may write to"),
+        (errno.ENOSPC, "Free some space"),
+    ],
+)
+def test_output_that_cannot_be_written_gets_the_fix_of_its_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, fix: str
+) -> None:
+    (tmp_path / "a.txt").write_text("one")
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(Path, "mkdir", fail)
+    with pytest.raises(DataError, match=f"cannot write .*{os.strerror(code)}") as refused:
+        tokenise([tmp_path / "a.txt"], tmp_path / "out", byte_tokenizer(), token_bytes=2)
+    assert fix in refused.value.fix
+
+
+def test_failed_tokenise_leaves_no_files(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one")
+    (tmp_path / "b.jsonl").write_text("rubbish\n")
+    with pytest.raises(DataError, match="not JSON"):
+        tokenise(
+            [tmp_path / "a.txt", tmp_path / "b.jsonl"],
+            tmp_path / "out",
+            byte_tokenizer(),
+            token_bytes=2,
+            shard_tokens=2,
+        )
+    assert not list((tmp_path / "out").iterdir())
 
 
 def test_the_script_reports_json_and_turns_errors_into_sentences(tmp_path: Path) -> None:

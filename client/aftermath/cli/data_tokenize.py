@@ -12,7 +12,7 @@ import typer
 from aftermath.base.counted import counted
 from aftermath.base.errors import UsageError
 from aftermath.cli.command import command
-from aftermath.cli.present import Result
+from aftermath.cli.present import Result, note
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -24,11 +24,23 @@ class Conversion:
 
     output: Annotated[Path, typer.Option(help="Folder for the token files.")]
     input: Annotated[
-        Path | None, typer.Option(help="Folder of UTF-8 text; without it the standard library's sources.")
+        Path | None,
+        typer.Option(
+            help="Folder of text, or one file: UTF-8 text, JSON lines or parquet, also with gzip. Without it the "
+            "standard library's sources."
+        ),
     ] = None
     tokenizer: Annotated[
         Path | None, typer.Option(help="A tokenizer.json; without it one token per byte (257 ids).")
     ] = None
+    end_token: Annotated[
+        str | None,
+        typer.Option(
+            help="Token after every document, for example '</s>'. By default the eos_token of the files beside "
+            "--tokenizer, or a usual one."
+        ),
+    ] = None
+    text_field: Annotated[str, typer.Option(help="Field with the text in JSON lines and parquet.")] = "text"
     token_bytes: Annotated[Literal["2", "4"], typer.Option(help="Bytes of a token.")] = "2"
     budget_bytes: Annotated[int, typer.Option(min=1, help="Size of the default corpus.")] = 4 << 20
     held_out: Annotated[Path | None, typer.Option(help="Second folder, for files that are not to be trained on.")] = (
@@ -41,9 +53,11 @@ class Conversion:
 
 @command("data tokenize", example="aftermath-solana data tokenize --input books --output runs/books")
 def data_tokenize(conversion: Conversion) -> Result:
-    """Turn a folder of text into token files.
+    """Turn text into token files.
 
-    The tokenizer is written beside them. Existing token files are never mixed with new ones.
+    Every document is followed by the end-of-text token. Each file is a document, each JSON line and each row of a
+    parquet file; a line of <|endoftext|> starts a new one. The tokenizer's files are written beside the tokens, for
+    model init and init. Existing token files are never mixed with new ones.
     """
     return convert(conversion)
 
@@ -59,39 +73,89 @@ def convert(chosen: Conversion) -> Result:
     )
 
     documents = folder_documents(chosen.input) if chosen.input else standard_library(chosen.budget_bytes)
+    encoder = _encoder(chosen.tokenizer, chosen.end_token)
     if chosen.held_out is None:
-        return Result(*_write(chosen, documents, chosen.output))
-    if chosen.held_out.absolute() == chosen.output.absolute():
-        raise UsageError("--held-out is --output itself", "Name two folders")
-    refuse_older(chosen.held_out)
-    kept, held_out = hold_out(documents, chosen.input or standard_library_root(), chosen.held_out_percent)
-    data, text = _write(chosen, kept, chosen.output)
-    more, other = _write(chosen, held_out, chosen.held_out)
-    return Result(data | {"held_out": more}, f"{text}\n{other}")
+        data, text = _write(chosen, encoder, documents, chosen.output)
+    else:
+        if chosen.held_out.absolute() == chosen.output.absolute():
+            raise UsageError("--held-out is --output itself", "Name two folders")
+        refuse_older(chosen.held_out)
+        root = chosen.input or standard_library_root()
+        kept, held_out = hold_out(documents, root if root.is_dir() else root.parent, chosen.held_out_percent)
+        data, text = _write(chosen, encoder, kept, chosen.output)
+        more, other = _write(chosen, encoder, held_out, chosen.held_out)
+        data |= {"held_out": more}
+        text = f"{text}\n{other}"
+    if encoder.end_token is None:
+        note(
+            "warning: no end-of-text token is known, so nothing parts the documents. "
+            "fix: name it with --end-token, or put the model's tokenizer_config.json beside the tokenizer"
+        )
+    return Result(data | {"end_token": encoder.end_token}, text)
 
 
-def _write(chosen: Conversion, documents: Sequence[Path], output: Path) -> tuple[dict[str, object], str]:
-    """Fill a folder; what went into it, for scripts and for people."""
+@dataclass(frozen=True)
+class Encoder:
+    """A tokenizer, its end-of-text token and the files that go beside it."""
+
+    tokenizer: Tokenizer
+    end_token: str | None
+    companions: dict[str, bytes]
+
+
+def _write(
+    chosen: Conversion, encoder: Encoder, documents: Sequence[Path], output: Path
+) -> tuple[dict[str, object], str]:
+    """Fill a folder; return what went into it, for scripts and for people."""
+    from aftermath.data.texts import SEPARATOR
     from aftermath.data.tokenise import tokenise
 
-    done = tokenise(documents, output, _tokenizer(chosen.tokenizer), token_bytes=int(chosen.token_bytes))
+    done = tokenise(
+        documents,
+        output,
+        encoder.tokenizer,
+        token_bytes=int(chosen.token_bytes),
+        end_token=encoder.end_token,
+        text_field=chosen.text_field,
+        companions=encoder.companions,
+    )
+    if done.inline_separators:
+        note(f"warning: {SEPARATOR} stayed text where it is not alone in its line: {done.inline_separators} times")
     data = {"documents": done.documents, "skipped": done.skipped, "tokens": done.tokens, "vocab_size": done.vocab_size}
-    skipped = f" ({counted(done.skipped, 'file')} left out: no UTF-8 text)" if done.skipped else ""
+    kinds = ", ".join(f"{count} {what}" for what, count in sorted(done.left_out.items()))
+    skipped = f" ({counted(done.skipped, 'file')} left out: {kinds})" if done.skipped else ""
     return (
         data | {"files": [str(path) for path in done.files]},
         f"{counted(done.tokens, 'token')} of {counted(done.documents, 'document')} in {output}{skipped}",
     )
 
 
-def _tokenizer(path: Path | None) -> Tokenizer:
-    from tokenizers import Tokenizer
+def _encoder(path: Path | None, end_token: str | None) -> Encoder:
+    """Return the tokenizer of a file, or that of single bytes. Raises CheckpointError, UsageError."""
+    from aftermath.data.bytelevel import END_TOKEN, byte_tokenizer
+    from aftermath.model.special_tokens import TOKENIZER_CONFIG, end_id, with_end_token
 
-    from aftermath.data.bytelevel import byte_tokenizer
-    from aftermath.data.source import DataError
-
+    companions: dict[str, bytes] = {}
     if path is None:
-        return byte_tokenizer()
+        tokenizer = byte_tokenizer()
+        named = END_TOKEN if end_token is None else end_token
+    else:
+        tokenizer, companions = _tokenizer(path.expanduser())
+        number = end_id(companions, tokenizer.token_to_id)
+        named = end_token if end_token is not None or number is None else tokenizer.id_to_token(number)
+    if named is not None and tokenizer.token_to_id(named) is None:
+        raise UsageError(f"--end-token {named!r} is not a token of the tokenizer", "Name one of its tokens")
+    return Encoder(tokenizer, named, {TOKENIZER_CONFIG: with_end_token(companions.get(TOKENIZER_CONFIG), named)})
+
+
+def _tokenizer(path: Path) -> tuple[Tokenizer, dict[str, bytes]]:
+    """Return the tokenizer of a file, and the files beside it by name. Raises CheckpointError."""
+    from aftermath.model.documents import CheckpointError
+    from aftermath.model.special_tokens import files_beside
+    from aftermath.model.tokenizer_process import read
+
+    data, companions = files_beside(path)
     try:
-        return Tokenizer.from_str(path.read_text(encoding="utf-8-sig"))
-    except Exception as error:  # the library raises plain Exception for a bad file
-        raise DataError(f"cannot read the tokenizer {path}: {error}", "Name a tokenizer.json") from None
+        return read(data), companions
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not a tokenizer: {error}", "Name a tokenizer.json") from None

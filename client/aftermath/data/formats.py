@@ -28,19 +28,30 @@ HEAD_BYTES = 4096
 """How much of a file's beginning `layout_of` looks at."""
 _NANOGPT_BYTES, _NANOGPT_MAGIC, _NANOGPT_VERSION = 1024, 20240520, 1
 _NPY = b"\x93NUMPY"
-_STRANGE = {
+_PACKED = {
+    b"ARROW1": ("an Arrow file", "write its token lists as raw tokens"),
+    b"\x28\xb5\x2f\xfd": ("compressed with zstd", "decompress it first"),
+    b"\xfd7zXZ\x00": ("compressed with xz", "decompress it first"),
+    b"BZh91AY&SY": ("compressed with bzip2", "decompress it first"),
+    b"7z\xbc\xaf\x27\x1c": ("a 7z archive", "unpack it first"),
+    b"PK\x03\x04": ("a zip archive", "unpack it first"),
+    b"version https://git-lfs": ("a git-lfs pointer, not the file itself", "run git lfs pull"),
+}
+"""What text may be packed in and is not read from, by the first bytes, and what to do about it."""
+_STRANGE = _PACKED | {
     b"PAR1": (
         "a parquet file",
         "keep it in a folder of this machine (Local) under a name that ends in .parquet",
     ),
-    b"ARROW1": ("an Arrow file", "write its token lists as raw tokens"),
-    b"\x28\xb5\x2f\xfd": ("compressed with zstd", "decompress it first"),
     b"\x1f\x8b\x08": ("compressed with gzip", "decompress it first"),
-    b"PK\x03\x04": ("a zip archive", "unpack it first"),
     b"\x80\x04\x95": ("a pickle, which is never opened", "write its tokens as raw tokens or .npy"),
+    b"\x80\x05\x95": ("a pickle, which is never opened", "write its tokens as raw tokens or .npy"),
+    b"\x89HDF\r\n\x1a\n": ("an HDF5 file", "write its tokens as raw tokens or .npy"),
+    b"%PDF-": ("a PDF", "make text of it, then: aftermath-solana data tokenize"),
+    b"GGUF": ("a model in GGUF, not tokens", "name the folder of the token files"),
+    b"LITPKDS": ("a token file of lit-gpt", "write its tokens as raw tokens or .npy"),
     b"<!DOCTYPE": ("a web page", "look at its address in a browser"),
     b"<html": ("a web page", "look at its address in a browser"),
-    b"version https://git-lfs": ("a git-lfs pointer, not the file itself", "run git lfs pull"),
 }
 _TEXT = (".txt", ".json", ".jsonl", ".md", ".csv")
 
@@ -62,6 +73,11 @@ class Array:
     """Bytes before the first number."""
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+
+
+def packed_format(head: bytes) -> str | None:
+    """Return what a file is that begins with `head` and may have text inside, or None."""
+    return next((what for magic, (what, _) in _PACKED.items() if head.startswith(magic)), None)
 
 
 def layout_of(name: str, size: int, head: bytes, token_bytes: int) -> Layout:

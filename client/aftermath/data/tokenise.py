@@ -1,35 +1,35 @@
-"""Turn text into token files: a folder of UTF-8 files, or the Python standard library as a corpus every machine has.
+"""Turn text into token files: a folder of text files, or the Python standard library as a corpus every machine has.
 
-Decided
-- Documents are taken in sorted order, each ended by the tokenizer's end token, into shards `tokens-00000.bin`, ...
-  `tokenizer.json` is written beside them, so that data and model cannot drift apart unnoticed.
-- What is held out is held out by file: two halves of one document are too much alike to measure on.
-- Special tokens that occur inside a document are text there, not control.
-- Everything appears under its final name only when complete, and existing token files are never mixed with new ones.
+Documents are taken in sorted order, each followed by the end-of-text token, into shards `tokens-00000.bin`, ... The
+tokenizer's files are written beside them, so that data and model cannot drift apart unnoticed. Files appear under their
+final names only when all are complete.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import sysconfig
-from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from tokenizers import Tokenizer
 
 from aftermath.base.files import standing_in
 from aftermath.base.outputs import write_mark
+from aftermath.data.bytelevel import END_TOKEN
 from aftermath.data.formats import SUFFIXES
 from aftermath.data.source import DataError
+from aftermath.data.texts import NOT_TEXT, Piece, Texts
 
-END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eot_id|>")
 TOKENIZER = "tokenizer.json"
-_BATCH = 32  # documents encoded at a time
+TOKENIZER_CONFIG = "tokenizer_config.json"
+_BATCH_TEXTS = 64  # texts encoded together, at most
+_BATCH_CHARACTERS = 1 << 20  # of them together; an encoding takes about 100 bytes a token
 _NOT_CORPUS = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 
 
@@ -38,17 +38,30 @@ class Tokenised:
     """What a conversion read and wrote."""
 
     documents: int
-    skipped: int  # files that are not UTF-8 text
+    left_out: Mapping[str, int]
+    """Files that were not read, by what they are."""
+    inline_separators: int
+    """`<|endoftext|>` inside lines, which stayed text."""
     tokens: int
     files: tuple[Path, ...]
     vocab_size: int
 
+    @property
+    def skipped(self) -> int:
+        """How many files were not read."""
+        return sum(self.left_out.values())
+
 
 def folder_documents(folder: Path) -> list[Path]:
-    """Every file under a folder, sorted; hidden files and folders are left out. Raises DataError if there is none."""
+    """Return a file, or every file under a folder, sorted; hidden files and folders are left out.
+
+    Raises DataError if there is none.
+    """
+    if folder.is_file():
+        return [folder]
     if not folder.is_dir():
-        what = f"{folder} is no folder" if folder.exists() else f"there is no folder {folder}"
-        raise DataError(what, "Name a folder that holds text files")
+        what = f"{folder} is neither a file nor a folder" if folder.exists() else f"there is no folder {folder}"
+        raise DataError(what, "Name a text file, or a folder that holds text files")
     found = sorted(
         path
         for path in folder.rglob("*")
@@ -104,39 +117,77 @@ def hold_out(documents: Sequence[Path], root: Path, percent: int) -> tuple[list[
 
 
 def tokenise(
-    documents: Sequence[Path], output: Path, tokenizer: Tokenizer, *, token_bytes: int, shard_tokens: int = 1 << 26
+    documents: Sequence[Path],
+    output: Path,
+    tokenizer: Tokenizer,
+    *,
+    token_bytes: int,
+    end_token: str | None = END_TOKEN,
+    text_field: str = "text",
+    companions: Mapping[str, bytes] | None = None,
+    shard_tokens: int = 1 << 26,
 ) -> Tokenised:
     """Write the documents' tokens, `token_bytes` (2 or 4) each, to shards in `output`, with `tokenizer.json`.
 
-    Raises DataError when ids do not fit, nothing is text, or `output` already holds token files.
+    Each document is followed by `end_token`, if the tokenizer has it. `companions` are files to write beside the
+    tokenizer. Raises DataError if ids do not fit, nothing is text, or `output` already holds token files.
     """
-    _check(output, tokenizer, token_bytes)
-    tokenizer.encode_special_tokens = True
-    end = next((i for i in map(tokenizer.token_to_id, END_TOKENS) if i is not None), None)
-    texts = _Texts(documents)
+    largest = _check(output, tokenizer, token_bytes)
+    end = tokenizer.token_to_id(end_token) if end_token is not None else None
+    texts = Texts(documents, field=text_field, separator=end_token)
+    tokenizer.encode_special_tokens = True  # special tokens that occur inside a document are text there, not control
     try:
         output.mkdir(parents=True, exist_ok=True)
         with _Shards(output, token_bytes, shard_tokens) as writer:
-            for ids in _encoded(tokenizer, texts):
-                writer.add(ids if end is None else [*ids, end])
+            for ids, ends in _encoded(tokenizer, texts):
+                writer.add(ids if end is None or not ends else [*ids, end])
             if not writer.tokens:
-                raise DataError("none of the files is UTF-8 text", "Convert the text to UTF-8")
-            writer.finish(tokenizer.to_str())
+                raise _nothing(texts)
+            writer.finish({TOKENIZER: tokenizer.to_str().encode()} | dict(companions or {}))
         write_mark(output, "data tokenize")
     except OSError as error:
-        raise DataError(f"cannot write {output}: {error.strerror}", "Free some space or name another folder") from None
+        raise DataError(f"cannot write {output}: {error.strerror}", _advice(error)) from None
     finally:
         tokenizer.encode_special_tokens = False
-    return Tokenised(texts.read, texts.skipped, writer.tokens, tuple(writer.files), tokenizer.get_vocab_size())
+    return Tokenised(
+        texts.documents,
+        dict(texts.left_out),
+        texts.inline_separators,
+        writer.tokens,
+        tuple(writer.files),
+        largest + 1,
+    )
 
 
-def _check(output: Path, tokenizer: Tokenizer, token_bytes: int) -> None:
+def _nothing(texts: Texts) -> DataError:
+    """Return the error for files of which none gave a token."""
+    kinds = texts.left_out.keys() - {NOT_TEXT}
+    if kinds:
+        return DataError(
+            f"none of the files is text: {', '.join(sorted(kinds))}", "Unpack or decompress the text first"
+        )
+    if texts.left_out:
+        return DataError("none of the files is UTF-8 text", "Convert the text to UTF-8")
+    return DataError("the files are empty", "Name files that hold text")
+
+
+def _advice(error: OSError) -> str:
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return "Name a folder that you may write to, for example --output tokens"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return "Free some space or name another folder"
+    return "Name another folder"
+
+
+def _check(output: Path, tokenizer: Tokenizer, token_bytes: int) -> int:
+    """Return the tokenizer's largest id."""
     if token_bytes not in (2, 4):
         raise DataError(f"tokens take 2 or 4 bytes, not {token_bytes}")
     largest = max(tokenizer.get_vocab().values())
     if largest >= 1 << (8 * token_bytes):
         raise DataError(f"token ids up to {largest} do not fit in {token_bytes} bytes", "Use 4 bytes a token")
     refuse_older(output)
+    return largest
 
 
 def refuse_older(output: Path) -> None:
@@ -145,60 +196,69 @@ def refuse_older(output: Path) -> None:
         raise DataError(f"{output} is a file, not a folder")
     if output.is_dir() and any(path.suffix in SUFFIXES for path in output.iterdir()):
         raise DataError(f"{output} already holds token files", "Remove them or name another folder")
-    if (output / TOKENIZER).exists():
-        raise DataError(f"{output} already holds a {TOKENIZER}, which would be replaced", "Name a new folder")
+    for name in (TOKENIZER, TOKENIZER_CONFIG):
+        if (output / name).exists():
+            raise DataError(f"{output} already holds a {name}, which would be replaced", "Name a new folder")
 
 
-class _Texts:
-    """The documents that are UTF-8 text, counting those that are not."""
-
-    def __init__(self, documents: Sequence[Path]) -> None:
-        self._documents, self.read, self.skipped = documents, 0, 0
-
-    def __iter__(self) -> Iterator[str]:
-        for path in self._documents:
-            try:
-                text = path.read_bytes().decode()
-            except UnicodeDecodeError:
-                self.skipped += 1
-                continue
-            except OSError as error:
-                raise DataError(f"cannot read {path}: {error.strerror}") from None
-            self.read += 1
-            yield text
+def _encoded(tokenizer: Tokenizer, texts: Iterable[Piece]) -> Iterator[tuple[list[int], bool]]:
+    """Yield the ids of each piece, and whether its document ends with it."""
+    for batch in _batches(texts):
+        encodings = tokenizer.encode_batch_fast([piece.text for piece in batch], add_special_tokens=False)
+        for encoding, piece in zip(encodings, batch, strict=True):
+            yield encoding.ids, piece.ends
 
 
-def _encoded(tokenizer: Tokenizer, texts: Iterable[str]) -> Iterator[list[int]]:
-    source = iter(texts)
-    while batch := list(islice(source, _BATCH)):
-        for encoding in tokenizer.encode_batch(batch, add_special_tokens=False):
-            yield encoding.ids
+def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+    batch: list[Piece] = []
+    characters = 0
+    for piece in pieces:
+        batch.append(piece)
+        characters += len(piece.text)
+        if len(batch) >= _BATCH_TEXTS or characters >= _BATCH_CHARACTERS:
+            yield batch
+            batch = []
+            characters = 0
+    if batch:
+        yield batch
 
 
 class _Shards(ExitStack):
-    """Collects tokens and writes a file whenever a shard is full; all have their final names at the end."""
+    """Writes tokens into files of a fixed number of tokens; all have their final names at the end."""
 
     def __init__(self, output: Path, token_bytes: int, shard_tokens: int) -> None:
         super().__init__()
-        self._output, self._dtype, self._limit = output, f"<u{token_bytes}", shard_tokens
-        self._pending = array("I")
+        self._output = output
+        self._dtype = f"<u{token_bytes}"
+        self._limit = shard_tokens
+        self._stream: BinaryIO | None = None
+        self._room = 0
+        """Tokens that the open shard still takes."""
         self.files: list[Path] = []
         self.tokens = 0
 
     def add(self, ids: Sequence[int]) -> None:
-        self._pending.extend(ids)
-        self.tokens += len(ids)
-        while len(self._pending) >= self._limit:
-            self._flush(self._limit)
+        tokens = np.array(ids, self._dtype)
+        self.tokens += len(tokens)
+        while len(tokens):
+            if self._stream is None:
+                self._stream = self._next()
+            part = tokens[: self._room]
+            self._stream.write(part.tobytes())
+            self._room -= len(part)
+            tokens = tokens[len(part) :]
+            if not self._room:
+                self._stream.close()
+                self._stream = None
 
-    def finish(self, tokenizer: str) -> None:
-        if self._pending:
-            self._flush(len(self._pending))
-        self.enter_context(standing_in(self._output / TOKENIZER)).write_text(tokenizer)
+    def finish(self, companions: Mapping[str, bytes]) -> None:
+        """Write the files that stand beside the shards."""
+        for name, data in companions.items():
+            self.enter_context(standing_in(self._output / name)).write_bytes(data)
 
-    def _flush(self, count: int) -> None:
+    def _next(self) -> BinaryIO:
         path = self._output / f"tokens-{len(self.files):05}.bin"
-        tokens = np.array(self._pending[:count], dtype=self._dtype)
-        self.enter_context(standing_in(path)).write_bytes(tokens.tobytes())
-        del self._pending[:count]
+        partial = self.enter_context(standing_in(path))
         self.files.append(path)
+        self._room = self._limit
+        return self.enter_context(partial.open("wb"))

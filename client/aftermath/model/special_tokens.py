@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from aftermath.base.bounded import Malformed, json_value
+from aftermath.model.documents import MAX_CONFIG_BYTES, CheckpointError, read_limited
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 KNOWN_ENDS = (
@@ -23,10 +25,25 @@ KNOWN_ENDS = (
     "<|eot_id|>",
 )
 """The usual end-of-text tokens, for a tokenizer whose files name none."""
+MAX_TOKENIZER_BYTES = 64 << 20
 _TEXTS = (TOKENIZER_CONFIG, "special_tokens_map.json")
 _IDS = ("generation_config.json", "config.json")
 
 IdOf = Callable[[str], int | None]
+
+
+def files_beside(tokenizer: Path) -> tuple[bytes, dict[str, bytes]]:
+    """Return a tokenizer's file, and by name the files beside it that say what its special tokens are.
+
+    Raises CheckpointError, also for a git-lfs pointer in its place.
+    """
+    if not tokenizer.is_file():
+        raise CheckpointError(f"cannot read {tokenizer}: there is no such file", "Name a tokenizer.json")
+    data = read_limited(tokenizer, MAX_TOKENIZER_BYTES)
+    if data.startswith(b"version https://git-lfs"):
+        raise CheckpointError(f"{tokenizer} is a git-lfs pointer, not the file itself", "Run git lfs pull")
+    beside = [tokenizer.with_name(name) for name in (*_TEXTS, *_IDS)]
+    return data, {path.name: read_limited(path, MAX_CONFIG_BYTES) for path in beside if path.is_file()}
 
 
 def begin_id(companions: Mapping[str, bytes], id_of: IdOf) -> int | None:

@@ -1,0 +1,212 @@
+"""Read documents of text files piece by piece, so that memory does not follow a file's size.
+
+Read are plain UTF-8 text, JSON lines and parquet with a field of text, and gzip of text and JSON lines. Other files are
+left out and counted by kind.
+"""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import io
+import re
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from aftermath.base.bounded import Malformed, json_value
+from aftermath.data.formats import HEAD_BYTES, packed_format
+from aftermath.data.source import DataError
+
+SEPARATOR = "<|endoftext|>"
+"""A line of this parts the documents of a plain text file, whatever the tokenizer's own end-of-text token is."""
+NOT_TEXT = "not UTF-8 text"
+_PIECE = 1 << 18  # characters of a document that are handed on together
+_MOST_LINE = 64 << 20  # bytes of a JSON line
+_ROWS = 256  # rows of a parquet file that are read together
+_GZIP = b"\x1f\x8b\x08"
+_LINES = (".jsonl", ".ndjson")
+_PARQUET = b"PAR1"
+_ARRAY = re.compile(rb'\s*\[\s*\{\s*"')
+
+
+class Piece(NamedTuple):
+    """A document, or a part of one that is larger than a piece."""
+
+    text: str
+    ends: bool
+    """Whether the document ends with it."""
+
+
+class Texts:
+    """The documents of files. While they are iterated over, it counts them and the files that are left out."""
+
+    def __init__(self, paths: Sequence[Path], *, field: str = "text", separator: str | None = None) -> None:
+        """`field` has the text in JSON lines and parquet; `separator`: another line that parts documents."""
+        self._paths = paths
+        self._field = field
+        marks = {SEPARATOR, separator or SEPARATOR}
+        self._line = "(?m)^[ \t]*(?:" + "|".join(map(re.escape, sorted(marks))) + ")[ \t]*\r?"
+        self.documents = 0
+        self.left_out: Counter[str] = Counter()
+        """Files by what they are."""
+        self.inline_separators = 0
+        """Separators inside a line, which are text."""
+
+    def __iter__(self) -> Iterator[Piece]:
+        """Yield the documents' pieces, file by file. Raises DataError for a file that is damaged or cannot be read."""
+        for path in self._paths:
+            try:
+                for piece in self._of_file(path):
+                    self.documents += piece.ends
+                    self.inline_separators += piece.text.count(SEPARATOR)
+                    yield piece
+            except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+                raise DataError(f"{path} is damaged: {error}", "Copy or download it again") from None
+            except OSError as error:
+                raise DataError(
+                    f"cannot read {path}: {error.strerror}", f"Allow this user to read it: chmod u+r {path}"
+                ) from None
+
+    def _of_file(self, path: Path) -> Iterator[Piece]:
+        with path.open("rb") as raw:
+            head = raw.read(HEAD_BYTES)
+            raw.seek(0)
+            if head.startswith(_PARQUET):
+                yield from _whole(self._rows(path))
+            elif head.startswith(_GZIP):
+                with gzip.open(raw) as unpacked:
+                    yield from self._of_stream(path.with_suffix(""), path, unpacked)
+            elif (packed := packed_format(head)) is not None:
+                self.left_out[packed] += 1
+            else:
+                yield from self._of_stream(path, path, raw)
+
+    def _of_stream(self, name: Path, path: Path, stream: Any) -> Iterator[Piece]:
+        """`name`: the path without what says that it is compressed."""
+        head = stream.read(HEAD_BYTES)
+        stream.seek(0)
+        if name.suffix.lower() in _LINES or (name.suffix.lower() == ".json" and self._is_lines(head)):
+            yield from _whole(self._lines(path, stream))
+        elif name.suffix.lower() == ".json" and _ARRAY.match(head) and f'"{self._field}"'.encode() in head:
+            raise DataError(
+                f"{path} is one JSON array, which is not read piece by piece",
+                f"Write one JSON object on each line: jq -c '.[]' {path} > {name.with_suffix('.jsonl').name}",
+            )
+        elif _is_text(stream):
+            stream.seek(0)
+            yield from self._plain(_decoded(stream))
+        else:
+            self.left_out[NOT_TEXT] += 1
+
+    def _is_lines(self, head: bytes) -> bool:
+        """Return whether the first line is a JSON object with the field, as in C4's files named .json."""
+        first, newline, _ = head.partition(b"\n")
+        try:
+            record = json_value(first) if newline else None
+        except Malformed:
+            return False
+        return isinstance(record, dict) and isinstance(record.get(self._field), str)
+
+    def _plain(self, texts: Iterable[str]) -> Iterator[Piece]:
+        """Cut a file's text into documents, and these into pieces, at ends of lines where there are any."""
+        inside = re.compile(self._line + "\n")
+        at_end = re.compile(self._line + "(?:\n|\\Z)")
+        pending = ""
+        begun = False
+        for text in texts:
+            *documents, pending = inside.split(pending + text)
+            for document in documents:
+                if document or begun:
+                    yield Piece(document, ends=True)
+                begun = False
+            while len(pending) > _PIECE:
+                cut = pending.rfind("\n", 0, _PIECE) + 1 or _PIECE
+                yield Piece(pending[:cut], ends=False)
+                pending = pending[cut:]
+                begun = True
+        for document in at_end.split(pending):
+            if document or begun:
+                yield Piece(document, ends=True)
+            begun = False
+
+    def _lines(self, path: Path, stream: BinaryIO) -> Iterator[str]:
+        """Yield the text of each JSON line."""
+        number = 0
+        while line := stream.readline(_MOST_LINE + 1):
+            number += 1
+            if len(line) > _MOST_LINE:
+                raise DataError(f"{path}, line {number} is longer than {_MOST_LINE} bytes", "Split the document")
+            if not line.strip():
+                continue
+            try:
+                record = json_value(line.removeprefix(codecs.BOM_UTF8))
+            except Malformed as error:
+                raise DataError(f"{path}, line {number} is not JSON: {error}", "Correct it, or copy it again") from None
+            text = record.get(self._field) if isinstance(record, dict) else None
+            if not isinstance(text, str):
+                names = ", ".join(key for key in record if isinstance(record[key], str)) if record else ""
+                has = f"; it has text in {names}" if isinstance(record, dict) and names else ""
+                raise DataError(
+                    f'{path}, line {number} has no text in "{self._field}"{has}', "Name the field: --text-field NAME"
+                )
+            yield text
+
+    def _rows(self, path: Path) -> Iterator[str]:
+        """Yield the text of each row of a parquet file."""
+        if find_spec("pyarrow") is None:
+            raise DataError(
+                f"{path} is a parquet file, and pyarrow is not installed", "pip install 'aftermath[parquet]'"
+            )
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        try:
+            with pq.ParquetFile(path) as file:
+                schema = file.schema_arrow
+                names = [
+                    one.name for one in schema if pa.types.is_string(one.type) or pa.types.is_large_string(one.type)
+                ]
+                if self._field not in names:
+                    has = f"; it has text in {', '.join(names)}" if names else ""
+                    raise DataError(
+                        f'{path} is a parquet file without a column of text "{self._field}"{has}',
+                        "Name the column: --text-field NAME",
+                    )
+                for batch in file.iter_batches(_ROWS, columns=[self._field]):
+                    yield from (row.as_py() for row in batch.column(0) if row.is_valid)
+        except pa.ArrowException as error:
+            reason = str(error).partition("\n")[0][:200]
+            raise DataError(f"{path} cannot be read as parquet: {reason}", "Copy or download it again") from None
+
+
+def _whole(documents: Iterable[str]) -> Iterator[Piece]:
+    """Cut each document into pieces."""
+    for document in documents:
+        for start in range(0, len(document), _PIECE):
+            yield Piece(document[start : start + _PIECE], ends=start + _PIECE >= len(document))
+
+
+def _is_text(stream: BinaryIO) -> bool:
+    """Return whether a file is UTF-8 throughout and has no NUL, which no text has but UTF-16 and binary files do."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        while chunk := stream.read(_PIECE):
+            decoder.decode(chunk)
+            if b"\0" in chunk:
+                return False
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _decoded(stream: BinaryIO) -> Iterator[str]:
+    """Yield a file's text without a byte order mark. Line ends stay as they are."""
+    text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
+    while part := text.read(_PIECE):
+        yield part
+    text.detach()
