@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from aftermath.member.ports import Desync
+from aftermath.member.results import Results
 from aftermath.member.rounds.announce import Announcing
+from aftermath.member.signed_results import SignedResults
 from aftermath.rules.commitment import NOTHING, PrivateRoots
 from aftermath.sim.clock import run_virtual
+from aftermath.sim.transport import SimTransport
 from member.desk import Desk, empty_payload, plan_of
 
 
@@ -51,6 +56,50 @@ def test_a_round_that_is_shown_again_is_not_signed_again() -> None:
         assert len(told) == 1
         assert desk.results.candidates(4, 0) == []
         await announcing.announce(plan_of(5), _trained(1.0))
+        desk.results.close()
+
+    run_virtual(story())
+
+
+def test_round_shown_to_a_restarted_member_is_not_signed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it signed is on disk before anyone hears of it."""
+    on_disk: list[bool] = []
+
+    def look() -> None:
+        on_disk.append(any(file.stat().st_size for file in tmp_path.iterdir()))
+
+    async def hear(*_: object) -> None:
+        look()
+
+    monkeypatch.setattr(SimTransport, "announce", hear)
+
+    async def story() -> None:
+        other = replace(plan_of(), shares={**plan_of().shares, 0: plan_of().shares[1]})
+        for plan, allowed in ((plan_of(), True), (other, False)):
+            desk = Desk()
+            signed = SignedResults(tmp_path, desk.transports[0].node_id)
+            desk.results = Results(desk.ports, desk.role, desk.workers.decode, signed)
+            desk.results.begin(2)
+            desk.results.open(plan)
+            with nullcontext() if allowed else pytest.raises(Desync, match="signed another result"):
+                await _announcing(desk).announce(plan, _trained(1.0))
+            desk.results.close()
+
+    run_virtual(story())
+    assert on_disk == [True]
+
+
+def test_result_that_cannot_be_recorded_is_not_announced(tmp_path: Path) -> None:
+    async def story() -> None:
+        desk = Desk()
+        desk.results = Results(desk.ports, desk.role, desk.workers.decode, SignedResults(tmp_path / "s", b"k" * 32))
+        (tmp_path / "s").rmdir()
+        (tmp_path / "s").write_text("a file")
+        desk.results.begin(2)
+        desk.results.open(plan_of())
+        with pytest.raises(Desync, match="cannot record"):
+            await _announcing(desk).announce(plan_of(), _trained(1.0))
+        assert desk.results.candidates(4, 0) == []
         desk.results.close()
 
     run_virtual(story())

@@ -17,7 +17,16 @@ import typer
 
 from aftermath.base.errors import AftermathError, UsageError
 from aftermath.cli.command import command
-from aftermath.cli.options import Authorizer, ClusterOptions, Device, LocalFileOptions, MaxBond, MemberTier, RunId
+from aftermath.cli.options import (
+    Authorizer,
+    ClusterOptions,
+    Device,
+    LocalFileOptions,
+    MaxBond,
+    MemberTier,
+    RunId,
+    RunOwner,
+)
 from aftermath.cli.present import EXIT_KNOWN, EXITS, Result, note
 
 if TYPE_CHECKING:
@@ -100,15 +109,20 @@ class OnChain:
     """Why the program would refuse it, and what `train` would end with."""
 
 
-async def at_the_chain(chain: Cluster, run_id: str, user: Pubkey, delegate_of: Pubkey | None, max_bond: int) -> OnChain:
-    """Look at all that is not this machine, but for funds: authorization, membership, version and bond."""
+async def at_the_chain(
+    chain: Cluster, run_id: str, user: Pubkey, delegate_of: Pubkey | None, max_bond: int, owner: str | None
+) -> OnChain:
+    """Look at all that is not this machine, but for funds: owner, authorization, membership, version and bond."""
     from solders.pubkey import Pubkey
 
     from aftermath import __version__
+    from aftermath.base.directories import state_directory
     from aftermath.chain.addresses import run_addresses
     from aftermath.chain.admission import check_verdicts, check_version
     from aftermath.chain.memberships import check_bond, lacking, membership_of
     from aftermath.coordinator.view import View
+    from aftermath.train.known_runs import KnownRuns
+    from aftermath.train.letting_in import owner_named
 
     run, model, members = await chain.coordinator.snapshot(run_id)
     grantor, address = Pubkey.from_bytes(run.join_authority), run_addresses(chain.coordinator.program_id, run_id).run
@@ -118,6 +132,9 @@ async def at_the_chain(chain: Cluster, run_id: str, user: Pubkey, delegate_of: P
     refusals: list[AftermathError] = [
         *obstacles(view, bytes(user), held, authorized=found is not None, named=delegate_of)
     ]
+    with noting(refusals):
+        network = {"cluster": await chain.pool.genesis(), "program": str(chain.coordinator.program_id)}
+        KnownRuns(state_directory() / "runs", **network).check(run, owner_named(owner))
     with noting(refusals):
         check_verdicts(run)
     with noting(refusals):
@@ -211,6 +228,7 @@ async def can_join(
         str, typer.Option("--address", help="The wallet that wants to join: a public key, or a key file that holds it.")
     ],
     authorizer: Authorizer = None,
+    owner: RunOwner = None,
     max_bond: MaxBond = 0,
     matformer_tier: MemberTier = 0,
     device: Device = "auto",
@@ -237,7 +255,7 @@ async def can_join(
     user = public_key(address)
     delegate_of = public_key(authorizer) if authorizer is not None else None
     async with connect(options) as chain:
-        entry = await at_the_chain(chain, run_id, user, delegate_of, max_bond)
+        entry = await at_the_chain(chain, run_id, user, delegate_of, max_bond, owner)
         with noting(entry.refusals):
             await check_funds(chain.pool, user, entry.lacking)
         with noting(entry.refusals):

@@ -61,7 +61,9 @@ async def _entry(settings: TrainSettings, reach: Reach) -> OnChain:
 
     pool = reach.pool
     cluster = Cluster(pool, CoordinatorClient(pool, program_id=reach.program_id), Authorizer(pool))
-    return await at_the_chain(cluster, settings.run_id, reach.wallet.pubkey, reach.authorizer, settings.max_bond)
+    return await at_the_chain(
+        cluster, settings.run_id, reach.wallet.pubkey, reach.authorizer, settings.max_bond, settings.owner
+    )
 
 
 def _fits(settings: TrainSettings, reach: Reach, entry: OnChain, tier: int) -> list[str]:

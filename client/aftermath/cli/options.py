@@ -107,6 +107,15 @@ Authorizer = Annotated[
     str | None, shared("--authorizer", text="Key (grantee) whose authorization admits the wallet as a delegate.")
 ]
 
+RunOwner = Annotated[
+    str | None,
+    shared(
+        "--owner",
+        text="Key of the run's owner. A run of another owner is refused; one that this owner closed and created again "
+        "is joined.",
+    ),
+]
+
 MaxBond = Annotated[
     int,
     shared(

@@ -15,7 +15,17 @@ from typing import Annotated, Any, NoReturn, get_type_hints
 import typer
 
 from aftermath.cli.command import OptionGroup, Setting, command, keyword, run_in_loop, setting_option, settings_of
-from aftermath.cli.options import TRAINING, Authorizer, Device, DryRun, MaxBond, MemberTier, RunId, SigningOptions
+from aftermath.cli.options import (
+    TRAINING,
+    Authorizer,
+    Device,
+    DryRun,
+    MaxBond,
+    MemberTier,
+    RunId,
+    RunOwner,
+    SigningOptions,
+)
 from aftermath.cli.present import reporting
 from aftermath.p2p.relay import relay_named
 from aftermath.replica.pass_size import AUTO
@@ -41,6 +51,7 @@ PARSERS = {"micro_batch_size": _sequences, "iroh_relay": relay_named}
 SHARED = get_type_hints(SigningOptions, include_extras=True) | {
     "run_id": RunId,
     "authorizer": Authorizer,
+    "owner": RunOwner,
     "max_bond": MaxBond,
     "device": Device,
     "matformer_tier": MemberTier,

@@ -28,6 +28,7 @@ from aftermath.member.results import Results
 from aftermath.member.rounds.collect import LINGER
 from aftermath.member.rounds.epoch import Beginning, CarriedOver
 from aftermath.member.rounds.rounds import Rounds
+from aftermath.member.signed_results import SignedResults
 from aftermath.member.ticker import Ticker
 from aftermath.member.warmup import NoModel, WarmUp
 from aftermath.member.wishes import Wishes
@@ -69,7 +70,8 @@ class Member:
         self._private = PrivateState(ports, role, workers, self._own, wishes.optimizer_state_dir)
         self._weight = weight
         self._share = ModelShare(ports.transport)
-        self._results = Results(ports, role, workers.decode)
+        signed = SignedResults(wishes.signed_dir, ports.transport.node_id)
+        self._results = Results(ports, role, workers.decode, signed)
         self._opening = Opening(ports, role, self._results, self._own)
         self._kept = CarriedOver(data, self._results, self._share, self._gradients, self._own, self._opening)
         self._readiness = Readiness()

@@ -28,6 +28,7 @@ from aftermath.member.lineage import Lineage
 from aftermath.member.payloads import Candidate, Payloads
 from aftermath.member.plan import RoundPlan
 from aftermath.member.ports import Ports, Role
+from aftermath.member.signed_results import SignedResults
 from aftermath.optim.votes import Votes
 from aftermath.p2p.transport import RequestRefused
 from aftermath.rules.commitment import Commitment
@@ -42,15 +43,15 @@ _MAX_UNASSIGNED = 16  # announcements of one peer in one round that are not what
 _MAX_PER_MEMBER = 2  # two different commitments of one member in one round prove that it lies; no more are kept
 _UNASSIGNED = "not what it was assigned"
 CLOSED_ON = "it was announced after this witness was closed"
-_MOST_SIGNED = 1000  # results of our own of which is known that they were signed
 _LONGEST_QUESTION = 1024  # bytes: a height and 256 seats take fewer, and reading one takes time for each value
 
 
 class Results:
     """The announcements and payloads of the last rounds of one epoch."""
 
-    def __init__(self, ports: Ports, role: Role, decode: Worker) -> None:
+    def __init__(self, ports: Ports, role: Role, decode: Worker, signed: SignedResults | None = None) -> None:
         self._ports, self._role = ports, role
+        self._signed = signed or SignedResults()
         self.changed = Pulse()
         self.payloads = Payloads(ports, role, decode, self.changed.fire)
         self._epoch = -1
@@ -61,8 +62,6 @@ class Results:
         self._refused: dict[int, dict[int | None, set[bytes]]] = defaultdict(dict)
         self._keys: dict[int, dict[int, tuple[Key, bytes]]] = defaultdict(dict)
         """By height and seat: keys that open nothing that was heard of yet."""
-        self._signed: dict[ResultPlace, bytes] = {}
-        """What this member has told of itself, also in other epochs: the digests."""
         self._closed: set[int] = set()
         self._lineage = Lineage()
         self.closings = Closings(ports.feed)
@@ -223,13 +222,11 @@ class Results:
             self._ports.transport.bar(said.sender, f"over {_MAX_UNASSIGNED} announcements of a round {_UNASSIGNED}")
 
     def may_sign(self, place: ResultPlace, digest: bytes) -> bool:
-        """Whether this member has signed no other result of that place, and to remember that it signs this one.
+        """Return whether this member has signed no other result of that place, and record that it signs this one.
 
-        Two of one place cost it its seat and its bond, and a node that is believed can show it a round anew.
+        Waits for the disk. Raises OSError as `SignedResults.record` does.
         """
-        if len(self._signed) > _MOST_SIGNED:
-            del self._signed[next(iter(self._signed))]
-        return self._signed.setdefault(place, digest) == digest
+        return self._signed.record(place, digest)
 
     def keep_own(
         self, said: Commitment, raw: bytes, votes: Mapping[int, Votes], payloads: Mapping[int, bytes], key: bytes

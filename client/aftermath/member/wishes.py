@@ -21,6 +21,8 @@ class Wishes:
     """After how many steps to report what the optimizer keeps and sends; 0: never."""
     optimizer_state_dir: Path | None = None
     """Where to keep what the optimizer knows, for a restart."""
+    signed_dir: Path | None = None
+    """Where to record which results are signed. None: a restarted member does not know."""
     prompt: Prompt | None = None
     """What to continue while the run does not need this member."""
     evaluations: Evaluations | None = None

@@ -13,6 +13,7 @@ from functools import partial
 
 import torch
 
+from aftermath.base.directories import state_directory
 from aftermath.base.local_paths import LocalPaths
 from aftermath.base.wait import cancel
 from aftermath.base.worker import ThreadWorker, Worker
@@ -138,6 +139,7 @@ async def _wishes(settings: TrainSettings, outline: Outline, schema: Schema, com
         gradients_dir=settings.write_gradients_dir,
         optim_stats_steps=settings.optim_stats_steps,
         optimizer_state_dir=settings.optimizer_state_dir,
+        signed_dir=state_directory() / "signed",
         prompt=await compute(lambda: prompt_of(settings, outline, schema)),
         evaluations=await compute(lambda: evaluations_of(settings, outline, schema)),
     )

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from solders.pubkey import Pubkey
 
 from aftermath import __version__
+from aftermath.base.directories import state_directory
 from aftermath.base.errors import Unsuitable
 from aftermath.chain.admission import check_funds, check_verdicts, check_version
 from aftermath.chain.member import SolanaMember
+from aftermath.chain.options import public_key
 from aftermath.chain.rpc import RpcPool
 from aftermath.config.document import ARCHITECTURES
 from aftermath.coordinator.view import View
@@ -23,6 +25,7 @@ from aftermath.rules.model import Model
 from aftermath.rules.optimizers import EXCHANGED, EXCHANGED_SHOWN, OPTIMIZERS
 from aftermath.train.choices import check_choices
 from aftermath.train.keeping import check_hub, check_places
+from aftermath.train.known_runs import KnownRuns
 from aftermath.train.settings import TrainSettings
 
 
@@ -53,13 +56,22 @@ async def let_in(settings: TrainSettings, pool: RpcPool, chain: SolanaMember) ->
     """Ask whoever keeps the run, and close the connections. Raises CoordinatorError or Unsuitable if it would not."""
     async with pool, chain:
         view = await chain.view()
+        genesis = await pool.genesis()
+        known = KnownRuns(state_directory() / "runs", cluster=genesis, program=str(chain.program_id))
+        known.check(view.run, owner_named(settings.owner))
         await chain.authorization()
         check_verdicts(view.run)
         check_version(settings.run_id, view.model.client_version, __version__)
         await check_funds(pool, Pubkey(chain.wallet), await chain.bond_due())
         check_model(view.model, settings.run_id)
         check_tier(settings.matformer_tier, view.model.tiers, settings.run_id)
-        return Admitted(view, await pool.genesis(), chain.program_id)
+        known.remember(view.run)
+        return Admitted(view, genesis, chain.program_id)
+
+
+def owner_named(owner: str | None) -> str | None:
+    """Return the key of the owner that an option names. Raises UsageError or WalletError."""
+    return str(public_key(owner)) if owner is not None else None
 
 
 def check_model(model: Model, run_id: str) -> None:

@@ -39,6 +39,7 @@ class TrainSettings:
     coordinator_program_id: str | None = None
     wallet_private_key_path: Path | None = None
     authorizer: str | None = None
+    owner: str | None = None
     max_priority_fee: int = defaults.PRIORITY_FEE
     max_bond: int = 0
     device: str = "auto"

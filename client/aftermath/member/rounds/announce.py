@@ -42,7 +42,11 @@ class Announcing:
             self._kept.own.trained(replica, plan.epoch, plan.header.height),
         )
         said = self._commitment(plan, trained, payloads, private, key)
-        if not self._kept.results.may_sign(said.place, said.digest):
+        try:
+            may_sign = await self._decode(lambda: self._kept.results.may_sign(said.place, said.digest))
+        except OSError as error:
+            raise Desync(f"it cannot record that it signs a result: {error.strerror}") from None
+        if not may_sign:
             raise Desync(f"it has signed another result of round {plan.header.height}, which was shown to it again")
         raw = encode_announcement(said, self._role.p2p_secret)
         self._kept.results.keep_own(said, raw, votes, payloads, key)

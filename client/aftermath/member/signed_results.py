@@ -1,0 +1,105 @@
+"""Which results this member has signed, kept on disk across restarts.
+
+Two signed results of one place cost a member its bond, and a lying node can show a restarted member a round again.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from aftermath.base.bounded import Malformed, json_as
+from aftermath.base.errors import Unsuitable
+from aftermath.base.files import replacing, sync, sync_bytes
+from aftermath.rules.seal import ResultPlace
+
+_KEPT = 10_000
+"""How many signed results are remembered. A proof names the run's present epoch, so older ones are harmless."""
+
+_Line = tuple[str, int, int, int, int, str]
+"""The fields of a place, then the digest in hex."""
+
+
+class SignedResults:
+    """The digests that this member has signed, by place. Without a directory they are forgotten with the process."""
+
+    def __init__(self, directory: Path | None = None, key: bytes = b"") -> None:
+        """Read what was signed with the p2p key `key`. Raises Unsuitable if that is damaged, or cannot be kept."""
+        self._digests: dict[ResultPlace, bytes] = {}
+        self._lines = 0
+        self._file = directory / f"{key.hex()}.jsonl" if directory is not None else None
+        if self._file is None:
+            return
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._read(self._file)
+        except OSError as error:
+            raise Unsuitable(
+                f"cannot record which results are signed in {self._file}: {error.strerror}",
+                "Make it a file that you may write to: signing a round's result twice costs the bond",
+            ) from None
+
+    def record(self, place: ResultPlace, digest: bytes) -> bool:
+        """Record that a result is signed, on disk when this returns. Return whether no other one of its place is.
+
+        Raises OSError if it cannot be written; then the result must not be announced.
+        """
+        known = self._digests.get(place)
+        if known is not None:
+            return known == digest
+        if self._file is not None:
+            self._append(self._file, place, digest)
+        self._digests[place] = digest
+        if len(self._digests) > _KEPT:
+            del self._digests[next(iter(self._digests))]
+        return True
+
+    def _append(self, file: Path, place: ResultPlace, digest: bytes) -> None:
+        if self._lines >= 2 * _KEPT:
+            self._rewrite(file)
+        is_new = not file.exists()
+        descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            line = _encode(place, digest)
+            end = os.fstat(descriptor).st_size
+            try:
+                if os.write(descriptor, line) != len(line):
+                    raise OSError(28, os.strerror(28))
+                sync_bytes(descriptor)
+            except OSError:
+                os.ftruncate(descriptor, end)  # half a line would make the next one unreadable
+                raise
+        finally:
+            os.close(descriptor)
+        if is_new:
+            sync(file.parent)
+        self._lines += 1
+
+    def _rewrite(self, file: Path) -> None:
+        with replacing(file) as stream:
+            stream.writelines(_encode(place, digest) for place, digest in self._digests.items())
+        self._lines = len(self._digests)
+
+    def _read(self, file: Path) -> None:
+        if not file.exists():
+            return
+        *lines, torn = file.read_bytes().split(b"\n")
+        for number, line in enumerate(lines, start=1):
+            try:
+                *place, digest = json_as(line, _Line)
+                self._digests[ResultPlace(*place)] = bytes.fromhex(digest)
+            except (Malformed, ValueError):
+                raise Unsuitable(
+                    f"line {number} of {file} is damaged: it tells which results were signed with this p2p key",
+                    "Take part with another key: --identity-secret-key-path FILE",
+                ) from None
+        self._digests = dict(list(self._digests.items())[-_KEPT:])
+        self._lines = len(lines)
+        if torn or self._lines > _KEPT:  # the process died while it wrote, before it announced that result
+            self._rewrite(file)
+
+
+def _encode(place: ResultPlace, digest: bytes) -> bytes:
+    return msgspec.json.encode((*place, digest.hex())) + b"\n"

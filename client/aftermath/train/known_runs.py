@@ -1,0 +1,90 @@
+"""Which run a run id means to this user: its owner and the slot in which it was created.
+
+A run id is free again once its owner closes the run, and another wallet may create a run with it. A member joins the
+run that it joined first, until the user names the owner of another one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import msgspec
+from solders.pubkey import Pubkey
+
+from aftermath.base.bounded import Malformed, json_as
+from aftermath.base.errors import Unsuitable
+from aftermath.base.files import replacing
+from aftermath.rules.run import Run
+
+_MOST_BYTES = 4096
+
+
+class _Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    run_id: str
+    owner: str
+    created: int
+
+
+class KnownRuns:
+    """The runs that this user's members joined before, a file for each, on one cluster and program."""
+
+    def __init__(self, directory: Path, *, cluster: str, program: str) -> None:
+        self._directory, self._network = directory, (cluster, program)
+
+    def check(self, run: Run, owner: str | None) -> None:
+        """Raise Unsuitable if `run` is not the one that is known, or does not belong to `owner`, if that is given."""
+        found = _identified(run)
+        if owner is not None:
+            if owner != found.owner:
+                raise Unsuitable(
+                    f"run {run.run_id} belongs to {found.owner}, not to --owner {owner}",
+                    "Ask the person that named the run to you for its id and its owner's key",
+                )
+            return
+        known = self._read(run.run_id)
+        if known is None or known == found:
+            return
+        whose = "by the same owner" if known.owner == found.owner else f"by another owner, {found.owner}"
+        raise Unsuitable(
+            f"run {run.run_id} is another run than the one that you joined: that one was closed, and this one was "
+            f"created {whose}",
+            f"If you mean the new one: --owner {found.owner}",
+        )
+
+    def remember(self, run: Run) -> None:
+        """Record that this is the run of its id. Raises Unsuitable if that cannot be written."""
+        found = _identified(run)
+        file = self._file(run.run_id)
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with replacing(file) as stream:
+                stream.write(msgspec.json.encode(found))
+        except OSError as error:
+            raise Unsuitable(
+                f"cannot record the owner of run {run.run_id} in {file}: {error.strerror}",
+                "Make it a file that you may write to",
+            ) from None
+
+    def _file(self, run_id: str) -> Path:
+        name = hashlib.sha256("\0".join((*self._network, run_id)).encode()).hexdigest()
+        return self._directory / f"{name[:32]}.json"
+
+    def _read(self, run_id: str) -> _Known | None:
+        """Return what is known of a run id. Raises Unsuitable if its file is damaged."""
+        file = self._file(run_id)
+        fix = f"Remove the file, and name the owner of run {run_id}: --owner KEY"
+        try:
+            with file.open("rb") as stream:
+                known: _Known = json_as(stream.read(_MOST_BYTES), _Known)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise Unsuitable(f"cannot read the owner of run {run_id} in {file}: {error.strerror}", fix) from None
+        except Malformed:
+            raise Unsuitable(f"{file} is damaged: it tells the owner of run {run_id}", fix) from None
+        return known
+
+
+def _identified(run: Run) -> _Known:
+    return _Known(run.run_id, str(Pubkey.from_bytes(run.main_authority)), run.created)
