@@ -10,7 +10,7 @@ import pytest
 
 from aftermath.chain.wallet import create_wallet
 from aftermath.cli.main import INDEX, SOLANA
-from aftermath.cli.next_steps import NEXT, QUIET, line
+from aftermath.cli.next_steps import NEXT, QUIET, completed, line
 from aftermath.cli.set_paused import case_of
 from aftermath.rules.state import RunState
 from aftermath.train.tier import AUTO_TIER
@@ -101,3 +101,64 @@ def test_a_run_that_will_pause_is_watched_until_it_has() -> None:
     assert "update-config" in NEXT["set-paused", case_of(builders.run(RunState.PAUSED))]
     for state in (RunState.WARMUP, RunState.ROUND_TRAIN, RunState.COOLDOWN):
         assert "watch" in NEXT["set-paused", case_of(builders.run(state, pending_pause=True))]
+
+
+GIVEN = {"rpc": "http://x:1", "ws_rpc": "ws://x:9", "wallet_private_key_path": Path("my wallet.json"), "run_id": "r"}
+CLUSTER = "--rpc http://x:1 --ws-rpc ws://x:9"
+WHERE = f"{CLUSTER} -w 'my wallet.json'"
+SUGGESTED = {
+    "Pause: aftermath-solana set-paused --run-id r pause": "Pause: aftermath-solana set-paused --run-id r pause WHERE",
+    "Ask its owner: aftermath-solana kick --run-id r": "Ask its owner: aftermath-solana kick --run-id r CLUSTER",
+    "aftermath-solana create-run -w A; then aftermath-solana tick": (
+        "aftermath-solana create-run -w A CLUSTER; then aftermath-solana tick WHERE"
+    ),
+    "See aftermath-solana list-runs.": "See aftermath-solana list-runs CLUSTER.",
+    "aftermath-solana list-runs shows them": "aftermath-solana list-runs CLUSTER shows them",
+    "(aftermath-solana set-paused --run-id 'a b' pause), or resume": (
+        "(aftermath-solana set-paused --run-id 'a b' pause WHERE), or resume"
+    ),
+    "aftermath-solana close-run --run-id r --yes ends it": "aftermath-solana close-run --run-id r --yes WHERE ends it",
+    "aftermath-solana model init makes one": "aftermath-solana model init makes one",
+    "aftermath-solana localnet, or aftermath-solana --help": "aftermath-solana localnet, or aftermath-solana --help",
+    "aftermath-solana tick --help explains it": "aftermath-solana tick --help explains it",
+    "aftermath-solana nonsense --rpc": "aftermath-solana nonsense --rpc",
+}
+
+
+@pytest.mark.parametrize("text", SUGGESTED)
+def test_suggested_command_names_cluster_and_wallet(text: str) -> None:
+    wanted = SUGGESTED[text].replace("CLUSTER", CLUSTER).replace("WHERE", WHERE)
+    assert completed(text, GIVEN) == wanted
+    assert completed(wanted, GIVEN) == wanted
+
+
+def test_suggested_command_has_no_key_of_an_rpc_address() -> None:
+    given = {"rpc": "https://me:SECRET@x.example/SECRET?api-key=SECRET"}
+    text = completed("See aftermath-solana list-runs", given)
+    assert text == "See aftermath-solana list-runs --rpc RPC_ADDRESS"
+    assert line(NEXT["close-run", ""], given) == "aftermath-solana list-runs --rpc RPC_ADDRESS"
+
+
+def test_suggested_command_leaves_out_what_is_stored(
+    owner: Shell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("AFTERMATH_PROFILE", str(tmp_path / "profile.toml"))
+    for name, value in (("rpc", "http://x:1"), ("wallet", owner.wallet)):
+        assert invoke("config", "set", name, value).code == 0
+    given = {"rpc": "http://x:1", "wallet_private_key_path": owner.wallet}
+    assert completed("aftermath-solana tick", given) == "aftermath-solana tick"
+    (tmp_path / "profile.toml").write_text("[")
+    assert "--rpc http://x:1" in completed("aftermath-solana tick", given)
+
+
+def test_copied_fix_of_a_refused_change_does_as_it_says(owner: Shell, run_id: str, material: Path) -> None:
+    named = ("--rpc", owner.rpc, "-w", owner.wallet, "--run-id", run_id)
+    assert invoke("create-run", *named).code == 0
+    update = ("update-config", *named, "--config-path", material / "config.toml")
+    assert invoke(*update).code == 0
+    assert invoke("set-paused", *named, "resume").code == 0
+    refused = invoke(*update, "--restart-from-step", "1")
+    command = re.search(r"aftermath-solana (set-paused .*)", refused.err)
+    assert command is not None, refused.err
+    assert invoke(*shlex.split(command[1])).code == 0
+    assert invoke(*update, "--restart-from-step", "1").code == 0

@@ -304,7 +304,7 @@ def test_pause_and_resume(configured: Shell, run_id: str) -> None:
     assert configured("set-paused", "--run-id", run_id, "pause").data["state"] == "paused"
     again = configured("set-paused", "--run-id", run_id, "pause").error
     assert "cannot be paused" in again["error"]
-    assert again["fix"].endswith(f"aftermath-solana show-run --run-id {run_id}")
+    assert again["fix"].endswith(f"aftermath-solana show-run --run-id {run_id} --rpc {configured.rpc}")
 
 
 def test_what_the_program_refuses_comes_with_the_command_that_mends_it(

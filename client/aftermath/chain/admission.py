@@ -6,6 +6,8 @@ Decided: `train` checks these before it spends minutes on anything else, and `ca
 
 from __future__ import annotations
 
+import shlex
+
 from solders.pubkey import Pubkey
 
 from aftermath.chain.funds import ensure_funds
@@ -37,7 +39,7 @@ def check_version(run_id: str, wanted: str, client_version: str) -> None:
         VERSION_MISMATCH,
         f"run {run_id} takes clients of version {wanted} only, and this is version {client_version}",
         f"Get the source of version {wanted} and build it with make env; or its owner takes version {client_version}: "
-        f"aftermath-solana update-config --run-id {run_id} --client-version {client_version}",
+        f"aftermath-solana update-config --run-id {shlex.quote(run_id)} --client-version {client_version}",
     )
 
 

@@ -19,7 +19,7 @@ from aftermath.base.interrupt import looped
 from aftermath.base.verbosity import VERBOSITY, Verbosity
 from aftermath.cli.describe import limits
 from aftermath.cli.next_steps import say_next
-from aftermath.cli.present import Ended, Result, reporting, show
+from aftermath.cli.present import Ended, Result, reporting, show, tell_given
 
 Body = Callable[..., Result | Coroutine[Any, Any, Result]]
 Done = TypeVar("Done")
@@ -80,6 +80,7 @@ def _entry(name: str, body: Body, groups: Mapping[str, OptionGroup]) -> Callable
         called = dict(given)
         with reporting(as_json=as_json):
             _set_verbosity(quiet=quiet, verbose=verbose)
+            tell_given(called)
             for taken, (build, options) in built.items():
                 given[taken] = build(**{option: given.pop(option) for option in options})
             try:

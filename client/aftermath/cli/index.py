@@ -24,7 +24,7 @@ from aftermath.base.errors import UsageError
 from aftermath.base.quiet import Quietly
 from aftermath.cli.describe import kind_of
 from aftermath.cli.help import command_page, index_page
-from aftermath.cli.present import reporting, tell_stored, writing
+from aftermath.cli.present import reporting, tell_given, tell_stored, writing
 from aftermath.cli.usage import ParserError, explained, stored_as, unknown_command
 
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
@@ -163,6 +163,7 @@ class _LazyCommands(TyperGroup):
         args = given[0] if given else named.get("args")
         words = self._in_order(list(sys.argv[1:] if args is None else args)) or ["--help"]
         try:
+            tell_given({})
             with reporting(as_json="--json" in words):
                 code = 0 if self._shows_page(words) else self._run(words)
         except typer.Exit as ending:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Annotated
 
 import typer
@@ -31,7 +32,8 @@ async def json_dump_user(
     index = members.find(bytes(key))
     if index is None and held is None:
         raise CommandError(
-            f"{key} is not a member of run {run_id}", f"See who is: aftermath-solana json-dump-run --run-id {run_id}"
+            f"{key} is not a member of run {run_id}",
+            f"See who is: aftermath-solana json-dump-run --run-id {shlex.quote(run_id)}",
         )
     data = {
         "run_id": run_id,

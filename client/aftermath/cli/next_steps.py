@@ -3,7 +3,7 @@
 Decided
 - One table says it, and a test that every command in it exists and takes these options.
 - The line names the cluster and the wallet where they were given as options, so that it can be copied; words in
-  capitals are for the reader to fill in.
+  capitals are for the reader to fill in. So do commands that fixes and notes suggest (`completed`).
 - With `--json` nothing is said, nor where AFTERMATH_QUIET is set: by the scripts and processes that know by themselves
   what they do next.
 """
@@ -11,11 +11,16 @@ Decided
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
+from aftermath.base.errors import AftermathError
+from aftermath.cli.describe import choices
 from aftermath.cli.present import note
+from aftermath.cli.usage import stored_as
 from aftermath.train.tier import AUTO_TIER
 
 QUIET = "AFTERMATH_QUIET"
@@ -50,7 +55,17 @@ NEXT: Mapping[tuple[str, str], str] = {
     ("data fetch", ""): "data inspect --data-path {output}",
 }
 """By the command and the case of its result (`Result.case`); words in braces are its own options."""
-_FLAGS = {"rpc": "--rpc", "coordinator_program_id": "--coordinator-program-id", "wallet_private_key_path": "-w"}
+_WALLET = "wallet_private_key_path"
+_FLAGS = {
+    "rpc": "--rpc",
+    "ws_rpc": "--ws-rpc",
+    "coordinator_program_id": "--coordinator-program-id",
+    _WALLET: "-w",
+}
+_ADDRESSES = ("--rpc", "--ws-rpc")
+_WORD = re.compile(r"\s+('[^']*'|[^\s;,]+)")
+_OTHERS = re.compile(r"\b(owner|join authority|grantee)\b[^;\n]*$")
+"""Words before a command that say that another person calls it."""
 
 
 def say_next(name: str, case: str, given: Mapping[str, Any]) -> None:
@@ -64,19 +79,74 @@ def line(template: str, given: Mapping[str, Any]) -> str:
     """The whole command line."""
     given = {**given, "matformer_tier": "auto"} if given.get("matformer_tier") == AUTO_TIER else given
     named = {key: shlex.quote(str(value)) if value is not None else key.upper() for key, value in given.items()}
-    words = f"aftermath-solana {template.format_map(named)}"
-    return " ".join([words, *_where(template, given)])
-
-
-def _where(template: str, given: Mapping[str, Any]) -> Iterator[str]:
-    """Cluster and wallet, where the command that follows takes them and does not read them from a variable."""
     from aftermath.cli.main import SOLANA
 
     follows = SOLANA.called(shlex.split(template))
     assert follows is not None
+    return " ".join([f"{SOLANA.name} {template.format_map(named)}", *_where(follows, template, given)])
+
+
+def completed(text: str, given: Mapping[str, Any]) -> str:
+    """Return a text in which suggested commands name the cluster and the wallet as the running command was given them.
+
+    `given`: the options of the running command. A command for another person gets no wallet of ours.
+    """
+    from aftermath.cli.main import SOLANA
+
+    parts = re.split(rf"\b({SOLANA.name} )(?=[a-z])", text)
+    done = parts[0]
+    for script, rest in zip(parts[1::2], parts[2::2], strict=True):
+        name = SOLANA.called([word.rstrip(";,.:)") for word in rest.split()[:2]])
+        if name is None or not rest.startswith(name):
+            done += script + rest
+            continue
+        end = len(name) + _end(name, rest[len(name) :])
+        line, after = rest[:end], rest[end:]
+        mine = {key: value for key, value in given.items() if key != _WALLET or not _OTHERS.search(done)}
+        added = "" if after.startswith(" --help") else "".join(f" {word}" for word in _where(name, f"{line} ", mine))
+        done += script + line + added + after
+    return done
+
+
+def _end(name: str, after: str) -> int:
+    """Return where the options and arguments of a command end in the text behind its name."""
+    from aftermath.cli.main import SOLANA
+
+    kinds, flags, words = SOLANA.kinds(name), {}, set()
+    for option in SOLANA.load(name).params:
+        flags |= dict.fromkeys(option.opts, getattr(option, "is_flag", False))
+        if option.param_type_name == "argument":
+            words |= set(choices(kinds.get(option.name)))
+    end, value_follows = 0, False
+    while found := _WORD.match(after, end):
+        word = found[1].rstrip(".:)")
+        if not value_follows and word not in flags and word not in words:
+            break
+        value_follows = not value_follows and not flags.get(word, True)
+        end = found.start(1) + len(word)
+        if word != found[1]:
+            break
+    return end
+
+
+def _where(follows: str, template: str, given: Mapping[str, Any]) -> Iterator[str]:
+    """Cluster and wallet, where the command that follows takes them and finds them neither in a variable nor stored.
+
+    `template`: the command line, whose options stay as they are.
+    """
+    from aftermath.chain.endpoints import CLUSTERS, shown
+    from aftermath.cli.main import SOLANA
+
+    stored: Mapping[str, str] = {}
+    with suppress(AftermathError):  # the error that is being told may be that of the profile
+        stored = SOLANA.stored()
     for option in SOLANA.load(follows).params:
         value, flag = given.get(str(option.name)), _FLAGS.get(str(option.name))
         if flag is None or value in (None, option.default) or f" {flag} " in template:
             continue
-        if os.environ.get(str(option.envvar)) != str(value):
+        if str(value) in (os.environ.get(str(option.envvar)), stored.get(stored_as(option))):
+            continue
+        if flag in _ADDRESSES and value not in CLUSTERS and shown(value) != value.rstrip("/"):
+            yield f"{flag} {flag[2:].replace('-', '_').upper()}_ADDRESS"  # it may hold a key, which nobody prints
+        else:
             yield f"{flag} {shlex.quote(str(value))}"

@@ -51,6 +51,7 @@ PIPE_WIDTH = 200
 RECIPE = "AFTERMATH_RECIPE"
 
 
+_GIVEN: ContextVar[Mapping[str, object] | None] = ContextVar("options of the running command", default=None)
 _STORED: ContextVar[Mapping[str, str] | None] = ContextVar("what a command has from the user's profile", default=None)
 
 
@@ -92,7 +93,7 @@ def show(result: Result, *, as_json: bool) -> None:
 
             # A pipe has no width to fit into; rich would wrap at 80.
             console = Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
-            drawn = plain_text(result.text) if isinstance(result.text, str) else result.text
+            drawn = plain_text(_completed(result.text)) if isinstance(result.text, str) else result.text
             console.print(drawn, soft_wrap=isinstance(drawn, Text))
 
 
@@ -122,7 +123,7 @@ def note(sentence: str) -> None:
         return
     from rich.console import Console
 
-    text = printable(sentence, keep="\n")
+    text = printable(_completed(sentence), keep="\n")
     Console(stderr=True, soft_wrap=True, highlight=False).print(text, style="dim", markup=False)
 
 
@@ -175,7 +176,7 @@ def _cell(value: object) -> str:
         return "\n".join(_cell(item) for item in value) or "-"
     if isinstance(value, bool):
         value = "yes" if value else "no"
-    return escape("-" if value is None or value == "" else printable(str(value)))
+    return escape("-" if value is None or value == "" else printable(_completed(str(value))))
 
 
 @contextmanager
@@ -200,6 +201,21 @@ def reporting(*, as_json: bool) -> Iterator[None]:
         _fail(f"{error.strerror}: {error.filename}", "Check the path and its permissions", "file", as_json=as_json)
     except Exception as error:
         _fail_unexpected(error, as_json=as_json)
+
+
+def tell_given(options: Mapping[str, object]) -> None:
+    """Remember the options of this command, for the commands that fixes and notes suggest."""
+    _GIVEN.set(options)
+
+
+def _completed(text: str) -> str:
+    """Return the text with commands that run as they stand (see `next_steps.completed`)."""
+    given = _GIVEN.get()
+    if not given or "aftermath-solana " not in text or os.environ.get(RECIPE):
+        return text
+    from aftermath.cli.next_steps import completed
+
+    return completed(text, given)
 
 
 def tell_stored(taken: Mapping[str, str]) -> None:
@@ -231,7 +247,7 @@ def _as_typed(fix: str) -> str:
 
 
 def _fail(sentence: str, fix: str, code: str, *, as_json: bool) -> NoReturn:
-    docs, fix = placed(PAGES.get(code, "")), placed(_as_typed(fix))
+    docs, fix = placed(PAGES.get(code, "")), placed(_as_typed(_completed(fix)))
     if as_json:
         said = {"error": sentence, "fix": fix, "code": code, "docs": docs}
         print(json_text(said), file=sys.stderr, flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict
 from typing import Annotated
 
@@ -64,12 +65,12 @@ async def _reopened(options: SigningOptions, run_id: str, total_steps: int) -> R
         if run.state is not RunState.FINISHED:
             raise CommandError(
                 f"run {run_id} is {in_words(run.state)}, and only a finished run is reopened",
-                f"To resume a paused one: aftermath-solana set-paused --run-id {run_id} resume",
+                f"To resume a paused one: aftermath-solana set-paused --run-id {shlex.quote(run_id)} resume",
             )
         if total_steps <= run.trained_steps:
             raise CommandError(
                 f"run {run_id} has trained {run.trained_steps} steps already",
-                f"Name more than these, or first take it back: aftermath-solana rewind --run-id {run_id}",
+                f"Name more than these, or first take it back: aftermath-solana rewind --run-id {shlex.quote(run_id)}",
             )
         unmeant = trouble_with_schedule(model.lr_schedule, total_steps)
         if unmeant:

@@ -5,6 +5,7 @@ Decided: a checkpoint is named by its step, as everywhere; of two with the same 
 
 from __future__ import annotations
 
+import shlex
 from typing import Annotated, Any
 
 import typer
@@ -43,7 +44,7 @@ async def rewind(
         if not run.halted:
             raise CommandError(
                 f"run {run_id} is {in_words(run.state)}, and only a paused or finished run can be taken back",
-                f"Pause it first: aftermath-solana set-paused --run-id {run_id} pause",
+                f"Pause it first: aftermath-solana set-paused --run-id {shlex.quote(run_id)} pause",
             )
         signature = await chain.coordinator.rewind(run_id, place, model.recorded[place].step)
         run, model, _ = await chain.coordinator.snapshot(run_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
@@ -43,7 +44,7 @@ async def set_paused(
     if not resume and action is None:
         raise UsageError(
             "set-paused needs the word pause or resume",
-            f"aftermath-solana set-paused --run-id {run_id} pause, or resume",
+            f"aftermath-solana set-paused --run-id {shlex.quote(run_id)} pause, or resume",
         )
     paused = action is Action.PAUSE
     async with sign_in(options) as chain:

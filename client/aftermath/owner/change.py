@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -77,7 +78,8 @@ class Change:
         if not run.halted:
             raise CannotChange(
                 f"run {run.run_id} is {in_words(run.state)}, and only a paused or new run can be changed",
-                f"Pause it first: aftermath-solana set-paused --run-id {run.run_id} pause",
+                "Pause it first, and try again once it is paused: "
+                f"aftermath-solana set-paused --run-id {shlex.quote(run.run_id)} pause",
             )
 
     def texts(self, model: Model) -> dict[str, Any] | None:

@@ -6,6 +6,7 @@ member joins, it refuses then.
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 
 from solders.pubkey import Pubkey
@@ -79,7 +80,8 @@ def check_model(model: Model, run_id: str) -> None:
     if not model.configured:
         raise Unsuitable(
             f"run {run_id} is not configured yet",
-            f"Its owner configures it: aftermath-solana update-config --run-id {run_id} --config-path FILE",
+            "Its owner configures it: "
+            f"aftermath-solana update-config --run-id {shlex.quote(run_id)} --config-path FILE",
         )
     if model.architecture not in ARCHITECTURES.values():
         raise Unsuitable(

@@ -10,6 +10,7 @@ Decided
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -203,7 +204,7 @@ def _waits(
         yield "the end of this epoch, with which the pause begins that its owner wants"
     # without an answer nobody knows whether it is overdue, and no tick would arrive
     if deadline is not None and deadline <= -_OVERDUE and not silent:
-        command = f": aftermath-solana tick --run-id {run.run_id}"
+        command = f": aftermath-solana tick --run-id {shlex.quote(run.run_id)}"
         yield f"somebody to move it on{command}" if has_tick else "a connected member, which moves it on"
 
 
