@@ -10,8 +10,6 @@ variant=$2
 run_id=${RUN_ID:-$variant}
 own_wallet "$1" owner
 cd -- "$here"
-python=$(dirname -- "$aftermath")/python
-[ -x "$python" ] || python=python3
 
 if [ "$variant" = light ]; then
     config=config/solana-test/light-config.toml
@@ -20,7 +18,7 @@ else
 fi
 # First what speaks to the cluster and costs most: without a cluster or the money nothing is made here.
 "$aftermath" deploy --rpc "$rpc"
-"$python" -m aftermath.testnet.files "$config"
+"$aftermath" run-files "$config"
 if found=$("$aftermath" json-dump-run --rpc "$rpc" --run-id "$run_id" 2>/dev/null); then
     case $found in
         *'"state": "paused"'* | *'"state": "uninitialized"'*) echo "run $run_id exists; configuring it again" ;;

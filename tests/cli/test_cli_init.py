@@ -20,7 +20,6 @@ from aftermath.config.recipe import recipe_of
 from aftermath.model.presets import PRESETS
 from aftermath.owner.troubles import trouble_with_schedule
 from aftermath.rules.schedules import last_change
-from aftermath.testnet import files
 from aftermath.testnet.configs import SHIPPED, configs
 from aftermath.testnet.files import COMMANDS, flags
 from cli.cli_runs import Shell, invoke, invoke_typing
@@ -128,13 +127,31 @@ def test_update_config_takes_what_was_written_once_its_model_is_made(
     owner: Shell, run_id: str, material: Path, tmp_path: Path
 ) -> None:
     config = written("--preset", "llama-1m", "--data-path", material / "tokens", "--members", 2, "--steps", 30)
-    assert files.main(["run.toml"]) == 0
+    made = invoke("run-files", "run.toml", "--json")
     assert config.llm.checkpoint.Local is not None
+    assert made.data == {"made": [config.llm.checkpoint.Local.path]}
+    again = invoke("run-files", "run.toml")
+    assert (again.code, again.out) == (0, "nothing to make: the model and the tokens exist\n")
     assert (tmp_path / config.llm.checkpoint.Local.path / "config.json").is_file()
     assert invoke("config", "validate", "run.toml", "--json").data["not_looked_at"] == []
     assert owner("create-run", "--run-id", run_id).code == 0
     said = owner("update-config", "--run-id", run_id, "--config-path", "run.toml").data
     assert (said["total_steps"], said["tiers"], said["warnings"]) == (30, [512, 256, 128], [])
+
+
+def test_run_files_without_a_config_names_those_that_there_are() -> None:
+    wrong = invoke("run-files", "none.toml")
+    assert wrong.code == 2
+    assert "there is no config at none.toml" in wrong.err
+    assert "demo/config.toml" in wrong.err
+
+
+def test_run_files_without_a_recipe_says_how_to_make_them() -> None:
+    written("--preset", "llama-1m")
+    Path("run.files.toml").unlink()
+    wrong = invoke("run-files", "run.toml")
+    assert wrong.code == 2
+    assert "fix: Make it: aftermath-solana model init --out runs/run/" in wrong.err
 
 
 @pytest.mark.usefixtures("made_in_this_process")
@@ -155,8 +172,8 @@ def test_what_is_next_leads_from_an_empty_directory_to_a_run_that_trains(
         "set-paused",
         "train",
     ]
-    assert shlex.split(lines[1]) == ["python", "-m", "aftermath.testnet.files", "my first.toml"]
-    assert files.main(["my first.toml"]) == 0
+    assert shlex.split(lines[1]) == ["aftermath-solana", "run-files", "my first.toml"]
+    assert invoke("run-files", "my first.toml").code == 0
     for line in lines[2:-1]:
         program, *words = shlex.split(line)
         assert program == "aftermath-solana"

@@ -72,9 +72,9 @@ from aftermath.testnet import processes
 
 processes.call = lambda *_: os.kill(os.getpid(), signal.SIGINT)
 os.chdir({str(tmp_path)!r})
-runpy.run_module("aftermath.testnet.files", run_name="__main__")
+runpy.run_module("aftermath", run_name="__main__")
 """
-    assert run(program, "demo") == (130, "", "interrupted\n")
+    assert run(program, "run-files", "demo", "-q") == (130, "", "interrupted\n")
 
 
 def test_who_has_it_ignored_still_has() -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from aftermath.testnet import files
 from cli.cli_runs import CONSOLE, invoke
 from cli.conftest import ROOT
 
@@ -48,8 +47,6 @@ def called(line: str) -> None:
     if words[0] == "aftermath-solana":
         done = invoke(*words[1:])
         assert done.code == 0, (line, done.out, done.err)
-    elif words[:3] == ["python", "-m", "aftermath.testnet.files"]:
-        assert files.main(words[3:]) == 0
     else:
         subprocess.run(["sh", "-c", line], check=True, timeout=LONG)
 

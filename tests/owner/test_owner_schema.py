@@ -36,7 +36,7 @@ def refusal(config: RunConfig) -> Mistaken:
 
 def test_a_model_that_a_file_beside_the_config_describes_is_to_be_made(copied: Path) -> None:
     told = refusal(load_config(copied))
-    assert told.fix == "Make it first, as my run.files.toml says: python -m aftermath.testnet.files 'my run.toml'"
+    assert told.fix == "Make it first, as my run.files.toml says: aftermath-solana run-files 'my run.toml'"
     assert told.found[0].sentence.endswith("runs/demo/model (no config.json)")
     assert told.found[0].line > 1
 
@@ -61,7 +61,7 @@ def test_no_place_at_all_is_still_told_as_that(copied: Path) -> None:
 
 
 def test_tokens_that_a_file_beside_the_config_describes_are_to_be_made(copied: Path) -> None:
-    config, make = load_config(copied), "python -m aftermath.testnet.files 'my run.toml'"
+    config, make = load_config(copied), "aftermath-solana run-files 'my run.toml'"
     with pytest.raises(DataError, match="there is no token data at") as told:
         source_of(config, 257)
     assert told.value.fix == f"Make it first, as my run.files.toml says: {make}"

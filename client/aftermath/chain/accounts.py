@@ -131,13 +131,24 @@ async def fetch_many(
 
 
 async def fetch_program(
-    pool: RpcPool, program: Pubkey, *, prefix: bytes, size: int, offset: int = 0, length: int | None = None
+    pool: RpcPool,
+    program: Pubkey,
+    *,
+    prefix: bytes,
+    size: int,
+    holding: tuple[int, bytes] | None = None,
+    offset: int = 0,
+    length: int | None = None,
 ) -> list[tuple[Pubkey, AccountData]]:
-    """The accounts of `program` whose data begin with `prefix` and have `size` bytes (a slice of their data)."""
+    """The accounts of `program` whose data begin with `prefix` and have `size` bytes (a slice of their data).
+
+    `holding`: a place in the data and the bytes that must stand there.
+    """
+    filters: list[int | Memcmp] = [size, Memcmp(0, prefix)]
+    if holding is not None:
+        filters.append(Memcmp(*holding))
     window = None if length is None else UiDataSliceConfig(offset, length)
-    config = RpcProgramAccountsConfig(
-        RpcAccountInfoConfig(UiAccountEncoding.Base64, window, COMMITMENT), [size, Memcmp(0, prefix)]
-    )
+    config = RpcProgramAccountsConfig(RpcAccountInfoConfig(UiAccountEncoding.Base64, window, COMMITMENT), filters)
     return await pool.call(GetProgramAccounts(program, config), _listed, attempt=30.0)
 
 

@@ -38,6 +38,16 @@ async def memberships_of(pool: RpcPool, program: Pubkey, run_id: str, wallet: Pu
     return sorted((parse_membership(account.data) for _, account in found), key=lambda one: one.created)
 
 
+async def memberships_of_wallet(pool: RpcPool, program: Pubkey, wallet: Pubkey) -> list[Membership]:
+    """Return what all runs keep of a wallet, those that are closed included, oldest first."""
+    layout = membership_account()
+    at = len(layout.discriminator) + len(bytes(wallet))  # behind the address of the run
+    found = await fetch_program(
+        pool, program, prefix=layout.discriminator, size=layout.size, holding=(at, bytes(wallet))
+    )
+    return sorted((parse_membership(account.data) for _, account in found), key=lambda one: one.created)
+
+
 def lacking(run: Run, held: Membership | None) -> int:
     """Lamports of the run's bond that a wallet has not paid yet."""
     return max(run.config.join_bond - (held.bond if held else 0), 0)

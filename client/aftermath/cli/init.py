@@ -87,7 +87,7 @@ def init(
 
     It begins with a recipe, which the options change; on a terminal it asks for what they do not say. Every key has a
     comment that says what it is. Where model and tokens are still to be made, a second file beside the first says of
-    what: local-testnet start makes them by it, and so does python -m aftermath.testnet.files FILE.
+    what: run-files makes them by it, and so does local-testnet start.
     """
     from aftermath.cli.config_check import look
     from aftermath.cli.new_config import RECIPE, Wishes, begin, changed

@@ -40,6 +40,7 @@ INDEX = {
     "data fetch": Entry(DATA, "Download the tokens of FineWeb, or numbered token files elsewhere."),
     "data serve": Entry(DATA, "Serve token files to a run's members, over TCP."),
     "init": Entry(OWN, "Write the commented config file of a new run, from questions or options."),
+    "run-files": Entry(OWN, "Make the model and the tokens that a run's config names and that are not there yet."),
     "config validate": Entry(OWN, "Say what is wrong with a run's config file, asking nobody."),
     "config explain": Entry(
         OWN,
@@ -59,6 +60,7 @@ INDEX = {
     "kick": Entry(OWN, "Take a wallet out of the next epoch, or bar it from the run."),
     "set-future-epoch-rates": Entry(OWN, "Set the points that members earn and lose from the next epoch on."),
     "close-run": Entry(OWN, "Close a halted run and take back its rent."),
+    "status": Entry(LOOK, "Show a wallet's SOL, its runs and its seats."),
     "list-runs": Entry(LOOK, "List the runs on a cluster."),
     "show-run": Entry(LOOK, "Show where a run stands: how far it is, who is in it, what it waits for and until when."),
     "watch": Entry(LOOK, "Follow where a run stands, until it is finished, or until Ctrl-C."),

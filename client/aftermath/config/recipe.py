@@ -1,7 +1,7 @@
 """The file beside a run's config that says what the model and the tokens that the config names are made of.
 
-Decided: beside NAME.toml it is NAME.files.toml. `aftermath.testnet.files` makes what it describes; who only misses that
-says so by `making`.
+Beside NAME.toml it is NAME.files.toml. `aftermath-solana run-files` makes what it describes, and `making` is that
+command.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def recipe_of(path: Path) -> dict[str, dict[str, Any]]:
 
 def making(path: Path) -> str:
     """The command that makes what the config at `path` names and the file beside it describes."""
-    return f"python -m aftermath.testnet.files {shlex.quote(str(path))}"
+    return f"aftermath-solana run-files {shlex.quote(str(path))}"
 
 
 def made_first(path: Path, *tables: str) -> str:

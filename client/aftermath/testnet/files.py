@@ -1,7 +1,7 @@
 """The model and the tokens that a run's config names and that are not there yet: made as a file beside it says.
 
 Beside NAME.toml, NAME.files.toml has the options of `model init` in [model], of `data tokenize` in [tokens] and of
-`data fetch` in [fetch]. `python -m aftermath.testnet.files CONFIG` makes what is missing and nothing else.
+`data fetch` in [fetch]. `aftermath-solana run-files CONFIG` makes what is missing and nothing else.
 
 Decided: they are made where the config says that they are, as every member will look for them, and kept for the next
 time; under another name first, so that what is there is whole.
@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,22 @@ COMMANDS = {
 """What a table has the options of, and which of these says where to."""
 
 
-def make_missing(path: Path, config: RunConfig, log: Path, environment: Mapping[str, str]) -> list[Path]:
-    """Make what the config of this file names and nobody has made; what that was. Raises UsageError, StageError."""
+def log_of(path: Path) -> Path:
+    """Return where the commands write that make the files of a config."""
+    return Path("runs") / "logs" / f"{path.stem}-files.log"
+
+
+def make_missing(
+    path: Path,
+    config: RunConfig,
+    log: Path,
+    environment: Mapping[str, str],
+    begins: Callable[[Path], None] = lambda _: None,
+) -> list[Path]:
+    """Make what the config of this file names and nobody has made, and return what that was.
+
+    `begins` is called with each place before it is made. Raises UsageError, StageError.
+    """
     made = []
     for what, tables in (("model", ("model",)), ("tokens", ("tokens", "fetch"))):
         place = _named(config, what)
@@ -46,6 +60,7 @@ def make_missing(path: Path, config: RunConfig, log: Path, environment: Mapping[
             raise UsageError(
                 f"{path} names {place}, which is not there", f"Make it: aftermath-solana {words} {option} {place}"
             )
+        begins(place)
         _make(table, recipe[table], place, log, environment)
         made.append(place)
     return made
@@ -76,11 +91,13 @@ def flags(options: Mapping[str, Any]) -> Iterator[str]:
 
 
 def main(words: Sequence[str]) -> int:
-    """Make what is missing for one config."""
+    """Make what is missing for one config, as `aftermath-solana run-files` does, which replaces this module's call."""
+    if len(words) != 1 or words[0] in ("-h", "--help"):
+        print("Usage: aftermath-solana run-files FILE")
+        return 0 if words and words[0] in ("-h", "--help") else 2
     try:
         found = chosen(Path(words[0]))
-        log = Path("runs") / "logs" / f"{found.path.stem}-files.log"
-        for place in make_missing(found.path, found.config, log, os.environ):
+        for place in make_missing(found.path, found.config, log_of(found.path), os.environ):
             print(f"made {place}")
     except AftermathError as error:
         print(f"error: {error.message}\nfix: {error.fix}", file=sys.stderr)

@@ -1,0 +1,67 @@
+"""`status`: a wallet's SOL, runs and seats on one page."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from aftermath.chain.endpoints import shown
+from aftermath.chain.wallet import create_wallet, load_wallet
+from cli.cli_runs import Shell, invoke
+from cli.test_cli_bond import BOND, join, leave
+
+
+def status(shell: Shell) -> Any:
+    return invoke("status", "--rpc", shell.rpc, "-w", shell.wallet, "--json").data
+
+
+def test_status_shows_runs_and_seats_of_a_wallet(owner: Shell, run_id: str, material: Path, tmp_path: Path) -> None:
+    text = (material / "config.toml").read_text().replace("init_min_clients = 1", "init_min_clients = 2")
+    (tmp_path / "config.toml").write_text(text.replace("[config]", f"[config]\njoin_bond = {BOND}", 1))
+    named = ("--run-id", run_id)
+    assert owner("create-run", *named).code == 0
+    assert owner("update-config", *named, "--config-path", tmp_path / "config.toml").code == 0
+    assert owner("set-paused", *named, "resume").code == 0
+    asyncio.run(join(owner, run_id, BOND))
+
+    found = status(owner)
+    assert found["wallet"] == str(load_wallet(owner.wallet).pubkey)
+    assert found["rpc"] == shown(owner.rpc)
+    assert found["lamports"] > 0
+    (run,) = found["runs"]
+    assert (run["run_id"], run["state"], run["members"]) == (run_id, "waiting_for_members", 1)
+    assert run["roles"] == ["owner", "join authority"]
+    (seat,) = found["seats"]
+    assert (seat["seat"], seat["tier"], seat["bond_lamports"]) == (0, 0, BOND)
+    assert seat["member"] == "joins the next epoch"
+
+    page = invoke("status", "--rpc", owner.rpc, "-w", owner.wallet)
+    assert "owner, join authority" in page.out
+    assert "0.02 SOL" in page.out
+
+    asyncio.run(leave(owner, run_id))
+    assert owner("set-paused", *named, "pause").code == 0
+    assert owner("close-run", *named, "--yes").code == 0
+    closed = status(owner)
+    assert closed["runs"] == []
+    (seat,) = closed["seats"]
+    assert (seat["state"], seat["member"], seat["bond_lamports"]) == ("closed", "no seat", BOND)
+    assert owner("withdraw", *named).code == 0
+    assert status(owner)["seats"] == []
+
+
+def test_status_of_a_new_wallet_says_that_it_has_nothing(rpc: str, tmp_path: Path) -> None:
+    create_wallet(tmp_path / "new.json")
+    page = invoke("status", "--rpc", rpc, "-w", tmp_path / "new.json")
+    assert page.code == 0
+    assert "0 SOL" in page.out
+    assert "no runs of this wallet" in page.out
+    assert "no seats of this wallet" in page.out
+
+
+def test_status_without_a_wallet_says_how_to_get_one(rpc: str) -> None:
+    wrong = invoke("status", "--rpc", rpc)
+    assert wrong.code == 1
+    assert "no wallet was given" in wrong.err
+    assert "show-identity --create -w FILE" in wrong.err
