@@ -332,3 +332,44 @@ def test_a_checkpoint_without_weights_is_a_sentence(full: Path) -> None:
     (full / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"holds no \.safetensors"):
         load(full, 0)
+
+
+LONG = ["a" * 256 + ".safetensors", "a/" * 600 + "m.safetensors", "a" * 5000 + ".safetensors"]
+
+
+@pytest.mark.parametrize("name", LONG, ids=len)
+def test_listed_name_that_is_too_long_is_refused_where_it_is_parsed(exported: Path, name: str) -> None:
+    document = json.loads((exported / MANIFEST_FILE).read_text())
+    for entry in document["tiers"]:
+        entry["files"].append(name)
+    document["sha256"][name] = "0" * 64
+    (exported / MANIFEST_FILE).write_text(json.dumps(document))
+    with pytest.raises(ManifestUnusable, match=f"the manifest names a file of {len(name)} characters"):
+        load(exported, 1, "sliced")
+    assert same(load(exported, 1, "auto"), 1)
+    (exported / "model.safetensors").unlink()
+    (exported / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": name}}))
+    with pytest.raises(CheckpointError, match=f"index.json names a file of {len(name)} characters"):
+        load(exported, 0)
+
+
+@pytest.mark.parametrize("place", ["a" * 5000, "a" * 300 + "/b", "/", "a\0b"], ids=["long", "part", "root", "nul"])
+def test_directory_that_cannot_be_is_a_sentence(place: str) -> None:
+    with pytest.raises(CheckpointError):
+        load(Path(place), 1)
+    with pytest.raises(CheckpointError):
+        load_config(Path(place))
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "config.json"])
+def test_file_that_may_not_be_read_is_permission_denied(full: Path, file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.access
+
+    def access(path: Any, mode: int) -> bool:
+        """Root may read any file, so the system is asked as another user would be answered."""
+        return real(path, mode) and Path(path) != full / file
+
+    monkeypatch.setattr(os, "access", access)
+    with pytest.raises(CheckpointError, match=f"cannot read .*{file}: permission denied") as refused:
+        load(full, 0)
+    assert refused.value.fix == f"Allow it for this user: chmod u+r {full / file}"

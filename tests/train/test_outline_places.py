@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from aftermath.base.errors import AftermathError
+from aftermath.base.errors import AftermathError, Unsuitable
 from aftermath.base.local_paths import TRUSTING, LocalPaths
 from aftermath.config.document import RunConfig, parse_as
 from aftermath.config.read import optimizer_of
@@ -64,3 +64,10 @@ def test_what_is_no_fault_of_the_place_ends_the_search(troubled: list[BaseExcept
     troubled.append(ends)
     with pytest.raises(type(ends)):
         outfit.outline_of(recorded("bad", "."), "run", lambda _: None, paths=TRUSTING)
+
+
+@pytest.mark.parametrize("said", [{"model_type": "olmo2", "head_dim": 10**12}, {"model_type": "nanogpt"}])
+def test_outline_of_foreign_architecture_is_refused(said: dict[str, object], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes(Outline(said).config_json())
+    with pytest.raises(Unsuitable, match="is of another architecture"):
+        outfit.outline_of(recorded(str(tmp_path)), "run", lambda _: None, paths=TRUSTING)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+
+import psutil
 import pytest
 import torch
 
 from aftermath.base.errors import UsageError
 from aftermath.coordinator.view import View
+from aftermath.model.schema import state_schema
 from aftermath.ranks.mesh import Mesh
 from aftermath.replica.fit import needs
 from aftermath.replica.pass_size import OutOfMemory
 from aftermath.rules.state import RunState
-from aftermath.train.tier import AUTO_TIER, Choice, check_alone, chosen
+from aftermath.train.tier import AUTO_TIER, Choice, check_alone, check_memory, chosen
 from member.desk import SCHEMA
 from rules import builders
 
@@ -88,3 +93,27 @@ def test_several_devices_are_not_reckoned() -> None:
     check_alone(0, Mesh((here, here), 2, 1))
     with pytest.raises(UsageError, match="one device"):
         check_alone(AUTO_TIER, Mesh((here, here), 2, 1))
+
+
+def leave_free(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """Have the system say that so many bytes are free."""
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=size))
+
+
+def test_named_tier_that_memory_does_not_hold_is_refused_with_one_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes, here = needed(), torch.device("cpu")
+    for free, fix in ((sizes[1], "--matformer-tier 1"), (sizes[-1] - 1, "--device")):
+        leave_free(monkeypatch, free)
+        with pytest.raises(OutOfMemory, match=r"tier 0 takes .* GB at least") as refused:
+            check_memory(a_view(), SCHEMA, 0, [here])
+        assert str(refused.value.fix).endswith(fix)
+    leave_free(monkeypatch, sizes[0])
+    check_memory(a_view(), SCHEMA, 0, [here])
+    check_memory(a_view(), SCHEMA, 1, [here, here])
+
+
+def test_model_of_billions_is_refused_without_its_weights() -> None:
+    sizes = {"hidden_size": 16_384, "intermediate_size": 65_536, "num_hidden_layers": 126, "num_attention_heads": 128}
+    large = replace(SCHEMA, state=state_schema({"vocab_size": 128_256, **sizes}, 1))
+    with pytest.raises(OutOfMemory, match=r"tier 0 takes [0-9,]+\.\d\d GB"):
+        check_memory(a_view(), large, 0, [torch.device("cpu")])

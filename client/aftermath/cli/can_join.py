@@ -160,17 +160,19 @@ def on_this_machine(
 ) -> tuple[list[AftermathError], list[str]]:
     """What `train` would refuse about device, model, tier and data, and the warnings it would begin with."""
     from aftermath.data.source import SourceAway
-    from aftermath.ranks.mesh import mesh_of
+    from aftermath.ranks.mesh import Mesh, mesh_of
     from aftermath.replica.exactness import exact_device
     from aftermath.train.letting_in import check_model, check_tier
     from aftermath.train.newcomer import others
     from aftermath.train.outfit import data_of, outline_of
+    from aftermath.train.tier import check_memory
 
     refusals: list[AftermathError] = []
     warnings: list[str] = []
     run, model = view.run, view.model
+    mesh: Mesh | None = None
     with noting(refusals):
-        mesh_of(device, 0, 1)
+        mesh = mesh_of(device, 0, 1)
         exact_device(device)
     if not model.configured:  # which is an obstacle already
         return refusals, warnings
@@ -186,6 +188,8 @@ def on_this_machine(
         return refusals, [*warnings, f"train would ask the run's members what its model is: {refusal.message}"]
     with noting(refusals):
         check_tier(tier, model.tiers, run.run_id)
+        if mesh is not None:
+            check_memory(view, schema, tier, mesh.devices)
     try:
         data_of(model, schema, paths)
     except SourceAway as away:

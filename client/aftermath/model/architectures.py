@@ -43,6 +43,21 @@ def config_type(hf_config: Mapping[str, Any]) -> type[ModelConfig]:
     return _named(hf_config)[1]
 
 
+def is_of(hf_config: Mapping[str, Any], architecture: Architecture) -> bool:
+    """Whether a `config.json` names a model of this architecture. Nothing is built, and transformers is not loaded."""
+    named = hf_config.get("model_type") or LlamaConfig.MODEL_TYPE
+    if isinstance(named, str) and named in _BY_TYPE:
+        return _BY_TYPE[named][0] is architecture
+    return architecture is Architecture.HF_AUTO
+
+
+def is_type_of(hf_config: Mapping[str, Any], config: ModelConfig) -> bool:
+    """Whether a `config.json` names the type of this model. Nothing is built."""
+    named = hf_config.get("model_type") or LlamaConfig.MODEL_TYPE
+    types = (config.model_type,) if isinstance(config, HfAutoConfig) else config.MODEL_TYPES or (config.MODEL_TYPE,)
+    return named in types
+
+
 def config_of(hf_config: Mapping[str, Any]) -> ModelConfig:
     """The full model that a `config.json` describes, which may belong to a tier's slice.
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from aftermath.model.architectures import config_of
 from aftermath.model.config import ModelConfig, stored_tier
-from aftermath.model.documents import CheckpointError, Strategy, hf_config, read_limited
+from aftermath.model.documents import CheckpointError, Strategy, hf_config, is_file, read_limited
 from aftermath.model.manifest import (
     MANIFEST_FILE,
     MAX_MANIFEST_BYTES,
@@ -55,10 +55,11 @@ def load(directory: Path, tier: int, strategy: Strategy = "auto") -> dict[str, T
 
 def find(directory: Path, tier: int, strategy: Strategy = "auto") -> TierFiles:
     """Where the weights of a tier are, by the rules at the top of this file."""
-    sibling = directory.absolute().with_name(f"{directory.absolute().name}-tier{tier}")
+    whole = directory.absolute()
+    sibling = whole.parent / f"{whole.name}-tier{tier}"
     may_slice = tier > 0 and strategy != "universal"
-    alone = may_slice and not (directory / "config.json").is_file()
-    if alone and (sibling / "config.json").is_file():
+    alone = may_slice and not is_file(directory / "config.json")
+    if alone and is_file(sibling / "config.json"):
         return _tier_source(sibling / "config.json", tier, weight_files(sibling))
     document = hf_config(directory / "config.json")
     config, (stored, _), form = config_of(document), stored_tier(document), form_of(document)
@@ -87,14 +88,14 @@ def find(directory: Path, tier: int, strategy: Strategy = "auto") -> TierFiles:
 def _own_files(directory: Path, sibling: Path, tier: int, strategy: Strategy) -> TierFiles | None:
     """The tier's own files, by the manifest or beside the directory; None when there are none to use."""
     manifest = directory / MANIFEST_FILE
-    if manifest.is_file():
+    if is_file(manifest):
         try:
             return _from_manifest(manifest, tier)
         except ManifestUnusable as error:
             if strategy == "sliced":
                 raise
             log.warning("%s is not used: %s", manifest, error.message)
-    if (sibling / "config.json").is_file():
+    if is_file(sibling / "config.json"):
         return _tier_source(sibling / "config.json", tier, weight_files(sibling))
     return None
 
@@ -103,7 +104,7 @@ def _from_manifest(path: Path, tier: int) -> TierFiles:
     manifest = parse_manifest(read_limited(path, MAX_MANIFEST_BYTES))
     entry = manifest.of_tier(tier)
     files = {listed: local_path(path.parent, listed, tier) for listed in entry.files}
-    absent = [listed for listed, place in files.items() if not place.is_file()]
+    absent = [listed for listed, place in files.items() if not is_file(place)]
     if absent:
         raise ManifestUnusable(f"tier {tier}'s file {absent[0]} is missing")
     verify(files, manifest.sha256)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -9,10 +10,14 @@ from typing import Any, Literal
 import msgspec
 
 from aftermath.base.bounded import Malformed, json_as, json_value
-from aftermath.base.errors import AftermathError
+from aftermath.base.errors import AftermathError, shown
 
 MAX_CONFIG_BYTES = 1 << 20
 MAX_INDEX_BYTES = 64 << 20
+MAX_PART, MAX_NAME = 255, 1024
+"""Bytes of a listed file's name: of one part, and of the whole path."""
+_SHOWN_NAME = 120
+_NAME_ANOTHER = "Name a directory that this user may read"
 WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 # Files that travel with the weights (the seed's list) when a checkpoint has them.
 COMPANIONS = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
@@ -27,13 +32,40 @@ class CheckpointError(AftermathError):
 
 
 def damaged(path: Path, error: Exception) -> CheckpointError:
-    """Of a file of weights that cannot be read; what it says of itself may be long."""
+    """The error of a weights file that cannot be read; what safetensors says of it may be long."""
     return CheckpointError(f"{path} is damaged: {str(error)[:200]}", "Copy or download the checkpoint again")
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is a file. Raises CheckpointError where the system does not say, as for a name that is too long."""
+    try:
+        return path.is_file()
+    except OSError as error:
+        raise CheckpointError(f"cannot read {str(path)[:_SHOWN_NAME]}: {error.strerror}", _NAME_ANOTHER) from None
+
+
+def check_readable(path: Path) -> None:
+    """Raise CheckpointError if this user may not read a file. safetensors says "No such file" then."""
+    if not os.access(path, os.R_OK):
+        raise CheckpointError(f"cannot read {path}: permission denied", f"Allow it for this user: chmod u+r {path}")
+
+
+def check_listed(name: str, whose: str) -> None:
+    """Raise CheckpointError for a file's name that is longer than any system takes.
+
+    `whose` is the document that lists it.
+    """
+    longest = max(len(part.encode()) for part in name.split("/"))
+    if longest > MAX_PART or len(name.encode()) > MAX_NAME:
+        raise CheckpointError(
+            f"{whose} names a file of {len(name)} characters: {shown(name)}",
+            f"Names have {MAX_PART} bytes a part and {MAX_NAME} in all, at most; export or download the files again",
+        )
 
 
 def hf_config(path: Path) -> dict[str, Any]:
     """A checkpoint's `config.json` as a dictionary. Raises CheckpointError."""
-    if not path.is_file():
+    if not is_file(path):
         raise CheckpointError(
             f"there is no checkpoint at {path.parent} (no config.json)",
             "Name a directory with config.json and .safetensors; aftermath-solana model init makes one",
@@ -60,11 +92,16 @@ def read_index(path: Path, spared: Callable[[str], bool] = lambda name: False) -
         index: _Index = json_as(read_limited(path, MAX_INDEX_BYTES), _Index)
     except Malformed as error:
         raise CheckpointError(f"{path} is not a safetensors index: {error}") from None
-    return sorted({file for name, file in index.weight_map.items() if not spared(name)})
+    files = sorted({file for name, file in index.weight_map.items() if not spared(name)})
+    for file in files:
+        check_listed(file, str(path))
+    return files
 
 
 def read_limited(path: Path, limit: int) -> bytes:
     """A whole file of at most `limit` bytes. Raises CheckpointError."""
+    if is_file(path):
+        check_readable(path)
     try:
         with path.open("rb") as file:
             data = file.read(limit + 1)

@@ -18,7 +18,7 @@ from aftermath.base.files import replacing
 from aftermath.base.outputs import check_directory, update_mark
 from aftermath.model.checkpoint import load, load_config
 from aftermath.model.config import ModelConfig, stored_tier
-from aftermath.model.documents import COMPANIONS, INDEX_FILE, CheckpointError, hf_config
+from aftermath.model.documents import COMPANIONS, INDEX_FILE, CheckpointError, hf_config, is_file
 from aftermath.model.manifest import MANIFEST_FILE, TierFiles, encode_manifest, file_sha256
 from aftermath.model.steps import is_removable
 from aftermath.model.store import publish, read_companions, write_checkpoint, writing
@@ -72,7 +72,7 @@ def _refuse_removable(source: Path, base: Path) -> None:
     """Raise if the export would lie in a run's checkpoint, or among the checkpoints that a member tidies."""
     origin, place = source.resolve(), base.parent.resolve()
     beside = is_removable(origin) and (base == source or place == origin.parent)
-    inside = any(is_removable(path) and (path / "config.json").is_file() for path in (place, *place.parents))
+    inside = any(is_removable(path) and is_file(path / "config.json") for path in (place, *place.parents))
     if beside or inside:
         raise CheckpointError(
             f"{origin if beside else place} is a checkpoint of a run, which its member removes when it is old",
@@ -83,7 +83,7 @@ def _refuse_removable(source: Path, base: Path) -> None:
 def _copy(source: Path, base: Path) -> None:
     """The full checkpoint's files, without an older manifest."""
     weights = weight_files(source)
-    small = [source / name for name in ("config.json", INDEX_FILE, *COMPANIONS) if (source / name).is_file()]
+    small = [source / name for name in ("config.json", INDEX_FILE, *COMPANIONS) if is_file(source / name)]
 
     def fill(place: Path) -> None:
         for path in small:
@@ -109,7 +109,7 @@ def _describe(config: ModelConfig, base: Path, places: dict[int, Path]) -> Path:
         listed = {path.name if tier == 0 else f"../{place.name}/{path.name}": path for path in files}
         entries.append(TierFiles(tier, list(listed), config.width(tier)))
         digests |= {name: file_sha256(path) for name, path in listed.items()}
-    common = [name for name in COMPANIONS if (base / name).is_file()]
+    common = [name for name in COMPANIONS if is_file(base / name)]
     digests |= {name: file_sha256(base / name) for name in common}
     manifest = base / MANIFEST_FILE
     with writing(base):

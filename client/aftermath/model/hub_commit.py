@@ -35,7 +35,7 @@ from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from aftermath.base.errors import AftermathError
 from aftermath.base.threads import within
-from aftermath.model.documents import CheckpointError
+from aftermath.model.documents import MAX_NAME, MAX_PART, CheckpointError
 
 TIMEOUT_SECONDS = 10.0
 PATIENCE_SECONDS, SLOWEST = 60.0, 100_000  # a download may take so long, and longer by so many bytes per second
@@ -171,10 +171,13 @@ def asking(repo: str, revision: str | None = None) -> Iterator[None]:
 
 
 def _is_plain(path: object) -> bool:
-    """Whether a listed path is one that stays below the repository's root on every system."""
+    """Whether a listed path is one that stays below the repository's root on every system, and that systems take."""
     if not isinstance(path, str) or not path or "\\" in path or "\0" in path or ":" in path:
         return False
-    return all(part not in ("", ".", "..") for part in path.split("/"))
+    if len(path.encode(errors="replace")) > MAX_NAME:
+        return False
+    parts = path.split("/")
+    return all(part not in ("", ".", "..") and len(part.encode(errors="replace")) <= MAX_PART for part in parts)
 
 
 def _too_slow(repo: str) -> CheckpointError:

@@ -16,7 +16,7 @@ import msgspec
 
 from aftermath.base.bounded import Malformed, json_as
 from aftermath.model.config import MAX_TIERS
-from aftermath.model.documents import CheckpointError
+from aftermath.model.documents import CheckpointError, check_listed, is_file
 
 MANIFEST_FILE = "matformer_manifest.json"
 MAX_MANIFEST_BYTES = 4 << 20
@@ -71,6 +71,11 @@ def parse_manifest(data: bytes) -> Manifest:
         raise ManifestUnusable(f"the manifest has version {manifest.schema_version}, this client reads 1")
     if any(not 0 <= entry.tier < MAX_TIERS for entry in manifest.tiers):
         raise ManifestUnusable(f"the manifest names a tier outside 0 to {MAX_TIERS - 1}")
+    try:
+        for name in (*manifest.common_files, *(file for entry in manifest.tiers for file in entry.files)):
+            check_listed(name, "the manifest")
+    except CheckpointError as error:
+        raise ManifestUnusable(error.message, error.fix) from None
     return manifest
 
 
@@ -122,7 +127,7 @@ def verify(files: Mapping[str, Path], digests: Mapping[str, str]) -> None:
 
 def file_sha256(path: Path) -> str:
     """SHA-256 of a file, in hex. Raises CheckpointError, also for what is none and may have no end."""
-    if not path.is_file():
+    if not is_file(path):
         raise CheckpointError(f"there is no file {path}", "Download it again, or export the tiers again")
     try:
         with path.open("rb") as file:

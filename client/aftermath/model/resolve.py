@@ -13,7 +13,7 @@ from typing import Any
 
 from aftermath.base.errors import Unsuitable
 from aftermath.base.local_paths import TRUSTING, LocalPaths
-from aftermath.model.documents import CheckpointError, Strategy, hf_config
+from aftermath.model.documents import CheckpointError, Strategy, hf_config, is_file
 from aftermath.rules.model import Checkpoint
 from aftermath.rules.state import CheckpointKind
 
@@ -77,7 +77,7 @@ def outline_directory(checkpoint: Checkpoint, paths: LocalPaths = TRUSTING) -> P
 def _config_file(checkpoint: Checkpoint, cache_dir: Path | None, token: str | None, paths: LocalPaths) -> Path:
     """Where its config.json is, fetched if need be."""
     here = _local(checkpoint, paths)
-    if here is not None and (checkpoint.kind is CheckpointKind.LOCAL or (here / "config.json").is_file()):
+    if here is not None and (checkpoint.kind is CheckpointKind.LOCAL or is_file(here / "config.json")):
         return here / "config.json"
     from aftermath.model import hub
 

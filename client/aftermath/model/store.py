@@ -35,7 +35,7 @@ from aftermath.base.files import sync
 from aftermath.base.locks import alone_in
 from aftermath.base.outputs import check_directory, replace_directory, write_mark
 from aftermath.model.config import ModelConfig
-from aftermath.model.documents import COMPANIONS, INDEX_FILE, CheckpointError, read_limited
+from aftermath.model.documents import COMPANIONS, INDEX_FILE, CheckpointError, is_file, read_limited
 from aftermath.model.steps import among, maker_name, move_aside, stem_of_run, step_directory
 
 T = TypeVar("T")
@@ -98,7 +98,7 @@ def read_companions(directory: Path) -> dict[str, bytes]:
     found = {}
     for name in COMPANIONS:
         path = directory / name
-        if path.is_file():
+        if is_file(path):
             found[name] = read_limited(path, MAX_COMPANION_BYTES)
     return found
 

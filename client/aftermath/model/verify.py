@@ -13,7 +13,7 @@ import torch
 
 from aftermath.model.checkpoint import load
 from aftermath.model.config import stored_tier
-from aftermath.model.documents import CheckpointError, hf_config, read_limited
+from aftermath.model.documents import CheckpointError, hf_config, is_file, read_limited
 from aftermath.model.levels import prefix
 from aftermath.model.manifest import MANIFEST_FILE, MAX_MANIFEST_BYTES, local_path, parse_manifest, verify
 
@@ -52,7 +52,7 @@ def manifest_files(directory: Path) -> dict[int, dict[str, Path]]:
     Raises CheckpointError.
     """
     path = directory / MANIFEST_FILE
-    if not path.is_file():
+    if not is_file(path):
         return {}
     manifest = parse_manifest(read_limited(path, MAX_MANIFEST_BYTES))
     found = {

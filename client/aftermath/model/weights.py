@@ -14,6 +14,7 @@ Decided
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,15 @@ from aftermath.base.counted import counted
 from aftermath.base.errors import shown
 from aftermath.model import fp8
 from aftermath.model.config import ModelConfig
-from aftermath.model.documents import INDEX_FILE, WEIGHTS_FILE, CheckpointError, damaged, read_index
+from aftermath.model.documents import (
+    INDEX_FILE,
+    WEIGHTS_FILE,
+    CheckpointError,
+    check_readable,
+    damaged,
+    is_file,
+    read_index,
+)
 from aftermath.model.levels import prefix
 from aftermath.model.published import PLAIN, SCALES, FileNames, Form
 
@@ -48,19 +57,19 @@ def weight_files(directory: Path, without: Callable[[str], bool] = lambda name: 
     Of those in the index, the ones that hold nothing but the tensors `without` which it will do are left out.
     """
     whole, index = directory / WEIGHTS_FILE, directory / INDEX_FILE
-    if whole.is_file():
+    if is_file(whole):
         return (whole,)
-    if index.is_file():
+    if is_file(index):
         names = read_index(index, without)
         strange = [name for name in names if Path(name).name != name or not name.endswith(".safetensors")]
         if strange:
             raise CheckpointError(f"{index} names a file outside its directory: {strange[0]!r}")
         files = tuple(directory / name for name in names)
-        absent = [path.name for path in files if not path.is_file()]
+        absent = [path.name for path in files if not is_file(path)]
         if absent:
             raise CheckpointError(f"{directory} lacks {', '.join(absent)}", "Download the checkpoint again")
     else:
-        files = tuple(sorted(path for path in directory.glob("*.safetensors") if path.is_file()))
+        files = tuple(sorted(path for path in directory.glob("*.safetensors") if is_file(path)))
     if not files:
         raise CheckpointError(
             f"{directory} holds no .safetensors file", "Name a checkpoint with safetensors weights; no others are read"
@@ -84,10 +93,13 @@ def read_weights(
     names = {config.stored_name(name, stored): name for name in there}
     params: dict[str, Tensor] = {}
     pieces = config.pieces()
+    _require_bytes(files, [there[name] for name in {piece.name for piece in pieces.values()}])
     apart = {piece.name: torch.empty(there[piece.name]) for piece in pieces.values()}
     found: set[str] = set()  # of the pieces
     passed: set[str] = set()  # what the files have and the tier does not hold
     shapes = {listed: there[name] for listed, name in names.items()}
+    for path in files:
+        check_readable(path)
     scales = fp8.read_scales(files, shapes, form.block) if form.block else {}
     parts = _Parts(form, scales, FileNames(names.keys() | pieces.keys(), config.base_prefix, config.ignored_names))
     for path in files:
@@ -129,6 +141,16 @@ def read_weights(
             "Set tie_word_embeddings to false if the head counts; remove it from the file if it is left over",
         )
     return params
+
+
+def _require_bytes(files: Sequence[Path], shapes: Iterable[tuple[int, ...]]) -> None:
+    """Raise CheckpointError if files are too small for tensors that are allocated before any is read."""
+    size = sum(path.stat().st_size for path in files)
+    if (numbers := sum(map(math.prod, shapes))) > size:  # a byte a number at least, in fp8
+        raise CheckpointError(
+            f"{files[0].parent} has {size:,} bytes of weights, and config.json says {numbers:,} numbers",
+            "Take weights and config.json from the same checkpoint",
+        )
 
 
 class _Parts:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from aftermath.base.local_paths import TRUSTING, LocalPaths
-from aftermath.model.architectures import config_of
+from aftermath.model.architectures import config_of, is_type_of
 from aftermath.model.checkpoint import find, load
 from aftermath.model.config import ModelConfig
 from aftermath.model.documents import CheckpointError, Strategy
@@ -79,7 +79,10 @@ class Origin:
         if checkpoint.kind is CheckpointKind.DUMMY:
             return init_weights(self.config, DUMMY_SEED, self.tier)
         if checkpoint.kind is CheckpointKind.HUB:  # before a byte of weights is fetched, by what they claim to be
-            self._check(config_of(load_hf_config(checkpoint, paths=self.paths)), checkpoint)
+            document = load_hf_config(checkpoint, paths=self.paths)
+            if not is_type_of(document, self.config):  # before anything is built of it
+                raise _other_model(checkpoint)
+            self._check(config_of(document), checkpoint)
         directory = resolve(checkpoint, tier=self.tier, strategy=self.strategy, paths=self.paths)
         self._check(find(directory, self.tier, self.strategy).config, checkpoint)
         return load(directory, self.tier, self.strategy)
@@ -87,7 +90,7 @@ class Origin:
     def _check(self, found: ModelConfig, checkpoint: Checkpoint) -> None:
         """CheckpointError if a place holds another model than the run's: a stranger may have named it."""
         if not same_model(found, self.config):
-            raise CheckpointError(f"the config.json of {checkpoint.repo} is of another model than the run's")
+            raise _other_model(checkpoint)
 
     def blank(self) -> dict[str, Tensor]:
         """Zeroed tensors of the tier, to be filled level by level."""
@@ -106,3 +109,10 @@ class Origin:
             stopwatch=self.stopwatch,
             arithmetic=self.arithmetic,
         )
+
+
+def _other_model(checkpoint: Checkpoint) -> CheckpointError:
+    return CheckpointError(
+        f"the config.json of {checkpoint.repo} is of another model than the run's",
+        "The run's owner names another place for it: aftermath-solana checkpoint",
+    )

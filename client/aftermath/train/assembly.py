@@ -46,6 +46,7 @@ from aftermath.train.newcomer import Newcomer
 from aftermath.train.opened_paths import paths_for
 from aftermath.train.outfit import data_of
 from aftermath.train.settings import TrainSettings
+from aftermath.train.tier import check_memory
 from aftermath.watch import kinds
 from aftermath.watch.events import Events
 from aftermath.watch.standing import Standing, standing
@@ -82,6 +83,7 @@ async def assembled(
     newcomer = Newcomer(settings.run_id, settings.matformer_tier, chain, transport, clock, events, paths)
     outline, schema = await newcomer.outline(compute)
     _check(settings, named, schema)
+    check_memory(view, schema, settings.matformer_tier, named.mesh.devices)
     if advice := keeping_advice(settings):
         events.emit(kinds.Warning(message=advice))
     origin = await _origin(settings, named, schema, ranks, compute, paths)

@@ -15,13 +15,14 @@ from aftermath.base.local_paths import LocalPaths
 from aftermath.data.fingerprint import hash_of
 from aftermath.data.http import shown
 from aftermath.data.source import Source
+from aftermath.model.architectures import is_of
 from aftermath.model.documents import CheckpointError
 from aftermath.model.outline import Outline, read_outline
 from aftermath.optim.agreed import agreed_schema
 from aftermath.optim.schema import Schema
 from aftermath.p2p.transport import escaped
 from aftermath.rules.model import Checkpoint, Model
-from aftermath.rules.state import DataType
+from aftermath.rules.state import Architecture, DataType
 from aftermath.train.letting_in import check_model
 from aftermath.train.locations import open_source
 
@@ -68,9 +69,16 @@ def outline_of(
 
 
 def schema_from(config: Mapping[str, Any], model: Model, run_id: str, whose: str) -> Schema:
-    """The run's schema by a config.json. Raises Unsuitable if its hash is not the one on chain, and as `agreed_schema`
-    does.
+    """The run's schema by a config.json.
+
+    Raises Unsuitable if its architecture or its schema's hash is not the one on chain, and as `agreed_schema` does.
     """
+    if not is_of(config, Architecture(model.architecture)):  # before anything is built of what may be a stranger's file
+        raise Unsuitable(
+            f"{whose} does not fit run {run_id}: its model_type {escaped(str(config.get('model_type'))[:60])} is of "
+            "another architecture",
+            "The model's config.json was changed after the run was configured; restore it, or update-config again",
+        )
     schema = agreed_schema(config, model.tiers, model.optimizer)
     if schema.hash() != model.schema_hash:
         raise Unsuitable(

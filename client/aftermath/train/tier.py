@@ -11,13 +11,15 @@ No torch before it is needed: options take their word from here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from aftermath.base.errors import UsageError
 
 if TYPE_CHECKING:
+    from torch import device as Device
+
     from aftermath.coordinator.view import View
     from aftermath.optim.schema import Schema
     from aftermath.ranks.mesh import Mesh
@@ -81,6 +83,24 @@ def chosen(
                 tier, f"{fits.format(needed[tier] / 1e9)}, and {weight} sequences a minute do its share in time"
             )
     return Choice(last, f"{fits.format(needed[last] / 1e9)}; no tier is fast enough here, and this is the smallest")
+
+
+def check_memory(view: View, schema: Schema, tier: int, devices: Sequence[Device]) -> None:
+    """Raise OutOfMemory if what a tier holds at least is more than is free on these devices together."""
+    from aftermath.replica.fit import first_fitting, needs
+    from aftermath.replica.memory import free_bytes
+    from aftermath.replica.pass_size import OutOfMemory
+
+    kind = devices[0].type
+    needed = needs(schema, view.model.max_seq_len, view.run.config.init_min_clients, kind)
+    free = sum(free_bytes(device) for device in set(devices))
+    if needed[tier] <= free:
+        return
+    fits = first_fitting(needed, free)
+    raise OutOfMemory(
+        f"tier {tier} takes {needed[tier] / 1e9:,.2f} GB at least, and {free / 1e9:,.2f} GB are free on {kind}",
+        "Free memory, or take another --device" + (f", or --matformer-tier {fits}" if fits is not None else ""),
+    )
 
 
 def chosen_here(view: View, wallet: bytes, schema: Schema, settings: TrainSettings, arithmetic: Arithmetic) -> Choice:

@@ -35,6 +35,7 @@ from aftermath.model.arch.hf_auto_document import (
     width_of,
     with_width,
 )
+from aftermath.model.arch.hf_auto_limits import without_choices
 from aftermath.model.arch.known_keys import SILENT, refuse_contradictions
 from aftermath.model.config import ModelConfig, ModelConfigError, Piece, stored_tier
 from aftermath.model.tensor_plan import TensorPlan
@@ -74,16 +75,11 @@ class HfAutoConfig(ModelConfig):
     @classmethod
     def from_hf(cls, hf_config: Mapping[str, Any]) -> Self:
         """As it says there. Raises ModelConfigError without transformers, and for what it does not know."""
-        for key in ("auto_map", "quantization_config", "compression_config"):
-            if hf_config.get(key):
-                raise ModelConfigError(
-                    f"config.json: {key} is not supported", "Use a checkpoint of plain weights without code of its own"
-                )
         if (why := _UNTRAINABLE.get(str(hf_config.get("model_type")))) is not None:
             raise ModelConfigError(
                 f"config.json: model_type {hf_config['model_type']} is not supported: {why}", "Use another model"
             )
-        said = {key: value for key, value in hf_config.items() if key not in SILENT}
+        said = without_choices({key: value for key, value in hf_config.items() if key not in SILENT})
         refuse_contradictions(said, config_of_document(canonical(said)).attribute_map)
         document, width = _whole(said, hf_config)
         tokens = {key: hf_config.get(key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
@@ -116,6 +112,11 @@ class HfAutoConfig(ModelConfig):
                 f"a model of type {name} has no tier {tier}: {why}", "Give the run one tier, or another model"
             )
         return super().width(tier)
+
+    @property
+    def model_type(self) -> str:
+        """As transformers names the type."""
+        return str(json.loads(self.document)["model_type"])
 
     def document_of(self, tier: int) -> str:
         """The document of a tier, by which transformers makes its network."""

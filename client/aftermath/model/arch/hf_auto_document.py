@@ -3,8 +3,10 @@ its feed-forwards can be cut.
 
 Decided
 - Nothing here computes: networks have shapes alone, but for the one that is asked for.
-- A file costs what it says only up to a bound: numbers of layers, experts and the like are bounded before transformers
-  counts to them, and what it makes of them while it does.
+- A file costs what it says only up to a bound: its numbers are bounded before transformers counts to them
+  (`hf_auto_limits.py`), and its modules while transformers makes them.
+- No code comes from a checkpoint or from the Hub: keys that choose code never reach transformers, and its use of
+  kernels from the Hub is off in this process.
 - Feed-forwards can be cut where their tensors have names that mean one whose hidden units are independent of each
   other, and no other tensor has their width. A tier is then transformers' own network with a smaller width in its
   document; which dimensions that makes smaller is seen by making one.
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,13 +24,11 @@ from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 from aftermath.base.errors import shown
+from aftermath.model.arch.hf_auto_limits import check_document
 from aftermath.model.config import ModelConfigError, Piece
 
 _INSTALL = "Install transformers beside this package: pip install 'aftermath[hf]'"
 LONGEST = 1 << 16  # characters of a config's document
-_COUNTS = re.compile(r"layer|label|expert|depth|block|stage", re.IGNORECASE)
-_MANY = 1 << 20
-"""The most that a key with one of these words in it may say."""
 _MODULES, _CUTS = 1 << 14, 1 << 18
 """Of a network, and what may be done to its tensors on their way to a file."""
 WIDTHS = ("intermediate_size", "n_inner", "ffn_dim")
@@ -46,11 +47,26 @@ def is_known(model_type: str) -> bool:
 
 
 def network_of(document: str) -> Any:
-    """transformers' network of a config's document, untrained."""
+    """transformers' network of a config's document, untrained. Raises ModelConfigError for one that brings code."""
     transformers, made = _transformers("it"), config_of_document(document)
     made._experts_implementation = "eager"  # products in groups are not known in every precision on every device
+    _forbid_hub_kernels()
     with _bounded_modules():
-        return transformers.AutoModelForCausalLM.from_config(made, trust_remote_code=False)
+        network = transformers.AutoModelForCausalLM.from_config(made, trust_remote_code=False)
+    attention = getattr(network.config, "_attn_implementation", None)
+    if not type(network).__module__.startswith("transformers.") or attention not in (None, "eager", "sdpa"):
+        raise ModelConfigError(
+            f"config.json: its network would run {type(network).__module__} with attention {shown(attention)}",
+            "Use a checkpoint of plain weights without code of its own",
+        )
+    return network
+
+
+def _forbid_hub_kernels() -> None:
+    """Have transformers compute with its own code: where `kernels` is installed, it fetches some from the Hub."""
+    from transformers.integrations import hub_kernels
+
+    hub_kernels._kernels_enabled = False
 
 
 @lru_cache(maxsize=2)
@@ -90,18 +106,6 @@ class _Bounded:
             )
 
 
-def _require_counts(said: Any, key: str = "") -> None:
-    """Raises ModelConfigError for more layers, experts or the like than any model has, wherever it says so."""
-    if isinstance(said, dict):
-        for name, value in said.items():
-            _require_counts(value, name)
-    elif isinstance(said, list):
-        for value in said:
-            _require_counts(value, key)
-    elif isinstance(said, int) and said > _MANY and _COUNTS.search(key):
-        raise ModelConfigError(f"config.json: {shown(key)} is {shown(said)}, and at most {_MANY} here", "Correct it")
-
-
 def canonical(said: Mapping[str, Any]) -> str:
     """The document of what a file says. Raises ModelConfigError."""
     try:
@@ -114,6 +118,7 @@ def canonical(said: Mapping[str, Any]) -> str:
 
 
 def _transformers(asked_for: str) -> Any:
+    os.environ["USE_HUB_KERNELS"] = "0"  # read when transformers is imported
     try:
         import transformers
     except ImportError:
@@ -131,7 +136,7 @@ def config_of_document(document: str) -> Any:
         said = None
     if not isinstance(said, dict):
         raise ModelConfigError("config.json: it is no JSON object", "Take the file as published")
-    _require_counts(said)
+    check_document(said)
     name = said.pop("model_type", "")
     if not isinstance(name, str) or not is_known(name):
         raise ModelConfigError(
