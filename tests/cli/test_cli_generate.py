@@ -47,7 +47,7 @@ def test_what_cannot_be_meant_ends_with_2(material: Path, more: tuple[str | int,
 
 def test_a_checkpoint_without_what_it_needs_ends_with_1(material: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(material / "model", tmp_path / "model"))
-    for content, sentence in ((b"{}", "is no tokenizer"), (b"\xff", "is no tokenizer"), (None, "there is no")):
+    for content, sentence in ((b"{}", "is not a tokenizer"), (b"\xff", "is not a tokenizer"), (None, "there is no")):
         (copy / "tokenizer.json").unlink()
         if content is not None:
             (copy / "tokenizer.json").write_bytes(content)

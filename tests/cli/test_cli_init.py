@@ -17,6 +17,7 @@ from aftermath.config.document import RunConfig, load_config, parse_as
 from aftermath.config.keys import find
 from aftermath.config.read import schedule_of
 from aftermath.config.recipe import recipe_of
+from aftermath.data.bytelevel import byte_tokenizer
 from aftermath.model.presets import PRESETS
 from aftermath.owner.troubles import trouble_with_schedule
 from aftermath.rules.schedules import last_change
@@ -120,6 +121,23 @@ def test_data_of_ones_own_is_not_made(material: Path) -> None:
     assert config.llm.data_location.Local is not None
     assert config.llm.data_location.Local.path == str(material / "tokens")
     assert recipe_of(Path("run.toml")).keys() == {"model"}
+
+
+@pytest.mark.parametrize("preset", ["llama-1m", "llama-20m"])
+def test_init_with_data_path_carries_the_tokenizer_of_the_data(preset: str, tmp_path: Path) -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens([f"<{number}>" for number in range(60)])
+    tokenizer.save(str(tmp_path / "t.json"))
+    (tmp_path / "a.txt").write_text("some text of one's own " * 200)
+    tokenize = ("data", "tokenize", "--input", "a.txt", "--tokenizer", "t.json", "--output", "tokens")
+    assert invoke(*tokenize).code == 0
+    written("--preset", preset, "--data-path", "tokens")
+    assert recipe_of(Path("run.toml"))["model"]["tokenizer"] == str(Path("tokens", "tokenizer.json"))
+    if preset == "llama-1m":  # whose vocabulary of 257 is widened
+        assert invoke("model", "init", *flags(recipe_of(Path("run.toml"))["model"]), "--out", "model").code == 0
+        assert Path("model/tokenizer.json").read_bytes() == Path("tokens/tokenizer.json").read_bytes()
+        document = json.loads(Path("model/config.json").read_text())
+        assert (document["vocab_size"], document["eos_token_id"]) == (317, 256)
 
 
 @pytest.mark.usefixtures("made_in_this_process")

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models
 
+from aftermath.data.bytelevel import byte_tokenizer
 from aftermath.model.architectures import config_of
 from aftermath.model.checkpoint import load
 from aftermath.model.presets import PRESETS
@@ -149,3 +151,68 @@ def test_nothing_is_pushed_without_a_repository_s_name_or_a_token(made: Path, mo
     assert (told.code, "Say OWNER/NAME" in told.err) == (2, True)
     told = invoke("model", "push", "--model", str(made), "--repo", "me/tiny")
     assert (told.code, "Set HF_TOKEN" in told.err) == (1, True)
+
+
+def _tokenizer(place: Path, **files: dict[str, Any]) -> Path:
+    """Write a tokenizer of 260 ids whose files name its special tokens."""
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens(["<s>", "</x>", "<pad>"])
+    tokenizer.enable_truncation(8)
+    tokenizer.save(str(place / "tokenizer.json"))
+    for name, document in files.items():
+        (place / f"{name}.json").write_text(json.dumps(document))
+    return place / "tokenizer.json"
+
+
+@pytest.mark.parametrize(
+    ("options", "size"),
+    [
+        (("--preset", "llama-1m"), 260),  # widened
+        (("--preset", "llama-1m", "--vocab", "300"), 300),
+        (("--preset", "llama-20m", *SHAPE, "--kv-heads", "2"), 32_000),
+        (SHAPE, 260),
+    ],
+)
+def test_model_init_takes_vocabulary_and_end_token_of_the_tokenizer(
+    options: tuple[str, ...], size: int, tmp_path: Path
+) -> None:
+    named = {"bos_token": "<s>", "eos_token": {"content": "</x>"}}
+    tokenizer = _tokenizer(tmp_path, tokenizer_config=named)
+    done = invoke("model", "init", *options, "--tokenizer", tokenizer, "--out", tmp_path / "m", "--json")
+    assert done.data["vocab"] == size
+    config = config_of(json.loads((tmp_path / "m" / "config.json").read_text()))
+    assert (config.vocab_size, config.bos_token_id, config.eos_token_id) == (size, 257, 258)
+    carried = json.loads((tmp_path / "m" / "tokenizer.json").read_text())
+    assert carried["truncation"] is None
+    assert json.loads((tmp_path / "m" / "tokenizer_config.json").read_text()) == named
+
+
+@pytest.mark.parametrize(
+    ("file", "options", "code", "says"),
+    [
+        ("tokenizer.json", ("--vocab", "257"), 2, "--vocab 257 is less than the 260 ids"),
+        ("notes.txt", (), 1, "notes.txt is not a tokenizer"),
+        ("object.json", (), 1, "object.json is not a tokenizer"),
+        ("pointer.json", (), 1, "pointer.json is a git-lfs pointer"),
+        ("missing.json", (), 1, "there is no such file"),
+    ],
+)
+def test_model_init_with_an_unfit_tokenizer_writes_nothing(
+    file: str, options: tuple[str, ...], code: int, says: str, tmp_path: Path
+) -> None:
+    _tokenizer(tmp_path)
+    (tmp_path / "notes.txt").write_text("hello")
+    (tmp_path / "object.json").write_text('{"model": {}}')
+    (tmp_path / "pointer.json").write_text("version https://git-lfs.github.com/spec/v1\n")
+    refused = invoke("model", "init", "--tokenizer", tmp_path / file, *options, "--out", tmp_path / "m")
+    assert (refused.code, says in refused.err, "fix:" in refused.err) == (code, True, True), refused.err
+    assert not (tmp_path / "m").exists()
+
+
+def test_model_init_without_an_end_token_says_so(tmp_path: Path) -> None:
+    words = Tokenizer(models.WordLevel({"one": 0, "two": 1}, unk_token="one"))
+    words.save(str(tmp_path / "t.json"))
+    done = invoke("model", "init", *SHAPE, "--tokenizer", tmp_path / "t.json", "--out", tmp_path / "m")
+    assert done.code == 0
+    assert "no end-of-text token" in done.err
+    assert json.loads((tmp_path / "m" / "config.json").read_text())["eos_token_id"] is None

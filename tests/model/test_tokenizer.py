@@ -68,7 +68,7 @@ def test_whatever_a_tokenizer_asks_for_is_an_error_with_a_fix(what: str) -> None
         tokenizer = _changed(**HOSTILE[what])
         tokenizer.decode(tokenizer.encode(TEXT))
 
-    with pytest.raises(CheckpointError, match=r"^there/tokenizer\.json (is no|cannot)") as told:
+    with pytest.raises(CheckpointError, match=r"^there/tokenizer\.json (is not|cannot)") as told:
         use()
     assert told.value.fix == "Put the model's own tokenizer.json there"
 
@@ -93,7 +93,7 @@ def test_tokenizer_with_gaps_has_a_vocabulary_above_its_largest_id() -> None:
 
 
 def test_tokenizer_without_tokens_is_refused() -> None:
-    with pytest.raises(CheckpointError, match="is no tokenizer: it has no tokens"):
+    with pytest.raises(CheckpointError, match="is not a tokenizer: it has no tokens"):
         in_its_process(tokenizers.Tokenizer(models.BPE()))
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from aftermath.base.errors import AftermathError
 from aftermath.cli.main import SOLANA, load
-from aftermath.cli.model_init import SIZES, document
+from aftermath.cli.model_init import SIZES, byte_tokens, document, tokens_of
 from aftermath.cli.usage import ParserError, explained
 from aftermath.config.document import RunConfig, load_config
 from aftermath.config.errors import Found, Mistake, Mistaken
@@ -114,13 +114,21 @@ def _is_here(place: str) -> bool:
 
 
 def _planned(options: Mapping[str, Any]) -> dict[str, Any]:
-    """What `model init` would make with these options. Raises UsageError."""
+    """What `model init` would make with these options. Raises UsageError, CheckpointError."""
     try:
         given = load(_INIT).make_context(_INIT, ["--out", "model", *flags(options)]).params
     except ParserError as error:
         raise explained(error, SOLANA.name, _INIT, SOLANA.kinds(_INIT)) from None
     sizes = {name: given[name] for name in SIZES if given[name] is not None}
-    return document(given["preset"], given["architecture"], sizes, tied=given["tied"], entries=given["matformer_tiers"])
+    tokens = tokens_of(given["tokenizer"]) if given["tokenizer"] is not None else byte_tokens()
+    return document(
+        given["preset"],
+        given["architecture"],
+        sizes,
+        tied=given["tied"],
+        entries=given["matformer_tiers"],
+        tokens=tokens,
+    )
 
 
 def _shape(config: RunConfig, described: Mapping[str, Any], mistakes: list[Mistake]) -> Shape | None:

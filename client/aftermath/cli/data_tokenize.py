@@ -133,16 +133,18 @@ def _write(
 def _encoder(path: Path | None, end_token: str | None) -> Encoder:
     """Return the tokenizer of a file, or that of single bytes. Raises CheckpointError, UsageError."""
     from aftermath.data.bytelevel import END_TOKEN, byte_tokenizer
-    from aftermath.model.special_tokens import TOKENIZER_CONFIG, end_id, with_end_token
+    from aftermath.model.tokenizer_files import TOKENIZER_CONFIG, end_id, with_end_token
 
     companions: dict[str, bytes] = {}
+    named = end_token
     if path is None:
         tokenizer = byte_tokenizer()
         named = END_TOKEN if end_token is None else end_token
     else:
         tokenizer, companions = _tokenizer(path.expanduser())
         number = end_id(companions, tokenizer.token_to_id)
-        named = end_token if end_token is not None or number is None else tokenizer.id_to_token(number)
+        if named is None and number is not None:
+            named = tokenizer.id_to_token(number)
     if named is not None and tokenizer.token_to_id(named) is None:
         raise UsageError(f"--end-token {named!r} is not a token of the tokenizer", "Name one of its tokens")
     return Encoder(tokenizer, named, {TOKENIZER_CONFIG: with_end_token(companions.get(TOKENIZER_CONFIG), named)})
@@ -151,7 +153,7 @@ def _encoder(path: Path | None, end_token: str | None) -> Encoder:
 def _tokenizer(path: Path) -> tuple[Tokenizer, dict[str, bytes]]:
     """Return the tokenizer of a file, and the files beside it by name. Raises CheckpointError."""
     from aftermath.model.documents import CheckpointError
-    from aftermath.model.special_tokens import files_beside
+    from aftermath.model.tokenizer_files import files_beside
     from aftermath.model.tokenizer_process import read
 
     data, companions = files_beside(path)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,11 +14,19 @@ from aftermath.base.bounded import Malformed, json_value
 from aftermath.base.errors import UsageError
 from aftermath.base.outputs import check_directory
 from aftermath.cli.command import command
-from aftermath.cli.present import Result
+from aftermath.cli.present import Result, note
 from aftermath.data.bytelevel import END_TOKEN, VOCAB_SIZE, byte_tokenizer
 from aftermath.model.documents import CheckpointError, read_limited
 from aftermath.model.presets import PRESETS
 from aftermath.model.sizes import LIMITS
+from aftermath.model.tokenizer_files import (
+    SPECIAL_TOKENS,
+    TOKENIZER_CONFIG,
+    TOKENIZER_FILE,
+    files_beside,
+    with_end_token,
+    without_limits,
+)
 from aftermath.rules.limits import MAX_LEVELS
 
 if TYPE_CHECKING:
@@ -64,7 +72,11 @@ def model_init(
         typer.Option(help=f"A model by name; options of its shape change it. One of {', '.join(PRESETS)}."),
     ] = None,
     tokenizer: Annotated[
-        Path | None, typer.Option(help="tokenizer.json to carry; without it one token per byte.")
+        Path | None,
+        typer.Option(
+            help="tokenizer.json to carry, for example that of data tokenize; the vocabulary grows to hold its ids. "
+            "Without it one token per byte."
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the initial weights.")] = 0,
     tiers: Annotated[int, typer.Option(min=1, max=MAX_LEVELS, help="Tiers that the FFN width must allow.")] = 3,
@@ -104,16 +116,21 @@ def model_init(
     sizes = {"hidden": hidden, "layers": layers, "heads": heads, "kv_heads": kv_heads}
     sizes |= {"intermediate": intermediate, "vocab": vocab, "context": context}
     given = {name: number for name, number in sizes.items() if number is not None}
-    described = document(preset, architecture, given, tied=tied, entries=matformer_tiers)
+    tokens = byte_tokens() if tokenizer is None else tokens_of(tokenizer)
+    described = document(preset, architecture, given, tied=tied, entries=matformer_tiers, tokens=tokens)
     tiers = tiers if matformer_tiers is None else 1
-    _check(described, tiers, own_tokenizer=tokenizer is None, kv_heads=kv_heads)
-    end = {"eos_token_id": VOCAB_SIZE - 1} if tokenizer is None else {}
-    config = config_of(described | end)
+    _check(described, tiers, kv_heads=kv_heads)
+    config = config_of(described | {"bos_token_id": tokens.begin, "eos_token_id": tokens.end})
     tiers = config.possible_tiers() if matformer_tiers is not None else tiers
     place = out.expanduser()
     check_directory(place, "model init")
-    companions = _companions(tokenizer)
-    write_checkpoint(place, init_weights(config, seed), config, tier=0, companions=companions, made_by="model init")
+    weights = init_weights(config, seed)
+    write_checkpoint(place, weights, config, tier=0, companions=tokens.files, made_by="model init")
+    if tokens.end is None:
+        note(
+            f"warning: the files beside {tokenizer} name no end-of-text token, so eos_token_id is empty. "
+            "fix: pass the tokenizer.json that data tokenize --end-token wrote"
+        )
     by_tier = {tier: _parameters(config, tier) for tier in range(tiers)}
     data = {"out": str(place), "parameters": by_tier[0], "tiers": by_tier, "vocab": config.vocab_size}
     told = ", ".join(f"{tier}: {count:,}" for tier, count in by_tier.items())
@@ -121,11 +138,18 @@ def model_init(
 
 
 def document(
-    preset: str | None, architecture: Kind | None, sizes: dict[str, int], *, tied: bool, entries: Path | None
+    preset: str | None,
+    architecture: Kind | None,
+    sizes: dict[str, int],
+    *,
+    tied: bool,
+    entries: Path | None,
+    tokens: Tokens | None = None,
 ) -> dict[str, Any]:
-    """The `config.json` that these options mean, but for a tokenizer's tokens; `sizes` by the options that were given.
+    """The `config.json` that these options mean, but for a tokenizer's special tokens; `sizes` by the options given.
 
-    Raises UsageError, and CheckpointError for a file of entries that cannot be read.
+    The vocabulary holds all ids of `tokens`. Raises UsageError if `sizes` says that it does not, and CheckpointError
+    for a file of entries that cannot be read.
     """
     from aftermath.model.tiers import KEY
 
@@ -140,6 +164,13 @@ def document(
         described |= {"tie_word_embeddings": True} if tied else {}
     if entries is not None:
         described[KEY] = _entries(entries)
+    if tokens is not None:
+        if "vocab" in sizes and sizes["vocab"] < tokens.size:
+            raise UsageError(
+                f"--vocab {sizes['vocab']} is less than the {tokens.size} ids of {tokens.name}",
+                f"Say --vocab {tokens.size} or more, or name another --tokenizer",
+            )
+        described["vocab_size"] = max(described["vocab_size"], tokens.size)
     return described
 
 
@@ -187,13 +218,8 @@ def _latent_and_experts(sizes: dict[str, int]) -> dict[str, Any]:
     }
 
 
-def _check(described: dict[str, Any], tiers: int, *, own_tokenizer: bool, kv_heads: int | None) -> None:
+def _check(described: dict[str, Any], tiers: int, *, kv_heads: int | None) -> None:
     """Raises UsageError, with options that would do, for numbers that do not go together."""
-    if own_tokenizer and described["vocab_size"] < VOCAB_SIZE:
-        raise UsageError(
-            f"--vocab {described['vocab_size']} is less than the {VOCAB_SIZE} tokens of the byte tokenizer",
-            f"Say --vocab {VOCAB_SIZE} or more, or name another --tokenizer",
-        )
     hidden, heads, step = described["hidden_size"], described["num_attention_heads"], 1 << tiers - 1
     least, most = LIMITS["head_dim"]
     sizes = [size for size in range(least, most + 1, 2) if hidden % size == 0]  # positions turn pairs
@@ -222,14 +248,49 @@ def _check(described: dict[str, Any], tiers: int, *, own_tokenizer: bool, kv_hea
         )
 
 
-def _companions(tokenizer: Path | None) -> dict[str, bytes]:
-    if tokenizer is not None:
-        try:
-            return {"tokenizer.json": tokenizer.expanduser().read_bytes()}
-        except OSError as error:
-            raise CheckpointError(f"cannot read {tokenizer}: {error.strerror}", "Name a tokenizer.json") from None
-    names = {"eos_token": END_TOKEN, "tokenizer_class": "PreTrainedTokenizerFast", "add_prefix_space": False}
-    return {
-        "tokenizer.json": byte_tokenizer().to_str().encode(),
-        "tokenizer_config.json": json.dumps(names, indent=2).encode(),
+@dataclass(frozen=True)
+class Tokens:
+    """The tokenizer of a new model."""
+
+    name: str
+    """How errors call it."""
+    size: int
+    """The smallest vocabulary that has all its ids."""
+    begin: int | None
+    """The id of the token that begins a text, if it has one."""
+    end: int | None
+    """The id of the token that ends a text, if it has one."""
+    files: dict[str, bytes]
+    """What goes beside the weights, by name."""
+
+
+def byte_tokens() -> Tokens:
+    """Return the tokenizer of single bytes."""
+    files = {
+        TOKENIZER_FILE: byte_tokenizer().to_str().encode(),
+        TOKENIZER_CONFIG: with_end_token(None, END_TOKEN),
     }
+    return Tokens("the byte tokenizer", VOCAB_SIZE, None, VOCAB_SIZE - 1, files)
+
+
+def tokens_of(path: Path) -> Tokens:
+    """Return the tokenizer of a `tokenizer.json`, with the files beside it. Raises CheckpointError if it is not one."""
+    from aftermath.model.tokenizer import Tokenizer
+
+    data, beside = files_beside(path.expanduser())
+    try:
+        tokenizer = Tokenizer(without_limits(data), str(path), beside)
+        end = tokenizer.end_id
+        name = tokenizer.token_of(end) if end is not None else None
+        end = end if name is not None else None
+    except (Malformed, CheckpointError) as error:
+        what = error.message if isinstance(error, CheckpointError) else f"{path} is not a tokenizer: {error}"
+        raise CheckpointError(what, "Name a tokenizer.json") from None
+    files = {
+        **{name: data for name, data in beside.items() if name == SPECIAL_TOKENS},
+        TOKENIZER_FILE: without_limits(data),
+        TOKENIZER_CONFIG: with_end_token(beside.get(TOKENIZER_CONFIG), name),
+    }
+    begin = tokenizer.begin_id
+    begin = begin if begin is not None and begin < tokenizer.vocab_size else None
+    return Tokens(str(path), tokenizer.vocab_size, begin, end, files)

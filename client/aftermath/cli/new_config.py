@@ -20,6 +20,7 @@ from aftermath.config.sources import Checkpoint, DataLocation, LocalCheckpoint, 
 from aftermath.config.training import LearningRate
 from aftermath.data.bytelevel import VOCAB_SIZE
 from aftermath.model.architectures import architecture_of, config_of
+from aftermath.model.tokenizer_files import TOKENIZER_FILE
 from aftermath.rules.optimizers import EXCHANGED, ExchangedName
 from aftermath.testnet.configs import chosen, find
 
@@ -81,6 +82,9 @@ def changed(config: RunConfig, files: FILES, wishes: Wishes, home: str) -> tuple
         llm = llm.model_copy(update={"checkpoint": Checkpoint(Local=LocalCheckpoint(path=f"{home}/model"))})
     if wishes.data_path is not None:
         files = {name: options for name, options in files.items() if name == "model"}
+        tokenizer = _tokenizer_of(wishes.data_path)
+        if "model" in files and tokenizer is not None:
+            files["model"]["tokenizer"] = str(tokenizer)
     place = f"{home}/tokens" if files.keys() & {"tokens", "fetch"} else None
     if (place := place if wishes.data_path is None else str(wishes.data_path)) is not None:
         held = llm.data_location.Local
@@ -92,6 +96,12 @@ def changed(config: RunConfig, files: FILES, wishes: Wishes, home: str) -> tuple
     rules = rules.model_copy(update={"total_steps": steps})
     model = config.model.model_copy(update={"LLM": llm})
     return config.model_copy(update={"config": rules, "model": model}), files
+
+
+def _tokenizer_of(data: Path) -> Path | None:
+    """Return the tokenizer.json beside token files, which data tokenize writes, or None."""
+    found = (data if data.is_dir() else data.parent) / TOKENIZER_FILE
+    return found if found.is_file() else None
 
 
 def optimizer_name(config: RunConfig) -> str | None:

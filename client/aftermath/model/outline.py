@@ -14,8 +14,9 @@ from aftermath.base.local_paths import TRUSTING, LocalPaths
 from aftermath.model.documents import hf_config
 from aftermath.model.resolve import outline_directory
 from aftermath.model.store import read_companions
-from aftermath.model.text import TOKENIZER_FILE, tokenizer_of
+from aftermath.model.text import tokenizer_of
 from aftermath.model.tokenizer import Tokenizer
+from aftermath.model.tokenizer_files import TOKENIZER_FILE
 from aftermath.rules.model import Checkpoint
 
 

@@ -1,7 +1,7 @@
 """Models to begin with, by name: what they are called is what they are and how many parameters they have.
 
-Decided: a preset is what its `config.json` says, and nothing else; vocabulary and tokenizer go together, so who
-brings a tokenizer says how many tokens it has.
+Decided: a preset is what its `config.json` says, and nothing else. `model init` widens the vocabulary for a tokenizer
+that has more ids.
 """
 
 from __future__ import annotations

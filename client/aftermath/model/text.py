@@ -11,8 +11,7 @@ from aftermath.base.errors import UsageError
 from aftermath.model.documents import CheckpointError
 from aftermath.model.store import read_companions
 from aftermath.model.tokenizer import FIX, Tokenizer
-
-TOKENIZER_FILE = "tokenizer.json"
+from aftermath.model.tokenizer_files import TOKENIZER_FILE
 
 
 def load_tokenizer(directory: Path) -> Tokenizer:

@@ -20,7 +20,7 @@ from functools import cached_property
 from typing import IO, Any
 
 from aftermath.model.documents import CheckpointError
-from aftermath.model.special_tokens import begin_id, end_id
+from aftermath.model.tokenizer_files import begin_id, end_id
 from aftermath.model.tokenizer_process import LENGTH
 from aftermath.model.tokenizer_process import PATIENCE as _PATIENCE
 
@@ -34,7 +34,7 @@ class Tokenizer:
 
     `companions` are the files beside it, by name, which say what its special tokens are.
 
-    Raises CheckpointError, in every call, if the file is no tokenizer, or cannot answer. Its process ends with it.
+    Raises CheckpointError, in every call, if the file is not a tokenizer, or cannot answer. Its process ends with it.
     """
 
     def __init__(self, data: bytes, where: str, companions: Mapping[str, bytes] | None = None) -> None:
@@ -49,9 +49,9 @@ class Tokenizer:
             env={**os.environ, "TOKENIZERS_PARALLELISM": "false", "RUST_BACKTRACE": "0"},
         )
         weakref.finalize(self, _end, self._child)
-        found = self._ask(data, "is no tokenizer")
+        found = self._ask(data, "is not a tokenizer")
         if type(found) is not int or not 0 <= found <= _LARGEST_ID:
-            raise self._unusable("is no tokenizer", "it does not say how many tokens it has")
+            raise self._unusable("is not a tokenizer", "it does not say how many tokens it has")
         self.vocab_size = found
         """The smallest vocabulary that has all its ids."""
 

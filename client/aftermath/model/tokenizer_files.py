@@ -1,6 +1,6 @@
-"""The special tokens that the files beside a tokenizer name: which token begins a text, and which ends one.
+"""The files of a tokenizer: which of its tokens begin and end a text, and a copy without a training script's limits.
 
-`tokenizer.json` itself does not say which of its tokens these are.
+`tokenizer.json` itself does not say which of its tokens begin or end a text; the files beside it do.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from typing import Any
 from aftermath.base.bounded import Malformed, json_value
 from aftermath.model.documents import MAX_CONFIG_BYTES, CheckpointError, read_limited
 
+TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
+SPECIAL_TOKENS = "special_tokens_map.json"
 KNOWN_ENDS = (
     "<|endoftext|>",
     "<|end_of_text|>",
@@ -26,7 +28,7 @@ KNOWN_ENDS = (
 )
 """The usual end-of-text tokens, for a tokenizer whose files name none."""
 MAX_TOKENIZER_BYTES = 64 << 20
-_TEXTS = (TOKENIZER_CONFIG, "special_tokens_map.json")
+_TEXTS = (TOKENIZER_CONFIG, SPECIAL_TOKENS)
 _IDS = ("generation_config.json", "config.json")
 
 IdOf = Callable[[str], int | None]
@@ -44,6 +46,19 @@ def files_beside(tokenizer: Path) -> tuple[bytes, dict[str, bytes]]:
         raise CheckpointError(f"{tokenizer} is a git-lfs pointer, not the file itself", "Run git lfs pull")
     beside = [tokenizer.with_name(name) for name in (*_TEXTS, *_IDS)]
     return data, {path.name: read_limited(path, MAX_CONFIG_BYTES) for path in beside if path.is_file()}
+
+
+def without_limits(tokenizer: bytes) -> bytes:
+    """Return a `tokenizer.json` that neither cuts nor pads texts; one that does not is returned as it is.
+
+    Raises Malformed if it is not a JSON object.
+    """
+    document = json_value(tokenizer, MAX_TOKENIZER_BYTES)
+    if not isinstance(document, dict):
+        raise Malformed("it is not a JSON object")
+    if document.get("truncation") is None and document.get("padding") is None:
+        return tokenizer
+    return json.dumps(document | {"truncation": None, "padding": None}, ensure_ascii=False).encode()
 
 
 def begin_id(companions: Mapping[str, bytes], id_of: IdOf) -> int | None:
