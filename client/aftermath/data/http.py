@@ -179,9 +179,17 @@ class _Passing(Exception):
     """Something that may be better at the next try."""
 
 
-@cache
+_loop_lock = threading.Lock()
+
+
 def _loop() -> asyncio.AbstractEventLoop:
-    """Where all clients of this process ask."""
+    """Return the event loop on which all clients of this process send requests."""
+    with _loop_lock:  # `cache` alone would let several first callers start a loop each
+        return _started_loop()
+
+
+@cache
+def _started_loop() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="http", daemon=True).start()
     return loop
