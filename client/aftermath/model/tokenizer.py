@@ -9,7 +9,6 @@ has a bounded time for every answer, and whatever becomes of that is a Checkpoin
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import threading
@@ -19,6 +18,7 @@ from contextlib import suppress
 from functools import cached_property
 from typing import IO, Any
 
+from aftermath.base.child_environment import bare_environment
 from aftermath.model.documents import CheckpointError
 from aftermath.model.tokenizer_files import begin_id, end_id
 from aftermath.model.tokenizer_process import LENGTH
@@ -46,7 +46,7 @@ class Tokenizer:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, "TOKENIZERS_PARALLELISM": "false", "RUST_BACKTRACE": "0"},
+            env=bare_environment(TOKENIZERS_PARALLELISM="false", RUST_BACKTRACE="0"),
         )
         weakref.finalize(self, _end, self._child)
         found = self._ask(data, "is not a tokenizer")

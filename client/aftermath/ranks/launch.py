@@ -20,6 +20,7 @@ from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
+from aftermath.base.child_environment import environment_without_secrets
 from aftermath.base.errors import AftermathError
 from aftermath.base.wait import first_of
 from aftermath.ranks.group import Ranks
@@ -114,7 +115,8 @@ def threads_of(mesh: Mesh, wanted: int) -> int:
 
 def _started(join: Join) -> subprocess.Popen[bytes]:
     line = [sys.executable, "-m", "aftermath.ranks.follow", msgspec.json.encode(join).decode()]
-    return subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    environment = environment_without_secrets()
+    return subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environment)
 
 
 def _how(status: int) -> str:
