@@ -13,7 +13,10 @@ from urllib.parse import unquote, urlsplit
 
 
 class Web(ThreadingHTTPServer):
-    """Serves `files` in parts. `faults` are used up one request at a time, from the first."""
+    """Serves `files` in parts. `faults` are used up one request at a time, from the first.
+
+    `429 after 3` is a status code with Retry-After.
+    """
 
     daemon_threads = True
 
@@ -44,8 +47,9 @@ class _Handler(BaseHTTPRequestHandler):
         web, wanted = self.server, self.headers.get("Range", "")
         web.asked.append((self.path, wanted))
         fault = web.faults.pop(0) if web.faults else ""
-        if fault.isdecimal():
-            self._answer(int(fault), b"no")
+        if fault[:3].isdecimal():
+            code, _, seconds = fault.partition(" after ")
+            self._answer(int(code), b"no", **({"Retry-After": seconds} if seconds else {}))
             return
         if fault.startswith("to "):
             self._answer(302, b"", Location=fault[3:])

@@ -58,9 +58,12 @@ def error(code: int, data: Any = None) -> Answer:
     return reply
 
 
-def status(code: int) -> Answer:
+def status(code: int, **headers: str) -> Answer:
+    """A status code; a header's name is written with `_` for `-`."""
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+
     async def reply(_: dict[str, Any]) -> web.Response:
-        return web.Response(status=code, text="no")
+        return web.Response(status=code, text="no", headers=named)
 
     return reply
 

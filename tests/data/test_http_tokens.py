@@ -71,6 +71,24 @@ def test_what_passes_is_tried_again(web: Web, faults: list[str]) -> None:
     assert source.read([7])[0].tolist() == TOKENS[112:128].tolist()
 
 
+@pytest.mark.parametrize(
+    ("faults", "expected"),
+    [
+        (["429 after 3", "503 after 2"], [3.0, 2.0]),
+        (["429 after 99999"], [60.0]),
+        (["429 after Wed, 21 Oct 2026 07:28:00 GMT", "429 after -1", "429"], [0.001, 0.002, 0.004]),
+    ],
+)
+def test_retry_after_sets_pause_before_next_try(
+    web: Web, monkeypatch: pytest.MonkeyPatch, faults: list[str], expected: list[float]
+) -> None:
+    source, pauses = opened(web), list[float]()
+    web.faults = faults
+    monkeypatch.setattr("aftermath.data.http.time.sleep", pauses.append)
+    assert source.read([7])[0].tolist() == TOKENS[112:128].tolist()
+    assert pauses == expected
+
+
 def test_a_server_that_is_away_may_come_back(web: Web) -> None:
     source, port = opened(web), web.server_address[1]
     web.faults = ["503"] * 4

@@ -10,6 +10,12 @@ def doubled(tries: int, first: float, longest: float) -> float:
     return min(first * 2.0 ** min(tries - 1, _MOST_DOUBLINGS), longest)
 
 
+def retry_after(header: str | None, longest: float) -> float:
+    """Return the seconds of a `Retry-After` header, at most `longest`; 0 without one, or for one that is a date."""
+    value = (header or "").strip()
+    return min(float(value), longest) if value.isascii() and value.isdecimal() and len(value) < 20 else 0.0
+
+
 class Backoff:
     """The pauses of one piece of work."""
 

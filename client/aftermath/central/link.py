@@ -28,6 +28,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidHandshake, WebSocketException
 
 from aftermath.base.bounded import Malformed, json_as
+from aftermath.base.proxies import proxy_url
 from aftermath.base.wait import cancel
 from aftermath.central.greeting import Denied, admitted, answer, challenged
 from aftermath.central.trust import Trust
@@ -227,6 +228,7 @@ class Link(httpx.AsyncBaseTransport):
         try:
             return await connect(
                 self.url,
+                proxy=proxy_url(self.url),
                 ssl=None if self.trust is None else self.trust.context,
                 max_size=MAX_MESSAGE,
                 open_timeout=OPEN_SECONDS,

@@ -20,6 +20,7 @@ from websockets.exceptions import WebSocketException
 
 from aftermath.base.bounded import Malformed
 from aftermath.base.errors import UsageError
+from aftermath.base.proxies import proxy_for
 from aftermath.base.wait import first_of
 from aftermath.central.link import Link
 from aftermath.central.trust import Trust, reached
@@ -113,6 +114,7 @@ def _linked(
 ) -> tuple[Link, CentralPool, bytes]:
     """The link of an identity, the server as it is asked over it, and the secret of the key that peers see."""
     secret = identity_secret(run_id, wallet, env={})
+    proxy_for(f"{'wss' if trust else 'ws'}://{address}")  # before anything waits for a connection
     link = Link(address, trust, run_id, wallet, Keypair.from_seed(secret))
     return link, CentralPool(link, patience=patience, seed=int.from_bytes(os.urandom(4))), secret
 

@@ -222,7 +222,9 @@ def reply_to(number: int, reply: Any) -> dict[str, Any]:
 def describe(error: BaseException) -> str:
     """A few words for what went wrong with a node."""
     if isinstance(error, httpx.HTTPStatusError):
-        return f"HTTP {error.response.status_code}"
+        response = error.response
+        target = _redirect(response)
+        return f"HTTP {response.status_code}" + (f", a redirect to {target}" if target else "")
     if isinstance(error, TimeoutError | httpx.TimeoutException):
         return "no answer in time"
     if isinstance(error, httpx.ConnectError):
@@ -230,3 +232,29 @@ def describe(error: BaseException) -> str:
     if isinstance(error, httpx.HTTPError):
         return "connection broken"
     return _URL.sub(lambda url: shown(url[0]), str(error)) or type(error).__name__
+
+
+def advice(error: BaseException) -> str:
+    """Return a fix for a node's refusal of a request, empty where there is no better one than for any failure."""
+    if not isinstance(error, httpx.HTTPStatusError):
+        return ""
+    code = error.response.status_code
+    if code in (401, 403):
+        return "Check the API key in the RPC address, and that your account at the provider may use this network"
+    if code == 429:
+        return "Wait a little: this node limits the rate of requests. An address with an API key of your own has more"
+    if target := _redirect(error.response):
+        return f"Name the address that it redirects to: --rpc {target}"
+    return "Check the path of the RPC address: a web server is there, but not an RPC node" if code == 404 else ""
+
+
+def _redirect(response: httpx.Response) -> str:
+    """Return where a redirect leads, without path and query; empty for other answers."""
+    if not response.has_redirect_location:
+        return ""
+    try:
+        target = response.url.join(response.headers["Location"])
+    except (httpx.InvalidURL, ValueError):
+        return ""
+    host = f"[{target.host}]" if ":" in target.host else target.host
+    return f"{target.scheme}://{host}" + (f":{target.port}" if target.port else "")

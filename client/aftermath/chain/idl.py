@@ -58,8 +58,9 @@ class ProgramIdl:
 
 @cache
 def _provider() -> Provider:
-    """anchorpy wants one; it is never asked anything, since `chain.sender` sends."""
-    return Provider(AsyncClient("http://offline.invalid"), Wallet(Keypair()))
+    """Return what anchorpy wants, and never uses here: `chain.sender` sends."""
+    # Without __init__, which makes an HTTP client: that reads certificates, and fails on some proxy variables.
+    return Provider(AsyncClient.__new__(AsyncClient), Wallet(Keypair()))
 
 
 def load_idl(path: Path) -> ProgramIdl:

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 
 import httpx
 
-from aftermath.chain.endpoints import Endpoint, HttpNode, describe
+from aftermath.base.backoff import retry_after
+from aftermath.chain.endpoints import Endpoint, HttpNode, advice, describe
 from aftermath.chain.outages import Outages
 
 log = logging.getLogger(__name__)
@@ -50,6 +51,10 @@ class Node:
     tried_at: float = 0.0
     answered_at: float = float("-inf")
     last_error: str = "not tried"
+    advice: str = ""
+    """A fix for the last error, where the answer says more than that nothing answers."""
+    not_before: float = 0.0
+    """When it may be asked again, where it said so (Retry-After)."""
     silent: bool = False
     """Whether that was no answer at all: one that is behind answers."""
     left: dict[str, Leave] = field(default_factory=dict)
@@ -72,8 +77,9 @@ class Nodes:
 
     def choose(self, failed: Sequence[Node], kind: str, now: float) -> Node:
         """The node for the next try of a call for which these have `failed`, one entry for each time."""
-        times = {node: failed.count(node) // FAILURES_BEFORE_LEAVING for node in self.all}
-        nodes = [node for node in self.all if times[node] == min(times.values())]
+        ready = [node for node in self.all if node.not_before <= now] or self.all
+        times = {node: failed.count(node) // FAILURES_BEFORE_LEAVING for node in ready}
+        nodes = [node for node in ready if times[node] == min(times.values())]
         for node in nodes:
             leaves = [node.away] if node.failures >= FAILURES_BEFORE_LEAVING else []
             leaves += [node.left[kind]] if kind in node.left else []
@@ -84,6 +90,10 @@ class Nodes:
                 leave.again(now)
             return node
         return min(nodes, key=lambda n: n.tried_at)
+
+    def pause(self, now: float) -> float:
+        """Return the seconds for which every node has asked not to be asked (Retry-After)."""
+        return max(0.0, min(node.not_before for node in self.all) - now)
 
     def answered(self, node: Node, now: float) -> None:
         """It has, whatever was before."""
@@ -96,6 +106,9 @@ class Nodes:
         """It did not answer, or not as it should; the second time in a row it is left by all calls."""
         node.failures += 1
         node.last_error = describe(error)
+        node.advice = advice(error)
+        if isinstance(error, httpx.HTTPStatusError):
+            node.not_before = now + retry_after(error.response.headers.get("Retry-After"), LEAVE_MAX)
         node.silent = isinstance(error, TimeoutError | OSError | httpx.TransportError)
         log.debug("%s %s: %s", self._called, node.endpoint.shown, node.last_error)
         if node.failures < FAILURES_BEFORE_LEAVING:

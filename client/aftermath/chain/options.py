@@ -12,6 +12,7 @@ from typing import Protocol
 from solders.pubkey import Pubkey
 
 from aftermath.base.errors import UsageError
+from aftermath.base.proxies import proxy_for
 from aftermath.chain.endpoints import Endpoint, NoNextPort, endpoint
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.wallet import WalletError, load_wallet
@@ -43,7 +44,7 @@ class ClusterChoice(Protocol):
 def open_pool(choice: ClusterChoice, *, patience: float) -> RpcPool:
     """The RPC service these options name; `patience` in seconds (see `RpcPool`).
 
-    Raises UsageError for a websocket without its node, and for an address that is none.
+    Raises UsageError for a websocket without its node, an address that is none, and a proxy that cannot be used.
     """
     pairs = (
         (choice.rpc, choice.ws_rpc, "--ws-rpc"),
@@ -55,6 +56,9 @@ def open_pool(choice: ClusterChoice, *, patience: float) -> RpcPool:
             raise UsageError(f"{flag} was given without {flag.replace('ws-', '')}", "Give both, or neither")
     fallbacks = [_node(http, ws, flag) for http, ws, flag in pairs[1:] if http]
     nodes = [_node(choice.rpc, choice.ws_rpc, "--ws-rpc"), *fallbacks]
+    for node in nodes:
+        proxy_for(node.http)
+        proxy_for(node.ws)
     return RpcPool(nodes, patience=patience, seed=secrets.randbits(32))
 
 

@@ -17,11 +17,13 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
+from urllib.parse import urlsplit
 
 from solders.hash import Hash, ParseHashError
 from solders.rpc.requests import GetGenesisHash, SendRawTransaction, SimulateVersionedTransaction
 
 from aftermath.base.backoff import doubled
+from aftermath.base.proxies import proxy_for
 from aftermath.chain.endpoints import Endpoint, HttpNode, Request, describe
 from aftermath.chain.failures import (
     BadReply,
@@ -43,6 +45,7 @@ MAX_ENDPOINTS = 3
 _TRANSACTIONS = (SendRawTransaction, SimulateVersionedTransaction)
 BACKOFF_FIRST, BACKOFF_MAX = 0.25, 4.0
 TOLD_AFTER = 2.0  # seconds a person sees nothing before the first answer
+_UNREACHED = "Check that it runs (a local network: aftermath-solana localnet)"
 TRIES = 2.5  # at least as many in a call's patience: a node that hangs is left within one call, not after some
 
 
@@ -190,6 +193,11 @@ class RpcPool:
         strange: set[Node] = set()
         kind = type(request).__name__
         while True:
+            if pause := self._nodes.pause(now()):
+                await asyncio.sleep(min(pause, max(deadline - now(), 0.0)))
+                if now() >= deadline:
+                    raise self._unavailable(patience)
+                continue
             node = self._nodes.choose(failed, kind, now())
             node.tried_at = now()
             allowed = min(attempt, max(deadline - now(), 0.05))
@@ -266,11 +274,16 @@ class RpcPool:
 
     def _unavailable(self, patience: float) -> Unavailable:
         tried = ", ".join(f"{n.endpoint.shown} ({n.last_error})" for n in self._nodes.all)
-        return Unavailable(
-            f"no Solana RPC endpoint answered for {patience:.0f} s: {tried}",
-            "Check that it runs (a local network: aftermath-solana localnet), or name another by --rpc, or one more by "
-            "--rpc-2",
-        )
+        return Unavailable(f"no Solana RPC endpoint answered for {patience:.0f} s: {tried}", self._fix())
+
+    def _fix(self) -> str:
+        """Return what helps against the failures of all nodes."""
+        fixes = [node.advice or _UNREACHED for node in self._nodes.all]
+        for node in self._nodes.all:
+            if not node.advice and (proxy := proxy_for(node.endpoint.http)) is not None:
+                host = urlsplit(node.endpoint.http).hostname
+                fixes.append(f"It is asked through the proxy of {proxy.variable}; NO_PROXY={host} asks it directly")
+        return ". ".join(dict.fromkeys(fixes)) + ", or name another by --rpc, or one more by --rpc-2"
 
 
 def genesis_hash(value: Any) -> str:

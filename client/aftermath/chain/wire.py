@@ -16,6 +16,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.protocol import Event
 
 from aftermath.base.bucket import Bucket
+from aftermath.base.proxies import ProxyTransport, proxy_url
 
 MAX_MESSAGE = 1 << 13
 """Bytes of a websocket's: a push of the Run account takes less than 3,000, and a MiB of JSON can take 0.2 s to read."""
@@ -74,12 +75,13 @@ class Internet:
     """Real sockets. A websocket's messages are bounded and come as they are (not compressed), and it is pinged."""
 
     def http(self) -> httpx.AsyncClient:
-        return httpx.AsyncClient(timeout=HTTP_SECONDS)
+        return httpx.AsyncClient(timeout=HTTP_SECONDS, transport=ProxyTransport())
 
     def websocket(self, url: str) -> AbstractAsyncContextManager[Connection]:
         return connect(
             url,
             create_connection=Paced,
+            proxy=proxy_url(url),
             compression=None,
             max_size=MAX_MESSAGE,
             open_timeout=OPEN_SECONDS,

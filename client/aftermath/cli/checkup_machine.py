@@ -172,9 +172,11 @@ async def hub_token(_: Subject) -> Finding:
         return fine("no HF_TOKEN: public repositories can be read, none written")
     import httpx
 
+    from aftermath.base.proxies import ProxyTransport
+
     base = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
     try:
-        async with httpx.AsyncClient(timeout=_HUB_SECONDS) as session:
+        async with httpx.AsyncClient(timeout=_HUB_SECONDS, transport=ProxyTransport()) as session:
             answer = await session.get(f"{base}/api/whoami-v2", headers={"Authorization": f"Bearer {token}"})
     except (httpx.HTTPError, ValueError) as error:
         return dubious(f"HF_TOKEN is set, and {base} does not answer ({type(error).__name__})", "Check the network")

@@ -30,7 +30,8 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from aftermath.base.backoff import doubled
+from aftermath.base.backoff import doubled, retry_after
+from aftermath.base.network import Permits, any_address, transport
 from aftermath.base.threads import each
 from aftermath.data.cache import Cache
 from aftermath.data.formats import HEAD_BYTES
@@ -39,6 +40,7 @@ from aftermath.data.spans import File, Span
 
 TRIES = 4
 _LONGEST_PAUSE = 8.0  # seconds
+_LONGEST_WANTED = 60.0  # seconds of a Retry-After that are waited
 AT_ONCE = 8  # requests
 _MOST_REDIRECTS = 5
 _PASSING = {408, 425, 429}
@@ -68,10 +70,12 @@ class _Part:
 class HttpClient:
     """Kept connections to servers; `pause` seconds pass before a second try, then twice as many each time."""
 
-    def __init__(self, *, pause: float = 0.5, timeout: float = 10.0) -> None:
+    def __init__(self, *, pause: float = 0.5, timeout: float = 10.0, permits: Permits = any_address) -> None:
+        """`permits` says which IP addresses may be connected to, also after a redirect."""
         self._pause, self._timeout = pause, timeout
+        limits = httpx.Limits(max_connections=AT_ONCE)
         self._client = httpx.AsyncClient(
-            timeout=timeout, headers={"Accept-Encoding": "identity"}, limits=httpx.Limits(max_connections=AT_ONCE)
+            timeout=timeout, headers={"Accept-Encoding": "identity"}, transport=transport(permits, limits)
         )
 
     def part(self, url: str, start: int, length: int) -> _Part:
@@ -120,15 +124,18 @@ class HttpClient:
                 return await ask()
 
         said = ""
+        wanted = 0.0  # seconds that the server asks for
         for attempt in range(TRIES):
             if attempt:
-                time.sleep(doubled(attempt, self._pause, _LONGEST_PAUSE))
+                time.sleep(max(doubled(attempt, self._pause, _LONGEST_PAUSE), wanted))
+            wanted = 0.0
             try:
                 return asyncio.run_coroutine_threadsafe(asked(), _loop()).result()
             except (httpx.UnsupportedProtocol, httpx.InvalidURL, httpx.TooManyRedirects, UnicodeError) as error:
                 raise DataError(f"{shown(url)} leads nowhere: {type(error).__name__}", "Check the address") from None
             except _Passing as error:
                 said = str(error)
+                wanted = error.pause
             except TimeoutError:
                 said = "it sends too slowly"
             except httpx.HTTPError as error:
@@ -157,7 +164,7 @@ class HttpClient:
             return
         code = answer.status_code
         if code >= 500 or code in _PASSING:
-            raise _Passing(f"status {code}")
+            raise _Passing(f"status {code}", retry_after(answer.headers.get("Retry-After"), _LONGEST_WANTED))
         raise DataError(f"{shown(url)} is refused with status {code}", "Check the address, and that it is public")
 
     async def _body(self, answer: httpx.Response, length: int, *, whole: bool = True) -> bytes:
@@ -176,7 +183,11 @@ class HttpClient:
 
 
 class _Passing(Exception):
-    """Something that may be better at the next try."""
+    """Something that may be better at the next try, `pause` seconds from now at the earliest."""
+
+    def __init__(self, why: str, pause: float = 0.0) -> None:
+        super().__init__(why)
+        self.pause = pause
 
 
 _loop_lock = threading.Lock()

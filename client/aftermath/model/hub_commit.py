@@ -128,7 +128,14 @@ def _watch_answers() -> None:
 
 def _client() -> Any:
     """The library's HTTP client, with a look at every answer."""
-    client = default_client_factory()
+    try:
+        client = default_client_factory()
+    except Exception as error:  # the library reads the proxy variables here, and has several errors for them
+        raise CheckpointError(
+            f"the Hub's client cannot use this machine's proxy variables: {type(error).__name__}: {error}",
+            "Set HTTPS_PROXY and ALL_PROXY to http://HOST:PORT (for SOCKS: pip install 'httpx[socks]'), and leave "
+            "networks and brackets out of NO_PROXY",
+        ) from None
     hooks = client.event_hooks
     client.event_hooks = {**hooks, "response": [*hooks["response"], _check_headers]}
     return client

@@ -1,0 +1,145 @@
+"""Decide which network addresses a member connects to for a run.
+
+A run's owner writes the addresses of its data, and documents and redirects name more. Without a rule an owner could
+have a member read services of its own network, and find what it read in the results that the member sends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Iterable, Sequence
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
+from typing import Any
+
+import httpcore
+import httpx
+
+from aftermath.base.errors import Unsuitable
+from aftermath.base.proxies import ProxyTransport, proxy_for
+
+Permits = Callable[[str], bool]
+"""Whether a connection to an IP address is allowed."""
+
+_GLOBAL_UNICAST = IPv6Network("2000::/3")
+_NAT64 = IPv6Network("64:ff9b::/96")
+ALLOW = "--allow-private-network"
+
+
+def any_address(address: str) -> bool:
+    """Allow every address. For addresses that the user wrote."""
+    return True
+
+
+def is_public(address: str) -> bool:
+    """Whether an IP address is one of the internet: not of this machine, its network, or a network's own services."""
+    found = ip_address(address.partition("%")[0])
+    if isinstance(found, IPv4Address):
+        return found.is_global and not found.is_multicast
+    inner = _embedded(found)
+    if inner is not None:
+        return is_public(str(inner))
+    return found in _GLOBAL_UNICAST and found.is_global
+
+
+def _embedded(address: IPv6Address) -> IPv4Address | None:
+    """Return the IPv4 address that an IPv6 address stands for."""
+    if address in _NAT64:
+        return IPv4Address(int(address) & 0xFFFF_FFFF)
+    return address.ipv4_mapped or address.sixtofour
+
+
+def permitted(host: str, found: Sequence[tuple[Any, ...]], permits: Permits) -> list[str]:
+    """Return the addresses of a host, as `getaddrinfo` gives them, that are allowed. Raises Unsuitable without any."""
+    addresses = list(dict.fromkeys(str(one[4][0]) for one in found))
+    allowed = [address for address in addresses if permits(address)]
+    if addresses and not allowed:
+        where = host if host in addresses else f"{host} ({addresses[0]})"
+        raise Unsuitable(
+            f"the run's data is at {where}, an address of this machine or of a private network",
+            f"If you trust the run's owner with what is reachable from here: {ALLOW}",
+        )
+    return allowed
+
+
+def connected(host: str, port: int, timeout: float, permits: Permits) -> socket.socket:
+    """Return a TCP connection to a host, at one of its allowed addresses. Raises OSError, Unsuitable."""
+    error = OSError(f"{host} has no address")
+    addresses = permitted(host, socket.getaddrinfo(host, port, type=socket.SOCK_STREAM), permits)
+    for address in addresses:
+        try:
+            return socket.create_connection((address, port), timeout / len(addresses))
+        except OSError as caught:
+            error = caught
+    raise error
+
+
+def transport(permits: Permits, limits: httpx.Limits) -> httpx.AsyncBaseTransport:
+    """Return what sends HTTP requests to allowed addresses only. Raises Unsuitable, in a request, for others."""
+    context = httpx.create_ssl_context()
+    direct = httpx.AsyncHTTPTransport(verify=context, limits=limits)
+    if permits is any_address:
+        return ProxyTransport(direct, limits)
+    direct._pool = httpcore.AsyncConnectionPool(  # httpx has no parameter for how it connects
+        ssl_context=context,
+        max_connections=limits.max_connections,
+        max_keepalive_connections=limits.max_keepalive_connections,
+        keepalive_expiry=limits.keepalive_expiry,
+        network_backend=_CheckedBackend(permits),
+    )
+    return _CheckedTransport(ProxyTransport(direct, limits), permits)
+
+
+class _CheckedBackend(httpcore.AsyncNetworkBackend):
+    """Connects to the address that was checked: a name could have another one at the next look."""
+
+    def __init__(self, permits: Permits) -> None:
+        self._permits = permits
+        self._connects = httpcore.AnyIOBackend()
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        """Connect to one of a host's allowed addresses. Raises Unsuitable, httpcore.ConnectError."""
+        error: Exception = httpcore.ConnectError(f"{host} has no address")
+        addresses = await _checked(host, port, self._permits)
+        for address in addresses:
+            share = timeout / len(addresses) if timeout is not None else None  # one may not answer, and the next may
+            try:
+                return await self._connects.connect_tcp(address, port, share, local_address, socket_options)
+            except (httpcore.ConnectError, httpcore.ConnectTimeout) as caught:
+                error = caught
+        raise error
+
+
+class _CheckedTransport(httpx.AsyncBaseTransport):
+    """Checks a host before a proxy is asked for it, as far as this machine knows the host's address."""
+
+    def __init__(self, inner: ProxyTransport, permits: Permits) -> None:
+        self._inner = inner
+        self._permits = permits
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Send a request."""
+        if proxy_for(str(request.url)) is not None:
+            await _checked(request.url.host, request.url.port, self._permits)
+        return await self._inner.handle_async_request(request)
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        await self._inner.aclose()
+
+
+async def _checked(host: str, port: int | None, permits: Permits) -> list[str]:
+    """Return the allowed addresses of a host, none where its name is not known here. Raises Unsuitable."""
+    loop = asyncio.get_running_loop()
+    try:
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError:
+        return []
+    return permitted(host, found, permits)
