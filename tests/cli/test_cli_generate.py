@@ -56,3 +56,12 @@ def test_a_checkpoint_without_what_it_needs_ends_with_1(material: Path, tmp_path
         assert sentence in told.err
         assert "tokenizer.json there" in told.err
     assert invoke("generate", "--model", tmp_path / "none", *SAID).code == 1
+
+
+def test_generate_from_an_exported_tier_takes_the_tier_from_its_config(material: Path, tmp_path: Path) -> None:
+    assert invoke("model", "export", "--src", material / "model", "--tiers", 1, "--out", tmp_path).code == 0
+    alone = invoke("generate", "--model", tmp_path / "model-tier1", *SAID)
+    assert alone.code == 0, alone.err
+    assert alone.out == invoke("generate", "--model", material / "model", *SAID, "--tier", 1).out
+    told = invoke("generate", "--model", tmp_path / "model-tier1", *SAID, "--tier", 2)
+    assert (told.code, "already a slice of tier 1" in told.err) == (1, True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,8 @@ def test_what_was_exported_merges_to_the_same_bits_and_what_was_trained_since_ta
             weights = load_file(part / "model.safetensors")
             save_file({key: value + 1 for key, value in weights.items()}, part / "model.safetensors")
         out = made.with_name(name)
-        assert invoke("model", "merge", "--into", str(made), "--slice", str(part), "--out", str(out)).code == 0
+        done = invoke("model", "merge", "--into", str(made), "--slice", str(part), "--out", str(out))
+        assert (done.code, "differ from those of" in done.err) == (0, name == "changed")
     full, same, changed = (load_file(made.with_name(name) / "model.safetensors") for name in ("m", "same", "changed"))
     assert all(torch.equal(full[key], same[key]) for key in full)
     gate = "model.layers.0.mlp.gate_proj.weight"
@@ -140,9 +142,65 @@ def test_a_tier_that_is_another_model_is_told_though_its_digest_is_right(made: P
     assert json.loads(invoke("model", "verify", "--model", str(made), "--json").out)["tiers"] == []
     part = made.with_name("m-tier1") / "model.safetensors"
     _changed(part, lambda weights: weights["model.norm.weight"].add_(1))
-    source = made.with_name("m-tier1")
-    told = invoke("model", "verify", "--model", str(source))
-    assert (told.code, "is a slice of tier 1" in told.err) == (1, True)
+    slice_alone = invoke("model", "verify", "--model", str(made.with_name("m-tier1")), "--json").data
+    assert (slice_alone["slice_of"], slice_alone["files"], slice_alone["tiers"]) == (1, 0, [])
+
+
+def test_model_verify_of_slice_checks_its_tensors_and_digests(made: Path) -> None:
+    part = made.with_name("m-tier1")
+    told = invoke("model", "verify", "--model", str(part))
+    assert told.code == 0
+    assert "tensors of tier 1 whole and finite, 2 files as the manifest says" in told.out
+    _changed(part / "model.safetensors", lambda weights: weights["model.norm.weight"].add_(1))
+    assert "SHA-256 differs" in invoke("model", "verify", "--model", str(part)).err
+    moved = part.rename(part.with_name("elsewhere"))
+    assert invoke("model", "verify", "--model", str(moved)).code == 0
+    _changed(moved / "model.safetensors", _not_finite)
+    assert "is not finite" in invoke("model", "verify", "--model", str(moved)).err
+
+
+def test_model_merge_of_slice_from_another_training_warns_with_its_distance(made: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    assert invoke("model", "init", "--out", str(other), "--seed", "7", *SHAPE).code == 0
+    part, out = str(made.with_name("m-tier1")), str(tmp_path / "x")
+    told = invoke("model", "merge", "--into", str(other), "--slice", part, "--out", out)
+    assert told.code == 0
+    found = re.search(r"warning: \d+ tensors of .* differ from those of .*, by (\d+)\.\d%", told.err.replace("\n", " "))
+    assert found
+    assert int(found[1]) > 10
+
+
+BESIDE = ("chat_template.jinja", "added_tokens.json", "tokenizer.model", "merges.txt", "LICENSE", "README.md")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bf16"])
+def test_model_export_to_another_directory_has_all_files_and_its_dtype(made: Path, tmp_path: Path, dtype: str) -> None:
+    for name in BESIDE:
+        (made / name).write_text("{}")
+    out = tmp_path / "out"
+    done = invoke("model", "export", "--src", made, "--tiers", "1,2", "--out", out, "--dtype", dtype)
+    assert done.code == 0, done.err
+    wanted = torch.bfloat16 if dtype == "bf16" else torch.float32
+    for tier, name in enumerate(("m", "m-tier1", "m-tier2")):
+        assert {path.name for path in (out / name).iterdir()} >= {*BESIDE, "tokenizer.json", "tokenizer_config.json"}
+        assert {tensor.dtype for tensor in load_file(out / name / "model.safetensors").values()} == {wanted}
+        assert json.loads((out / name / "config.json").read_text())["torch_dtype"] == str(wanted).split(".")[1]
+        expected = load(made, tier, "universal")
+        found = load(out / name, tier)
+        assert all(torch.equal(found[key], tensor.to(wanted).float()) for key, tensor in expected.items())
+    assert invoke("model", "verify", "--model", out / "m", "--json").data["tiers"] == [1, 2]
+
+
+def test_model_export_of_bf16_beside_a_checkpoint_needs_its_very_numbers(made: Path) -> None:
+    before = (made.with_name("m-tier1") / "model.safetensors").read_bytes()
+    told = invoke("model", "export", "--src", made, "--tiers", "1", "--dtype", "bfloat16")
+    assert (told.code, "--out DIRECTORY" in told.err) == (1, True)
+    assert (made.with_name("m-tier1") / "model.safetensors").read_bytes() == before
+    weights = load_file(made / "model.safetensors")
+    save_file({key: tensor.bfloat16() for key, tensor in weights.items()}, made / "model.safetensors")
+    assert invoke("model", "export", "--src", made, "--tiers", "1", "--dtype", "bfloat16").code == 0
+    assert invoke("model", "verify", "--model", made, "--json").data["tiers"] == [1]
+    assert invoke("model", "export", "--src", made, "--tiers", "1", "--dtype", "int8").code == 2
 
 
 def test_nothing_is_pushed_without_a_repository_s_name_or_a_token(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from aftermath.base.errors import Unsuitable
-from aftermath.model.documents import MAX_CONFIG_BYTES
+from aftermath.model.documents import COMPANIONS, MAX_CONFIG_BYTES
 from aftermath.model.outline import Outline
 from aftermath.model.store import MAX_COMPANION_BYTES
 from aftermath.optim.schema import Schema, build_schema
@@ -92,6 +92,9 @@ STRANGE = {
     "a strange name": msgspec.msgpack.encode(OutlineReply(CONFIG_JSON, {"../key.json": File(3, bytes(32))})),
     "too much": msgspec.msgpack.encode(
         OutlineReply(CONFIG_JSON, {"tokenizer.json": File(MAX_COMPANION_BYTES + 1, bytes(32))})
+    ),
+    "too much in all": msgspec.msgpack.encode(
+        OutlineReply(CONFIG_JSON, dict.fromkeys(COMPANIONS[:3], File(MAX_COMPANION_BYTES, bytes(32))))
     ),
     "no size": msgspec.msgpack.encode(OutlineReply(CONFIG_JSON, {"tokenizer.json": File(0, bytes(32))})),
     "no hash": msgspec.msgpack.encode(OutlineReply(CONFIG_JSON, {"tokenizer.json": File(3, b"short")})),

@@ -16,13 +16,14 @@ TASKS = (
     "Tasks, with commas between them: source-choice, or names or YAML files of the LM Evaluation Harness (the extra "
     "`eval`)."
 )
+TIER = "Tier to ask; 0 is the whole model. Without it the tier that the checkpoint holds."
 
 
 @command("eval", example="aftermath-solana eval runs/lab/checkpoint --tasks source-choice --max-docs 200")
 def eval(  # the command's name
     checkpoint: Annotated[Path, typer.Argument(help="Checkpoint directory, with its tokenizer.json.")],
     tasks: Annotated[str, typer.Option(help=TASKS)] = "source-choice",
-    tier: Annotated[int, typer.Option(min=0, max=MAX_LEVELS - 1, help="Tier to ask; 0 is the whole model.")] = 0,
+    tier: Annotated[int | None, typer.Option(min=0, max=MAX_LEVELS - 1, help=TIER)] = None,
     fewshot: Annotated[int, typer.Option(min=0, max=64, help="Examples before each question.")] = 0,
     seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Of the choice of questions.")] = 0,
     max_docs: Annotated[int, typer.Option(min=1, help="Questions of each task at most.")] = DOCS,
@@ -38,7 +39,7 @@ def eval(  # the command's name
     from aftermath.evals.likelihood import asked_of
     from aftermath.evals.suite import check_known, evaluated, lines
     from aftermath.evals.wish import wanted
-    from aftermath.model.checkpoint import load, load_config
+    from aftermath.model.checkpoint import load, load_config, tier_of
     from aftermath.model.text import check_vocabulary, load_tokenizer
     from aftermath.replica.replica import pick_device
 
@@ -47,6 +48,7 @@ def eval(  # the command's name
     place = checkpoint.expanduser()
     config, tokenizer, chosen = load_config(place), load_tokenizer(place), pick_device(device)
     check_vocabulary(tokenizer, config.vocab_size)
-    model = config.build(tier, load(place, tier)).to(chosen)
+    asked = tier_of(place, tier)
+    model = config.build(asked, load(place, asked)).to(chosen)
     scores = evaluated(asked_of(model), tokenizer, config.max_position_embeddings, wish)
-    return Result({"tier": tier, "scores": [asdict(one) for one in scores]}, lines(scores))
+    return Result({"tier": asked, "scores": [asdict(one) for one in scores]}, lines(scores))

@@ -12,7 +12,7 @@ from aftermath.cli.command import command
 from aftermath.cli.present import Result
 from aftermath.rules.limits import MAX_LEVELS
 
-TIER = "Tier that writes; 0 is the whole model."
+TIER = "Tier that writes; 0 is the whole model. Without it the tier that the checkpoint holds."
 DRAFT_TOKENS = 4
 DRAFT = "A smaller tier that guesses ahead; the text stays the same, and takes fewer passes of --tier."
 
@@ -21,7 +21,7 @@ DRAFT = "A smaller tier that guesses ahead; the text stays the same, and takes f
 def generate(
     model: Annotated[Path, typer.Option(help="Checkpoint directory, with its tokenizer.json.")],
     prompt: Annotated[str, typer.Option(help="What the text begins with.")],
-    tier: Annotated[int, typer.Option(min=0, max=MAX_LEVELS - 1, help=TIER)] = 0,
+    tier: Annotated[int | None, typer.Option(min=0, max=MAX_LEVELS - 1, help=TIER)] = None,
     tokens: Annotated[int, typer.Option(min=1, max=100_000, help="Tokens to write at most.")] = 100,
     temperature: Annotated[
         float, typer.Option(min=0.0, max=100.0, help="0 takes the likeliest token, 1 draws as the model says.")
@@ -37,11 +37,11 @@ def generate(
 
     With --json also how many passes of the model it took, how many guesses of the draft were right, and the time.
     """
-    _check_draft(tier, draft_tier, draft_tokens)
+    _check_draft(tier or 0, draft_tier, draft_tokens)
 
     import time
 
-    from aftermath.model.checkpoint import load, load_config
+    from aftermath.model.checkpoint import load, load_config, tier_of
     from aftermath.model.generate import Draft
     from aftermath.model.generate import generate as write
     from aftermath.model.network import LanguageModel
@@ -56,7 +56,7 @@ def generate(
     def of_tier(number: int) -> LanguageModel:
         return config.build(number, load(place, number)).to(chosen)
 
-    large = of_tier(tier)
+    large = of_tier(tier_of(place, tier))
     draft = Draft(of_tier(draft_tier), draft_tokens or DRAFT_TOKENS) if draft_tier is not None else None
     started = time.perf_counter()
     said = write(

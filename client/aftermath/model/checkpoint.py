@@ -47,6 +47,11 @@ def load_config(directory: Path) -> ModelConfig:
     return config_of(hf_config(directory / "config.json"))
 
 
+def tier_of(directory: Path, asked: int | None) -> int:
+    """The tier that was asked for, else the one whose files a directory holds. Raises as `load_config` does."""
+    return stored_tier(hf_config(directory / "config.json"))[0] if asked is None else asked
+
+
 def load(directory: Path, tier: int, strategy: Strategy = "auto") -> dict[str, Tensor]:
     """The fp32 tensors of a tier from a checkpoint directory. Raises CheckpointError or ModelConfigError."""
     source = find(Path(directory), tier, strategy)

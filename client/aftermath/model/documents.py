@@ -19,8 +19,17 @@ MAX_PART, MAX_NAME = 255, 1024
 _SHOWN_NAME = 120
 _NAME_ANOTHER = "Name a directory that this user may read"
 WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
-# Files that travel with the weights (the seed's list) when a checkpoint has them.
-COMPANIONS = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
+TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("chat_template.jinja", "chat_template.json", "vocab.json", "merges.txt", "vocab.txt"),
+    *("tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
+)
+CARD_FILE = "README.md"
+COMPANIONS = (
+    *TOKENIZER_FILES,
+    *("generation_config.json", "LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE", "USE_POLICY.md", CARD_FILE),
+)
+"""Files that every command copies with the weights when a checkpoint has them."""
 
 Strategy = Literal["auto", "sliced", "universal"]
 

@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import torch
+from torch import Tensor
 
 from aftermath.base.files import replacing
 from aftermath.base.outputs import check_directory, update_mark
@@ -35,11 +38,15 @@ class Exported:
     manifest: Path
 
 
-def export_tiers(source: Path, tiers: Sequence[int], out: Path | None = None) -> Exported:
+def export_tiers(
+    source: Path, tiers: Sequence[int], out: Path | None = None, dtype: torch.dtype = torch.float32
+) -> Exported:
     """Write `<name>-tier<t>` for every tier and `matformer_manifest.json` into `<name>`, which is `source` itself.
 
-    With `out`, all of it goes to that directory, and `<name>` there is a copy of `source`. An existing export is
-    replaced. Raises CheckpointError, ModelConfigError or WidthNotDivisible.
+    With `out`, all of it goes to that directory, and `<name>` there is a copy of `source`. Numbers are rounded to
+    `dtype`; without `out` this must not change them. An existing export is replaced.
+
+    Raises CheckpointError, ModelConfigError or WidthNotDivisible.
     """
     source = source.absolute()
     config = load_config(source)
@@ -62,10 +69,24 @@ def export_tiers(source: Path, tiers: Sequence[int], out: Path | None = None) ->
     companions = read_companions(source)
     for tier, place in zip(wanted, places, strict=True):
         params = load(source, tier, "universal")
-        write_checkpoint(place, params, config, tier=tier, companions=companions, made_by=MADE_BY)
-    if base != source:
+        if base == source:
+            _require_exact(params, dtype, source)
+        write_checkpoint(place, params, config, tier=tier, companions=companions, made_by=MADE_BY, dtype=dtype)
+    if base != source and dtype == torch.float32:
         _copy(source, base)
+    elif base != source:
+        params = load(source, 0, "universal")
+        write_checkpoint(base, params, config, tier=0, companions=companions, made_by=MADE_BY, dtype=dtype)
     return Exported(places, _describe(config, base, dict(zip([0, *wanted], [base, *places], strict=True))))
+
+
+def _require_exact(params: Mapping[str, Tensor], dtype: torch.dtype, source: Path) -> None:
+    """Raise CheckpointError if rounding changes a number. Members of every tier begin with the full model's numbers."""
+    if any(not torch.equal(tensor.to(dtype).float(), tensor) for tensor in params.values()):
+        raise CheckpointError(
+            f"tiers of {str(dtype).removeprefix('torch.')} would differ from {source}, beside which they lie",
+            "Name another directory for the export: --out DIRECTORY",
+        )
 
 
 def _refuse_removable(source: Path, base: Path) -> None:

@@ -22,6 +22,7 @@ from aftermath.base.outputs import MARK
 from aftermath.model.architectures import config_of
 from aftermath.model.config import ModelConfig, stored_tier
 from aftermath.model.documents import (
+    CARD_FILE,
     COMPANIONS,
     INDEX_FILE,
     MAX_CONFIG_BYTES,
@@ -45,7 +46,10 @@ from aftermath.model.manifest import (
 from aftermath.model.published import Form, form_of
 from aftermath.model.weights import spared
 
-MAX_SMALL_BYTES = 64 << 20  # a tokenizer or an index
+MAX_SMALL_BYTES = 64 << 20  # an index
+MAX_BESIDE_BYTES = 128 << 20  # the tokenizer and the other files that are copied with the weights
+_FETCHED = tuple(name for name in COMPANIONS if name != CARD_FILE)
+"""Without the model card, which describes the repository."""
 
 log = logging.getLogger(__name__)
 
@@ -100,8 +104,8 @@ def download_outline(
     source = opened(repo, revision, cache_dir, token, endpoint)
     base = _base(source)
     config = source.fetch(str(base / "config.json"), MAX_CONFIG_BYTES)
-    if there := [path for path in (str(base / name) for name in COMPANIONS) if path in source.sizes]:
-        source.fetch_all(there, MAX_SMALL_BYTES)
+    if there := [path for path in (str(base / name) for name in _FETCHED) if path in source.sizes]:
+        source.fetch_all(there, MAX_BESIDE_BYTES)
     return config.parent
 
 
@@ -123,10 +127,12 @@ def upload(
     message: str,
     endpoint: str | None = None,
     beside: Collection[Path] = (),
+    card: bool = True,
 ) -> str:
     """Push a checkpoint directory to a repository, made if it is missing; returns the commit.
 
-    Directories `beside` it, of its tiers, become folders of their names, where its manifest finds them.
+    Directories `beside` it, of its tiers, become folders of their names, where its manifest finds them. Without `card`
+    the model card (README.md) stays here, and the repository keeps its own.
     """
     if not token:
         raise CheckpointError(f"no token to write to {repo}", "Set HF_TOKEN to a Hugging Face token that may write")
@@ -134,7 +140,7 @@ def upload(
     api = HfApi(endpoint=endpoint, token=token)
     with asking(repo):
         api.create_repo(repo, exist_ok=True)
-        chosen: dict[str, Any] = {"commit_message": message, "ignore_patterns": [MARK]}
+        chosen: dict[str, Any] = {"commit_message": message, "ignore_patterns": [MARK] if card else [MARK, CARD_FILE]}
         for tier in beside:  # before the manifest that promises them
             api.upload_folder(repo_id=repo, folder_path=tier, path_in_repo=tier.name, **chosen)
         return str(api.upload_folder(repo_id=repo, folder_path=directory, **chosen).oid)
@@ -165,7 +171,7 @@ def _fetch_tier(
     common = [
         path for path in (hub_path(manifest_path, name) for name in manifest.common_files) if path in source.sizes
     ]
-    root = source.fetch_all([*listed.values(), *common], _expected(config, stored) + MAX_SMALL_BYTES)
+    root = source.fetch_all([*listed.values(), *common], _expected(config, stored) + MAX_BESIDE_BYTES)
     verify({name: root / path for name, path in listed.items()}, manifest.sha256)
     return (root / config_path).parent
 
@@ -194,8 +200,8 @@ def _download_full(source: Repository, base: str, tier: int) -> Path:
             "Name a repository with safetensors weights; no others are read",
         )
     source.fetch_all(weights, _expected(config, stored))
-    others = [str(folder / name) for name in ("config.json", INDEX_FILE, *COMPANIONS)]
-    root = source.fetch_all([path for path in others if path in source.sizes], MAX_SMALL_BYTES)
+    others = [str(folder / name) for name in ("config.json", INDEX_FILE, *_FETCHED)]
+    root = source.fetch_all([path for path in others if path in source.sizes], MAX_BESIDE_BYTES)
     return root / folder
 
 

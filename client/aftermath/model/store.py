@@ -94,7 +94,7 @@ def sweep() -> None:
 
 
 def read_companions(directory: Path) -> dict[str, bytes]:
-    """The tokenizer's and generation's files of a checkpoint directory, those that it has. Raises CheckpointError."""
+    """The files beside a checkpoint's weights that are copied with them (`COMPANIONS`). Raises CheckpointError."""
     found = {}
     for name in COMPANIONS:
         path = directory / name
@@ -111,13 +111,14 @@ def write_checkpoint(
     tier: int,
     companions: Mapping[str, bytes],
     made_by: str = "aftermath",
+    dtype: torch.dtype = torch.float32,
 ) -> None:
-    """Write a tier's Hugging Face directory (tier 0: the full model) to `target`.
+    """Write a tier's Hugging Face directory (tier 0: the full model) to `target`, its numbers rounded to `dtype`.
 
     An earlier directory of the command `made_by` is replaced. Raises OutputError for any other (see base/outputs.py).
     """
     check_directory(target, made_by)
-    _write(target, params, config, tier, companions, lambda place: _replace(place, target, made_by))
+    _write(target, params, config, tier, companions, lambda place: _replace(place, target, made_by), dtype)
 
 
 def _write(
@@ -127,6 +128,7 @@ def _write(
     tier: int,
     companions: Mapping[str, bytes],
     settle: Callable[[Path], T],
+    dtype: torch.dtype = torch.float32,
 ) -> T:
     expected = config.parameter_shapes(tier)
     if {name: tuple(tensor.shape) for name, tensor in params.items()} != expected:
@@ -135,11 +137,12 @@ def _write(
     apart = {piece.name: params[piece.name].detach().contiguous() for piece in pieces.values()}
     weights = {config.stored_name(name, tier): params[name] for name in expected if name not in apart}
     weights |= {listed: piece.of(apart[piece.name]) for listed, piece in pieces.items()}
-    need = sum(map(_bytes_of, weights.values())) + sum(map(len, companions.values()))
+    need = sum(tensor.numel() * dtype.itemsize for tensor in weights.values()) + sum(map(len, companions.values()))
 
     def fill(place: Path) -> None:
-        _write_weights(place, weights)
-        (place / "config.json").write_text(_json(config.to_hf(tier)))
+        _write_weights(place, weights, dtype)
+        document = config.to_hf(tier) | {"torch_dtype": str(dtype).removeprefix("torch.")}
+        (place / "config.json").write_text(_json(document))
         for name in COMPANIONS:
             if name in companions:
                 (place / name).write_bytes(companions[name])
@@ -150,25 +153,21 @@ def _write(
         return _publish(target.parent, fill, settle)
 
 
-def _write_weights(place: Path, weights: Mapping[str, Tensor]) -> None:
+def _write_weights(place: Path, weights: Mapping[str, Tensor], dtype: torch.dtype) -> None:
     """One file, or several and their index."""
     from huggingface_hub import split_state_dict_into_shards_factory
 
     parts = split_state_dict_into_shards_factory(
         dict(weights),
-        get_storage_size=_bytes_of,
+        get_storage_size=lambda tensor: tensor.numel() * dtype.itemsize,
         filename_pattern="model{suffix}.safetensors",
         max_shard_size=SHARD_BYTES,
     )
     for file, names in parts.filename_to_tensors.items():
-        ready = {name: weights[name].detach().to("cpu", torch.float32).contiguous() for name in names}
+        ready = {name: weights[name].detach().to("cpu", dtype).contiguous() for name in names}
         save_file(ready, place / file, metadata={"format": "pt"})
     if parts.is_sharded:
         (place / INDEX_FILE).write_text(_json({"metadata": parts.metadata, "weight_map": parts.tensor_to_filename}))
-
-
-def _bytes_of(tensor: Tensor) -> int:
-    return 4 * tensor.numel()  # as fp32
 
 
 def _json(document: Mapping[str, Any]) -> str:

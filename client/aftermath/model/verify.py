@@ -27,13 +27,18 @@ class Verified:
     files: int
     """Files whose SHA-256 is the manifest's."""
     tensors: int
-    """Of the full model."""
+    """Of the model, or of the slice."""
+    slice_of: int | None = None
+    """The tier of a slice; None for a full checkpoint."""
 
 
 def verified(directory: Path) -> Verified:
-    """Check a full checkpoint and the tiers beside it. Raises CheckpointError or ModelConfigError."""
+    """Check a full checkpoint and the tiers beside it, or a tier's slice alone.
+
+    Raises CheckpointError or ModelConfigError.
+    """
     if stored := stored_tier(hf_config(directory / "config.json"))[0]:
-        raise CheckpointError(f"{directory} is a slice of tier {stored}", "Name the full checkpoint it belongs to")
+        return _verified_slice(directory.absolute(), stored)
     params = load(directory, 0, "universal")
     listed = manifest_files(directory)
     tiers = tuple(sorted(tier for tier in listed if tier))
@@ -44,6 +49,18 @@ def verified(directory: Path) -> Verified:
                     f"tier {tier}'s {name} is not the full model's", "Export the tiers again from the full checkpoint"
                 )
     return Verified(tiers, sum(map(len, listed.values())), len(params))
+
+
+def _verified_slice(directory: Path, tier: int) -> Verified:
+    """Check a slice, by the manifest of the full checkpoint beside it if there is one."""
+    params = load(directory, tier)
+    whole = directory.with_name(directory.name.removesuffix(f"-tier{tier}"))
+    files: dict[str, Path] = {}
+    if whole != directory and is_file(whole / MANIFEST_FILE):
+        manifest = parse_manifest(read_limited(whole / MANIFEST_FILE, MAX_MANIFEST_BYTES))
+        files = {name: local_path(whole, name, tier) for name in manifest.of_tier(tier).files}
+        verify(files, manifest.sha256)
+    return Verified((), len(files), len(params), tier)
 
 
 def manifest_files(directory: Path) -> dict[int, dict[str, Path]]:

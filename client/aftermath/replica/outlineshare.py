@@ -33,6 +33,8 @@ TOPIC = "outline"
 ASKED_AT_ONCE = 4
 _complaints = Complaints(logging.getLogger(__name__))
 _MAX_REPLY = MAX_CONFIG_BYTES + 4096
+_MAX_COMPANIONS = 2 * MAX_COMPANION_BYTES
+"""Bytes of a model's companions together, which are held in memory."""
 _ANSWER, _FETCH = 10.0, 60.0  # seconds
 
 
@@ -75,6 +77,7 @@ def checked(reply: bytes) -> tuple[dict[str, Any], dict[str, File]] | None:
         name in COMPANIONS and 0 < file.size <= MAX_COMPANION_BYTES and len(file.blake3) == DIGEST
         for name, file in told.companions.items()
     )
+    known = known and sum(file.size for file in told.companions.values()) <= _MAX_COMPANIONS
     return (config, told.companions) if known and isinstance(config, dict) else None
 
 

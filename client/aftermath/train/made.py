@@ -37,4 +37,4 @@ def hub_of(settings: TrainSettings) -> Hub | None:
 
     token = settings.hub_token
     repo = settings.hub_repo
-    return Hub(repo, lambda directory, message: upload(directory, repo, token=token, message=message))
+    return Hub(repo, lambda directory, message: upload(directory, repo, token=token, message=message, card=False))
