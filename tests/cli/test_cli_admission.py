@@ -181,6 +181,32 @@ def test_it_asks_what_train_on_this_machine_asks(
     assert owner("can-join", "--run-id", run_id, "--address", owner.wallet, "--device", "gpu").code == 2
 
 
+@pytest.mark.slow
+def test_can_join_named_tier_beyond_memory_is_refused_as_by_train(
+    owner: Shell, run_id: str, material: Path, tmp_path: Path
+) -> None:
+    """A run may begin without stored weights, so its model costs its owner nothing."""
+    place = tmp_path / "here"
+    shutil.copytree(material, place)
+    document = json.loads((place / "model/config.json").read_text())
+    sizes = {"hidden_size": 16_384, "intermediate_size": 65_536, "num_hidden_layers": 126, "num_attention_heads": 128}
+    sizes |= {"head_dim": 128, "matformer_base_intermediate_size": 65_536}
+    (place / "model/config.json").write_text(json.dumps(document | sizes))
+    config = place / "config.toml"
+    text = config.read_text().replace(str(material), str(place))
+    config.write_text(text.replace("[model.LLM.checkpoint]\nLocal =", "[model.LLM.checkpoint.Dummy]\nrepo_id ="))
+    assert owner("create-run", "--run-id", run_id).code == 0
+    configured = owner("update-config", "--run-id", run_id, "--config-path", config)
+    assert configured.code == 0, configured.err
+    assert owner("set-paused", "--run-id", run_id, "resume").code == 0
+    (reason,) = verdict(owner, run_id, owner.wallet, "--matformer-tier", "0", "--device", "cpu")
+    assert reason.startswith("tier 0 takes ")
+    assert "GB at least" in reason
+    refused = train(owner, "--run-id", run_id, "--matformer-tier", "0", "--device", "cpu", "--logs", "json")
+    assert "error: tier 0 takes " in refused.err
+    assert refused.code != 0
+
+
 def test_data_that_train_would_wait_for_is_a_warning(owner: Shell, run_id: str, material: Path, tmp_path: Path) -> None:
     text = (material / "config.toml").read_text()
     config = tmp_path / "config.toml"
