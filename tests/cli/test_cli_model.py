@@ -274,3 +274,19 @@ def test_model_init_without_an_end_token_says_so(tmp_path: Path) -> None:
     assert done.code == 0
     assert "no end-of-text token" in done.err
     assert json.loads((tmp_path / "m" / "config.json").read_text())["eos_token_id"] is None
+
+
+@pytest.mark.parametrize("in_checkpoint", [True, False])
+def test_model_init_carries_the_files_beside_the_tokenizer(made: Path, tmp_path: Path, in_checkpoint: bool) -> None:
+    place = made if in_checkpoint else tmp_path / "tokens"
+    place.mkdir(exist_ok=True)
+    _tokenizer(place)
+    for name in BESIDE:
+        (place / name).write_text("{}")
+    done = invoke(
+        "model", "init", "--preset", "llama-1m", "--tokenizer", place / "tokenizer.json", "--out", tmp_path / "n"
+    )
+    assert done.code == 0, done.err
+    licensed = {"LICENSE"} if in_checkpoint else set()
+    written = {path.name for path in (tmp_path / "n").iterdir()}
+    assert written & set(BESIDE) == set(BESIDE) - {"LICENSE", "README.md"} | licensed

@@ -16,7 +16,7 @@ from aftermath.base.outputs import check_directory
 from aftermath.cli.command import command
 from aftermath.cli.present import Result, note
 from aftermath.data.bytelevel import END_TOKEN, VOCAB_SIZE, byte_tokenizer
-from aftermath.model.documents import CheckpointError, read_limited
+from aftermath.model.documents import CARD_FILE, COMPANIONS, TOKENIZER_FILES, CheckpointError, read_limited
 from aftermath.model.presets import PRESETS
 from aftermath.model.sizes import LIMITS
 from aftermath.model.tokenizer_files import (
@@ -287,6 +287,7 @@ def tokens_of(path: Path) -> Tokens:
         what = error.message if isinstance(error, CheckpointError) else f"{path} is not a tokenizer: {error}"
         raise CheckpointError(what, "Name a tokenizer.json") from None
     files = {
+        **_carried(path.expanduser()),
         **{name: data for name, data in beside.items() if name == SPECIAL_TOKENS},
         TOKENIZER_FILE: without_limits(data),
         TOKENIZER_CONFIG: with_end_token(beside.get(TOKENIZER_CONFIG), name),
@@ -294,3 +295,16 @@ def tokens_of(path: Path) -> Tokens:
     begin = tokenizer.begin_id
     begin = begin if begin is not None and begin < tokenizer.vocab_size else None
     return Tokens(str(path), tokenizer.vocab_size, begin, end, files)
+
+
+def _carried(tokenizer: Path) -> dict[str, bytes]:
+    """The other files of a tokenizer: its chat template, its model. In a checkpoint also the license and such, but the
+    model card, which describes the other model.
+    """
+    from aftermath.model.store import read_companions
+
+    if tokenizer.name != TOKENIZER_FILE:
+        return {}
+    in_checkpoint = tokenizer.with_name("config.json").is_file()
+    names = set(COMPANIONS) - {CARD_FILE} if in_checkpoint else set(TOKENIZER_FILES)
+    return {name: data for name, data in read_companions(tokenizer.parent).items() if name in names}
