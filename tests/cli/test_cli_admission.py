@@ -141,7 +141,8 @@ def no_data(place: Path) -> tuple[str, ...]:
 
 def other_data(place: Path) -> tuple[str, ...]:
     (file,) = (place / "tokens").glob("*.bin")
-    file.write_bytes(bytes(reversed(file.read_bytes())))
+    data = file.read_bytes()
+    file.write_bytes(data[2:] + data[:2])
     return ()
 
 

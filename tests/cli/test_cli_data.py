@@ -123,6 +123,16 @@ def test_files_are_fetched_once_and_whole(tmp_path: Path) -> None:
             download(f"{web.url}/t001.bin", tmp_path, HttpClient(), lambda here, whole: None)
 
 
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
+def test_inspect_of_an_unreadable_file_says_how_to_allow_it(tmp_path: Path) -> None:
+    np.arange(64, dtype="<u2").tofile(tmp_path / "a.bin")
+    (tmp_path / "a.bin").chmod(0)
+    refused = invoke("data", "inspect", "--data-path", tmp_path)
+    assert refused.code == 1
+    assert "a.bin: Permission denied" in refused.err
+    assert "chmod u+r" in refused.err
+
+
 def test_a_server_serves_until_it_is_stopped(tmp_path: Path) -> None:
     (tmp_path / "a.bin").write_bytes(np.arange(64, dtype="<u2").tobytes())
     (tmp_path / "data.toml").write_text('dir = "a.bin"\nseq_len = 8\n')

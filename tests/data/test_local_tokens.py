@@ -77,7 +77,7 @@ def test_the_shuffle_stays_the_same(count: int, place: int, turn: int, expected:
 
 
 def test_missing_data_says_how_to_make_some(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"no token data at .*nowhere[\s\S]*data tokenize --output"):
+    with pytest.raises(DataError, match=r"no token data at .*nowhere[\s\S]*data tokenize --input TEXT --output"):
         open_tokens(tmp_path / "nowhere", 2, 4, vocab_size=256)
     with pytest.raises(DataError, match="holds no token files"):
         open_tokens(tmp_path, 2, 4, vocab_size=256)

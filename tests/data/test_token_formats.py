@@ -18,9 +18,11 @@ from aftermath.data.source import DataError
 TOKENS = np.arange(100, 164)
 
 
-def nanogpt(tokens: np.ndarray, count: int | None = None) -> bytes:
-    header = struct.pack("<3i", 20240520, 1, len(tokens) if count is None else count).ljust(1024, b"\0")
-    return header + tokens.astype("<u2").tobytes()
+def llmc(
+    tokens: np.ndarray, count: int | None = None, *, magic: int = 20240520, version: int = 1, dtype: str = "<u2"
+) -> bytes:
+    header = struct.pack("<3i", magic, version, len(tokens) if count is None else count).ljust(1024, b"\0")
+    return header + tokens.astype(dtype).tobytes()
 
 
 def npy(array: np.ndarray) -> bytes:
@@ -34,7 +36,8 @@ def npy(array: np.ndarray) -> bytes:
     [
         ("a.bin", TOKENS.astype("<u2").tobytes(), 2),
         ("a.ds", TOKENS.astype("<u4").tobytes(), 4),
-        ("a.bin", nanogpt(TOKENS), 2),
+        ("a.bin", llmc(TOKENS), 2),
+        ("a.bin", llmc(TOKENS, magic=20240801, version=7, dtype="<u4"), 4),
         ("a.npy", npy(TOKENS.astype("<u2")), 2),
         ("a.npy", npy(TOKENS.astype("<u4").reshape(8, 8)), 4),
     ],
@@ -49,9 +52,18 @@ def test_every_format_gives_the_same_tokens(tmp_path: Path, name: str, data: byt
 @pytest.mark.parametrize(
     ("name", "data", "width", "sentence"),
     [
-        ("a.bin", nanogpt(TOKENS, 63), 2, "its header says 63 tokens"),
-        ("a.bin", nanogpt(TOKENS), 4, 'token_size_in_bytes = "TwoBytes"'),
-        ("a.bin", nanogpt(TOKENS)[:800], 2, "ends within its header"),
+        ("a.bin", llmc(TOKENS, 63), 2, "its header says 63 tokens"),
+        ("a.bin", llmc(TOKENS), 4, 'token_size_in_bytes = "TwoBytes"'),
+        ("a.bin", llmc(TOKENS)[:800], 2, "ends within its header"),
+        ("a.bin", llmc(TOKENS, magic=20240801, version=7, dtype="<u4"), 2, 'token_size_in_bytes = "FourBytes"'),
+        ("a.bin", llmc(TOKENS, magic=20240801, version=8, dtype="<u4"), 4, "llm.c of version 8"),
+        ("a.bin", llmc(TOKENS, version=2), 2, "llm.c of version 2"),
+        ("a.bin", llmc(TOKENS, magic=20240522), 2, "an evaluation file of llm.c"),
+        ("a.bin", llmc(TOKENS, magic=20240326, version=3), 2, "a model of llm.c"),
+        ("a.bin", struct.pack("<Q", 90) + b'{"__metadata__":{}}' + bytes(81), 2, "a model in safetensors"),
+        ("a.bin", b"\xfd7zXZ\x00" + bytes(60), 2, "compressed with xz"),
+        ("a.bin", "Text, also with é in it.\n".encode() * 9, 2, "is text, not tokens"),
+        ("a.ds", ("é" * 4000).encode(), 4, "is text, not tokens"),
         ("a.npy", npy(TOKENS.astype("<u4")), 2, 'token_size_in_bytes = "FourBytes"'),
         ("a.npy", npy(TOKENS.astype("<i8")), 2, "an array of int64"),
         ("a.npy", npy(TOKENS.astype(">u2")), 2, "an array of >u2"),
@@ -82,6 +94,103 @@ def test_no_bytes_do_more_than_be_refused(data: bytes, name: str, width: int) ->
         except DataError:
             continue
         assert 0 <= layout.start <= layout.start + layout.tokens * width <= len(head)
+
+
+REAL = np.random.default_rng(5).zipf(1.2, 4000).clip(max=50256)
+"""As frequent as the tokens of a text by GPT-2's tokenizer."""
+BYTES = np.frombuffer(b"Every token is a byte of some text. " * 200, "u1")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "dtype", "width", "sentence"),
+    [
+        (REAL, "<u4", 2, '4 bytes.*"FourBytes"'),
+        (BYTES, "<u4", 2, '4 bytes.*"FourBytes"'),
+        (REAL + 65_000, "<u4", 2, '4 bytes.*"FourBytes"'),  # by a large vocabulary
+        (REAL, ">u4", 2, "4 bytes"),
+        (REAL, "<i8", 2, "4 bytes"),
+        (REAL, "<i8", 4, "8 bytes.*<u4"),
+        (REAL, "<u2", 4, '2 bytes.*"TwoBytes"'),
+        (BYTES, "<u2", 4, '2 bytes.*"TwoBytes"'),
+        (REAL, ">u2", 2, "big-endian"),
+        (BYTES, ">u2", 2, "big-endian"),
+        (REAL, ">u4", 4, "big-endian"),
+        (REAL * 2, ">u4", 4, "big-endian"),
+    ],
+)
+def test_tokens_of_another_width_or_order_are_refused(
+    tmp_path: Path, tokens: np.ndarray, dtype: str, width: int, sentence: str
+) -> None:
+    tokens.astype(dtype).tofile(tmp_path / "a.bin")
+    with pytest.raises(DataError, match=f"(?s)a.bin.*{sentence}") as refused:
+        open_tokens(tmp_path, width, 16, vocab_size=1 << 32)
+    assert refused.value.fix
+
+
+@pytest.mark.parametrize(
+    ("tokens", "width"),
+    [
+        (REAL, 2),
+        (REAL + 15_279, 2),  # up to the largest token of 2 bytes
+        (BYTES, 2),
+        (BYTES, 4),
+        (REAL * 5, 4),
+        (np.arange(5000), 2),
+        (np.zeros(40), 2),  # too few to tell
+        (np.random.default_rng(6).integers(0, 1 << 16, 4000), 2),
+        (np.random.default_rng(6).integers(0, 200_000, 4000), 4),
+        (np.tile([0, 7, 7, 0], 1000), 2),
+    ],
+)
+def test_tokens_of_the_stated_width_are_taken(tmp_path: Path, tokens: np.ndarray, width: int) -> None:
+    tokens.astype(f"<u{width}").tofile(tmp_path / "a.bin")
+    source = open_tokens(tmp_path, width, 16, vocab_size=1 << 32)
+    assert source.tokens == len(tokens)
+    assert len(source.record()) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "width", "sentence"),
+    [
+        ("a.bin.metadata", b"some/tokenizer|4\n6400\n6.4 KT", 2, "tokens of 4 bytes"),
+        ("a.bin.metadata", b"some/tokenizer|2\n6400\n6.4 KT", 4, "tokens of 2 bytes"),
+        ("a.bin.metadata", b"some/tokenizer|2", 2, None),
+        ("a.bin.metadata", b"other metadata", 2, None),
+        ("a.idx", b"MMIDIDX\0\0" + struct.pack("<QB", 1, 4) + bytes(40), 2, "tokens of 4 bytes"),
+        ("a.idx", b"MMIDIDX\0\0" + struct.pack("<QB", 1, 5) + bytes(40), 4, "tokens of 8 bytes"),
+        ("a.idx", b"MMIDIDX\0\0" + struct.pack("<QB", 1, 8) + bytes(40), 2, None),
+    ],
+)
+def test_width_that_a_file_beside_states_must_be_the_runs(
+    tmp_path: Path, name: str, content: bytes, width: int, sentence: str | None
+) -> None:
+    TOKENS.astype("<u2").tofile(tmp_path / "a.bin")
+    (tmp_path / name).write_bytes(content)
+    if sentence is None:
+        open_tokens(tmp_path, width, 16, vocab_size=256)
+        return
+    with pytest.raises(DataError, match=sentence) as refused:
+        open_tokens(tmp_path, width, 16, vocab_size=1 << 32)
+    assert refused.value.fix
+
+
+@pytest.mark.parametrize("start", [0, 3])
+def test_record_finds_what_is_wrong_behind_the_beginning(tmp_path: Path, start: int) -> None:
+    tokens = np.resize(REAL, 60_000)
+    header = llmc(tokens)[:1024] if start else b""
+    for wrong, sentence in (
+        (tokens.astype("<u4").view("<u2")[: len(tokens)], "4 bytes"),
+        (np.where(tokens == 1, 50_300, tokens), "a token 50300 is outside the vocabulary of 50257"),
+    ):
+        data = tokens.astype("<u2")
+        data[30_000:] = wrong[30_000:]
+        (tmp_path / "a.bin").write_bytes(header + data.tobytes())
+        source = open_tokens(tmp_path, 2, 16, vocab_size=50_257)
+        with pytest.raises(DataError, match=sentence):
+            source.record()
+    (tmp_path / "a.bin").write_bytes(header + bytes(2 * len(tokens)))
+    with pytest.raises(DataError, match="holds only zeros"):
+        open_tokens(tmp_path, 2, 16, vocab_size=50_257).record()
 
 
 def test_a_folder_of_other_files_says_what_it_holds(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def test_tokens_that_a_file_beside_the_config_describes_are_to_be_made(copied: P
     recipe_file(copied).write_text("[model]\npreset = 'demo'\n")
     with pytest.raises(DataError) as told:
         source_of(config, 257)
-    assert told.value.fix.startswith("Make token files with: aftermath-solana data tokenize")
+    assert told.value.fix.startswith("Make token files of text with: aftermath-solana data tokenize")
     shutil.copy(recipe_file(DEMO), recipe_file(copied))
     Path("runs/demo/tokens").mkdir(parents=True)  # which would be left as it is
     with pytest.raises(DataError, match="holds no token files") as told:

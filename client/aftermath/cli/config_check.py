@@ -150,8 +150,8 @@ def _data(config: RunConfig, vocab_size: int, recipe: Mapping[str, Any], unseen:
         unseen.append(f"the data: {chosen.Local.path} is not there yet; it is to be made")
         return ""
     try:
-        source = source_of(config, vocab_size)
-        if (given := config.llm.data_hash) and (found := hash_of(source.record()).hex()) != given:
+        records = source_of(config, vocab_size).record()
+        if (given := config.llm.data_hash) and (found := hash_of(records).hex()) != given:
             return f"its data has the hash {found}, and data_hash is another"
     except AftermathError as error:
         return ". ".join(filter(None, (error.message, error.fix)))

@@ -26,10 +26,20 @@ MOST_BLOCKS, MOST_OF_A_FILE = 1024, 16
 
 def sampled(store: Store) -> tuple[FileRecord, ...]:
     """The records of a store's files. Raises what reading raises."""
+    return records_of(store, sampled_blocks(store))
+
+
+def sampled_blocks(store: Store) -> list[tuple[Span, bytes]]:
+    """Read the blocks by which a store's files are marked. Raises what reading raises."""
     each = max(1, min(MOST_OF_A_FILE, MOST_BLOCKS // len(store.files)))
     spans = [span for number, file in enumerate(store.files) for span in _blocks(number, file.size, each)]
+    return list(zip(spans, store.read(spans), strict=True))
+
+
+def records_of(store: Store, blocks: Sequence[tuple[Span, bytes]]) -> tuple[FileRecord, ...]:
+    """Return the records of a store's files, by their sampled blocks."""
     digests = [hashlib.sha256() for _ in store.files]
-    for span, data in zip(spans, store.read(spans), strict=True):
+    for span, data in blocks:
         digests[span.file].update(data)
     return tuple(
         FileRecord(file.base, file.size, digest.hexdigest()) for file, digest in zip(store.files, digests, strict=True)

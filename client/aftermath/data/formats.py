@@ -2,17 +2,20 @@
 
 Decided
 - Tokens are little-endian and unsigned, of 2 or 4 bytes. A file is raw (`.bin`, and `.ds` as datatrove writes it), a
-  NumPy array (`.npy`), or has the header of modded-nanogpt: 256 int32, of which the first three are 20240520, 1 and the
-  number of tokens (of 2 bytes) that follow.
+  NumPy array (`.npy`), or has the header of llm.c and modded-nanogpt: 256 int32, of which the first three are a magic
+  number, a version and the number of tokens that follow.
 - The run's token size is the one that counts: a file that states another one is refused, never converted.
 - What is something else by its first bytes is refused by name, since its bytes would make tokens all the same.
 
-Sources of the formats: NumPy's format documentation (versions 1.0 to 3.0), and modded-nanogpt's training script.
+Sources of the formats: NumPy's format documentation (versions 1.0 to 3.0), llm.c's `dev/data` and `llmc/dataloader.h`,
+and modded-nanogpt's training script.
 """
 
 from __future__ import annotations
 
+import codecs
 import io
+import re
 import struct
 from dataclasses import dataclass
 from math import prod
@@ -20,13 +23,22 @@ from typing import Any
 
 import numpy as np
 
+from aftermath.data.plausible import WIDTHS, set_width
 from aftermath.data.source import DataError
 
 SUFFIXES = (".bin", ".ds", ".npy")
 """The files of a folder that are taken for token files."""
 HEAD_BYTES = 4096
 """How much of a file's beginning `layout_of` looks at."""
-_NANOGPT_BYTES, _NANOGPT_MAGIC, _NANOGPT_VERSION = 1024, 20240520, 1
+_LLMC_BYTES = 1024
+_LLMC_WIDTHS = {(20240520, 1): 2, (20240801, 7): 4}
+"""Bytes of a token by magic number and version: GPT-2's tokens, and Llama 3's."""
+_LLMC_OTHERS = {
+    20240522: "an evaluation file of llm.c",
+    20240326: "a model of llm.c",
+    20240327: "a training state of llm.c",
+    20240328: "a tokenizer of llm.c",
+}
 _NPY = b"\x93NUMPY"
 _PACKED = {
     b"ARROW1": ("an Arrow file", "write its token lists as raw tokens"),
@@ -53,6 +65,9 @@ _STRANGE = _PACKED | {
     b"<!DOCTYPE": ("a web page", "look at its address in a browser"),
     b"<html": ("a web page", "look at its address in a browser"),
 }
+_LEAST_TEXT = 64  # bytes of text that are no coincidence
+_CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1f\x7f]")
+_TOKENISE = "Tokenise it first: aftermath-solana data tokenize --input FILE --output FOLDER"
 _TEXT = (".txt", ".json", ".jsonl", ".md", ".csv")
 
 
@@ -91,13 +106,21 @@ def layout_of(name: str, size: int, head: bytes, token_bytes: int) -> Layout:
         if head.startswith(magic):
             raise DataError(f"{name} is {what}", advice)
     if name.lower().endswith(_TEXT):
-        raise DataError(f"{name} is text, not tokens", "Tokenise it first: aftermath-solana data tokenize")
+        raise DataError(f"{name} is text, not tokens", _TOKENISE)
     if head.startswith(_NPY):
         return _npy(name, size, head, token_bytes)
-    if head[:8] == struct.pack("<2i", _NANOGPT_MAGIC, _NANOGPT_VERSION):
-        return _nanogpt(name, size, head, token_bytes)
+    if len(head) >= 8:
+        magic, version = struct.unpack_from("<2i", head)
+        if magic in _LLMC_OTHERS and 0 <= version < 256:
+            raise DataError(f"{name} is {_LLMC_OTHERS[magic]}, not tokens to train on", "Name its token files")
+        if any(magic == known for known, _ in _LLMC_WIDTHS):
+            return _llmc(name, size, head, token_bytes)
+    if head[8:10] == b'{"' and head[4:8] == bytes(4):
+        raise DataError(f"{name} is a model in safetensors, not tokens", "Name the folder of the token files")
     if name.endswith(".npy"):
         raise DataError(f"{name} is no NumPy array, whatever its name says", "Make it with numpy.save, or name it .bin")
+    if _is_text(head):
+        raise DataError(f"{name} is text, not tokens", _TOKENISE)
     return _whole(name, size, 0, size, token_bytes)
 
 
@@ -110,24 +133,42 @@ def _whole(name: str, size: int, start: int, count: int, token_bytes: int) -> La
     return Layout(start, count // token_bytes)
 
 
-def _nanogpt(name: str, size: int, head: bytes, token_bytes: int) -> Layout:
-    if len(head) < _NANOGPT_BYTES:
+def _is_text(head: bytes) -> bool:
+    """Return whether a file that begins with `head` is UTF-8 text without control characters. Tokens are never."""
+    if len(head) < _LEAST_TEXT or _CONTROL.search(head):
+        return False
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(head)  # which may end within a letter
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _llmc(name: str, size: int, head: bytes, token_bytes: int) -> Layout:
+    if len(head) < _LLMC_BYTES:
         raise DataError(f"{name} ends within its header", "Copy the file again")
-    _check_width(name, 2, token_bytes)
-    (count,) = struct.unpack_from("<i", head, 8)
-    if count < 0 or size != _NANOGPT_BYTES + 2 * count:
+    magic, version, count = struct.unpack_from("<3i", head)
+    width = _LLMC_WIDTHS.get((magic, version))
+    if width is None:
+        known = next(one for number, one in _LLMC_WIDTHS if number == magic)
         raise DataError(
-            f"{name} has {size} bytes, and its header says {count} tokens, which take {_NANOGPT_BYTES + 2 * count}",
+            f"{name} has a header of llm.c of version {version}, and only {known} is read",
+            "Write its tokens as raw tokens or .npy",
+        )
+    check_stated_width(name, width, token_bytes)
+    if count < 0 or size != _LLMC_BYTES + width * count:
+        raise DataError(
+            f"{name} has {size} bytes, and its header says {count} tokens, which take {_LLMC_BYTES + width * count}",
             "Copy the file again",
         )
-    return Layout(_NANOGPT_BYTES, count)
+    return Layout(_LLMC_BYTES, count)
 
 
 def _npy(name: str, size: int, head: bytes, token_bytes: int) -> Layout:
     array = array_of(name, size, head)
     if array.dtype.kind != "u" or array.dtype.itemsize not in (2, 4):
         raise DataError(f"{name} is an array of {array.dtype}", "Save it as uint16 or uint32, little-endian")
-    _check_width(name, array.dtype.itemsize, token_bytes)
+    check_stated_width(name, array.dtype.itemsize, token_bytes)
     return Layout(array.start, prod(array.shape))
 
 
@@ -155,9 +196,8 @@ def array_of(name: str, size: int, head: bytes) -> Array:
     return Array(start, tuple(shape), dtype)
 
 
-def _check_width(name: str, found: int, wanted: int) -> None:
+def check_stated_width(name: str, found: int, wanted: int) -> None:
+    """Raise DataError if a file states that its tokens have another width than the run says."""
     if found != wanted:
-        raise DataError(
-            f"{name} has tokens of {found} bytes, and the run's have {wanted}",
-            f'Set token_size_in_bytes = "{"TwoBytes" if found == 2 else "FourBytes"}"',
-        )
+        fix = set_width(found) if found in WIDTHS else "Write its tokens again, with 2 or 4 bytes each"
+        raise DataError(f"{name} has tokens of {found} bytes, and the run's have {wanted}", fix)

@@ -10,20 +10,24 @@ Decided
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 
-from aftermath.data.formats import HEAD_BYTES, SUFFIXES
+from aftermath.data.formats import HEAD_BYTES, SUFFIXES, check_stated_width
 from aftermath.data.parquet import PARQUET, unpacked_tokens
-from aftermath.data.source import DataError
+from aftermath.data.source import DataError, NoData
 from aftermath.data.spans import File, Span
 from aftermath.data.tokens import TokenFiles
 
 OPEN = 64
 _READING = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 _KINDS = (*SUFFIXES, PARQUET)
+_MEGATRON = b"MMIDIDX\0\0"
+_MEGATRON_TYPE = 17  # where the code of the type stands, behind magic and version
+_MEGATRON_WIDTHS = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 8, 7: 4, 8: 2}
 
 
 class LocalFiles:
@@ -59,9 +63,7 @@ class LocalFiles:
         try:
             return self._paths[number].stat().st_size
         except OSError as error:
-            raise DataError(
-                f"cannot read {self._paths[number]}: {error.strerror}", "Restore the file and restart"
-            ) from None
+            raise _unreadable(self._paths[number], error) from None
 
     def _bytes(self, number: int, start: int, length: int) -> bytes:
         try:
@@ -70,7 +72,7 @@ class LocalFiles:
                 os.lseek(descriptor, start, os.SEEK_SET)
                 data = os.read(descriptor, length)
         except OSError as error:
-            raise DataError(f"cannot read {self._paths[number]}: {error.strerror}") from None
+            raise _unreadable(self._paths[number], error) from None
         if len(data) < length:
             raise DataError(
                 f"{self._paths[number]} ends before byte {start + length}: it shrank while in use",
@@ -106,24 +108,58 @@ def open_tokens(
     """
     path = Path(path).expanduser().absolute()
     found = token_files(path)
+    for file in found:
+        stated = _stated_width(file)
+        if stated is not None:
+            check_stated_width(str(file), stated, token_bytes)
     store = LocalFiles([unpacked_tokens(file, token_bytes) if file.suffix == PARQUET else file for file in found])
     return TokenFiles(store, str(path), token_bytes, seq_len, vocab_size=vocab_size, shuffle_seed=shuffle_seed)
 
 
 def token_files(path: Path) -> list[Path]:
     """The file that is named, or the token files of a folder, sorted. Raises DataError if there is none."""
-    advice = f"Make token files with: aftermath-solana data tokenize --output {path}"
+    advice = f"Make token files of text with: aftermath-solana data tokenize --input TEXT --output {path}"
     try:
         if path.is_file():
             return [path]
         if not path.is_dir():
-            raise DataError(f"there is no token data at {path}", advice)
+            raise NoData(f"there is no token data at {path}", advice)
         held = sorted(file for file in path.iterdir() if file.is_file())
     except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from None
+        raise _unreadable(path, error) from None
     found = [file for file in held if file.suffix in _KINDS]
     if not found:
         others = sorted({file.suffix for file in held if file.suffix})
         also = f"; its files end in {', '.join(others[:5])}" if others else ""
-        raise DataError(f"{path} holds no token files ({', '.join(_KINDS)}){also}", advice)
+        raise NoData(f"{path} holds no token files ({', '.join(_KINDS)}){also}", advice)
     return found
+
+
+def _unreadable(path: Path, error: OSError) -> DataError:
+    if isinstance(error, PermissionError):
+        mode = "rx" if path.is_dir() else "r"
+        return DataError(f"cannot read {path}: {error.strerror}", f"Allow this user to read it: chmod u+{mode} {path}")
+    return DataError(f"cannot read {path}: {error.strerror}", "Restore the file and restart")
+
+
+def _stated_width(path: Path) -> int | None:
+    """Return the bytes of a token as a file beside the tokens states, or None.
+
+    datatrove writes NAME.metadata, whose first line is TOKENIZER|WIDTH. Megatron writes NAME.idx beside NAME.bin.
+    """
+    metadata = _beginning(path.with_name(f"{path.name}.metadata"))
+    stated = re.match(rb"[^\n|]*\|(\d{1,2})\r?(?:\n|$)", metadata)
+    if stated is not None:
+        return int(stated[1])
+    index = _beginning(path.with_suffix(".idx"))
+    if path.suffix == ".bin" and index.startswith(_MEGATRON) and len(index) > _MEGATRON_TYPE:
+        return _MEGATRON_WIDTHS.get(index[_MEGATRON_TYPE])
+    return None
+
+
+def _beginning(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(HEAD_BYTES)
+    except OSError:
+        return b""

@@ -21,7 +21,7 @@ from aftermath.data.fingerprint import sampled
 from aftermath.data.formats import Array, array_of
 from aftermath.data.local import LocalFiles
 from aftermath.data.parquet import PARQUET, unpacked_rows
-from aftermath.data.source import IGNORED, DataError, FileRecord, Sequences, check_sequences, check_shape
+from aftermath.data.source import IGNORED, DataError, FileRecord, NoData, Sequences, check_sequences, check_shape
 from aftermath.data.spans import Span
 
 INPUTS, LABELS = ".inputs.npy", ".labels.npy"
@@ -102,8 +102,11 @@ def _arrays(folder: Path, seq_len: int, *, labels: bool) -> tuple[list[Path], li
     advice = f"Write NAME{INPUTS} and NAME{LABELS} there; docs/data.md has an example"
     try:
         held = sorted(path for path in folder.iterdir() if path.is_file())
+    except FileNotFoundError:
+        raise NoData(f"there is no folder {folder}", advice) from None
     except OSError as error:
-        raise DataError(f"cannot read the folder {folder}: {error.strerror}", advice) from None
+        fix = f"Allow this user to read it: chmod u+rx {folder}" if isinstance(error, PermissionError) else advice
+        raise DataError(f"cannot read the folder {folder}: {error.strerror}", fix) from None
     if found := [path for path in held if path.name.endswith(INPUTS)]:
         beside = [path.with_name(path.name.removesuffix(INPUTS) + LABELS) for path in found] if labels else []
         if missing := [path for path in beside if not path.is_file()]:
@@ -111,5 +114,5 @@ def _arrays(folder: Path, seq_len: int, *, labels: bool) -> tuple[list[Path], li
         return found, beside
     pairs = [unpacked_rows(path, seq_len, labels=labels) for path in held if path.suffix == PARQUET]
     if not pairs:
-        raise DataError(f"{folder} holds no files named *{INPUTS} and no parquet files", advice)
+        raise NoData(f"{folder} holds no files named *{INPUTS} and no parquet files", advice)
     return [pair[0] for pair in pairs], [pair[1] for pair in pairs if labels]

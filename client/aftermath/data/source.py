@@ -35,6 +35,10 @@ class DataError(AftermathError):
     code = "data"
 
 
+class NoData(DataError):
+    """There are no token files where they should be on this machine."""
+
+
 class SourceAway(DataError):
     """Whoever serves the data does not answer now; it may later."""
 

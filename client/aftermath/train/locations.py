@@ -7,6 +7,8 @@ config file's, or a pair of one and its weight. A mixture holds no mixtures, and
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, assert_never
 
@@ -26,12 +28,13 @@ from aftermath.data.http import HttpClient, HttpFiles, check_url, numbered, show
 from aftermath.data.local import open_tokens
 from aftermath.data.preprocessed import PreprocessedRows
 from aftermath.data.remote import RemoteTokens, host_and_port
-from aftermath.data.source import DataError, FileRecord, Source
+from aftermath.data.source import DataError, FileRecord, NoData, Source
 from aftermath.data.tokens import TokenFiles
 from aftermath.data.weighted import MOST_SOURCES, WeightedSources
 from aftermath.rules.model import DataLocation
 from aftermath.rules.state import DataKind
 
+_MEMBERS_FIX = "Get the run's token files from its owner, and say where they are: --data-path DIR"
 _MOST_DOCUMENT = 1 << 20  # bytes of a mixture's document
 
 
@@ -43,7 +46,8 @@ def open_source(
     Raises DataError (SourceAway if trying again may help), or Unsuitable.
     """
     if location.kind is DataKind.PREPROCESSED:
-        return PreprocessedRows(str(paths.data_place(location.primary)), seq_len, vocab_size, labels=labels)
+        with _advice_for(paths):
+            return PreprocessedRows(str(paths.data_place(location.primary)), seq_len, vocab_size, labels=labels)
     if labels:
         raise Unsuitable(
             "the run learns labels, and its data location has none",
@@ -58,13 +62,34 @@ def open_source(
     seed = location.shuffle_seed if location.shuffle else None
     if location.kind is DataKind.LOCAL:
         place = paths.data_place(location.primary)
-        return open_tokens(str(place), location.token_bytes, seq_len, vocab_size=vocab_size, shuffle_seed=seed)
+        with _advice_for(paths):
+            return open_tokens(str(place), location.token_bytes, seq_len, vocab_size=vocab_size, shuffle_seed=seed)
     if location.kind not in (DataKind.HTTP_SINGLE_URL, DataKind.HTTP_NUMBERED_FILES, DataKind.HTTP_GCP):
         assert_never(location.kind)
     client = HttpClient()
     files = HttpFiles(_urls(location, client), client, Cache(cache_directory("data")))
-    where = shown(location.primary)
+    where = name_of(location, paths)
     return TokenFiles(files, where, location.token_bytes, seq_len, vocab_size=vocab_size, shuffle_seed=seed)
+
+
+@contextmanager
+def _advice_for(paths: LocalPaths) -> Iterator[None]:
+    """Give a member another fix for missing data than an owner, since only the owner can make the run's files."""
+    try:
+        yield
+    except NoData as error:
+        if paths.trusting:
+            raise
+        raise NoData(error.message, _MEMBERS_FIX) from None
+
+
+def name_of(location: DataLocation, paths: LocalPaths) -> str:
+    """Return what errors call a data location: the path on this machine, or an address without secrets."""
+    if location.kind in (DataKind.LOCAL, DataKind.PREPROCESSED):
+        return str(paths.data_place(location.primary))
+    if "://" in location.primary:
+        return shown(location.primary)
+    return location.primary
 
 
 def check_place(location: DataLocation) -> None:

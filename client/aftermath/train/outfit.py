@@ -13,7 +13,6 @@ from typing import Any
 from aftermath.base.errors import AftermathError, Unsuitable
 from aftermath.base.local_paths import LocalPaths
 from aftermath.data.fingerprint import hash_of
-from aftermath.data.http import shown
 from aftermath.data.source import Source
 from aftermath.model.architectures import is_of
 from aftermath.model.documents import CheckpointError
@@ -24,7 +23,7 @@ from aftermath.p2p.transport import escaped
 from aftermath.rules.model import Checkpoint, Model
 from aftermath.rules.state import Architecture, DataType
 from aftermath.train.letting_in import check_model
-from aftermath.train.locations import open_source
+from aftermath.train.locations import name_of, open_source
 
 log = logging.getLogger(__name__)
 
@@ -96,8 +95,8 @@ def data_of(model: Model, schema: Schema, paths: LocalPaths) -> Source:
     source = open_source(location, model.max_seq_len, schema.state.config.vocab_size, labels=finetuning, paths=paths)
     if location.files_hash and (found := hash_of(source.record()).hex()) != location.files_hash:
         raise Unsuitable(
-            f"the data at {shown(location.primary)} is not what the run trains on: its hash is {found[:12]}, the run's "
-            f"is {location.files_hash[:12]}",
+            f"the data at {name_of(location, paths)} is not what the run trains on: its hash is {found[:12]}, and "
+            f"the run's is {location.files_hash[:12]}",
             "Compare its files (aftermath-solana data inspect) with those of other members, and copy them again; where "
             "they were changed on purpose, the run's owner passes the new ones to update-config",
         )

@@ -1,0 +1,43 @@
+"""What a member is told of data that is missing or not the run's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from aftermath.base.local_paths import TRUSTING, LocalPaths
+from aftermath.config.read import location_of
+from aftermath.config.sources import DataLocation
+from aftermath.data.source import DataError
+from aftermath.train.locations import name_of, open_source
+
+
+@pytest.mark.parametrize("location", [{"Local": "books-tokens"}, {"Preprocessed": "books-tokens"}])
+def test_missing_data_of_a_member_is_to_be_had_from_the_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, location: dict[str, str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    place = location_of(DataLocation.model_validate(location))
+    with pytest.raises(DataError, match="books-tokens") as owners:
+        open_source(place, 16, 257, paths=TRUSTING)
+    with pytest.raises(DataError, match="books-tokens") as members:
+        open_source(place, 16, 257, paths=LocalPaths(on_local_network=True))
+    assert members.value.fix == "Get the run's token files from its owner, and say where they are: --data-path DIR"
+    assert owners.value.fix != members.value.fix
+
+
+@pytest.mark.parametrize(
+    ("location", "name"),
+    [
+        ({"Local": "books-tokens"}, "{cwd}/books-tokens"),
+        ({"Server": "host:5533"}, "host:5533"),
+        ({"Http": {"location": {"SingleUrl": "https://user:secret@host/a.bin?key=secret"}}}, "https://host/a.bin"),
+        ({"Http": {"location": {"Gcp": {"bucket_name": "my-bucket"}}}}, "my-bucket"),
+    ],
+)
+def test_name_of_a_location_is_its_path_or_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, location: dict[str, object], name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert name_of(location_of(DataLocation.model_validate(location)), TRUSTING) == name.format(cwd=tmp_path)
