@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from aftermath.config.document import load_config
@@ -38,7 +39,7 @@ def created(owner: Shell, run_id: str) -> Shell:
 def other(tokens: Path) -> None:
     """Other tokens under the same name, as many."""
     file = next(tokens.glob("*.bin"))
-    file.write_bytes(bytes(file.stat().st_size))
+    np.flip(np.fromfile(file, "<u2")).tofile(file)
 
 
 def test_a_member_with_other_files_is_refused_before_it_joins(

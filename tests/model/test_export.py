@@ -156,7 +156,7 @@ def test_an_export_to_the_checkpoints_own_directory_copies_nothing_over_it(made:
         ("init-model.py", ["--tokenizer", "/nowhere"], "cannot read /nowhere"),
         ("export_matformer_tiers.py", [], "no checkpoint"),
         ("tokenise.py", ["--input", "/nowhere"], "there is no folder /nowhere"),
-        ("tokenise.py", ["--tokenizer", "/nowhere", "--budget-bytes", "20000"], "cannot read the tokenizer /nowhere"),
+        ("tokenise.py", ["--tokenizer", "/nowhere", "--budget-bytes", "20000"], "cannot read /nowhere"),
     ],
 )
 def test_the_scripts_say_errors_as_the_commands_do(
@@ -190,7 +190,7 @@ def test_the_scripts_say_errors_as_the_commands_do(
         ("init-model.py", ["--kv-heads", "3"], "--kv-heads 3 does not divide --heads 4", "--kv-heads from 1, 2, 4"),
         ("init-model.py", ["--intermediate", "130"], "--intermediate 130 cannot be halved", "128 or 132"),
         ("init-model.py", ["--layers", "many"], "--layers must be a whole number from 1 to 512", "--help"),
-        ("init-model.py", ["--vocab", "100"], "--vocab 100 is less than the 257 tokens", "--vocab 257"),
+        ("init-model.py", ["--vocab", "100"], "--vocab 100 is less than the 257 ids", "--vocab 257"),
         ("init-model.py", ["--tiers", "9"], "--tiers must be a whole number from 1 to 8", "--help"),
         ("init-model.py", ["--seed", "-1"], "--seed must be a whole number from 0 to", "--help"),
         ("export_matformer_tiers.py", ["--src", "x"], "--tiers", "--help"),
@@ -240,7 +240,7 @@ def test_one_document_is_told_as_one(tmp_path: Path) -> None:
     status, output, _ = run("tokenise.py", "--input", str(tmp_path / "text"), "--output", str(tmp_path / "x"))
     assert status == 0
     assert "6 tokens of 1 document in " in output
-    assert output.endswith(" (1 file left out: no UTF-8 text)\n")
+    assert output.endswith(" (1 file left out: 1 not UTF-8 text)\n")
 
 
 def test_a_place_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
