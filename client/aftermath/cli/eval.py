@@ -32,7 +32,9 @@ def eval(  # the command's name
     """Ask a model the questions of named tasks.
 
     source-choice asks which of four pieces of Python source goes on from another; it needs no network, and guessing is
-    right in one of four. Equal options and an equal Python give equal figures.
+    right in one of four. Equal options and an equal Python give equal figures. Tasks of the harness get the tokens that
+    its own model for Hugging Face gives them: before a text stands the bos_token of tokenizer_config.json, else the
+    eos_token.
     """
     from dataclasses import asdict
 

@@ -99,7 +99,7 @@ def model_init(
     heads: Annotated[int | None, _size("heads", "Query heads")] = None,
     kv_heads: Annotated[int | None, _size("kv_heads", f"Key and value heads of a Llama; else {_KV_HEADS}")] = None,
     intermediate: Annotated[int | None, _size("intermediate", "FFN width of the full model")] = None,
-    vocab: Annotated[int | None, _size("vocab", "Tokens of the tokenizer")] = None,
+    vocab: Annotated[int | None, _size("vocab", "Size of the vocabulary, at least that of the tokenizer")] = None,
     context: Annotated[int | None, _size("context", "Longest text, in tokens")] = None,
     tied: Annotated[bool, typer.Option("--tied", help="Share input and output embeddings.", rich_help_panel=SHAPE)] = (
         False
