@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from aftermath.config.document import load_config
+from aftermath.data.bytelevel import byte_tokenizer
 from aftermath.owner.agreed_data import with_agreed_data
 from cli.cli_runs import Shell, invoke, train
 
@@ -94,3 +95,19 @@ def test_what_is_no_hash_is_refused_with_its_line(created: Shell, run_id: str, c
     assert "data_hash" in refused
     nothing = invoke("data", "inspect", "--json").mistake
     assert nothing["fix"] == "Pass --data-path FOLDER or --config-path FILE"
+
+
+def test_tokens_of_another_tokenizer_than_the_models_are_warned_of(
+    created: Shell, run_id: str, config: Path, tokens: Path
+) -> None:
+    agreed = created("update-config", "--run-id", run_id, "--config-path", config).data
+    assert agreed["warnings"] == []
+    other_tokenizer = byte_tokenizer()
+    other_tokenizer.add_special_tokens(["<one more>"])
+    other_tokenizer.save(str(tokens / "tokenizer.json"))
+    again = created("update-config", "--run-id", run_id, "--config-path", config).data
+    assert again["data_hash"] == agreed["data_hash"]
+    (warning,) = again["warnings"]
+    assert f"the tokens in {tokens} are of another tokenizer than the model" in warning
+    found = invoke("config", "validate", config, "--json").data["warnings"]
+    assert [one["message"] for one in found] == [warning]

@@ -236,7 +236,7 @@ def test_model_init_takes_vocabulary_and_end_token_of_the_tokenizer(
 ) -> None:
     named = {"bos_token": "<s>", "eos_token": {"content": "</x>"}}
     tokenizer = _tokenizer(tmp_path, tokenizer_config=named)
-    done = invoke("model", "init", *options, "--tokenizer", tokenizer, "--out", tmp_path / "m", "--json")
+    done = invoke("model", "init", *options, "--tokenizer", tokenizer.parent, "--out", tmp_path / "m", "--json")
     assert done.data["vocab"] == size
     config = config_of(json.loads((tmp_path / "m" / "config.json").read_text()))
     assert (config.vocab_size, config.bos_token_id, config.eos_token_id) == (size, 257, 258)
@@ -253,6 +253,7 @@ def test_model_init_takes_vocabulary_and_end_token_of_the_tokenizer(
         ("object.json", (), 1, "object.json is not a tokenizer"),
         ("pointer.json", (), 1, "pointer.json is a git-lfs pointer"),
         ("missing.json", (), 1, "there is no such file"),
+        ("tokenizer.model", (), 1, "SentencePiece's format"),
     ],
 )
 def test_model_init_with_an_unfit_tokenizer_writes_nothing(
@@ -260,6 +261,7 @@ def test_model_init_with_an_unfit_tokenizer_writes_nothing(
 ) -> None:
     _tokenizer(tmp_path)
     (tmp_path / "notes.txt").write_text("hello")
+    (tmp_path / "tokenizer.model").write_bytes(b"\n\x0e\n\x05<unk>")
     (tmp_path / "object.json").write_text('{"model": {}}')
     (tmp_path / "pointer.json").write_text("version https://git-lfs.github.com/spec/v1\n")
     refused = invoke("model", "init", "--tokenizer", tmp_path / file, *options, "--out", tmp_path / "m")

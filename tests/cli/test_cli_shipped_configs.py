@@ -45,7 +45,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]
     with serving_hub(hub), serving() as web:
         hub.repos["emozilla/llama2-20m-init"] = {"config.json": json.dumps(dict(PRESETS["llama-20m"])).encode()}
         bucket, name = "nous-pretraining-public-us", "fineweb-edu-tokenized-llama2/0_00.ds"
-        web.files[f"/{bucket}/{name}"] = np.zeros(SEQUENCES * 2048, "<u2").tobytes()
+        web.files[f"/{bucket}/{name}"] = np.ones(SEQUENCES * 2048, "<u2").tobytes()
         web.files[f"/storage/v1/b/{bucket}/o"] = json.dumps({"items": [{"name": name}]}).encode()
         # What HF_ENDPOINT and HF_HOME would say when huggingface_hub is imported.
         template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, hub.endpoint)
@@ -88,7 +88,7 @@ def test_update_config_takes_it(shipped: Path, owner: Shell, run_id: str, tmp_pa
     if llm.data_location.Local is not None:
         tokens = tmp_path / llm.data_location.Local.path
         tokens.mkdir(parents=True)
-        np.zeros(SEQUENCES * llm.max_seq_len, "<u2").tofile(tokens / "tokens.bin")
+        np.ones(SEQUENCES * llm.max_seq_len, "<u2").tofile(tokens / "tokens.bin")
     assert owner("create-run", "--run-id", run_id).code == 0
     said = owner("update-config", "--run-id", run_id, "--config-path", shipped).data
     assert len(said["tiers"]) == 3

@@ -24,7 +24,7 @@ from aftermath.config.read import location_of, rules_of, schedule_of
 from aftermath.config.recipe import recipe_of
 from aftermath.data.fingerprint import hash_of
 from aftermath.owner import troubles
-from aftermath.owner.agreed_data import source_of
+from aftermath.owner.agreed_data import source_of, trouble_with_tokenizer
 from aftermath.owner.schema import Shape, document_of, not_done, not_fitting, not_there, shape_with
 from aftermath.testnet.files import flags
 from aftermath.train.locations import check_place
@@ -155,4 +155,4 @@ def _data(config: RunConfig, vocab_size: int, recipe: Mapping[str, Any], unseen:
             return f"its data has the hash {found}, and data_hash is another"
     except AftermathError as error:
         return ". ".join(filter(None, (error.message, error.fix)))
-    return ""
+    return trouble_with_tokenizer(config)

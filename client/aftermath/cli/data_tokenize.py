@@ -31,7 +31,8 @@ class Conversion:
         ),
     ] = None
     tokenizer: Annotated[
-        Path | None, typer.Option(help="A tokenizer.json; without it one token per byte (257 ids).")
+        Path | None,
+        typer.Option(help="A tokenizer.json, or a folder with one; without it one token per byte (257 ids)."),
     ] = None
     end_token: Annotated[
         str | None,
@@ -153,10 +154,10 @@ def _encoder(path: Path | None, end_token: str | None) -> Encoder:
 def _tokenizer(path: Path) -> tuple[Tokenizer, dict[str, bytes]]:
     """Return the tokenizer of a file, and the files beside it by name. Raises CheckpointError."""
     from aftermath.model.documents import CheckpointError
-    from aftermath.model.tokenizer_files import files_beside
+    from aftermath.model.tokenizer_files import files_of
     from aftermath.model.tokenizer_process import read
 
-    data, companions = files_beside(path)
+    data, companions = files_of(path)
     try:
         return read(data), companions
     except ValueError as error:

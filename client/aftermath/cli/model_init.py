@@ -23,7 +23,7 @@ from aftermath.model.tokenizer_files import (
     SPECIAL_TOKENS,
     TOKENIZER_CONFIG,
     TOKENIZER_FILE,
-    files_beside,
+    files_of,
     with_end_token,
     without_limits,
 )
@@ -74,8 +74,8 @@ def model_init(
     tokenizer: Annotated[
         Path | None,
         typer.Option(
-            help="tokenizer.json to carry, for example that of data tokenize; the vocabulary grows to hold its ids. "
-            "Without it one token per byte."
+            help="tokenizer.json to carry, or a folder with one, for example what data tokenize wrote; the vocabulary "
+            "grows to hold its ids. Without it one token per byte."
         ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the initial weights.")] = 0,
@@ -277,7 +277,7 @@ def tokens_of(path: Path) -> Tokens:
     """Return the tokenizer of a `tokenizer.json`, with the files beside it. Raises CheckpointError if it is not one."""
     from aftermath.model.tokenizer import Tokenizer
 
-    data, beside = files_beside(path.expanduser())
+    data, beside = files_of(path.expanduser())
     try:
         tokenizer = Tokenizer(without_limits(data), str(path), beside)
         end = tokenizer.end_id

@@ -28,24 +28,42 @@ KNOWN_ENDS = (
 )
 """The usual end-of-text tokens, for a tokenizer whose files name none."""
 MAX_TOKENIZER_BYTES = 64 << 20
+_NAME_ONE = "Name a tokenizer.json, or a folder that has one"
 _TEXTS = (TOKENIZER_CONFIG, SPECIAL_TOKENS)
 _IDS = ("generation_config.json", "config.json")
 
 IdOf = Callable[[str], int | None]
 
 
-def files_beside(tokenizer: Path) -> tuple[bytes, dict[str, bytes]]:
-    """Return a tokenizer's file, and by name the files beside it that say what its special tokens are.
+def files_of(place: Path) -> tuple[bytes, dict[str, bytes]]:
+    """Return a `tokenizer.json`, and by name the files beside it that say what its special tokens are.
 
-    Raises CheckpointError, also for a git-lfs pointer in its place.
+    `place` is that file or its folder. Raises CheckpointError, also for other formats by their names.
     """
-    if not tokenizer.is_file():
-        raise CheckpointError(f"cannot read {tokenizer}: there is no such file", "Name a tokenizer.json")
-    data = read_limited(tokenizer, MAX_TOKENIZER_BYTES)
+    path = place / TOKENIZER_FILE if place.is_dir() else place
+    if not path.is_file():
+        raise CheckpointError(f"cannot read {path}: there is no such file", _NAME_ONE)
+    data = read_limited(path, MAX_TOKENIZER_BYTES)
     if data.startswith(b"version https://git-lfs"):
-        raise CheckpointError(f"{tokenizer} is a git-lfs pointer, not the file itself", "Run git lfs pull")
-    beside = [tokenizer.with_name(name) for name in (*_TEXTS, *_IDS)]
-    return data, {path.name: read_limited(path, MAX_CONFIG_BYTES) for path in beside if path.is_file()}
+        raise CheckpointError(f"{path} is a git-lfs pointer, not the file itself", "Run git lfs pull")
+    if path.suffix == ".model":
+        convert = f"AutoTokenizer.from_pretrained('{path.parent}').save_pretrained('{path.parent}')"
+        raise CheckpointError(
+            f"{path} is not a tokenizer.json, but SentencePiece's format",
+            f'Convert it: python -c "from transformers import AutoTokenizer; {convert}"',
+        )
+    beside = [path.with_name(name) for name in (*_TEXTS, *_IDS)]
+    return data, {one.name: read_limited(one, MAX_CONFIG_BYTES) for one in beside if one.is_file()}
+
+
+def same_tokens(one: bytes, other: bytes) -> bool:
+    """Return whether two `tokenizer.json` have the same model and added tokens. Broken files count as equal."""
+    try:
+        documents = [json_value(data, MAX_TOKENIZER_BYTES) for data in (one, other)]
+        first, second = ((document["model"], document.get("added_tokens")) for document in documents)
+    except (Malformed, TypeError, KeyError, AttributeError):
+        return True
+    return bool(first == second)
 
 
 def without_limits(tokenizer: bytes) -> bytes:

@@ -8,6 +8,7 @@ does not; then the run goes without, which is said.
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from aftermath.base.errors import AftermathError, ConfigError
 from aftermath.config.document import RunConfig
@@ -15,6 +16,7 @@ from aftermath.config.read import location_of
 from aftermath.config.recipe import made_first
 from aftermath.data.fingerprint import hash_of
 from aftermath.data.source import DataError, Source
+from aftermath.model.tokenizer_files import TOKENIZER_FILE, same_tokens
 from aftermath.train.locations import open_source
 
 _WITHOUT = "and without data_hash in the file nobody finds out that a member has other files"
@@ -46,10 +48,34 @@ def with_agreed_data(config: RunConfig, vocab_size: int) -> tuple[RunConfig, str
     if not records and not given:
         return config, ""
     found = hash_of(records).hex()
+    if given and given != found:
+        return config, (
+            f"a member on this machine could not train: its data has the hash {found}, and data_hash is another"
+        )
+    trouble = trouble_with_tokenizer(config)
     if given:
-        trouble = f"a member on this machine could not train: its data has the hash {found}, and data_hash is another"
-        return config, "" if given == found else trouble
+        return config, trouble
     try:
-        return config.with_data_hash(found), ""
+        return config.with_data_hash(found), trouble
     except ConfigError:
         return config, "the folder of the data leaves no room for its hash: nobody finds out that a member has others"
+
+
+def trouble_with_tokenizer(config: RunConfig) -> str:
+    """Return why the model would be trained on tokens of another tokenizer, empty if it would not or nobody knows."""
+    data = config.llm.data_location.Local
+    model = config.llm.checkpoint.Local
+    if data is None or model is None:
+        return ""
+    try:
+        tokens = Path(data.path).expanduser()
+        beside_tokens = (tokens if tokens.is_dir() else tokens.parent) / TOKENIZER_FILE
+        beside_model = Path(model.path).expanduser() / TOKENIZER_FILE
+        if same_tokens(beside_tokens.read_bytes(), beside_model.read_bytes()):
+            return ""
+    except (OSError, RuntimeError, ValueError):  # one of them has none here
+        return ""
+    return (
+        f"the tokens in {data.path} are of another tokenizer than the model in {model.path}. Make the model with "
+        f"model init --tokenizer {beside_tokens}, or the tokens with data tokenize --tokenizer {beside_model}"
+    )
