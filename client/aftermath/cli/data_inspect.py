@@ -21,10 +21,11 @@ def data_inspect(
     token_bytes: Annotated[Literal["2", "4"], typer.Option(help="Bytes of a token.")] = "2",
     seq_len: Annotated[int, typer.Option(min=2, help="Tokens of a sequence.")] = 1024,
 ) -> Result:
-    """Say what token files are, and what marks them.
+    """Describe token files and print their hash.
 
-    Two members have the same files if they are shown the same hash: it is over every file's name, size and sampled
-    blocks, so a large corpus is not read whole. As data_hash in a run's config file it keeps out who has others.
+    Files that would train a model on garbage are refused: other formats, another width or byte order, only zeros. Two
+    members with the same hash have the same files. It is over every file's name, size and sampled blocks, so a large
+    corpus is not read whole. As data_hash in a run's config file it rejects members with other data.
     """
     from aftermath.config.document import load_config
     from aftermath.data.fingerprint import hash_of
