@@ -34,9 +34,27 @@ class OptionGroup:
 
 
 JSON = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.", show_default=False)]
-QUIET = Annotated[bool, typer.Option("--quiet", "-q", hidden=True)]
-VERBOSE = Annotated[bool, typer.Option("--verbose", "-v", hidden=True)]
-"""Taken by every command; help pages say so in a line of their own."""
+
+
+def _level(level: Verbosity) -> Callable[[bool], None]:
+    """Return what sets how much the command prints, where its option is given. Raises UsageError for both options."""
+
+    def choose(given: bool) -> None:
+        if given and VERBOSITY.get() not in (Verbosity.INFO, level):
+            raise UsageError("--quiet and --verbose contradict each other", "Leave one of them out")
+        if given:
+            VERBOSITY.set(level)
+
+    return choose
+
+
+# Taken by every command. No command has their values, and help pages have a line of their own for them.
+QUIET = Annotated[
+    bool, typer.Option("--quiet", "-q", hidden=True, expose_value=False, callback=_level(Verbosity.WARNING))
+]
+VERBOSE = Annotated[
+    bool, typer.Option("--verbose", "-v", hidden=True, expose_value=False, callback=_level(Verbosity.DEBUG))
+]
 
 
 @dataclass(frozen=True)
@@ -76,10 +94,11 @@ def _entry(name: str, body: Body, groups: Mapping[str, OptionGroup]) -> Callable
 
     def entry(**given: Any) -> None:
         as_json = given["json_output"] if reads_json else given.pop("json_output")
-        quiet, verbose = given.pop("quiet"), given.pop("verbose")
+        for chosen_by_callback in ("quiet", "verbose"):  # typer passes their defaults
+            given.pop(chosen_by_callback, None)
         called = dict(given)
         with reporting(as_json=as_json):
-            _set_verbosity(quiet=quiet, verbose=verbose)
+            _show_logs()
             tell_given(called)
             for taken, (build, options) in built.items():
                 given[taken] = build(**{option: given.pop(option) for option in options})
@@ -102,12 +121,9 @@ def _entry(name: str, body: Body, groups: Mapping[str, OptionGroup]) -> Callable
     return entry
 
 
-def _set_verbosity(*, quiet: bool, verbose: bool) -> None:
+def _show_logs() -> None:
     from aftermath.watch.log_lines import show_logs  # only here: a help page does not wait for it
 
-    if quiet and verbose:
-        raise UsageError("--quiet and --verbose contradict each other", "Leave one of them out")
-    VERBOSITY.set(Verbosity.WARNING if quiet else Verbosity.DEBUG if verbose else Verbosity.INFO)
     show_logs()
 
 

@@ -20,8 +20,8 @@ PREFACE = """# Commands
 
 Generated from `--help`; change the command, then run `python -m aftermath.cli.docs docs/commands.md`.
 
-`aftermath-solana`, or `python -m aftermath` where it is not in the path. `aftermath-solana help COMMAND` shows the help
-of a command. Every command takes these options:
+`aftermath-solana`, or `python -m aftermath` where it is not in the path. `help COMMAND` shows the help of a command.
+Every command takes these options:
 
 | option | meaning |
 |---|---|

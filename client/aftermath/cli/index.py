@@ -22,6 +22,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from aftermath.base.errors import UsageError
 from aftermath.base.quiet import Quietly
+from aftermath.base.verbosity import VERBOSITY, Verbosity
 from aftermath.cli.describe import kind_of
 from aftermath.cli.help import command_page, index_page
 from aftermath.cli.present import reporting, tell_given, tell_stored, writing
@@ -164,6 +165,7 @@ class _LazyCommands(TyperGroup):
         words = self._in_order(list(sys.argv[1:] if args is None else args)) or ["--help"]
         try:
             tell_given({})
+            VERBOSITY.set(Verbosity.INFO)
             with reporting(as_json="--json" in words):
                 code = 0 if self._shows_page(words) else self._run(words)
         except typer.Exit as ending:

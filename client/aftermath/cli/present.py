@@ -117,9 +117,9 @@ def _drop_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def note(sentence: str) -> None:
+def note(sentence: str, *, always: bool = False) -> None:
     """Say something in passing: on stderr, so that stdout stays one document. If quiet, only warnings are said."""
-    if is_quiet() and not sentence.startswith("warning: "):
+    if is_quiet() and not always and not sentence.startswith("warning: "):
         return
     from rich.console import Console
 
@@ -189,7 +189,7 @@ def reporting(*, as_json: bool) -> Iterator[None]:
     except AftermathError as error:
         _fail(error.message, _with_origin(error), error.code, as_json=as_json)
     except KeyboardInterrupt:
-        note("interrupted")
+        note("interrupted", always=True)
         raise typer.Exit(EXIT_INTERRUPTED) from None
     except BrokenPipeError:
         # The reader of our output went away (`| head`): nothing is wrong, and there is nowhere to say more.
