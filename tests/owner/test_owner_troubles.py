@@ -11,11 +11,19 @@ from aftermath.optim.schema import build_schema
 from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.owner import troubles
 from aftermath.owner.schema import Shape
-from aftermath.owner.troubles import WARNINGS, trouble_with_schedule, trouble_with_shares, trouble_with_size
+from aftermath.owner.troubles import (
+    WARNINGS,
+    trouble_with_rate,
+    trouble_with_rounds,
+    trouble_with_schedule,
+    trouble_with_shares,
+    trouble_with_size,
+)
 from aftermath.rules.model import LrSchedule
 from aftermath.rules.run import Config
 from aftermath.rules.state import ScheduleKind
 from optim.optim_oracle import CONFIG
+from rules import builders
 
 
 @pytest.mark.parametrize(
@@ -54,6 +62,20 @@ def test_a_schedule_may_differ_from_a_run_by_a_twentieth(ends: int, steps: int, 
     said = trouble_with_schedule(LrSchedule(ScheduleKind.COSINE, 1e-3, 0.0, 0.0, 0.0, 10, ends, 0, 0, 0), steps)
     assert says in said
     assert bool(said) == bool(says)
+
+
+@pytest.mark.parametrize(("rate", "warned"), [(0.02, False), (0.1, False), (0.11, True), (2.0, True)])
+def test_unlikely_learning_rate_is_warned_of(rate: float, warned: bool) -> None:
+    said = trouble_with_rate(LrSchedule(ScheduleKind.CONSTANT, rate, 0.0, 0.0, 0.0, 0, 0, 0, 0, 0))
+    assert said.startswith(f"base_lr = {rate:g}: ") == warned
+    assert bool(said) == warned
+
+
+@pytest.mark.parametrize(("seconds", "warned"), [(1, True), (2, True), (3, False)])
+def test_rounds_shorter_than_transactions_are_warned_of(seconds: int, warned: bool) -> None:
+    said = trouble_with_rounds(builders.config(max_round_train_time=seconds))
+    assert bool(said) == warned
+    assert not warned or said.startswith(f"max_round_train_time = {seconds}: ")
 
 
 @pytest.mark.parametrize(("steps", "batch", "members", "share"), [(4, 12, 3, 0), (4, 11, 3, 3), (1, 3, 3, 0)])

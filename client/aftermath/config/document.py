@@ -262,7 +262,7 @@ def parse_as(text: str, source: str, kind: type[C]) -> C:
     try:
         tables = toml_value(text)
     except Malformed as error:
-        raise config_errors.no_toml(source, str(error), f"Correct it there; {_OURS}") from None
+        raise config_errors.no_toml(source, text, str(error), f"Correct it there; {_OURS}") from None
     try:
         config = kind.model_validate(tables)
     except ValidationError as error:

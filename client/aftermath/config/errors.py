@@ -44,6 +44,8 @@ _BY_KIND = {
 }
 _HEADER = re.compile(r"^\s*\[+\s*([^\[\]]+?)\s*\]+")
 _KEY = re.compile(r"""^\s*((?:[\w-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[\w-]+|"[^"]*"|'[^']*'))*)\s*=""")
+_BARE_WORD = re.compile(r"^\s*([\w.-]+)\s*=\s*([A-Za-z_~./][\w./~-]*)\s*(?:#.*)?$")
+"""A key whose value is a text without quotes."""
 _PART = re.compile(r"""[\w-]+|"[^"]*"|'[^']*'""")
 _KINDS = {
     "int_type": "a whole number",
@@ -85,10 +87,17 @@ class Mistaken(ConfigError):
         super().__init__("\n".join(f"{source}:{one.line}: {one.sentence}" for one in self.found), fix)
 
 
-def no_toml(source: str, why: str, fix: str) -> Mistaken:
-    """The error for a file that the parser cannot read, which says why and where."""
-    line = re.search(r"at line (\d+)", why)
-    return Mistaken(source, [Found(int(line[1]) if line else 1, "", f"this is not valid TOML: {why}", "not-toml")], fix)
+def no_toml(source: str, text: str, why: str, fix: str) -> Mistaken:
+    """The error for a file whose `text` the parser cannot read, which says why and where."""
+    found = re.search(r"at line (\d+)", why)
+    line = int(found[1]) if found else 1
+    sentence = f"this is not valid TOML: {why}"
+    written = text.splitlines()[line - 1 : line]
+    if written and (bare := _BARE_WORD.match(written[0])):
+        word = bare[2].lower()
+        needs = f"write {word}" if word in ("true", "false") else f'a text needs quotes: {bare[1]} = "{bare[2]}"'
+        sentence = f"{bare[1]} is {bare[2]}: {needs}"
+    return Mistaken(source, [Found(line, "", sentence, "not-toml")], fix)
 
 
 def line_numbers(text: str) -> dict[Path, int]:
@@ -142,14 +151,25 @@ def _sentence(item: Any, root: type[BaseModel]) -> str:
         return f"{where} is {_as_written(given)}{_nearest(str(given), allowed)}; allowed: {', '.join(allowed)}"
     if kind in ("greater_than_equal", "less_than_equal"):
         limit = context.get("ge", context.get("le"))
-        side = "at least" if "ge" in context else "at most"
-        return f"{where} is {given}; it must be {side} {limit}"
+        if "le" in context:
+            return f"{where} is {given}; it must be at most {limit}"
+        least = _known(item["loc"])[1]
+        return f"{where} is {given}; it must be at least {limit if least is None else max(limit, least):g}"
     if kind in ("too_short", "too_long"):
         limit = context.get("min_length", context.get("max_length"))
         return f"{where} has {counted(context['actual_length'], 'entry', 'entries')}; it must have {limit}"
     if kind == "value_error":
         return f"{where} {context['error']}"
-    return f"{where} is {_as_written(given)}; it must be {_KINDS.get(kind, item['msg'])}"
+    unit = _known(item["loc"])[0] if kind in ("int_type", "int_from_float", "float_type") else ""
+    return f"{where} is {_as_written(given)}; it must be {_KINDS.get(kind, item['msg'])}{f' of {unit}' if unit else ''}"
+
+
+def _known(path: Sequence[str | int]) -> tuple[str, float | None]:
+    """Return the unit and the least value of a key of a run's config; empty and None where it has none."""
+    from aftermath.config.keys import keys  # which is made from the tables, and these from this module
+
+    name = ".".join(map(str, path))
+    return next(((key.unit, key.least) for key in keys() if key.name == name), ("", None))
 
 
 def _as_written(given: object) -> str:

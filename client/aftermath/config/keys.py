@@ -34,6 +34,8 @@ class Key:
     kind: str
     unit: str
     limits: str
+    least: float | None
+    """The least value that the program takes, if there is one."""
     default: str
     """Empty: it must be given, or may be left out (`required` says which)."""
     required: bool
@@ -119,6 +121,7 @@ def _key(path: tuple[str, ...], field: FieldInfo) -> Key:
         kind=_words(kind),
         unit=means.unit,
         limits=_limits(means, marks),
+        least=_least(means, marks),
         default=default,
         required=field.is_required(),
         text=field.description or "",
@@ -159,7 +162,7 @@ def _limits(means: Means, marks: list[Any]) -> str:
     def of(name: str) -> list[Any]:
         return [value for mark in marks if (value := getattr(mark, name, None)) is not None]
 
-    least = max([*of("ge"), *([means.least] if means.least is not None else [])], default=None)
+    least = _least(means, marks)
     most = min([*of("le"), *([means.most] if means.most is not None else [])], default=None)
     if means.bytes is not None:
         return f"at most {means.bytes} bytes"
@@ -171,6 +174,11 @@ def _limits(means: Means, marks: list[Any]) -> str:
         return f"{_number(least)} to {_number(most)}"
     sides = (("above", means.above), ("at least", least), ("below", means.below), ("at most", most))
     return ", ".join(f"{word} {_number(limit)}" for word, limit in sides if limit is not None)
+
+
+def _least(means: Means, marks: list[Any]) -> Any:
+    known = [means.least, *(getattr(mark, "ge", None) for mark in marks)]
+    return max((limit for limit in known if limit is not None), default=None)
 
 
 def _number(limit: float) -> str:

@@ -19,10 +19,15 @@ WARNINGS = {
     "few-sequences": "members have fewer sequences than inner steps",
     "late-results": "results come too late for this optimizer",
     "rate-schedule": "the learning rate does not fit the run's steps",
+    "unlikely-rate": "the learning rate is far above those that train",
+    "short-rounds": "a round is hardly longer than its transactions take",
     "data-here": "a member on this machine could not train on the data",
 }
 """What is warned of, by a name for programs that stays when the sentence changes."""
 LARGE_RESULT = 32  # a step's part of a result above the model's size over this, a bit a parameter, is worth a warning
+HIGH_RATE = 0.1
+"""The shipped configs have 0.0004 to 0.02."""
+SHORT_ROUND = 3  # seconds: commitments, results and attestations take one or two
 SMALL_RESULT = 1 << 20  # none of up to so many bytes is: half a second to seven others at 110 Mb/s
 
 
@@ -34,7 +39,11 @@ def troubles(run: Run, model: Model, shape: Shape, with_data: str = "") -> list[
 
 def coded(schedule: LrSchedule, rules: Config, shape: Shape | None) -> list[tuple[str, str]]:
     """The code and the sentence of each but those with the data; of a shape only where it is known."""
-    found = {"rate-schedule": trouble_with_schedule(schedule, rules.total_steps)}
+    found = {
+        "unlikely-rate": trouble_with_rate(schedule),
+        "short-rounds": trouble_with_rounds(rules),
+        "rate-schedule": trouble_with_schedule(schedule, rules.total_steps),
+    }
     if shape is not None:
         found |= {
             "large-results": trouble_with_size(shape),
@@ -42,6 +51,23 @@ def coded(schedule: LrSchedule, rules: Config, shape: Shape | None) -> list[tupl
             "late-results": trouble_with_overlap(shape, rules),
         }
     return [(code, sentence) for code, sentence in found.items() if sentence]
+
+
+def trouble_with_rate(schedule: LrSchedule) -> str:
+    """Return why the learning rate is hardly meant."""
+    if schedule.base_lr <= HIGH_RATE:
+        return ""
+    return f"base_lr = {schedule.base_lr:g}: most trainings diverge above {HIGH_RATE}; 0.0004 to 0.02 is usual"
+
+
+def trouble_with_rounds(rules: Config) -> str:
+    """Return why rounds are hardly meant to be so short."""
+    if rules.max_round_train_time >= SHORT_ROUND:
+        return ""
+    return (
+        f"max_round_train_time = {rules.max_round_train_time}: a round's transactions alone take 1 to 2 seconds, so "
+        f"most results come too late; allow {SHORT_ROUND} seconds or more"
+    )
 
 
 def trouble_with_size(shape: Shape) -> str:
