@@ -10,7 +10,8 @@ from aftermath.model.checkpoint import load
 from aftermath.model.segments import level_hash
 from aftermath.owner.schema import shape_of
 from cli.cli_lone_member import one_epoch, quick_config
-from cli.cli_runs import Outcome, Shell, invoke
+from cli.cli_runs import LOCAL, Outcome, Shell, invoke
+from cli.cli_torchless import torchless_server
 from cli.conftest import SHAPE
 
 
@@ -57,6 +58,13 @@ def test_a_finished_run_is_recorded_taken_back_and_reopened(
     member = owner("json-dump-user", *named, "--address", owner.wallet).data["member"]
     assert member["points"] == 90
     assert owner("json-dump-run", *named).data["run"]["state"] == "finished"
+    with torchless_server() as torchless:
+        for tier in ("0", "auto"):
+            ended = torchless("train", "--rpc", owner.rpc, "-w", owner.wallet, *LOCAL, *named, "--matformer-tier", tier)
+            assert ended.code == 0, ended.err
+            finished = f"the run is finished: 2 steps; the model is in {material / 'model'}"
+            assert ended.out.splitlines()[-1].endswith(finished)
+            assert "loading PyTorch" not in ended.out + ended.err
     assert "reopen" in owner("set-paused", *named, "resume").error["fix"]
     assert "has trained 2 steps already" in owner("reopen", *named, "--total-steps", 2).error["error"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from rich.console import Console
 
 from aftermath.base.verbosity import VERBOSITY, Verbosity, say
 from aftermath.central.index import CENTRALIZED
-from aftermath.cli.present import note
+from aftermath.cli.present import note, one_output
 from aftermath.lab.kinds import Finished
 from aftermath.lab.lines import StepLines
 from aftermath.watch.console import ConsoleLines
@@ -109,3 +110,11 @@ def test_debug_logs_of_a_training_are_printed_if_verbose(level: Verbosity, capsy
     if level is Verbosity.DEBUG:
         printed = ["debug: aftermath: sent", "loading"]
     assert capsys.readouterr().err.splitlines() == [*printed, "warning: slow"]
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_one_output_is_told_from_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, together: bool) -> None:
+    with (tmp_path / "out").open("w") as out, (tmp_path / ("out" if together else "err")).open("w") as err:
+        monkeypatch.setattr(sys, "stdout", out)
+        monkeypatch.setattr(sys, "stderr", err)
+        assert one_output() == together

@@ -27,7 +27,7 @@ from aftermath.cli.options import (
     RunId,
     RunOwner,
 )
-from aftermath.cli.present import EXIT_KNOWN, EXITS, Result, note
+from aftermath.cli.present import EXIT_KNOWN, EXITS, Result, note, one_output
 
 if TYPE_CHECKING:
     from solders.pubkey import Pubkey
@@ -216,10 +216,10 @@ def chosen(view: View, wallet: bytes, device: str, paths: LocalPaths) -> tuple[i
 
 
 def tell(entry: OnChain) -> None:
-    """What is known before PyTorch is loaded, on stderr."""
+    """What is known before PyTorch is loaded, on stderr; not where the answer, which has it again, goes to as well."""
     from aftermath.watch.sentences import LOADING
 
-    for refusal in entry.refusals:
+    for refusal in () if one_output() else entry.refusals:
         note(f"no: {refusal.message}")
     note(LOADING)
 

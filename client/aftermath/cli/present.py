@@ -127,6 +127,14 @@ def note(sentence: str, *, always: bool = False) -> None:
     Console(stderr=True, soft_wrap=True, highlight=False).print(text, style="dim", markup=False)
 
 
+def one_output() -> bool:
+    """Return whether stdout and stderr are one terminal, pipe or file, so that a reader sees both."""
+    try:
+        return os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
+    except (AttributeError, OSError, ValueError):  # closed, or no file of the system
+        return False
+
+
 def plain_text(text: str) -> Text:
     """Lines as they are: brackets are no markup, and nothing of them moves a terminal's cursor."""
     from rich.text import Text

@@ -27,10 +27,14 @@ from aftermath.base.verbosity import say
 from aftermath.base.wait import cancel
 from aftermath.chain.wallet import Wallet
 from aftermath.coordinator.errors import CoordinatorError, NoSuchRun
+from aftermath.coordinator.view import View
+from aftermath.member.notices import Notices
 from aftermath.p2p.discovery import Directory, local_discovery_dir
 from aftermath.p2p.iroh import IrohTransport, open_iroh
 from aftermath.p2p.named import addresses_of, peers_named
 from aftermath.p2p.relay import AUTO, DISABLED, N0
+from aftermath.rules.run import steps_before
+from aftermath.rules.state import RunState
 from aftermath.train.ending import known
 from aftermath.train.interrupts import CLOSE_SECONDS, Interrupts
 from aftermath.train.keeping import check_hub, gradients_place
@@ -60,7 +64,11 @@ def run_member(settings: TrainSettings, reach: Callable[[TrainSettings], Reach] 
     check_options(settings)
     first = reach(settings)
     if settings.matformer_tier == AUTO_TIER:
-        settings = _with_tier(settings, first, _admitted(runner, settings, first))
+        admitted = _admitted(runner, settings, first)
+        if admitted.view.run.state is RunState.FINISHED:  # nothing is trained, so no tier needs to be measured
+            settings = replace(settings, matformer_tier=0)
+        else:
+            settings = _with_tier(settings, first, admitted)
         first = reach(settings)
     with contextlib.ExitStack() as stack:
         events = events_of(settings, stack)
@@ -69,7 +77,11 @@ def run_member(settings: TrainSettings, reach: Callable[[TrainSettings], Reach] 
         if collects_figures(settings):
             stack.enter_context(looked_at(events, settings.checkpoint_dir or Path()))
         stack.enter_context(_telling(settings, events))
-        stack.enter_context(_only_here(settings, first.wallet, _admitted(runner, settings, first)))
+        admitted = _admitted(runner, settings, first)
+        if admitted.view.run.state is RunState.FINISHED:
+            _tell_finished(admitted.view, events)
+            return
+        stack.enter_context(_only_here(settings, first.wallet, admitted))
         if "torch" not in sys.modules:  # a tier may have been chosen with it
             events.emit(kinds.Loading())
         _load_torch()
@@ -82,6 +94,15 @@ def _admitted(runner: asyncio.Runner, settings: TrainSettings, reach: Reach) -> 
     """What whoever keeps the run says to this member, which has begun nothing yet. Raises what keeps it out."""
     with on_interrupt(end_at_once):
         return runner.run(let_in(settings, reach.pool, member_of(settings, reach)))
+
+
+def _tell_finished(view: View, events: Events) -> None:
+    """Say that the run is finished and where its model is, as a member that trains says it."""
+    notices, run, model = Notices(events), view.run, view.model
+    notices.state(run)
+    place = model.checkpoint.repo if steps_before(model.checkpoint_step) else None
+    events.emit(kinds.Finished(step=run.trained_steps, checkpoint=place))
+    notices.never_saved(run, model)
 
 
 def _load_torch() -> None:
