@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -218,6 +220,30 @@ def test_file_output_replaces_own_output(line: Line, home: Path) -> None:
     assert (home / "out" / "file.png").stat().st_size
 
 
+@contextmanager
+def room_for(size: int) -> Iterator[None]:
+    """Let this process write no file beyond `size` bytes, as a disk does that is nearly full."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("line", FILES, ids=lambda line: line.__name__)
+def test_file_output_without_room_says_so_and_leaves_nothing(line: Line, home: Path) -> None:
+    (home / "out").mkdir()
+    words = line(home, home / "out" / "file.png")
+    before = everything_in(home)
+    with room_for(1000):
+        done = invoke(*words)
+    assert done.code == 1
+    assert done.err.startswith("error: cannot write "), done.err
+    assert "fix: Free some space" in done.err
+    assert everything_in(home) == before
+
+
 @pytest.mark.parametrize("line", [plot, events_csv, events_lines, init], ids=lambda line: line.__name__)
 def test_a_dash_is_the_standard_output(line: Line, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(home)
@@ -235,3 +261,10 @@ def test_write_log_does_not_append_to_a_wallet(home: Path) -> None:
     with pytest.raises(OutputError):
         JsonLines(home / "w.json", lambda: None)  # type: ignore[arg-type, return-value]
     assert everything_in(home) == before
+
+
+def test_init_into_a_directory_names_a_file(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(home)
+    done = invoke("init", "--out", ".")
+    assert done.code == 1
+    assert done.err.startswith("error: --out . is not a file name\nfix: Name the config file")

@@ -12,7 +12,7 @@ import typer
 
 from aftermath.cli.command import command
 from aftermath.cli.kept_events import Kinds, Places, chosen, finish, json_line
-from aftermath.cli.present import Result
+from aftermath.cli.present import Result, writing
 from aftermath.watch.events import is_log
 
 if TYPE_CHECKING:
@@ -39,8 +39,8 @@ def events_export(
     reader = EventReader(places)
     told = chosen(reader.read(), kind)
     if out is None or str(out) == STANDARD_OUTPUT:
-        written = _write(sys.stdout, told, as_table=csv)
-        sys.stdout.flush()
+        with writing():
+            written = _write(sys.stdout, told, as_table=csv)
         finish(reader, places, written)
         return Result(None, None)
     with output_file(out.expanduser(), _is_table if csv else is_log) as stream:

@@ -14,6 +14,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
@@ -21,10 +22,10 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 from aftermath.base.errors import AftermathError, UsageError
-from aftermath.base.outputs import STANDARD_OUTPUT, check_file
+from aftermath.base.outputs import STANDARD_OUTPUT, check_file, output_file
 from aftermath.cli.command import command
 from aftermath.cli.pages import placed
-from aftermath.cli.present import CommandError, Result, note, plain_text
+from aftermath.cli.present import CommandError, Result, note, plain_text, writing
 from aftermath.config.recipe import making, recipe_file
 from aftermath.model.presets import PRESETS
 from aftermath.rules.bitmap import MAX_MEMBERS
@@ -93,7 +94,7 @@ def init(
     from aftermath.cli.new_config import RECIPE, Wishes, begin, changed
     from aftermath.config.document import RunConfig, parse_as
     from aftermath.config.errors import Mistaken
-    from aftermath.config.written import tables_of, text_of, write
+    from aftermath.config.written import tables_of, text_of
 
     to_stdout = str(out) == STANDARD_OUTPUT
     if not to_stdout and not out.name:
@@ -103,7 +104,7 @@ def init(
     if there := [path for path in targets if path.exists() and not force]:
         raise CommandError(f"{there[0]} is there already", "Name another file with --out, or say --force")
     for path in targets:
-        check_file(path, lambda head: re.match(rb"\s*\[\s*\d", head) is None)  # --force does not replace a key file
+        check_file(path, _is_no_key)
     if sys.stdin is not None and sys.stdin.isatty() and not json_output:
         options = asked(options)
     wishes = Wishes(**asdict(options))
@@ -115,23 +116,35 @@ def init(
     if found.mistakes:
         raise Mistaken(str(out), found.mistakes, "Nothing was written; choose other options, or another --recipe")
     if to_stdout:
-        sys.stdout.write(text)
+        with writing():
+            sys.stdout.write(text)
         return Result(None, None)
-    if files:
-        write(
-            beside,
-            tables_of(
-                files, [f"What the model and the tokens of {out.name} are made of, where they are not there yet."]
-            ),
-        )
-    else:
-        beside.unlink(missing_ok=True)  # of a file that is written over
-    write(out, text)
+    about = f"What the model and the tokens of {out.name} are made of, where they are not there yet."
+    _write_both(out, text, beside, tables_of(files, [about]) if files else "")
     new = set(found.warnings).difference(look(*recipe).warnings)
     told = [warning for warning in found.warnings if warning in new]
     for _, warning in told:
         note(f"warning: {warning}")
     return _made(out, beside if files else None, config.config.init_min_clients, told)
+
+
+def _write_both(out: Path, text: str, beside: Path, made_of: str) -> None:
+    """Write the config, and beside it what its files are made of, if anything; neither if one cannot be written."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        if made_of:
+            stream = stack.enter_context(output_file(beside, _is_no_key))
+            stream.write(made_of.encode())
+            stream.flush()
+        with output_file(out, _is_no_key) as stream:
+            stream.write(text.encode())
+    if not made_of:
+        beside.unlink(missing_ok=True)  # of a file that is written over
+
+
+def _is_no_key(head: bytes) -> bool:
+    """Return whether a file may be replaced with --force: it does not begin as a key file does."""
+    return re.match(rb"\s*\[\s*\d", head) is None
 
 
 def _made(out: Path, beside: Path | None, members: int, told: list[tuple[str, str]]) -> Result:

@@ -11,6 +11,7 @@ recipe says in AFTERMATH_RECIPE what names the cluster, and a fix names variable
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import sys
@@ -48,6 +49,8 @@ EXITS = {
 }
 """The exit codes of errors by their own codes; that of all others is EXIT_KNOWN."""
 PIPE_WIDTH = 200
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""A full disk, a used-up quota, and a file as large as the system lets this process write."""
 RECIPE = "AFTERMATH_RECIPE"
 
 
@@ -115,6 +118,14 @@ def writing() -> Iterator[None]:
 def _drop_output() -> None:
     """What is still to be written would fail again when the interpreter ends."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _drop_unwritten_output() -> None:
+    """Drop what stdout still holds, if that is what there is no room for."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _drop_output()
 
 
 def note(sentence: str, *, always: bool = False) -> None:
@@ -204,6 +215,11 @@ def reporting(*, as_json: bool) -> Iterator[None]:
         _drop_output()
         raise typer.Exit(0) from None
     except OSError as error:
+        if error.errno in _NO_ROOM:
+            _drop_unwritten_output()
+            where = f" {error.filename}" if error.filename else ""
+            fix = "Free some space, or write to another disk"
+            _fail(f"cannot write{where}: {error.strerror}", fix, "file", as_json=as_json)
         if error.filename is None:
             _fail_unexpected(error, as_json=as_json)
         _fail(f"{error.strerror}: {error.filename}", "Check the path and its permissions", "file", as_json=as_json)

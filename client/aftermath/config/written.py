@@ -8,7 +8,6 @@ sees all that can be changed.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from aftermath.config.document import RunConfig
@@ -32,15 +31,6 @@ def tables_of(tables: dict[str, dict[str, Any]], about: Sequence[str]) -> str:
     for name, values in tables.items():
         lines += ["", f"[{name}]", *(f"{key} = {written(value)}" for key, value in values.items())]
     return "\n".join(lines) + "\n"
-
-
-def write(path: Path, text: str) -> None:
-    """Put a text under a name, whole or not at all. Raises OSError."""
-    from aftermath.base.files import replacing
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as stream:
-        stream.write(text.encode())
 
 
 def _table(holder: Table, above: tuple[str, ...], name: str) -> Iterator[str]:

@@ -193,7 +193,7 @@ def _check(output: Path, tokenizer: Tokenizer, token_bytes: int) -> int:
 def refuse_older(output: Path) -> None:
     """Raises DataError if this is no folder, or one that holds token files."""
     if output.exists() and not output.is_dir():
-        raise DataError(f"{output} is a file, not a folder")
+        raise DataError(f"{output} is a file, not a folder", "Name a folder, which is made if it does not exist")
     if output.is_dir() and any(path.suffix in SUFFIXES for path in output.iterdir()):
         raise DataError(f"{output} already holds token files", "Remove them or name another folder")
     for name in (TOKENIZER, TOKENIZER_CONFIG):

@@ -124,7 +124,7 @@ class JsonLines:
         self._wall, self._path = wall, target if isinstance(target, Path) else None
         if isinstance(target, Path):
             target.parent.mkdir(parents=True, exist_ok=True)
-            if target.is_file():
+            if target.is_file() or target.is_block_device():
                 check_file(target.resolve(), is_log)
             torn = _torn(target)
             descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
