@@ -23,7 +23,8 @@ from solders.rpc.requests import SendRawTransaction
 from solders.system_program import TransferParams, transfer
 from solders.transaction import VersionedTransaction
 
-from aftermath.central import doorway, gate, presence, session
+from aftermath.base.crowding import makes_room
+from aftermath.central import accounts, doorway, gate, presence, session
 from aftermath.central import server as central_server
 from aftermath.central.greeting import Challenge, answer, challenged
 from aftermath.central.link import NotAdmitted, ServerRefused
@@ -32,7 +33,7 @@ from aftermath.central.server import CentralServer
 from aftermath.central.trust import Trust
 from aftermath.chain.addresses import run_addresses
 from aftermath.chain.client import CoordinatorClient
-from aftermath.chain.failures import RpcRejected
+from aftermath.chain.failures import RpcRejected, TransactionFailed
 from aftermath.coordinator.errors import Refused, Unavailable
 from aftermath.p2p.discovery import Whereabouts
 from aftermath.rules.state import RunState
@@ -195,8 +196,8 @@ async def test_strangers_who_say_nothing_keep_nobody_out(monkeypatch: pytest.Mon
 
 def test_room_is_made_by_the_oldest_of_the_address_with_most() -> None:
     waiting = {1: "10.0.0.1", 2: "10.0.0.2", 3: "10.0.0.3", 4: "10.0.0.2", 5: "10.0.0.2"}
-    assert doorway.makes_room(waiting) == 2
-    assert doorway.makes_room({3: "a", 1: "b"}) == 3
+    assert makes_room(waiting) == 2
+    assert makes_room({3: "a", 1: "b"}) == 3
 
 
 async def test_a_member_that_is_slow_to_prove_its_key_is_not_driven_out_by_many_of_one_address(
@@ -297,6 +298,49 @@ async def test_a_member_sends_its_own_transactions_about_this_run_and_no_others(
         with pytest.raises(Refused):  # the program's own rule
             await client.sender.send([owner])
         await visitor.join()
+
+
+async def test_new_identities_get_accounts_by_success_and_quota(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accounts, "NEW_OF_ADDRESS", 2.0)
+    async with serving(tmp_path) as server, contextlib.AsyncExitStack() as stack:
+        visitors = [await stack.enter_async_context(Visitor(server)) for _ in range(4)]
+
+        def funded(visitor: Visitor) -> bool:
+            return server.node.bank.account(visitor.wallet.pubkey) is not None
+
+        assert not any(map(funded, visitors)), "to come in costs the server nothing"
+        looker, *members, late = visitors
+        with pytest.raises(Refused):  # nothing is due
+            await looker.chain.tick()
+        client = CoordinatorClient(looker.pool, looker.wallet)
+        blockhash, _ = await client.sender.blockhash()
+        tick = client.sender.transaction([client.ix.tick(RUN)], (), 200_000, 0, blockhash)
+        with pytest.raises(TransactionFailed):
+            await looker.pool.call(SendRawTransaction(bytes(tick), RpcSendTransactionConfig(skip_preflight=True)), str)
+        assert not funded(looker), "what fails gives no account, without the preflight either"
+        for member in members:
+            await member.join()
+            assert funded(member)
+        with pytest.raises(RpcRejected, match="takes no more new identities now"):
+            await late.join()
+        await members[0].join(weight=20)
+
+
+async def test_accounts_without_membership_expire_for_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accounts, "AWAY_SECONDS", 0.0)
+    passer, member = Pubkey.new_unique(), Keypair()
+    async with serving(tmp_path) as server, Visitor(server, member) as visitor:
+        await visitor.join()
+        await server.node.provide(passer, accounts.ALLOWANCE)
+        server.accounts.sweep()
+    async with serving(tmp_path) as server:
+        server.accounts.sweep()
+        assert server.node.bank.account(passer) is None
+        assert server.node.bank.account(member.pubkey()) is not None, "it has a membership"
+        async with Visitor(server, member) as visitor:
+            assert await visitor.seat() is not None
 
 
 async def test_a_dropped_connection_withdraws_by_what_the_member_itself_had_signed(

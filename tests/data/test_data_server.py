@@ -15,6 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aftermath.base.bounded import Malformed
+from aftermath.base.worker import ThreadWorker
+from aftermath.data.crowd import FRESH_SECONDS, Client, Crowd, Turns
 from aftermath.data.remote import RemoteTokens
 from aftermath.data.server import DataServer, load_settings, served
 from aftermath.data.source import DataError, SourceAway
@@ -100,6 +102,87 @@ def test_clients_that_say_nothing_keep_nobody_out(place: Path, monkeypatch: pyte
             assert np.array_equal(client.read([5]), before)
 
 
+async def _flood(port: int, host: str, connections: int, stop: asyncio.Event) -> None:
+    """Ask for sequences over so many connections of `host`, and connect again where one is closed."""
+    question = packed(Read([0] * 64))
+
+    async def ask() -> None:
+        while True:
+            with suppress(OSError, asyncio.IncompleteReadError):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(host, 0))
+                while True:
+                    writer.write(question)
+                    await reader.readexactly(int.from_bytes(await reader.readexactly(4), "big"))
+
+    asking = [asyncio.create_task(ask()) for _ in range(connections)]
+    await stop.wait()
+    for task in asking:
+        task.cancel()
+
+
+@contextmanager
+def flooded(port: int, host: str, connections: int) -> Iterator[None]:
+    loop, stop = asyncio.new_event_loop(), asyncio.Event()
+    thread = threading.Thread(target=loop.run_until_complete, args=(_flood(port, host, connections, stop),))
+    thread.start()
+    try:
+        yield
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join()
+        loop.close()
+
+
+@pytest.mark.parametrize(("host", "connections"), [("127.0.0.2", 40), ("127.0.0.1", 20)], ids=["other", "same"])
+def test_data_server_under_flood_cuts_no_waiting_member(
+    place: Path, host: str, connections: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aftermath.data.server.MOST_CLIENTS", 16)
+    with running(place) as port, flooded(port, host, connections):
+        members = [RemoteTokens(f"127.0.0.1:{port}", 16, 4800) for _ in range(3)]
+        for _ in range(5):
+            for member in members:
+                assert len(member.read(range(20))) == 20
+
+
+async def test_turns_with_many_questions_of_one_address_alternate() -> None:
+    turns, order = Turns(ThreadWorker("test")), list[str]()
+    places = ["flood"] * 6 + ["member"] * 2
+    asked = [asyncio.create_task(turns(where, lambda where=where: order.append(where))) for where in places]
+    await asyncio.sleep(0)
+    asked[1].cancel()  # a turn that nobody wants is passed on
+    await asyncio.gather(*asked, return_exceptions=True)
+    assert order == ["flood", "member", "flood", "member", "flood", "flood", "flood"]
+
+
+@pytest.mark.parametrize(
+    ("most", "there", "newcomer", "cut"),
+    [
+        (3, [("a", False), ("b", False), ("b", False)], "c", 1),
+        (3, [("a", False), ("b", True), ("b", False)], "b", 2),
+        (2, [("b", True), ("b", True), ("a", False)], "a", None),
+        (2, [("b", True), ("b", True), ("b", True), ("a", False)], "a", 2),
+        (2, [("b", True), ("b", True), ("b", True), ("a", False)], "b", "newcomer"),
+    ],
+    ids=["oldest of most", "due stays", "room while due", "newest due of most", "refused"],
+)
+async def test_crowd_when_full_cuts_who_is_owed_nothing(
+    most: int, there: list[tuple[str, bool]], newcomer: str, cut: int | str | None
+) -> None:
+    now = [0.0]
+    crowd = Crowd(most, 1, lambda: now[0])
+    tasks = [asyncio.create_task(asyncio.sleep(0)) for _ in range(len(there) + 1)]
+    clients = [Client(task, where) for task, (where, _) in zip(tasks, there, strict=False)]
+    for client, (_, due) in zip(clients, there, strict=True):
+        crowd.enter(client)
+        client.due = due
+    now[0] = FRESH_SECONDS
+    entered = crowd.enter(Client(tasks[-1], newcomer))
+    assert entered == (cut != "newcomer")
+    assert [number for number, task in enumerate(tasks) if task.cancelling()] == ([cut] if isinstance(cut, int) else [])
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
 @pytest.mark.parametrize("bound", ["MOST_CLIENTS", "MOST_UNTAKEN"])
 def test_what_a_client_does_not_take_goes_with_it(place: Path, bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"aftermath.data.server.{bound}", 1)
@@ -108,11 +191,10 @@ def test_what_a_client_does_not_take_goes_with_it(place: Path, bound: str, monke
     question, size = packed(Read([0] * 256)), 256 * 32768 * 2
     with running(place) as port, ExitStack() as stack:
         first, second = (stack.enter_context(socket.create_connection(("127.0.0.1", port), 10)) for _ in range(2))
-        if bound == "MOST_CLIENTS":  # the second has made room of the first already
-            first = stack.enter_context(socket.create_connection(("127.0.0.1", port), 10))
         first.sendall(question)
         took = len(first.recv(1))
-        if bound == "MOST_CLIENTS":
+        if bound == "MOST_CLIENTS":  # twice as many may be there
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), 10))
             second = stack.enter_context(socket.create_connection(("127.0.0.1", port), 10))
         second.sendall(question)
         assert second.recv(1)

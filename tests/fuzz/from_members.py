@@ -16,6 +16,7 @@ from solders.transaction import VersionedTransaction
 
 from aftermath.base.bounded import Malformed
 from aftermath.base.errors import ConfigError
+from aftermath.central.accounts import Accounts
 from aftermath.central.files import ServerError, allowed_of
 from aftermath.central.gate import Gate, whereabouts_of
 from aftermath.central.greeting import Challenge, Denied, Welcome, admitted, answer, challenged, proven
@@ -64,7 +65,8 @@ def verdicts() -> tuple[list[bytes], Decode]:
 
 def transactions() -> tuple[list[bytes], Decode]:
     """The bytes of transactions, as the gate is asked to let them through."""
-    gate = Gate(Node(LocalnetConfig()), PROGRAM, RUN)
+    node = Node(LocalnetConfig())
+    gate = Gate(node, PROGRAM, RUN, Accounts(node, PROGRAM, RUN, lambda _: True))
     ix = CoordinatorInstructions(coordinator_program(), ME.pubkey())
     steps = [ix.leave_run("demo", RoundId(1, 2, 3))], [ix.tick("demo"), ix.tick("demo")]
     made = [VersionedTransaction(Message.new_with_blockhash(s, ME.pubkey(), Hash.default()), [ME]) for s in steps]
@@ -85,9 +87,13 @@ def calls() -> tuple[list[bytes], Decode]:
     presence = Presence(None)
     outlet = _Outlet()
     guest = presence.came(ME.pubkey(), bytes(PEER.pubkey()), outlet)
-    gate = Gate(node, PROGRAM, RUN)
+    gate = Gate(node, PROGRAM, RUN, Accounts(node, PROGRAM, RUN, lambda _: True))
     methods = gate.methods(
-        ME.pubkey(), outlet, lambda at: presence.announce(guest, at, outlet), lambda will: presence.keep(guest, will)
+        ME.pubkey(),
+        "192.0.2.1",
+        outlet,
+        lambda at: presence.announce(guest, at, outlet),
+        lambda will: presence.keep(guest, will),
     )
     del methods["sendTransaction"]  # waits for a turn of the loop; what it reads is read by the one below
     rpc = node.rpc(methods)

@@ -10,31 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
-from typing import TypeVar
+from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from aftermath.p2p.door import network_of
-
-T = TypeVar("T")
+from aftermath.base.crowding import makes_room, place
 
 MOST_SILENT = 64
 """Connections on which nothing was asked yet."""
 SILENT_SECONDS = 10.0
-
-
-def place(transport: asyncio.Transport | None) -> str:
-    """The address at the other end, as far as one who has it has no other."""
-    peer = transport.get_extra_info("peername") if transport is not None else None
-    return network_of(str(peer[0])) if isinstance(peer, tuple) else ""
-
-
-def makes_room(waiting: Mapping[T, str]) -> T:
-    """Which of those that wait, in the order in which they came and by their addresses, has to go."""
-    most = max(Counter(waiting.values()).items(), key=lambda found: found[1])[0]
-    return next(one for one, where in waiting.items() if where == most)
 
 
 class Doorway(web.Server):

@@ -3,8 +3,8 @@
 Decided: a transaction must be signed by the identity of the connection and by nobody else, and may only call the
 coordinator, about this run, with the compute limit and the check of signatures that go with it; all else is the
 program's to decide. The chain's money is worth nothing and buys nothing here, so that an identity is given what fees
-take. `announceWhereabouts` tells where the member's own peer key is to be found and answers with where the others are;
-`keepLastWill` leaves a transaction with the server, to be sent when the member is gone.
+take (`accounts`). `announceWhereabouts` tells where the member's own peer key is to be found and answers with where the
+others are; `keepLastWill` leaves a transaction with the server, to be sent when the member is gone.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from solders.message import MessageV0
 from solders.pubkey import Pubkey
 from solders.transaction import VersionedTransaction
 
+from aftermath.central.accounts import Accounts
 from aftermath.chain.addresses import ED25519
 from aftermath.localnet.errors import INVALID_REQUEST, RpcError, invalid_params
 from aftermath.localnet.node import Node
@@ -38,35 +39,34 @@ READS = (
 )
 MOST_SUBSCRIPTIONS = 16
 """Of one connection: a member has one, to its run."""
-ALLOWANCE, LEAST = 10**9, 10**8
-"""Lamports that an identity is given, and at which it is given more: some hundred thousand transactions' fees."""
 
 
 class Gate:
     """The methods of one run's members. `run`: the address of its Run account."""
 
-    def __init__(self, node: Node, program: Pubkey, run: Pubkey) -> None:
+    def __init__(self, node: Node, program: Pubkey, run: Pubkey, accounts: Accounts) -> None:
         self._node, self._program, self._run = node, program, run
+        self._accounts = accounts
 
     def methods(
         self,
         identity: Pubkey,
+        where: str,
         outbox: Any,
         announce: Callable[[Whereabouts], Any],
         keep: Callable[[bytes], None],
     ) -> dict[str, Handler]:
-        """What a connection of this identity may call."""
+        """Return what a connection of this identity, from the address `where`, may call."""
         known = self._node.methods
         subscriptions = self._node.subscriptions.methods()
 
         async def send(params: Any) -> Any:
             self.admit(params, identity)
-            await self.provide(identity)
-            return await known["sendTransaction"](params)
+            return await self._accounts.send(params, identity, where)
 
         async def simulate(params: Any) -> Any:
             self.admit(params, identity)
-            return await known["simulateTransaction"](params)
+            return await self._accounts.simulate(params, identity)
 
         def last_will(params: Any) -> bool:
             tx = self.admit(params, identity)
@@ -82,6 +82,7 @@ class Gate:
 
         return {
             **{name: known[name] for name in READS},
+            "getBalance": lambda params: self._accounts.balance(params, identity),
             "accountSubscribe": subscribe,
             "accountUnsubscribe": lambda params: subscriptions["accountUnsubscribe"](params, outbox),
             "sendTransaction": send,
@@ -89,11 +90,6 @@ class Gate:
             "announceWhereabouts": lambda params: announce(whereabouts_of(params)),
             "keepLastWill": last_will,
         }
-
-    async def provide(self, identity: Pubkey) -> None:
-        """See that the identity can pay fees."""
-        if self._node.bank.balance(identity) < LEAST:
-            await self._node.provide(identity, ALLOWANCE)
 
     def admit(self, params: Any, identity: Pubkey) -> VersionedTransaction:
         """The transaction of a call. Raises RpcError unless it is this identity's own, about this run."""

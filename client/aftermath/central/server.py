@@ -22,6 +22,8 @@ from aiohttp import web
 from solders.pubkey import Pubkey
 from solders.transaction import VersionedTransaction
 
+from aftermath.base.wait import cancel
+from aftermath.central.accounts import Accounts
 from aftermath.central.doorway import Doorway
 from aftermath.central.files import LEDGER, ServerError
 from aftermath.central.gate import Gate
@@ -63,7 +65,10 @@ class CentralServer:
         self.config = config
         self.node = Node(LocalnetConfig(ledger=ledger, programs=given))
         self.presence = Presence(self._withdraw if config.withdraw else None)
-        gate = Gate(self.node, PROGRAM, run_addresses(PROGRAM, config.run_id).run)
+        run = run_addresses(PROGRAM, config.run_id).run
+        self.accounts = Accounts(self.node, PROGRAM, run, self.presence.here)
+        self._expiring: asyncio.Task[None] | None = None
+        gate = Gate(self.node, PROGRAM, run, self.accounts)
         self._house = House(self.node, gate, self.presence, config.run_id, config.allowed)
         self._sessions: set[Session] = set()
         self._doorway = Doorway(self._handle)
@@ -83,6 +88,7 @@ class CentralServer:
                 "Choose another port with --server-port, or another address with --host",
             ) from None
         self.port = self._listener.sockets[0].getsockname()[1]
+        self._expiring = asyncio.create_task(self.accounts.expire())
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         if request.headers.get("Upgrade", "").lower() != "websocket":
@@ -114,6 +120,8 @@ class CentralServer:
         """Stop serving; everything acknowledged is on the disk already."""
         if self._listener is not None:
             self._listener.close()
+        if self._expiring is not None:
+            await cancel([self._expiring])
         await self.presence.close()
         for session in list(self._sessions):
             await session.close()

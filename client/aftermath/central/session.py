@@ -2,7 +2,7 @@
 
 Decided: nothing is read of a stranger but one short answer within seconds; of a member, messages of bounded length,
 each answered before the next is read, so that nobody can pile up work. Whatever breaks the form costs the connection.
-Where strangers are too many, who has been one for longest makes room for the next (`doorway.makes_room`): a member
+Where strangers are too many, who has been one for longest makes room for the next (`base.crowding`): a member
 answers at once, and else a few who say nothing would keep everybody out.
 """
 
@@ -16,8 +16,9 @@ from aiohttp import WSMsgType
 from solders.pubkey import Pubkey
 
 from aftermath.base.bounded import Malformed
+from aftermath.base.crowding import makes_room, place
 from aftermath.base.wait import first_of
-from aftermath.central.doorway import SILENT_SECONDS, makes_room, place
+from aftermath.central.doorway import SILENT_SECONDS
 from aftermath.central.gate import Gate
 from aftermath.central.greeting import NONCE_BYTES, Challenge, Denied, Welcome, proven
 from aftermath.central.presence import MOST_OF_ONE, Guest, Presence
@@ -110,7 +111,6 @@ class Session(Connection):
         if refusal := self._house.objection(identity):
             await self._say(refusal)
             return None
-        await self._house.gate.provide(identity)
         await self._say(Welcome())
         return self._house.presence.came(identity, peer, self)
 
@@ -118,6 +118,7 @@ class Session(Connection):
         presence = self._house.presence
         methods = self._house.gate.methods(
             guest.identity,
+            place(self._transport),
             self,
             lambda at: presence.announce(guest, at, self),
             lambda will: presence.keep(guest, will),

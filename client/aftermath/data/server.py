@@ -3,10 +3,10 @@
 Decided
 - What it serves is said by `data.toml` (`served`): folder, token size, sequence length and the seed of the order.
 - Files are read on one thread, never on the event loop. A client that asks for nonsense is told so and cut off.
-- Clients, and the time that one may take, are bounded. Where they are too many, who has asked nothing for longest makes
-  room: nobody can keep others out by saying nothing, and a client whose connection was closed makes a new one.
-- So are the answers that were not taken yet, of all of them together: whose is oldest makes room. What was not taken of
-  a client that goes, or has to, goes with it.
+- Clients, the time that one may take, and the answers that were not taken yet are bounded (`crowd`). Where there
+  are too many, a client of the address with most makes room that is owed nothing. A client whose connection was closed
+  makes a new one.
+- Addresses take turns at reading, so that one with hundreds of connections does not starve the others.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -21,14 +22,17 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from aftermath.base.bounded import Malformed, toml_value
+from aftermath.base.crowding import place
 from aftermath.base.wait import cancel
 from aftermath.base.worker import ThreadWorker
+from aftermath.data.crowd import Client, Crowd, Turns
 from aftermath.data.local import open_tokens
 from aftermath.data.source import DataError
 from aftermath.data.tokens import TokenFiles
 from aftermath.data.wire import LENGTH, MOST_ASKED, Answer, Describe, Description, ErrorReply, Tokens, asked, packed
 
 MOST_CLIENTS = 256
+"""And as many again while they all wait for answers."""
 MOST_UNTAKEN = 256 << 20
 """Bytes of answers on their way; one may be larger."""
 _IDLE, _STALLED = 300.0, 60.0  # seconds without a request; seconds that an answer may take to be taken
@@ -77,12 +81,9 @@ class DataServer:
 
     def __init__(self, source: TokenFiles, token_bytes: int) -> None:
         self._source, self._token_bytes = source, token_bytes
-        self._read = ThreadWorker("data")
+        self._crowd = Crowd(MOST_CLIENTS, MOST_UNTAKEN, time.monotonic)
+        self._read = Turns(ThreadWorker("data"))
         self._description: Description | None = None
-        self._clients: dict[asyncio.Task[None], None] = {}
-        """Who asked last is last."""
-        self._answers: dict[asyncio.Task[None], int] = {}
-        """How long the answer is that a client is being sent; the oldest is first."""
 
     @contextlib.asynccontextmanager
     async def listening(self, host: str, port: int) -> AsyncIterator[int]:
@@ -95,28 +96,26 @@ class DataServer:
             yield server.sockets[0].getsockname()[1]
         finally:
             server.close()
-            await cancel(self._clients)
+            await cancel(self._crowd.tasks)
 
     async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         writer.transport.set_write_buffer_limits(0)  # an answer is sent when nothing of it is held here any more
+        client = Client(task, place(writer.transport))
         try:
-            if len(self._clients) >= MOST_CLIENTS:
-                longest = next(iter(self._clients))
-                del self._clients[longest]
-                longest.cancel()
-            self._clients[task] = None
+            if not self._crowd.enter(client):
+                return
             while (body := await self._message(reader)) is not None:
-                self._clients[task] = self._clients.pop(task, None)
-                await self._send(task, writer, packed(await self._answer(body)))
+                self._crowd.asked(client)
+                await self._send(client, writer, packed(await self._answer(client.place, body)))
         except Malformed as error:
             with contextlib.suppress(OSError, TimeoutError):
-                await self._send(task, writer, packed(ErrorReply(str(error))))
+                await self._send(client, writer, packed(ErrorReply(str(error))))
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass  # whoever went may come back
         finally:
-            self._clients.pop(task, None)
+            self._crowd.leave(client)
             writer.transport.abort()  # `close` would wait for ever for who takes nothing
 
     async def _message(self, reader: asyncio.StreamReader) -> bytes | None:
@@ -129,14 +128,14 @@ class DataServer:
                 raise Malformed(f"a request of {length} bytes is longer than {MOST_ASKED}")
             return await reader.readexactly(length)
 
-    async def _answer(self, body: bytes) -> Answer:
+    async def _answer(self, where: str, body: bytes) -> Answer:
         message = asked(body)
         try:
             if isinstance(message, Describe):
                 if self._description is None:
-                    self._description = await self._read(self._describe)
+                    self._description = await self._read(where, self._describe)
                 return self._description
-            rows = await self._read(lambda: self._source.read(message.indices))
+            rows = await self._read(where, lambda: self._source.read(message.indices))
         except DataError as error:
             _log.warning("%s", error.message)
             return ErrorReply("the server's files cannot be read")
@@ -146,16 +145,12 @@ class DataServer:
         records = list(self._source.record())
         return Description(self._token_bytes, self._source.seq_len, self._source.sequences, records)
 
-    async def _send(self, task: asyncio.Task[None], writer: asyncio.StreamWriter, message: bytes) -> None:
-        while self._answers and sum(self._answers.values()) + len(message) > MOST_UNTAKEN:
-            oldest = next(iter(self._answers))
-            del self._answers[oldest]
-            oldest.cancel()
-        self._answers[task] = len(message)
+    async def _send(self, client: Client, writer: asyncio.StreamWriter, message: bytes) -> None:
+        self._crowd.sends(client, len(message))
         try:
             async with asyncio.timeout(_STALLED):
                 writer.write(message)
                 del message  # there is a copy of what was not sent at once
                 await writer.drain()
         finally:
-            self._answers.pop(task, None)
+            self._crowd.sent(client)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Iterator, Sequence
 
+from solders.account import Account
 from solders.pubkey import Pubkey
 
 from aftermath.localnet.commit import Committer
@@ -18,6 +20,7 @@ from aftermath.localnet.genesis import faucet_of, open_chain
 from aftermath.localnet.liveness import Health
 from aftermath.localnet.reading import Reading
 from aftermath.localnet.rpc import Handler, Rpc
+from aftermath.localnet.runtime import SYSTEM_ID
 from aftermath.localnet.sending import Sending
 from aftermath.localnet.subscriptions import Subscriptions
 
@@ -61,6 +64,22 @@ class Node:
                 await self._sending.give(key, missing)
             except RpcError as error:
                 raise LocalnetError(error.message, "Ask for fewer lamports") from None
+
+    @contextlib.contextmanager
+    def lent(self, key: Pubkey, lamports: int) -> Iterator[None]:
+        """Have an account hold so many lamports in the block, which must not give way to other tasks."""
+        before = self.bank.account(key)
+        self.bank.store([(key, Account(lamports, b"", SYSTEM_ID, False))])
+        try:
+            yield
+        finally:
+            self.bank.store([(key, before)])
+
+    def forget(self, keys: Sequence[Pubkey]) -> None:
+        """Remove accounts, from what is kept on disk too."""
+        self.bank.store([(key, None) for key in keys])
+        if self._ledger is not None:
+            self._ledger.compact(self.bank.chain(), self.bank.stored())
 
     async def _keep_time(self) -> None:
         while True:

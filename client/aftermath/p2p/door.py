@@ -18,7 +18,6 @@ who are no members have one place together, since some dozens of keys would have
 
 from __future__ import annotations
 
-import ipaddress
 from collections import OrderedDict, deque
 from collections.abc import Callable, Container
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from dataclasses import dataclass
 import iroh
 
 from aftermath.base.bucket import Bucket
+from aftermath.base.crowding import network_of
 from aftermath.p2p.quota import ARRIVALS_BURST, ARRIVALS_RATE, REMEMBERED_PEERS
 
 MAX_HANDSHAKES = 64
@@ -140,15 +140,3 @@ def place_of(address: iroh.IncomingAddr, members: Container[bytes]) -> str:
     if not isinstance(address, iroh.IncomingAddr.IP):
         return RELAYED
     return network_of(address.addr.rpartition(":")[0].strip("[]"))
-
-
-def network_of(host: str) -> str:
-    """What the addresses have in common that whoever has this one has."""
-    host = host.partition("%")[0]
-    try:
-        ip = ipaddress.ip_address(host)
-    except ValueError:
-        return host
-    if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped is None:
-        return str(ipaddress.ip_network((ip, 64), strict=False))
-    return str(ip)
