@@ -85,12 +85,21 @@ def test_an_identity_is_32_bytes_or_hex(tmp_path: Path, monkeypatch: pytest.Monk
     assert json.loads(invoke(*show, "-i", path).stdout)["identity"] == expected
     first, second = (json.loads(invoke(*show, "-i", path, "--run-id", run).stdout)["p2p"] for run in ("a", "b"))
     assert first != second
-    assert "openssl rand 32" in refused("client", "show-identity")
+    assert "show-identity --create -i secret.key" in refused("client", "show-identity")
     monkeypatch.setenv("RAW_IDENTITY_SECRET_KEY", secret.hex())
     assert json.loads(invoke(*show).stdout)["identity"] == expected
     path.write_bytes(b"short")
     said = refused("client", "show-identity", "-i", path)
     assert "is not an identity key" in said
+
+
+def test_show_identity_create_makes_private_key_once(tmp_path: Path) -> None:
+    path, words = tmp_path / "secret.key", ("client", "show-identity", "--create")
+    identity = json.loads(invoke(*words, "-i", path, "--json").stdout)["identity"]
+    assert path.stat().st_mode & 0o077 == 0
+    assert "exists already" in refused(*words, "-i", path)
+    assert json.loads(invoke(*words[:2], "-i", path, "--json").stdout)["identity"] == identity
+    assert "--create needs a path" in refused(*words)
 
 
 @pytest.mark.parametrize("address", ["", "host", "host:0", "host:70000", "http://host:1", "a b:1", "h:1/x", "u@h:1"])

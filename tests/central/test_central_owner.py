@@ -82,10 +82,36 @@ async def test_the_first_start_makes_the_run_and_the_next_ones_leave_it_as_it_is
     said, again, _ = await started(tmp_path / "kept", file)
     assert said == []
     assert again == run
-    changed = state_of(tmp_path, text.replace("total_steps = 100", "total_steps = 200"))
-    said, again, _ = await started(tmp_path / "kept", changed)
-    assert said == ["the run goes by the rules that it began with, not by the file's"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "key", "values"),
+    [
+        ("total_steps = 100", "total_steps = 200", "run.config.total_steps", ("100", "200")),
+        ("compression_topk = 4", "compression_topk = 2", "model.optimizer.compression_topk", ("4", "2")),
+        ("max_seq_len = 32", "max_seq_len = 64", "model.max_seq_len", ("32", "64")),
+    ],
+)
+async def test_changed_key_of_started_run_is_named_with_both_values(
+    tmp_path: Path, text: str, old: str, new: str, key: str, values: tuple[str, str]
+) -> None:
+    await started(tmp_path / "kept", state_of(tmp_path, text))
+    said, again, _ = await started(tmp_path / "kept", state_of(tmp_path, text.replace(old, new)))
+    path = tmp_path / "state.toml"
+    sentence = f"{key}: the run goes on with {values[0]}, and {path} says {values[1]} (for a new run only)"
+    assert sentence in said
+    assert all(key.split(".")[-1] in other for other in said), "no other key"
     assert again.config.total_steps == 100
+
+
+async def test_other_run_id_on_kept_state_is_refused(tmp_path: Path, text: str) -> None:
+    await started(tmp_path / "kept", state_of(tmp_path, text))
+    config = ServerConfig("dmeo", "127.0.0.1", 0, tmp_path / "kept", None, None, True)
+    async with opened(config) as server, inside(server.node, owner_wallet(tmp_path / "kept")) as chain:
+        with pytest.raises(ServerError, match="keeps the run 'demo', not 'dmeo'") as refused:
+            await establish(chain, "dmeo", state_of(tmp_path, text.replace('"demo"', '"dmeo"')))
+        assert "--run-id demo" in refused.value.fix
+        assert [run.run_id for run, _, _ in await chain.coordinator.list_runs()] == ["demo"]
 
 
 async def test_a_server_starts_again_although_what_its_run_began_with_is_gone(tmp_path: Path, text: str) -> None:

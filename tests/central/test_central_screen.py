@@ -40,7 +40,8 @@ async def test_the_screen_has_the_run_and_who_is_connected() -> None:
         (member,) = found.members
         assert (member.signer, member.tier) == (one.wallet.public, 1)
         assert here == {one.wallet.public}
-        assert rows == {"address": f"127.0.0.1:{server.port}", "connected": "1 identity"}
+        assert rows == {"address": f"127.0.0.1:{server.port}", "connected": "1 identity", "kept": rows["kept"]}
+        assert rows["kept"].startswith("nothing")
         await server_is_empty(server)
         assert connected(server, where(server)) == frozenset()
 

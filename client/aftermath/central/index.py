@@ -13,6 +13,9 @@ CENTRALIZED = Index(
         "server run": Entry(SERVER, "Keep a run, and serve it to its members."),
         "server validate-config": Entry(SERVER, "Check the files of a server without starting it."),
         "client train": Entry(CLIENT, "Join the run of a server and train until it ends."),
+        "can-join": Entry(CLIENT, "Say whether a member may join the run of a server, and why not."),
+        "predownload": Entry(CLIENT, "Fetch the model of a server's run and check its data before joining."),
+        "doctor": Entry(CLIENT, "Say what is wrong with this machine or its way to a server, and how to correct it."),
         "client show-identity": Entry(CLIENT, "Show the public key by which a server knows a member."),
         "show-run": Entry(
             LOOK,

@@ -8,6 +8,8 @@ finished (then if it has more steps), as `update-config` would, and otherwise sa
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import shlex
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -15,6 +17,7 @@ from pathlib import Path
 import httpx
 from solders.keypair import Keypair
 
+from aftermath.base.errors import AftermathError
 from aftermath.central.files import LEDGER, ServerError
 from aftermath.chain.authorizer import Authorizer
 from aftermath.chain.client import CoordinatorClient
@@ -29,9 +32,11 @@ from aftermath.localnet.node import Node
 from aftermath.localnet.rpc import Rpc
 from aftermath.owner.agreed_data import with_agreed_data
 from aftermath.owner.change import Change
+from aftermath.owner.difference import differences
 from aftermath.owner.schema import shape_of
 from aftermath.owner.troubles import troubles
-from aftermath.rules.run import Config
+from aftermath.rules.model import Model
+from aftermath.rules.run import Config, Run
 from aftermath.rules.state import RunState
 
 _INSIDE = "http://127.0.0.1:1"  # where nobody listens: the calls do not leave this process
@@ -77,19 +82,45 @@ async def inside(node: Node, wallet: Wallet) -> AsyncIterator[SignedCluster]:
         yield SignedCluster(pool, CoordinatorClient(pool, wallet), Authorizer(pool), wallet)
 
 
+def unused_keys(file: RunConfig, run: Run, model: Model) -> list[str]:
+    """Return a sentence for every key of the file that a started run does not take up, with both values."""
+    shape = None
+    with contextlib.suppress(AftermathError):  # what the run began with may be gone; then only its rules are compared
+        shape = shape_of(file)
+    change = Change(
+        metadata={}, config=file, shape=shape, restart_from_step=None, switch_to_hub=False, client_version=None
+    )
+    found = differences(change, run, model)
+    derived = {"model.schema_hash"} if len(found) > 1 else set[str]()
+    if not file.llm.data_hash:  # the run has a hash of its own then
+        derived.add("model.data_location.secondary")
+    found = [one for one in found if one.key not in derived]
+    return [
+        f"{one.key}: the run goes on with {one.old!r}, and {file.file} says {one.new!r} (for a new run only)"
+        for one in found
+    ]
+
+
 async def establish(chain: SignedCluster, run_id: str, file: RunConfig) -> list[str]:
     """See that the run exists, goes by the file if it may still be changed, and is started. What is to be said of that.
 
-    Raises what the owner's commands raise.
+    Raises what the owner's commands raise, and ServerError where another run is kept and not this one.
     """
+    names = [run.run_id for run, _, _ in await chain.coordinator.list_runs()]
+    if names and run_id not in names:
+        kept = " and ".join(map(repr, names))
+        raise ServerError(
+            f"--save-state-dir keeps the run {kept}, not {run_id!r}",
+            f"Pass --run-id {shlex.quote(names[0])}, or begin {run_id!r} in an empty directory: --save-state-dir DIR",
+        )
     steps = await missing(chain, run_id, {}, chain.wallet.pubkey, "")
     if not steps:
-        run, _, _ = await chain.coordinator.snapshot(run_id)
+        run, model, _ = await chain.coordinator.snapshot(run_id)
         rules = Config(**file.to_chain()["config"])
         if run.state is RunState.FINISHED and rules.total_steps <= run.trained_steps:
             return [f"the run has trained all its {run.trained_steps} steps: more total_steps in the file let it go on"]
         if not run.halted:
-            return [] if rules == run.config else ["the run goes by the rules that it began with, not by the file's"]
+            return await asyncio.to_thread(unused_keys, file, run, model)
     shape = await asyncio.to_thread(shape_of, file)
     config, trouble = await asyncio.to_thread(with_agreed_data, file, shape.vocab_size)
     if steps:

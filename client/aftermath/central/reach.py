@@ -24,12 +24,13 @@ from aftermath.base.proxies import proxy_for
 from aftermath.base.wait import first_of
 from aftermath.central.link import Link
 from aftermath.central.trust import Trust, reached
+from aftermath.chain.authorizer import Authorizer
 from aftermath.chain.client import CoordinatorClient
 from aftermath.chain.endpoints import endpoint
 from aftermath.chain.member import SolanaMember
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.wallet import IDENTITY_VARIABLE, Wallet, identity_secret
-from aftermath.cli.connection import PATIENCE_SECONDS
+from aftermath.cli.connection import PATIENCE_SECONDS, Cluster
 from aftermath.coordinator.errors import CoordinatorError, Unavailable
 from aftermath.p2p.discovery import Whereabouts
 from aftermath.rules.run import RoundId
@@ -128,6 +129,15 @@ async def visiting(
     _, pool, _ = _linked(address, trust, run_id, identity_of(identity), PATIENCE_SECONDS)
     async with pool:
         yield CoordinatorClient(pool)
+
+
+@contextlib.asynccontextmanager
+async def reached_run(address: str, trust: Trust | None, wallet: Wallet, run_id: str) -> AsyncIterator[Cluster]:
+    """The run of the server at HOST:PORT, as the member with this key reaches it. Raises UsageError."""
+    check_address(address)
+    _, pool, _ = _linked(address, trust, run_id, wallet, PATIENCE_SECONDS)
+    async with pool:
+        yield Cluster(pool, CoordinatorClient(pool), Authorizer(pool))
 
 
 def reaching(address: str, trust: Trust | None, identity: Path | None) -> Callable[[TrainSettings], Reach]:

@@ -114,6 +114,7 @@ def network(server: CentralServer) -> dict[str, str]:
     return {
         "address": f"{server.config.host}:{server.port}",
         "connected": counted(server.presence.count, "identity", "identities"),
+        "kept": str(server.config.state or "nothing: the run is lost when this server stops (--save-state-dir)"),
     }
 
 

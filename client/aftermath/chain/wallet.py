@@ -106,13 +106,22 @@ def create_wallet(path: Path) -> Wallet:
 
 def write_key_file(path: Path, keypair: Keypair) -> None:
     """Write `keypair` to a new file of mode 0600; the file appears whole or not at all. WalletError if it exists."""
+    _write_secret(path, keypair.to_json().encode())
+
+
+def create_identity(path: Path) -> None:
+    """Write 32 new secret bytes to a new file, as `write_key_file` writes a keypair."""
+    _write_secret(path.expanduser(), os.urandom(32))
+
+
+def _write_secret(path: Path, secret: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.unlink(missing_ok=True)
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(keypair.to_json())
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(secret)
             file.flush()
             os.fsync(file.fileno())
         os.link(temporary, path)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -247,13 +247,10 @@ async def can_join(
     wallet the test SOL that it lacks, as train does. Exits 0 when the wallet may join, 10 when the run takes another
     version, 11 when the run does not admit the wallet, and 1 when it may not join otherwise.
     """
-    from aftermath import __version__
     from aftermath.chain.admission import check_funds
     from aftermath.chain.options import public_key
     from aftermath.cli.connection import connect
     from aftermath.replica.devices import indices_named
-    from aftermath.train.opened_paths import paths_for
-    from aftermath.train.tier import AUTO_TIER
 
     indices_named(device)
     user = public_key(address)
@@ -264,10 +261,34 @@ async def can_join(
             await check_funds(chain.pool, user, entry.lacking)
         with noting(entry.refusals):
             await check_only_process(chain, run_id, user)
+    found = answer(entry, run_id, user, tier=matformer_tier, device=device, files=files, is_local=chain.pool.is_local)
+    return replace(found, case="" if address == str(user) else "file")
+
+
+def refused_by(refusal: AftermathError, run_id: str, user: Pubkey) -> Result:
+    """Return the answer of `can-join` where whoever keeps the run shows nothing of it to this member."""
+    data = {
+        "run_id": run_id,
+        "address": str(user),
+        "can_join": False,
+        "reasons": [refusal.message],
+        "codes": [refusal.code],
+    }
+    return Result(data, f"no: {refusal.message}", _exit_of(refusal))
+
+
+def answer(
+    entry: OnChain, run_id: str, user: Pubkey, *, tier: int, device: str, files: LocalFileOptions, is_local: bool
+) -> Result:
+    """Return the answer of `can-join`: what the run objects to, and what this machine lacks."""
+    from aftermath import __version__
+    from aftermath.train.opened_paths import paths_for
+    from aftermath.train.tier import AUTO_TIER
+
     view, refusals = entry.view, entry.refusals
-    paths = paths_for(files, view.run, on_local_network=chain.pool.is_local)
+    paths = paths_for(files, view.run, on_local_network=is_local)
     tell(entry)
-    tier, why = matformer_tier, ""
+    why = ""
     if tier == AUTO_TIER:
         with noting(refusals):
             tier, why = chosen(view, bytes(user), device, paths)
@@ -293,8 +314,7 @@ async def can_join(
     }
     text = f"no: {'; '.join(reasons)}" if reasons else f"yes: {user} may join run {run_id}"
     text += f"\ntier {tier}: {why}" if why else ""
-    case = "" if address == str(user) else "file"
-    return Result(data, text, _exit_of(gravest(refusals)) if refusals else 0, case)
+    return Result(data, text, _exit_of(gravest(refusals)) if refusals else 0)
 
 
 def gravest(refusals: list[AftermathError]) -> AftermathError:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import time
 
+from aftermath.base.errors import AftermathError
 from aftermath.cli.checkup import Check, Finding, Subject, broken, dubious, fine
 
 SKEW_SECONDS = 60.0
@@ -42,6 +43,22 @@ async def rpc(subject: Subject) -> Finding | None:
     if away:
         return dubious("; ".join([*told, *(error.message for error in away)]), away[0].fix)
     return fine("; ".join(told))
+
+
+async def server(subject: Subject) -> Finding:
+    """Whether the server answers, how fast, and whether it lets the key in."""
+    assert subject.chain is not None
+    pool = subject.chain.pool
+    try:
+        await pool.genesis()  # which opens the connection
+        started = time.monotonic()
+        await pool.genesis()
+    except AftermathError:
+        subject.answers = False
+        raise
+    return fine(
+        f"{pool.endpoints[0].shown} answers in {(time.monotonic() - started) * 1e3:.0f} ms, and lets the key in"
+    )
 
 
 async def websocket(subject: Subject) -> Finding | None:
@@ -182,6 +199,13 @@ async def model(subject: Subject) -> Finding | None:
     return fine("the run's model, tier and data are those of the chain")
 
 
+SERVER: tuple[tuple[str, Check], ...] = (("server", server),)
+ON_A_SERVER: tuple[tuple[str, Check], ...] = (
+    ("clock", clock),
+    ("run", run),
+    ("admission", admission),
+    ("model", model),
+)
 NODES: tuple[tuple[str, Check], ...] = (("rpc", rpc),)
 ON_THE_CLUSTER: tuple[tuple[str, Check], ...] = (
     ("websocket", websocket),

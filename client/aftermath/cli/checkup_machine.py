@@ -187,6 +187,13 @@ async def hub_token(_: Subject) -> Finding:
     return fine(f"{base} takes HF_TOKEN")
 
 
+ON_ANY_MACHINE: tuple[tuple[str, Check], ...] = (
+    ("python", python),
+    ("torch", torch_and_device),
+    ("disk", disk),
+    ("hub-token", hub_token),
+)
+"""What does not depend on a wallet."""
 ON_THE_MACHINE: tuple[tuple[str, Check], ...] = (
     ("python", python),
     ("torch", torch_and_device),

@@ -7,7 +7,7 @@ the machine alone is examined.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -28,6 +28,9 @@ from aftermath.cli.options import (
 from aftermath.cli.present import EXIT_KNOWN, Result
 from aftermath.p2p.relay import AUTO, relay_named
 from aftermath.rules.limits import MAX_LEVELS
+
+if TYPE_CHECKING:
+    from aftermath.cli.checkup import Finding
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,7 @@ async def doctor(
     """
     from dataclasses import replace
 
-    from aftermath.cli.checkup import Status, Subject, as_data, as_text, examine
+    from aftermath.cli.checkup import Subject, examine
     from aftermath.cli.checkup_chain import NODES, ON_THE_CLUSTER
     from aftermath.cli.checkup_machine import ON_THE_MACHINE, memory
     from aftermath.cli.checkup_network import AFTER_THE_CLUSTER, BEFORE_THE_CLUSTER
@@ -123,6 +126,13 @@ async def doctor(
                 found += await examine(subject, ON_THE_CLUSTER)
     # which relay it is and which tier fits is known when the cluster and the run are
     found += await examine(subject, [*AFTER_THE_CLUSTER, ("memory", memory)])
+    return result_of(found)
+
+
+def result_of(found: list[tuple[str, Finding]]) -> Result:
+    """Return the findings; a failure among them makes the exit code 1."""
+    from aftermath.cli.checkup import Status, as_data, as_text
+
     failed = sum(finding.status is Status.FAILURE for _, finding in found)
     data = {"ok": not failed, "checks": as_data(found)}
     return Result(data, as_text(found), EXIT_KNOWN if failed else 0)

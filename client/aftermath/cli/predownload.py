@@ -6,7 +6,8 @@ from aftermath.base.local_paths import LocalPaths
 from aftermath.cli.command import command
 from aftermath.cli.options import ClusterOptions, LocalFileOptions, RunId, Tier
 from aftermath.cli.present import Result, facts
-from aftermath.rules.model import DataLocation
+from aftermath.rules.model import DataLocation, Model
+from aftermath.rules.run import Run
 from aftermath.rules.state import DataKind
 
 
@@ -22,9 +23,17 @@ async def predownload(
 
     The model is loaded once, so that a damaged or unsuitable checkpoint is found now and not in the warm-up.
     """
+    from aftermath.cli.connection import connect
+
+    async with connect(options) as chain:
+        run, model, _ = await chain.coordinator.snapshot(run_id)
+    return fetched(run, model, matformer_tier, files, is_local=chain.pool.is_local)
+
+
+def fetched(run: Run, model: Model, matformer_tier: int, files: LocalFileOptions, *, is_local: bool) -> Result:
+    """Fetch and check what a run trains with. `is_local`: whoever keeps the run is on this machine."""
     import math
 
-    from aftermath.cli.connection import connect
     from aftermath.model.checkpoint import load
     from aftermath.model.resolve import resolve
     from aftermath.rules.state import CheckpointKind
@@ -32,9 +41,8 @@ async def predownload(
     from aftermath.train.opened_paths import paths_for
     from aftermath.train.outfit import data_of, schema_of
 
-    async with connect(options) as chain:
-        run, model, _ = await chain.coordinator.snapshot(run_id)
-        paths = paths_for(files, run, on_local_network=chain.pool.is_local)
+    run_id = run.run_id
+    paths = paths_for(files, run, on_local_network=is_local)
     schema = schema_of(model, run_id, paths=paths)
     check_tier(matformer_tier, model.tiers, run_id)
     directory = resolve(model.checkpoint, tier=matformer_tier, paths=paths)

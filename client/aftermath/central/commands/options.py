@@ -28,7 +28,7 @@ Identity = Annotated[
     shared(
         "--identity-secret-key-path",
         "-i",
-        text="The member's secret key, 32 bytes (openssl rand 32 > secret.key); else RAW_IDENTITY_SECRET_KEY, in hex.",
+        text="The member's secret key, 32 bytes (client show-identity --create); else RAW_IDENTITY_SECRET_KEY, in hex.",
     ),
 ]
 

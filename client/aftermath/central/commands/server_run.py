@@ -60,7 +60,8 @@ async def server_run(
     """Keep a run, and serve it to its members.
 
     The first start creates the run from the state file and starts it; a start on the same --save-state-dir goes on
-    where the server was, whatever ended it. Runs until it is stopped with Ctrl-C.
+    where the server was, whatever ended it. Without --save-state-dir the run is lost when the server stops. Runs until
+    it is stopped with Ctrl-C.
     """
     from aftermath.central.files import allowed_of, owner_directory, tls_of
     from aftermath.central.owner import establish, inside, owner_wallet
@@ -82,7 +83,7 @@ async def server_run(
         withdraw=listening.withdraw_on_disconnect == "true",
     )
     if directory is None:
-        note("nothing is kept: pass --save-state-dir DIR, so that the run survives the server's end")
+        note("warning: nothing is kept. When this server stops, the run is lost: pass --save-state-dir DIR to keep it")
     wallet = owner_wallet(directory)
     async with serving(beside, listening.host), opened(config) as server:
         async with inside(server.node, wallet) as chain:

@@ -1,0 +1,43 @@
+"""`can-join`: would `client train` with this key, on this machine, be let in?"""
+
+from __future__ import annotations
+
+from aftermath.central.commands.options import ServerOptions, trusted
+from aftermath.cli.command import command
+from aftermath.cli.options import Device, LocalFileOptions, MemberTier, RunId
+from aftermath.cli.present import Result
+
+
+@command(
+    "can-join", example="aftermath-centralized can-join --run-id demo --server-addr 192.168.1.5:20000 -i secret.key"
+)
+async def can_join(
+    server: ServerOptions,
+    run_id: RunId,
+    matformer_tier: MemberTier = 0,
+    device: Device = "auto",
+    *,
+    files: LocalFileOptions,
+) -> Result:
+    """Say whether a member may join the run of a server, and why not.
+
+    It looks at what client train on this machine looks at before it joins: whether the server lets the key in, the
+    client's version, that no process here takes part with the key, the device, the run's model, tier and data. Exits 0
+    when the member may join, 10 when the run takes another version, 11 when the run or the server does not admit the
+    key, and 1 when it may not join otherwise.
+    """
+    from aftermath.central.link import ServerRefused
+    from aftermath.central.reach import identity_of, reached_run
+    from aftermath.cli.can_join import answer, at_the_chain, check_only_process, noting, refused_by
+
+    wallet = identity_of(server.identity_secret_key_path)
+    try:
+        async with reached_run(server.server_addr, trusted(server), wallet, run_id) as chain:
+            entry = await at_the_chain(chain, run_id, wallet.pubkey, None, 0, None)
+            with noting(entry.refusals):
+                await check_only_process(chain, run_id, wallet.pubkey)
+    except ServerRefused as refusal:
+        return refused_by(refusal, run_id, wallet.pubkey)
+    return answer(
+        entry, run_id, wallet.pubkey, tier=matformer_tier, device=device, files=files, is_local=chain.pool.is_local
+    )
