@@ -20,8 +20,9 @@ class Web(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, port: int = 0) -> None:
-        super().__init__(("127.0.0.1", port), _Handler)
+    def __init__(self, port: int = 0, host: str = "127.0.0.1") -> None:
+        super().__init__((host, port), _Handler)
+        self.host = host
         self.files: dict[str, bytes] = {}
         self.etag = '"1"'
         self.faults: list[str] = []
@@ -32,7 +33,7 @@ class Web(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
+        return f"http://{self.host}:{self.server_address[1]}"
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -110,9 +111,9 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving(port: int = 0) -> Iterator[Web]:
+def serving(port: int = 0, host: str = "127.0.0.1") -> Iterator[Web]:
     """A server, until the block ends."""
-    web = Web(port)
+    web = Web(port, host)
     thread = threading.Thread(target=web.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:

@@ -41,6 +41,7 @@ class Hub(ThreadingHTTPServer):
         self.tag = ""  # what the Hub calls every file's version, if it is not the digest
         self.trickling = False  # files come a byte at a time, until this is unset
         self.fetched: list[str] = []
+        self.authorizations: set[str | None] = set()  # headers that came with questions about a repository
         self.pushed: dict[str, bytes] = {}
         self.status = 0  # answer everything with this when set
         self.endpoint = f"http://127.0.0.1:{self.server_address[1]}"
@@ -71,6 +72,7 @@ class Handler(BaseHTTPRequestHandler):
         self._answer(200, json.dumps(document).encode(), Content_Type="application/json")
 
     def _refuse(self, repo: str) -> bool:
+        self.server.authorizations.add(self.headers["Authorization"])
         if self.server.status:
             self._answer(self.server.status)
         elif repo not in self.server.repos or (repo in self.server.private and not self.headers["Authorization"]):

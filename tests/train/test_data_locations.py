@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from aftermath.base.local_paths import TRUSTING, LocalPaths
+from aftermath.base.run_access import TRUSTING, RunAccess
 from aftermath.config.read import location_of
 from aftermath.config.sources import DataLocation
 from aftermath.data.source import DataError
@@ -20,9 +20,9 @@ def test_missing_data_of_a_member_is_to_be_had_from_the_owner(
     monkeypatch.chdir(tmp_path)
     place = location_of(DataLocation.model_validate(location))
     with pytest.raises(DataError, match="books-tokens") as owners:
-        open_source(place, 16, 257, paths=TRUSTING)
+        open_source(place, 16, 257, access=TRUSTING)
     with pytest.raises(DataError, match="books-tokens") as members:
-        open_source(place, 16, 257, paths=LocalPaths(on_local_network=True))
+        open_source(place, 16, 257, access=RunAccess(on_local_network=True))
     assert members.value.fix == "Get the run's token files from its owner, and say where they are: --data-path DIR"
     assert owners.value.fix != members.value.fix
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from aftermath.base.errors import Unsuitable
-from aftermath.base.local_paths import TRUSTING, LocalPaths
 from aftermath.base.outputs import write_mark
+from aftermath.base.run_access import TRUSTING, RunAccess
 
 MADE, OWN = "data tokenize", "train 0123456789abcdef"
 
@@ -28,10 +28,10 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def opens(paths: LocalPaths, label: str | Path) -> Path | None:
+def opens(access: RunAccess, label: str | Path) -> Path | None:
     """What is opened for a label, None if it is refused."""
     try:
-        return paths.data_place(str(label))
+        return access.data_place(str(label))
     except Unsuitable:
         return None
 
@@ -40,18 +40,18 @@ def test_refusal_names_the_label_and_the_options() -> None:
     with pytest.raises(
         Unsuitable, match=r"the run names ~/\.ssh for its data[\s\S]*--data-path DIR, or --data-root DIR"
     ):
-        LocalPaths().data_place("~/.ssh")
+        RunAccess().data_place("~/.ssh")
 
 
-ON_INTERNET = LocalPaths(own_maker=OWN)
-ON_THIS_MACHINE = LocalPaths(own_maker=OWN, on_local_network=True)
+ON_INTERNET = RunAccess(own_maker=OWN)
+ON_THIS_MACHINE = RunAccess(own_maker=OWN, on_local_network=True)
 
 
-@pytest.mark.parametrize("paths", [ON_INTERNET, ON_THIS_MACHINE], ids=["internet", "this machine"])
+@pytest.mark.parametrize("access", [ON_INTERNET, ON_THIS_MACHINE], ids=["internet", "this machine"])
 @pytest.mark.parametrize("label", ["~/.ssh/id_ed25519", "~/.ssh", "/etc/passwd", "/etc", "~", "~/tokens/key", "\0"])
-def test_label_of_a_foreign_file_is_refused(home: Path, paths: LocalPaths, label: str) -> None:
-    assert opens(paths, label) is None
-    assert opens(paths, label.replace("~", str(home))) is None
+def test_label_of_a_foreign_file_is_refused(home: Path, access: RunAccess, label: str) -> None:
+    assert opens(access, label) is None
+    assert opens(access, label.replace("~", str(home))) is None
 
 
 def test_label_of_a_made_directory_is_opened_on_a_local_network_only(home: Path) -> None:
@@ -63,7 +63,7 @@ def test_label_of_a_made_directory_is_opened_on_a_local_network_only(home: Path)
 
 
 def test_option_is_opened_in_place_of_any_label(home: Path) -> None:
-    chosen = LocalPaths(data=Path("~/tokens"))
+    chosen = RunAccess(data=Path("~/tokens"))
     assert opens(chosen, "~/.ssh/id_ed25519") == home / "tokens"
     with pytest.raises(Unsuitable, match="--model-path DIR"):
         chosen.model_place("~/private-model")
@@ -74,16 +74,16 @@ def test_option_is_opened_in_place_of_any_label(home: Path) -> None:
     [("tokens", "tokens"), ("~/tokens", "tokens"), ("/tokens/x.bin", "tokens/x.bin"), ("./tokens", "tokens")],
 )
 def test_label_is_looked_for_below_the_root(home: Path, label: str, below: str) -> None:
-    assert opens(LocalPaths(root=home), label) == home / below
+    assert opens(RunAccess(root=home), label) == home / below
 
 
 @pytest.mark.parametrize("label", ["../.ssh/id_ed25519", "tokens/../../etc", "/", "~", "key", ""])
 def test_label_that_leaves_the_root_is_refused(home: Path, label: str) -> None:
-    assert opens(LocalPaths(root=home / "tokens"), label) is None
+    assert opens(RunAccess(root=home / "tokens"), label) is None
 
 
 def test_own_checkpoint_comes_before_the_model_option(home: Path) -> None:
-    chosen = LocalPaths(model=home / "tokens", own_maker=OWN)
+    chosen = RunAccess(model=home / "tokens", own_maker=OWN)
     assert chosen.model_place("~/own-model") == home / "own-model"
     assert chosen.model_place("~/private-model") == home / "tokens"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from aftermath.base.errors import AftermathError, Unsuitable
-from aftermath.base.local_paths import TRUSTING, LocalPaths
+from aftermath.base.run_access import TRUSTING, RunAccess
 from aftermath.config.document import RunConfig, parse_as
 from aftermath.config.read import optimizer_of
 from aftermath.model.outline import Outline
@@ -36,10 +36,10 @@ def troubled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[BaseExcept
     """What reading a place raises whose name is `bad`."""
     read, raised = outfit.read_outline, list[BaseException]()
 
-    def fragile(of: Checkpoint, paths: LocalPaths) -> Outline:
+    def fragile(of: Checkpoint, access: RunAccess) -> Outline:
         if of.repo == "bad":
             raise raised[-1]
-        return read(of, paths)
+        return read(of, access)
 
     (tmp_path / "config.json").write_bytes(Outline(CONFIG.to_hf()).config_json())
     monkeypatch.setattr(outfit, "read_outline", fragile)
@@ -50,24 +50,24 @@ def troubled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[BaseExcept
 def test_a_fault_of_ours_with_a_place_costs_that_place(troubled: list[BaseException]) -> None:
     troubled.append(RecursionError("nobody has \x1b[31mthought of it"))
     said: list[str] = []
-    outline, _ = outfit.outline_of(recorded("bad", "."), "run", said.append, paths=TRUSTING)
+    outline, _ = outfit.outline_of(recorded("bad", "."), "run", said.append, access=TRUSTING)
     assert outline.config == CONFIG.to_hf()
     assert len(said) == 1
     assert "RecursionError" in said[0]
     assert said[0].isprintable()
     with pytest.raises(AftermathError, match="RecursionError"):
-        outfit.outline_of(recorded("bad"), "run", said.append, paths=TRUSTING)
+        outfit.outline_of(recorded("bad"), "run", said.append, access=TRUSTING)
 
 
 @pytest.mark.parametrize("ends", [MemoryError(), KeyboardInterrupt()], ids=["memory", "Ctrl-C"])
 def test_what_is_no_fault_of_the_place_ends_the_search(troubled: list[BaseException], ends: BaseException) -> None:
     troubled.append(ends)
     with pytest.raises(type(ends)):
-        outfit.outline_of(recorded("bad", "."), "run", lambda _: None, paths=TRUSTING)
+        outfit.outline_of(recorded("bad", "."), "run", lambda _: None, access=TRUSTING)
 
 
 @pytest.mark.parametrize("said", [{"model_type": "olmo2", "head_dim": 10**12}, {"model_type": "nanogpt"}])
 def test_outline_of_foreign_architecture_is_refused(said: dict[str, object], tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes(Outline(said).config_json())
     with pytest.raises(Unsuitable, match="is of another architecture"):
-        outfit.outline_of(recorded(str(tmp_path)), "run", lambda _: None, paths=TRUSTING)
+        outfit.outline_of(recorded(str(tmp_path)), "run", lambda _: None, access=TRUSTING)

@@ -18,10 +18,10 @@ import typer
 from aftermath.base.errors import AftermathError, UsageError
 from aftermath.cli.command import command
 from aftermath.cli.options import (
+    AccessOptions,
     Authorizer,
     ClusterOptions,
     Device,
-    LocalFileOptions,
     MaxBond,
     MemberTier,
     RunId,
@@ -32,7 +32,7 @@ from aftermath.cli.present import EXIT_KNOWN, EXITS, Result, note, one_output
 if TYPE_CHECKING:
     from solders.pubkey import Pubkey
 
-    from aftermath.base.local_paths import LocalPaths
+    from aftermath.base.run_access import RunAccess
     from aftermath.cli.connection import Cluster
     from aftermath.coordinator.errors import Refused
     from aftermath.coordinator.view import View
@@ -156,7 +156,7 @@ async def check_only_process(chain: Cluster, run_id: str, user: Pubkey) -> None:
 
 
 def on_this_machine(
-    view: View, wallet: bytes, tier: int, device: str, paths: LocalPaths
+    view: View, wallet: bytes, tier: int, device: str, access: RunAccess
 ) -> tuple[list[AftermathError], list[str]]:
     """What `train` would refuse about device, model, tier and data, and the warnings it would begin with."""
     from aftermath.data.source import SourceAway
@@ -181,7 +181,7 @@ def on_this_machine(
     except AftermathError as refusal:
         return [*refusals, refusal], warnings
     try:
-        schema = outline_of(model, run.run_id, warnings.append, paths=paths)[1]
+        schema = outline_of(model, run.run_id, warnings.append, access=access)[1]
     except AftermathError as refusal:
         if run.halted or not others(run, view.members, wallet):
             return [*refusals, refusal], warnings
@@ -191,7 +191,7 @@ def on_this_machine(
         if mesh is not None:
             check_memory(view, schema, tier, mesh.devices)
     try:
-        data_of(model, schema, paths)
+        data_of(model, schema, access)
     except SourceAway as away:
         warnings.append(f"{away.message}; train would wait for it")
     except AftermathError as refusal:
@@ -199,7 +199,7 @@ def on_this_machine(
     return refusals, warnings
 
 
-def chosen(view: View, wallet: bytes, device: str, paths: LocalPaths) -> tuple[int, str]:
+def chosen(view: View, wallet: bytes, device: str, access: RunAccess) -> tuple[int, str]:
     """The tier that `train --matformer-tier auto` would take here, and why. Raises what keeps it from one."""
     from aftermath.ranks.mesh import mesh_of
     from aftermath.replica.passes import arithmetic_of
@@ -211,7 +211,7 @@ def chosen(view: View, wallet: bytes, device: str, paths: LocalPaths) -> tuple[i
     check_alone(AUTO_TIER, mesh)
     settings = TrainSettings(run_id=view.run.run_id, device=device)
     arithmetic = arithmetic_of(mesh.devices[0], settings.precision, settings.compile)
-    choice = chosen_here(view, wallet, schema_of(view.model, view.run.run_id, paths=paths), settings, arithmetic)
+    choice = chosen_here(view, wallet, schema_of(view.model, view.run.run_id, access=access), settings, arithmetic)
     return choice.tier, choice.why
 
 
@@ -237,7 +237,7 @@ async def can_join(
     matformer_tier: MemberTier = 0,
     device: Device = "auto",
     *,
-    files: LocalFileOptions,
+    files: AccessOptions,
 ) -> Result:
     """Say whether a wallet may join a run, and why not.
 
@@ -278,21 +278,21 @@ def refused_by(refusal: AftermathError, run_id: str, user: Pubkey) -> Result:
 
 
 def answer(
-    entry: OnChain, run_id: str, user: Pubkey, *, tier: int, device: str, files: LocalFileOptions, is_local: bool
+    entry: OnChain, run_id: str, user: Pubkey, *, tier: int, device: str, files: AccessOptions, is_local: bool
 ) -> Result:
     """Return the answer of `can-join`: what the run objects to, and what this machine lacks."""
     from aftermath import __version__
-    from aftermath.train.opened_paths import paths_for
+    from aftermath.train.access_options import access_for
     from aftermath.train.tier import AUTO_TIER
 
     view, refusals = entry.view, entry.refusals
-    paths = paths_for(files, view.run, on_local_network=is_local)
+    access = access_for(files, view.run, on_local_network=is_local)
     tell(entry)
     why = ""
     if tier == AUTO_TIER:
         with noting(refusals):
-            tier, why = chosen(view, bytes(user), device, paths)
-    unfit, warnings = on_this_machine(view, bytes(user), max(tier, 0), device, paths)
+            tier, why = chosen(view, bytes(user), device, access)
+    unfit, warnings = on_this_machine(view, bytes(user), max(tier, 0), device, access)
     refusals += unfit
     reasons = [refusal.message for refusal in refusals]
     for warning in warnings:

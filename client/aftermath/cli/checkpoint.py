@@ -77,7 +77,7 @@ async def checkpoint(
 
 def attested_hashes(run: Run, model: Model, place: Checkpoint) -> list[bytes]:
     """The level hashes of the checkpoint's files. Raises CommandError when the members attested others."""
-    from aftermath.base.local_paths import TRUSTING
+    from aftermath.base.run_access import TRUSTING
     from aftermath.model.checkpoint import load
     from aftermath.model.resolve import resolve
     from aftermath.model.segments import level_hash
@@ -89,7 +89,7 @@ def attested_hashes(run: Run, model: Model, place: Checkpoint) -> list[bytes]:
             f"the members of run {run.run_id} have not attested a model yet",
             "Wait for the end of the first epoch",
         )
-    state = schema_of(model, run.run_id, place, paths=TRUSTING).state
+    state = schema_of(model, run.run_id, place, access=TRUSTING).state
     weights = load(resolve(place), 0)
     hashes = [level_hash(weights, state, level) for level in range(state.levels)]
     different = [level for level in range(state.levels) if hashes[level] != run.level_hashes[level]]

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aftermath.base.errors import AftermathError
-from aftermath.base.local_paths import LocalPaths
-from aftermath.cli.options import LocalFileOptions
+from aftermath.base.run_access import RunAccess
+from aftermath.cli.options import AccessOptions
 
 if TYPE_CHECKING:
     from aftermath.chain.wallet import Wallet
@@ -62,15 +62,15 @@ class Subject:
     max_bond: int = 0
     wallet: Wallet | None = field(default=None, repr=False)
     view: View | None = None
-    files: LocalFileOptions = field(default_factory=LocalFileOptions)
+    files: AccessOptions = field(default_factory=AccessOptions)
 
-    def paths(self) -> LocalPaths:
+    def access(self) -> RunAccess:
         """What train would open of the local files that the run names. Only for a subject with a view."""
-        from aftermath.train.opened_paths import paths_for
+        from aftermath.train.access_options import access_for
 
         assert self.view is not None
         local = self.chain is not None and self.chain.pool.is_local
-        return paths_for(self.files, self.view.run, on_local_network=local)
+        return access_for(self.files, self.view.run, on_local_network=local)
 
 
 Check = Callable[[Subject], Awaitable[Finding | None]]

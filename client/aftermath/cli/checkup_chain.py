@@ -190,7 +190,7 @@ async def model(subject: Subject) -> Finding | None:
         return None
     own = bytes(subject.wallet.pubkey)
     refusals, warnings = await asyncio.to_thread(
-        on_this_machine, subject.view, own, subject.tier or 0, subject.device, subject.paths()
+        on_this_machine, subject.view, own, subject.tier or 0, subject.device, subject.access()
     )
     if refusals:
         return broken("; ".join(one.message for one in refusals), ". ".join(one.fix for one in refusals if one.fix))

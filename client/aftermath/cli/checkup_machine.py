@@ -113,7 +113,7 @@ def _needed(subject: Subject, device: str) -> list[int] | None:
         return None
     run, model = subject.view.run, subject.view.model
     try:
-        schema = schema_of(model, run.run_id, paths=subject.paths())
+        schema = schema_of(model, run.run_id, access=subject.access())
     except AftermathError:
         return None
     return needs(schema, model.max_seq_len, run.config.init_min_clients, device)

@@ -16,10 +16,10 @@ from aftermath.cli.command import command
 from aftermath.cli.options import (
     CLUSTER,
     RPC_TEXT,
+    AccessOptions,
     Authorizer,
     ClusterOptions,
     Device,
-    LocalFileOptions,
     MaxBond,
     WalletOptions,
     checked_run_id,
@@ -84,7 +84,7 @@ async def doctor(
     ] = None,
     device: Device = "auto",
     listening: ListeningOptions,
-    files: LocalFileOptions,
+    files: AccessOptions,
     authorizer: Authorizer = None,
     max_bond: MaxBond = 0,
 ) -> Result:

@@ -17,11 +17,11 @@ from aftermath.cli.present import Ended, Result, facts, note, plain_text
 
 if TYPE_CHECKING:
     from aftermath.base.errors import AftermathError
-    from aftermath.base.local_paths import LocalPaths
+    from aftermath.base.run_access import RunAccess
     from aftermath.chain.rehearsal import Rehearsed
     from aftermath.cli.can_join import OnChain
     from aftermath.train.reach import Reach
-from aftermath.train.opened_paths import paths_for
+from aftermath.train.access_options import access_for
 from aftermath.train.settings import TrainSettings
 
 
@@ -40,7 +40,7 @@ async def rehearsed(settings: TrainSettings) -> Ended:
         note(LOADING)
         tier, why = settings.matformer_tier, ""
         if tier == AUTO_TIER:
-            tier, why = chosen(entry.view, reach.wallet.public, settings.device, _paths(settings, reach, entry))
+            tier, why = chosen(entry.view, reach.wallet.public, settings.device, _access(settings, reach, entry))
         warnings = _fits(settings, reach, entry, tier)
         found = await _join(settings, reach, entry, tier)
     found.beside = {
@@ -72,7 +72,7 @@ def _fits(settings: TrainSettings, reach: Reach, entry: OnChain, tier: int) -> l
 
     named_by(settings, reach)
     refusals, warnings = on_this_machine(
-        entry.view, reach.wallet.public, tier, settings.device, _paths(settings, reach, entry)
+        entry.view, reach.wallet.public, tier, settings.device, _access(settings, reach, entry)
     )
     _refuse(refusals)
     for warning in warnings:
@@ -80,8 +80,8 @@ def _fits(settings: TrainSettings, reach: Reach, entry: OnChain, tier: int) -> l
     return warnings
 
 
-def _paths(settings: TrainSettings, reach: Reach, entry: OnChain) -> LocalPaths:
-    return paths_for(settings, entry.view.run, on_local_network=reach.pool.is_local)
+def _access(settings: TrainSettings, reach: Reach, entry: OnChain) -> RunAccess:
+    return access_for(settings, entry.view.run, on_local_network=reach.pool.is_local)
 
 
 def _refuse(refusals: list[AftermathError]) -> None:

@@ -71,6 +71,17 @@ def checked_run_id(run_id: str | None) -> str | None:
     return run_id
 
 
+def _checked_repository(name: str | None) -> str | None:
+    from aftermath.config.repository import is_repository
+
+    if name is not None and not is_repository(name):
+        raise UsageError(
+            f"--hub-token-for {name!r} is not the name of a repository",
+            "It is OWNER/NAME, for example --hub-token-for ada/my-model",
+        )
+    return name
+
+
 def at_most(limit: int, text: str, also: Callable[[str | None], str | None] = lambda value: value) -> object:
     """An option for a text of so many bytes, which the program has room for; `also` is asked about it, too."""
 
@@ -225,8 +236,8 @@ class SigningOptions(WalletOptions, ClusterOptions):
 
 
 @dataclass(frozen=True)
-class LocalFileOptions:
-    """Where this machine has what a run names as local files."""
+class AccessOptions:
+    """Where this machine has what a run names as local files, and what else a run may reach."""
 
     data_path: Annotated[
         Path | None,
@@ -245,3 +256,25 @@ class LocalFileOptions:
             "--data-root", text="Directory below which local paths that the run names are looked for, and nowhere else."
         ),
     ] = None
+    allow_private_network: Annotated[
+        bool,
+        shared(
+            "--allow-private-network",
+            text="Read data that the run names at addresses of this machine and of private networks. Otherwise only "
+            "addresses of the internet are connected to, unless the RPC is on this machine.",
+        ),
+    ] = False
+    hub_token_for: Annotated[
+        str | None,
+        shared(
+            "--hub-token-for",
+            text="Hub repository of the run, as OWNER/NAME, that is read with this machine's token (HF_TOKEN). All "
+            "others are read without a token.",
+            check=_checked_repository,
+        ),
+    ] = None
+
+    @property
+    def token_repositories(self) -> tuple[str, ...]:
+        """The repositories that are read with a token."""
+        return (self.hub_token_for,) if self.hub_token_for else ()

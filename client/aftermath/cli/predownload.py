@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from aftermath.base.local_paths import LocalPaths
+from aftermath.base.run_access import RunAccess
 from aftermath.cli.command import command
-from aftermath.cli.options import ClusterOptions, LocalFileOptions, RunId, Tier
+from aftermath.cli.options import AccessOptions, ClusterOptions, RunId, Tier
 from aftermath.cli.present import Result, facts
 from aftermath.rules.model import DataLocation, Model
 from aftermath.rules.run import Run
@@ -17,7 +17,7 @@ async def predownload(
     run_id: RunId,
     matformer_tier: Tier = 0,
     *,
-    files: LocalFileOptions,
+    files: AccessOptions,
 ) -> Result:
     """Fetch a run's model and check its data before joining.
 
@@ -30,22 +30,22 @@ async def predownload(
     return fetched(run, model, matformer_tier, files, is_local=chain.pool.is_local)
 
 
-def fetched(run: Run, model: Model, matformer_tier: int, files: LocalFileOptions, *, is_local: bool) -> Result:
+def fetched(run: Run, model: Model, matformer_tier: int, files: AccessOptions, *, is_local: bool) -> Result:
     """Fetch and check what a run trains with. `is_local`: whoever keeps the run is on this machine."""
     import math
 
     from aftermath.model.checkpoint import load
     from aftermath.model.resolve import resolve
     from aftermath.rules.state import CheckpointKind
+    from aftermath.train.access_options import access_for
     from aftermath.train.letting_in import check_tier
-    from aftermath.train.opened_paths import paths_for
     from aftermath.train.outfit import data_of, schema_of
 
     run_id = run.run_id
-    paths = paths_for(files, run, on_local_network=is_local)
-    schema = schema_of(model, run_id, paths=paths)
+    access = access_for(files, run, on_local_network=is_local)
+    schema = schema_of(model, run_id, access=access)
     check_tier(matformer_tier, model.tiers, run_id)
-    directory = resolve(model.checkpoint, tier=matformer_tier, paths=paths)
+    directory = resolve(model.checkpoint, tier=matformer_tier, access=access)
     parameters = sum(map(math.prod, schema.state.config.parameter_shapes(matformer_tier).values()))
     if model.checkpoint.kind is not CheckpointKind.DUMMY:  # else there is nothing to fetch but its shape
         load(directory, matformer_tier)
@@ -54,13 +54,13 @@ def fetched(run: Run, model: Model, matformer_tier: int, files: LocalFileOptions
         "model": str(directory),
         "tier": matformer_tier,
         "parameters": parameters,
-        "data": _on_this_machine(model.data_location, paths),
-        "sequences": data_of(model, schema, paths).sequences,
+        "data": _on_this_machine(model.data_location, access),
+        "sequences": data_of(model, schema, access).sequences,
     }
     return Result(data, facts(data))
 
 
-def _on_this_machine(location: DataLocation, paths: LocalPaths) -> str:
+def _on_this_machine(location: DataLocation, access: RunAccess) -> str:
     if location.kind in (DataKind.LOCAL, DataKind.PREPROCESSED):
-        return str(paths.data_place(location.primary))
+        return str(access.data_place(location.primary))
     return location.primary

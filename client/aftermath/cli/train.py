@@ -17,6 +17,7 @@ import typer
 from aftermath.cli.command import OptionGroup, Setting, command, keyword, run_in_loop, setting_option, settings_of
 from aftermath.cli.options import (
     TRAINING,
+    AccessOptions,
     Authorizer,
     Device,
     DryRun,
@@ -48,14 +49,18 @@ def _sequences(given: object) -> int:
 PARSERS = {"micro_batch_size": _sequences, "iroh_relay": relay_named}
 """What reads an option that is a number or a word, and says in its docstring what that may be."""
 
-SHARED = get_type_hints(SigningOptions, include_extras=True) | {
-    "run_id": RunId,
-    "authorizer": Authorizer,
-    "owner": RunOwner,
-    "max_bond": MaxBond,
-    "device": Device,
-    "matformer_tier": MemberTier,
-}
+SHARED = (
+    get_type_hints(SigningOptions, include_extras=True)
+    | get_type_hints(AccessOptions, include_extras=True)
+    | {
+        "run_id": RunId,
+        "authorizer": Authorizer,
+        "owner": RunOwner,
+        "max_bond": MaxBond,
+        "device": Device,
+        "matformer_tier": MemberTier,
+    }
+)
 """Settings that other commands have as options too: they are described there."""
 
 SHORT_FLAGS = {"identity_secret_key_path": "-i"}

@@ -18,12 +18,12 @@ import msgspec
 
 from aftermath.base.bounded import Malformed, json_as
 from aftermath.data.formats import SUFFIXES
-from aftermath.data.http import HttpClient
+from aftermath.data.http import MOST_FILES, HttpClient
 from aftermath.data.source import DataError
 
 HOST = "https://storage.googleapis.com"
 _EMULATOR = "STORAGE_EMULATOR_HOST"
-_MOST_PAGES, _MOST_FILES, _MOST_BYTES = 64, 1 << 16, 8 << 20
+_MOST_PAGES, _MOST_BYTES = 64, 8 << 20
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 
 
@@ -34,6 +34,11 @@ class _Object(msgspec.Struct):
 class _Page(msgspec.Struct, rename="camel"):
     items: list[_Object] = []
     next_page_token: str = ""
+
+
+def has_own_host() -> bool:
+    """Whether this machine's environment names the host of buckets."""
+    return bool(os.environ.get(_EMULATOR))
 
 
 def check_bucket(bucket: str) -> None:
@@ -58,11 +63,11 @@ def bucket_urls(bucket: str, folder: str, client: HttpClient) -> list[str]:
             raise DataError(f"the listing of bucket {bucket} cannot be read: {error}") from None
         names += [found.name for found in page.items]
         token = page.next_page_token
-        if len(names) > _MOST_FILES:
+        if len(names) > MOST_FILES:
             break
         if not token:
             return _urls(bucket, prefix, names, host)
-    raise DataError(f"bucket {bucket} holds more files than the {_MOST_FILES} that are read", "Use filter_directory")
+    raise DataError(f"bucket {bucket} holds more files than the {MOST_FILES} that are read", "Use filter_directory")
 
 
 def _host() -> str:

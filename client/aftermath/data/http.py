@@ -30,10 +30,11 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from aftermath.base.addresses import Permits, any_address
 from aftermath.base.backoff import doubled, retry_after
-from aftermath.base.network import Permits, any_address, transport
 from aftermath.base.threads import each
 from aftermath.data.cache import Cache
+from aftermath.data.checked_http import transport
 from aftermath.data.formats import HEAD_BYTES
 from aftermath.data.source import SLOWEST, DataError, SourceAway
 from aftermath.data.spans import File, Span
@@ -43,6 +44,8 @@ _LONGEST_PAUSE = 8.0  # seconds
 _LONGEST_WANTED = 60.0  # seconds of a Retry-After that are waited
 AT_ONCE = 8  # requests
 _MOST_REDIRECTS = 5
+MOST_FILES = 1 << 16
+"""Files of one data location, and of all in a mixture. Each is looked at when the data is opened."""
 _PASSING = {408, 425, 429}
 _MOST_AT_ONCE = 16 << 20  # bytes of one request, where many sequences are adjacent
 _WORDS: dict[type[Exception], str] = {
@@ -268,7 +271,12 @@ def merged(spans: Collection[Span]) -> list[list[Span]]:
 
 
 def numbered(template: str, start: int, zeros: int, count: int) -> list[str]:
-    """URLs with `{}` replaced by each number, padded with zeros. Raises DataError without a place for it."""
+    """Return URLs with `{}` replaced by each number, padded with zeros. Raises DataError."""
+    if count > MOST_FILES:
+        raise DataError(
+            f"{shown(template)} names {count} files, more than the {MOST_FILES} that are read",
+            "Lower num_files, and put more tokens into each file",
+        )
     if template.count("{}") != 1:
         raise DataError(
             f"url_template {shown(template)} has no single {{}} for the number", "Write {} where it belongs"

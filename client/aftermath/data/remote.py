@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from aftermath.base.addresses import Permits, any_address, connected
 from aftermath.base.bounded import Malformed
 from aftermath.data.port import PORT
 from aftermath.data.source import SLOWEST, DataError, FileRecord, Sequences, SourceAway, check_sequences, check_shape
@@ -48,8 +49,11 @@ def host_and_port(address: str) -> tuple[str, int]:
 class RemoteTokens:
     """What a server at `address` (HOST:PORT) serves, for a model with this vocabulary."""
 
-    def __init__(self, address: str, seq_len: int, vocab_size: int, *, timeout: float = 20.0) -> None:
-        """Raises SourceAway, DataError."""
+    def __init__(
+        self, address: str, seq_len: int, vocab_size: int, *, timeout: float = 20.0, permits: Permits = any_address
+    ) -> None:
+        """`permits` says which IP addresses may be connected to. Raises SourceAway, DataError, Unsuitable."""
+        self._permits = permits
         self._address, self._where = address, host_and_port(address)
         self._timeout, self._vocab_size = timeout, vocab_size
         self._socket: socket.socket | None = None
@@ -122,7 +126,7 @@ class RemoteTokens:
     def _exchange(self, message: Asked, most: int) -> Answer:
         try:
             if self._socket is None:
-                self._socket = socket.create_connection(self._where, self._timeout)
+                self._socket = connected(*self._where, self._timeout, self._permits)
             self._socket.settimeout(self._timeout)
             self._socket.sendall(packed(message))
             length = int.from_bytes(self._exactly(LENGTH), "big")

@@ -13,7 +13,7 @@ import logging
 import math
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Literal
 
 from huggingface_hub import HfApi
 from huggingface_hub.utils.tqdm import disable_progress_bars
@@ -61,11 +61,12 @@ def download(
     tier: int,
     strategy: Strategy,
     cache_dir: Path | None = None,
-    token: str | None = None,
+    token: str | Literal[False] | None = None,
     endpoint: str | None = None,
 ) -> Path:
     """Fetch what a tier needs and return the local checkpoint directory, to be read by `checkpoint.load`.
 
+    `token`: None for the one that this machine has, False for none.
     Raises CheckpointError or ModelConfigError.
     """
     source = opened(repo, revision, cache_dir, token, endpoint)
@@ -84,7 +85,7 @@ def download_config(
     revision: str | None,
     *,
     cache_dir: Path | None = None,
-    token: str | None = None,
+    token: str | Literal[False] | None = None,
     endpoint: str | None = None,
 ) -> Path:
     """Fetch a checkpoint's config.json only."""
@@ -97,7 +98,7 @@ def download_outline(
     revision: str | None,
     *,
     cache_dir: Path | None = None,
-    token: str | None = None,
+    token: str | Literal[False] | None = None,
     endpoint: str | None = None,
 ) -> Path:
     """Fetch a checkpoint's config.json and tokenizer, and return their directory. Raises CheckpointError."""

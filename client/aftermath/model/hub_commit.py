@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from huggingface_hub import HfApi, set_client_factory, snapshot_download
 from huggingface_hub.constants import HF_HUB_CACHE
@@ -50,7 +50,7 @@ class Repository:
     name: str
     commit: str
     sizes: Mapping[str, int]
-    token: str | None
+    token: str | Literal[False] | None
     endpoint: str | None
     cache: Path
 
@@ -79,7 +79,7 @@ class Repository:
             endpoint=self.endpoint,
             max_workers=4,
         )
-        with asking(self.name):
+        with asking(self.name, token=self.token):
             root = Path(within(PATIENCE_SECONDS + need / SLOWEST, call, _too_slow(self.name)))
             found = {path: (root / path).stat().st_size for path in paths}
         for path, size in found.items():
@@ -101,14 +101,18 @@ class Repository:
 
 
 def opened(
-    repo: str, revision: str | None, cache_dir: Path | None, token: str | None, endpoint: str | None
+    repo: str,
+    revision: str | None,
+    cache_dir: Path | None,
+    token: str | Literal[False] | None,
+    endpoint: str | None,
 ) -> Repository:
     """The repository at a revision, None for its newest. Raises CheckpointError."""
     disable_progress_bars()
     _watch_answers()
     api = HfApi(endpoint=endpoint, token=token)
     call = partial(api.model_info, repo, revision=revision or None, files_metadata=True, timeout=TIMEOUT_SECONDS)
-    with asking(repo, revision):
+    with asking(repo, revision, token=token):
         info = within(PATIENCE_SECONDS, call, _too_slow(repo))
     if not re.fullmatch("[0-9a-f]{40}", str(info.sha)):
         raise CheckpointError(f"the Hub named no commit of {repo}", "Try again later")
@@ -151,25 +155,26 @@ def _check_headers(response: Any) -> None:
 
 
 @contextmanager
-def asking(repo: str, revision: str | None = None) -> Iterator[None]:
+def asking(repo: str, revision: str | None = None, *, token: str | Literal[False] | None = None) -> Iterator[None]:
     """Turn whatever the Hub's client raises into a CheckpointError that says what to do."""
+    needed = "set HF_TOKEN" if token is not False else f"set HF_TOKEN and pass --hub-token-for {repo}"
     try:
         yield
     except AftermathError:
         raise
     except GatedRepoError:
-        raise CheckpointError(f"{repo} is gated", "Accept its terms on the Hub and set HF_TOKEN") from None
+        raise CheckpointError(f"{repo} is gated", f"Accept its terms on the Hub, and {needed}") from None
     except RevisionNotFoundError:
         raise CheckpointError(f"{repo} has no revision {revision}", "Correct the checkpoint's revision") from None
     except RepositoryNotFoundError:
         raise CheckpointError(
-            f"there is no Hub repository {repo}, or it is private", "Correct its name, or set HF_TOKEN to reach it"
+            f"there is no Hub repository {repo}, or it is private", f"Correct its name, or {needed} to reach it"
         ) from None
     except HFValidationError:
         raise CheckpointError(f"{repo!r} is not the name of a Hub repository", "Use the form owner/name") from None
     except HfHubHTTPError as error:
         status = error.response.status_code if error.response is not None else 0
-        fix = "Set HF_TOKEN to a token with the rights for it" if status in (401, 403) else "Try again later"
+        fix = f"A token with the rights for it is needed: {needed}" if status in (401, 403) else "Try again later"
         raise CheckpointError(f"the Hub answered {status} for {repo}", fix) from None
     except Exception as error:  # connection errors have other classes in every version of the client
         if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from aftermath.base.local_paths import TRUSTING, LocalPaths
+from aftermath.base.run_access import TRUSTING, RunAccess
 from aftermath.model.documents import hf_config
 from aftermath.model.resolve import outline_directory
 from aftermath.model.store import read_companions
@@ -41,10 +41,10 @@ class Outline:
         return tokenizer_of(self.companions.get(TOKENIZER_FILE), where, self.companions)
 
 
-def read_outline(checkpoint: Checkpoint, paths: LocalPaths = TRUSTING) -> Outline:
+def read_outline(checkpoint: Checkpoint, access: RunAccess = TRUSTING) -> Outline:
     """The outline at a checkpoint's place; of one on the Hub no weights are fetched.
 
     Raises CheckpointError, Unsuitable.
     """
-    directory = outline_directory(checkpoint, paths)
+    directory = outline_directory(checkpoint, access)
     return Outline(hf_config(directory / "config.json"), read_companions(directory), str(directory))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from aftermath.base.errors import Unsuitable
-from aftermath.base.local_paths import TRUSTING, LocalPaths
+from aftermath.base.run_access import TRUSTING, RunAccess
 from aftermath.model.documents import CheckpointError, Strategy, hf_config, is_file
 from aftermath.rules.model import Checkpoint
 from aftermath.rules.state import CheckpointKind
@@ -24,8 +24,7 @@ def resolve(
     tier: int = 0,
     strategy: Strategy = "auto",
     cache_dir: Path | None = None,
-    token: str | None = None,
-    paths: LocalPaths = TRUSTING,
+    access: RunAccess = TRUSTING,
 ) -> Path:
     """A directory that `checkpoint.load` reads for this tier; from the Hub only the tier's files are fetched.
 
@@ -36,11 +35,16 @@ def resolve(
         from aftermath.model import hub
 
         return hub.download(
-            checkpoint.repo, checkpoint.revision, tier=tier, strategy=strategy, cache_dir=cache_dir, token=token
+            checkpoint.repo,
+            checkpoint.revision,
+            tier=tier,
+            strategy=strategy,
+            cache_dir=cache_dir,
+            token=access.hub_token(checkpoint.repo),
         )
     if checkpoint.kind is CheckpointKind.DUMMY:
-        return _config_file(checkpoint, cache_dir, token, paths).parent
-    return _opened(checkpoint, paths)
+        return _config_file(checkpoint, cache_dir, access).parent
+    return _opened(checkpoint, access)
 
 
 def local_directory(checkpoint: Checkpoint) -> Path:
@@ -55,50 +59,50 @@ def load_hf_config(
     checkpoint: Checkpoint,
     *,
     cache_dir: Path | None = None,
-    token: str | None = None,
-    paths: LocalPaths = TRUSTING,
+    access: RunAccess = TRUSTING,
 ) -> dict[str, Any]:
     """The checkpoint's config.json, without its weights. Raises CheckpointError."""
     _require_place(checkpoint)
-    return hf_config(_config_file(checkpoint, cache_dir, token, paths))
+    return hf_config(_config_file(checkpoint, cache_dir, access))
 
 
-def outline_directory(checkpoint: Checkpoint, paths: LocalPaths = TRUSTING) -> Path:
+def outline_directory(checkpoint: Checkpoint, access: RunAccess = TRUSTING) -> Path:
     """A directory with its config.json and, where it has them, its tokenizer's files. Raises CheckpointError."""
     _require_place(checkpoint)
-    here = _local(checkpoint, paths)
+    here = _local(checkpoint, access)
     if here is not None and (checkpoint.kind is CheckpointKind.LOCAL or here.is_dir()):
         return here
     from aftermath.model import hub
 
-    return hub.download_outline(checkpoint.repo, checkpoint.revision)
+    return hub.download_outline(checkpoint.repo, checkpoint.revision, token=access.hub_token(checkpoint.repo))
 
 
-def _config_file(checkpoint: Checkpoint, cache_dir: Path | None, token: str | None, paths: LocalPaths) -> Path:
+def _config_file(checkpoint: Checkpoint, cache_dir: Path | None, access: RunAccess) -> Path:
     """Where its config.json is, fetched if need be."""
-    here = _local(checkpoint, paths)
+    here = _local(checkpoint, access)
     if here is not None and (checkpoint.kind is CheckpointKind.LOCAL or is_file(here / "config.json")):
         return here / "config.json"
     from aftermath.model import hub
 
+    token = access.hub_token(checkpoint.repo)
     return hub.download_config(checkpoint.repo, checkpoint.revision, cache_dir=cache_dir, token=token)
 
 
-def _local(checkpoint: Checkpoint, paths: LocalPaths) -> Path | None:
+def _local(checkpoint: Checkpoint, access: RunAccess) -> Path | None:
     """The directory of a Local checkpoint, or the one that a Dummy may mean; None if it names a repository.
 
     Raises Unsuitable for a Local one that may not be opened.
     """
     if checkpoint.kind is CheckpointKind.LOCAL:
-        return _opened(checkpoint, paths)
+        return _opened(checkpoint, access)
     if checkpoint.kind is CheckpointKind.DUMMY:
         with contextlib.suppress(Unsuitable):
-            return _opened(checkpoint, paths)
+            return _opened(checkpoint, access)
     return None
 
 
-def _opened(checkpoint: Checkpoint, paths: LocalPaths) -> Path:
-    return local_directory(checkpoint) if paths.trusting else paths.model_place(checkpoint.repo)
+def _opened(checkpoint: Checkpoint, access: RunAccess) -> Path:
+    return local_directory(checkpoint) if access.trusting else access.model_place(checkpoint.repo)
 
 
 def _require_place(checkpoint: Checkpoint) -> None:

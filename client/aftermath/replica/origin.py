@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from aftermath.base.local_paths import TRUSTING, LocalPaths
+from aftermath.base.run_access import TRUSTING, RunAccess
 from aftermath.model.architectures import config_of, is_type_of
 from aftermath.model.checkpoint import find, load
 from aftermath.model.config import ModelConfig
@@ -44,7 +44,7 @@ class Origin:
     arithmetic: Arithmetic = PLAIN
     make: Callable[..., Replica] = Replica
     """Makes a replica, as the class does."""
-    paths: LocalPaths = TRUSTING
+    access: RunAccess = TRUSTING
 
     def stand_in(self) -> Replica:
         """A replica to measure with, before any weights are here."""
@@ -79,11 +79,11 @@ class Origin:
         if checkpoint.kind is CheckpointKind.DUMMY:
             return init_weights(self.config, DUMMY_SEED, self.tier)
         if checkpoint.kind is CheckpointKind.HUB:  # before a byte of weights is fetched, by what they claim to be
-            document = load_hf_config(checkpoint, paths=self.paths)
+            document = load_hf_config(checkpoint, access=self.access)
             if not is_type_of(document, self.config):  # before anything is built of it
                 raise _other_model(checkpoint)
             self._check(config_of(document), checkpoint)
-        directory = resolve(checkpoint, tier=self.tier, strategy=self.strategy, paths=self.paths)
+        directory = resolve(checkpoint, tier=self.tier, strategy=self.strategy, access=self.access)
         self._check(find(directory, self.tier, self.strategy).config, checkpoint)
         return load(directory, self.tier, self.strategy)
 

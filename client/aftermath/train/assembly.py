@@ -14,7 +14,7 @@ from functools import partial
 import torch
 
 from aftermath.base.directories import state_directory
-from aftermath.base.local_paths import LocalPaths
+from aftermath.base.run_access import RunAccess
 from aftermath.base.wait import cancel
 from aftermath.base.worker import ThreadWorker, Worker
 from aftermath.chain.member import SolanaMember
@@ -38,12 +38,12 @@ from aftermath.replica.origin import Origin
 from aftermath.replica.outlineshare import OutlineShare
 from aftermath.replica.pass_size import PassSize
 from aftermath.rules.state import DataType
+from aftermath.train.access_options import access_for
 from aftermath.train.keeping import check_room, keeping_advice
 from aftermath.train.kernels import ready_kernels
 from aftermath.train.made import evaluations_of, hub_of, prompt_of
 from aftermath.train.named import Named
 from aftermath.train.newcomer import Newcomer
-from aftermath.train.opened_paths import paths_for
 from aftermath.train.outfit import data_of
 from aftermath.train.settings import TrainSettings
 from aftermath.train.tier import check_memory
@@ -79,21 +79,21 @@ async def assembled(
     model = view.model
     workers = Workers(*(ThreadWorker(name) for name in ("replica", "decode", "upload", "write", "data", "state")))
     compute, clock = workers.compute, RealClock()
-    paths = paths_for(settings, view.run, on_local_network=named.reach.pool.is_local)
-    newcomer = Newcomer(settings.run_id, settings.matformer_tier, chain, transport, clock, events, paths)
+    access = access_for(settings, view.run, on_local_network=named.reach.pool.is_local)
+    newcomer = Newcomer(settings.run_id, settings.matformer_tier, chain, transport, clock, events, access)
     outline, schema = await newcomer.outline(compute)
     _check(settings, named, schema)
     check_memory(view, schema, settings.matformer_tier, named.mesh.devices)
     if advice := keeping_advice(settings):
         events.emit(kinds.Warning(message=advice))
-    origin = await _origin(settings, named, schema, ranks, compute, paths)
+    origin = await _origin(settings, named, schema, ranks, compute, access)
     feed = RunFeed(view)
     if events.looked_at:
         stack.push_async_callback(cancel, [asyncio.create_task(_show(feed, chain, events))])
     ports = Ports(chain, feed, transport, clock, Attention(clock), events)
     role = Role(settings.run_id, schema, settings.matformer_tier, named.reach.secret)
     wishes = await _wishes(settings, outline, schema, compute)
-    data = await _data(events, clock, workers.read, lambda: data_of(model, schema, paths))
+    data = await _data(events, clock, workers.read, lambda: data_of(model, schema, access))
     keep_steps = settings.keep_steps if settings.delete_old_steps else None
     archive = Archive(settings.checkpoint_dir, hub_of(settings), keep_steps, outline.companions)
     if origin.device.type == "cpu":
@@ -120,19 +120,19 @@ async def _origin(
     schema: Schema,
     ranks: Launched | None,
     compute: Worker,
-    paths: LocalPaths,
+    access: RunAccess,
 ) -> Origin:
     """Where its replicas come from: of one device, or led by this process and held by its `ranks`."""
     tier, strategy = settings.matformer_tier, settings.matformer_load_strategy
     pass_size = PassSize(settings.micro_batch_size, settings.activation_checkpointing)
     if ranks is None:
         device = named.mesh.devices[0]
-        return Origin(schema, tier, strategy, device, pass_size, time.monotonic, named.arithmetic, paths=paths)
+        return Origin(schema, tier, strategy, device, pass_size, time.monotonic, named.arithmetic, access=access)
     from aftermath.ranks.lead import Lead, led_by  # torch's sharding takes a second to import, which few members need
 
     make = led_by(await compute(lambda: Lead(ranks.join(), schema.state.config, tier, pass_size, named.arithmetic)))
     device = torch.device("cpu")  # of what the ranks do not hold
-    return Origin(schema, tier, strategy, device, pass_size, time.monotonic, PLAIN, make, paths)
+    return Origin(schema, tier, strategy, device, pass_size, time.monotonic, PLAIN, make, access)
 
 
 async def _wishes(settings: TrainSettings, outline: Outline, schema: Schema, compute: Worker) -> Wishes:

@@ -10,21 +10,22 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, assert_never
+from typing import Any
 
 from pydantic import ValidationError
 
+from aftermath.base.addresses import any_address
 from aftermath.base.bounded import Malformed, json_value
 from aftermath.base.directories import cache_directory
 from aftermath.base.errors import Unsuitable
-from aftermath.base.local_paths import TRUSTING, LocalPaths
+from aftermath.base.run_access import TRUSTING, RunAccess
 from aftermath.config.read import location_of
 from aftermath.config.sources import DataLocation as Chosen
 from aftermath.config.sources import Shuffle
 from aftermath.data.cache import Cache
 from aftermath.data.dummy import DummyTokens
-from aftermath.data.gcs import bucket_urls, check_bucket
-from aftermath.data.http import HttpClient, HttpFiles, check_url, numbered, shown
+from aftermath.data.gcs import bucket_urls, check_bucket, has_own_host
+from aftermath.data.http import MOST_FILES, HttpClient, HttpFiles, check_url, numbered, shown
 from aftermath.data.local import open_tokens
 from aftermath.data.preprocessed import PreprocessedRows
 from aftermath.data.remote import RemoteTokens, host_and_port
@@ -39,54 +40,104 @@ _MOST_DOCUMENT = 1 << 20  # bytes of a mixture's document
 
 
 def open_source(
-    location: DataLocation, seq_len: int, vocab_size: int, *, labels: bool = False, paths: LocalPaths = TRUSTING
+    location: DataLocation, seq_len: int, vocab_size: int, *, labels: bool = False, access: RunAccess = TRUSTING
 ) -> Source:
-    """The sequences at a place, `labels`: with what is to be learnt of them; `paths` says which local files are opened.
+    """Return the sequences at a place. `labels`: with what is to be learnt of them; `access`: what a run may reach.
 
     Raises DataError (SourceAway if trying again may help), or Unsuitable.
     """
     if location.kind is DataKind.PREPROCESSED:
-        with _advice_for(paths):
-            return PreprocessedRows(str(paths.data_place(location.primary)), seq_len, vocab_size, labels=labels)
+        with _advice_for(access):
+            return PreprocessedRows(str(access.data_place(location.primary)), seq_len, vocab_size, labels=labels)
     if labels:
         raise Unsuitable(
             "the run learns labels, and its data location has none",
             'Its owner uses data_location = { Preprocessed = "DIR" }, or data_type = "Pretraining"',
         )
+    opener = _Opener(seq_len, vocab_size, access)
     if location.kind is DataKind.WEIGHTED_HTTP:
-        return _mixture(location.primary, seq_len, vocab_size, paths)
-    if location.kind is DataKind.DUMMY:
-        return DummyTokens(seq_len, vocab_size)
-    if location.kind is DataKind.SERVER:
-        return RemoteTokens(location.primary, seq_len, vocab_size)
-    seed = location.shuffle_seed if location.shuffle else None
-    if location.kind is DataKind.LOCAL:
-        place = paths.data_place(location.primary)
-        with _advice_for(paths):
-            return open_tokens(str(place), location.token_bytes, seq_len, vocab_size=vocab_size, shuffle_seed=seed)
-    if location.kind not in (DataKind.HTTP_SINGLE_URL, DataKind.HTTP_NUMBERED_FILES, DataKind.HTTP_GCP):
-        assert_never(location.kind)
-    client = HttpClient()
-    files = HttpFiles(_urls(location, client), client, Cache(cache_directory("data")))
-    where = name_of(location, paths)
-    return TokenFiles(files, where, location.token_bytes, seq_len, vocab_size=vocab_size, shuffle_seed=seed)
+        return opener.mixture(location.primary)
+    return opener.source(location)
+
+
+class _Opener:
+    """Opens the places of one data location, which name at most MOST_FILES files behind HTTP in all."""
+
+    def __init__(self, seq_len: int, vocab_size: int, access: RunAccess) -> None:
+        self._seq_len = seq_len
+        self._vocab_size = vocab_size
+        self._access = access
+        self._files = 0
+
+    def source(self, location: DataLocation) -> Source:
+        """Return the sequences of a place that is not a mixture and has no labels."""
+        seq_len, vocab_size, access = self._seq_len, self._vocab_size, self._access
+        if location.kind is DataKind.DUMMY:
+            return DummyTokens(seq_len, vocab_size)
+        if location.kind is DataKind.SERVER:
+            return RemoteTokens(location.primary, seq_len, vocab_size, permits=access.permits)
+        seed = location.shuffle_seed if location.shuffle else None
+        if location.kind is DataKind.LOCAL:
+            place = access.data_place(location.primary)
+            with _advice_for(access):
+                return open_tokens(str(place), location.token_bytes, seq_len, vocab_size=vocab_size, shuffle_seed=seed)
+        # The buckets' host is Google's, or one that this machine's user names.
+        own_host = location.kind is DataKind.HTTP_GCP and has_own_host()
+        client = HttpClient(permits=any_address if own_host else access.permits)
+        urls = self._counted(_urls(location, client), location)
+        files = HttpFiles(urls, client, Cache(cache_directory("data")))
+        where = name_of(location, access)
+        return TokenFiles(files, where, location.token_bytes, seq_len, vocab_size=vocab_size, shuffle_seed=seed)
+
+    def mixture(self, url: str) -> Source:
+        """Return the mixture that a document describes, which may name nothing that the run itself may not."""
+        raw = HttpClient(permits=self._access.permits).document(url, _MOST_DOCUMENT)
+        try:
+            chosen, weights, seed = _described(json_value(raw))
+        except (Malformed, ValidationError, TypeError, ValueError, KeyError) as error:
+            said = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+            raise DataError(f"{shown(url)} describes no mixture: {said}", "docs/data.md has an example") from None
+        self._check_mixed(url, chosen)
+        self._access = replace(self._access, data=None)  # --data-path is one place, and a mixture has several
+        sources = [self.source(location) for location in chosen]
+        mark = FileRecord("mixture", len(raw), hashlib.sha256(raw).hexdigest())
+        return WeightedSources(sources, weights, mark=mark, shuffle_seed=seed)
+
+    def _check_mixed(self, url: str, chosen: list[DataLocation]) -> None:
+        if any(location.kind in (DataKind.WEIGHTED_HTTP, DataKind.PREPROCESSED) for location in chosen):
+            raise DataError(f"{shown(url)} mixes what cannot be mixed: mixtures, or rows with labels")
+        names_local = any(location.kind is DataKind.LOCAL for location in chosen)
+        if names_local and self._access.root is None and not self._access.trusting:
+            raise Unsuitable(
+                f"{shown(url)} names files of this machine, which a document may not",
+                "Say below which directory they are: --data-root DIR",
+            )
+
+    def _counted(self, urls: list[str], location: DataLocation) -> list[str]:
+        self._files += len(urls)
+        if self._files > MOST_FILES:
+            raise DataError(
+                f"a mixture names more than the {MOST_FILES} files that are read, with {shown(location.primary)}",
+                "Leave some out, or put more tokens into each file",
+            )
+        return urls
 
 
 @contextmanager
-def _advice_for(paths: LocalPaths) -> Iterator[None]:
+def _advice_for(access: RunAccess) -> Iterator[None]:
     """Give a member another fix for missing data than an owner, since only the owner can make the run's files."""
     try:
         yield
     except NoData as error:
-        if paths.trusting:
+        if access.trusting:
             raise
         raise NoData(error.message, _MEMBERS_FIX) from None
 
 
-def name_of(location: DataLocation, paths: LocalPaths) -> str:
+def name_of(location: DataLocation, access: RunAccess) -> str:
     """Return what errors call a data location: the path on this machine, or an address without secrets."""
     if location.kind in (DataKind.LOCAL, DataKind.PREPROCESSED):
-        return str(paths.data_place(location.primary))
+        return str(access.data_place(location.primary))
     if "://" in location.primary:
         return shown(location.primary)
     return location.primary
@@ -110,26 +161,6 @@ def _urls(location: DataLocation, client: HttpClient) -> list[str]:
     if location.kind is DataKind.HTTP_NUMBERED_FILES:
         return numbered(location.primary, location.start_index, location.pad_zeros, location.num_files)
     return [location.primary]
-
-
-def _mixture(url: str, seq_len: int, vocab_size: int, paths: LocalPaths) -> Source:
-    raw = HttpClient().document(url, _MOST_DOCUMENT)
-    try:
-        chosen, weights, seed = _described(json_value(raw))
-    except (Malformed, ValidationError, TypeError, ValueError, KeyError) as error:
-        said = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-        raise DataError(f"{shown(url)} describes no mixture: {said}", "docs/data.md has an example") from None
-    if any(location.kind in (DataKind.WEIGHTED_HTTP, DataKind.PREPROCESSED) for location in chosen):
-        raise DataError(f"{shown(url)} mixes what cannot be mixed: mixtures, or rows with labels")
-    if paths.root is None and not paths.trusting and any(location.kind is DataKind.LOCAL for location in chosen):
-        raise Unsuitable(
-            f"{shown(url)} names files of this machine, which a document may not",
-            "Say below which directory they are: --data-root DIR",
-        )
-    below = replace(paths, data=None)  # --data-path is one place, and a mixture has several
-    sources = [open_source(location, seq_len, vocab_size, paths=below) for location in chosen]
-    mark = FileRecord("mixture", len(raw), hashlib.sha256(raw).hexdigest())
-    return WeightedSources(sources, weights, mark=mark, shuffle_seed=seed)
 
 
 def _described(document: Any) -> tuple[list[DataLocation], list[float] | None, bytes | None]:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from aftermath.base.errors import AftermathError
-from aftermath.base.local_paths import LocalPaths
+from aftermath.base.run_access import RunAccess
 from aftermath.base.worker import Worker
 from aftermath.coordinator.errors import Refused, Unavailable
 from aftermath.coordinator.ports import Clock, Coordinator
@@ -54,9 +54,9 @@ class Newcomer:
         transport: Transport,
         clock: Clock,
         events: Events,
-        paths: LocalPaths,
+        access: RunAccess,
     ) -> None:
-        self._run_id, self._tier, self._paths = run_id, tier, paths
+        self._run_id, self._tier, self._access = run_id, tier, access
         self._chain, self._transport, self._clock, self._events = chain, transport, clock, events
 
     async def outline(self, compute: Worker) -> tuple[Outline, Schema]:
@@ -64,7 +64,7 @@ class Newcomer:
         view = await self._chain.view()
         check_model(view.model, self._run_id)
         try:
-            return await compute(lambda: outline_of(view.model, self._run_id, self._warn, paths=self._paths))
+            return await compute(lambda: outline_of(view.model, self._run_id, self._warn, access=self._access))
         except AftermathError as error:
             if view.run.halted or not others(view.run, view.members, self._chain.wallet):
                 raise

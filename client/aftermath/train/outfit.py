@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from aftermath.base.errors import AftermathError, Unsuitable
-from aftermath.base.local_paths import LocalPaths
+from aftermath.base.run_access import RunAccess
 from aftermath.data.fingerprint import hash_of
 from aftermath.data.source import Source
 from aftermath.model.architectures import is_of
@@ -28,16 +28,16 @@ from aftermath.train.locations import name_of, open_source
 log = logging.getLogger(__name__)
 
 
-def schema_of(model: Model, run_id: str, *besides: Checkpoint, paths: LocalPaths) -> Schema:
+def schema_of(model: Model, run_id: str, *besides: Checkpoint, access: RunAccess) -> Schema:
     """The run's schema, from the config.json of a checkpoint that it has recorded, or `besides` of others.
 
     Raises as `outline_of` does.
     """
-    return outline_of(model, run_id, log.warning, *besides, paths=paths)[1]
+    return outline_of(model, run_id, log.warning, *besides, access=access)[1]
 
 
 def outline_of(
-    model: Model, run_id: str, warn: Callable[[str], None], *besides: Checkpoint, paths: LocalPaths
+    model: Model, run_id: str, warn: Callable[[str], None], *besides: Checkpoint, access: RunAccess
 ) -> tuple[Outline, Schema]:
     """The run's model as the first of its recorded checkpoints describes it that fits the hash on chain.
 
@@ -49,7 +49,7 @@ def outline_of(
     recorded = [one.checkpoint for one in model.recorded if one.exists]
     for place in dict.fromkeys([model.checkpoint, *recorded, *besides]):
         try:
-            outline = read_outline(place, paths)
+            outline = read_outline(place, access)
             schema = schema_from(outline.config, model, run_id, f"the checkpoint {place.repo}")
         except AftermathError as error:
             wrong.append(error)
@@ -88,14 +88,14 @@ def schema_from(config: Mapping[str, Any], model: Model, run_id: str, whose: str
     return schema
 
 
-def data_of(model: Model, schema: Schema, paths: LocalPaths) -> Source:
+def data_of(model: Model, schema: Schema, access: RunAccess) -> Source:
     """The run's tokens as this machine has them. Unsuitable if they are not those that the run's owner marked."""
     finetuning = model.data_type == DataType.FINETUNING
     location = model.data_location
-    source = open_source(location, model.max_seq_len, schema.state.config.vocab_size, labels=finetuning, paths=paths)
+    source = open_source(location, model.max_seq_len, schema.state.config.vocab_size, labels=finetuning, access=access)
     if location.files_hash and (found := hash_of(source.record()).hex()) != location.files_hash:
         raise Unsuitable(
-            f"the data at {name_of(location, paths)} is not what the run trains on: its hash is {found[:12]}, and "
+            f"the data at {name_of(location, access)} is not what the run trains on: its hash is {found[:12]}, and "
             f"the run's is {location.files_hash[:12]}",
             "Compare its files (aftermath-solana data inspect) with those of other members, and copy them again; where "
             "they were changed on purpose, the run's owner passes the new ones to update-config",

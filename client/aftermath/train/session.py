@@ -129,13 +129,13 @@ def _with_tier(settings: TrainSettings, reach: Reach, admitted: Admitted) -> Tra
     """The settings with the tier that suits this machine, where that is left to us."""
     say(LOADING)
     _load_torch()
-    from aftermath.train.opened_paths import paths_for
+    from aftermath.train.access_options import access_for
     from aftermath.train.outfit import schema_of
     from aftermath.train.tier import chosen_here
 
     view, named = admitted.view, _on_devices(settings, reach)
-    paths = paths_for(settings, view.run, on_local_network=reach.pool.is_local)
-    schema = schema_of(view.model, settings.run_id, paths=paths)
+    access = access_for(settings, view.run, on_local_network=reach.pool.is_local)
+    schema = schema_of(view.model, settings.run_id, access=access)
     choice = chosen_here(view, reach.wallet.public, schema, settings, named.arithmetic)
     say(f"--matformer-tier auto: tier {choice.tier}; {choice.why}")
     settings = replace(settings, matformer_tier=choice.tier)

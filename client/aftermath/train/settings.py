@@ -44,6 +44,11 @@ class TrainSettings:
     max_bond: int = 0
     device: str = "auto"
     matformer_tier: int = 0
+    data_path: Path | None = None
+    model_path: Path | None = None
+    data_root: Path | None = None
+    allow_private_network: bool = False
+    hub_token_for: str | None = None
 
     identity_secret_key_path: Annotated[
         Path | None, Doc("32-byte p2p secret key file; by default the key is derived from the wallet and the run.")
@@ -119,16 +124,6 @@ class TrainSettings:
         Literal["auto", "sliced", "universal"],
         Doc("auto takes a tier's own files if complete, sliced demands them, universal slices the full model."),
     ] = "auto"
-
-    data_path: Annotated[
-        Path | None, Doc("Where this machine has the run's data, if the run names local files. Their hash is checked.")
-    ] = None
-    model_path: Annotated[
-        Path | None, Doc("Where this machine has the run's model, if the run names a local directory.")
-    ] = None
-    data_root: Annotated[
-        Path | None, Doc("Directory below which local paths that the run names are looked for, and nowhere else.")
-    ] = None
 
     checkpoint_dir: Annotated[Path | None, Doc("Directory for a checkpoint after every epoch (tier 0 only).")] = None
     hub_repo: Annotated[str | None, Doc("Hugging Face repository that receives checkpoints (needs HF_TOKEN).")] = None
@@ -211,3 +206,8 @@ class TrainSettings:
             "After so many steps each, an event `optimizer` with the norms of what is learnt, sent and kept; 0: never."
         ),
     ] = 0
+
+    @property
+    def token_repositories(self) -> tuple[str, ...]:
+        """Hub repositories that are read with the token: that of the option, and the one this member writes to."""
+        return tuple(name for name in (self.hub_token_for, self.hub_repo) if name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aftermath.central.commands.options import ServerOptions, trusted
 from aftermath.cli.command import command
-from aftermath.cli.options import Device, LocalFileOptions, MemberTier, RunId
+from aftermath.cli.options import AccessOptions, Device, MemberTier, RunId
 from aftermath.cli.present import Result
 
 
@@ -17,7 +17,7 @@ async def can_join(
     matformer_tier: MemberTier = 0,
     device: Device = "auto",
     *,
-    files: LocalFileOptions,
+    files: AccessOptions,
 ) -> Result:
     """Say whether a member may join the run of a server, and why not.
 

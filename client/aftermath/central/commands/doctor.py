@@ -7,7 +7,7 @@ from typing import Annotated
 from aftermath.central.commands.options import ServerOptions, trusted
 from aftermath.cli.command import command
 from aftermath.cli.doctor import ListeningOptions
-from aftermath.cli.options import Device, LocalFileOptions, RunId, shared
+from aftermath.cli.options import AccessOptions, Device, RunId, shared
 from aftermath.cli.present import Result
 from aftermath.rules.limits import MAX_LEVELS
 
@@ -25,7 +25,7 @@ async def doctor(
     ] = None,
     device: Device = "auto",
     listening: ListeningOptions,
-    files: LocalFileOptions,
+    files: AccessOptions,
 ) -> Result:
     """Say what is wrong with this machine or its way to a server, and how to correct it.
 

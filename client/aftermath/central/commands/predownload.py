@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aftermath.central.commands.options import ServerOptions, trusted
 from aftermath.cli.command import command
-from aftermath.cli.options import LocalFileOptions, RunId, Tier
+from aftermath.cli.options import AccessOptions, RunId, Tier
 from aftermath.cli.present import Result
 
 
@@ -17,7 +17,7 @@ async def predownload(
     run_id: RunId,
     matformer_tier: Tier = 0,
     *,
-    files: LocalFileOptions,
+    files: AccessOptions,
 ) -> Result:
     """Fetch the model of a server's run and check its data before joining.
 

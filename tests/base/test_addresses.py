@@ -1,4 +1,4 @@
-"""Which addresses are connected to for a run, and that a checked address is the one that is connected to."""
+"""Which addresses are connected to for a run."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from aftermath.base.addresses import connected, is_public, permitted
 from aftermath.base.errors import Unsuitable
-from aftermath.base.network import connected, is_public, permitted
 
 
 @pytest.mark.parametrize("address", ["8.8.8.8", "2606:4700::1111", "64:ff9b::8.8.8.8", "::ffff:8.8.8.8"])

@@ -1,4 +1,4 @@
-"""Decide which local files a member opens for a run.
+"""What a member lets a run reach: local files, its private network, and repositories that its Hub token can read.
 
 A path that comes from the chain, a peer or a document is a label: without this, a run's owner could name any file of a
 member, and read it back from the results that the member sends. The member says where its data and model are. Without
@@ -10,14 +10,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Literal
 
+from aftermath.base.addresses import Permits, any_address, is_public
 from aftermath.base.errors import Unsuitable
 from aftermath.base.outputs import maker_of
 
 
 @dataclass(frozen=True)
-class LocalPaths:
-    """Where a member has a run's local files. `trusting` opens any label, for paths that the user wrote."""
+class RunAccess:
+    """What a member allows. `trusting` allows everything, for places that the user wrote."""
 
     data: Path | None = None
     model: Path | None = None
@@ -25,7 +27,24 @@ class LocalPaths:
     on_local_network: bool = False
     own_maker: str | None = None
     """The mark of directories that members of this very run wrote."""
+    private_network: bool = False
+    """Whether data may be at addresses of this machine and of private networks."""
+    token_repositories: tuple[str, ...] = ()
+    """Hub repositories that are read with the member's token."""
     trusting: bool = False
+
+    @property
+    def permits(self) -> Permits:
+        """The IP addresses that data may be read from."""
+        return any_address if self.trusting or self.private_network else is_public
+
+    def hub_token(self, repository: str) -> Literal[False] | None:
+        """Return the token to read a repository with: None for the one that the machine has, False for none.
+
+        A run's owner may name any repository. With the token it could name one that only this member can read, and
+        have the member serve its weights to others.
+        """
+        return None if self.trusting or repository in self.token_repositories else False
 
     def data_place(self, label: str) -> Path:
         """Return the path to open for a data location. Raises Unsuitable."""
@@ -81,5 +100,5 @@ def _below(root: Path, label: str) -> Path | None:
     return place if parts and ".." not in parts and place.is_relative_to(root) else None
 
 
-TRUSTING = LocalPaths(trusting=True)
-"""For paths that the user wrote, in a config file or an option."""
+TRUSTING = RunAccess(trusting=True)
+"""For places that the user wrote, in a config file or an option."""

@@ -1,0 +1,38 @@
+"""What a member's options let a run reach."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from aftermath.base.run_access import RunAccess
+from aftermath.model.steps import maker_name
+from aftermath.rules.run import Run
+
+
+class AccessChoice(Protocol):
+    """Settings that say where local files are, and what else a run may reach."""
+
+    @property
+    def data_path(self) -> Path | None: ...
+    @property
+    def model_path(self) -> Path | None: ...
+    @property
+    def data_root(self) -> Path | None: ...
+    @property
+    def allow_private_network(self) -> bool: ...
+    @property
+    def token_repositories(self) -> tuple[str, ...]: ...
+
+
+def access_for(options: AccessChoice, run: Run, *, on_local_network: bool) -> RunAccess:
+    """Return what a run may reach; `on_local_network`: all its RPC addresses are on this machine."""
+    return RunAccess(
+        options.data_path,
+        options.model_path,
+        options.data_root,
+        on_local_network=on_local_network,
+        own_maker=maker_name(run.identity),
+        private_network=options.allow_private_network or on_local_network,
+        token_repositories=options.token_repositories,
+    )

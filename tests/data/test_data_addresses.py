@@ -1,0 +1,136 @@
+"""Addresses that a run names: which are connected to, at every redirect, and how many files they may be."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from aftermath.base.errors import Unsuitable
+from aftermath.base.run_access import RunAccess
+from aftermath.data.http import MOST_FILES, HttpClient, numbered
+from aftermath.data.source import DataError, SourceAway
+from aftermath.rules.model import DataLocation
+from aftermath.rules.state import DataKind
+from aftermath.train.locations import open_source
+from faulty_web import Web, serving
+
+NAMED = "127.0.0.2"
+"""An address of this machine that stands for a public one."""
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere only 127.0.0.1 is there to listen at")
+
+
+def only_named(address: str) -> bool:
+    return address == NAMED
+
+
+@pytest.fixture
+def web() -> Iterator[Web]:
+    with serving() as found:
+        found.files = {"/a.bin": bytes(4096)}
+        yield found
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
+    """Addresses that names resolve to from now on, each for one look-up."""
+    answers: dict[str, list[str]] = {}
+    ask = socket.getaddrinfo
+
+    def look_up(host: Any, *args: Any, **options: Any) -> Any:
+        name = host.decode() if isinstance(host, bytes) else host
+        return ask(answers[name].pop(0) if name in answers else host, *args, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    return answers
+
+
+def client() -> HttpClient:
+    return HttpClient(pause=0.001, timeout=0.5, permits=only_named)
+
+
+@linux
+def test_name_with_allowed_address_is_read(web: Web, names: dict[str, list[str]]) -> None:
+    names["tokens.example"] = [NAMED]
+    with serving(host=NAMED) as public:
+        public.files = web.files
+        assert client().part(f"http://tokens.example:{public.server_port}/a.bin", 0, 8).size == 4096
+
+
+def test_name_with_private_address_is_refused_without_connection(web: Web, names: dict[str, list[str]]) -> None:
+    names["tokens.example"] = ["127.0.0.1"]
+    with pytest.raises(Unsuitable, match=r"tokens\.example \(127\.0\.0\.1\)[\s\S]*--allow-private-network"):
+        client().part(f"http://tokens.example:{web.server_port}/a.bin", 0, 8)
+    assert web.asked == []
+
+
+def test_name_that_changes_its_address_is_connected_where_it_was_checked(web: Web, names: dict[str, list[str]]) -> None:
+    names["tokens.example"] = [NAMED, *["127.0.0.1"] * 9]
+    with pytest.raises((SourceAway, Unsuitable)):
+        client().part(f"http://tokens.example:{web.server_port}/a.bin", 0, 8)
+    assert web.asked == []
+
+
+@linux
+def test_redirect_to_private_address_is_refused(web: Web) -> None:
+    with serving(host=NAMED) as public:
+        public.faults = [f"to {web.url}/a.bin"]
+        with pytest.raises(Unsuitable, match=r"127\.0\.0\.1"):
+            client().part(f"{public.url}/a.bin", 0, 8)
+    assert web.asked == []
+
+
+def test_private_address_behind_proxy_is_refused(
+    web: Web, names: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names["tokens.example"] = ["127.0.0.1"]
+    monkeypatch.setenv("http_proxy", web.url)
+    with pytest.raises(Unsuitable, match=r"tokens\.example"):
+        client().part("http://tokens.example/a.bin", 0, 8)
+    assert web.asked == []
+
+
+def location(kind: DataKind, primary: str, num_files: int = 0) -> DataLocation:
+    return DataLocation(kind, 2, 0, 0, 0, num_files, primary, "", bytes(32))
+
+
+PLACES: dict[str, Callable[[str], DataLocation]] = {
+    "single": lambda where: location(DataKind.HTTP_SINGLE_URL, f"http://{where}/a.bin"),
+    "numbered": lambda where: location(DataKind.HTTP_NUMBERED_FILES, f"http://{where}/{{}}.bin", 2),
+    "mixture": lambda where: location(DataKind.WEIGHTED_HTTP, f"http://{where}/m.json"),
+    "server": lambda where: location(DataKind.SERVER, where),
+}
+
+
+@pytest.mark.parametrize("kind", PLACES)
+def test_place_in_private_network_needs_members_word(web: Web, kind: str) -> None:
+    place = PLACES[kind](f"127.0.0.1:{web.server_port}")
+    with pytest.raises(Unsuitable, match="--allow-private-network"):
+        open_source(place, 16, 256, access=RunAccess())
+    assert web.asked == []
+
+
+def test_member_that_allows_private_network_reads_it(web: Web) -> None:
+    place = PLACES["single"](f"127.0.0.1:{web.server_port}")
+    assert open_source(place, 16, 256, access=RunAccess(private_network=True)).sequences == 128
+
+
+@pytest.mark.parametrize("count", [MOST_FILES + 1, 2**32 - 1])
+def test_numbered_files_beyond_limit_are_refused_at_once(count: int) -> None:
+    with pytest.raises(DataError, match=rf"names {count} files[\s\S]*Lower num_files"):
+        numbered("https://example.org/{}.bin", 0, 0, count)
+
+
+def test_mixture_counts_files_of_all_its_places(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aftermath.train.locations.MOST_FILES", 3)
+    web.files |= {f"/{number}.bin": bytes(64) for number in range(2)}
+    files = {"url_template": f"{web.url}/{{}}.bin", "num_files": 2}
+    place = {"Http": {"location": {"NumberedFiles": files}}}
+    web.files["/m.json"] = json.dumps({"providers": [place, place]}).encode()
+    with pytest.raises(DataError, match="a mixture names more than the 3 files"):
+        open_source(location(DataKind.WEIGHTED_HTTP, f"{web.url}/m.json"), 16, 256)

@@ -1,0 +1,51 @@
+"""With which token a run's repositories are read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from aftermath.base.run_access import TRUSTING, RunAccess
+from aftermath.model.documents import CheckpointError
+from aftermath.model.outline import read_outline
+from aftermath.model.resolve import load_hf_config, resolve
+from aftermath.rules.model import Checkpoint
+from aftermath.rules.state import CheckpointKind
+from model.hub_server import Hub
+
+PLACE = Checkpoint(CheckpointKind.HUB, "me/model", "")
+
+
+@pytest.fixture
+def hub(server: Hub, repo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
+    """The Hub of a machine that has a token."""
+    template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, server.endpoint)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(constants, "ENDPOINT", server.endpoint)
+    monkeypatch.setattr("aftermath.model.hub_commit.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    return server
+
+
+def test_repository_of_run_is_read_without_token(hub: Hub) -> None:
+    load_hf_config(PLACE, access=RunAccess())
+    read_outline(PLACE, access=RunAccess())
+    resolve(PLACE, access=RunAccess())
+    assert hub.authorizations == {None}
+
+
+def test_private_repository_of_run_is_refused_with_option_for_it(hub: Hub) -> None:
+    hub.private.add("me/model")
+    with pytest.raises(CheckpointError, match=r"it is private[\s\S]*--hub-token-for me/model"):
+        resolve(PLACE, access=RunAccess(token_repositories=("me/other",)))
+
+
+@pytest.mark.parametrize("access", [RunAccess(token_repositories=("me/model",)), TRUSTING], ids=["named", "own word"])
+def test_private_repository_that_member_names_is_read_with_token(hub: Hub, access: RunAccess) -> None:
+    hub.private.add("me/model")
+    load_hf_config(PLACE, access=access)
+    read_outline(PLACE, access=access)
+    resolve(PLACE, access=access)
+    assert hub.authorizations == {"Bearer hf_secret"}
