@@ -58,14 +58,20 @@ def state_is(state: str) -> Callable[[Any], bool]:
 
 @asynccontextmanager
 async def observing(
-    rpc: str, ws: str | None = None, *, named: str | None = None, events: Sequence[Path] = (), most_viewers: int = 8
+    rpc: str,
+    ws: str | None = None,
+    *,
+    named: str | None = None,
+    events: Sequence[Path] = (),
+    most_viewers: int = 8,
+    names: Sequence[str] = (),
 ) -> AsyncIterator[Viewer]:
     """An observer of this network until the block ends."""
     async with AsyncExitStack() as stack:
         pool = await stack.enter_async_context(RpcPool([endpoint(rpc, ws)], patience=PATIENCE))
         observatory = Observatory(CoordinatorClient(pool), named=named, events=events)
         await stack.enter_async_context(observatory.open())
-        server = ObserverServer(observatory, most_viewers=most_viewers)
+        server = ObserverServer(observatory, most_viewers=most_viewers, names=names)
         port = await stack.enter_async_context(server.listening("127.0.0.1", 0))
         session = await stack.enter_async_context(ClientSession())
         yield Viewer(f"http://127.0.0.1:{port}", session)

@@ -30,6 +30,10 @@ async def observe(
         Path | None, typer.Option(help="Directory that train --events-dir wrote, or one above several.")
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
+    name: Annotated[
+        list[str] | None,
+        typer.Option(help="Host name under which browsers open the page, where it is not --host; may be repeated."),
+    ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="TCP port; 0 picks a free one.")] = 8600,
     json_output: Annotated[
         bool, typer.Option("--json", help="Say where the page is as one JSON document.", show_default=False)
@@ -52,7 +56,10 @@ async def observe(
     with contextlib.suppress(asyncio.CancelledError):  # Ctrl-C ends it
         async with connect(options) as chain:
             observatory = Observatory(chain.coordinator, named=run_id, events=[events] if events else [])
-            async with observatory.open(), ObserverServer(observatory).listening(host, port) as chosen:
+            async with (
+                observatory.open(),
+                ObserverServer(observatory, names=name or ()).listening(host, port) as chosen,
+            ):
                 shown = f"[{host}]" if ":" in host else host
                 url = f"http://{shown}:{chosen}/"
                 show(Result({"url": url}, f"the observer is at {url}"), as_json=json_output)

@@ -16,13 +16,15 @@ import asyncio
 import contextlib
 import errno
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
+from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import msgspec
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from aftermath.base.errors import AftermathError, UsageError
 from aftermath.base.wait import Pulse, cancel
@@ -81,12 +83,16 @@ class _Entrance:
 class ObserverServer:
     """Serves one observatory."""
 
-    def __init__(self, observatory: Observatory, *, most_viewers: int = MOST_VIEWERS) -> None:
+    def __init__(
+        self, observatory: Observatory, *, most_viewers: int = MOST_VIEWERS, names: Collection[str] = ()
+    ) -> None:
+        """`names` are host names that the page is served under, besides the address it listens at."""
         self._observatory, self._most = observatory, most_viewers
+        self._names = {"localhost", *(name.lower() for name in names)}
         self._viewers: set[asyncio.Task[object]] = set()
         self._entrance: _Entrance
         self._parts = {f"/{path.name}": path.read_bytes() for path in _PAGE.iterdir() if path.suffix in _KINDS}
-        app = web.Application(client_max_size=_MOST_HEARD)
+        app = web.Application(client_max_size=_MOST_HEARD, middlewares=[self._check_host])
         app.on_response_prepare.append(_make_safe)
         app.router.add_get("/", self._page)
         app.router.add_get("/run/{run}", self._page)
@@ -104,6 +110,7 @@ class ObserverServer:
     @asynccontextmanager
     async def listening(self, host: str, port: int) -> AsyncIterator[int]:
         """Serve until the block ends; gives the port. Raises ObserveError if that cannot be."""
+        self._names.add(host.lower())
         await self._runner.setup()
         assert self._runner.server is not None
         self._entrance = _Entrance(self._runner.server)
@@ -121,6 +128,20 @@ class ObserverServer:
             listener.close()
             await cancel(self._viewers)
             await self._runner.cleanup()
+
+    @web.middleware
+    async def _check_host(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Refuse a request for a name that is not ours.
+
+        A page of any site can have its own name resolve to this machine (DNS rebinding). Its browser then takes what
+        the observer answers for that site's. An address in the header is not a name, so nobody can do it with one.
+        """
+        header = request.headers.get("Host")
+        if header is not None:
+            name = host_of(header)
+            if name not in self._names and not is_address(name):
+                raise web.HTTPForbidden(text="the observer has another name; observe --name NAME adds one\n")
+        return await handler(request)
 
     # --- files and JSON -----------------------------------------------------------------------------------------------
 
@@ -235,6 +256,23 @@ class ObserverServer:
             if request.transport is not None and request.transport.get_write_buffer_size():
                 request.transport.abort()
         return socket
+
+
+def host_of(header: str) -> str:
+    """Return the host of a `Host` header, without its port and brackets; empty for what is not one."""
+    try:
+        return (urlsplit(f"//{header}").hostname or "").lower()
+    except ValueError:
+        return ""
+
+
+def is_address(host: str) -> bool:
+    """Whether a host is an IP address."""
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 async def _make_safe(request: web.Request, response: web.StreamResponse) -> None:
