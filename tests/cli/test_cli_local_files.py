@@ -31,6 +31,8 @@ def test_can_join_refuses_foreign_files(owner: Shell, run_id: str, stolen: Path)
     assert f"the run names {stolen} for its data: paths that a run names are not opened" in asked.out
     named = owner("can-join", "--run-id", run_id, "--address", owner.wallet, "--data-path", stolen)
     assert named.code == 0, named.out
+    assert f"{stolen} (data)" in named.data["reads"]
+    assert named.data["contacts"] == []
 
 
 def test_train_and_predownload_refuse_foreign_files(owner: Shell, run_id: str, stolen: Path, material: Path) -> None:

@@ -243,9 +243,10 @@ async def can_join(
 
     It looks at what train on this machine looks at before it joins: whether the run is open to the wallet, the client's
     version, funds and bond, and that no process here takes part with it; the device, the model's kind, its config.json
-    by the hash on chain, and the tier; and that the data is here, and is the run's. On a local network it gives the
-    wallet the test SOL that it lacks, as train does. Exits 0 when the wallet may join, 10 when the run takes another
-    version, 11 when the run does not admit the wallet, and 1 when it may not join otherwise.
+    by the hash on chain, and the tier; and that the data is here, and is the run's. It also names the local files that
+    the run reads and the addresses that it contacts. On a local network it gives the wallet the test SOL that it lacks,
+    as train does. Exits 0 when the wallet may join, 10 when the run takes another version, 11 when the run does not
+    admit the wallet, and 1 when it may not join otherwise.
     """
     from aftermath.chain.admission import check_funds
     from aftermath.chain.options import public_key
@@ -283,6 +284,7 @@ def answer(
     """Return the answer of `can-join`: what the run objects to, and what this machine lacks."""
     from aftermath import __version__
     from aftermath.train.access_options import access_for
+    from aftermath.train.reached import reached_by
     from aftermath.train.tier import AUTO_TIER
 
     view, refusals = entry.view, entry.refusals
@@ -293,6 +295,7 @@ def answer(
         with noting(refusals):
             tier, why = chosen(view, bytes(user), device, access)
     unfit, warnings = on_this_machine(view, bytes(user), max(tier, 0), device, access)
+    reached = reached_by(view.model, access)
     refusals += unfit
     reasons = [refusal.message for refusal in refusals]
     for warning in warnings:
@@ -304,6 +307,8 @@ def answer(
         "reasons": reasons,
         "codes": [refusal.code for refusal in refusals],
         "warnings": warnings,
+        "reads": reached.files,
+        "contacts": reached.addresses,
         "tier": None if tier == AUTO_TIER else tier,
         "why_tier": why,
         "authorized_as": entry.authorized_as,
@@ -314,6 +319,7 @@ def answer(
     }
     text = f"no: {'; '.join(reasons)}" if reasons else f"yes: {user} may join run {run_id}"
     text += f"\ntier {tier}: {why}" if why else ""
+    text += "".join(f"\n{line}" for line in reached.lines())
     return Result(data, text, _exit_of(gravest(refusals)) if refusals else 0)
 
 

@@ -199,12 +199,23 @@ async def model(subject: Subject) -> Finding | None:
     return fine("the run's model, tier and data are those of the chain")
 
 
+async def reach(subject: Subject) -> Finding | None:
+    """Which local files the run reads, and which addresses it contacts."""
+    if subject.view is None or not subject.view.model.configured:
+        return None
+    from aftermath.train.reached import reached_by
+
+    reached = await asyncio.to_thread(reached_by, subject.view.model, subject.access())
+    return fine(f"the run {'; '.join(reached.lines()) or 'reads no files and contacts no addresses'}")
+
+
 SERVER: tuple[tuple[str, Check], ...] = (("server", server),)
 ON_A_SERVER: tuple[tuple[str, Check], ...] = (
     ("clock", clock),
     ("run", run),
     ("admission", admission),
     ("model", model),
+    ("reach", reach),
 )
 NODES: tuple[tuple[str, Check], ...] = (("rpc", rpc),)
 ON_THE_CLUSTER: tuple[tuple[str, Check], ...] = (
@@ -213,5 +224,6 @@ ON_THE_CLUSTER: tuple[tuple[str, Check], ...] = (
     ("run", run),
     ("balance", balance),
     ("admission", admission),
+    ("reach", reach),
     ("model", model),
 )

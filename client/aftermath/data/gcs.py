@@ -41,6 +41,11 @@ def has_own_host() -> bool:
     return bool(os.environ.get(_EMULATOR))
 
 
+def bucket_address(bucket: str) -> str:
+    """Return the address that the files of a bucket are read from. Raises DataError."""
+    return f"{_host()}/{bucket}"
+
+
 def check_bucket(bucket: str) -> None:
     """Raises DataError for what is no name of a bucket."""
     if not _BUCKET.fullmatch(bucket):

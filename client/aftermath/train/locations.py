@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import ValidationError
@@ -91,27 +91,10 @@ class _Opener:
 
     def mixture(self, url: str) -> Source:
         """Return the mixture that a document describes, which may name nothing that the run itself may not."""
-        raw = HttpClient(permits=self._access.permits).document(url, _MOST_DOCUMENT)
-        try:
-            chosen, weights, seed = _described(json_value(raw))
-        except (Malformed, ValidationError, TypeError, ValueError, KeyError) as error:
-            said = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-            raise DataError(f"{shown(url)} describes no mixture: {said}", "docs/data.md has an example") from None
-        self._check_mixed(url, chosen)
+        mixed = _mixed(url, self._access)
         self._access = replace(self._access, data=None)  # --data-path is one place, and a mixture has several
-        sources = [self.source(location) for location in chosen]
-        mark = FileRecord("mixture", len(raw), hashlib.sha256(raw).hexdigest())
-        return WeightedSources(sources, weights, mark=mark, shuffle_seed=seed)
-
-    def _check_mixed(self, url: str, chosen: list[DataLocation]) -> None:
-        if any(location.kind in (DataKind.WEIGHTED_HTTP, DataKind.PREPROCESSED) for location in chosen):
-            raise DataError(f"{shown(url)} mixes what cannot be mixed: mixtures, or rows with labels")
-        names_local = any(location.kind is DataKind.LOCAL for location in chosen)
-        if names_local and self._access.root is None and not self._access.trusting:
-            raise Unsuitable(
-                f"{shown(url)} names files of this machine, which a document may not",
-                "Say below which directory they are: --data-root DIR",
-            )
+        sources = [self.source(location) for location in mixed.places]
+        return WeightedSources(sources, mixed.weights, mark=mixed.mark, shuffle_seed=mixed.seed)
 
     def _counted(self, urls: list[str], location: DataLocation) -> list[str]:
         self._files += len(urls)
@@ -161,6 +144,39 @@ def _urls(location: DataLocation, client: HttpClient) -> list[str]:
     if location.kind is DataKind.HTTP_NUMBERED_FILES:
         return numbered(location.primary, location.start_index, location.pad_zeros, location.num_files)
     return [location.primary]
+
+
+def mixed_places(url: str, access: RunAccess) -> list[DataLocation]:
+    """Return the places that a mixture's document names. Raises DataError, Unsuitable."""
+    return _mixed(url, access).places
+
+
+@dataclass(frozen=True)
+class _Mixed:
+    """What a mixture's document says, and what marks it. Weights None: by length; seed None: in order."""
+
+    places: list[DataLocation]
+    weights: list[float] | None
+    seed: bytes | None
+    mark: FileRecord
+
+
+def _mixed(url: str, access: RunAccess) -> _Mixed:
+    """Fetch a mixture's document. Raises DataError for what is not one, Unsuitable for one that names local files."""
+    raw = HttpClient(permits=access.permits).document(url, _MOST_DOCUMENT)
+    try:
+        places, weights, seed = _described(json_value(raw))
+    except (Malformed, ValidationError, TypeError, ValueError, KeyError) as error:
+        said = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        raise DataError(f"{shown(url)} describes no mixture: {said}", "docs/data.md has an example") from None
+    if any(place.kind in (DataKind.WEIGHTED_HTTP, DataKind.PREPROCESSED) for place in places):
+        raise DataError(f"{shown(url)} mixes what cannot be mixed: mixtures, or rows with labels")
+    if access.root is None and not access.trusting and any(place.kind is DataKind.LOCAL for place in places):
+        raise Unsuitable(
+            f"{shown(url)} names files of this machine, which a document may not",
+            "Say below which directory they are: --data-root DIR",
+        )
+    return _Mixed(places, weights, seed, FileRecord("mixture", len(raw), hashlib.sha256(raw).hexdigest()))
 
 
 def _described(document: Any) -> tuple[list[DataLocation], list[float] | None, bytes | None]:

@@ -21,7 +21,7 @@ from aftermath.optim.agreed import agreed_schema
 from aftermath.optim.schema import Schema
 from aftermath.p2p.transport import escaped
 from aftermath.rules.model import Checkpoint, Model
-from aftermath.rules.state import Architecture, DataType
+from aftermath.rules.state import Architecture, DataKind, DataType
 from aftermath.train.letting_in import check_model
 from aftermath.train.locations import name_of, open_source
 
@@ -92,6 +92,12 @@ def data_of(model: Model, schema: Schema, access: RunAccess) -> Source:
     """The run's tokens as this machine has them. Unsuitable if they are not those that the run's owner marked."""
     finetuning = model.data_type == DataType.FINETUNING
     location = model.data_location
+    if location.kind is DataKind.WEIGHTED_HTTP and not location.files_hash and not access.trusting:
+        raise Unsuitable(
+            f"nothing on chain says what is in the document {name_of(location, access)}, which could be another for "
+            "every member",
+            "The run's owner puts the hash of the data on chain: update-config does it where it can read the data",
+        )
     source = open_source(location, model.max_seq_len, schema.state.config.vocab_size, labels=finetuning, access=access)
     if location.files_hash and (found := hash_of(source.record()).hex()) != location.files_hash:
         raise Unsuitable(

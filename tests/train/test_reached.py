@@ -1,0 +1,93 @@
+"""What a member is told that a run reads on its machine and contacts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from aftermath.base.errors import Unsuitable
+from aftermath.base.run_access import RunAccess
+from aftermath.config.document import RunConfig, parse_as
+from aftermath.config.read import optimizer_of
+from aftermath.optim.agreed import agreed_schema
+from aftermath.rules.model import Checkpoint, DataLocation, Recorded
+from aftermath.rules.state import CheckpointKind, DataKind
+from aftermath.sim.tiny import CONFIG, RULES
+from aftermath.train import outfit
+from aftermath.train.reached import reached_by
+from faulty_web import serving
+from rules import builders
+
+HUB = Checkpoint(CheckpointKind.HUB, "me/model", "")
+EARLIER = Recorded(Checkpoint(CheckpointKind.HUB, "me/earlier", ""), (bytes(32),), 0, 1)
+
+
+def data(kind: DataKind, primary: str, num_files: int = 0) -> DataLocation:
+    return DataLocation(kind, 2, 0, 0, 0, num_files, primary, "", bytes(32))
+
+
+def lines(access: RunAccess, place: DataLocation, checkpoint: Checkpoint = HUB, *earlier: Recorded) -> list[str]:
+    model = builders.model(data_location=place, checkpoint=checkpoint, earlier=earlier)
+    return reached_by(model, access).lines()
+
+
+MODEL = "contacts https://huggingface.co/me/model (model, without a token)"
+
+
+@pytest.mark.parametrize(
+    ("place", "expected"),
+    [
+        (data(DataKind.DUMMY, ""), []),
+        (data(DataKind.LOCAL, "~/tokens"), ["reads /mine (data)"]),
+        (
+            data(DataKind.HTTP_SINGLE_URL, "https://u:p@h.example/a.bin?key=x"),
+            ["contacts https://h.example/a.bin (data)"],
+        ),
+        (data(DataKind.HTTP_NUMBERED_FILES, "https://h/{}.bin", 8), ["contacts https://h/{}.bin, 8 files (data)"]),
+        (data(DataKind.HTTP_GCP, "bucket"), ["contacts https://storage.googleapis.com/bucket (data)"]),
+        (data(DataKind.SERVER, "h.example:9300"), ["contacts h.example:9300 (data)"]),
+    ],
+)
+def test_places_on_chain_are_named(monkeypatch: pytest.MonkeyPatch, place: DataLocation, expected: list[str]) -> None:
+    for name in ("STORAGE_EMULATOR_HOST", "HF_ENDPOINT"):
+        monkeypatch.delenv(name, raising=False)
+    assert sorted(lines(RunAccess(data=Path("/mine")), place)) == sorted([MODEL, *expected])
+
+
+def test_repository_that_is_read_with_token_is_marked() -> None:
+    told = lines(RunAccess(token_repositories=("me/model",)), data(DataKind.DUMMY, ""), HUB, EARLIER)
+    assert [line.partition("/me/")[2] for line in told] == [
+        "model (model, with this machine's token)",
+        "earlier (model, without a token)",
+    ]
+
+
+def test_refused_local_paths_are_left_out() -> None:
+    local = Checkpoint(CheckpointKind.LOCAL, "~/private-model", "")
+    assert lines(RunAccess(), data(DataKind.LOCAL, "~/.ssh"), local) == []
+
+
+def test_places_of_mixture_document_are_named() -> None:
+    with serving() as web:
+        inner = {"Http": {"location": {"SingleUrl": "https://h.example/a.bin"}}}
+        web.files["/m.json"] = json.dumps({"providers": [inner, {"Local": "books"}]}).encode()
+        access = RunAccess(private_network=True, root=Path("/mine"), data=Path("/elsewhere"))
+        told = lines(access, data(DataKind.WEIGHTED_HTTP, f"{web.url}/m.json"))
+    assert told == [
+        "reads /mine/books (data)",
+        f"contacts {web.url}/m.json (the document of the data)",
+        MODEL,
+        "contacts https://h.example/a.bin (data)",
+    ]
+
+
+def test_document_without_hash_on_chain_is_refused() -> None:
+    with serving() as web:
+        optimizer = optimizer_of(parse_as(RULES, "tiny", RunConfig).llm.optimizer)
+        model = builders.model(optimizer=optimizer, data_location=data(DataKind.WEIGHTED_HTTP, f"{web.url}/m.json"))
+        schema = agreed_schema(CONFIG.to_hf(), 3, optimizer)
+        with pytest.raises(Unsuitable, match=r"nothing on chain says[\s\S]*update-config"):
+            outfit.data_of(model, schema, RunAccess(private_network=True))
+        assert web.asked == []
