@@ -66,7 +66,7 @@ def test_socks_proxy_needs_its_package(environment: pytest.MonkeyPatch, url: str
     environment.setenv("ALL_PROXY", "socks://127.0.0.1:1080/")
     package = "socksio" if url.startswith("http") else "python_socks"
     if find_spec(package) is not None:
-        assert proxy_url(url) == "socks5://127.0.0.1:1080/"
+        assert proxy_url(url) == "socks5h://127.0.0.1:1080/"
         return
     with pytest.raises(UsageError, match=r"ALL_PROXY names a SOCKS proxy[\s\S]*pip install"):
         proxy_url(url)

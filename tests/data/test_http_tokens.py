@@ -89,6 +89,19 @@ def test_retry_after_sets_pause_before_next_try(
     assert pauses == expected
 
 
+def test_server_that_limits_requests_has_fix_for_it(web: Web) -> None:
+    source = opened(web)
+    web.faults = ["429"] * TRIES
+    with pytest.raises(SourceAway, match=r"status 429\nWait a little"):
+        source.read([7])
+
+
+def test_server_behind_broken_proxy_has_fix_with_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    with pytest.raises(SourceAway, match="through the proxy of http_proxy"):
+        CLIENT.part("http://tokens.example/a.bin", 0, 8)
+
+
 def test_a_server_that_is_away_may_come_back(web: Web) -> None:
     source, port = opened(web), web.server_address[1]
     web.faults = ["503"] * 4

@@ -91,11 +91,14 @@ def _is_in_network(host: str, network: str) -> bool:
 
 
 def _completed(proxy: str) -> str:
-    """Return a proxy's address with a scheme that libraries know; desktops write `socks://` for SOCKS 5."""
+    """Return a proxy's address with a scheme that libraries know.
+
+    Desktops write `socks://` for SOCKS 5. With `socks5h` every library leaves names to the proxy.
+    """
     if "://" not in proxy:
         return f"http://{proxy}"
     scheme, _, rest = proxy.partition("://")
-    return f"socks5://{rest}" if scheme.lower() == "socks" else f"{scheme.lower()}://{rest}"
+    return f"socks5h://{rest}" if scheme.lower() == "socks" else f"{scheme.lower()}://{rest}"
 
 
 def _variable(kind: str) -> str:

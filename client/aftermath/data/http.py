@@ -32,6 +32,7 @@ import httpx
 
 from aftermath.base.addresses import Permits, any_address
 from aftermath.base.backoff import doubled, retry_after
+from aftermath.base.proxies import proxy_for
 from aftermath.base.threads import each
 from aftermath.data.cache import Cache
 from aftermath.data.checked_http import transport
@@ -143,7 +144,7 @@ class HttpClient:
                 said = "it sends too slowly"
             except httpx.HTTPError as error:
                 said = _WORDS.get(type(error), type(error).__name__)
-        raise SourceAway(f"{shown(url)} cannot be had: {said}", "See whether its server is up")
+        raise SourceAway(f"{shown(url)} cannot be had: {said}", _fix(url, said))
 
     @asynccontextmanager
     async def _opened(self, url: str, headers: dict[str, str]) -> AsyncIterator[httpx.Response]:
@@ -183,6 +184,16 @@ class HttpClient:
         if whole and len(held) < length:
             raise _Passing("its answer was cut short")
         return bytes(held)
+
+
+def _fix(url: str, why: str) -> str:
+    """Return what helps where a server cannot be read."""
+    if why == "status 429":
+        return "Wait a little: the server limits the rate of requests"
+    proxy = proxy_for(url)
+    if proxy is None:
+        return "See whether its server is up"
+    return f"See whether its server is up. It is asked through the proxy of {proxy.variable}"
 
 
 class _Passing(Exception):
