@@ -77,19 +77,19 @@ async def checkpoint(
 
 def attested_hashes(run: Run, model: Model, place: Checkpoint) -> list[bytes]:
     """The level hashes of the checkpoint's files. Raises CommandError when the members attested others."""
-    from aftermath.base.run_access import TRUSTING
     from aftermath.model.checkpoint import load
-    from aftermath.model.resolve import resolve
+    from aftermath.model.resolve import load_hf_config, resolve
     from aftermath.model.segments import level_hash
     from aftermath.rules.run import steps_before
-    from aftermath.train.outfit import schema_of
+    from aftermath.train.outfit import schema_from
 
     if run.levels_attested != (1 << run.levels) - 1:
         raise CommandError(
             f"the members of run {run.run_id} have not attested a model yet",
             "Wait for the end of the first epoch",
         )
-    state = schema_of(model, run.run_id, place, access=TRUSTING).state
+    # Of the place that the user names alone: places of the chain are not opened with the user's word.
+    state = schema_from(load_hf_config(place), model, run.run_id, f"the checkpoint {place.repo}").state
     weights = load(resolve(place), 0)
     hashes = [level_hash(weights, state, level) for level in range(state.levels)]
     different = [level for level in range(state.levels) if hashes[level] != run.level_hashes[level]]
