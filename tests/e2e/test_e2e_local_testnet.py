@@ -79,7 +79,7 @@ def test_on_a_server_from_a_servers_file_and_another_checkpoint(
     assert testnet.wait() == 0, testnet.last_words
     assert "finished: step 8 of 8" in testnet.output
     assert "replicas identical" in testnet.output
-    assert "joined as member" not in testnet.output
+    assert "signed up for the next epoch" not in testnet.output
     assert compare_replicas(diaries(place, 2)) > 8
 
 

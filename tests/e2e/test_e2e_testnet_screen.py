@@ -45,7 +45,7 @@ def test_it_shows_clients_a_kill_and_their_logs_and_ends_with_q(
         terminal.press("3")
         terminal.shows("server ready run=local-testnet")
         terminal.press("4")
-        terminal.shows("joined as member")
+        terminal.shows("signed up for the next epoch")
         descendants = family(terminal)
         assert len(descendants) >= 5  # a server, a client, a watcher of each, and the screen
         terminal.press("q")

@@ -7,7 +7,7 @@ import io
 import json
 import logging
 import sys
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from aftermath.base.counted import counted
 from aftermath.cli.present import facts, listing
 from aftermath.watch import kinds
 from aftermath.watch.console import ConsoleLines
-from aftermath.watch.events import Events, LogWarnings
+from aftermath.watch.events import Events, LogWarnings, line_of
 from aftermath.watch.kinds import Event, Warning
 from aftermath.watch.printable import json_text, printable
 from aftermath.watch.spark import course, spark
@@ -69,8 +69,8 @@ def test_every_kind_of_event_is_read_back_from_a_file() -> None:
 @pytest.mark.parametrize(
     ("missing", "line"),
     [
-        (None, "results are encoded and applied by compiled kernels"),
-        ("numba is not installed", "results are encoded and applied by torch, since numba is not installed"),
+        (None, "using compiled CPU kernels"),
+        ("numba is not installed", "using PyTorch kernels: numba is not installed"),
     ],
 )
 def test_what_encodes_results_is_one_line(missing: str | None, line: str) -> None:
@@ -157,12 +157,11 @@ def test_a_log_of_lines_reads_from_the_first_to_the_last() -> None:
     ]
     for event in events:
         lines(event)
-    assert [line.split("s  ", 1)[1] for line in out.getvalue().splitlines()] == [
-        "2026-11-21 12:00:00 UTC: run demo, tier 1, wallet Wal1et, aftermath 0.1.0",
-        "measuring how fast this machine trains tier 1 (672,896 parameters): 10 s at most, with a model of "
-        "that size, which is made first",
+    assert [line.split(" INFO    ", 1)[1] for line in out.getvalue().splitlines()] == [
+        "run demo, tier 1, wallet Wal1et, aftermath 0.1.0",
+        "benchmarking tier 1 (672,896 parameters), up to 10 s",
         "this machine trains about 1,579 sequences a minute",
-        "joined as member 0 with tier 1",
+        "signed up for the next epoch (seat 0, tier 1)",
         "epoch 0: waiting for members; step 0 of 120",
         "the model is here, from the checkpoint; the run is at step 0",
         "epoch 0: training; step 0 of 120",
@@ -175,6 +174,23 @@ def test_a_log_of_lines_reads_from_the_first_to_the_last() -> None:
         "left the run",
         "the run is finished: 120 steps",
     ]
+
+
+@pytest.mark.parametrize(
+    ("event", "line"),
+    [
+        (said("left"), "2026-11-21T12:00:00.250Z INFO    left the run"),
+        (said("warning", message="[b]slow[/b]\nfix it"), "2026-11-21T12:00:00.250Z WARNING [b]slow[/b]\n    fix it"),
+        (said("error", message="full"), "2026-11-21T12:00:00.250Z ERROR   ends with an error: full"),
+    ],
+)
+def test_log_line_has_utc_time_and_level_word(event: Event, line: str) -> None:
+    out = io.StringIO()
+    ConsoleLines(Console(file=out, width=200), lambda: NOON.astimezone(timezone(timedelta(hours=5))))(event)
+    assert out.getvalue() == f"{line}\n"
+    written = json.loads(line_of(event, NOON))
+    assert written.get("severity", "INFO") == line.split()[1]
+    assert written["at"] == "2026-11-21T12:00:00.250+00:00"
 
 
 def test_one_thing_is_told_as_one() -> None:

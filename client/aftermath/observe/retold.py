@@ -26,7 +26,7 @@ _TAKES_PART = (kinds.Round, kinds.Trained, kinds.Applied, kinds.Model)
 _STANDINGS: dict[type[kinds.Event], str] = {
     kinds.Started: "starting",
     kinds.Joined: "joins the next epoch",
-    kinds.Waiting: "waits for the next epoch",
+    kinds.Waiting: "waiting for the next epoch",
     kinds.Leaving: "leaving",
     kinds.Left: "left",
     kinds.Finished: "finished",

@@ -127,7 +127,7 @@ def speed_here(schema: Schema, tier: int, seq_len: int, settings: TrainSettings,
     from aftermath.replica.replica import pick_device
 
     device = pick_device(settings.device)
-    say(f"measuring how fast this machine trains tier {tier}: 10 s at most")
+    say(f"benchmarking tier {tier}, up to 10 s")
     size = PassSize(settings.micro_batch_size, settings.activation_checkpointing)
     origin = Origin(schema, tier, settings.matformer_load_strategy, device, size, time.monotonic, arithmetic)
     try:

@@ -1,15 +1,17 @@
-"""A member's progress as lines of text: for a terminal that is scrolled, a pipe, a log.
+"""A member's progress as lines of text: on a terminal, in a pipe or in a log.
 
-Decided: one line per event that a person wants to read, with the seconds since the start; the date is in the first
-line. An error ends the process, which then says it on stderr.
+A terminal shows the seconds since the start, and the date in the first line. Everything else is a log: each line has
+the time in UTC and a level word, so that a log of weeks can be searched.
 """
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 from rich.console import Console
 
 from aftermath.watch import kinds
-from aftermath.watch.events import Wall
+from aftermath.watch.events import Wall, level_of
 from aftermath.watch.sentences import Sentences
 
 
@@ -24,12 +26,25 @@ class ConsoleLines:
     def __init__(self, console: Console, wall: Wall, *, quiet: bool = False) -> None:
         self._console, self._wall, self._quiet = console, wall, quiet
         self._sentences = Sentences()
+        self._is_log = not console.file.isatty()
 
     def __call__(self, event: kinds.Event) -> None:
+        """Print the event's sentence, if it has one."""
         sentence = self._sentences.of(event)
-        if sentence is None or isinstance(event, kinds.Error):
+        if sentence is None:
             return
         if self._quiet and not isinstance(event, kinds.Warning):
             return
-        date = f"{self._wall():%Y-%m-%d %H:%M:%S %Z}: " if isinstance(event, kinds.Started) else ""
-        self._console.print(f"[dim]{event.t:9.2f}s[/dim]  {date}{sentence}", highlight=False)
+        if self._is_log:
+            begin = f"{stamp(self._wall())} {level_of(event):<8}"
+        elif isinstance(event, kinds.Error):
+            return  # the process ends with it, and says it on standard error
+        else:
+            date = f"{self._wall():%Y-%m-%d %H:%M:%S %Z}: " if isinstance(event, kinds.Started) else ""
+            begin = f"[dim]{event.t:9.2f}s[/dim]  {date}"
+        self._console.print(f"{begin}{sentence}", highlight=False)
+
+
+def stamp(at: datetime) -> str:
+    """Return a time as ISO 8601 in UTC, with milliseconds."""
+    return f"{at.astimezone(UTC):%Y-%m-%dT%H:%M:%S}.{at.microsecond // 1000:03d}Z"

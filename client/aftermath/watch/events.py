@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TextIO, runtime_checkable
 import msgspec
 
 from aftermath.base.outputs import check_file
-from aftermath.watch.kinds import Event, Warning
+from aftermath.watch.kinds import Error, Event, Warning
 from aftermath.watch.printable import escaped_json
 
 if TYPE_CHECKING:
@@ -111,10 +111,19 @@ def hexed(hashes: Mapping[int, bytes]) -> dict[int, str]:
     return {level: digest.hex() for level, digest in hashes.items()}
 
 
+def level_of(event: Event) -> str:
+    """Return the level word that a log gives an event: INFO, WARNING or ERROR."""
+    if isinstance(event, Error):
+        return "ERROR"
+    return "WARNING" if isinstance(event, Warning) else "INFO"
+
+
 def line_of(event: Event, at: datetime) -> str:
-    """An event as a line of JSON, with the date at which it was written (`at`)."""
-    line = msgspec.json.encode({"at": at.isoformat(timespec="milliseconds"), **plain(event)}).decode()
-    return escaped_json(line) + "\n"
+    """Return an event as a line of JSON, with the date at which it was written (`at`) and its level if above INFO."""
+    level = level_of(event)
+    severity = {} if level == "INFO" else {"severity": level}  # `level` is a field of some events
+    document = {"at": at.isoformat(timespec="milliseconds"), **severity, **plain(event)}
+    return escaped_json(msgspec.json.encode(document).decode()) + "\n"
 
 
 class JsonLines:

@@ -19,11 +19,10 @@ _SENTENCES: dict[type[kinds.Event], str] = {
     kinds.Started: "run {run_id}, tier {tier}, {key} {wallet}, aftermath {version}",
     kinds.Loading: LOADING,
     kinds.Compiling: "compiling kernels for this processor: half a minute or more, this once",
-    kinds.Kernels: "results are encoded and applied by {by}",
-    kinds.Measuring: "measuring how fast this machine trains tier {tier} ({parameters:,} parameters): "
-    "{limit:.0f} s at most, with a model of that size, which is made first",
+    kinds.Kernels: "using {by}",
+    kinds.Measuring: "benchmarking tier {tier} ({parameters:,} parameters), up to {limit:.0f} s",
     kinds.Measured: "this machine trains about {sequences} a minute",
-    kinds.Joined: "joined as member {seat} with tier {tier}",
+    kinds.Joined: "signed up for the next epoch (seat {seat}, tier {tier})",
     kinds.State: "epoch {epoch}: {state}; {progress}",
     kinds.Round: "epoch {epoch}: training; {progress}",
     kinds.Model: "the model is here, from {source}; the run is at step {step}",
@@ -32,7 +31,7 @@ _SENTENCES: dict[type[kinds.Event], str] = {
     kinds.Applied: "step {step}: applied {results}",
     kinds.Sample: "step {step}  the model goes on: {prompt}[bold]{text}[/bold]",
     kinds.Evaluated: "step {step}  {task}: {metric} {value:.4f} of {docs} questions",
-    kinds.Waiting: "waits for the next epoch",
+    kinds.Waiting: "waiting for epoch {epoch}; the running one has begun without this member",
     kinds.Ejected: "member {seat} signed two results of round {height} and is ejected",
     kinds.Dropped: "members {seats} did not deliver and are dropped",
     kinds.Kicked: "member {seat}, wallet {wallet}, was {kicked} by an authority of the run",
@@ -69,12 +68,12 @@ class Sentences:
         elif isinstance(event, kinds.Applied):
             fields["results"] = counted(event.results, "result")
         elif isinstance(event, kinds.Kernels):
-            fields["by"] = "compiled kernels" if event.missing is None else f"torch, since {fields['missing']}"
+            fields["by"] = "compiled CPU kernels" if event.missing is None else f"PyTorch kernels: {fields['missing']}"
         elif isinstance(event, kinds.Kicked):
             fields["kicked"] = "barred" if event.barred else "removed"
         elif isinstance(event, kinds.Measured):
             fields["sequences"] = counted(event.weight, "sequence")
-        elif isinstance(event, kinds.Warning):
+        elif isinstance(event, kinds.Warning | kinds.Error):
             fields["message"] = fields["message"].replace("\n", "\n    ")  # a fix, which has a line of its own
         elif isinstance(event, kinds.Finished):
             fields["steps"] = counted(event.step, "step")
