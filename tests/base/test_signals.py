@@ -29,7 +29,7 @@ def test_a_signal_is_told_on_the_loop_and_does_nothing_else(
 ) -> None:
     async def twice() -> None:
         told = asyncio.Queue[asyncio.AbstractEventLoop]()
-        with heard(lambda: told.put_nowait(asyncio.get_running_loop())):
+        with heard(lambda _: told.put_nowait(asyncio.get_running_loop())):
             for _ in range(2):
                 os.kill(os.getpid(), number)
                 assert await asyncio.wait_for(told.get(), 30) is asyncio.get_running_loop()

@@ -117,7 +117,7 @@ def test_a_member_slower_than_a_round_is_told_and_its_share_redone(tmp_path: Pat
     slow: list[Player] = []
     sim = play(tmp_path, story, overlap=0, warmup_time=200, max_round_train_time=10)
     given_up, too_slow = (event["message"] for event in slow[0].saw("warning")[:2])
-    assert given_up == "round 0 was given up: the run is ahead"
+    assert given_up == "skipped round 0: too slow, the run moved on"
     assert "3 sequences took more than 16 s; a round leaves 8 s for it at most" in too_slow
     assert sim.run.lost_sequences == 0
     assert sim.check(dropped=slow) > 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from aftermath.member.rounds.sharetime import ShareTime
+from aftermath.watch import kinds
+from aftermath.watch.events import Events
 from member.desk import Desk
 
 DECLARED = 60
@@ -23,3 +25,13 @@ def test_a_share_that_was_given_up_at_once_does_not_make_the_machine_fast() -> N
     assert time.weight == DECLARED
     time.took(3, 16.0, done=False)
     assert time.weight == 11, "3 sequences in 16 seconds are at most 11 a minute"
+
+
+def test_shares_given_up_in_a_row_repeat_the_warning() -> None:
+    """As in rounds of a second: a share that is given up at once takes no time at all."""
+    seen: list[kinds.Event] = []
+    time = ShareTime(Events(lambda: 0.0, [seen.append]), 15.0, DECLARED)
+    for _ in range(12):
+        time.took(3, 0.001, done=False)
+    said = [event.message for event in seen if isinstance(event, kinds.Warning)]
+    assert [message.split(": ")[1].split(" in a row")[0] for message in said] == ["3 shares", "12 shares"]

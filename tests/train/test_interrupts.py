@@ -21,13 +21,16 @@ class Session:
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self.told = 0
+        self.answers: list[float | None] = []
+        """What the first signals are answered with, if not that the session may leave."""
         self.interrupts = Interrupts(self.tell)
         self.working, self.leaving = asyncio.Event(), asyncio.Event()
         self.allowed = 0.0
         self.left = False
 
-    def tell(self) -> None:
+    def tell(self, number: signal.Signals) -> float | None:
         self.told += 1
+        return self.answers.pop(0) if self.answers else 0.0
 
     async def live(self) -> None:
         self.working.set()
@@ -72,6 +75,33 @@ async def test_what_hangs_is_given_up_when_time_is_over(monkeypatch: pytest.Monk
     await asyncio.wait_for(session.interrupted(signal.SIGINT), 10)
     assert time.monotonic() - started >= 0.5
     assert not session.left
+
+
+async def test_interrupt_that_is_only_warned_of_needs_another() -> None:
+    session = Session(0.1)
+    session.answers = [None]
+    running = asyncio.create_task(session.interrupts.run(session.live()))
+    await session.working.wait()
+    os.kill(os.getpid(), signal.SIGINT)
+    await asyncio.sleep(0.1)
+    assert not session.leaving.is_set()
+    os.kill(os.getpid(), signal.SIGINT)
+    await asyncio.wait_for(running, 10)
+    assert session.left
+
+
+async def test_saving_has_time_of_its_own_before_leaving(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interrupts, "EXIT_SECONDS", 0.5)
+    session = Session(0.1)
+    session.answers = [30.0]
+    running = asyncio.create_task(session.interrupts.run(session.live()))
+    await session.working.wait()
+    os.kill(os.getpid(), signal.SIGINT)
+    await session.leaving.wait()
+    assert session.allowed > 20
+    session.interrupts.saved()
+    assert session.interrupts.leaving() <= 0.5
+    await asyncio.wait_for(running, 10)
 
 
 async def test_work_that_ends_or_fails_by_itself_says_so() -> None:

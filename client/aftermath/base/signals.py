@@ -35,15 +35,15 @@ def last_words(said: Callable[[], None]) -> Iterator[None]:
 
 
 @contextmanager
-def heard(told: Callable[[], None]) -> Iterator[None]:
-    """Every Ctrl-C and SIGTERM meanwhile calls this on the running loop, and does nothing else."""
+def heard(told: Callable[[signal.Signals], None]) -> Iterator[None]:
+    """Call `told` on the running loop with every Ctrl-C and SIGTERM, which then do nothing else."""
     loop = asyncio.get_running_loop()
     with ExitStack() as undone:
         for number in ENDING:
             try:
-                loop.add_signal_handler(number, told)
+                loop.add_signal_handler(number, told, number)
                 undone.callback(loop.remove_signal_handler, number)
             except NotImplementedError:
-                before = signal.signal(number, lambda *_: loop.call_soon_threadsafe(told))
+                before = signal.signal(number, lambda got, _: loop.call_soon_threadsafe(told, signal.Signals(got)))
                 undone.callback(signal.signal, number, before)
         yield

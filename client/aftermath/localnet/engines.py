@@ -33,7 +33,7 @@ def run_localnet(
 
 async def _until_signal(config: LocalnetConfig, engine: LocalnetEngine, announce: Callable[[Network], None]) -> None:
     stop = asyncio.Event()
-    with heard(stop.set):
+    with heard(lambda _: stop.set()):
         await _until(stop, config, engine, announce)
 
 

@@ -86,6 +86,11 @@ class Keeper:
             sweep()
 
     @property
+    def directory(self) -> Path | None:
+        """Return the directory that receives this member's checkpoints, if it writes any there."""
+        return None if self._role.tier else self._archive.directory
+
+    @property
     def keeps(self) -> bool:
         """Return whether this member writes checkpoints."""
         return not self._role.tier and bool(self._archive.directory or self._archive.hub)
@@ -105,6 +110,14 @@ class Keeper:
         if self._archive.hub is None or late:
             await self._name_directory(kept)
         await self._prune(kept)
+
+    async def save_now(self, run: Run, replica: Replica) -> Path | None:
+        """Save a model that no epoch ended with; return its directory, or None after a warning.
+
+        The chain cannot name it, since no member attested it. Older checkpoints all stay.
+        """
+        kept = await self._save(run, replica, {})
+        return None if kept is None else kept.place
 
     async def settle(self) -> None:
         """Wait for the uploads under way, if there are any."""

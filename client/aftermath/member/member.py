@@ -6,6 +6,7 @@ that falls out of an epoch says so on chain and joins the next one.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 
 from aftermath.base.wait import first_of
@@ -26,10 +27,12 @@ from aftermath.member.private import PrivateState
 from aftermath.member.ready import Readiness, announce_ready
 from aftermath.member.results import Results
 from aftermath.member.rounds.collect import LINGER
+from aftermath.member.rounds.divergence import Divergence
 from aftermath.member.rounds.epoch import Beginning, CarriedOver
 from aftermath.member.rounds.rounds import Rounds
 from aftermath.member.signed_results import SignedResults
 from aftermath.member.ticker import Ticker
+from aftermath.member.unfinished import LastMember, Stake, Unfinished
 from aftermath.member.warmup import NoModel, WarmUp
 from aftermath.member.wishes import Wishes
 from aftermath.replica.modelshare import ModelShare
@@ -73,12 +76,16 @@ class Member:
         signed = SignedResults(wishes.signed_dir, ports.transport.node_id)
         self._results = Results(ports, role, workers.decode, signed)
         self._opening = Opening(ports, role, self._results, self._own)
-        self._kept = CarriedOver(data, self._results, self._share, self._gradients, self._own, self._opening)
+        carried = self._results, self._share, self._gradients, self._own, self._opening, Divergence()
+        self._kept = CarriedOver(data, *carried)
         self._readiness = Readiness()
         self._enrolment = Enrolment(ports, role)
         self._listening = Listening(ports, role, self._readiness, self._results)
         self._notices = Notices(ports.events)
+        self._last = LastMember(ports, role, workers, self._keeper, origin)
         self._replica: Replica | None = None
+        self._rounds: Rounds | None = None
+        self._stops = False
         self._said_stateless = False  # since the last replica: the chain knows that this member holds none
         self.seat: int | None = None
 
@@ -94,6 +101,11 @@ class Member:
                 self._listening.listen(),
                 self._listening.follow_members(),
             )
+        except asyncio.CancelledError:
+            stake = self.stake() if self._stops else None
+            if stake is not None and stake.saves and self._replica is not None and self.seat is not None:
+                await self._last.save(self.seat, self._replica, self._rounds)
+            raise
         finally:
             await self._opening.leave()
             await self._keeper.close()
@@ -114,8 +126,18 @@ class Member:
             return (await self._ports.coordinator.view(fresh=True)).model
         return known
 
+    def stake(self) -> Stake | None:
+        """Return what would be lost if this member left now, or None."""
+        return self._last.stake(self.seat, self._replica)
+
+    def stops(self) -> None:
+        """Say that `live` is about to be cancelled because the user stops this member: it saves what is at stake."""
+        self._stops = True
+
     async def leave(self) -> None:
-        """Say there that this member goes."""
+        """Say there that this member goes, unless it keeps its seat to go on from what it saved."""
+        if self._last.stays:
+            return
         if (self.seat is not None or self._enrolment.asked) and await self._enrolment.leave():
             self._ports.events.emit(kinds.Left(finished=self._ports.feed.run.state is RunState.FINISHED))
 
@@ -140,9 +162,10 @@ class Member:
                 return
             if not self._keeper.keeps:  # one that does says so itself when it cannot, and an upload takes its time
                 self._notices.never_saved(run, view.model)
-            if self._takes_part(view):
+            unfinished = self._last.found() if self._replica is None else None
+            if unfinished is not None or self._takes_part(view):
                 try:
-                    await self._epoch(view)
+                    await (self._epoch(view) if unfinished is None else self._resume(unfinished, view))
                 except Desync as reason:
                     self._ports.events.emit(
                         kinds.Warning(message=f"out of this epoch: {reason}; joining the next one", until="trained")
@@ -152,10 +175,10 @@ class Member:
                         await self._make_room()
                     await self._join(self._ports.feed.run)
             else:
-                if self.seat is not None and self._replica is None:
-                    self._notices.waiting(run)
                 self._notices.halt(run)
                 await self._join_if_needed(run, members)
+                if self.seat is not None and self._replica is None and self._notices.waiting(run):
+                    return
                 await self._ports.feed.after(run.seq)
 
     def _takes_part(self, view: View) -> bool:
@@ -187,15 +210,28 @@ class Member:
             await self._private.restore(replica, run.epoch)
         await announce_ready(self._ports, self._role, self._readiness, run, self.seat)
         began = Beginning(run, model, replica, self.seat, self._weight)
-        rounds = Rounds(self._ports, self._role, self._workers, self._wishes, self._kept, began)
+        rounds = self._rounds = Rounds(self._ports, self._role, self._workers, self._wishes, self._kept, began)
         try:
             ended = await rounds.live()
         finally:
             self._weight = rounds.time.weight  # also of a member that fell out for being too slow
-        if ended is None:
-            return
+        if ended is not None:
+            await self._cool_down(ended, replica)
+
+    async def _resume(self, unfinished: Unfinished, view: View) -> None:
+        """End the epoch in which this member was stopped as the last one. Raises Desync."""
+        self.seat = view.members.find(self._ports.coordinator.wallet)
+        me = None if self.seat is None else view.members.seats[self.seat]
+        if me is None or me.state is not MemberState.HEALTHY or not self._known_as_is(me):
+            raise Desync("its seat in the unfinished epoch was given up")
+        self._replica, ended = await self._last.resume(unfinished, view)
+        await self._cool_down(ended, self._replica)
+
+    async def _cool_down(self, ended: Run, replica: Replica) -> None:
+        """Sign up for the next epoch, and attest and keep the model that this one ended with."""
+        assert self.seat is not None
         self._enrolment.completed()
-        if not ended.pending_pause:
+        if not ended.pending_pause and ended.trained_steps < ended.config.total_steps:
             await self._join(ended)
         parts = self._share, replica, self._keeper, self._private
         await Cooldown(self._ports, self._role, self._workers.compute, *parts, self.seat).live(ended)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from aftermath.base.counted import counted
 from aftermath.rules import contents
+from aftermath.rules.last_epoch import is_last_epoch
 from aftermath.rules.model import Model
 from aftermath.rules.run import Run, steps_before
 from aftermath.rules.state import ModelSource, RunState
@@ -25,6 +26,7 @@ class Notices:
         self._state: RunState | None = None
         self._reached = 0
         self._waits_for = -1
+        self._came_at = 0
         self._warned_of = -1
         self._halted_by: str | None = None
 
@@ -41,6 +43,7 @@ class Notices:
                 step=run.trained_steps,
                 total_steps=run.config.total_steps,
                 since=run.state_started_at,
+                last=is_last_epoch(run),
             )
         )
 
@@ -88,12 +91,21 @@ class Notices:
         message = f"no checkpoint exists: {steps} will be lost when the last member ends\n{how}"
         self._events.emit(kinds.Warning(message=message, until="checkpoint"))
 
-    def waiting(self, run: Run) -> None:
-        """Say once per epoch that it goes on without this member, which has a seat."""
+    def waiting(self, run: Run) -> bool:
+        """Say once per epoch that it goes on without this member, which has a seat; return whether it should leave.
+
+        It should if the epoch is the last one and makes steps. An epoch that stands still may break off, and the run
+        then needs this member in the next one.
+        """
         late = run.state is RunState.WARMUP or run.state.active
         if late and self._waits_for != run.epoch + 1:
             self._waits_for = run.epoch + 1
+            self._came_at = run.trained_steps
             self._events.emit(kinds.Waiting(epoch=self._waits_for))
+        leaves = run.state.training and is_last_epoch(run) and run.trained_steps > self._came_at
+        if leaves:
+            self._events.emit(kinds.Waiting(epoch=self._waits_for, leaves=True))
+        return leaves
 
     def halt(self, run: Run) -> None:
         """Say once what everybody waits for while the owner has to act."""

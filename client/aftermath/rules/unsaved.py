@@ -1,9 +1,14 @@
-"""Count the trained steps that are lost when a run's last member ends, because no checkpoint has them."""
+"""Tell what is lost when a run's last members end: trained steps that no checkpoint has, levels that one member has."""
 
 from __future__ import annotations
 
+from collections.abc import Set
+
+from aftermath.rules import bitmap
+from aftermath.rules.members import Members
 from aftermath.rules.model import Model
 from aftermath.rules.run import Run, steps_before
+from aftermath.rules.state import MemberState, RunState
 
 
 def unsaved_steps(run: Run, model: Model) -> int:
@@ -14,3 +19,18 @@ def unsaved_steps(run: Run, model: Model) -> int:
 def never_saved(run: Run, model: Model) -> bool:
     """Return whether an epoch has ended and the chain names no checkpoint with trained steps."""
     return steps_before(run.start_step) > 0 and steps_before(model.checkpoint_step) == 0
+
+
+def sole_levels(run: Run, members: Members, seat: int, reachable: Set[bytes]) -> list[int]:
+    """Return the levels whose newest contents only the member of `seat` has.
+
+    `reachable` are the p2p keys of peers that answer: a member that was killed stays healthy on chain for a while.
+    """
+    in_epoch = run.state is RunState.WARMUP or run.active
+    holders = members.mask(MemberState.HEALTHY) if in_epoch else run.finishers
+    others = [
+        members.seats[other].tier
+        for other in bitmap.seats(holders)
+        if other != seat and members.seats[other].p2p in reachable
+    ]
+    return list(range(members.seats[seat].tier, min(others, default=run.levels)))

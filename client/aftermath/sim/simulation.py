@@ -201,8 +201,9 @@ class Simulation:
 
     async def stop(self, player: Player) -> None:
         """Ctrl-C: the member says on chain that it goes."""
-        await self._end(player)
         assert player.member is not None
+        player.member.stops()
+        await self._end(player)
         with contextlib.suppress(CoordinatorError):
             await player.member.leave()
         self.network.crash(player.id)

@@ -1,5 +1,7 @@
 """Ctrl-C and SIGTERM: the first cancels the work and starts a count-down, a second changes nothing, a third ends it.
 
+A first Ctrl-C may be answered with a question instead: the next one is then the first.
+
 Decided: one budget covers all that is still to be done (leaving the run on chain, then closing), because each part may
 hang when the network does; a signal never cancels the leaving, since people press Ctrl-C twice.
 """
@@ -7,6 +9,7 @@ hang when the network does; a signal never cancels the leaving, since people pre
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -17,13 +20,17 @@ CLOSE_SECONDS = 0.4  # of these, for closing connections
 
 
 class Interrupts:
-    """What signals do to one piece of work; `told` is called at the first."""
+    """What signals do to one piece of work."""
 
-    def __init__(self, told: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, told: Callable[[signal.Signals], float | None] = lambda _: 0.0) -> None:
+        """`told` is called at the first signal. It returns the seconds that the work may take to save something before
+        it leaves, or None if the signal is to be ignored because the user has to confirm it with another one.
+        """
         self._told = told
         self._work: asyncio.Future[None] | None = None
         self._signals = 0
         self._end = 0.0
+        self._timer: asyncio.TimerHandle | None = None
         self._over = asyncio.Event()
 
     async def run(self, work: Coroutine[Any, Any, None]) -> None:
@@ -48,13 +55,26 @@ class Interrupts:
         end = self._end or asyncio.get_running_loop().time() + EXIT_SECONDS
         return end - CLOSE_SECONDS - asyncio.get_running_loop().time()
 
-    def _signalled(self) -> None:
+    def saved(self) -> None:
+        """Say that everything is saved: what is left of that time is not used up."""
+        if self._signals:
+            self._ends_in(EXIT_SECONDS)
+
+    def _ends_in(self, seconds: float) -> None:
         loop = asyncio.get_running_loop()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._end = loop.time() + seconds
+        self._timer = loop.call_at(self._end, self._over.set)
+
+    def _signalled(self, number: signal.Signals) -> None:
+        if not self._signals:
+            seconds = self._told(number)
+            if seconds is None:
+                return
+            self._ends_in(EXIT_SECONDS + seconds)
         self._signals += 1
         if self._signals == 1:
-            self._told()
-            self._end = loop.time() + EXIT_SECONDS
-            loop.call_at(self._end, self._over.set)
             if self._work is not None:
                 self._work.cancel()
         elif self._signals > 2:

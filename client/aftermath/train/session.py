@@ -35,6 +35,7 @@ from aftermath.p2p.named import addresses_of, peers_named
 from aftermath.p2p.relay import AUTO, DISABLED, N0
 from aftermath.rules.run import steps_before
 from aftermath.rules.state import RunState
+from aftermath.train.departure import Departure, is_a_person_there
 from aftermath.train.ending import known
 from aftermath.train.interrupts import CLOSE_SECONDS, Interrupts
 from aftermath.train.keeping import check_hub, gradients_place
@@ -188,12 +189,16 @@ def _log_to(events: Events) -> None:
 
 async def _session(settings: TrainSettings, named: Named, events: Events) -> None:
     """Live as a member until the run is finished or a signal comes; raises what made that impossible."""
-    interrupts = Interrupts(lambda: events.emit(kinds.Leaving()))
-    await interrupts.run(_life(settings, named, events, interrupts))
+    departure = Departure(events, can_ask=is_a_person_there())
+    interrupts = Interrupts(departure.on_signal)
+    await interrupts.run(_life(settings, named, events, interrupts, departure))
 
 
-async def _life(settings: TrainSettings, named: Named, events: Events, interrupts: Interrupts) -> None:
+async def _life(
+    settings: TrainSettings, named: Named, events: Events, interrupts: Interrupts, departure: Departure
+) -> None:
     async with _ports(settings, named, events) as (member, ranks):
+        departure.member = member
         there = True
         try:
             await (ranks.while_all_run(member.live()) if ranks else member.live())
@@ -201,6 +206,7 @@ async def _life(settings: TrainSettings, named: Named, events: Events, interrupt
             there = False  # nothing is left to leave
             raise
         finally:
+            interrupts.saved()
             if there:
                 await _leave(member, events, interrupts.leaving())
 

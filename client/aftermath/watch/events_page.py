@@ -23,7 +23,8 @@ docs/events.md`. How events are kept, read, replayed, exported and drawn is in
 [operations.md](operations.md#events-and-metrics).
 
 An event is one JSON object in a line: `at` is its date, `t` seconds of the member's clock since the process began,
-`kind` one of these. A field that is as by default is left out; what is not finite is `null`."""
+`kind` one of these. A warning or an error also has `severity`, WARNING or ERROR. A field that is as by default is left
+out; what is not finite is `null`."""
 
 
 def page() -> str:

@@ -82,19 +82,32 @@ class Joined(Event, frozen=True, kw_only=True):
 
 
 class Waiting(Event, frozen=True, kw_only=True):
-    """An epoch goes on without the member; `epoch` is the one it waits for."""
+    """An epoch goes on without the member; `epoch` is the one it waits for. `leaves`: none follows, so it leaves."""
 
     epoch: int
+    leaves: bool = False
 
 
 class Leaving(Event, frozen=True, kw_only=True):
-    """A signal was heard: the member stops."""
+    """A signal was heard: the member stops. `saves`: it saves the model first."""
+
+    saves: bool = False
 
 
 class Left(Event, frozen=True, kw_only=True):
     """The place was given up; `finished`: that of a run that is finished."""
 
     finished: bool
+
+
+class Stopped(Event, frozen=True, kw_only=True):
+    """A member that was stopped as the last one with the model saved it at `path`, with `step` steps in it. `goes_on`:
+    the run goes on from it when the member starts again.
+    """
+
+    step: int
+    path: str
+    goes_on: bool
 
 
 class Finished(Event, frozen=True, kw_only=True):
@@ -121,13 +134,14 @@ class Warning(Event, frozen=True, kw_only=True):
 
 
 class State(Event, frozen=True, kw_only=True):
-    """The run is in another state, since that second of its time."""
+    """The run is in another state, since that second of its time. `last`: no epoch follows this one."""
 
     epoch: int
     state: str
     step: int
     total_steps: int
     since: int
+    last: bool = False
 
 
 class Model(Event, frozen=True, kw_only=True):
@@ -355,6 +369,7 @@ MEMBER_EVENTS = (
     | Waiting
     | Leaving
     | Left
+    | Stopped
     | Finished
     | Error
     | Warning

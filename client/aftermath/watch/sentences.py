@@ -23,7 +23,7 @@ _SENTENCES: dict[type[kinds.Event], str] = {
     kinds.Measuring: "benchmarking tier {tier} ({parameters:,} parameters), up to {limit:.0f} s",
     kinds.Measured: "this machine trains about {sequences} a minute",
     kinds.Joined: "signed up for the next epoch (seat {seat}, tier {tier})",
-    kinds.State: "epoch {epoch}: {state}; {progress}",
+    kinds.State: "epoch {epoch}{last}: {state}; {progress}",
     kinds.Round: "epoch {epoch}: training; {progress}",
     kinds.Model: "the model is here, from {source}; the run is at step {step}",
     kinds.Remembered: "the optimizer goes on from what it knew when this member was stopped",
@@ -31,14 +31,15 @@ _SENTENCES: dict[type[kinds.Event], str] = {
     kinds.Applied: "step {step}: applied {results}",
     kinds.Sample: "step {step}  the model goes on: {prompt}[bold]{text}[/bold]",
     kinds.Evaluated: "step {step}  {task}: {metric} {value:.4f} of {docs} questions",
-    kinds.Waiting: "waiting for epoch {epoch}; the running one has begun without this member",
+    kinds.Waiting: "{waits}",
     kinds.Ejected: "member {seat} signed two results of round {height} and is ejected",
     kinds.Dropped: "members {seats} did not deliver and are dropped",
     kinds.Kicked: "member {seat}, wallet {wallet}, was {kicked} by an authority of the run",
     kinds.Rewound: "the owner has taken the run from step {before} to step {step}",
     kinds.Checkpoint: "checkpoint of step {step} at {path}",
-    kinds.Leaving: "stopping",
+    kinds.Leaving: "stopping{how}",
     kinds.Left: "left the run",
+    kinds.Stopped: "saved step {step} in {path}; {use}",
     kinds.Finished: "the run is finished: {steps}{model}",
     kinds.Warning: "[yellow]{message}[/yellow]",
     kinds.Error: "[red]ends with an error: {message}[/red]",
@@ -63,10 +64,20 @@ class Sentences:
             fields["loss"] = math.nan
         elif isinstance(event, kinds.State):
             fields |= {"state": escape(state_words(printable(event.state))), "progress": self._progress.words()}
+            fields["last"] = " (the last)" if event.last else ""
+        elif isinstance(event, kinds.Waiting):
+            running = f"epoch {event.epoch - 1}" if event.epoch else "the epoch"
+            fields["waits"] = f"waiting for epoch {event.epoch}; {running} has begun without this member"
+            if event.leaves:
+                fields["waits"] = (
+                    f"came too late: {running} is the last, so this member leaves (owner: reopen adds steps)"
+                )
         elif isinstance(event, kinds.Round):
             fields["progress"] = self._progress.words()
         elif isinstance(event, kinds.Applied):
             fields["results"] = counted(event.results, "result")
+            if not event.results:
+                return f"round {event.height}: no result counted, so it is not a step"
         elif isinstance(event, kinds.Kernels):
             fields["by"] = "compiled CPU kernels" if event.missing is None else f"PyTorch kernels: {fields['missing']}"
         elif isinstance(event, kinds.Kicked):
@@ -75,6 +86,11 @@ class Sentences:
             fields["sequences"] = counted(event.weight, "sequence")
         elif isinstance(event, kinds.Warning | kinds.Error):
             fields["message"] = fields["message"].replace("\n", "\n    ")  # a fix, which has a line of its own
+        elif isinstance(event, kinds.Leaving):
+            fields["how"] = ", saving the model first" if event.saves else ""
+        elif isinstance(event, kinds.Stopped):
+            goes_on = "start the same command again and the run goes on from it"
+            fields["use"] = goes_on if event.goes_on else "it is a copy of the model, the run does not go on from it"
         elif isinstance(event, kinds.Finished):
             fields["steps"] = counted(event.step, "step")
             fields["model"] = f"; the model is in {fields['checkpoint']}" if event.checkpoint else ""

@@ -6,11 +6,14 @@ withdrawn before it changes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from aftermath.base.worker import Worker
 from aftermath.member.ports import Desync, Ports
 from aftermath.member.rounds.epoch import CarriedOver, Epoch
 from aftermath.member.rounds.settle import Settling
 from aftermath.member.rounds.sharetime import ShareTime
+from aftermath.optim.votes import Votes
 from aftermath.rules.run import Round, Run
 from aftermath.watch import kinds
 from aftermath.watch.events import hexed
@@ -49,6 +52,12 @@ class Applying:
                 await self._apply(run, done, attesting)
             self.height = height
 
+    def _take(self, votes: Mapping[int, list[Votes]], lr: float, done: Round) -> None:
+        """Change the replica, on its thread: a cancelled caller does not stop that, so the counts change here too."""
+        self._replica.apply(votes, lr)
+        self.step = done.step
+        self.height = done.height
+
     async def _apply(self, run: Run, done: Round, attesting: Round) -> None:
         started = self._ports.clock.monotonic()
         settled = await self._settling.settle(run, done, attesting)
@@ -56,8 +65,7 @@ class Applying:
         lr = self._epoch.learning_rate(done.step)
         self._kept.share.withdraw()
         if settled.accepted:
-            await self._compute(lambda: self._replica.apply(settled.votes, lr))
-            self.step = done.step
+            await self._compute(lambda: self._take(settled.votes, lr, done))
         self._kept.results.applied(done.height)
         self._kept.gradients.keep(settled.results, lr)
         hashes = await self._compute(self._replica.hashes) if self._hash_replicas else {}

@@ -16,6 +16,7 @@ from aftermath.member.opening import Opening
 from aftermath.member.own_state import OwnState
 from aftermath.member.plan import RoundPlan, plan_round
 from aftermath.member.results import Results
+from aftermath.member.rounds.divergence import Divergence
 from aftermath.replica.modelshare import ModelShare
 from aftermath.replica.replica import Replica
 from aftermath.rules import bitmap
@@ -50,6 +51,7 @@ class CarriedOver:
     gradients: GradientFiles
     own: OwnState
     opening: Opening
+    divergence: Divergence
 
 
 class Epoch:

@@ -30,6 +30,7 @@ from aftermath.member.wishes import Wishes
 from aftermath.rules import bitmap
 from aftermath.rules.commitment import Commitment
 from aftermath.rules.run import Run
+from aftermath.rules.state import RunState
 from aftermath.watch import kinds
 
 
@@ -49,7 +50,13 @@ class Rounds:
         hashed = wishes.hash_replicas
         self._applying = Applying(ports, workers.compute, kept, epoch, settling, self.time, hash_replicas=hashed)
         self._training = Training(
-            ports, workers.compute, self._reading, epoch, self.time, stats_steps=wishes.optim_stats_steps
+            ports,
+            workers.compute,
+            self._reading,
+            epoch,
+            self.time,
+            stats_steps=wishes.optim_stats_steps,
+            divergence=kept.divergence,
         )
         self._announcing = Announcing(ports, role, workers.decode, kept, epoch)
         self._excuses, self._allowances = Excuses(), Allowances(rules.max_round_train_time)
@@ -83,6 +90,22 @@ class Rounds:
             self._results.evidence.show = None
             self._reading.stop()
             await self._duties.stop()
+
+    @property
+    def epoch(self) -> int:
+        """Return the number of the epoch."""
+        return self._epoch.number
+
+    async def catch_up(self, run: Run) -> int:
+        """Apply every round that counts if the rounds stop at `run`; return the steps in the replica. Raises Desync.
+
+        The running round counts too once this member has attested in it, if no other member is left.
+        """
+        self._epoch.open_plans(run)
+        height = run.current.height
+        attested = run.state is RunState.COOLDOWN or bitmap.contains(run.current.attested, self._began.seat)
+        await self._applying.through(run, self._epoch.rules.judged(height if attested else height - 1))
+        return self._applying.step
 
     def _show(self, said: Commitment, pair: Pair) -> None:
         self._duties.start(show_equivocation(self._ports, self._began.seat, said, pair))

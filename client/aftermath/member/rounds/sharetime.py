@@ -2,7 +2,8 @@
 
 Choices: what counts is the member's own work of a round, applying and training, against the time it has for that;
 it is said once per epoch, at the first share that took longer, or once the others wait for it no longer
-(`lateness`), because the next epoch may deal out smaller ones.
+(`lateness`), because the next epoch may deal out smaller ones. It is said again, ever more rarely, while shares are
+given up one after the other.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ WHAT_HELPS = (
     "--micro-batch-size; or the owner of the run gives rounds more time (max_round_train_time)"
 )
 
+_SAY_AT = 3
+"""Shares given up in a row after which the warning is repeated; the next time after four times as many."""
+
 
 class ShareTime:
     """Watches one member's shares of one epoch; `limit`: seconds it has for one, `weight`: what it has declared."""
@@ -25,6 +29,8 @@ class ShareTime:
         self._events, self._limit = events, limit
         self._applying = 0.0
         self._told = False
+        self._given_up = 0
+        self._say_at = _SAY_AT
         self.weight = weight
         """Sequences per minute, as the newest share has shown them; one that was given up can only show that they are
         fewer.
@@ -38,6 +44,11 @@ class ShareTime:
         """A share of so many sequences took that long, or was given up after it (`done` is false then)."""
         shown = weight_of(sequences, seconds)
         self.weight = shown if done else min(self.weight, shown)
+        self._given_up = 0 if done else self._given_up + 1
+        if self._given_up >= self._say_at:
+            self._say_at *= 4
+            self._tell(f"{counted(self._given_up, 'share')} in a row came too late, with {self._limit:.0f} s for each")
+            return
         if self._applying + seconds <= self._limit or self._told:
             return
         took = f"took {'' if done else 'more than '}{seconds:.0f} s"

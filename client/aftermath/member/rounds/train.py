@@ -13,6 +13,7 @@ from aftermath.base.wait import first_of
 from aftermath.base.worker import Worker
 from aftermath.member.plan import RoundPlan
 from aftermath.member.ports import Ports
+from aftermath.member.rounds.divergence import Divergence
 from aftermath.member.rounds.epoch import Epoch
 from aftermath.member.rounds.read_ahead import Reading
 from aftermath.member.rounds.sharetime import ShareTime
@@ -26,8 +27,17 @@ class Training:
     """Trains one member's shares of one epoch; measures the optimizer every `stats_steps` steps, 0: never."""
 
     def __init__(
-        self, ports: Ports, compute: Worker, reading: Reading, epoch: Epoch, time: ShareTime, stats_steps: int
+        self,
+        ports: Ports,
+        compute: Worker,
+        reading: Reading,
+        epoch: Epoch,
+        time: ShareTime,
+        *,
+        stats_steps: int,
+        divergence: Divergence,
     ) -> None:
+        self._divergence = divergence
         self._ports, self._compute, self._reading = ports, compute, reading
         self._epoch, self._time, self._stats_steps = epoch, time, stats_steps
         self._replica = epoch.began.replica
@@ -35,7 +45,7 @@ class Training:
     async def train(self, plan: RoundPlan, *, travelling: bool) -> Trained | None:
         """Train our share; None if we have none, the run moved past us, or the gradient was not finite.
 
-        `travelling`: this member's result of the round before is not in the replica yet. Raises DataError.
+        `travelling`: this member's result of the round before is not in the replica yet. Raises DataError, Diverged.
         """
         indices = self._epoch.share_of(plan)
         if not indices:
@@ -51,17 +61,21 @@ class Training:
                 lambda: self._replica.train(sequences, lr, ahead, cancelled, measured, travelling)
             )
         except Cancelled:
-            self._ports.events.emit(kinds.Warning(message=f"round {plan.header.height} was given up: the run is ahead"))
+            self._ports.events.emit(
+                kinds.Warning(message=f"skipped round {plan.header.height}: too slow, the run moved on")
+            )
             self._took(len(indices), started, done=False)
             return None
         except NonFiniteGradient as error:
             self._ports.events.emit(kinds.Warning(message=f"step {plan.header.step} is left out: {error}"))
+            self._divergence.not_finite(plan.header.step, error.message)
             return None
         finally:
             watch.cancel()
             cancelled.set()  # if we were cancelled ourselves, the worker thread stops at its next micro-batch
         for message in self._replica.news():
             self._ports.events.emit(kinds.Warning(message=message))
+        self._divergence.finite()
         self._took(len(indices), started, done=True)
         return trained
 

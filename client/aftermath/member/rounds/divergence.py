@@ -1,0 +1,35 @@
+"""Ends a member whose training has diverged: its loss or gradient is not finite in one share after the other."""
+
+from __future__ import annotations
+
+from aftermath.base.errors import AftermathError
+
+MOST_IN_A_ROW = 5
+"""Shares. One alone may be a rare batch; so many show that the model itself is of no use any more."""
+
+
+class Diverged(AftermathError):
+    """The loss is not finite any more."""
+
+    code = "diverged"
+
+
+class Divergence:
+    """Counts a member's shares without a finite result, over all epochs."""
+
+    def __init__(self) -> None:
+        self._in_a_row = 0
+
+    def finite(self) -> None:
+        """Take note of a share that was trained."""
+        self._in_a_row = 0
+
+    def not_finite(self, step: int, why: str) -> None:
+        """Take note of a share that was not. Raises Diverged after too many in a row."""
+        self._in_a_row += 1
+        if self._in_a_row >= MOST_IN_A_ROW:
+            raise Diverged(
+                f"the training has diverged: nothing finite came of {self._in_a_row} shares in a row up to step {step} "
+                f"({why})",
+                "The run's owner pauses it, takes it back (rewind), and lowers base_lr (update-config)",
+            )

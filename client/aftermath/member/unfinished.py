@@ -1,0 +1,175 @@
+"""An epoch whose last member was stopped: what it saves, and how it ends the epoch when it starts again.
+
+The chain names a checkpoint only of a model that members attested at the end of an epoch. So a stopped member that was
+alone keeps its seat. Started again, it waits until the round's deadline ends the epoch, and attests the saved model.
+It trains no round of that epoch again: a second result of the same round would count as equivocation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from aftermath.base.counted import counted
+from aftermath.base.errors import AftermathError
+from aftermath.coordinator.errors import CoordinatorError
+from aftermath.coordinator.view import View
+from aftermath.member.archive import Keeper
+from aftermath.member.ports import Desync, Ports, Role, Workers
+from aftermath.member.rounds.rounds import Rounds
+from aftermath.model.steps import stem_of_run
+from aftermath.replica.origin import Origin
+from aftermath.replica.replica import Replica
+from aftermath.rules.members import Members
+from aftermath.rules.model import Checkpoint
+from aftermath.rules.run import Run, steps_before
+from aftermath.rules.state import CheckpointKind, MemberState, RunState
+from aftermath.rules.unsaved import sole_levels, unsaved_steps
+from aftermath.watch import kinds
+
+SAVE_SECONDS = 60.0
+"""Time that a stopped member has for the last results and for the file."""
+
+
+@dataclass(frozen=True)
+class Stake:
+    """What would be lost if this member left now."""
+
+    steps: int
+    """Trained steps that no checkpoint has."""
+    levels: list[int]
+    """The levels of which no other member has the newest contents."""
+    saves: bool
+    """Whether this member can save them to its checkpoint directory."""
+
+    def words(self) -> str:
+        """Return the loss as a sentence without its end."""
+        which = f"level{'s' * (len(self.levels) > 1)} {', '.join(map(str, self.levels))}"
+        steps = counted(self.steps, "trained step is", "trained steps are")
+        return f"{steps} in no checkpoint, and no other member has {which} of the model"
+
+
+class Unfinished(msgspec.Struct, frozen=True):
+    """A saved model of an epoch that has not ended: `step` steps are trained in it."""
+
+    epoch: int
+    epoch_started_at: int
+    step: int
+    place: str
+
+    def is_of(self, run: Run) -> bool:
+        """Return whether the run is still in that epoch, and its rounds have begun."""
+        same = (run.epoch, run.epoch_started_at) == (self.epoch, self.epoch_started_at)
+        return same and (run.state.training or run.state is RunState.COOLDOWN)
+
+
+def mark_path(directory: Path, run: Run) -> Path:
+    """Return the file that remembers the run's unfinished epoch."""
+    return directory / f".{stem_of_run(directory, run.run_id, run.identity)}-unfinished.json"
+
+
+def write_mark(path: Path, unfinished: Unfinished) -> None:
+    """Write the mark. Raises OSError."""
+    path.write_bytes(msgspec.json.encode(unfinished) + b"\n")
+
+
+def read_mark(path: Path) -> Unfinished | None:
+    """Return what the mark says, or None if there is none that can be read."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Unfinished)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+class LastMember:
+    """Saves the model for a member that is stopped as the last one that has it, and goes on from that."""
+
+    def __init__(self, ports: Ports, role: Role, workers: Workers, keeper: Keeper, origin: Origin) -> None:
+        self._ports, self._role, self._workers, self._keeper = ports, role, workers, keeper
+        self._origin = origin
+        self.stays = False
+        """Whether the member keeps its seat although its process ends."""
+
+    def stake(self, seat: int | None, replica: Replica | None) -> Stake | None:
+        """Return what would be lost if this member left now, or None."""
+        run, members = self._ports.feed.run, self._ports.feed.members
+        steps = unsaved_steps(run, self._ports.feed.model)
+        if seat is None or replica is None or not steps:
+            return None
+        levels = sole_levels(run, members, seat, self._ports.transport.reachable())
+        return Stake(steps, levels, self._keeper.directory is not None) if levels else None
+
+    # --- being stopped ------------------------------------------------------------------------------------------
+
+    async def save(self, seat: int, replica: Replica, rounds: Rounds | None) -> None:
+        """Save the model as the chain counts it. A failure is a warning: the member then leaves as any other."""
+        try:
+            async with asyncio.timeout(SAVE_SECONDS):
+                await self._save(seat, replica, rounds)
+        except (CoordinatorError, Desync, OSError, TimeoutError) as error:
+            self._warn(f"the model was not saved: {error or 'it took too long'}")
+
+    async def _save(self, seat: int, replica: Replica, rounds: Rounds | None) -> None:
+        view = await self._ports.coordinator.view(fresh=True)
+        run, directory = view.run, self._keeper.directory
+        in_rounds = rounds is not None and run.epoch == rounds.epoch
+        in_rounds = in_rounds and (run.state.training or run.state is RunState.COOLDOWN)
+        step = await rounds.catch_up(run) if rounds is not None and in_rounds else run.trained_steps
+        place = await self._keeper.save_now(replace(run, step=step + 1), replica)
+        if place is None or directory is None:
+            return
+        self.stays = in_rounds and _alone(view.members, seat)
+        if self.stays:
+            unfinished = Unfinished(run.epoch, run.epoch_started_at, step, str(place))
+            write_mark(mark_path(directory, run), unfinished)
+        self._ports.events.emit(kinds.Stopped(step=step, path=str(place), goes_on=self.stays))
+
+    # --- coming back --------------------------------------------------------------------------------------------
+
+    def found(self) -> Unfinished | None:
+        """Return the unfinished epoch that this member saved, if the run is still in it; forget an older one."""
+        run, directory = self._ports.feed.run, self._keeper.directory
+        if directory is None:
+            return None
+        path = mark_path(directory, run)
+        unfinished = read_mark(path)
+        if unfinished is None or unfinished.is_of(run):
+            return unfinished
+        path.unlink(missing_ok=True)
+        lost = unfinished.step - steps_before(self._ports.feed.model.checkpoint_step)
+        if lost > 0:
+            steps = counted(lost, "step")
+            self._warn(
+                f"the run went on without the last {steps} that this member saved: {unfinished.place} is only a copy "
+                "of the model"
+            )
+        return None
+
+    async def resume(self, unfinished: Unfinished, view: View) -> tuple[Replica, Run]:
+        """Load the saved model and wait for the epoch's end; return the model and the run then.
+
+        Raises Desync if the model is damaged, or not the one that the epoch ended with.
+        """
+        mark_path(Path(unfinished.place).parent, view.run).unlink(missing_ok=True)
+        place = Checkpoint(CheckpointKind.LOCAL, unfinished.place, "")
+        try:
+            weights = await self._workers.compute(lambda: self._origin.durable(place))
+        except AftermathError as error:
+            raise Desync(f"{unfinished.place} cannot be read: {error.message}") from error
+        replica = await self._workers.compute(lambda: self._origin.replica(weights))
+        self._ports.events.emit(kinds.Model(source=unfinished.place, step=unfinished.step))
+        ended = await self._ports.feed.until(lambda run: not run.state.training or not unfinished.is_of(run))
+        if not unfinished.is_of(ended) or ended.trained_steps != unfinished.step:
+            raise Desync(f"the epoch did not end with the model in {unfinished.place}, which is now only a copy")
+        return replica, ended
+
+    def _warn(self, message: str) -> None:
+        self._ports.events.emit(kinds.Warning(message=message))
+
+
+def _alone(members: Members, seat: int) -> bool:
+    """Return whether no other member is in the epoch, as the chain sees it."""
+    return members.mask(MemberState.HEALTHY) == 1 << seat

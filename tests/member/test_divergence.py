@@ -1,0 +1,19 @@
+"""A member whose training has diverged ends with an error."""
+
+from __future__ import annotations
+
+import pytest
+
+from aftermath.member.rounds.divergence import MOST_IN_A_ROW, Diverged, Divergence
+
+
+def test_shares_that_are_not_finite_in_a_row_end_the_member() -> None:
+    seen = Divergence()
+    for step in range(1, 2 * MOST_IN_A_ROW):
+        if step == MOST_IN_A_ROW:
+            seen.finite()
+        else:
+            seen.not_finite(step, "its loss is nan")
+    with pytest.raises(Diverged, match="5 shares in a row up to step 10") as raised:
+        seen.not_finite(2 * MOST_IN_A_ROW, "its loss is nan")
+    assert "base_lr" in str(raised.value.fix)

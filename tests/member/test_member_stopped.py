@@ -1,0 +1,75 @@
+"""The last member of a run is stopped in mid-epoch: it saves the model, and the run goes on from that."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from aftermath.rules.state import RunState
+from aftermath.sim.simulation import Simulation, play
+from member.short_runs import ALONE
+
+
+@pytest.mark.parametrize(
+    ("overlap", "later"),
+    [(1, 1.5), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((0, 0.0), (0, 1.5), (1, 2.5)))],
+)
+def test_lone_member_stopped_in_mid_epoch_loses_no_step(tmp_path: Path, overlap: int, later: float) -> None:
+    """`later` seconds after a round began: before and after the member attested in it."""
+
+    async def story(sim: Simulation) -> None:
+        player = sim.add(0)
+        await sim.until_round(2)
+        await asyncio.sleep(later)
+        await sim.stop(player)
+        (stopped,) = player.saw("stopped")
+        assert stopped["goes_on"]
+        assert stopped["step"] >= 1
+        sim.start(player)
+        await sim.until(lambda run: run.epoch == 1)
+        assert sim.run.trained_steps == stopped["step"] == sim.model.checkpoint_step - 1
+        assert sim.run.state is not RunState.FINISHED
+        await sim.until_finished()
+
+    sim = play(tmp_path, story, **ALONE | {"rounds_per_epoch": 20, "total_steps": 5, "overlap": overlap})
+    (player,) = sim.players
+    assert not [event for event in player.saw("warning") if "lost" in event["message"]]
+    steps = [event["step"] for event in player.saw("applied")]
+    assert len(steps) == len(set(steps)), "no step was trained twice"
+    sim.record.check_coverage(sim.backlog)
+
+
+def test_last_holder_of_a_level_beside_others_saves_only_a_copy(tmp_path: Path) -> None:
+    async def story(sim: Simulation) -> None:
+        player = sim.add(0)
+        sim.add(1)
+        await sim.until_round(3)
+        assert player.member is not None
+        stake = player.member.stake()
+        assert stake is not None
+        assert (stake.levels, stake.saves) == ([0], True)
+        await sim.stop(player)
+        (stopped,) = player.saw("stopped")
+        assert not stopped["goes_on"]
+        assert Path(stopped["path"]).name == f"sim-step{stopped['step']}"
+        assert player.saw("left")
+
+    play(tmp_path, story, **ALONE | {"rounds_per_epoch": 20, "init_min_clients": 2})
+
+
+@pytest.mark.slow
+def test_run_that_went_on_without_the_saved_steps_says_so(tmp_path: Path) -> None:
+    async def story(sim: Simulation) -> None:
+        player = sim.add(0)
+        await sim.until_round(2)
+        await sim.stop(player)
+        other = sim.add(0)
+        await sim.until(lambda run: run.epoch == 1)
+        sim.start(player)
+        await sim.until_finished()
+        assert other.saw("finished")
+        assert [event for event in player.saw("warning") if "only a copy of the model" in event["message"]]
+
+    play(tmp_path, story, **ALONE)
