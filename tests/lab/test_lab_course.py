@@ -13,12 +13,14 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from aftermath.lab.course import CHECKPOINT, EVENTS, PLOT, Course
+from aftermath.lab.kinds import Step
 from aftermath.lab.saving import STATE, load_state, only_here
 from aftermath.model.arch.llama_config import LlamaConfig
 from aftermath.model.checkpoint import load
 from aftermath.model.documents import CheckpointError
 from aftermath.model.initial import init_weights
 from aftermath.model.store import write_checkpoint
+from aftermath.optim.clip import Diverged
 from aftermath.sim.tiny import CONFIG
 from lab.lab_place import DISTRO, INNER, course, prepare, told, train
 
@@ -44,6 +46,22 @@ def slow(*arms: str) -> list[Any]:
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     return prepare(tmp_path)
+
+
+@pytest.mark.parametrize("arm", ["adamw", "distro"])
+@pytest.mark.parametrize("steps", [8, 3])
+def test_training_that_diverges_ends_with_an_error(place: Path, arm: str, steps: int) -> None:
+    """`steps`: so that it is found in mid-course, or only at its end."""
+    huge = {name: tensor * 1e30 for name, tensor in load_file(place / "model" / "model.safetensors").items()}
+    save_file(huge, place / "model" / "model.safetensors", metadata={"format": "pt"})
+    seen: list[Any] = []
+    with pytest.raises(Diverged, match="diverged: the loss is not finite since step 1") as raised:
+        course(place, seen, **ARMS[arm] | {"steps": steps, "warmup_steps": 0, "lr": 0.5}, out=place / "out").run()
+    assert raised.value.fix is not None
+    assert "lower --lr (its highest was 0.5)" in raised.value.fix
+    assert "another --out" in raised.value.fix
+    assert [event.loss for event in seen if isinstance(event, Step)] == [None] * 3
+    assert not (place / "out" / CHECKPOINT).exists()
 
 
 class Killed(Exception):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from aftermath.member.rounds.divergence import MOST_IN_A_ROW, Diverged, Divergence
+from aftermath.member.rounds.divergence import MOST_IN_A_ROW, Divergence
+from aftermath.optim.clip import Diverged
 
 
 def test_shares_that_are_not_finite_in_a_row_end_the_member() -> None:

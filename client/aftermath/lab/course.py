@@ -32,6 +32,7 @@ from aftermath.lab.start import Start
 from aftermath.lab.trainer import Stepped
 from aftermath.model.documents import CheckpointError
 from aftermath.model.store import read_companions, write_checkpoint, writing
+from aftermath.optim.clip import Diverged
 from aftermath.optim.parts import BadState
 from aftermath.watch.events import Events, JsonLines, Sink
 from aftermath.watch.kinds import Warning
@@ -39,6 +40,7 @@ from aftermath.watch.plot import step_plot
 
 MADE_BY = "train-local"
 EVENTS, PLOT, CHECKPOINT = "events.jsonl", "loss.png", "checkpoint"
+_NOT_FINITE = 3
 _ANEW = "it was ended before its first state was saved, so it begins anew: a smaller --save-every saves sooner"
 
 
@@ -52,6 +54,8 @@ class Course:
         self._curves: dict[str, list[tuple[int, float]]] = {"training": []}
         self._events = Events(_elapsed(), [screen])
         self._tokens = 0
+        self._not_finite = 0
+        """Steps in a row without a finite loss."""
         self._stopping = self._begins_anew = False
 
     def stop(self) -> None:
@@ -80,7 +84,7 @@ class Course:
             if self._begins_anew:
                 self._events.emit(Warning(message=_ANEW))
             for step in range(self._done + 1, recipe.steps + 1):
-                self._step(step)
+                self._check_finite(self._step(step), step)
                 if recipe.eval_every and step % recipe.eval_every == 0 and step < recipe.steps:
                     self._measure(step)
                 if (step % self._save_every == 0 or self._stopping) and step < recipe.steps:
@@ -91,7 +95,22 @@ class Course:
 
     # --- one step ---------------------------------------------------------------------------------------------------
 
-    def _step(self, step: int) -> None:
+    def _check_finite(self, loss: float | None, step: int) -> None:
+        """Raise Diverged after a few steps in a row without a finite loss, or if the last step has none."""
+        self._not_finite = self._not_finite + 1 if loss is None else 0
+        if self._not_finite >= _NOT_FINITE or (self._not_finite and step == self._recipe.steps):
+            raise self._diverged(f"the loss is not finite since step {step - self._not_finite + 1}")
+
+    def _diverged(self, what: str) -> Diverged:
+        recipe = self._recipe
+        other = ", and name another --out: the one given holds this training" if self._out is not None else ""
+        return Diverged(
+            f"the training has diverged: {what}",
+            f"Pass a lower --lr (its highest was {recipe.schedule.base_lr:g}) or more --warmup-steps{other}",
+        )
+
+    def _step(self, step: int) -> float | None:
+        """Make a step; return its loss, or None if it is not finite."""
         started = time.perf_counter()
         indices = self._deal.shares(step)
         shares = [torch.from_numpy(self._begun.data.read(share)) for share in indices]
@@ -105,10 +124,11 @@ class Course:
             self._events.emit(Warning(message=f"step {step}: a result is left out: {sentence}"))
         tokens = sum(share.numel() for share in shares)
         self._tokens += tokens
+        loss = _mean(done, indices)
         self._note(
             kinds.Step(
                 step=step,
-                loss=_mean(done, indices),
+                loss=loss,
                 losses=done.losses,
                 lr=self._recipe.rate(step),
                 tokens=tokens,
@@ -117,6 +137,7 @@ class Course:
                 accepted=sum(counted),
             )
         )
+        return loss
 
     def _measure(self, step: int) -> dict[str, float]:
         """The held-out loss of every tier at the weights as they are; replicas are compared as well."""
@@ -144,6 +165,8 @@ class Course:
     def _finish(self) -> None:
         recipe, trainer = self._recipe, self._begun.trainer
         trainer.settle()
+        if not all(bool(parameter.isfinite().all()) for parameter in trainer.models()[min(recipe.tiers)].parameters()):
+            raise self._diverged("its weights are not finite")
         losses = self._measure(recipe.steps)
         place = None
         if self._out is not None:

@@ -52,7 +52,7 @@ class StepLines:
     def _step(self, event: kinds.Step) -> str:
         seconds, left = event.seconds, self._steps - event.step
         self._seconds = 0.9 * self._seconds + 0.1 * seconds if self._seconds else seconds
-        loss = f"{event.loss:.4f}" if event.loss is not None else "none"
+        loss = f"{event.loss:.4f}" if event.loss is not None else "not finite"
         speed = f"{event.tokens / max(seconds, 1e-6):,.0f} tokens/s"
         after = f", {span(left * self._seconds)} left" if left else ""
         return f"step {event.step:,} of {self._steps:,}  loss {loss}  lr {event.lr:.3g}  {speed}{after}"

@@ -25,6 +25,12 @@ class NonFiniteGradient(AftermathError):
     """A gradient or a loss is NaN, infinite or too large to add up; nothing was learnt from it."""
 
 
+class Diverged(AftermathError):
+    """A training learns nothing any more: its loss or its weights are not finite."""
+
+    code = "diverged"
+
+
 def clip_gradients(grads: Mapping[str, Tensor], max_norm: float) -> tuple[float, ...]:
     """Scale fp32 gradients in place so that their global L2 norm is at most `max_norm` (> 0); by which factors.
 

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from aftermath.base.errors import AftermathError
+from aftermath.optim.clip import Diverged
 
 MOST_IN_A_ROW = 5
 """Shares. One alone may be a rare batch; so many show that the model itself is of no use any more."""
-
-
-class Diverged(AftermathError):
-    """The loss is not finite any more."""
-
-    code = "diverged"
 
 
 class Divergence:
