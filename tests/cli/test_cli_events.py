@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from aftermath.lab import kinds
 from aftermath.watch.epoch_files import EpochFiles
-from aftermath.watch.events import Events
+from aftermath.watch.events import Events, JsonLines
 from aftermath.watch.table import columns
 from cli.cli_runs import CONSOLE, invoke
 from watch.said import said
@@ -85,11 +86,11 @@ def test_a_replay_at_the_pace_of_what_happened(kept: Path, monkeypatch: pytest.M
 
 def test_where_there_is_nothing_it_is_said(tmp_path: Path, kept: Path) -> None:
     gone = invoke("events", "replay", tmp_path / "nowhere", "--json")
-    assert "there is no" in gone.error["error"]
+    assert "no such file or directory" in gone.error["error"]
     (tmp_path / "empty").mkdir()
     assert "there are no such events" in invoke("events", "replay", tmp_path / "empty", "--json").error["error"]
     assert "there are no such events" in invoke("events", "replay", kept, "--kind", "ejected", "--json").error["error"]
-    assert "trained step" in invoke("plot", tmp_path / "empty", "--json").error["error"]
+    assert "no training events" in invoke("plot", tmp_path / "empty", "--json").error["error"]
 
 
 def test_what_cannot_be_read_is_passed_over_and_said(kept: Path) -> None:
@@ -181,6 +182,55 @@ def test_a_plot_says_what_it_drew(kept: Path, tmp_path: Path) -> None:
     shown = invoke("plot", kept, "--out", tmp_path / "loss.png")
     assert "tier 1: 4.3000" in shown.out
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def local_training(place: Path, losses: list[float | None]) -> Path:
+    """Events as train-local writes them."""
+    place.mkdir(parents=True)
+    events = Events(lambda: 1.0, [JsonLines(place / kinds.EVENTS, lambda: NOON)])
+    events.emit(kinds.Started(optimizer="adamw", tiers=(0,), parameters=9, sequences=9, steps=len(losses), done=0))
+    for step, loss in enumerate(losses, start=1):
+        rest = {"lr": 1e-3, "tokens": 64, "seconds": 1.0, "bytes": 0, "accepted": 1}
+        events.emit(kinds.Step(step=step, loss=loss, losses=[loss], **rest))
+    events.emit(kinds.HeldOut(step=len(losses), tier=0, loss=3.5, sequences=8))
+    return place
+
+
+def test_plot_of_local_trainings_overlays_them_by_name(tmp_path: Path) -> None:
+    one = local_training(tmp_path / "lab" / "adamw", [5.0, 4.0])
+    other = local_training(tmp_path / "lab" / "sparseloco", [5.0, None, 3.0])
+    with (other / kinds.EVENTS).open("a") as file:
+        file.write('{"at":"2026-11')  # it still trains
+    svg, table, numbers = (tmp_path / f"loss.{kind}" for kind in ("svg", "csv", "json"))
+    drawn = invoke("plot", one, other, "--out", svg, "--json").data
+    assert [(each["name"], each["steps"], each["loss"]) for each in drawn["trainings"]] == [
+        ("adamw", 2, 4.0),
+        ("sparseloco", 3, 3.0),
+    ]
+    assert drawn["trainings"][0]["held_out_by_tier"] == {"0": 3.5}
+    shown = svg.read_text()
+    assert all(f"<!-- {name} -->" in shown for name in ("adamw", "sparseloco", "sparseloco, held out, tier 0"))
+    for _ in range(2):  # an earlier file of its own is replaced
+        assert invoke("plot", tmp_path / "lab", "--out", table).code == 0
+        assert invoke("plot", one, other, "--out", numbers).code == 0
+    assert table.read_text().splitlines()[:3] == ["curve,step,loss", "adamw,1,5.0", "adamw,2,4.0"]
+    assert "sparseloco,2" not in table.read_text()
+    assert json.loads(numbers.read_text())["losses"]["sparseloco"] == [[1, 5.0], [3, 3.0]]
+    (tmp_path / "mine.csv").write_text("mine\n")
+    assert "mine.csv" in invoke("plot", one, "--out", tmp_path / "mine.csv", "--json").error["error"]
+
+
+def test_plot_of_a_training_beside_a_run_is_refused(kept: Path, tmp_path: Path) -> None:
+    one = local_training(tmp_path / "adamw", [5.0])
+    refused = invoke("plot", one, kept, "--json").mistake
+    assert f"{kept} is not a training of train-local" in refused["error"]
+    told = invoke("events", "replay", kept, one)
+    assert f"skipped {one / kinds.EVENTS}: train-local wrote it" in told.err
+
+
+def test_plot_writes_the_numbers_of_a_run(kept: Path, tmp_path: Path) -> None:
+    assert invoke("plot", kept, "--out", tmp_path / "loss.csv").code == 0
+    assert "tier 1,7,4.3" in (tmp_path / "loss.csv").read_text().splitlines()
 
 
 def test_a_plot_that_cannot_be_drawn_is_said(kept: Path, tmp_path: Path) -> None:

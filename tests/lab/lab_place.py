@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from aftermath.lab.course import EVENTS, Course
+from aftermath.lab.course import Course
 from aftermath.lab.fill_in import recipe_of
+from aftermath.lab.kinds import EVENTS
 from aftermath.lab.settings import LabSettings
 from aftermath.lab.start import start
 from aftermath.model.initial import init_weights

@@ -12,8 +12,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from aftermath.lab.course import CHECKPOINT, EVENTS, PLOT, Course
-from aftermath.lab.kinds import Step
+from aftermath.lab.course import CHECKPOINT, PLOT, Course
+from aftermath.lab.kinds import EVENTS, Step
 from aftermath.lab.saving import STATE, load_state, only_here
 from aftermath.model.arch.llama_config import LlamaConfig
 from aftermath.model.checkpoint import load

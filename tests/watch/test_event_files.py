@@ -274,7 +274,7 @@ def test_no_bytes_in_a_file_bring_a_reader_down(tmp_path: Path, lines: list[byte
 
 
 def test_a_place_that_is_not_there_is_said(tmp_path: Path) -> None:
-    with pytest.raises(NoEvents, match="there is no"):
+    with pytest.raises(NoEvents, match="no such file"):
         EventReader([tmp_path / "nowhere"])
 
 

@@ -1,9 +1,10 @@
-"""`plot`: a run's history, from the events of its members."""
+"""`plot`: a run's history from the events of its members, or the losses of several local trainings."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,42 +14,119 @@ from aftermath.cli.command import command
 from aftermath.cli.kept_events import Places, say_notes
 from aftermath.cli.present import CommandError, Result, facts
 
-SUFFIXES = (".png", ".svg")
+if TYPE_CHECKING:
+    from aftermath.watch.plot import Curve
+
+SUFFIXES = (".png", ".svg", ".csv", ".json")
 
 
-@command("plot", example="aftermath-solana plot runs/mine/events --out loss.svg")
+@command("plot", example="aftermath-solana plot runs/lab/adamw runs/lab/sparseloco --out loss.svg")
 def plot(
     places: Places,
     out: Annotated[
-        Path, typer.Option(help="Picture to write, .png or .svg; - writes a PNG to standard output.")
+        Path,
+        typer.Option(
+            help="Picture to write, .png or .svg, or its numbers as .csv or .json; - writes a PNG to standard output."
+        ),
     ] = Path("loss.png"),
 ) -> Result:
-    """Draw a run's history from its members' events: loss by tier, bytes, epochs, who went and came back.
+    """Draw a run's history from its members' events, or compare trainings of train-local.
 
-    One member's events are enough; with those of all, the loss is over everybody's shares.
+    A run: loss by tier, bytes, epochs, who went and came back. One member's events are enough; with those of all, the
+    loss is over everybody's shares.
+
+    Trainings: name their --out directories. All losses are drawn into one picture with a legend.
     """
+    from aftermath.lab.trainings import trainings_in
+    from aftermath.watch.reader import NoEvents
+
+    path = out.expanduser()
+    if path.suffix not in SUFFIXES and str(path) != STANDARD_OUTPUT:
+        raise UsageError(f"{out} is no picture that can be drawn", f"Name a file that ends in {', '.join(SUFFIXES)}")
+    for place in places:
+        if not place.exists():
+            raise NoEvents(
+                f"{place}: no such file or directory",
+                "Name what train was given as --events-dir, or train-local as --out",
+            )
+    trainings = trainings_in(places)
+    if not trainings:
+        return _run(places, path)
+    without = [place for place in places if not trainings_in([place])]
+    if without:
+        raise UsageError(
+            f"{without[0]} is not a training of train-local, and {trainings[0].parent} is",
+            "Plot a run's events and local trainings with two commands",
+        )
+    return _trainings(trainings, path)
+
+
+def _trainings(files: Sequence[Path], path: Path) -> Result:
+    """Draw local trainings over each other."""
+    from aftermath.lab.trainings import curves_of, read_trainings
+    from aftermath.watch.plot import step_plot
+    from aftermath.watch.reader import NoEvents
+
+    trainings = read_trainings(files)
+    curves = curves_of(trainings)
+    if not curves:
+        raise NoEvents(f"{files[0].parent} has no step yet", "Wait for the first step")
+    title = trainings[0].name if len(trainings) == 1 else f"{len(trainings)} trainings"
+    if not _table(path, curves):
+        step_plot(path, curves, [], title)
+    if str(path) == STANDARD_OUTPUT:
+        return Result(None, None)
+    listed: list[dict[str, Any]] = [
+        {
+            "name": one.name,
+            "steps": one.steps,
+            "loss": one.loss[-1][1] if one.loss else None,
+            "held_out_by_tier": {str(tier): curve[-1][1] for tier, curve in one.held_out.items()},
+        }
+        for one in trainings
+    ]
+    shown: dict[str, object] = {one["name"]: _words(one) for one in listed}
+    return Result({"plot": str(path), "trainings": listed}, facts(shown | {"plot": path}))
+
+
+def _words(training: Mapping[str, Any]) -> str:
+    """Return a training's newest losses in words."""
+    loss = "not finite" if training["loss"] is None else f"{training['loss']:.4f}"
+    held_out = "".join(f", held out, tier {tier}: {value:.4f}" for tier, value in training["held_out_by_tier"].items())
+    return f"step {training['steps']}, loss {loss}{held_out}"
+
+
+def _table(path: Path, curves: Mapping[str, Curve]) -> bool:
+    """Write the numbers if the file's name asks for them; return whether it does."""
+    from aftermath.watch.plot_table import TABLES, write_table
+
+    if path.suffix not in TABLES:
+        return False
+    write_table(path, curves)
+    return True
+
+
+def _run(places: Sequence[Path], path: Path) -> Result:
+    """Draw the history of one run."""
     from aftermath.watch.history import History
     from aftermath.watch.plot import run_plot
     from aftermath.watch.reader import EventReader, NoEvents
 
-    path = out.expanduser()
-    to_stdout = str(path) == STANDARD_OUTPUT
-    if path.suffix not in SUFFIXES and not to_stdout:
-        raise UsageError(f"{out} is no picture that can be drawn", f"Name a file that ends in {' or '.join(SUFFIXES)}")
     reader, history = EventReader(places), History()
     for told in reader.read():
         history.take(told)
     say_notes(reader)
     names = ", ".join(map(str, places))
     if not history.shares:
-        raise NoEvents(f"nobody tells of a trained step in {names}", "Name what a member was given as --events-dir")
+        raise NoEvents(f"{names} has no training events", "Name what a member was given as --events-dir")
     if len(history.runs) > 1:
         runs = ", ".join(sorted(history.runs))
         raise CommandError(f"the events in {names} are of several runs: {runs}", "Name the places of one of them")
     losses = history.loss_by_tier()
     (run_id,) = history.runs
-    run_plot(path, losses, history.sent_by_tier(), history.epochs, history.marks, f"run {run_id}")
-    if to_stdout:
+    if not _table(path, {f"tier {tier}": curve for tier, curve in losses.items()}):
+        run_plot(path, losses, history.sent_by_tier(), history.epochs, history.marks, f"run {run_id}")
+    if str(path) == STANDARD_OUTPUT:
         return Result(None, None)
     newest = {str(tier): curve[-1][1] for tier, curve in losses.items()}
     data = {

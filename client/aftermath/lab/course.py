@@ -26,6 +26,7 @@ from aftermath.base.outputs import STANDARD_OUTPUT, OutputError, check_directory
 from aftermath.lab import kinds
 from aftermath.lab.deal import Deal
 from aftermath.lab.held_out import loss_on
+from aftermath.lab.kinds import EVENTS
 from aftermath.lab.recipe import Recipe
 from aftermath.lab.saving import LOCK, STATE, Counters, load_state, only_here, save_state
 from aftermath.lab.start import Start
@@ -39,7 +40,7 @@ from aftermath.watch.kinds import Warning
 from aftermath.watch.plot import step_plot
 
 MADE_BY = "train-local"
-EVENTS, PLOT, CHECKPOINT = "events.jsonl", "loss.png", "checkpoint"
+PLOT, CHECKPOINT = "loss.png", "checkpoint"
 _NOT_FINITE = 3
 _ANEW = "it was ended before its first state was saved, so it begins anew: a smaller --save-every saves sooner"
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from aftermath.watch.kinds import Event, Warning
 
+EVENTS = "events.jsonl"
+"""The name of the file in a training's directory that receives them."""
+
 
 class Started(Event, frozen=True, kw_only=True):
     """The first event: what is trained, and from which step on."""

@@ -73,6 +73,8 @@ class _Dated(msgspec.Struct):
         return About(self.run, self.member, self.member_tier, self.client)
 
 
+_OF_LOCAL = b'"optimizer":'
+"""In the first line of a training without a network."""
 _date = msgspec.json.Decoder(_Dated)
 _event = msgspec.json.Decoder(MEMBER_EVENTS)
 
@@ -92,6 +94,8 @@ class EventFile:
         self._offset = self._line = self._left = self._passed = self._first_passed = self._lost = 0
         self._about: About | None = None
         self._skipping = False
+        self._local = False
+        """Whether it is of train-local, whose events are others."""
         self._failure = ""
 
     def read(self) -> Iterator[EventRecord]:
@@ -126,7 +130,9 @@ class EventFile:
         """What was not read of it, as sentences."""
         if self._failure:
             yield f"{self.path} cannot be read: {self._failure}"
-        if self._passed:
+        if self._local:
+            yield f"skipped {self.path}: train-local wrote it. Draw it with plot"
+        elif self._passed:
             which = f"line {self._first_passed}" + (" the first of them" if self._passed > 1 else "")
             are = f"{counted(self._passed, 'line')} of {self.path}, {which},"
             yield f"{are} cannot be read by this version and {'is' if self._passed == 1 else 'are'} passed over"
@@ -149,6 +155,7 @@ class EventFile:
         try:
             dated, event = _date.decode(line), _event.decode(line)
         except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError):
+            self._local = self._local or (self._line == 1 and _OF_LOCAL in line)
             self._pass_over(self._line)
             return None
         about = dated.about()
@@ -175,7 +182,10 @@ class EventReader:
     def __init__(self, places: Sequence[Path], *, later: bool = False) -> None:
         for place in places:
             if not later and not place.exists():
-                raise NoEvents(f"there is no {place}", "Name what train was given as --events-dir, or a file of events")
+                raise NoEvents(
+                    f"{place}: no such file or directory",
+                    "Name what train was given as --events-dir, or a file of events",
+                )
         self._places = tuple(places)
         self._files: dict[Path, EventFile] = {}
 

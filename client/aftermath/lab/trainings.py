@@ -1,0 +1,79 @@
+"""Reads the events of finished or running `train-local` trainings back, as curves for one picture."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from aftermath.lab import kinds
+from aftermath.lab.kinds import EVENTS
+from aftermath.watch.plot import Curve
+
+
+@dataclass(frozen=True)
+class Training:
+    """One training's losses in nats per token."""
+
+    name: str
+    steps: int
+    loss: Curve
+    held_out: Mapping[int, Curve]
+    """By tier."""
+
+
+def trainings_in(places: Sequence[Path]) -> list[Path]:
+    """Return the event files of trainings among these places; a directory may also hold several trainings."""
+    found: dict[Path, None] = {}
+    for place in places:
+        inside = [place / EVENTS, *sorted(place.glob(f"*/{EVENTS}"))] if place.is_dir() else [place]
+        found |= dict.fromkeys(path for path in inside if _is_training(path))
+    return list(found)
+
+
+def read_trainings(paths: Sequence[Path]) -> list[Training]:
+    """Read event files, each named for its directory, or for its whole path where two share that name."""
+    names = Counter(path.parent.name for path in paths)
+    return [_read(path, path.parent.name if names[path.parent.name] == 1 else str(path.parent)) for path in paths]
+
+
+def curves_of(trainings: Sequence[Training]) -> dict[str, Curve]:
+    """Return all curves that have a point, by the name that the legend gives them."""
+    curves: dict[str, Curve] = {}
+    for one in trainings:
+        curves[one.name] = one.loss
+        for tier, curve in one.held_out.items():
+            curves[f"{one.name}, held out, tier {tier}"] = curve
+    return {name: curve for name, curve in curves.items() if curve}
+
+
+def _is_training(path: Path) -> bool:
+    """Return whether a file begins as `train-local` begins its events."""
+    try:
+        with path.open("rb") as file:
+            first = msgspec.json.decode(file.readline(1 << 16), type=kinds.LAB_EVENTS)
+    except (OSError, msgspec.MsgspecError, RecursionError):
+        return False
+    return isinstance(first, kinds.Started)
+
+
+def _read(path: Path, name: str) -> Training:
+    """Read one file; lines that are no event, as the torn last one of a running training, are passed over."""
+    loss: list[tuple[int, float]] = []
+    held_out: dict[int, list[tuple[int, float]]] = defaultdict(list)
+    steps = 0
+    for line in path.read_bytes().splitlines():
+        try:
+            event = msgspec.json.decode(line, type=kinds.LAB_EVENTS)
+        except (msgspec.MsgspecError, RecursionError):
+            continue
+        if isinstance(event, kinds.Step):
+            steps = event.step
+            if event.loss is not None:
+                loss.append((event.step, event.loss))
+        elif isinstance(event, kinds.HeldOut) and event.loss is not None:
+            held_out[event.tier].append((event.step, event.loss))
+    return Training(name, steps, loss, dict(sorted(held_out.items())))
