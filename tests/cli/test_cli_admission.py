@@ -158,7 +158,7 @@ def other_model(place: Path) -> tuple[str, ...]:
         (no_such_tier, "has tiers 0 to 2"),
         (no_such_device, "this machine has no MPS device"),
         (no_data, "there is no token data at"),
-        (other_data, "is not what the run trains on"),
+        (other_data, "is not this run's (hash "),
         (other_model, "its schema is"),
     ],
     ids=["tier", "device", "data", "other data", "model"],

@@ -10,12 +10,14 @@ from aftermath.base.errors import AftermathError, Unsuitable
 from aftermath.base.run_access import TRUSTING, RunAccess
 from aftermath.config.document import RunConfig, parse_as
 from aftermath.config.read import optimizer_of
+from aftermath.coordinator.view import View
 from aftermath.model.outline import Outline
 from aftermath.optim.agreed import agreed_schema
 from aftermath.rules.model import Checkpoint, Model, Recorded
-from aftermath.rules.state import CheckpointKind
+from aftermath.rules.state import CheckpointKind, ModelSource, RunState
 from aftermath.sim.tiny import CONFIG, RULES
 from aftermath.train import outfit
+from aftermath.train.newcomer import may_ask
 from rules import builders
 
 
@@ -71,3 +73,31 @@ def test_outline_of_foreign_architecture_is_refused(said: dict[str, object], tmp
     (tmp_path / "config.json").write_bytes(Outline(said).config_json())
     with pytest.raises(Unsuitable, match="is of another architecture"):
         outfit.outline_of(recorded(str(tmp_path)), "run", lambda _: None, access=TRUSTING)
+
+
+def test_member_without_the_model_gets_a_fix_for_members(tmp_path: Path) -> None:
+    access = RunAccess(on_local_network=True)
+    missing = str(tmp_path / "model")
+    with pytest.raises(AftermathError) as raised:
+        outfit.outline_of(recorded(missing), "run", lambda _: None, access=access)
+    assert raised.value.fix is not None
+    assert "from its owner and pass --model-path DIR" in raised.value.fix
+    assert "model init" not in raised.value.fix
+    with pytest.raises(AftermathError) as raised:
+        outfit.outline_of(recorded(missing), "run", lambda _: None, access=TRUSTING)
+    assert "model init" in str(raised.value.fix), "an owner can make one"
+
+
+@pytest.mark.parametrize(
+    ("state", "source", "asks"),
+    [
+        (RunState.WAITING_FOR_MEMBERS, ModelSource.CHECKPOINT, False),
+        (RunState.ROUND_TRAIN, ModelSource.CHECKPOINT, True),
+        (RunState.WAITING_FOR_MEMBERS, ModelSource.PEERS, True),
+        (RunState.PAUSED, ModelSource.PEERS, False),
+    ],
+)
+def test_members_are_asked_only_if_they_will_have_the_model(state: RunState, source: ModelSource, asks: bool) -> None:
+    run = builders.run(state, model_source=source)
+    members = builders.members({0: builders.seat(0, p2p=b"p" * 32)})
+    assert may_ask(View(run, members, recorded(".")), b"me") is asks

@@ -73,6 +73,14 @@ class RunAccess:
         )
 
 
+def advice_to_member(what: Literal["data", "model"], label: str) -> str:
+    """Return the fix for a member that lacks a run's local files: it cannot make them itself."""
+    return (
+        f"Get the run's {what} from its owner and pass --{what}-path DIR, or start this command in the directory that "
+        f"holds {label}"
+    )
+
+
 def _absolute(label: str) -> Path | None:
     """Return the absolute path of a label, or None if it is not a valid path."""
     try:

@@ -163,7 +163,7 @@ def on_this_machine(
     from aftermath.ranks.mesh import Mesh, mesh_of
     from aftermath.replica.exactness import exact_device
     from aftermath.train.letting_in import check_model, check_tier
-    from aftermath.train.newcomer import others
+    from aftermath.train.newcomer import may_ask
     from aftermath.train.outfit import data_of, outline_of
     from aftermath.train.tier import check_memory
 
@@ -183,7 +183,7 @@ def on_this_machine(
     try:
         schema = outline_of(model, run.run_id, warnings.append, access=access)[1]
     except AftermathError as refusal:
-        if run.halted or not others(run, view.members, wallet):
+        if not may_ask(view, wallet):
             return [*refusals, refusal], warnings
         return refusals, [*warnings, f"train would ask the run's members what its model is: {refusal.message}"]
     with noting(refusals):

@@ -20,6 +20,7 @@ from typing import NoReturn
 from torch import Tensor
 
 from aftermath.base.backoff import Backoff
+from aftermath.base.run_access import advice_to_member
 from aftermath.base.wait import first_of
 from aftermath.coordinator.view import View
 from aftermath.member.ports import Desync, Ports, Role, Workers
@@ -34,7 +35,7 @@ from aftermath.replica.origin import Origin
 from aftermath.replica.replica import Replica
 from aftermath.rules import bitmap, contents
 from aftermath.rules.run import STORED_ROUNDS, Run
-from aftermath.rules.state import ModelSource, RunState
+from aftermath.rules.state import CheckpointKind, ModelSource, RunState
 from aftermath.watch import kinds
 
 _RETRY, _LONGEST_RETRY = 1.0, 15.0  # seconds
@@ -101,6 +102,7 @@ class WarmUp:
         """
         pauses, clock = Backoff(_RETRY, _LONGEST_RETRY), self._ports.clock
         failing, lacking = float("inf"), len(self._lacking)
+        said = ""
         while True:
             try:
                 if self._run.model_source is ModelSource.PEERS:
@@ -108,9 +110,10 @@ class WarmUp:
                 await self._from_durable(self._lacking)
                 return "the checkpoint"
             except (ModelUnavailable, CheckpointError, ModelConfigError, SchemaError, SegmentError, OSError) as error:
-                self._ports.events.emit(
-                    kinds.Warning(message=f"the model is not to be had yet: {error}", until="model")
-                )
+                message = f"cannot get the model yet: {self._in_words(error)}"
+                if message != said:
+                    self._ports.events.emit(kinds.Warning(message=message, until="model"))
+                said = message
             if warmup_over(self._run, self._ports.feed.run):
                 raise Desync("warm-up ended before the model was here")
             if len(self._lacking) < lacking:
@@ -119,6 +122,13 @@ class WarmUp:
             if clock.monotonic() >= failing + max(self._run.config.warmup_time / 2, _LEAST_TRIED):
                 raise NoModel("no source has given the model for half of the warm-up's time")
             await first_of(self._ports.feed.after(self._ports.feed.run.seq), clock.sleep(pauses.next()))
+
+    def _in_words(self, error: Exception) -> str:
+        """Return an error with the fix for a member: fixes for owners tell how to make a model."""
+        checkpoint = self._model.checkpoint
+        if not isinstance(error, CheckpointError) or checkpoint.kind is not CheckpointKind.LOCAL:
+            return str(error)
+        return f"{error.message}\n{advice_to_member('model', checkpoint.repo)}"
 
     def _expected(self, level: int) -> bytes | None:
         """The hash of what the epoch begins with, if the chain has it."""

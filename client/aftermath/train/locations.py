@@ -18,7 +18,7 @@ from aftermath.base.addresses import any_address
 from aftermath.base.bounded import Malformed, json_value
 from aftermath.base.directories import cache_directory
 from aftermath.base.errors import Unsuitable
-from aftermath.base.run_access import TRUSTING, RunAccess
+from aftermath.base.run_access import TRUSTING, RunAccess, advice_to_member
 from aftermath.config.read import location_of
 from aftermath.config.sources import DataLocation as Chosen
 from aftermath.config.sources import Shuffle
@@ -35,7 +35,6 @@ from aftermath.data.weighted import MOST_SOURCES, WeightedSources
 from aftermath.rules.model import DataLocation
 from aftermath.rules.state import DataKind
 
-_MEMBERS_FIX = "Get the run's token files from its owner, and say where they are: --data-path DIR"
 _MOST_DOCUMENT = 1 << 20  # bytes of a mixture's document
 
 
@@ -47,7 +46,7 @@ def open_source(
     Raises DataError (SourceAway if trying again may help), or Unsuitable.
     """
     if location.kind is DataKind.PREPROCESSED:
-        with _advice_for(access):
+        with _advice_for(location, access):
             return PreprocessedRows(str(access.data_place(location.primary)), seq_len, vocab_size, labels=labels)
     if labels:
         raise Unsuitable(
@@ -79,7 +78,7 @@ class _Opener:
         seed = location.shuffle_seed if location.shuffle else None
         if location.kind is DataKind.LOCAL:
             place = access.data_place(location.primary)
-            with _advice_for(access):
+            with _advice_for(location, access):
                 return open_tokens(str(place), location.token_bytes, seq_len, vocab_size=vocab_size, shuffle_seed=seed)
         # The buckets' host is Google's, or one that this machine's user names.
         own_host = location.kind is DataKind.HTTP_GCP and has_own_host()
@@ -107,14 +106,14 @@ class _Opener:
 
 
 @contextmanager
-def _advice_for(access: RunAccess) -> Iterator[None]:
+def _advice_for(location: DataLocation, access: RunAccess) -> Iterator[None]:
     """Give a member another fix for missing data than an owner, since only the owner can make the run's files."""
     try:
         yield
     except NoData as error:
         if access.trusting:
             raise
-        raise NoData(error.message, _MEMBERS_FIX) from None
+        raise NoData(error.message, advice_to_member("data", location.primary)) from None
 
 
 def name_of(location: DataLocation, access: RunAccess) -> str:

@@ -26,7 +26,7 @@ from aftermath.replica.outlineshare import ask_outline
 from aftermath.rules import bitmap
 from aftermath.rules.members import Members
 from aftermath.rules.run import Run
-from aftermath.rules.state import MemberState
+from aftermath.rules.state import MemberState, ModelSource, RunState
 from aftermath.train.letting_in import check_model
 from aftermath.train.outfit import outline_of, schema_from
 from aftermath.watch import kinds
@@ -41,6 +41,16 @@ def others(run: Run, members: Members, wallet: bytes) -> list[bytes]:
     there = members.mask(MemberState.HEALTHY) | members.pending | run.finishers
     found = [members.seats[seat] for seat in bitmap.seats(there)]
     return sorted({one.p2p for one in found if one.signer != wallet})
+
+
+def may_ask(view: View, wallet: bytes) -> bool:
+    """Return whether members can tell a newcomer what the model is, and will give it the model itself.
+
+    An epoch that begins from a checkpoint gives it to nobody. Once an epoch runs, the next one begins from its members.
+    """
+    run = view.run
+    from_members = run.model_source is ModelSource.PEERS or run.state is RunState.WARMUP or run.active
+    return not run.halted and from_members and bool(others(run, view.members, wallet))
 
 
 class Newcomer:
@@ -66,9 +76,9 @@ class Newcomer:
         try:
             return await compute(lambda: outline_of(view.model, self._run_id, self._warn, access=self._access))
         except AftermathError as error:
-            if view.run.halted or not others(view.run, view.members, self._chain.wallet):
+            if not may_ask(view, self._chain.wallet):
                 raise
-            self._warn(f"no checkpoint of the run tells what its model is, and its members are asked: {error.message}")
+            self._warn(f"no checkpoint found here; asking other members for the model: {error.message}")
             if (found := await self._from_members(view, compute)) is None:
                 raise
             return found

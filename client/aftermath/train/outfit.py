@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from aftermath.base.errors import AftermathError, Unsuitable
-from aftermath.base.run_access import RunAccess
+from aftermath.base.run_access import RunAccess, advice_to_member
 from aftermath.data.fingerprint import hash_of
 from aftermath.data.source import Source
 from aftermath.model.architectures import is_of
@@ -21,7 +21,7 @@ from aftermath.optim.agreed import agreed_schema
 from aftermath.optim.schema import Schema
 from aftermath.p2p.transport import escaped
 from aftermath.rules.model import Checkpoint, Model
-from aftermath.rules.state import Architecture, DataKind, DataType
+from aftermath.rules.state import Architecture, CheckpointKind, DataKind, DataType
 from aftermath.train.letting_in import check_model
 from aftermath.train.locations import name_of, open_source
 
@@ -64,7 +64,10 @@ def outline_of(
         for known in wrong:
             warn(f"a checkpoint of the run is passed over, and {place.repo} is read instead: {known.message}")
         return outline, schema
-    raise wrong[0]
+    first = wrong[0]
+    if isinstance(first, CheckpointError) and model.checkpoint.kind is CheckpointKind.LOCAL and not access.trusting:
+        raise CheckpointError(first.message, advice_to_member("model", model.checkpoint.repo)) from first
+    raise first
 
 
 def schema_from(config: Mapping[str, Any], model: Model, run_id: str, whose: str) -> Schema:
@@ -89,7 +92,10 @@ def schema_from(config: Mapping[str, Any], model: Model, run_id: str, whose: str
 
 
 def data_of(model: Model, schema: Schema, access: RunAccess) -> Source:
-    """The run's tokens as this machine has them. Unsuitable if they are not those that the run's owner marked."""
+    """Return the run's tokens as this machine has them.
+
+    Raises DataError if they are missing or damaged, Unsuitable if they are not those that the run's owner marked.
+    """
     finetuning = model.data_type == DataType.FINETUNING
     location = model.data_location
     if location.kind is DataKind.WEIGHTED_HTTP and not location.files_hash and not access.trusting:
@@ -101,8 +107,8 @@ def data_of(model: Model, schema: Schema, access: RunAccess) -> Source:
     source = open_source(location, model.max_seq_len, schema.state.config.vocab_size, labels=finetuning, access=access)
     if location.files_hash and (found := hash_of(source.record()).hex()) != location.files_hash:
         raise Unsuitable(
-            f"the data at {name_of(location, access)} is not what the run trains on: its hash is {found[:12]}, and "
-            f"the run's is {location.files_hash[:12]}",
+            f"the data in {name_of(location, access)} is not this run's (hash {found[:12]}, expected "
+            f"{location.files_hash[:12]})",
             "Compare its files (aftermath-solana data inspect) with those of other members, and copy them again; where "
             "they were changed on purpose, the run's owner passes the new ones to update-config",
         )
