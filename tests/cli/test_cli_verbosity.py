@@ -84,7 +84,7 @@ def test_quiet_lines_of_a_training_are_its_warnings() -> None:
         lines(event)
     for event in (Finished(step=1, tokens=2, held_out_by_tier={}, checkpoint=None), Warning(message="lost")):
         steps(event)
-    assert printed.getvalue().splitlines() == ["    -1.00s  few peers", "warning: lost"]
+    assert printed.getvalue().splitlines() == ["2026-11-21T00:00:00.000Z WARNING few peers", "warning: lost"]
 
 
 def test_logged_lines_name_their_level_and_steer_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:

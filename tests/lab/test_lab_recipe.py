@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from huggingface_hub import constants
 
 from aftermath.base.errors import AftermathError, Unsuitable, UsageError
 from aftermath.config.document import load_config
@@ -19,16 +21,22 @@ from aftermath.lab.advice import advice
 from aftermath.lab.fill_in import recipe_of
 from aftermath.lab.recipe import Recipe
 from aftermath.lab.settings import LabSettings
+from aftermath.model import hub_commit
+from aftermath.model.documents import CheckpointError
+from aftermath.model.initial import init_weights
+from aftermath.model.store import write_checkpoint
 from aftermath.optim.distro import Distro
 from aftermath.optim.muon import MuonSettings
 from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.rules.schedules import learning_rate
-from aftermath.sim.tiny import RULES
+from aftermath.sim.tiny import CONFIG, RULES
+from model.hub_server import Hub, serving
 
 TESTS = Path(__file__).parents[1]
 DEMO, DISTRO_RUN = TESTS.parent / "config" / "demo" / "config.toml", TESTS / "cli" / "run-config.toml"
 SOFT_DISTRO = DISTRO.model_copy(update={"clip_grad_norm": 2.0})
-HUB = 'checkpoint = { Hub = { repo_id = "a/b" } }'
+DUMMY = 'checkpoint = { Dummy = { repo_id = "a/b" } }'
+HUB = 'checkpoint = { Hub = { repo_id = "team/tiny" } }'
 
 
 def recipe(**given: Any) -> Recipe:
@@ -57,6 +65,33 @@ def test_a_run_s_config_says_everything() -> None:
     assert found.schedule == schedule_of(config.llm.lr_schedule)
     assert found.numbers == optimizer_of(config.llm.optimizer)
     assert (found.optimizer, found.levels, found.tiers, found.overlap) == ("sparseloco", 3, (0, 1, 2), 0)
+
+
+@pytest.fixture
+def on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A Hub on this machine with the repository team/tiny."""
+    hub = Hub()
+    write_checkpoint(tmp_path / "tiny", init_weights(CONFIG, 0), CONFIG, tier=0, companions={})
+    hub.repos["team/tiny"] = {path.name: path.read_bytes() for path in (tmp_path / "tiny").iterdir()}
+    with serving(hub):
+        template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, hub.endpoint)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
+        monkeypatch.setattr(hub_commit, "HF_HUB_CACHE", str(tmp_path / "hub"))
+        monkeypatch.chdir(tmp_path)
+        yield
+
+
+@pytest.mark.usefixtures("on_the_hub")
+def test_model_named_on_the_hub_is_fetched(tmp_path: Path) -> None:
+    found = Path(bare(model=Path("team/tiny")).model)
+    assert (found / "config.json").read_bytes() == (tmp_path / "tiny" / "config.json").read_bytes()
+    text = ('checkpoint = { Local = "MODEL" }', HUB)
+    assert recipe(config_path=file(tmp_path, text), data_path=Path("tokens")).model == str(found)
+    with pytest.raises(CheckpointError, match="there is no directory team/typo, and from the Hub: "):
+        bare(model=Path("team/typo"))
+    (tmp_path / "team" / "tiny").mkdir(parents=True)
+    assert bare(model=Path("team/tiny")).model == str(tmp_path / "team" / "tiny"), "a directory of that name counts"
 
 
 def test_options_beside_the_config_count() -> None:
@@ -246,7 +281,7 @@ def test_a_block_may_be_sent_whole() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "sentence"),
     [
-        ('checkpoint = { Local = "MODEL" }', HUB, "no checkpoint on this machine"),
+        ('checkpoint = { Local = "MODEL" }', DUMMY, "no checkpoint on this machine"),
         ('data_location = { Local = "DATA" }', 'data_location = { Server = "a:1" }', "Server location"),
     ],
 )

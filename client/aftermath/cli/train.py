@@ -69,7 +69,7 @@ PANELS = (
     (
         TRAINING,
         (
-            *("data_par", "tensor_par", "threads", "micro_batch", "activation", "matformer_load"),
+            *("data_par", "tensor_par", "threads", "dummy_training", "micro_batch", "activation", "matformer_load"),
             *("precision", "compile", "grad_accum"),
         ),
     ),

@@ -16,6 +16,7 @@ from typing import Any
 from aftermath.base.errors import Unsuitable, UsageError
 from aftermath.config.document import RunConfig, load_config
 from aftermath.config.read import checkpoint_of, location_of, optimizer_of, rules_of, schedule_of
+from aftermath.config.repository import is_repository
 from aftermath.config.training import MOST_RATE, UNSAID
 from aftermath.lab import rates
 from aftermath.lab.members import agreed_settings
@@ -30,10 +31,11 @@ from aftermath.lab.settings import (
     LabSettings,
     OptimizerName,
 )
-from aftermath.model.resolve import local_directory
+from aftermath.model.documents import CheckpointError
+from aftermath.model.resolve import local_directory, resolve
 from aftermath.rules.assignment import cut
 from aftermath.rules.limits import MAX_LEVELS
-from aftermath.rules.model import DataLocation, LrSchedule, Optimizer
+from aftermath.rules.model import Checkpoint, DataLocation, LrSchedule, Optimizer
 from aftermath.rules.optimizers import OPTIMIZERS
 from aftermath.rules.schedules import highest_rate, learning_rate
 from aftermath.rules.state import CheckpointKind, DataKind
@@ -104,16 +106,29 @@ def _overlap(said: LabSettings, config: RunConfig | None, optimizer: OptimizerNa
 
 def _model(said: LabSettings, config: RunConfig | None) -> str:
     if said.model is not None:
+        name = str(said.model)
+        if is_repository(name) and not said.model.expanduser().exists():
+            return str(_from_hub(name))
         return str(said.model.expanduser().absolute())
     if config is None:
-        raise UsageError("--model is missing", "Pass --model DIR, or --config-path FILE of a run")
+        raise UsageError("--model is missing", "Pass --model DIR or OWNER/NAME, or --config-path FILE of a run")
     checkpoint = checkpoint_of(config.llm.checkpoint)
+    if checkpoint.kind is CheckpointKind.HUB:
+        return str(resolve(checkpoint))
     if checkpoint.kind is not CheckpointKind.LOCAL:
         raise Unsuitable(
             f"{said.config_path} names no checkpoint on this machine",
             "Pass --model DIR; aftermath-solana model init makes a new one",
         )
     return str(local_directory(checkpoint))
+
+
+def _from_hub(name: str) -> Path:
+    """Return the directory of a repository's files, fetched if need be. Raises CheckpointError."""
+    try:
+        return resolve(Checkpoint(CheckpointKind.HUB, name, ""))
+    except CheckpointError as error:
+        raise CheckpointError(f"there is no directory {name}, and from the Hub: {error.message}", error.fix) from error
 
 
 def _data(said: LabSettings, config: RunConfig | None) -> dict[str, Any]:

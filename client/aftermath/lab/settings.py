@@ -37,7 +37,10 @@ class LabSettings:
     config_path: Annotated[
         Path | None, Doc("A run's config file; options given beside it count instead of what it says.")
     ] = None
-    model: Annotated[Path | None, Doc("Checkpoint directory to start from; needed without a config file.")] = None
+    model: Annotated[
+        Path | None,
+        Doc("Model to start from: a checkpoint directory, or OWNER/NAME on the Hub. Needed without a config file."),
+    ] = None
     data_path: Annotated[Path | None, Doc("Token file or directory of them; needed without a config file.")] = None
     token_bytes: Annotated[Literal["2", "4"] | None, Doc("Bytes of a token in these files; else 2.")] = None
     seq_len: Annotated[int | None, Limits(2, MAX_SEQ_LEN), Doc(f"Tokens of a sequence; else {SEQ_LEN}.")] = None

@@ -74,7 +74,7 @@ class Member:
         self._weight = weight
         self._share = ModelShare(ports.transport)
         signed = SignedResults(wishes.signed_dir, ports.transport.node_id)
-        self._results = Results(ports, role, workers.decode, signed)
+        self._results = Results(ports, role, workers.decode, signed, wishes.downloads)
         self._opening = Opening(ports, role, self._results, self._own)
         carried = self._results, self._share, self._gradients, self._own, self._opening, Divergence()
         self._kept = CarriedOver(data, *carried)

@@ -16,6 +16,7 @@ Choices:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
@@ -81,8 +82,11 @@ class Candidate:
 class Payloads:
     """Fetches for one member, of the levels it holds."""
 
-    def __init__(self, ports: Ports, role: Role, decode: Worker, arrived: Callable[[], None]) -> None:
-        """`arrived` is called whenever a level is here."""
+    def __init__(
+        self, ports: Ports, role: Role, decode: Worker, arrived: Callable[[], None], downloads: int | None = None
+    ) -> None:
+        """`arrived` is called whenever a level is here; at most `downloads` are fetched at once."""
+        self._turn = asyncio.Semaphore(downloads) if downloads is not None else contextlib.nullcontext()
         self._ports, self._role, self._decode, self._arrived = ports, role, decode, arrived
         self._had_by_all: dict[int, tuple[frozenset[int], frozenset[bytes]]] = {}
         """By height: the levels that the witnesses judging it have whoever holds them, and the keys of those known."""
@@ -186,7 +190,8 @@ class Payloads:
         patience = _FETCH_SECONDS + payload.size / _SLOWEST_BYTES
         deadline = min(patience, float(self._ports.feed.run.config.max_round_train_time))
         holders = self._holders(candidate.said, level, plan)
-        data = await self._ports.transport.fetch(payload.blake3, payload.size, holders, deadline, keep=True)
+        async with self._turn:
+            data = await self._ports.transport.fetch(payload.blake3, payload.size, holders, deadline, keep=True)
         candidate.payloads[level] = data
         candidate.served.append(payload.blake3)
 

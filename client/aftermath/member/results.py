@@ -49,11 +49,19 @@ _LONGEST_QUESTION = 1024  # bytes: a height and 256 seats take fewer, and readin
 class Results:
     """The announcements and payloads of the last rounds of one epoch."""
 
-    def __init__(self, ports: Ports, role: Role, decode: Worker, signed: SignedResults | None = None) -> None:
+    def __init__(
+        self,
+        ports: Ports,
+        role: Role,
+        decode: Worker,
+        signed: SignedResults | None = None,
+        downloads: int | None = None,
+    ) -> None:
+        """At most `downloads` payloads are fetched at once."""
         self._ports, self._role = ports, role
         self._signed = signed or SignedResults()
         self.changed = Pulse()
-        self.payloads = Payloads(ports, role, decode, self.changed.fire)
+        self.payloads = Payloads(ports, role, decode, self.changed.fire, downloads)
         self._epoch = -1
         self._retired: list[bytes] = []
         self._plans: dict[int, RoundPlan] = {}

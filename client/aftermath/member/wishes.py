@@ -23,6 +23,10 @@ class Wishes:
     """Where to keep what the optimizer knows, for a restart."""
     signed_dir: Path | None = None
     """Where to record which results are signed. None: a restarted member does not know."""
+    downloads: int | None = None
+    """How many results of others to fetch at once; None: all that there are."""
+    share_delay: float = 0.0
+    """Seconds to wait before each share, as a slower machine would take longer."""
     prompt: Prompt | None = None
     """What to continue while the run does not need this member."""
     evaluations: Evaluations | None = None

@@ -90,6 +90,8 @@ class Simulation:
         self.optim_stats_steps = 0
         self.remembers = False
         """Whether members keep what their optimizers know, in one directory `private`."""
+        self.share_delay = 0.0
+        """Seconds that members wait before each share."""
         self.prompt: Prompt | None = None
         """What members continue while the run does not need them."""
         self.now_at_end = 0.0
@@ -185,6 +187,7 @@ class Simulation:
             gradients_dir=self.place / "gradients" / player.name if self.writes_gradients else None,
             optim_stats_steps=self.optim_stats_steps,
             optimizer_state_dir=self.place / "private" if self.remembers else None,
+            share_delay=self.share_delay,
             prompt=self.prompt,
         )
         origin = Origin(self.schema, player.tier, "auto", torch.device("cpu"), PassSize(4, "off"), clock.monotonic)

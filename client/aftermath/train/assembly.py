@@ -140,6 +140,8 @@ async def _wishes(settings: TrainSettings, outline: Outline, schema: Schema, com
         hash_replicas=settings.events_dir is not None,
         gradients_dir=settings.write_gradients_dir,
         optim_stats_steps=settings.optim_stats_steps,
+        downloads=settings.max_concurrent_downloads,
+        share_delay=float(settings.dummy_training_delay_secs),
         optimizer_state_dir=settings.optimizer_state_dir,
         signed_dir=state_directory() / "signed",
         prompt=await compute(lambda: prompt_of(settings, outline, schema)),

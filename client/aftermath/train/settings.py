@@ -22,6 +22,7 @@ from aftermath.replica.arithmetic import COMPILE, PRECISION, Compile, Precision
 from aftermath.replica.pass_size import AUTO, MOST, Checkpointing
 
 PROMPT_TOKENS = 64
+MOST_DOWNLOADS = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +80,14 @@ class TrainSettings:
             "together. Of two members one needs to name the other."
         ),
     ] = None
+    max_concurrent_downloads: Annotated[
+        int,
+        Limits(1, MOST_DOWNLOADS),
+        Doc(
+            "How many results of other members are fetched at once. Fewer leave more of a slow line to other programs; "
+            "results that come too late count for nothing."
+        ),
+    ] = MOST_DOWNLOADS
     max_concurrent_parameter_requests: Annotated[
         int, Limits(1, 64), Doc("How many tensors are asked from peers at once when the model comes from them.")
     ] = 8
@@ -125,6 +134,12 @@ class TrainSettings:
         Doc("auto takes a tier's own files if complete, sliced demands them, universal slices the full model."),
     ] = "auto"
 
+    dummy_training_delay_secs: Annotated[
+        int,
+        Limits(0, 86_400),
+        Doc("Seconds to wait before every training step, to test a run with a slow member. 0: none."),
+    ] = 0
+
     checkpoint_dir: Annotated[Path | None, Doc("Directory for a checkpoint after every epoch (tier 0 only).")] = None
     hub_repo: Annotated[str | None, Doc("Hugging Face repository that receives checkpoints (needs HF_TOKEN).")] = None
     hub_token: Annotated[str | None, Doc("Token for the Hub, read from HF_TOKEN.")] = field(default=None, repr=False)
@@ -133,8 +148,8 @@ class TrainSettings:
 
     logs: Annotated[
         Literal["tui", "console", "json"],
-        Doc("How progress is shown: tui is a screen of tabs, or console where there is no terminal."),
-    ] = "console"
+        Doc("How progress is shown: tui is a screen of tabs on a terminal, and lines as with console elsewhere."),
+    ] = "tui"
     write_log: Annotated[Path | None, Doc("Also append JSON lines to this file.")] = None
     events_dir: Annotated[
         Path | None,

@@ -57,6 +57,7 @@ class Rounds:
             self.time,
             stats_steps=wishes.optim_stats_steps,
             divergence=kept.divergence,
+            delay=wishes.share_delay,
         )
         self._announcing = Announcing(ports, role, workers.decode, kept, epoch)
         self._excuses, self._allowances = Excuses(), Allowances(rules.max_round_train_time)

@@ -36,7 +36,10 @@ class Training:
         *,
         stats_steps: int,
         divergence: Divergence,
+        delay: float,
     ) -> None:
+        """`delay`: seconds to wait before each share, as a slower machine would."""
+        self._delay = delay
         self._divergence = divergence
         self._ports, self._compute, self._reading = ports, compute, reading
         self._epoch, self._time, self._stats_steps = epoch, time, stats_steps
@@ -56,6 +59,8 @@ class Training:
         watch = asyncio.ensure_future(self._cancel_when_late(plan, cancelled))
         try:
             share = await first_of(self._reading.share(indices), self._late(plan))
+            if self._delay:
+                await first_of(self._ports.clock.sleep(self._delay), self._late(plan))
             sequences = await self._compute(lambda: torch.from_numpy(share))
             trained = await self._compute(
                 lambda: self._replica.train(sequences, lr, ahead, cancelled, measured, travelling)

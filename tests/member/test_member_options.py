@@ -1,0 +1,52 @@
+"""What options of one member do to its rounds: a delay of its shares, and how many results it fetches at once."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aftermath.member.payloads import Candidate, Payloads
+from aftermath.sim.clock import run_virtual
+from aftermath.sim.simulation import Simulation, play
+from member.desk import Desk, commitment_of, plan_of
+from member.short_runs import ALONE
+
+
+@pytest.mark.parametrize(("delay", "longer"), [(0.0, False), (6.0, True)])
+def test_share_delay_makes_a_member_slower(tmp_path: Path, delay: float, longer: bool) -> None:
+    async def story(sim: Simulation) -> None:
+        sim.share_delay = delay
+        sim.add(0)
+        await sim.until_round(2)
+        assert (sim.run.state_started_at - sim.run.epoch_started_at > 10) is longer
+
+    play(tmp_path, story, **ALONE)
+
+
+@pytest.mark.parametrize(("downloads", "most"), [(1, 1), (2, 2), (None, 3)])
+def test_downloads_at_once_are_limited(downloads: int | None, most: int) -> None:
+    async def story() -> None:
+        desk = Desk()
+        running = reached = 0
+
+        async def fetch(*_: Any, **__: Any) -> bytes:
+            nonlocal running, reached
+            running += 1
+            reached = max(reached, running)
+            await asyncio.sleep(1.0)
+            running -= 1
+            return b""
+
+        transport = desk.ports.transport
+        transport.fetch = fetch  # type: ignore[method-assign]
+        payloads = Payloads(desk.ports, replace(desk.role, tier=0), desk.workers.decode, lambda: None, downloads)
+        said = commitment_of(None, 0)
+        candidate = Candidate(said, b"", b"")
+        await asyncio.gather(*(payloads._fetch_level(candidate, level, plan_of()) for level in said.levels))
+        assert (reached, len(candidate.payloads)) == (most, 3)
+
+    run_virtual(story())
