@@ -152,9 +152,10 @@ def test_the_unit_starts_a_member_with_a_key_that_is_handed_in() -> None:
     assert not {key for key in service if key.startswith("ExecStartPre")}, "no other identity is made on the way"
 
 
-def test_what_may_be_said_in_its_environment_is_what_train_reads() -> None:
+@pytest.mark.parametrize("file", ["packaging/member.env", ".env.example"])
+def test_what_may_be_said_in_its_environment_is_what_train_reads(file: str) -> None:
     variables = {str(option.envvar) for option in SOLANA.load("train").params} | {*ENVIRONMENT_ONLY.values()}
-    lines = (ROOT / "packaging" / "member.env").read_text().splitlines()
+    lines = (ROOT / file).read_text().splitlines()
     said = [line.lstrip("#").split("=")[0] for line in lines if re.match(r"#?[A-Z_0-9]+=", line)]
     assert len(said) > 5
     assert {*said} - variables == {"WANDB_API_KEY"}, "which wandb reads by itself"
