@@ -340,7 +340,7 @@ def test_ticks_at_a_run_in_which_no_time_runs_say_once_what_it_waits_for(configu
     assert configured("set-paused", "--run-id", run_id, "resume").code == 0
     waits = invoke("tick", *named).err
     assert waits.count("nothing is due while no time runs: waiting for members (epoch 0)") == 1
-    assert "members: 0 of at least 3 members have asked for a place" in waits
+    assert "members: 0 (needs 3)" in waits
 
 
 def test_list_runs_shows_the_run(unchanged: tuple[Shell, str]) -> None:

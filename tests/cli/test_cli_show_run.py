@@ -103,7 +103,7 @@ def watched(rpc: str, material: Path, tmp_path_factory: pytest.TempPathFactory) 
 def test_a_run_is_shown_from_its_beginning_to_an_epoch_s_end(watched: Watched) -> None:
     before, after = watched.before, watched.after
     assert (before["state"], before["epoch"], before["step"], before["deadline"]) == ("waiting_for_members", 0, 0, None)
-    assert before["waits"] == ["members: 0 of at least 1 member have asked for a place"]
+    assert before["waits"] == ["members: 0 (needs 1)"]
     assert before["members"] == []
     assert (after["state"], after["name"]) == ("cooldown", EVIL)
     assert 0 < after["deadline"] <= 120
@@ -143,7 +143,7 @@ def test_a_run_that_is_not_there_is_said(owner: Shell) -> None:
 def test_on_a_terminal_it_has_tabs_and_q_closes_it(owner: Shell, run: str) -> None:
     command = [CONSOLE, "watch", "--rpc", owner.rpc, "--run-id", run]
     with Terminal(command, {}) as terminal:
-        terminal.shows("0 of at least 1 member have asked for a place")
+        terminal.shows("members: 0 (needs 1)")
         terminal.shows("a[/b]�[2J�gpj.exe")
         terminal.press("5")
         terminal.shows(owner.rpc)
@@ -161,7 +161,7 @@ def test_on_a_terminal_it_has_tabs_and_q_closes_it(owner: Shell, run: str) -> No
 def test_on_a_dumb_terminal_it_prints_lines(owner: Shell, run: str) -> None:
     command = [CONSOLE, "watch", "--rpc", owner.rpc, "--run-id", run]
     with Terminal(command, {"TERM": "dumb"}) as terminal:
-        terminal.shows("waits for members: 0 of at least 1 member have asked for a place")
+        terminal.shows("waits for members: 0 (needs 1)")
         terminal.press("\x03")
         assert terminal.ended() == 0
     assert "\x1b" not in terminal.seen

@@ -182,7 +182,7 @@ def test_what_is_not_there_is_a_sentence_and_ends_with_1(material: Path, tmp_pat
 def test_other_options_do_not_go_on(material: Path, tmp_path: Path) -> None:
     assert invoke(*quick(material, "--out", tmp_path / "out")).code == 0
     told = invoke(*quick(material, "--out", tmp_path / "out", "--seed", 1), "--json").error
-    assert "holds a training with other settings: seed" in told["error"]
+    assert "holds a training with other options (--seed was " in told["error"]
     assert "name another --out" in told["fix"]
 
 

@@ -112,7 +112,7 @@ def test_witnesses_are_not_said_to_have_been_silent_where_everybody_has_left(rea
     ("state", "attestations", "words", "deadline"),
     [
         (RunState.WARMUP, 1, "its members to have the model: 1 of 3 witnesses (2 must) have said so", 60),
-        (RunState.ROUND_TRAIN, 1, "the witnesses of round 4: 1 of 3 witnesses (2 must) have attested", 40),
+        (RunState.ROUND_TRAIN, 1, "1 of 3 witnesses to confirm round 4", 40),
         (RunState.ROUND_TRAIN, 2, "the least time of a round: 2 of 3 witnesses (2 must) have attested", 2),
         (RunState.ROUND_WITNESS, 2, "the witnesses that have not attested yet: 2 of 3 witnesses (2 must) have", 10),
     ],
@@ -239,7 +239,7 @@ def test_levels_are_shown_by_those_that_delivered_them_in_an_epoch_before() -> N
     known = replace(members(4), established=0b0110)
     found = at(RunState.WAITING_FOR_MEMBERS, members_=known)
     assert [level.shown for level in found.levels] == [(), (1,), (1, 2)]
-    assert shown_levels(found) == ["level 0: nobody yet", "level 1: 1 member", "level 2: 2 members"]
+    assert shown_levels(found) == ["level 0: none yet", "level 1: 1 member", "level 2: 2 members"]
 
 
 def test_a_line_counts_who_takes_part() -> None:

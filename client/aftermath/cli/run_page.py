@@ -14,7 +14,7 @@ def page(found: Standing) -> RenderableType:
     """All of it."""
     known = facts_of(found)
     if levels := shown_levels(found):
-        known["shown by"] = levels
+        known["proven holders"] = levels
     parts: list[RenderableType] = [facts(known), Text()]
     if found.members:
         parts.append(listing(COLUMNS, [row_of(member) for member in found.members]))

@@ -258,14 +258,46 @@ def _check_place(out: Path) -> None:
 def _same(kept: dict[str, Any], ours: dict[str, Any], out: Path) -> None:
     """Raises CheckpointError with what differs, unless a state was made by the same recipe from the same files."""
     differing = _differing(kept, ours)
-    if "agreed" in differing and kept.get("agreed") and ours.get("agreed"):
+    if not differing:
+        return
+    if "optimizer" in differing:  # other numbers follow from it
+        differing = ["optimizer"]
+    elif "agreed" in differing and kept.get("agreed") and ours.get("agreed"):
+        kept, ours = kept | kept["agreed"], ours | ours["agreed"]
         differing.remove("agreed")
-        differing += _differing(kept["agreed"], ours["agreed"])
-    if differing:
-        raise CheckpointError(
-            f"{out} holds a training with other settings: {', '.join(differing)}",
-            "Give the same options as then, or name another --out",
-        )
+        differing += [name for name in _differing(kept, ours) if name not in differing and name != "agreed"]
+    if "seed" in differing:
+        differing = [name for name in differing if name != "shuffle_seed"]
+    said = ", ".join(_option(name, kept.get(name)) for name in differing)
+    raise CheckpointError(
+        f"{out} holds a training with other options ({said})", "Give the same options as then, or name another --out"
+    )
+
+
+_OPTIONS = {
+    "batch": "--total-batch",
+    "data": "--data-path",
+    "held_out": "--held-out-path",
+    "schedule": "--lr, --lr-schedule or --warmup-steps",
+    "shuffle_seed": "--seed",
+    "files": "the files that it names",
+    "numbers": "the optimizer's settings",
+    "cold_start_steps": "the config file",
+    "levels": "the config file",
+    "bits": "--value-bits",
+    "decay": "--feedback-decay",
+    "divisor": "--mean",
+}
+"""What decides a part of a recipe, where that is not an option of the part's own name."""
+
+
+def _option(name: str, before: object) -> str:
+    """Return which option differs, and what it was where that can be typed again."""
+    option = _OPTIONS.get(name, "--" + name.replace("_", "-"))
+    if isinstance(before, list) and all(isinstance(one, int) for one in before):
+        before = ",".join(map(str, before))
+    plain = isinstance(before, str | int | float) and not isinstance(before, bool) and name != "shuffle_seed"
+    return f"{option} was {before}" if option.startswith("--") and plain else f"{option} differed"
 
 
 def _differing(kept: dict[str, Any], ours: dict[str, Any]) -> list[str]:

@@ -57,10 +57,11 @@ class Notices:
         """Nobody may have kept the model as the run had it: the epoch then starts from an older one."""
         kept, reached = steps_before(model.checkpoint_step), run.trained_steps
         if run.model_source is ModelSource.CHECKPOINT and kept < reached:
+            lost = counted(reached - kept, "step of training is", "steps of training are")
+            newest = f"the newest checkpoint is of step {kept}" if kept else "no checkpoint was kept"
             self._events.emit(
                 kinds.Warning(
-                    message=f"the model starts from step {kept}; the run had reached step {reached}: "
-                    f"{counted(reached - kept, 'step is', 'steps are')} not in it",
+                    message=f"{lost} lost: nobody here has the model, and {newest}",
                 )
             )
             return  # all levels are older, and that is said

@@ -73,15 +73,13 @@ def chosen(
             f"tier {last}, the smallest, takes {needed[last] / 1e9:.2f} GB, and {free / 1e9:.2f} GB are free",
             "Free memory, or take another --device",
         )
-    fits = f"it takes {{:.2f}} GB of the {free / 1e9:.2f} GB that are free"
+    fits = f"it fits ({{:.2f}} of {free / 1e9:.1f} GB)"
     for tier in range(first, last + 1):
         weight = measure(tier)
         if weight is None:
             continue
         if not too_slow(view, wallet, weight):
-            return Choice(
-                tier, f"{fits.format(needed[tier] / 1e9)}, and {weight} sequences a minute do its share in time"
-            )
+            return Choice(tier, f"{fits.format(needed[tier] / 1e9)} and is fast enough ({weight} sequences/min)")
     return Choice(last, f"{fits.format(needed[last] / 1e9)}; no tier is fast enough here, and this is the smallest")
 
 

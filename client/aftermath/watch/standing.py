@@ -212,7 +212,7 @@ def _waits_for_members(run: Run, members: Members) -> Iterator[str]:
     asked, least = members.pending.bit_count(), run.config.init_min_clients
     here = f"{asked} of at least {counted(least, 'member')}"
     if asked < least:
-        what = f"members: {here} {'has' if asked == 1 else 'have'} asked for a place"
+        what = f"members: {asked} (needs {least})"
     else:
         what = f"the time that others are given to come: {here} are here"
     if run.exit_reason in _UNATTESTED and not _of_last_epoch(members) & members.pending:
@@ -231,11 +231,15 @@ def _of_last_epoch(members: Members) -> int:
 def _waits_for_round(run: Run) -> Iterator[str]:
     now = run.current
     if not run.seed_is_drawn:
-        yield "the slot that the next round's seed is drawn from"
+        yield "the next round's seed"
     if now.attestations >= committee.quorum(now.elected):
         yield f"the least time of a round: {_votes(run)} have attested"
     else:
-        yield f"the witnesses of round {now.height}: {_votes(run)} have attested"
+        missing = committee.quorum(now.elected) - now.attestations
+        if now.elected:
+            yield f"{missing} of {counted(now.elected, 'witness', 'witnesses')} to confirm round {now.height}"
+        else:
+            yield f"the deadline: no witness of round {now.height} is left"
 
 
 def _waits_for_the_model(run: Run, model: Model, members: Members) -> Iterator[str]:

@@ -51,7 +51,7 @@ def checkpoint_of(found: Standing) -> str:
 def shown_levels(found: Standing) -> list[str]:
     """How many members have shown each level, whose word about it counts; of a run without a model nothing."""
     return [
-        f"level {level.level}: " + (counted(len(level.shown), "member") if level.shown else "nobody yet")
+        f"level {level.level}: " + (counted(len(level.shown), "member") if level.shown else "none yet")
         for level in found.levels
     ]
 
@@ -95,5 +95,5 @@ def _steps(found: Standing) -> str:
 
 def _deadline(seconds: int | None) -> str:
     if seconds is None:
-        return "none: no time runs"
+        return "none"
     return f"in {span(seconds)}" if seconds > 0 else f"{span(-seconds)} ago"
