@@ -20,6 +20,7 @@ from solders.rpc.requests import RequestAirdrop
 
 from aftermath import __version__
 from aftermath.base.directories import cache_directory
+from aftermath.base.errors import Unsuitable
 from aftermath.chain import confirm, funds
 from aftermath.chain.accounts import balance
 from aftermath.chain.addresses import run_addresses
@@ -32,10 +33,14 @@ from aftermath.coordinator.errors import Refused
 from aftermath.localnet.runtime import minimum_balance
 from aftermath.programs import COORDINATOR_ID
 from aftermath.rules.state import RunState
+from aftermath.train.letting_in import let_in
 from aftermath.train.lock import only_process
+from aftermath.train.reach import member_of, on_solana
+from aftermath.train.settings import TrainSettings
 from chain.faults import answer_error, meddling
 from cli.cli_lone_member import QUICK
 from cli.cli_runs import Shell, train
+from cli.conftest import new_user
 from cli.test_cli_authorizations import public, verdict
 from cli.test_cli_bad_input import ELSEWHERE
 
@@ -93,6 +98,34 @@ def test_a_wallet_that_takes_part_here_already(waiting: Shell, run_id: str) -> N
         assert verdict(waiting, run_id, waiting.wallet) == [
             f"another process on this machine takes part in run {run_id} with this key"
         ]
+    assert verdict(waiting, run_id, waiting.wallet) == []
+
+
+def test_run_id_taken_by_another_wallet_is_not_joined(
+    waiting: Shell, run_id: str, material: Path, tmp_path: Path
+) -> None:
+    def admit(owner: str | None = None) -> None:
+        settings = TrainSettings(
+            run_id=run_id, rpc=waiting.rpc, wallet_private_key_path=Path(waiting.wallet), owner=owner
+        )
+        reach = on_solana(settings)
+        asyncio.run(let_in(settings, reach.pool, member_of(settings, reach)))
+
+    admit()
+    assert waiting("set-paused", "--run-id", run_id, "pause").code == 0
+    assert waiting("close-run", "--run-id", run_id, "--yes").code == 0
+    (tmp_path / "mallory").mkdir()
+    mallory = new_user(waiting.rpc, tmp_path / "mallory")
+    assert mallory("create-run", "--run-id", run_id).code == 0
+    assert mallory("update-config", "--run-id", run_id, "--config-path", tmp_path / "config.toml").code == 0
+    assert mallory("set-paused", "--run-id", run_id, "resume").code == 0
+    with pytest.raises(Unsuitable, match="another owner") as refused:
+        admit()
+    assert str(refused.value.fix).endswith(f"--owner {public(mallory.wallet)}")
+    (reason,) = verdict(waiting, run_id, waiting.wallet)
+    assert reason == refused.value.message
+    assert "belongs to" in verdict(waiting, run_id, waiting.wallet, "--owner", public(waiting.wallet))[0]
+    admit(public(mallory.wallet))
     assert verdict(waiting, run_id, waiting.wallet) == []
 
 
