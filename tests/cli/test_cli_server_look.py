@@ -99,6 +99,28 @@ def test_the_run_of_a_server_is_shown_and_followed_as_one_of_a_cluster_is(server
     assert f"{RUN}" in text
 
 
+def test_can_join_at_server_answers_and_names_next_command(server: Server, tmp_path: Path) -> None:
+    joins = server("can-join", "--matformer-tier", "1", "--json")
+    found = json.loads(joins.out)
+    assert (joins.code, found["can_join"], found["reasons"]) == (0, True, [])
+    assert found["address"] == str(Keypair.from_seed(LISTED).pubkey())
+    named = f"aftermath-centralized client train --run-id {RUN} --server-addr {server.address} -i {server.key}"
+    assert f"next: {named} --matformer-tier 1" in server("can-join", "--matformer-tier", "1").err
+    stranger = server("can-join", "--json", "-i", key_file(tmp_path / "unlisted.key", UNLISTED))
+    assert (stranger.code, json.loads(stranger.out)["codes"]) == (11, ["not-admitted"])
+    assert server("client train", "-i", tmp_path / "unlisted.key").code == 11
+
+
+def test_predownload_and_doctor_at_server_find_run_and_files(server: Server) -> None:
+    fetched = server("predownload", "--matformer-tier", "1", "--json").data
+    assert (fetched["run_id"], fetched["tier"], fetched["sequences"] > 0) == (RUN, 1, True)
+    checks = {one["check"]: one for one in server("doctor", "--json").data["checks"]}
+    assert [checks[name]["status"] for name in ("server", "clock", "run", "admission", "model")] == ["ok"] * 5
+    assert "lets the key in" in checks["server"]["message"]
+    assert "wallet" not in checks
+    assert "balance" not in checks
+
+
 def test_what_keeps_somebody_from_looking_is_said(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,8 +132,10 @@ def test_what_keeps_somebody_from_looking_is_said(
     assert (started["wallet"], started["key"]) == (str(Keypair.from_seed(LISTED).pubkey()), "identity")
     assert "keeps the run" in other_run.err
     stranger = server("show-run", "--json", "-i", key_file(tmp_path / "unlisted.key", UNLISTED))
-    assert stranger.error["code"] == "server-refused"
-    assert "--allow" in stranger.error["fix"]
+    assert stranger.code == 11
+    refusal = json.loads(stranger.err)
+    assert refusal["code"] == "not-admitted"
+    assert "--allow" in refusal["fix"]
     assert server("show-run", "--json", "--tls-ca", server.key).code == 2
     monkeypatch.setattr(reach, "PATIENCE_SECONDS", 0.5)
     away = Server(f"127.0.0.1:{free_ports('127.0.0.1', 1)}", server.key)

@@ -70,9 +70,23 @@ _OTHERS = re.compile(r"\b(owner|join authority|grantee)\b[^;\n]*$")
 
 def say_next(name: str, case: str, given: Mapping[str, Any]) -> None:
     """Say what follows the command `name`, which was called with these options, if anything usually does."""
+    if "server_addr" in given:
+        if name in ("can-join", "predownload") and not os.environ.get(QUIET):
+            note(f"next: {_train_at_server(given)}")
+        return
     template = NEXT.get((name, case))
     if template is not None and not os.environ.get(QUIET):
         note(f"next: {line(template, given)}")
+
+
+def _train_at_server(given: Mapping[str, Any]) -> str:
+    """Return the command that joins the run of a server."""
+    words = ["aftermath-centralized", "client", "train", "--run-id", given["run_id"], "--server-addr"]
+    words += [given["server_addr"], "-i", str(given["identity_secret_key_path"] or "FILE")]
+    words += ["--tls"] if given["tls"] else []
+    words += ["--tls-ca", str(given["tls_ca"])] if given["tls_ca"] else []
+    tier = given["matformer_tier"]
+    return shlex.join([*words, "--matformer-tier", "auto" if tier == AUTO_TIER else str(tier)])
 
 
 def line(template: str, given: Mapping[str, Any]) -> str:
