@@ -27,7 +27,7 @@ from cli.test_cli_bond import join, leave
 
 SIGNING = {"sign_in", "SigningOptions", "WalletOptions", "load_wallet", "create_wallet", "Sender", "CoordinatorClient"}
 """What a command's module names if it has a wallet at hand."""
-SENDS_NOTHING = {"show-identity", "doctor", "estimate", "can-join"}
+SENDS_NOTHING = {"show-identity", "doctor", "estimate", "can-join", "status"}
 OTHERWISE = {"client train": "a server asks for no rent, bond or fee"}
 """Commands that have a wallet at hand and no dry run, and why."""
 Ready = Callable[[Shell, str, Path], tuple[Any, ...]]

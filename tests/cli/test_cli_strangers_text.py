@@ -14,9 +14,9 @@ from aftermath.base.errors import AftermathError
 from aftermath.cli.present import Result, aside, facts, listing, note, reporting, show
 from cli.cli_runs import invoke
 
-EVIL = "[/x][conceal]\x1b]52;c;aGk=\x07\x9b2J\u202egpj\u200f\u061c\u2028\u2029\ufeff\r[link=http://x]y"
+EVIL = "[/x][conceal]\x1b]52;c;aGk=\x07\x9b2J\u202egpj\u200f\u061c\u2028\u2029\ufeff\r[link=http://x]y :bomb:"
 UNSAFE = set("\x1b\x07\x9b\u202e\u200f\u061c\u2028\u2029\ufeff\r")
-MARKUP = ("[/x]", "[conceal]", "[link=http://x]y")
+MARKUP = ("[/x]", "[conceal]", "[link=http://x]y", ":bomb:")
 
 
 def fail(as_json: bool) -> None:

@@ -17,7 +17,7 @@ from aftermath.chain.loader import CALLS, LOADER
 from aftermath.chain.programs import authorizer_program, coordinator_program
 from aftermath.chain.refusals import sol
 from aftermath.chain.rehearsal import Outcome, Rehearsed, Simulated
-from aftermath.cli.present import Ended, Result, facts, listing, plain_text
+from aftermath.cli.present import Ended, Result, completed_text, facts, listing, plain_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -68,7 +68,7 @@ def _data(found: Rehearsed) -> dict[str, Any]:
         "returned_lamports": sum(one.returned for one in found.simulated),
         "held_lamports": found.held,
         "needed_lamports": found.needed,
-        "refusal": refusal and {"code": refusal.code, "error": refusal.message, "fix": refusal.fix},
+        "refusal": refusal and {"code": refusal.code, "error": refusal.message, "fix": completed_text(refusal.fix)},
         **found.beside,
     }
 

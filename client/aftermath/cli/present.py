@@ -95,8 +95,8 @@ def show(result: Result, *, as_json: bool) -> None:
             from rich.text import Text
 
             # A pipe has no width to fit into; rich would wrap at 80.
-            console = Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
-            drawn = plain_text(_completed(result.text)) if isinstance(result.text, str) else result.text
+            console = Console(highlight=False, emoji=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+            drawn = plain_text(completed_text(result.text)) if isinstance(result.text, str) else result.text
             console.print(drawn, soft_wrap=isinstance(drawn, Text))
 
 
@@ -134,8 +134,8 @@ def note(sentence: str, *, always: bool = False) -> None:
         return
     from rich.console import Console
 
-    text = printable(_completed(sentence), keep="\n")
-    Console(stderr=True, soft_wrap=True, highlight=False).print(text, style="dim", markup=False)
+    text = printable(completed_text(sentence), keep="\n")
+    Console(stderr=True, soft_wrap=True, highlight=False, emoji=False).print(text, style="dim", markup=False)
 
 
 def one_output() -> bool:
@@ -157,7 +157,7 @@ def aside(drawn: RenderableType) -> None:
     """Show a table in passing: on stderr, as `note` does with a sentence."""
     from rich.console import Console
 
-    console = Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else PIPE_WIDTH)
+    console = Console(stderr=True, highlight=False, emoji=False, width=None if sys.stderr.isatty() else PIPE_WIDTH)
     console.print(drawn)
 
 
@@ -188,14 +188,18 @@ def listing(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
     return table
 
 
-def _cell(value: object) -> str:
-    from rich.markup import escape
+def _cell(value: object) -> Text:
+    from rich.text import Text
 
+    return Text(_cell_text(value))
+
+
+def _cell_text(value: object) -> str:
     if isinstance(value, list | tuple):
-        return "\n".join(_cell(item) for item in value) or "-"
+        return "\n".join(_cell_text(item) for item in value) or "-"
     if isinstance(value, bool):
         value = "yes" if value else "no"
-    return escape("-" if value is None or value == "" else printable(_completed(str(value))))
+    return "-" if value is None or value == "" else printable(completed_text(str(value)))
 
 
 @contextmanager
@@ -232,7 +236,7 @@ def tell_given(options: Mapping[str, object]) -> None:
     _GIVEN.set(options)
 
 
-def _completed(text: str) -> str:
+def completed_text(text: str) -> str:
     """Return the text with commands that run as they stand (see `next_steps.completed`)."""
     given = _GIVEN.get()
     if not given or "aftermath-solana " not in text or os.environ.get(RECIPE):
@@ -271,7 +275,7 @@ def _as_typed(fix: str) -> str:
 
 
 def _fail(sentence: str, fix: str, code: str, *, as_json: bool) -> NoReturn:
-    docs, fix = placed(PAGES.get(code, "")), placed(_as_typed(_completed(fix)))
+    docs, fix = placed(PAGES.get(code, "")), placed(_as_typed(completed_text(fix)))
     if as_json:
         said = {"error": sentence, "fix": fix, "code": code, "docs": docs}
         print(json_text(said), file=sys.stderr, flush=True)
@@ -279,7 +283,7 @@ def _fail(sentence: str, fix: str, code: str, *, as_json: bool) -> NoReturn:
         from rich.console import Console
         from rich.markup import escape
 
-        console = Console(stderr=True, soft_wrap=True, highlight=False)
+        console = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
         console.print("[bold red]error:[/] " + escape(printable(sentence, keep="\n")))
         if fix:
             console.print("[bold]fix:[/] " + escape(printable(fix, keep="\n")))

@@ -22,7 +22,7 @@ class StepLines:
     def __call__(self, event: Event) -> None:
         line = self._line(event)
         if line is not None and (isinstance(event, Warning) or not self._quiet):
-            self._console.print(escape(printable(line)), highlight=False)
+            self._console.print(escape(printable(line)), highlight=False, emoji=False)
 
     def _line(self, event: Event) -> str | None:
         match event:

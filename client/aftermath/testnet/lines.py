@@ -49,4 +49,6 @@ class Lines:
         """Where all stand now: lines say what happens, and not that."""
 
     def _tell(self, name: str, markup: str) -> None:
-        self._console.print(f"[dim]{escape(name):{self._width}} |[/dim] {markup}", highlight=False, soft_wrap=True)
+        self._console.print(
+            f"[dim]{escape(name):{self._width}} |[/dim] {markup}", highlight=False, emoji=False, soft_wrap=True
+        )

@@ -42,7 +42,7 @@ class ConsoleLines:
         else:
             date = f"{self._wall():%Y-%m-%d %H:%M:%S %Z}: " if isinstance(event, kinds.Started) else ""
             begin = f"[dim]{event.t:9.2f}s[/dim]  {date}"
-        self._console.print(f"{begin}{sentence}", highlight=False)
+        self._console.print(f"{begin}{sentence}", highlight=False, emoji=False)
 
 
 def stamp(at: datetime) -> str:

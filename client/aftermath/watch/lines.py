@@ -33,4 +33,4 @@ class EventLines:
             sentence = in_full(told.event)
         if sentence is not None:
             begin = f"[dim]{told.at:%Y-%m-%d %H:%M:%S}  {escape(short(told.about)):{_SHOWN + 7}}[/dim]"
-            self._console.print(f"{begin}  {sentence}", highlight=False)
+            self._console.print(f"{begin}  {sentence}", highlight=False, emoji=False)
