@@ -21,9 +21,13 @@ from aftermath.cli.script import Arguments, one_of, run, whole_number
 def main(argv: Sequence[str] | None = None) -> int:
     """Read the arguments, convert, say what was written. Returns the exit status."""
     parser = Arguments("python scripts/tokenise.py", __doc__)
-    parser.add_argument("--input", type=Path, help="folder of UTF-8 text; without it the standard library's sources")
+    parser.add_argument(
+        "--input", type=Path, help="folder of text, or one file; without it the standard library's sources"
+    )
     parser.add_argument("--output", type=Path, required=True, help="folder for the token files")
     parser.add_argument("--tokenizer", type=Path, help="tokenizer.json; without it one token per byte (257 ids)")
+    parser.add_argument("--end-token", help="token after every document; by default the tokenizer's own")
+    parser.add_argument("--text-field", default="text", help="field with the text in JSON lines and parquet")
     parser.add_argument("--token-bytes", type=one_of((2, 4)), default=2, help="bytes of a token, 2 or 4 (default 2)")
     budget = whole_number(1)
     parser.add_argument(

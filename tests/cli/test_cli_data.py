@@ -68,6 +68,24 @@ def test_tokenize_writes_a_tokenizer_that_names_its_end_token(
     assert (saved["truncation"], saved["padding"]) == (None, None)
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "wait4"), reason="the system does not tell a child's memory")
+def test_tokenize_of_a_large_file_takes_bounded_memory(tmp_path: Path) -> None:
+    """20 MB of text, which took 5.3 GB when a file was tokenised at once."""
+    line = "A story of a red fox, an old river and a far hill, told again.\n"
+    with (tmp_path / "stories.txt").open("w") as file:
+        for _ in range(2000):
+            file.write(line * 160 + "<|endoftext|>\n")
+    words = [*PROGRAM, "data", "tokenize", "--input", str(tmp_path / "stories.txt"), "--output", str(tmp_path / "out")]
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0
+    assert usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024) < 500e6
+    tokens = np.fromfile(tmp_path / "out" / "tokens-00000.bin", "<u2")
+    assert (len(tokens), int((tokens == 256).sum())) == (2000 * (160 * len(line) + 1), 2000)
+
+
 def test_tokenize_without_an_end_token_says_so(tmp_path: Path) -> None:
     words = Tokenizer(models.WordLevel({"one": 0, "two": 1}, unk_token="one"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
