@@ -259,6 +259,9 @@ def test_a_run_and_what_it_asks(owner: Shell, run_id: str, material: Path, monke
     assert code == 0, checks
     assert {one["status"] for one in checks.values()} == {"ok"}
     assert "tier 0 fits" in checks["memory"]["message"]
+    assert (
+        checks["reach"]["message"] == f"the run reads {material / 'model'} (model); reads {material / 'tokens'} (data)"
+    )
 
     code, checks = examined(*line, "--matformer-tier", 7)
     assert code == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from huggingface_hub import constants
+from huggingface_hub import close_session, constants
 
 from aftermath.base.run_access import TRUSTING, RunAccess
 from aftermath.model.documents import CheckpointError
@@ -49,3 +49,14 @@ def test_private_repository_that_member_names_is_read_with_token(hub: Hub, acces
     read_outline(PLACE, access=access)
     resolve(PLACE, access=access)
     assert hub.authorizations == {"Bearer hf_secret"}
+
+
+@pytest.mark.parametrize("value", ["socks9://127.0.0.1:1080", "socks5h://127.0.0.1:port"])
+def test_proxy_variable_that_the_hub_client_refuses_is_named(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    close_session()  # the client reads the variables when it is made
+    monkeypatch.setenv("all_proxy", value)
+    with pytest.raises(CheckpointError, match=r"proxy variables[\s\S]*ALL_PROXY"):
+        resolve(PLACE, access=RunAccess())
+    assert hub.authorizations == set()

@@ -137,8 +137,8 @@ def _client() -> Any:
     except Exception as error:  # the library reads the proxy variables here, and has several errors for them
         raise CheckpointError(
             f"the Hub's client cannot use this machine's proxy variables: {type(error).__name__}: {error}",
-            "Set HTTPS_PROXY and ALL_PROXY to http://HOST:PORT (for SOCKS: pip install 'httpx[socks]'), and leave "
-            "networks and brackets out of NO_PROXY",
+            "Set HTTPS_PROXY and ALL_PROXY to http://HOST:PORT or socks5h://HOST:PORT (pip install socksio), or unset "
+            "them",
         ) from None
     hooks = client.event_hooks
     client.event_hooks = {**hooks, "response": [*hooks["response"], _check_headers]}
