@@ -40,6 +40,8 @@ CODE: list[dict[str, Any]] = [
     {"auto_map": {"AutoConfig": "x.y"}},
     {"text_config": {"auto_map": {"AutoConfig": "x.y"}}},
     {"quantization_config": {"bits": 4}},
+    {"attribute_map": {"hidden_size": "a"}},
+    {"attribute_map": "x"},
     {"text_config": {"quantization_config": {"quant_method": "quark"}}},
     {"layers": [{"compression_config": {"a": 1}}]},
     {"vision_config": {"model_type": "timm_wrapper", "architecture": "hf_hub:mallory/m"}},

@@ -29,8 +29,8 @@ _BOUNDS: tuple[tuple[re.Pattern[str], int], ...] = tuple(
 """The most that a key with one of these words may say. The first line that matches counts."""
 _MOST = 1 << 20
 """The most that any other key may say."""
-_CODE = frozenset({"auto_map", "quantization_config", "compression_config"})
-"""Keys by which transformers imports code of the checkpoint, or a package that the file names."""
+_CODE = frozenset({"auto_map", "quantization_config", "compression_config", "attribute_map", "sub_configs"})
+"""Keys by which transformers imports code, of the checkpoint or a package; the last two are parts of its classes."""
 _DOWNLOADS = frozenset({"backbone", "use_timm_backbone", "use_pretrained_backbone"})
 """Keys by which transformers fetches another model."""
 _CHOICES = frozenset({"use_kernels", "kernel_config", "trust_remote_code", "code_revision"})
