@@ -244,7 +244,7 @@ class Scenario:
         if self.membership(index) is None:
             self.enroll(index).ok()
         is_full = self._seats()["used"].all()
-        loser = evicted(self.run, self.members, bytes(wallet(index)), self.world.now) if is_full else None
+        loser = evicted(self.run, self.members, self.model, bytes(wallet(index)), self.world.now) if is_full else None
         return self.by(index, "join_run", params, accounts=self.losing(loser))
 
     def losing(self, wallet: bytes | None) -> dict[str, Pubkey]:

@@ -158,7 +158,15 @@ def test_a_loss_is_told_also_after_a_warm_up_that_was_given_up(ended: Scenario) 
     assert _begin(ended, 1, 2).levels_lost == 0b001
 
 
+def _lose(run: Scenario) -> None:
+    """All members say that they hold nothing any more, and leave."""
+    for index in range(3):
+        run.join(index, tier=index, stateless=True).ok()
+        run.by(index, "leave_run").ok()
+
+
 def test_if_nobody_holds_any_level_all_come_from_the_durable_checkpoint(ended: Scenario) -> None:
+    _lose(ended)
     run = _begin(ended, 3, 4)
     assert (run.model_source, run.levels_lost, run.level_hashes) == (ModelSource.CHECKPOINT, 0b111, tuple(OLD.values()))
 
@@ -199,12 +207,6 @@ def test_a_level_stays_lost_if_its_unattested_holder_comes_back_without_a_replic
     ended = _trained(world, {}, attesting=(1, 2))
     ended.join(0, tier=0, stateless=True).ok()
     assert _begin(ended, 1, 2).levels_lost == 0b001
-
-
-def test_a_whole_model_that_went_back_is_there_again_after_a_warm_up_that_was_given_up(ended: Scenario) -> None:
-    assert _begin(ended, 3, 4).levels_lost == 0b111
-    ended.by(3, "leave_run").ok()
-    assert _begin(ended, 0, 1).levels_lost == 0
 
 
 def test_after_an_outage_holders_have_their_time_from_when_enough_are_back(ended: Scenario) -> None:

@@ -3,6 +3,7 @@
 import pytest
 
 from aftermath.rules import bitmap
+from aftermath.rules.deadlines import next_deadline
 from aftermath.rules.state import ModelSource, RunState
 from programs.harness import World
 from programs.scenario import Scenario, member
@@ -23,8 +24,18 @@ def trained(world: World, **config: int) -> Scenario:
     return run
 
 
+def trained_and_lost(world: World, **config: int) -> Scenario:
+    """A run whose three members say that they lost what they trained, and leave."""
+    run = trained(world, **config)
+    for index in HONEST:
+        run.join(index, stateless=True).ok()
+        run.by(index, "leave_run").ok()
+    assert run.run.finishers == 0
+    return run
+
+
 def strangers_begin(run: Scenario) -> None:
-    """Three wallets that hold nothing wait for as long as the run waits for its members, and begin without them."""
+    """Three wallets that hold nothing begin from the durable checkpoint."""
     for index in STRANGERS:
         run.join(index).ok()
     run.world.advance(40)
@@ -47,8 +58,58 @@ def rounds_pass(run: Scenario, sender: int) -> None:
     run.tick(sender).ok()
 
 
-def test_a_warm_up_of_strangers_that_is_given_up_changes_nothing(world: World) -> None:
+def test_run_without_any_finisher_does_not_begin(world: World) -> None:
+    """Strangers would go on from an older checkpoint, and their hashes would replace the run's."""
     run = trained(world)
+    before = known(run)
+    for index in STRANGERS:
+        run.join(index).ok()
+    assert next_deadline(run.run, run.members, run.model) is None
+    for _ in range(3):
+        run.world.advance(100_000)
+        run.tick(10).refused("NothingToTick")
+    assert known(run) == before
+    run.join(HONEST[0]).ok()
+    run.world.advance(6)
+    run.tick().ok()
+    assert (run.run.state, run.run.model_source) == (RunState.WARMUP, ModelSource.PEERS)
+
+
+def test_run_without_any_finisher_begins_once_its_owner_rewinds(world: World) -> None:
+    run = trained(world)
+    run.owner("set_paused", True).ok()
+    run.owner("rewind", 0, 0).ok()
+    run.owner("set_paused", False).ok()
+    strangers_begin(run)
+
+
+def test_run_without_any_finisher_begins_if_a_checkpoint_has_it_all(world: World) -> None:
+    run = trained(world)
+    named = {"kind": 1, "repo": "team/model", "revision": "r1", "hashes": list(HASHES.values())}
+    run.by(HONEST[0], "checkpoint", named).ok()
+    for index in STRANGERS:
+        run.join(index).ok()
+    run.world.advance(6)
+    run.tick(10).ok()
+    assert (run.run.state, run.run.level_hashes) == (RunState.WARMUP, tuple(HASHES.values()))
+
+
+def test_seat_of_awaited_finisher_is_never_given_away(world: World) -> None:
+    run = trained(world)
+    full(run, last_epoch=3)
+    state = run.world.record("Run", "test")
+    state["finishers"][0] = b"\xff" * 32
+    run.world.store("Run", "test", state)
+    run.world.advance(100_000)
+    run.join(50).refused("MembersFull")
+    record = run.world.record("Members", "test")
+    record["seats"][0]["pending"][7] = 1  # one of them is back, and the time of the others is over
+    run.world.store("Members", "test", record)
+    run.join(50).ok()
+
+
+def test_a_warm_up_of_strangers_that_is_given_up_changes_nothing(world: World) -> None:
+    run = trained_and_lost(world)
     before = known(run)
     strangers_begin(run)
     for index in STRANGERS:
@@ -60,7 +121,7 @@ def test_a_warm_up_of_strangers_that_is_given_up_changes_nothing(world: World) -
 
 
 def test_an_epoch_in_which_strangers_train_nothing_changes_nothing(world: World) -> None:
-    run = trained(world)
+    run = trained_and_lost(world)
     before = known(run)
     strangers_begin(run)
     rounds_pass(run, 10)
@@ -69,11 +130,6 @@ def test_an_epoch_in_which_strangers_train_nothing_changes_nothing(world: World)
     handed_out = run.run.data_index - before[-1]  # type: ignore[operator]
     assert known(run)[:-2] == before[:-2]
     assert handed_out in (0, waiting)
-    for index in HONEST:
-        run.join(index).ok()
-    run.world.advance(6)
-    run.tick().ok()
-    assert (run.run.state, run.run.model_source) == (RunState.WARMUP, ModelSource.PEERS)
 
 
 def test_an_epoch_that_trains_nothing_takes_nobodys_claim(world: World) -> None:
@@ -98,7 +154,7 @@ def test_an_epoch_that_trains_nothing_takes_nobodys_claim(world: World) -> None:
 
 
 def test_an_owner_who_pauses_such_a_warm_up_loses_nothing(world: World) -> None:
-    run = trained(world)
+    run = trained_and_lost(world)
     before = known(run)
     strangers_begin(run)
     run.owner("set_paused", True).ok()
@@ -106,23 +162,21 @@ def test_an_owner_who_pauses_such_a_warm_up_loses_nothing(world: World) -> None:
 
 
 def test_once_a_quorum_of_a_round_has_trained_the_older_model_is_the_runs(world: World) -> None:
-    """Members whose model nobody brings back are not waited for longer than it takes others to train."""
-    run = trained(world)
+    run = trained_and_lost(world)
     step = run.run.step
     strangers_begin(run)
     run.world.advance(31)
     run.tick(10).ok()
     run.everyone_witnesses()
-    assert run.run.finishers == 0b111  # a claim until the epoch has ended
     run.finish_rounds()
     run.world.advance(31)
     run.tick(10).ok()
     assert run.run.step > step
-    assert run.run.finishers & 0b111 == 0
+    assert run.run.finishers == bitmap.from_seats(run.seat_of(index) for index in STRANGERS)
 
 
 def test_results_of_fewer_than_a_quorum_do_not_make_it_so(world: World) -> None:
-    run = trained(world)
+    run = trained_and_lost(world)
     before = known(run)
     strangers_begin(run)
     run.world.advance(31)
@@ -241,7 +295,7 @@ def test_wallets_that_come_and_go_without_delivering_take_no_members_seat(run: S
 
 def test_what_may_still_be_undone_is_no_checkpoint(world: World) -> None:
     """One of three trains, attests what it likes in their cooldown, and names it at once."""
-    run = trained(world)
+    run = trained_and_lost(world)
     strangers_begin(run)
     run.world.advance(31)
     run.tick(10).ok()

@@ -1,4 +1,4 @@
-"""What wallets that have done nothing can do beside members that have, and what two judges can do to one another."""
+"""What wallets can do beside members that have shown what they hold, and in an epoch in which nobody has."""
 
 from __future__ import annotations
 
@@ -92,6 +92,37 @@ def test_of_fewer_than_three_established_members_none_has_the_word_alone(world: 
     run.world.advance(31)
     run.tick().ok()
     assert sorted(run.elected()) == [*range(left), *(newcomers if left < 3 else ())]
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.parametrize("first", ["wallets", "honest"])
+@pytest.mark.parametrize(("wallets", "members", "rounds"), [(2, 5, 1), (2, 5, 4), (3, 8, 4), (4, 11, 12)], ids=str)
+def test_first_epoch_one_more_than_a_third_has_no_word_alone(
+    world: World, wallets: int, members: int, rounds: int, first: str, overlap: int
+) -> None:
+    """They attest nobody's results but their own, so no other result has a quorum."""
+    run = Scenario(world).start(rounds_per_epoch=rounds, overlap=overlap)
+    honest, liars = range(members - wallets), range(members - wallets, members)
+    run.train_of(dict.fromkeys(range(members), 0))
+    theirs = bitmap.from_seats(run.seat_of(index) for index in liars)
+    while run.run.state.training:
+        judged = run.run.round(run.run.current.height - overlap)
+        roster = judged.roster if judged else 0
+        for index in sorted(run.elected(), key=lambda one: (one in liars) is not (first == "wallets")):
+            run.witness(index, roster & theirs if index in liars else roster).ok()
+        run.world.advance(2)
+        run.tick(1)
+    assert run.run.step > 1
+    for index in honest:
+        assert committee.levels_to_attest(run.run, run.members, run.seat_of(index)) == (0, 1, 2)
+        run.attest(index, dict.fromkeys(range(3), b"t" * 32)).ok()
+    for index in liars:
+        run.attest(index, dict.fromkeys(range(3), b"f" * 32)).ok()
+    end(run)
+    assert run.run.level_hashes != (b"f" * 32,) * 3
+    assert not run.run.levels_attested
+    assert run.members.established == bitmap.from_seats(range(members))
+    assert {run.members.seats[run.seat_of(index)].weight for index in honest} != {1}
 
 
 @pytest.mark.parametrize("missed", [0, 1])

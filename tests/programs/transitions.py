@@ -41,6 +41,8 @@ OFTEN = 8
 ABSENT = 2
 """So many whoever alone holds a level may fail in, and keeps its word about it."""
 EARLIER = 3
+MEDIANS = 8
+"""No member counts for more than so many medians."""
 MONTH = 30 * 24 * 60 * 60
 
 
@@ -409,8 +411,11 @@ class Transitions:
     def _tick_waiting(self) -> bool:
         extra, waiting = self.config.waiting_for_members_extra_time, self.waiting
         if self.known.source is ModelSource.PEERS:
-            away = self._held(self.finishers) & ~self._held(self.finishers & waiting)
-            extra += self.config.warmup_time if away & self._unsaved() else 0
+            here = self._held(self.finishers & waiting)
+            away = self._held(self.finishers) & ~here & self._unsaved()
+            if away and not here:
+                return False
+            extra += self.config.warmup_time if away else 0
         if not self._passed(self.since, extra) or waiting.bit_count() < self.config.init_min_clients:
             return False
         self._begin(waiting)
@@ -450,7 +455,7 @@ class Transitions:
         known = known or sorted(seat.declared for seat in seats)
         median = known[(len(known) - 1) // 2]
         for seat in seats:
-            seat.weight = max(1, min(seat.declared, seat.weight or median))
+            seat.weight = max(1, min(seat.declared, seat.weight or median, MEDIANS * median))
 
     def _forget(self) -> None:
         """Nobody has shown anything: who had not before has the weight of a newcomer again."""
@@ -563,8 +568,9 @@ class Transitions:
                 self.step += 1
                 self.judged += 1
                 lap.counts = True
-                self.proven |= delivered
-                for number in bitmap.seats(lap.attested):
+                counted, owed = self._counted(lap, judged, lap.attested, delivered)
+                self.proven |= owed
+                for number in bitmap.seats(counted):
                     self.members[number].delivered += 1
                 asked = lap.roster & self._electors(lap.roster & (lap.voters | self.healthy))
                 if self.kept and (lap.attested & asked).bit_count() >= quorum(asked.bit_count()):
@@ -614,10 +620,22 @@ class Transitions:
             return agreed, agreed if judged.batch else 0
         return agreed | idle, agreed & ~idle
 
+    def _counted(self, lap: Lap, judged: Lap, attested: int, delivered: int) -> tuple[int, int]:
+        """Return whom the round counts for: where nobody is established, the majority says who delivered."""
+        if self.known_levels:
+            return attested, delivered
+        most = bitmap.from_seats(self._recorded(lap, len(lap.votes) // 2 + 1)) & judged.roster
+        owed_nothing = attested & ~delivered
+        return most | owed_nothing, most & ~owed_nothing
+
     def _agreed(self, lap: Lap) -> dict[int, int]:
         """The results that a quorum of a round's witnesses recorded."""
+        return self._recorded(lap, quorum(lap.elected))
+
+    def _recorded(self, lap: Lap, least: int) -> dict[int, int]:
+        """Return the results that at least so many of a round's witnesses recorded."""
         found = Counter((number, result) for vote in lap.votes for number, result in vote.held.items())
-        return {number: result for (number, result), votes in found.items() if votes >= quorum(lap.elected)}
+        return {number: result for (number, result), votes in found.items() if votes >= least}
 
     def _put_back(self, intervals: Iterable[Interval]) -> None:
         more = numbers(intervals)

@@ -235,7 +235,7 @@ class SolanaMember:
 
     def _evicted(self, view: View) -> Pubkey | None:
         """Whose seat a join of this wallet takes."""
-        wallet = evicted(view.run, view.members, self.wallet, self.now())
+        wallet = evicted(view.run, view.members, view.model, self.wallet, self.now())
         return Pubkey(wallet) if wallet else None
 
     async def leave(self) -> None:

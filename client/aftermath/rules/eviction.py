@@ -7,17 +7,18 @@ from __future__ import annotations
 
 from aftermath.rules import bitmap
 from aftermath.rules.members import Members, Seat
+from aftermath.rules.model import Model
 from aftermath.rules.run import Run
 from aftermath.rules.state import MemberState, ModelSource, RunState
 
 
-def evicted(run: Run, members: Members, wallet: bytes, now: int) -> bytes | None:
-    """The wallet whose seat `wallet` gets if it joins at chain time `now`; None if it has one, or one is nobody's, or
-    none is to be had.
+def evicted(run: Run, members: Members, model: Model, wallet: bytes, now: int) -> bytes | None:
+    """Return the wallet whose seat `wallet` gets if it joins at chain time `now`. None if it has a seat, or one is
+    nobody's, or every seat is kept.
     """
     if members.find(wallet) is not None or not all(seat.used for seat in members.seats):
         return None
-    kept = run.finishers if _awaits_finishers(run, now) else 0
+    kept = run.finishers if _awaits_finishers(run, members, model, now) else 0
     idle = [
         index
         for index, seat in enumerate(members.seats)
@@ -34,8 +35,11 @@ def _worth(run: Run, seat: Seat, finisher: bool) -> tuple[bool, bool, bool, bool
     return finisher, seat.points > 0, seat.weight > 1, seat.last_epoch + 1 >= run.epoch, seat.last_epoch
 
 
-def _awaits_finishers(run: Run, now: int) -> bool:
-    """Whether those who hold the model still have the time to come back that an epoch waits for them."""
+def _awaits_finishers(run: Run, members: Members, model: Model, now: int) -> bool:
+    """Return whether finishers keep their seats: for a time, and as long as the run cannot begin without one."""
+    if run.state is not RunState.WAITING_FOR_MEMBERS or run.model_source is not ModelSource.PEERS:
+        return False
     until = run.state_started_at + run.config.waiting_for_members_extra_time + run.config.warmup_time
-    waiting = run.state is RunState.WAITING_FOR_MEMBERS and (now <= run.state_started_at or now < until)
-    return waiting and run.model_source is ModelSource.PEERS
+    in_time = now <= run.state_started_at or now < until
+    unsaved = run.level_hashes[: run.levels] != model.checkpoint_hashes[: run.levels]
+    return in_time or (unsaved and not run.finishers & members.pending)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from aftermath.base.counted import counted
 from aftermath.rules import bitmap, committee
-from aftermath.rules.deadlines import next_deadline
+from aftermath.rules.deadlines import next_deadline, waits_for_holder
 from aftermath.rules.members import Members, Seat
 from aftermath.rules.model import Model
 from aftermath.rules.run import STORED_ROUNDS, Run, steps_before
@@ -189,6 +189,11 @@ def _waits(
             yield f"nothing: {counted(run.config.total_steps, 'step')} are trained"
         case RunState.WAITING_FOR_MEMBERS:
             yield from _waits_for_members(run, members)
+            if waits_for_holder(run, members, model):
+                yield (
+                    "a member that finished the last epoch: no checkpoint has what they trained; to train on from the"
+                    f" checkpoint instead, its owner pauses it and types aftermath-solana rewind --run-id {run.run_id}"
+                )
         case RunState.WARMUP:
             if run.seed_is_drawn:
                 yield f"its members to have the model: {_votes(run)} have said so"

@@ -4,8 +4,8 @@ use crate::{
     constants::*,
     errors::CoordinatorError,
     rules::{
-        bitmap, committee, members, members::Papers, membership, membership::Whose, sequence, slot_hashes, text,
-        Machine, Moment,
+        bitmap, committee, levels, members, members::Papers, membership, membership::Whose, sequence, slot_hashes,
+        text, Machine, Moment,
     },
     state::*,
 };
@@ -61,7 +61,8 @@ pub fn join_run(ctx: &mut Context<JoinRun>, params: &JoinParams) -> Result<()> {
     let whose = Whose { run: &this_run, created: run.created, wallet: &user };
     let mut own = whose.open(accounts.membership.account())?;
     let mut evicted = open_evicted(&accounts.evicted, &own)?;
-    let mut papers = Papers { own: &mut own, evicted: evicted.as_deref_mut() };
+    let unsaved = levels::beyond_durable(run, &accounts.model) != 0;
+    let mut papers = Papers { own: &mut own, evicted: evicted.as_deref_mut(), unsaved };
     let added = members::join(run, &mut accounts.members, (&mut papers, params), &moment)?;
     if params.stateless {
         committee::reelect(run, &accounts.members);

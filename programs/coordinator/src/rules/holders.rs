@@ -234,7 +234,7 @@ fn recorded(
         let unheard = judges == 0 && !known && established != 0;
         // of one that all witnesses had, their quorum says it
         let passed = unheard || by_all >> level & 1 == 1;
-        let enough = if known { quorum::of } else { majority };
+        let enough = if known { quorum::of } else { quorum::majority };
         of_level.judged = judges > 0 || passed;
         for (column, planes) in planes.iter().enumerate().take(columns) {
             let may = if known { bitmap::word(&members.judges, column) } else { u64::MAX };
@@ -257,11 +257,6 @@ fn recorded(
         of_level.lacking.iter_mut().zip(above.lacking).for_each(|(word, above)| *word |= above);
     }
     whole
-}
-
-/// More than half. Where nobody has shown anything yet a minority must neither take the others' word nor have its own.
-fn majority(of: u32) -> u32 {
-    of / 2 + 1
 }
 
 /// The seats that so many of the judges did without.
@@ -366,7 +361,9 @@ mod tests {
                 let mut planes = [0; VOTE_PLANES];
                 (0..recorded).for_each(|_| add(&mut planes, 1));
                 let without = judges - recorded;
-                for needed in [quorum::of(judges), quorum::of(judges + 1), majority(judges), majority(judges + 1)] {
+                for needed in
+                    [quorum::of(judges), quorum::of(judges + 1), quorum::majority(judges), quorum::majority(judges + 1)]
+                {
                     assert_eq!(lacking(&planes, judges, needed) & 1 == 1, without >= needed);
                 }
             }

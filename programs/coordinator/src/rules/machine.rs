@@ -6,6 +6,15 @@ use super::{bitmap, holders, levels, members, moment::elapsed, quorum, seeds, se
 use crate::{constants::Bitmap, state::*};
 use anchor_lang::prelude::*;
 
+/// Which holders of what no durable checkpoint has are not there.
+enum Away {
+    Nobody,
+    /// They are waited for as long as a warm-up lasts.
+    Some,
+    /// Wallets that wait together must not replace what a run knows of its model: the owner may (`rewind`).
+    All,
+}
+
 /// The four accounts of a run as the rules see them.
 pub struct Machine<'a> {
     pub run: &'a mut Run,
@@ -59,11 +68,13 @@ impl Machine<'_> {
 
     fn tick_waiting(&mut self, moment: &Moment) -> Result<bool> {
         let pending = members::pending(self.members);
-        let mut extra = u64::from(self.run.config.waiting_for_members_extra_time);
-        if self.holders_are_away(&pending) {
-            extra = extra.saturating_add(self.run.config.warmup_time);
-        }
-        if !self.elapsed(moment, extra) {
+        let extra = u64::from(self.run.config.waiting_for_members_extra_time);
+        let wait = match self.away(&pending) {
+            Away::Nobody => extra,
+            Away::Some => extra.saturating_add(self.run.config.warmup_time),
+            Away::All => return Ok(false),
+        };
+        if !self.elapsed(moment, wait) {
             return Ok(false);
         }
         if bitmap::count(&pending) < u32::from(self.run.config.init_min_clients) {
@@ -73,17 +84,23 @@ impl Machine<'_> {
         Ok(true)
     }
 
-    /// Whether an epoch of those who wait would take a level back to the durable checkpoint although members hold what
-    /// came after it.
+    /// Returns which finishers do not wait, of those who hold a level beyond the durable checkpoint: an epoch without them
+    /// would take it back to there.
     #[inline(never)]
-    fn holders_are_away(&self, pending: &Bitmap) -> bool {
+    fn away(&self, pending: &Bitmap) -> Away {
         let run = &*self.run;
         if run.model_source != model_source::PEERS {
-            return false;
+            return Away::Nobody;
         }
         let held = levels::held_by(run, self.members, &run.finishers);
-        let present = levels::held_by(run, self.members, &bitmap::both(&run.finishers, pending));
-        held & !present & levels::beyond_durable(run, self.model) != 0
+        let here = levels::held_by(run, self.members, &bitmap::both(&run.finishers, pending));
+        if held & !here & levels::beyond_durable(run, self.model) == 0 {
+            Away::Nobody
+        } else if here == 0 {
+            Away::All
+        } else {
+            Away::Some
+        }
     }
 
     fn tick_warmup(&mut self, moment: &Moment) -> Result<bool> {

@@ -90,6 +90,8 @@ fn collect(members: &Members, wanted: impl Fn(&Seat) -> bool) -> Bitmap {
 pub struct Papers<'a> {
     pub own: &'a mut Membership,
     pub evicted: Option<&'a mut Membership>,
+    /// The run knows levels that its durable checkpoint does not have.
+    pub unsaved: bool,
 }
 
 /// Gives the signer a place in the next epoch; returns whether it had none.
@@ -127,8 +129,8 @@ pub fn join(
 /// the seat knew of another wallet is in that one's membership.
 #[inline(never)]
 fn claim(run: &mut Run, members: &mut Members, papers: &mut Papers, now: u64) -> Result<usize> {
-    let Papers { own, evicted } = papers;
-    let index = choose(run, members, &own.wallet, awaits_finishers(run, now))?;
+    let Papers { own, evicted, unsaved } = papers;
+    let index = choose(run, members, &own.wallet, &Awaited::new(run, *unsaved, now))?;
     let seat = &members.seats[index];
     if seat.used == 1 && address_eq(&seat.signer, &own.wallet) {
         membership::settle(run, members, index, own);
@@ -180,19 +182,28 @@ fn forget_replica(run: &mut Run, members: &mut Members, index: u8) {
     }
 }
 
-/// Whether those who hold the model still have the time to come back that an epoch waits for them.
-fn awaits_finishers(run: &Run, now: u64) -> bool {
-    let time = u64::from(run.config.waiting_for_members_extra_time).saturating_add(run.config.warmup_time);
-    let waiting = run.state == run_state::WAITING_FOR_MEMBERS && !elapsed(now, run.state_started_at, time);
-    waiting && run.model_source == model_source::PEERS
+/// When the seats of finishers are not given away: the run would forget who holds its model.
+struct Awaited {
+    /// They still have the time to come back that an epoch waits for them.
+    all: bool,
+    /// While none of them waits, since no epoch begins without one (`Machine::away`).
+    first: bool,
+}
+
+impl Awaited {
+    fn new(run: &Run, unsaved: bool, now: u64) -> Self {
+        let time = u64::from(run.config.waiting_for_members_extra_time).saturating_add(run.config.warmup_time);
+        let waiting = run.state == run_state::WAITING_FOR_MEMBERS && run.model_source == model_source::PEERS;
+        Self { all: waiting && !elapsed(now, run.state_started_at, time), first: waiting && unsaved }
+    }
 }
 
 /// Own seat; else one that is nobody's; else an idle one: of a member that did not finish the last epoch, then one without
 /// points, then one that never delivered, then one that was in neither this epoch nor the last, then the one that was
-/// away longest. The seats of `finishers` are not given away while they are `awaited`: the run would forget who holds its
-/// model.
-fn choose(run: &Run, members: &Members, signer: &Address, awaited: bool) -> Result<usize> {
+/// away longest. The seats of `finishers` are not given away while they are `awaited`.
+fn choose(run: &Run, members: &Members, signer: &Address, awaited: &Awaited) -> Result<usize> {
     let (mut own, mut fresh, mut idle) = (None, None, None);
+    let mut here = false;
     let mut least = (u32::MAX, u32::MAX);
     for (index, seat) in members.seats.iter().enumerate() {
         if seat.used == 0 {
@@ -209,7 +220,8 @@ fn choose(run: &Run, members: &Members, signer: &Address, awaited: bool) -> Resu
         }
         let live = seat.pending == wish::WAITS || seat.state != member_state::IDLE;
         let finisher = bitmap::has(&run.finishers, index as u8);
-        if live || finisher && awaited {
+        if live {
+            here |= finisher && seat.pending == wish::WAITS;
             continue;
         }
         let recent = seat.last_epoch.saturating_add(1) >= run.epoch;
@@ -220,6 +232,9 @@ fn choose(run: &Run, members: &Members, signer: &Address, awaited: bool) -> Resu
             (idle, least) = (Some(index), worth);
         }
     }
+    // a finisher's seat comes last, so it is chosen only if no other is left
+    let kept = awaited.all || awaited.first && !here;
+    let idle = idle.filter(|index| !(kept && bitmap::has(&run.finishers, *index as u8)));
     let chosen = own.or(fresh).or(idle);
     chosen.ok_or_else(|| CoordinatorError::MembersFull.into())
 }

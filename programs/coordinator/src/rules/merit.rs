@@ -1,7 +1,8 @@
 //! What a member counts for: no more than it has shown.
 //!
 //! A newcomer counts at most as much as the median of those who have finished an epoch; whoever has been in one, at most
-//! twice what it delivered of its share there. Counts of 256 members are kept as bitmaps, one for each bit: adding one to
+//! twice what it delivered of its share there, and eight times the median: nobody checks what a member delivers, so no
+//! wallet may have nearly all of the work by declaring that it is fast. Counts of 256 members are kept as bitmaps, one for each bit: adding one to
 //! all who delivered costs as much as a few words, where 256 counters would cost more than closing a round may.
 
 use super::{bitmap, holders, quorum};
@@ -11,18 +12,29 @@ use crate::{constants::*, state::*};
 const EIGHTHS: u32 = 8;
 /// Of so many who delivered, one who owed nothing may have a word as they do.
 const IDLE: u32 = 4;
+/// No member counts for more than so many medians.
+const MEDIANS: u32 = 8;
 pub const MOST: u32 = (1 << COUNT_BITS) - 1;
 
-/// Counts a round that made a step: `attested` delivered all that they owed, and `delivered` owed something.
+/// Whom a round counts for. A quorum of the witnesses says it; where the epoch began without established holders, a
+/// majority does, by which levels are counted there too.
+pub struct Counted {
+    /// Delivered all that they owed.
+    pub attested: Bitmap,
+    /// Those of them who owed something.
+    pub delivered: Bitmap,
+}
+
+/// Counts a round that made a step.
 #[inline(never)]
-pub fn count(members: &mut Members, attested: &Bitmap, delivered: &Bitmap) {
-    members.proven = bitmap::either(&members.proven, delivered);
+pub fn count(members: &mut Members, counted: &Counted) {
+    members.proven = bitmap::either(&members.proven, &counted.delivered);
     if members.judged == MOST {
         return;
     }
     members.judged += 1;
     for index in 0..bitmap::WORDS {
-        let mut carry = bitmap::word(attested, index);
+        let mut carry = bitmap::word(&counted.attested, index);
         for plane in members.delivered.iter_mut() {
             if carry == 0 {
                 break;
@@ -40,10 +52,11 @@ pub fn begin(members: &mut Members) {
     members.judged = 0;
     members.delivered = [[0; 32]; COUNT_BITS];
     members.proven = [0; 32];
-    let newcomer = newcomers_most(members);
+    let median = median(members);
+    let highest = (u32::from(median) * MEDIANS).min(u32::from(u16::MAX)) as u16;
     for seat in members.seats.iter_mut().take_while(|seat| seat.used == 1) {
         if seat.state == member_state::HEALTHY {
-            let most = if seat.weight == 0 { newcomer } else { seat.weight };
+            let most = if seat.weight == 0 { median } else { seat.weight.min(highest) };
             seat.weight = seat.declared.min(most).max(1);
         }
     }
@@ -65,7 +78,7 @@ pub fn forget(members: &mut Members) {
 }
 
 /// The lower median of what those count for who have been in an epoch; of what all declare, if nobody has.
-fn newcomers_most(members: &Members) -> u16 {
+fn median(members: &Members) -> u16 {
     let healthy =
         || members.seats.iter().take_while(|seat| seat.used == 1).filter(|seat| seat.state == member_state::HEALTHY);
     let known = healthy().any(|seat| seat.weight > 0);
@@ -255,7 +268,7 @@ mod tests {
                     counters[seat as usize] += 1;
                 }
             }
-            count(&mut members, &attested, &attested);
+            count(&mut members, &Counted { attested, delivered: attested });
         }
         assert_eq!(members.judged, 300);
         for least in [1, 2, 100, 255, 256, 257, 300] {

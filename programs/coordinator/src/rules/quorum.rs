@@ -11,6 +11,11 @@ pub fn of(elected: u32) -> u32 {
     (2 * elected).div_ceil(3).max(1)
 }
 
+/// More than half. Where nobody has shown anything yet a minority must neither take the others' word nor have its own.
+pub fn majority(of: u32) -> u32 {
+    of / 2 + 1
+}
+
 /// Seats that at least `quorum` attestations name, of which there are as many or more, 64 at a time.
 pub(super) fn tally<'a>(attestations: impl Iterator<Item = &'a Attestation> + Clone, quorum: u32) -> Bitmap {
     let mut result = [0; 32];
@@ -33,9 +38,15 @@ pub fn left_out<'a>(attestations: impl Iterator<Item = &'a Attestation> + Clone,
     bitmap::without(&[0xff; 32], &tally(attestations, count + 1 - quorum))
 }
 
-/// Bits set in at least `quorum` words (at most 63), by counters in bit planes. Four words at a time are added up before
-/// the carry ripples on (Harley-Seal), which halves the work.
-pub(super) fn count(mut words: impl Iterator<Item = u64>, quorum: u32) -> u64 {
+/// Bits set in at least `quorum` words (at most 63).
+pub(super) fn count(words: impl Iterator<Item = u64>, quorum: u32) -> u64 {
+    at_least(&planes(words), quorum)
+}
+
+/// Counts the words (at most 63) that set each bit; the counters are in bit planes. Four words at a time are added up
+/// before the carry ripples on (Harley-Seal), which halves the work.
+#[inline(always)]
+pub(super) fn planes(mut words: impl Iterator<Item = u64>) -> [u64; PLANES] {
     let mut planes = [0u64; PLANES];
     while let Some(first) = words.next() {
         let [second, third, fourth] = core::array::from_fn(|_| words.next().unwrap_or(0));
@@ -50,7 +61,7 @@ pub(super) fn count(mut words: impl Iterator<Item = u64>, quorum: u32) -> u64 {
             *plane = sum;
         }
     }
-    at_least(&planes, quorum)
+    planes
 }
 
 /// Adds three bits in every place: the sums and the carries.

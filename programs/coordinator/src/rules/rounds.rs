@@ -1,10 +1,22 @@
 //! Rounds: starting one, closing one, and what follows.
 
 use super::{agreement, agreement::Votes, assignment, assignment::Plan, backlog, backlog::Gaps, batch, bitmap};
-use super::{committee, merit, moment::elapsed, quorum, seeds, source, validate_config, Machine, Moment};
+use super::{
+    committee, merit, merit::Counted, moment::elapsed, quorum, seeds, source, validate_config, Machine, Moment,
+};
 use crate::{constants::*, errors::CoordinatorError, state::*};
 use anchor_lang::prelude::*;
 use bytemuck::Zeroable;
+
+/// What a closed round has settled of the round that it judges.
+struct Settled {
+    /// Members of whom a quorum of the witnesses holds the same result, or who owed none.
+    attested: Bitmap,
+    /// Those of them who owed one: if there are any, it was a step.
+    delivered: Bitmap,
+    /// What is remembered of its members.
+    counted: Counted,
+}
 
 impl Machine<'_> {
     /// Starts round `height` with the seed that is drawn and the members that were there when it was not; the drain round,
@@ -63,12 +75,12 @@ impl Machine<'_> {
         let head = self.run.ring(0);
         let round = self.run.rounds[head];
         if let Some(judged) = self.run.judged(0) {
-            let (attested, delivered) = self.settle(&round, judged);
+            let Settled { attested, delivered, counted } = self.settle(&round, judged);
             self.run.rounds[head].attested = attested;
             if !bitmap::is_empty(&delivered) {
                 self.run.step = self.run.step.checked_add(1).ok_or(CoordinatorError::Overflow)?;
                 self.run.rounds[head].made_step = 1;
-                merit::count(self.members, &attested, &delivered);
+                merit::count(self.members, &counted);
                 source::settle(self.run, self.members, &round, &attested);
             }
         } else {
@@ -93,20 +105,20 @@ impl Machine<'_> {
         Ok(())
     }
 
-    /// Members of the `judged` round of whom a quorum of the witnesses of `round` holds the same result (or who owed
-    /// none), and those of them who owed one: if there are any, it was a step. The rest of its data is untrained; if the
-    /// backlog has no room for that, then all of it is.
+    /// Returns who delivered in the `judged` round. The rest of its data is untrained; if the backlog has no room for
+    /// that, then all of it is.
     #[inline(never)]
-    fn settle(&mut self, round: &Round, judged: usize) -> (Bitmap, Bitmap) {
+    fn settle(&mut self, round: &Round, judged: usize) -> Settled {
         let judged = self.run.rounds[judged];
         let count = (round.attestations as usize).min(MAX_WITNESSES);
         let attestations = &self.witnesses.rounds[self.run.ring(0)].attestations[..count];
         let quorum = quorum::of(u32::from(round.elected));
         let columns = agreement::columns(&judged.roster);
         let agreed = agreement::agreed(&Votes { attestations, leading: &self.witnesses.leading, columns, quorum });
-        let mut attested = bitmap::both(&agreed, &judged.roster);
+        let mut attested = bitmap::both(&agreed.by_quorum, &judged.roster);
         if attested == judged.roster {
-            return (attested, if judged.batch > 0 { attested } else { Bitmap::zeroed() });
+            let delivered = if judged.batch > 0 { attested } else { Bitmap::zeroed() };
+            return Settled { attested, delivered, counted: Counted { attested, delivered } };
         }
         let (mut idle, mut gaps) = (Bitmap::zeroed(), Gaps::new());
         let plan = Plan::new(&judged, &self.run.began, self.members, self.run.config.verification_percent);
@@ -123,7 +135,14 @@ impl Machine<'_> {
         }
         self.witnesses.backlog.put(self.run, &untrained);
         let idle = bitmap::both(&idle, &judged.roster); // who had gone before has no part in it
-        (bitmap::either(&attested, &idle), bitmap::without(&attested, &idle))
+        let most = match self.run.levels_established {
+            // one more than a third could keep all others from a quorum, and so have the word alone for good
+            0 => bitmap::both(&agreed.by_majority, &judged.roster),
+            _ => attested,
+        };
+        let counted = Counted { attested: bitmap::either(&most, &idle), delivered: bitmap::without(&most, &idle) };
+        let delivered = bitmap::without(&attested, &idle);
+        Settled { attested: bitmap::either(&attested, &idle), delivered, counted }
     }
 
     /// Why the epoch ends after this round, if it does.
