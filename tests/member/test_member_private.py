@@ -6,7 +6,9 @@ import asyncio
 import errno
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,11 +16,13 @@ import torch
 from torch import Tensor
 
 from aftermath.member import private
+from aftermath.member.feed import RunFeed
+from aftermath.member.own_state import OwnState
 from aftermath.optim.engine import Engine
 from aftermath.rules.state import RunState
 from aftermath.sim.player import Player
 from aftermath.sim.simulation import Simulation, play
-from aftermath.sim.tiny import RUN_ID
+from member.desk import Desk
 from member.short_runs import SHORT
 
 ALL = {"min_clients": 3, "waiting_for_members_extra_time": 20}
@@ -112,7 +116,7 @@ def test_a_damaged_file_is_told_and_left(tmp_path: Path) -> None:
         sim.remembers = True
         await restart(sim, (0, 1, 2, 2))
         for player, damage in zip(sim.players[1:], damages, strict=True):
-            private._file_in(tmp_path / "private", player.wallet, RUN_ID).write_bytes(damage)
+            private._file_in(tmp_path / "private", player.wallet, sim.run.identity).write_bytes(damage)
         await sim.until_finished()
 
     sim = play(tmp_path, story, **ALL | {"min_clients": 4, "init_min_clients": 4}, **SHORT)
@@ -140,3 +144,16 @@ def test_a_full_disk_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for player in sim.players[1:]:
         assert any("what the optimizer knows is not kept: the disk of" in e["message"] for e in player.saw("warning"))
         assert not player.saw("remembered")
+
+
+def test_private_state_of_a_later_run_of_the_same_id_is_another_file(tmp_path: Path) -> None:
+    """The first run's file stays, and its state is never offered to the second."""
+    files = set()
+    for created in (1, 2):
+        desk = Desk()
+        run = replace(desk.feed.view.run, created=created)
+        feed = RunFeed(replace(desk.feed.view, run=run))
+        ports = replace(desk.ports, feed=feed, coordinator=SimpleNamespace(wallet=bytes(32)))
+        kept = private.PrivateState(ports, desk.role, desk.workers, OwnState(ports, desk.workers.state), tmp_path)
+        files.add(kept._file)
+    assert len(files) == 2

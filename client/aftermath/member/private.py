@@ -65,7 +65,8 @@ class PrivateState:
     def __init__(self, ports: Ports, role: Role, workers: Workers, own: OwnState, directory: Path | None) -> None:
         self._ports, self._role, self._workers, self._own = ports, role, workers, own
         self._writing: asyncio.Task[None] | None = None
-        self._file = _file_in(directory, ports.coordinator.wallet, role.run_id) if directory else None
+        identity = ports.feed.view.run.identity
+        self._file = _file_in(directory, ports.coordinator.wallet, identity) if directory else None
 
     async def keep(self, replica: Replica, epoch: int, hashes: Mapping[int, bytes]) -> None:
         """Have the state of a replica written in the background, which has ended that epoch with these hashes."""
@@ -124,9 +125,9 @@ class PrivateState:
             self._ports.events.emit(kinds.Warning(message=f"what the optimizer knows is not kept: {error}"))
 
 
-def _file_in(directory: Path, wallet: bytes, run_id: str) -> Path:
-    """One for each wallet and run."""
-    name = hashlib.sha256(f"{wallet.hex()} {run_id}".encode()).hexdigest()
+def _file_in(directory: Path, wallet: bytes, identity: str) -> Path:
+    """Return the file of a wallet and a run: a later run of the same id has another one."""
+    name = hashlib.sha256(f"{wallet.hex()} {identity}".encode()).hexdigest()
     return directory / f"{name[:16]}.safetensors"
 
 
