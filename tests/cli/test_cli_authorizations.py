@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -9,10 +10,15 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from solders.pubkey import Pubkey
 
+from aftermath.chain.endpoints import endpoint
+from aftermath.chain.funds import ensure_funds
+from aftermath.chain.rpc import RpcPool
 from aftermath.chain.wallet import create_wallet
 from cli.cli_runs import Shell, invoke
 from cli.conftest import ROOT
+from cli.test_cli_bad_input import ELSEWHERE
 
 
 @pytest.fixture
@@ -242,3 +248,32 @@ def test_scripts_refuse_an_unknown_cluster(tmp_path: Path) -> None:
     done = subprocess.run(line, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode != 0
     assert "'elsewhere' is not a cluster" in done.stderr
+
+
+async def fund(rpc: str, key: str) -> None:
+    async with RpcPool([endpoint(rpc)]) as pool:
+        await ensure_funds(pool, Pubkey.from_string(key), 2 * 10**9)
+
+
+def test_run_on_another_network_is_not_opened_before_its_first_epoch(owner: Shell, run_id: str, material: Path) -> None:
+    """A second node that is not of this machine: strangers may be on that network."""
+    asyncio.run(fund(owner.rpc, public(Path(owner.wallet))))  # on another network it gets nothing
+    far = ("--run-id", run_id, "--rpc-2", ELSEWHERE)
+    made = owner("create-run", *far)
+    assert (made.code, made.data["permissionless"]) == (0, False)
+    (reason,) = verdict(owner, run_id, Path(owner.wallet))
+    assert "not configured" in reason  # the owner itself may join
+    refused = owner("join-authorization-create", *far)
+    assert refused.code == 1
+    assert "no epoch" in refused.err
+    assert f"join-authorization-create --run-id {run_id} --authorizer KEY" in refused.err
+    refused = owner("join-authorization-create", "--rpc-2", ELSEWHERE)
+    assert "for one run" in refused.err
+    assert owner("join-authorization-create", "--run-id", run_id).code == 0  # on a local network
+    text = (material / "config.toml").read_text()
+    weak = Path(owner.wallet).with_name("weak.toml")
+    weak.write_text(text.replace("[config]\n", "[config]\noverlap = 0\n", 1))
+    refused = owner("update-config", *far, "--config-path", weak)
+    assert (refused.code, "overlap = 0" in refused.err) == (1, True)
+    assert owner("join-authorization-delete", "--run-id", run_id).code == 0
+    assert owner("update-config", *far, "--config-path", weak).code == 0

@@ -5,6 +5,7 @@ import pytest
 from aftermath.rules import bitmap
 from aftermath.rules.deadlines import next_deadline
 from aftermath.rules.state import ModelSource, RunState
+from aftermath.watch.standing import standing
 from programs.harness import World
 from programs.scenario import Scenario, member
 
@@ -65,6 +66,8 @@ def test_run_without_any_finisher_does_not_begin(world: World) -> None:
     for index in STRANGERS:
         run.join(index).ok()
     assert next_deadline(run.run, run.members, run.model) is None
+    waits = standing(run.run, run.model, run.members, run.world.now).waits
+    assert any("rewind --run-id test" in one for one in waits)
     for _ in range(3):
         run.world.advance(100_000)
         run.tick(10).refused("NothingToTick")

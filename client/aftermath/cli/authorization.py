@@ -12,6 +12,7 @@ from aftermath.chain.authorizer import Authorization
 from aftermath.cli.connection import Cluster, SignedCluster
 from aftermath.cli.present import CommandError
 from aftermath.coordinator.errors import NoSuchRun
+from aftermath.owner.open_run import check_open_run, check_opening
 
 
 def scope_of(chain: Cluster, run_id: str | None) -> bytes:
@@ -26,6 +27,31 @@ async def granting(chain: SignedCluster, grantee: Pubkey, scope: bytes = JOIN_SC
     if found is not None and found.active:
         return []
     return ([] if found else [ix.create(grantee, scope)]) + [ix.grantor_update(grantee, True, scope)]
+
+
+async def open_to_all(chain: Cluster, grantor: Pubkey, run_id: str) -> bool:
+    """Return whether a join authority lets everybody join a run."""
+    scopes = (JOIN_SCOPE, scope_of(chain, run_id))
+    found = [await chain.authorization(grantor, EVERYONE, scope) for scope in scopes]
+    return any(one is not None and one.active for one in found)
+
+
+async def check_for_everybody(chain: SignedCluster, run_id: str | None) -> None:
+    """Raise OpenRunRefused if a run is not to be opened to everybody now. On a local network every run may be."""
+    if chain.pool.is_local:
+        return
+    if run_id is None:
+        check_opening(None, None)
+        return
+    try:
+        run, model, members = await chain.coordinator.snapshot(run_id)
+    except NoSuchRun:
+        check_opening(run_id, None)
+        return
+    check_opening(run_id, members)
+    begins = model.checkpoint if not any(model.checkpoint_hashes) else None
+    config = run.config
+    check_open_run(run_id, overlap=config.overlap, init_min_clients=config.init_min_clients, checkpoint=begins)
 
 
 async def trouble_with_grantor(chain: SignedCluster, run_id: str) -> str:

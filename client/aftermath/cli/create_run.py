@@ -45,19 +45,24 @@ async def create_run(
     client_version: Annotated[str, CLIENT_VERSION] = "",
     join_authority: Annotated[
         str | None,
-        typer.Option(help="Who decides who may join: a public key, or its key file; without it, everybody may join."),
+        typer.Option(
+            help="Who decides who may join: a public key, or its key file; without it, this wallet, and on a local "
+            "network everybody may join."
+        ),
     ] = None,
 ) -> Result:
     """Create a run on chain.
 
-    The wallet becomes its main authority. Without another join authority everybody may join; with one, nobody may
-    until it grants authorizations with join-authorization-create.
+    The wallet becomes its main authority, and its join authority if no other is named. On a local network everybody may
+    join then, elsewhere this wallet alone: name its other first members with join-authorization-create, and open the
+    run to everybody after its first epoch. With another join authority nobody may join until that names them.
     """
     from aftermath import __version__
-    from aftermath.chain.addresses import EVERYONE, run_addresses
+    from aftermath.chain.addresses import run_addresses
     from aftermath.chain.admission import trouble_with_version
     from aftermath.chain.options import public_key
     from aftermath.chain.refusals import sol
+    from aftermath.cli.authorization import open_to_all
     from aftermath.cli.connection import sign_in
     from aftermath.watch.phase import in_words
 
@@ -70,24 +75,47 @@ async def create_run(
         authority = named or own
         texts = {"name": name, "description": description, "num_parameters": 0, "vocab_size": 0}
         steps = await remaining(chain, run_id, texts, authority, client_version)
-        opened = chain.authorizer.size(own, EVERYONE) if authority == own else {}
+        opened = _authorization_size(chain, run_id) if authority == own else {}
         await chain.sender.afford(steps, chain.coordinator.sizes(run_id) | opened, later=LATER)
         before = await chain.balance(own)
         signatures = await chain.sender.send_packed(steps)
         spent = before - await chain.balance(own)
         run = await chain.coordinator.run(run_id)
+        everybody = await open_to_all(chain, authority, run_id)
+    if everybody and not chain.pool.is_local:
+        note(
+            "warning: an earlier authorization of this wallet lets everybody join all of its runs; before you start "
+            "this one: aftermath-solana join-authorization-delete"
+        )
     data = {
         "run_id": run_id,
         "address": str(run_addresses(chain.coordinator.program_id, run_id).run),
         "main_authority": str(own),
         "join_authority": str(authority),
-        "permissionless": authority == own,
+        "permissionless": everybody,
         "state": run.state.name.lower(),
         "lamports": spent,
         "signatures": [str(signature) for signature in signatures],
     }
     shown = renamed(data, "lamports", "paid", sol(spent))
-    return Result(data, facts(shown | {"state": in_words(run.state)}))
+    shown["state"] = in_words(run.state)
+    return Result(data, facts(shown))
+
+
+def _authorization_size(chain: SignedCluster, run_id: str) -> dict[Pubkey, int]:
+    """Return the bytes of the authorization that a creation makes, by its address."""
+    grantee, scope = _first_admitted(chain, run_id)
+    return chain.authorizer.size(chain.wallet.pubkey, grantee, scope=scope)
+
+
+def _first_admitted(chain: SignedCluster, run_id: str) -> tuple[Pubkey, bytes]:
+    """Return whom a creation lets join, and the scope of that. Strangers must not train a run's first epoch."""
+    from aftermath.chain.addresses import EVERYONE, JOIN_SCOPE
+    from aftermath.cli.authorization import scope_of
+
+    if chain.pool.is_local:
+        return EVERYONE, JOIN_SCOPE
+    return chain.wallet.pubkey, scope_of(chain, run_id)
 
 
 def check_readable(run_id: str) -> None:
@@ -109,11 +137,10 @@ async def remaining(
 async def missing(
     chain: SignedCluster, run_id: str, texts: dict[str, Any], authority: Pubkey, client_version: str
 ) -> list[Instruction]:
-    """What is still to be sent for the run to exist at full size, with its texts, and open if everybody may join.
+    """What is still to be sent for the run to exist at full size, with its texts, and for its first members to join.
 
     Raises RunExists when the run belongs to somebody else.
     """
-    from aftermath.chain.addresses import EVERYONE
     from aftermath.cli.authorization import granting
 
     own = chain.wallet.pubkey
@@ -123,7 +150,7 @@ async def missing(
     if steps and any(texts.values()):
         steps.append(chain.coordinator.ix.update(run_id, metadata=texts))
     if authority == own:
-        steps += await granting(chain, EVERYONE)
+        steps += await granting(chain, *_first_admitted(chain, run_id))
     return steps
 
 

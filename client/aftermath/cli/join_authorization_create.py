@@ -26,15 +26,25 @@ async def join_authorization_create(
     """Let a key, or everybody, join one run of a join authority, or all of them.
 
     The wallet is the join authority. Without --run-id the authorization is for all its runs, those to come included.
-    One that was withdrawn is made valid again.
+    One that was withdrawn is made valid again. On other networks than local ones everybody may be let into one run
+    only, and after its first epoch: whoever trains that decides what the model is.
     """
     from aftermath.chain.addresses import EVERYONE
     from aftermath.chain.options import public_key
-    from aftermath.cli.authorization import described, granting, present, scope_of, trouble_with_grantor
+    from aftermath.cli.authorization import (
+        check_for_everybody,
+        described,
+        granting,
+        present,
+        scope_of,
+        trouble_with_grantor,
+    )
     from aftermath.cli.connection import sign_in
 
     grantee = public_key(authorizer) if authorizer is not None else EVERYONE
     async with sign_in(options) as chain:
+        if grantee == EVERYONE:
+            await check_for_everybody(chain, run_id)
         grantor, scope = chain.wallet.pubkey, scope_of(chain, run_id)
         steps = await granting(chain, grantee, scope)
         if run_id is not None and (unmeant := await trouble_with_grantor(chain, run_id)):

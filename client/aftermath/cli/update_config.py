@@ -76,9 +76,12 @@ async def update_config(
     The run must be halted: pause it first. What is not given stays as it is. What changes is shown, key by key, before
     it is sent; where nothing does, nothing is sent.
     """
+    from solders.pubkey import Pubkey
+
     from aftermath import __version__
     from aftermath.chain.admission import trouble_with_version
     from aftermath.chain.refusals import as_told
+    from aftermath.cli.authorization import open_to_all
     from aftermath.cli.connection import sign_in
     from aftermath.owner.change import Change
     from aftermath.owner.troubles import troubles
@@ -93,6 +96,9 @@ async def update_config(
         if run.main_authority != bytes(chain.wallet.pubkey):  # who cannot pause it either
             raise as_told("NotMainAuthority", run_id)
         kept = change.kept_checkpoint(model)
+        everybody = await open_to_all(chain, Pubkey.from_bytes(run.join_authority), run_id)
+        if everybody and not chain.pool.is_local:
+            _check_open(change, run_id, model)
         sent = await _send(chain, change, run, model, as_json=json_output)
         run, model, _ = await chain.coordinator.snapshot(run_id)
     warnings = troubles(run, model, shape, trouble) if shape else []
@@ -100,8 +106,24 @@ async def update_config(
         warnings.append(unmeant)
     _warn(kept, warnings)
     data = _data(run, model, shape) | {"warnings": warnings} | sent
-    open_to_all = run.join_authority == run.main_authority
-    return Result(data, _for_people(data, shape), case="" if open_to_all else "invited")
+    return Result(data, _for_people(data, shape), case="" if everybody else "invited")
+
+
+def _check_open(change: Change, run_id: str, model: Model) -> None:
+    """Raise OpenRunRefused if the config is not for a run that everybody may join."""
+    from aftermath.config.read import checkpoint_of
+    from aftermath.owner.open_run import check_open_run
+
+    if change.config is None:
+        return
+    rules = change.config.config
+    begins = checkpoint_of(change.config.llm.checkpoint) if change.kept_checkpoint(model) is None else None
+    check_open_run(
+        run_id,
+        overlap=rules.overlap,
+        init_min_clients=rules.init_min_clients,
+        checkpoint=begins,
+    )
 
 
 async def _send(chain: SignedCluster, change: Change, run: Run, model: Model, *, as_json: bool) -> dict[str, Any]:

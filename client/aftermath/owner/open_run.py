@@ -1,0 +1,73 @@
+"""What a run that everybody may join has to be; a run whose join authority names each member is free of it.
+
+Nobody knows the wallets that join an open run, so its rules leave them as little as possible to lie about. A run on a
+network of this machine has no strangers: the commands ask this of all others.
+"""
+
+from __future__ import annotations
+
+import re
+
+from aftermath.base.errors import AftermathError
+from aftermath.rules.members import Members
+from aftermath.rules.model import Checkpoint
+from aftermath.rules.state import CheckpointKind
+
+MOST_SEATS = 64
+"""With more, the fingerprints of results are shorter than 40 bits, and two results can be made to look alike."""
+
+
+class OpenRunRefused(AftermathError):
+    """Raised if a run, or a change of it, is not for everybody to join."""
+
+    code = "open-run"
+
+
+def check_open_run(run_id: str, *, overlap: int, init_min_clients: int, checkpoint: Checkpoint | None) -> None:
+    """Raise OpenRunRefused if a run with this config is not for everybody.
+
+    `checkpoint` is where the run begins, or None if the chain knows the hashes of what its members load.
+    """
+    named = (
+        "or let only wallets join that you name: aftermath-solana join-authorization-delete, then "
+        f"join-authorization-create --run-id {run_id} --authorizer KEY for each"
+    )
+    if overlap == 0:
+        raise OpenRunRefused(
+            "overlap = 0: everybody may join this run, and without overlap two results can be made to look alike",
+            f"Set overlap = 1, {named}",
+        )
+    if init_min_clients > MOST_SEATS:
+        raise OpenRunRefused(
+            f"init_min_clients = {init_min_clients}: everybody may join this run, and with more than {MOST_SEATS} "
+            "members two results can be made to look alike",
+            f"Set init_min_clients to at most {MOST_SEATS}, {named}",
+        )
+    if checkpoint is not None and checkpoint.kind is CheckpointKind.HUB and not _is_commit(checkpoint.revision):
+        raise OpenRunRefused(
+            f"checkpoint revision {checkpoint.revision!r} of {checkpoint.repo} is not a commit hash: its repository's "
+            "owner can replace the model that everybody who joins loads",
+            "Set revision to the 40 hex digits of a commit, which the repository's history shows",
+        )
+
+
+def check_opening(run_id: str | None, members: Members | None) -> None:
+    """Raise OpenRunRefused unless an epoch of named members has ended in the run that is to be opened to everybody.
+
+    In an epoch in which nobody has shown anything, a majority of any wallets says what the model is.
+    """
+    if run_id is None:
+        raise OpenRunRefused(
+            "an authorization for everybody is for one run, not for all runs of a join authority",
+            "Name the run: --run-id RUN; or name who may join all of them: --authorizer KEY",
+        )
+    if members is None or not members.established:
+        raise OpenRunRefused(
+            f"no epoch of run {run_id} has ended yet: whoever joins the first one decides what the model is",
+            f"Name its first members: join-authorization-create --run-id {run_id} --authorizer KEY for each; once they "
+            "have ended an epoch, the run can be opened to everybody",
+        )
+
+
+def _is_commit(revision: str) -> bool:
+    return re.fullmatch(r"[0-9a-f]{40}", revision) is not None
