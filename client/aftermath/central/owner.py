@@ -8,7 +8,6 @@ finished (then if it has more steps), as `update-config` would, and otherwise sa
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import shlex
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -17,7 +16,6 @@ from pathlib import Path
 import httpx
 from solders.keypair import Keypair
 
-from aftermath.base.errors import AftermathError
 from aftermath.central.files import LEDGER, ServerError
 from aftermath.chain.authorizer import Authorizer
 from aftermath.chain.client import CoordinatorClient
@@ -33,8 +31,6 @@ from aftermath.localnet.rpc import Rpc
 from aftermath.owner.agreed_data import with_agreed_data
 from aftermath.owner.change import Change
 from aftermath.owner.difference import differences
-from aftermath.owner.schema import shape_of
-from aftermath.owner.troubles import troubles
 from aftermath.rules.model import Model
 from aftermath.rules.run import Config, Run
 from aftermath.rules.state import RunState
@@ -84,17 +80,13 @@ async def inside(node: Node, wallet: Wallet) -> AsyncIterator[SignedCluster]:
 
 def unused_keys(file: RunConfig, run: Run, model: Model) -> list[str]:
     """Return a sentence for every key of the file that a started run does not take up, with both values."""
-    shape = None
-    with contextlib.suppress(AftermathError):  # what the run began with may be gone; then only its rules are compared
-        shape = shape_of(file)
+    # without the model's shape: to make it takes seconds, and what the run began with may be gone
     change = Change(
-        metadata={}, config=file, shape=shape, restart_from_step=None, switch_to_hub=False, client_version=None
+        metadata={}, config=file, shape=None, restart_from_step=None, switch_to_hub=False, client_version=None
     )
     found = differences(change, run, model)
-    derived = {"model.schema_hash"} if len(found) > 1 else set[str]()
     if not file.llm.data_hash:  # the run has a hash of its own then
-        derived.add("model.data_location.secondary")
-    found = [one for one in found if one.key not in derived]
+        found = [one for one in found if one.key != "model.data_location.secondary"]
     return [
         f"{one.key}: the run goes on with {one.old!r}, and {file.file} says {one.new!r} (for a new run only)"
         for one in found
@@ -120,7 +112,11 @@ async def establish(chain: SignedCluster, run_id: str, file: RunConfig) -> list[
         if run.state is RunState.FINISHED and rules.total_steps <= run.trained_steps:
             return [f"the run has trained all its {run.trained_steps} steps: more total_steps in the file let it go on"]
         if not run.halted:
-            return await asyncio.to_thread(unused_keys, file, run, model)
+            return unused_keys(file, run, model)
+    # with PyTorch, for which a server that goes on does not wait: its members do
+    from aftermath.owner.schema import shape_of
+    from aftermath.owner.troubles import troubles
+
     shape = await asyncio.to_thread(shape_of, file)
     config, trouble = await asyncio.to_thread(with_agreed_data, file, shape.vocab_size)
     if steps:

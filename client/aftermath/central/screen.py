@@ -42,6 +42,15 @@ class Lines(logging.Handler):
 
 async def watch(server: CentralServer, tui: bool) -> None:
     """Show the run for ever."""
+    ours = logging.getLogger("aftermath")
+    ours.propagate = False  # what it logs is shown here, and not once more
+    try:
+        await _watch(server, tui)
+    finally:
+        ours.propagate = True
+
+
+async def _watch(server: CentralServer, tui: bool) -> None:
     console = Console(highlight=False)
     ours = logging.getLogger("aftermath")
     if ours.level != logging.DEBUG:  # as -v sets it

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from solders.instruction import Instruction
 
@@ -14,12 +14,14 @@ from aftermath.base.errors import AftermathError
 from aftermath.chain.instructions import CoordinatorInstructions
 from aftermath.config.document import RunConfig
 from aftermath.config.read import checkpoint_of
-from aftermath.owner.schema import Shape
 from aftermath.rules.assignment import batch_size
 from aftermath.rules.model import Checkpoint, Model
 from aftermath.rules.run import Config, Run, steps_before
 from aftermath.rules.state import ModelSource
 from aftermath.watch.phase import in_words
+
+if TYPE_CHECKING:
+    from aftermath.owner.schema import Shape
 
 
 class CannotChange(AftermathError):

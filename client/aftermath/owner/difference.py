@@ -83,10 +83,9 @@ def _run(change: Change, run: Run, model: Model) -> Run:
 
 def _model(change: Change, model: Model) -> Model:
     """The model as it would be."""
-    if change.config is not None and change.shape is not None:
+    if change.config is not None:
         llm = change.config.llm
         on_chain = llm.to_chain()
-        widths = tuple(change.shape.schema.state.widths)
         model = replace(
             model,
             architecture=on_chain["architecture"],
@@ -97,10 +96,11 @@ def _model(change: Change, model: Model) -> Model:
             data_location=replace(location_of(llm.data_location), secondary=on_chain["data_location"]["secondary"]),
             lr_schedule=schedule_of(llm.lr_schedule),
             optimizer=optimizer_of(llm.optimizer),
-            schema_hash=change.shape.schema.hash(),
-            tier_widths=widths,
-            tiers=len(widths),
+            tiers=llm.matformer.tiers,
         )
+    if change.config is not None and change.shape is not None:
+        widths = tuple(change.shape.schema.state.widths)
+        model = replace(model, schema_hash=change.shape.schema.hash(), tier_widths=widths, tiers=len(widths))
     if metadata := change.texts(model):
         model = replace(model, metadata=Metadata(**metadata))
     return model if change.client_version is None else replace(model, client_version=change.client_version)
