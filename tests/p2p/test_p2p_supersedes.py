@@ -9,6 +9,8 @@ import pytest
 from aftermath.p2p import links
 from aftermath.p2p.link import Link
 from aftermath.p2p.quota import Quota
+from aftermath.p2p.transport import short
+from p2p.nodes import until
 
 SMALL, LARGE = b"\x01" * 32, b"\x02" * 32
 OLD, NEW = b"o" * 16, b"n" * 16
@@ -48,6 +50,17 @@ async def test_a_peer_that_dials_again_is_served_on_the_new_connection_alone(
     assert "superseded" in (first.close_reason() or "")
     assert second.close_reason() is None
     assert node.reachable() == {peer.node_id}
+
+
+async def test_two_processes_with_one_key_are_told_to_both(opened: Any, caplog: pytest.LogCaptureFixture) -> None:
+    node, first = await opened(1), await opened(2)
+    node.set_members([first.node_id])
+    first.set_members([node.node_id])
+    await until(lambda: node.reachable() == {first.node_id})
+    second = await opened(2)
+    second.set_members([node.node_id])
+    await until(lambda: caplog.text.count("another process takes part with this member's key") == 2, 30.0)
+    assert not any("another process" in message for message in caplog.messages if short(first.node_id) in message)
 
 
 async def test_an_older_connection_that_the_other_side_dialled_lingers(

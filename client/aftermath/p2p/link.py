@@ -59,6 +59,10 @@ class Link:
     opened_at: float
     quota: Quota
     gone: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: str = ""
+    """How it ended, as the first of its services saw it."""
+    retired: bool = False
+    """Whether this side has replaced it with a newer one."""
     broke_rules: str = ""
     heard: int = -1
     silent: int = 0
@@ -188,6 +192,7 @@ async def run_link(link: Link, services: list[Coroutine[Any, Any, None]], compla
     try:
         await link.connection.closed()
     except iroh.IrohError as error:
+        link.ended = link.ended or cause(error)
         log.debug("link to %s: %s", short(link.peer), cause(error))
     finally:
         await cancel(tasks)
@@ -200,6 +205,7 @@ async def _guarded(link: Link, service: Coroutine[Any, Any, None], complaints: C
     except ProtocolViolation as violation:
         link.violated(violation)
     except (iroh.IrohError, TimeoutError) as error:
+        link.ended = link.ended or cause(error)
         log.debug("link to %s: %s", short(link.peer), cause(error))
         link.close(Code.STALLED, "stream failed")
     except Exception as error:

@@ -30,6 +30,8 @@ DIAL_S = 10.0
 GRACE_S = 1.0
 STABLE_S = 10.0
 LINGER_S = 2.0
+OTHER_PROCESS = "superseded by another process with your key"
+"""Why a link is closed whose peer has come anew as another process. One that has ended does not hear it any more."""
 
 log = logging.getLogger(__name__)
 Services = Callable[[Link], list[Coroutine[Any, Any, None]]]
@@ -208,8 +210,10 @@ class Links:
 
     def _retire(self, old: Link, new: Link) -> None:
         """Close a superseded link: at once if its peer is gone, else after what is under way had time to end."""
+        old.retired = True
+        reason = "superseded" if old.instance == new.instance else OTHER_PROCESS
         delay = LINGER_S if old.instance == new.instance and old.dialer != new.dialer else 0.0
-        asyncio.get_running_loop().call_later(delay, old.close, Code.DUPLICATE, "superseded")
+        asyncio.get_running_loop().call_later(delay, old.close, Code.DUPLICATE, reason)
 
     async def _serve(self, contact: Contact, link: Link) -> None:
         """Run a link until it closes, then be without one."""
@@ -218,6 +222,8 @@ class Links:
             await run_link(link, self._services(link), self._complaints)
         finally:
             self._open.discard(link)
+            if OTHER_PROCESS in link.ended and not link.retired:
+                self._tell_other_process(link)
             self._pace.events["disconnects"] += 1
             if link.broke_rules:
                 self._pace.events["violations"] += 1
@@ -227,6 +233,16 @@ class Links:
                 contact.trouble = close_reason(link.connection) or "the connection was lost"
                 contact.up.clear()
             link.gone.set()
+
+    def _tell_other_process(self, link: Link) -> None:
+        """Warn, once, that a peer is connected to another process that proved our key."""
+        if self._complaints.new("another process", self._me):
+            log.warning(
+                "another process takes part with this member's key, perhaps on another machine: peer %s is connected "
+                "to both. Stop one of them: each undoes what the other does, and two different results of one round "
+                "cost the seat and the bond",
+                short(link.peer),
+            )
 
     def _tell(self, link: Link, seconds: float) -> None:
         """Log what a peer did against the protocol, once for each: it can do it again whenever it is connected."""
