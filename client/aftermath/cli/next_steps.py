@@ -126,7 +126,9 @@ def _end(name: str, after: str) -> int:
     """Return where the options and arguments of a command end in the text behind its name."""
     from aftermath.cli.main import SOLANA
 
-    kinds, flags, words = SOLANA.kinds(name), {}, set()
+    kinds = SOLANA.kinds(name)
+    flags: dict[str, bool] = {}
+    words: set[str] = set()
     for option in SOLANA.load(name).params:
         flags |= dict.fromkeys(option.opts, getattr(option, "is_flag", False))
         if option.param_type_name == "argument":

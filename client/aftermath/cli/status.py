@@ -11,7 +11,6 @@ from aftermath.cli.present import Result, facts, listing, plain_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-    from solders.pubkey import Pubkey
 
     from aftermath.rules.members import Members, Membership
     from aftermath.rules.model import Model
@@ -108,9 +107,7 @@ def _without_run(held: Membership, run_id: str | None) -> dict[str, Any]:
     return row | {"tier": None, "member": NO_SEAT, "points": held.points, "bond_lamports": held.bond}
 
 
-def _page(
-    about: dict[str, Pubkey | str], runs: Sequence[dict[str, Any]], seats: Sequence[dict[str, Any]]
-) -> RenderableType:
+def _page(about: dict[str, object], runs: Sequence[dict[str, Any]], seats: Sequence[dict[str, Any]]) -> RenderableType:
     from rich.console import Group
 
     from aftermath.chain.refusals import sol
