@@ -163,13 +163,15 @@ class _LazyCommands(TyperGroup):
         """Run a command line (`args`, else the process's own) and end the process with its exit code."""
         args = given[0] if given else named.get("args")
         words = self._in_order(list(sys.argv[1:] if args is None else args)) or ["--help"]
+        before = VERBOSITY.set(Verbosity.INFO)
         try:
             tell_given({})
-            VERBOSITY.set(Verbosity.INFO)
             with reporting(as_json="--json" in words):
                 code = 0 if self._shows_page(words) else self._run(words)
         except typer.Exit as ending:
             code = ending.exit_code
+        finally:
+            VERBOSITY.reset(before)
         sys.exit(code)
 
     def _in_order(self, words: list[str]) -> list[str]:
