@@ -21,7 +21,7 @@ def redraws(console: Console) -> bool:
 
 
 class ConsoleLines:
-    """One line of text for each event a person wants to read, or if `quiet` for each warning."""
+    """One line of text for each event a person wants to read, or if `quiet` for each warning and error."""
 
     def __init__(self, console: Console, wall: Wall, *, quiet: bool = False) -> None:
         self._console, self._wall, self._quiet = console, wall, quiet
@@ -33,7 +33,7 @@ class ConsoleLines:
         sentence = self._sentences.of(event)
         if sentence is None:
             return
-        if self._quiet and not isinstance(event, kinds.Warning):
+        if self._quiet and not isinstance(event, kinds.Warning | kinds.Error):
             return
         if self._is_log:
             begin = f"{stamp(self._wall())} {level_of(event):<8}"
