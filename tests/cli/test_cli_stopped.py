@@ -1,0 +1,59 @@
+"""A run's only member is interrupted in mid-epoch, and started again: real processes on a local network."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.cli_lone_member import quick_config
+from cli.cli_runs import CONSOLE, LOCAL, Shell
+
+Event = dict[str, Any]
+
+
+def events_until(process: subprocess.Popen[str], wanted: Callable[[Event], bool]) -> Iterator[Event]:
+    """The events of a member, up to the one that is wanted."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        event = json.loads(line)
+        yield event
+        if wanted(event):
+            return
+    raise AssertionError("the member ended before that")
+
+
+@pytest.mark.slow
+def test_lone_member_interrupted_goes_on_from_its_steps(
+    owner: Shell, run_id: str, material: Path, tmp_path: Path
+) -> None:
+    more = {"rounds_per_epoch = 2": "rounds_per_epoch = 40", "max_round_train_time = 20": "max_round_train_time = 6"}
+    config = quick_config(material, tmp_path, more)
+    for command, *arguments in (
+        ("create-run", "--name", "a run"),
+        ("update-config", "--config-path", config),
+        ("set-paused", "resume"),
+    ):
+        assert owner(command, "--run-id", run_id, *arguments).code == 0
+    words = ["train", "--rpc", owner.rpc, "--run-id", run_id, "-w", str(owner.wallet), "--logs", "json", *LOCAL]
+    line = [str(word) for word in (CONSOLE, *words, "--micro-batch-size", 1, "--checkpoint-dir", tmp_path / "kept")]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as first:
+        list(events_until(first, lambda event: event["kind"] == "applied" and event["step"] >= 4))
+        first.send_signal(signal.SIGINT)
+        stopped = list(events_until(first, lambda event: event["kind"] == "stopped"))[-1]
+        assert first.wait(30) == 0
+    assert stopped["goes_on"]
+    assert Path(stopped["path"]).is_dir()
+    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as again:
+        told = list(events_until(again, lambda event: event["kind"] == "applied"))
+        again.send_signal(signal.SIGINT)
+        assert again.wait(60) == 0
+    assert [event["step"] for event in told if event["kind"] == "cooldown"] == [stopped["step"]]
+    assert told[-1]["step"] == stopped["step"] + 1
+    found = owner("show-run", "--run-id", run_id).data
+    assert found["checkpoint_step"] == stopped["step"]
