@@ -47,6 +47,7 @@ class CentralPool(RpcPool):
     """The one server, as an RPC service."""
 
     called = keeper = "the server"
+    keeps_seats = False  # the server withdraws a member some seconds after its connection ends
     signs_with = "identity"
     has_tick = False
 

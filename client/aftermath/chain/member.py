@@ -97,6 +97,11 @@ class SolanaMember:
         return self._pool.keeper
 
     @property
+    def keeps_seats(self) -> bool:
+        """Return whether a seat outlasts its member's connection."""
+        return self._pool.keeps_seats
+
+    @property
     def wallet(self) -> bytes:
         """This member's public key."""
         return self._wallet.public

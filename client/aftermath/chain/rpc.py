@@ -73,6 +73,7 @@ class RpcPool:
     """
 
     called = "RPC endpoint"
+    keeps_seats = True
     """What a node is to a person who reads a log."""
     keeper = "the chain"
     """What is behind the nodes, to a person."""

@@ -34,6 +34,10 @@ class Coordinator(Protocol):
         """What whoever keeps the run is to a person: the chain, or the server."""
 
     @property
+    def keeps_seats(self) -> bool:
+        """Whether a member keeps its seat in an epoch after its process has ended without leaving."""
+
+    @property
     def wallet(self) -> bytes:
         """The public key by which this member is known."""
 

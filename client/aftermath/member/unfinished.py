@@ -121,7 +121,7 @@ class LastMember:
         place = await self._keeper.save_now(replace(run, step=step + 1), replica)
         if place is None or directory is None:
             return
-        self.stays = in_rounds and _alone(view.members, seat)
+        self.stays = in_rounds and _alone(view.members, seat) and self._ports.coordinator.keeps_seats
         if self.stays:
             unfinished = Unfinished(run.epoch, run.epoch_started_at, step, str(place))
             write_mark(mark_path(directory, run), unfinished)

@@ -150,6 +150,8 @@ class Tabbed(App[None]):
         self.bottom.query_one("#title", Drawing).show(self.title_text())
         if self.leaving:
             self._say_so()
+        elif self._role == "member":  # the member may ask for a second Ctrl-C instead
+            self._say_so(shown=False)
         self.draw_tab(self._active)
 
     # --- keys -----------------------------------------------------------------------------------------------------
@@ -159,9 +161,9 @@ class Tabbed(App[None]):
         self._say_so()
         self._leave()
 
-    def _say_so(self) -> None:
-        self.bottom.query_one("#said").display = True
-        self.bottom.query_one(Footer).display = False
+    def _say_so(self, *, shown: bool = True) -> None:
+        self.bottom.query_one("#said").display = shown
+        self.bottom.query_one(Footer).display = not shown
 
     def action_turn(self, by: int) -> None:
         """To the next tab, or the one before."""
