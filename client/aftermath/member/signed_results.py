@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import cast
 
 import msgspec
 
@@ -88,8 +89,8 @@ class SignedResults:
         *lines, torn = file.read_bytes().split(b"\n")
         for number, line in enumerate(lines, start=1):
             try:
-                *place, digest = json_as(line, _Line)
-                self._digests[ResultPlace(*place)] = bytes.fromhex(digest)
+                run_id, epoch, height, seed, seat, digest = cast(_Line, json_as(line, _Line))
+                self._digests[ResultPlace(run_id, epoch, height, seed, seat)] = bytes.fromhex(digest)
             except (Malformed, ValueError):
                 raise Unsuitable(
                     f"line {number} of {file} is damaged: it tells which results were signed with this p2p key",
