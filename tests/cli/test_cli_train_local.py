@@ -78,10 +78,10 @@ def test_train_local_interrupted_ends_with_the_same_weights(
     train = Course._step
 
     def run(step_of_end: int, end: Callable[[], None]) -> Outcome:
-        def step(self: Course, number: int) -> None:
+        def step(self: Course, number: int) -> float | None:
             if number == step_of_end:
                 end()
-            train(self, number)
+            return train(self, number)
 
         monkeypatch.setattr(Course, "_step", step)
         return invoke(*cut)

@@ -72,10 +72,11 @@ def killed_after(training: Course, steps: int, monkeypatch: pytest.MonkeyPatch) 
     """Run, and die after so many steps of this process, before anything else is done."""
     whole, count = Course._step, itertools.count(1)
 
-    def step(self: Course, number: int) -> None:
-        whole(self, number)
+    def step(self: Course, number: int) -> float | None:
+        loss = whole(self, number)
         if next(count) == steps:
             raise Killed
+        return loss
 
     with monkeypatch.context() as patch:
         patch.setattr(Course, "_step", step)

@@ -61,7 +61,7 @@ def test_a_run_s_config_says_everything() -> None:
     assert found.model == str(Path("runs/demo/model").absolute())
     assert found.data == str(Path("runs/demo/tokens").absolute())
     assert found.shuffle_seed == bytes(range(1, 33)).hex()
-    assert (found.seq_len, found.steps, found.batch.start, found.batch.end) == (128, 72, 48, 48)
+    assert (found.seq_len, found.steps, found.batch.start, found.batch.end) == (128, 48, 48, 48)
     assert found.schedule == schedule_of(config.llm.lr_schedule)
     assert found.numbers == optimizer_of(config.llm.optimizer)
     assert (found.optimizer, found.levels, found.tiers, found.overlap) == ("sparseloco", 3, (0, 1, 2), 0)
@@ -97,15 +97,15 @@ def test_model_named_on_the_hub_is_fetched(tmp_path: Path) -> None:
 def test_options_beside_the_config_count() -> None:
     there = recipe(config_path=DEMO)
     found = recipe(
-        config_path=DEMO, model=Path("/m"), data_path=Path("/d"), seq_len=64, steps=50, total_batch=7, seed=4
+        config_path=DEMO, model=Path("/m"), data_path=Path("/d"), seq_len=64, steps=40, total_batch=7, seed=4
     )
-    assert (found.model, found.data, found.seq_len, found.steps) == ("/m", "/d", 64, 50)
+    assert (found.model, found.data, found.seq_len, found.steps) == ("/m", "/d", 64, 40)
     assert (found.batch.start, found.batch.end) == (7, 7)
     assert found.shuffle_seed not in ("", there.shuffle_seed, recipe(config_path=DEMO, seed=5).shuffle_seed)
     twice = recipe(config_path=DEMO, lr=2 * there.schedule.base_lr)
-    assert [twice.rate(step) for step in range(1, 61)] == pytest.approx([2 * there.rate(s) for s in range(1, 61)])
+    assert [twice.rate(step) for step in range(1, 49)] == pytest.approx([2 * there.rate(s) for s in range(1, 49)])
     assert recipe(config_path=DEMO, warmup_steps=10).schedule == replace(there.schedule, warmup_steps=10)
-    assert recipe(config_path=DEMO, lr_schedule="constant").rate(72) == there.schedule.base_lr
+    assert recipe(config_path=DEMO, lr_schedule="constant").rate(48) == there.schedule.base_lr
     longer = recipe(config_path=DEMO, steps=400, lr_schedule="stable")
     assert all(longer.rate(step) for step in range(1, 401))
     adamw = recipe(config_path=DEMO, optimizer="adamw", lr=2e-3)
@@ -254,7 +254,7 @@ def test_it_goes_into_json_and_members_take_turns() -> None:
         ({"config_path": DEMO, "optimizer": "adamw"}, "--optimizer adamw: the learning rate", "--lr 0.002"),
         ({"config_path": DEMO, "tiers": "3"}, "tiers 0 to 2", "matformer"),
         ({"config_path": DEMO, "steps": 74}, "is 0 before step 74", "--lr-schedule"),
-        ({"config_path": DEMO, "warmup_steps": 1}, "is 0 before step 72", "--lr-schedule"),
+        ({"config_path": DEMO, "warmup_steps": 1}, "is 0 before step 48", "--lr-schedule"),
         ({"config_path": DEMO, "steps": 3}, "a warm-up of 3 steps leaves nothing of the 3 steps", "--warmup-steps"),
     ],
     ids=str,

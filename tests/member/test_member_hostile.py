@@ -350,7 +350,9 @@ def test_a_gradient_that_is_not_finite_is_left_out(tmp_path: Path) -> None:
         replica = players[1].member._replica  # type: ignore[union-attr]
         assert replica is not None
         name = "model.norm.weight"
-        replica.params[name].register_hook(lambda grad: torch.full_like(grad, float("nan")))
+        hook = replica.params[name].register_hook(lambda grad: torch.full_like(grad, float("nan")))
+        await sim.until_round(3)
+        hook.remove()  # a member ends after five shares in a row that are not finite
         await sim.until_finished()
 
     sim = play(tmp_path, story, **SHORT)

@@ -29,7 +29,7 @@ async def granting(chain: SignedCluster, grantee: Pubkey, scope: bytes = JOIN_SC
     return ([] if found else [ix.create(grantee, scope)]) + [ix.grantor_update(grantee, True, scope)]
 
 
-async def open_to_all(chain: Cluster, grantor: Pubkey, run_id: str) -> bool:
+async def open_to_all(chain: SignedCluster, grantor: Pubkey, run_id: str) -> bool:
     """Return whether a join authority lets everybody join a run."""
     scopes = (JOIN_SCOPE, scope_of(chain, run_id))
     found = [await chain.authorization(grantor, EVERYONE, scope) for scope in scopes]

@@ -7,6 +7,7 @@ run that it joined first, until the user names the owner of another one.
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 
 import msgspec
@@ -14,7 +15,7 @@ from solders.pubkey import Pubkey
 
 from aftermath.base.bounded import Malformed, json_as
 from aftermath.base.errors import Unsuitable
-from aftermath.base.files import replacing
+from aftermath.base.files import settle
 from aftermath.rules.run import Run
 
 _MOST_BYTES = 4096
@@ -58,8 +59,13 @@ class KnownRuns:
         file = self._file(run.run_id)
         try:
             file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with replacing(file) as stream:
-                stream.write(msgspec.json.encode(found))
+            # Several members of one user may start at once, so each process writes under a name of its own.
+            partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
+            try:
+                partial.write_bytes(msgspec.json.encode(found))
+                settle(partial, file)
+            finally:
+                partial.unlink(missing_ok=True)
         except OSError as error:
             raise Unsuitable(
                 f"cannot record the owner of run {run.run_id} in {file}: {error.strerror}",
