@@ -152,7 +152,7 @@ def test_a_run_in_which_others_convict_is_joined_by_nobody(waiting: Shell, run_i
     asked = ("can-join", "--run-id", run_id, "--address", waiting.wallet)
     assert json.loads(waiting(*asked).out)["codes"] == ["verification-not-there"]
     refused = train(waiting, "--run-id", run_id, "--logs", "json")
-    assert refused.code == 1
+    assert refused.code == 11
     assert f"error: {reason}\n" in refused.err
     assert f"withdraw --run-id {run_id}" in refused.err
     asyncio.run(change(0))
@@ -378,13 +378,13 @@ def test_the_tier_that_this_machine_takes(waiting: Shell, run_id: str) -> None:
     asked = ("can-join", "--run-id", run_id, "--address", waiting.wallet, "--device", "cpu", "--matformer-tier", "auto")
     found = waiting(*asked).data
     assert (found["can_join"], found["tier"]) == (True, 0)
-    assert "GB that are free" in found["why_tier"]
+    assert "it fits (" in found["why_tier"]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
         taken.bind(("0.0.0.0", 0))
         port = taken.getsockname()[1]
         ended = train(waiting, "--run-id", run_id, "--matformer-tier", "auto", "--bind-p2p-port", str(port))
     assert ended.code == 1
-    assert "--matformer-tier auto: tier 0; it takes" in ended.err
+    assert "--matformer-tier auto: tier 0; it fits" in ended.err
     assert "is already in use" in ended.err
     assert ", tier 0, wallet " in ended.out
 

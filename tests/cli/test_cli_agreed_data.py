@@ -51,7 +51,7 @@ def test_a_member_with_other_files_is_refused_before_it_joins(
     assert created("predownload", "--run-id", run_id).code == 0
     other(tokens)
     refused = created("predownload", "--run-id", run_id).error
-    assert f"the run's is {agreed[:12]}" in refused["error"]
+    assert f"expected {agreed[:12]}" in refused["error"]
     assert "data inspect" in refused["fix"]
     said = train(created, "--run-id", run_id, "--device", "cpu", "--json")
     assert json.loads(said.err.splitlines()[-1]) == refused

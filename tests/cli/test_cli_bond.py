@@ -55,7 +55,7 @@ def test_nobody_pays_a_bond_that_its_user_has_not_agreed_to(bonded: Shell, run_i
     assert f"run {run_id} asks for a bond of 0.02 SOL" in reason
     assert "--max-bond allows 0 SOL" in reason
     refused = train(bonded, "--run-id", run_id)
-    assert refused.code == 1
+    assert refused.code == 11
     assert f"error: {reason}\n" in refused.err
     assert f"--max-bond {BOND}" in refused.err
     assert "measuring" not in refused.out  # it is said before the minutes that this takes

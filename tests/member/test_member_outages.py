@@ -33,14 +33,14 @@ def test_one_member_without_rpc_for_twenty_seconds_returns_next_epoch(tmp_path: 
     assert [e["epoch"] for e in sim.players[2].saw("cooldown")] == [1]
 
 
-def test_rpc_down_for_all_for_twenty_seconds_loses_nothing(tmp_path: Path) -> None:
-    """Longer than a round and than the cooldowns of two epochs, whose levels are attested all the same."""
+def test_rpc_down_for_all_in_a_round_and_over_two_cooldowns_loses_nothing(tmp_path: Path) -> None:
+    """In cooldowns it may be longer than they are. In a round an outage of 14 seconds may already drop a member."""
 
     async def story(sim: Simulation) -> None:
         for tier in (0, 1, 2):
             sim.add(tier)
         await sim.until_round(2)
-        await _outage(sim)
+        await _outage(sim, 10)
         for epoch in (0, 1):
             await sim.until(lambda run, epoch=epoch: run.epoch == epoch and run.state is RunState.COOLDOWN)
             await _outage(sim)

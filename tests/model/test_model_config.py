@@ -65,8 +65,6 @@ def test_these_configurations_tell_functions_apart(theirs: dict[str, torch.Tenso
 @pytest.mark.parametrize(
     ("keys", "names"),
     [
-        ({"rope_scaling": SCALED}, "rope_scaling of type llama3 has no original_max_position_embeddings"),
-        ({"rope_parameters": SCALED}, "rope_parameters of type llama3 has no original_max_position_embeddings"),
         ({"rope_parameters": DEFAULT, "rope_scaling": LINEAR}, "rope_parameters and rope_scaling contradict"),
         ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, "rope_scaling of type 'longrope'"),
         ({"rope_scaling": {"type": "default", "rope_type": "yarn"}}, "rope_scaling of type yarn has no factor"),

@@ -58,7 +58,7 @@ def test_so_is_every_line_that_the_owner_types() -> None:
     assert shell == "sh"
     lines = re.findall(r"aftermath-solana ((?:[^|&;<>)\n\"]|\"[^\"]*\")+)", re.sub(r"\d?> ?\S+", "", script))
     called = [SOLANA.called(words) for line in lines if parsed(words := shlex.split(line))]
-    assert called == ["show-identity", "json-dump-run", "create-run", "update-config", "set-paused"]
+    assert called == ["show-identity", "run-files", "json-dump-run", "create-run", "update-config", "set-paused"]
     assert subprocess.run(["sh", "-n"], input=script, text=True, check=False).returncode == 0
 
 

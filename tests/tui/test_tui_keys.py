@@ -126,7 +126,6 @@ async def test_the_question_mark_says_what_the_keys_do_and_any_key_closes_it() -
 @pytest.mark.parametrize(
     ("key", "role", "says"),
     [
-        ("q", "member", "Leaving: the run"),
         ("ctrl+c", "server", "Stopping"),
         ("ctrl+q", "watch", "Closing"),
     ],

@@ -78,7 +78,7 @@ def test_a_new_run_waits_for_its_config_and_then_for_its_start_and_is_so_for_no_
 
 def test_before_there_are_enough_it_says_how_many_are_missing() -> None:
     few = at(RunState.WAITING_FOR_MEMBERS, members_=members(1, pending=True, state=MemberState.IDLE))
-    assert few.waits == ("members: 1 of at least 3 members has asked for a place",)
+    assert few.waits == ("members: 1 (needs 3)",)
     assert few.deadline is None
     assert [member.standing for member in few.members] == ["joins the next epoch"]
     enough = at(RunState.WAITING_FOR_MEMBERS, now=BEGAN + 2, members_=members(3, pending=True))

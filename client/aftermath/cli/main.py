@@ -67,9 +67,7 @@ INDEX = {
     "observe": Entry(
         LOOK, "Serve a web page of the cluster's runs: state, members, loss by tier, costs, live and back in time."
     ),
-    "plot": Entry(
-        LOOK, "Draw a run's history from its members' events: loss by tier, bytes, epochs, who went and came back."
-    ),
+    "plot": Entry(LOOK, "Draw a run's history from its members' events, or compare trainings of train-local."),
     "events tail": Entry(LOOK, "Print the last events of members, and then those that come, until Ctrl-C."),
     "events replay": Entry(LOOK, "Print what members told, in the order of time."),
     "events export": Entry(LOOK, "Write what members told into one file, in the order of time."),
