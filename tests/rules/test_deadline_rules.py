@@ -97,7 +97,7 @@ def test_holders_that_are_away_are_waited_for_if_they_have_what_nobody_else_has(
     for known in (b"\1" * 32, bytes(32)):  # also of a checkpoint that was never attested
         hashes = tuple(b"\xff" * 32 if level in differing else known for level in range(3))
         unattested, durable = replace(waiting, level_hashes=hashes), SimpleNamespace(checkpoint_hashes=(known,) * 3)
-        assert deadlines.next_deadline(unattested, table, durable) == 1000 + wait  # type: ignore[arg-type]
+        assert deadlines.next_deadline(unattested, table, durable) == expected  # type: ignore[arg-type]
 
 
 @given(st.sampled_from(RunState), st.integers(0, 2**40), st.integers(0, 1000), st.integers(0, 2**30))
