@@ -98,7 +98,7 @@ async def test_changed_key_of_started_run_is_named_with_both_values(
     await started(tmp_path / "kept", state_of(tmp_path, text))
     said, again, _ = await started(tmp_path / "kept", state_of(tmp_path, text.replace(old, new)))
     path = tmp_path / "state.toml"
-    sentence = f"{key}: the run goes on with {values[0]}, and {path} says {values[1]} (for a new run only)"
+    sentence = f"{key}: the run keeps {values[0]}; {values[1]} in {path} applies to a new run only"
     assert sentence in said
     assert all(key.split(".")[-1] in other for other in said), "no other key"
     assert again.config.total_steps == 100

@@ -323,7 +323,7 @@ async def test_new_identities_get_accounts_by_success_and_quota(
         for member in members:
             await member.join()
             assert funded(member)
-        with pytest.raises(RpcRejected, match="takes no more new identities now"):
+        with pytest.raises(RpcRejected, match="accepts no new identities for"):
             await late.join()
         await members[0].join(weight=20)
 

@@ -83,7 +83,7 @@ def test_what_was_exported_merges_to_the_same_bits_and_what_was_trained_since_ta
             save_file({key: value + 1 for key, value in weights.items()}, part / "model.safetensors")
         out = made.with_name(name)
         done = invoke("model", "merge", "--into", str(made), "--slice", str(part), "--out", str(out))
-        assert (done.code, "differ from those of" in done.err) == (0, name == "changed")
+        assert (done.code, "differ from" in done.err) == (0, name == "changed")
     full, same, changed = (load_file(made.with_name(name) / "model.safetensors") for name in ("m", "same", "changed"))
     assert all(torch.equal(full[key], same[key]) for key in full)
     gate = "model.layers.0.mlp.gate_proj.weight"
@@ -165,7 +165,7 @@ def test_model_merge_of_slice_from_another_training_warns_with_its_distance(made
     part, out = str(made.with_name("m-tier1")), str(tmp_path / "x")
     told = invoke("model", "merge", "--into", str(other), "--slice", part, "--out", out)
     assert told.code == 0
-    found = re.search(r"warning: \d+ tensors of .* differ from those of .*, by (\d+)\.\d%", told.err.replace("\n", " "))
+    found = re.search(r"warning: \d+ tensors of .* differ from .*, by (\d+)\.\d%", told.err.replace("\n", " "))
     assert found
     assert int(found[1]) > 10
 

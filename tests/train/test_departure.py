@@ -37,8 +37,8 @@ LOST = "6 trained steps are in no checkpoint, and no other member has levels 0, 
         (None, signal.SIGINT, True, [0.0], None),
         (Stake(6, [0, 1], saves=True), signal.SIGTERM, False, [60.0], None),
         (Stake(6, [0, 1], saves=False), signal.SIGINT, True, [None, 0.0], "Press Ctrl-C again to leave"),
-        (Stake(6, [0, 1], saves=False), signal.SIGTERM, True, [0.0], "They are lost now."),
-        (Stake(6, [0, 1], saves=False), signal.SIGINT, False, [0.0], "They are lost now."),
+        (Stake(6, [0, 1], saves=False), signal.SIGTERM, True, [0.0], "These steps are lost now."),
+        (Stake(6, [0, 1], saves=False), signal.SIGINT, False, [0.0], "These steps are lost now."),
     ],
 )
 def test_first_signal_saves_or_asks_by_what_is_at_stake(

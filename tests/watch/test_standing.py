@@ -163,7 +163,7 @@ def test_standing_without_tick_or_answer_gives_no_tick_advice(options: dict[str,
     overdue = at(RunState.WARMUP, now=BEGAN + 60 + 15 + options.get("silent", 0), **options)
     assert overdue.deadline == -15
     assert overdue.waits[-1] == waits
-    assert ("no answer; as last heard" in line(overdue)) == ("silent" in options)
+    assert ("no answer; last known state" in line(overdue)) == ("silent" in options)
 
 
 def test_a_pause_to_come_is_said() -> None:

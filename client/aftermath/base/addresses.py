@@ -52,7 +52,7 @@ def permitted(host: str, found: Sequence[tuple[Any, ...]], permits: Permits) -> 
         where = host if host in addresses else f"{host} ({addresses[0]})"
         raise Unsuitable(
             f"the run's data is at {where}, an address of this machine or of a private network",
-            f"If you trust the run's owner with what is reachable from here: {ALLOW}",
+            f"Pass {ALLOW} if the run's owner may reach the services of this machine's network",
         )
     return allowed
 

@@ -105,7 +105,7 @@ class Accounts:
         if wait := max(bucket.next_in(), self._new.next_in()):
             raise RpcError(
                 INVALID_REQUEST,
-                f"the server takes no more new identities now, the next in {wait:.0f} s: use one that it knows",
+                f"the server accepts no new identities for {wait:.0f} s; wait, or use an identity that it knows",
             )
         bucket.spare()
         self._new.spare()

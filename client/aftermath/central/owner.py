@@ -88,8 +88,7 @@ def unused_keys(file: RunConfig, run: Run, model: Model) -> list[str]:
     if not file.llm.data_hash:  # the run has a hash of its own then
         found = [one for one in found if one.key != "model.data_location.secondary"]
     return [
-        f"{one.key}: the run goes on with {one.old!r}, and {file.file} says {one.new!r} (for a new run only)"
-        for one in found
+        f"{one.key}: the run keeps {one.old!r}; {one.new!r} in {file.file} applies to a new run only" for one in found
     ]
 
 
@@ -103,7 +102,7 @@ async def establish(chain: SignedCluster, run_id: str, file: RunConfig) -> list[
         kept = " and ".join(map(repr, names))
         raise ServerError(
             f"--save-state-dir keeps the run {kept}, not {run_id!r}",
-            f"Pass --run-id {shlex.quote(names[0])}, or begin {run_id!r} in an empty directory: --save-state-dir DIR",
+            f"Pass --run-id {shlex.quote(names[0])}, or pass an empty --save-state-dir DIR for {run_id!r}",
         )
     steps = await missing(chain, run_id, {}, chain.wallet.pubkey, "")
     if not steps:

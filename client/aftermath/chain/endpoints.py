@@ -242,9 +242,9 @@ def advice(error: BaseException) -> str:
     if code in (401, 403):
         return "Check the API key in the RPC address, and that your account at the provider may use this network"
     if code == 429:
-        return "Wait a little: this node limits the rate of requests. An address with an API key of your own has more"
+        return "Wait a minute, or pass an --rpc address with your own API key: this node limits the request rate"
     if target := _redirect(error.response):
-        return f"Name the address that it redirects to: --rpc {target}"
+        return f"Pass --rpc {target}, the address that the node redirects to"
     return "Check the path of the RPC address: a web server is there, but not an RPC node" if code == 404 else ""
 
 

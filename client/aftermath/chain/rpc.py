@@ -283,8 +283,8 @@ class RpcPool:
         for node in self._nodes.all:
             if not node.advice and (proxy := proxy_for(node.endpoint.http)) is not None:
                 host = urlsplit(node.endpoint.http).hostname
-                fixes.append(f"It is asked through the proxy of {proxy.variable}; NO_PROXY={host} asks it directly")
-        return ". ".join(dict.fromkeys(fixes)) + ", or name another by --rpc, or one more by --rpc-2"
+                fixes.append(f"Set NO_PROXY={host} to bypass the proxy that {proxy.variable} names")
+        return ". ".join(dict.fromkeys(fixes)) + ", or pass another node with --rpc or --rpc-2"
 
 
 def genesis_hash(value: Any) -> str:

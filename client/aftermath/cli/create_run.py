@@ -46,8 +46,8 @@ async def create_run(
     join_authority: Annotated[
         str | None,
         typer.Option(
-            help="Who decides who may join: a public key, or its key file; without it, this wallet, and on a local "
-            "network everybody may join."
+            help="Public key or key file of the wallet that admits members. Default: this wallet. On a local network "
+            "the default admits everybody."
         ),
     ] = None,
 ) -> Result:
@@ -84,8 +84,8 @@ async def create_run(
         everybody = await open_to_all(chain, authority, run_id)
     if everybody and not chain.pool.is_local:
         note(
-            "warning: an earlier authorization of this wallet lets everybody join all of its runs; before you start "
-            "this one: aftermath-solana join-authorization-delete"
+            "warning: an earlier authorization of this wallet admits everybody to all its runs; before you start this "
+            "run, type aftermath-solana join-authorization-delete"
         )
     data = {
         "run_id": run_id,

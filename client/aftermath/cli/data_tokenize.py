@@ -56,9 +56,9 @@ class Conversion:
 def data_tokenize(conversion: Conversion) -> Result:
     """Turn text into token files.
 
-    Every document is followed by the end-of-text token. Each file is a document, each JSON line and each row of a
-    parquet file; a line of <|endoftext|> starts a new one. The tokenizer's files are written beside the tokens, for
-    model init and init. Existing token files are never mixed with new ones.
+    Writes the end-of-text token after every document. A document is a text file, a JSON line or a parquet row. In a
+    text file, a line of <|endoftext|> starts a new document. Copies the tokenizer's files next to the tokens, where
+    init finds them. Refuses an output folder that already holds token files.
     """
     return convert(conversion)
 

@@ -122,8 +122,8 @@ RunOwner = Annotated[
     str | None,
     shared(
         "--owner",
-        text="Key of the run's owner. A run of another owner is refused; one that this owner closed and created again "
-        "is joined.",
+        text="Public key of the run's owner. The member refuses a run of another owner. It joins a run that this owner "
+        "closed and created again.",
     ),
 ]
 
@@ -260,8 +260,8 @@ class AccessOptions:
         bool,
         shared(
             "--allow-private-network",
-            text="Read data that the run names at addresses of this machine and of private networks. Otherwise only "
-            "addresses of the internet are connected to, unless the RPC is on this machine.",
+            text="Allow the run's data to be read from this machine and private networks. By default only public "
+            "addresses are allowed, unless the RPC is on this machine.",
         ),
     ] = False
     hub_token_for: Annotated[

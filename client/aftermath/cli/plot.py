@@ -32,10 +32,10 @@ def plot(
 ) -> Result:
     """Draw a run's history from its members' events, or compare trainings of train-local.
 
-    A run: loss by tier, bytes, epochs, who went and came back. One member's events are enough; with those of all, the
-    loss is over everybody's shares.
+    For a run, name directories of members' events. The picture shows loss by tier, bytes sent, epochs, and members that
+    left or came back. One member's events are enough. With the events of all members, the loss covers all shares.
 
-    Trainings: name their --out directories. All losses are drawn into one picture with a legend.
+    For trainings, name their --out directories. One picture shows all losses with a legend.
     """
     from aftermath.lab.trainings import trainings_in
     from aftermath.watch.reader import NoEvents

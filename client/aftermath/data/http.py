@@ -144,7 +144,7 @@ class HttpClient:
                 said = "it sends too slowly"
             except httpx.HTTPError as error:
                 said = _WORDS.get(type(error), type(error).__name__)
-        raise SourceAway(f"{shown(url)} cannot be had: {said}", _fix(url, said))
+        raise SourceAway(f"cannot read {shown(url)}: {said}", _fix(url, said))
 
     @asynccontextmanager
     async def _opened(self, url: str, headers: dict[str, str]) -> AsyncIterator[httpx.Response]:
@@ -189,11 +189,11 @@ class HttpClient:
 def _fix(url: str, why: str) -> str:
     """Return what helps where a server cannot be read."""
     if why == "status 429":
-        return "Wait a little: the server limits the rate of requests"
+        return "Wait a minute; the server limits the request rate"
     proxy = proxy_for(url)
     if proxy is None:
-        return "See whether its server is up"
-    return f"See whether its server is up. It is asked through the proxy of {proxy.variable}"
+        return "Check that the server is up"
+    return f"Check that the server is up, and that the proxy that {proxy.variable} names can reach it"
 
 
 class _Passing(Exception):

@@ -48,8 +48,8 @@ def merged(full: Path, part: Path, warn: Callable[[str], None] = log.warning) ->
     if changed:
         size = math.sqrt(differences / squares) if squares else math.inf
         warn(
-            f"{counted(changed, 'tensor')} of {part} differ from those of {full}, by {size:.1%} of their size: it was "
-            "trained further, or it is of another training, and then the result is a model of neither. Above 100% the "
-            "two have little in common"
+            f"{counted(changed, 'tensor')} of {part} differ from {full} by {size:.1%} of their norm. Either the slice "
+            "was trained further, or it comes from another training, which makes the merged model useless. Above 100% "
+            "the two have little in common"
         )
     return config, params

@@ -76,6 +76,7 @@ def trouble_with_tokenizer(config: RunConfig) -> str:
     except (OSError, RuntimeError, ValueError):  # one of them has none here
         return ""
     return (
-        f"the tokens in {data.path} are of another tokenizer than the model in {model.path}. Make the model with "
-        f"model init --tokenizer {beside_tokens}, or the tokens with data tokenize --tokenizer {beside_model}"
+        f"the tokens in {data.path} and the model in {model.path} come from different tokenizers. Run "
+        f"aftermath-solana model init --tokenizer {beside_tokens} --out DIR, or "
+        f"aftermath-solana data tokenize --tokenizer {beside_model} --input TEXT --output DIR"
     )

@@ -29,8 +29,8 @@ def check_open_run(run_id: str, *, overlap: int, init_min_clients: int, checkpoi
     `checkpoint` is where the run begins, or None if the chain knows the hashes of what its members load.
     """
     named = (
-        "or let only wallets join that you name: aftermath-solana join-authorization-delete, then "
-        f"join-authorization-create --run-id {run_id} --authorizer KEY for each"
+        "or admit named wallets only: aftermath-solana join-authorization-delete, then for each wallet "
+        f"aftermath-solana join-authorization-create --run-id {run_id} --authorizer KEY"
     )
     if overlap == 0:
         raise OpenRunRefused(
@@ -64,8 +64,8 @@ def check_opening(run_id: str | None, members: Members | None) -> None:
     if members is None or not members.established:
         raise OpenRunRefused(
             f"no epoch of run {run_id} has ended yet: whoever joins the first one decides what the model is",
-            f"Name its first members: join-authorization-create --run-id {run_id} --authorizer KEY for each; once they "
-            "have ended an epoch, the run can be opened to everybody",
+            "Admit its first members one by one: aftermath-solana join-authorization-create "
+            f"--run-id {run_id} --authorizer KEY; open the run to everybody after they finish an epoch",
         )
 
 

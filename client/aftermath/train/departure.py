@@ -37,9 +37,9 @@ class Departure:
             return _SAVE_SECONDS
         if stake is not None and not self._asked:
             asks = self._can_ask and number == signal.SIGINT
-            fix = "Press Ctrl-C again to leave and lose them." if asks else "They are lost now."
+            fix = "Press Ctrl-C again to leave and lose these steps." if asks else "These steps are lost now."
             if self._can_ask:
-                fix += " A member with --matformer-tier 0 --checkpoint-dir DIR saves them"
+                fix += " Next time pass --matformer-tier 0 --checkpoint-dir DIR to save the model on exit"
             self._events.emit(kinds.Warning(message=f"{stake.words()}\n{fix}"))
             if asks:
                 self._asked = True

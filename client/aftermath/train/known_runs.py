@@ -48,9 +48,8 @@ class KnownRuns:
             return
         whose = "by the same owner" if known.owner == found.owner else f"by another owner, {found.owner}"
         raise Unsuitable(
-            f"run {run.run_id} is another run than the one that you joined: that one was closed, and this one was "
-            f"created {whose}",
-            f"If you mean the new one: --owner {found.owner}",
+            f"run {run.run_id} is not the run that you joined: that run was closed, and this one was created {whose}",
+            f"To join the new run, pass --owner {found.owner}",
         )
 
     def remember(self, run: Run) -> None:
@@ -79,7 +78,7 @@ class KnownRuns:
     def _read(self, run_id: str) -> _Known | None:
         """Return what is known of a run id. Raises Unsuitable if its file is damaged."""
         file = self._file(run_id)
-        fix = f"Remove the file, and name the owner of run {run_id}: --owner KEY"
+        fix = f"Remove the file and pass --owner KEY, the public key of the owner of run {run_id}"
         try:
             with file.open("rb") as stream:
                 known: _Known = json_as(stream.read(_MOST_BYTES), _Known)
@@ -88,7 +87,7 @@ class KnownRuns:
         except OSError as error:
             raise Unsuitable(f"cannot read the owner of run {run_id} in {file}: {error.strerror}", fix) from None
         except Malformed:
-            raise Unsuitable(f"{file} is damaged: it tells the owner of run {run_id}", fix) from None
+            raise Unsuitable(f"{file} is damaged; it records the owner of run {run_id}", fix) from None
         return known
 
 

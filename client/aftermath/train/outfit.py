@@ -100,9 +100,9 @@ def data_of(model: Model, schema: Schema, access: RunAccess) -> Source:
     location = model.data_location
     if location.kind is DataKind.WEIGHTED_HTTP and not location.files_hash and not access.trusting:
         raise Unsuitable(
-            f"nothing on chain says what is in the document {name_of(location, access)}, which could be another for "
-            "every member",
-            "The run's owner puts the hash of the data on chain: update-config does it where it can read the data",
+            f"the chain has no hash of the mixture document {name_of(location, access)}, so members could get "
+            "different data",
+            "Ask the run's owner to run aftermath-solana update-config on a machine that can read the data",
         )
     source = open_source(location, model.max_seq_len, schema.state.config.vocab_size, labels=finetuning, access=access)
     if location.files_hash and (found := hash_of(source.record()).hex()) != location.files_hash:

@@ -137,7 +137,7 @@ class TrainSettings:
     dummy_training_delay_secs: Annotated[
         int,
         Limits(0, 86_400),
-        Doc("Seconds to wait before every training step, to test a run with a slow member. 0: none."),
+        Doc("Seconds to wait before each share, to test a run with a slow member. 0 disables the delay."),
     ] = 0
 
     checkpoint_dir: Annotated[Path | None, Doc("Directory for a checkpoint after every epoch (tier 0 only).")] = None

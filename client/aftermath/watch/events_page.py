@@ -22,9 +22,9 @@ Every kind of event that a member can tell, and what each says. Generated from t
 docs/events.md`. How events are kept, read, replayed, exported and drawn is in
 [operations.md](operations.md#events-and-metrics).
 
-An event is one JSON object in a line: `at` is its date, `t` seconds of the member's clock since the process began,
-`kind` one of these. A warning or an error also has `severity`, WARNING or ERROR. A field that is as by default is left
-out; what is not finite is `null`."""
+An event is one line with a JSON object. `at` is its date, `t` seconds since the process began (the member's clock),
+and `kind` one of the kinds below. Warnings and errors also have `severity`, WARNING or ERROR. Fields with their default
+value are omitted. Numbers that are not finite are `null`."""
 
 
 def page() -> str:

@@ -82,7 +82,7 @@ class Joined(Event, frozen=True, kw_only=True):
 
 
 class Waiting(Event, frozen=True, kw_only=True):
-    """An epoch goes on without the member; `epoch` is the one it waits for. `leaves`: none follows, so it leaves."""
+    """An epoch runs without the member, which waits for `epoch`. `leaves`: no epoch follows, so the member leaves."""
 
     epoch: int
     leaves: bool = False
@@ -101,8 +101,9 @@ class Left(Event, frozen=True, kw_only=True):
 
 
 class Stopped(Event, frozen=True, kw_only=True):
-    """A member that was stopped as the last one with the model saved it at `path`, with `step` steps in it. `goes_on`:
-    the run goes on from it when the member starts again.
+    """The last member with part of the model was stopped, and saved the model at `path` after `step` steps.
+
+    `goes_on`: the run continues from the saved model when the member starts again.
     """
 
     step: int
@@ -134,7 +135,7 @@ class Warning(Event, frozen=True, kw_only=True):
 
 
 class State(Event, frozen=True, kw_only=True):
-    """The run is in another state, since that second of its time. `last`: no epoch follows this one."""
+    """The run changed state. `since`: chain time in seconds when it did. `last`: no epoch follows this one."""
 
     epoch: int
     state: str

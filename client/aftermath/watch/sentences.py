@@ -70,7 +70,7 @@ class Sentences:
             fields["waits"] = f"waiting for epoch {event.epoch}; {running} has begun without this member"
             if event.leaves:
                 fields["waits"] = (
-                    f"came too late: {running} is the last, so this member leaves (owner: reopen adds steps)"
+                    f"this member leaves: {running} is the last and began without it (the owner adds steps with reopen)"
                 )
         elif isinstance(event, kinds.Round):
             fields["progress"] = self._progress.words()
@@ -90,7 +90,7 @@ class Sentences:
             fields["how"] = ", saving the model first" if event.saves else ""
         elif isinstance(event, kinds.Stopped):
             goes_on = "start the same command again and the run goes on from it"
-            fields["use"] = goes_on if event.goes_on else "it is a copy of the model, the run does not go on from it"
+            fields["use"] = goes_on if event.goes_on else "this is only a copy; the run does not continue from it"
         elif isinstance(event, kinds.Finished):
             fields["steps"] = counted(event.step, "step")
             fields["model"] = f"; the model is in {fields['checkpoint']}" if event.checkpoint else ""

@@ -190,9 +190,13 @@ def _waits(
         case RunState.WAITING_FOR_MEMBERS:
             yield from _waits_for_members(run, members)
             if waits_for_holder(run, members, model):
-                yield (
-                    "a member that finished the last epoch: no checkpoint has what they trained; to train on from the"
-                    f" checkpoint instead, its owner pauses it and types aftermath-solana rewind --run-id {run.run_id}"
+                run_id = shlex.quote(run.run_id)
+                rewind = (
+                    f"; to continue from the checkpoint instead, the owner runs aftermath-solana set-paused --run-id "
+                    f"{run_id} pause, then aftermath-solana rewind --run-id {run_id}"
+                )
+                yield "a member that finished the last epoch, because no checkpoint has its steps" + (
+                    rewind if has_tick else ""
                 )
         case RunState.WARMUP:
             if run.seed_is_drawn:

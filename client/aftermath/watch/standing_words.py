@@ -67,7 +67,7 @@ def row_of(member: MemberStanding) -> list[str]:
 def line(found: Standing) -> str:
     """All of it in a line, for where nothing can be drawn over."""
     here = counted(taking_part(found), "member takes part", "members take part")
-    parts = [*(["no answer; as last heard"] if found.silent else []), _state(found), _steps(found), here]
+    parts = [*(["no answer; last known state"] if found.silent else []), _state(found), _steps(found), here]
     if found.step and not found.checkpoint_step and (found.epoch or found.state is RunState.FINISHED):
         parts.append(checkpoint_of(found))
     owed = found.state in (RunState.UNINITIALIZED, RunState.PAUSED)  # what its owner has or has not done, a sentence

@@ -21,10 +21,10 @@ async def can_join(
 ) -> Result:
     """Say whether a member may join the run of a server, and why not.
 
-    It looks at what client train on this machine looks at before it joins: whether the server lets the key in, the
-    client's version, that no process here takes part with the key, the device, the run's model, tier and data. Exits 0
-    when the member may join, 10 when the run takes another version, 11 when the run or the server does not admit the
-    key, and 1 when it may not join otherwise.
+    Runs the checks that client train runs before it joins. They cover the server's list of members, the client version,
+    other local processes with the same key, the device, and the run's model, tier and data. Exits with 0 if the member
+    may join, 10 if the run needs another client version, 11 if the run or server does not admit the key, and 1 for any
+    other reason.
     """
     from aftermath.central.link import ServerRefused
     from aftermath.central.reach import identity_of, reached_run

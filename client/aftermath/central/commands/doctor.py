@@ -29,9 +29,9 @@ async def doctor(
 ) -> Result:
     """Say what is wrong with this machine or its way to a server, and how to correct it.
 
-    Python and its packages, PyTorch and the device, disk, the ports asked for, UDP, and whether the relay takes this
-    machine; whether the server answers and lets the key in, its clock, the run's version, its model and data, and which
-    tier fits into memory. Exits 1 if something fails, else 0.
+    Checks this machine first: Python and its packages, PyTorch and the device, disk, ports, UDP and the relay. Then
+    checks the server: whether it answers and admits the key, its clock, and the run's version, model and data. Reports
+    which tier fits into memory. Exits with 1 if a check fails, otherwise 0.
     """
     from aftermath.central.reach import identity_of, reached_run
     from aftermath.cli.checkup import Subject, examine

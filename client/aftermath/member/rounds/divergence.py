@@ -23,7 +23,7 @@ class Divergence:
         self._in_a_row += 1
         if self._in_a_row >= MOST_IN_A_ROW:
             raise Diverged(
-                f"the training has diverged: nothing finite came of {self._in_a_row} shares in a row up to step {step} "
+                f"the training has diverged: {self._in_a_row} shares in a row gave no finite result up to step {step} "
                 f"({why})",
-                "The run's owner pauses it, takes it back (rewind), and lowers base_lr (update-config)",
+                "Ask the run's owner to pause the run, rewind it, and lower base_lr with update-config",
             )

@@ -152,7 +152,7 @@ export async function runPage(content, runId, status) {
     const lines = [where, moment.since === undefined ? "" : `for ${span(moment.since + passed)}`];
     ring.show(moment.state, lines);
     const left = moment.deadline === undefined ? null : moment.deadline - passed;
-    say(deadline, silent ? "There is no answer: this is as last heard." : left === null ? "No time runs." : left > 0 ? `It may be moved on in ${span(left)}.` : `It may be moved on since ${span(-left)}.`);
+    say(deadline, silent ? "No answer. This is the last known state." : left === null ? "No deadline." : left > 0 ? `The deadline is in ${span(left)}.` : `The deadline passed ${span(-left)} ago.`);
     link();
   }
 
