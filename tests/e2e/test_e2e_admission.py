@@ -33,7 +33,7 @@ def refusal(company: Company, player: Player) -> str:
     """What a member says that is not admitted."""
     process = company.start(player)
     process.expected = False
-    assert process.wait() == 1
+    assert process.wait() == 11
     assert "Traceback" not in process.output
     return process.output
 

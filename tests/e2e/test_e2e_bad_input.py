@@ -138,7 +138,7 @@ MISTAKES: dict[Mistake, tuple[str, str]] = {
     wallet_that_is_no_key: ("broken.json is not a Solana private key", "JSON array of 64 numbers"),
     unreadable_wallet: ("a-directory.json: Is a directory", "Check the path"),
     identity_that_is_no_key: ("identity is not an identity key", "32 raw bytes or 64 hex digits"),
-    missing_data: ("there is no token data at", "Get the run's token files from its owner"),
+    missing_data: ("there is no token data at", "Get the run's data from its owner"),
     truncated_data: ("is truncated", "tokenise the file again"),
     tier_out_of_range: ("has tiers 0 to 2", "Choose one of those"),
     changed_model: ("does not fit run", "restore it, or update-config again"),

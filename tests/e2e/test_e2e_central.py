@@ -69,9 +69,8 @@ def test_members_on_networks_of_their_own_meet_through_the_server_over_tls(
     subprocess.run([*line.split(), *names], check=True, capture_output=True)
     with lan(3) as machines:
         keeping = ("--tls-certificate", certificate, "--tls-key", key)
-        setting = Setting(
-            HERE, keeping, ("--tls-ca", certificate, "--iroh-relay", "disabled", "--data-root", "/"), machines
-        )
+        reach = ("--data-root", "/", "--allow-private-network")  # the server's own data service is at a private address
+        setting = Setting(HERE, keeping, ("--tls-ca", certificate, "--iroh-relay", "disabled", *reach), machines)
         central = Central(xprocess, tmp_path, material, setting, rounds_per_epoch=6, total_steps=6)
         try:
             tiers = [central.start(tier) for tier in (0, 1, 2)]

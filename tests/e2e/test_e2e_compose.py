@@ -65,7 +65,7 @@ class Machine:
 def shorter(config: Path) -> None:
     """The same run with fewer steps, on a smaller text."""
     text = config.read_text()
-    for key, old, new in (("total_steps", 72, 24), ("rounds_per_epoch", 24, 8)):
+    for key, old, new in (("total_steps", 48, 24), ("rounds_per_epoch", 24, 8)):
         assert f"\n{key} = {old}\n" in text
         text = text.replace(f"\n{key} = {old}\n", f"\n{key} = {new}\n")
     config.write_text(text)

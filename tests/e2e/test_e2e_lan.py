@@ -44,6 +44,9 @@ def test_members_that_name_each_other_train_to_the_end(xprocess: XProcess, mater
             for tier, machine in enumerate(machines):
                 player, address = company.player(tier), f"{NETWORK}.{10 + tier}"
                 fund(network, player.wallet)
+                company.command(
+                    "join-authorization-create", "--run-id", company.run_id, "--authorizer", str(player.wallet)
+                )
                 home = tmp_path / f"home-{tier}"
                 home.mkdir()
                 peer = ("--peer", ",".join(named)) if named else ()
