@@ -12,11 +12,13 @@ import pytest
 
 from aftermath.base.errors import Unsuitable
 from aftermath.base.run_access import RunAccess
+from aftermath.config.read import location_of
+from aftermath.config.sources import DataLocation as Chosen
 from aftermath.data.http import MOST_FILES, HttpClient, numbered
 from aftermath.data.source import DataError, SourceAway
 from aftermath.rules.model import DataLocation
 from aftermath.rules.state import DataKind
-from aftermath.train.locations import open_source
+from aftermath.train.locations import check_place, open_source
 from faulty_web import Web, serving
 
 NAMED = "127.0.0.2"
@@ -83,6 +85,26 @@ def test_redirect_to_private_address_is_refused(web: Web) -> None:
         with pytest.raises(Unsuitable, match=r"127\.0\.0\.1"):
             client().part(f"{public.url}/a.bin", 0, 8)
     assert web.asked == []
+
+
+def test_redirect_to_a_port_that_cannot_be_is_declared(web: Web) -> None:
+    web.faults = ["to http://a:99999999/x"]
+    with pytest.raises(DataError, match="leads nowhere"):
+        HttpClient(pause=0.0).part(f"{web.url}/a.bin", 0, 8)
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        {"Server": "a..b:80"},
+        {"Server": f"{'x' * 64}:80"},
+        {"Server": "[.]:1"},
+        {"Http": {"location": {"SingleUrl": "http://h:99999999/x"}}},
+    ],
+)
+def test_address_that_cannot_be_is_refused_before_it_is_looked_up(location: dict[str, Any]) -> None:
+    with pytest.raises(DataError, match=r"is no address of a data server|leads nowhere"):
+        check_place(location_of(Chosen.model_validate(location)))
 
 
 def test_private_address_behind_proxy_is_refused(

@@ -64,7 +64,8 @@ def test_label_of_a_made_directory_is_opened_on_a_local_network_only(home: Path)
 
 def test_option_is_opened_in_place_of_any_label(home: Path) -> None:
     chosen = RunAccess(data=Path("~/tokens"))
-    assert opens(chosen, "~/.ssh/id_ed25519") == home / "tokens"
+    for label in ("~/.ssh/id_ed25519", "x" * 300, "x/" * 3000):
+        assert opens(chosen, label) == home / "tokens"
     with pytest.raises(Unsuitable, match="--model-path DIR"):
         chosen.model_place("~/private-model")
 
@@ -80,6 +81,11 @@ def test_label_is_looked_for_below_the_root(home: Path, label: str, below: str) 
 @pytest.mark.parametrize("label", ["../.ssh/id_ed25519", "tokens/../../etc", "/", "~", "key", ""])
 def test_label_that_leaves_the_root_is_refused(home: Path, label: str) -> None:
     assert opens(RunAccess(root=home / "tokens"), label) is None
+
+
+@pytest.mark.parametrize("label", ["~/.ssh/id_ed25519", "/.ssh", "tokens/.netrc"])
+def test_label_of_a_hidden_file_is_refused_below_the_root(home: Path, label: str) -> None:
+    assert opens(RunAccess(root=home), label) is None
 
 
 def test_own_checkpoint_comes_before_the_model_option(home: Path) -> None:

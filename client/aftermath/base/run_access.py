@@ -8,6 +8,7 @@ this machine, or if this same run made them.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal
@@ -65,7 +66,7 @@ class RunAccess:
             below = _below(self.root, label)
             if below is not None:
                 return below
-        elif place is not None and self.on_local_network and (made_by is not None or not place.exists()):
+        elif place is not None and self.on_local_network and (made_by is not None or not os.path.exists(place)):
             return place  # a missing path reveals nothing, and its reader reports it
         raise Unsuitable(
             f"the run names {label} for its {what}: paths that a run names are not opened on this machine",
@@ -94,18 +95,22 @@ def _absolute(label: str) -> Path | None:
 def _maker(place: Path) -> str | None:
     """Return the mark of a directory, or of the directory that holds a file, with links resolved."""
     real = place.resolve()
-    return maker_of(real if real.is_dir() else real.parent)
+    try:
+        return maker_of(real if os.path.isdir(real) else real.parent)
+    except OSError:  # in a directory that this user may not search, or a name that is too long
+        return None
 
 
 def _below(root: Path, label: str) -> Path | None:
-    """Return the path of a label below `root`, or None if it leads out of it."""
+    """Return the path of a label below `root`, or None if it leads out of it or to a hidden file."""
     root = root.expanduser().resolve()
     parts = [part for part in PurePosixPath(label).parts if part not in ("/", "~", ".")]
     try:
         place = root.joinpath(*parts).resolve()
     except (OSError, RuntimeError, ValueError):
         return None
-    return place if parts and ".." not in parts and place.is_relative_to(root) else None
+    hidden = any(part.startswith(".") for part in parts)  # `..` too; keys and settings lie in hidden files
+    return place if parts and not hidden and place.is_relative_to(root) else None
 
 
 TRUSTING = RunAccess(trusting=True)

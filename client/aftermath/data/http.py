@@ -44,6 +44,7 @@ TRIES = 4
 _LONGEST_PAUSE = 8.0  # seconds
 _LONGEST_WANTED = 60.0  # seconds of a Retry-After that are waited
 AT_ONCE = 8  # requests
+_LAST_PORT = 65535
 _MOST_REDIRECTS = 5
 MOST_FILES = 1 << 16
 """Files of one data location, and of all in a mixture. Each is looked at when the data is opened."""
@@ -135,7 +136,7 @@ class HttpClient:
             wanted = 0.0
             try:
                 return asyncio.run_coroutine_threadsafe(asked(), _loop()).result()
-            except (httpx.UnsupportedProtocol, httpx.InvalidURL, httpx.TooManyRedirects, UnicodeError) as error:
+            except (httpx.UnsupportedProtocol, httpx.InvalidURL, httpx.TooManyRedirects, ValueError) as error:
                 raise DataError(f"{shown(url)} leads nowhere: {type(error).__name__}", "Check the address") from None
             except _Passing as error:
                 said = str(error)
@@ -299,7 +300,7 @@ def check_url(url: str) -> None:
     """Raises DataError for what leads nowhere, whoever asks."""
     try:
         parts = httpx.URL(url)
-        leads = parts.scheme in ("http", "https") and bool(parts.host)
+        leads = parts.scheme in ("http", "https") and bool(parts.host) and (parts.port or 0) <= _LAST_PORT
     except (httpx.InvalidURL, UnicodeError):
         leads = False
     if not leads:

@@ -41,9 +41,14 @@ _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:\[\]/@\s]+)(?::(\d{1,5}))?")
 def host_and_port(address: str) -> tuple[str, int]:
     """Where a data server is. Raises DataError for what is no address of one."""
     found = _ADDRESS.fullmatch(address)
+    host = found[1].strip("[]") if found is not None else ""
+    try:
+        host.encode("idna")  # as the resolver does: it has no word for a label that is empty or too long
+    except UnicodeError:
+        found = None
     if found is None or int(found[2] or PORT) > 65535:
         raise DataError(f"{address!r} is no address of a data server", "Write HOST:PORT")
-    return found[1].strip("[]"), int(found[2] or PORT)
+    return host, int(found[2] or PORT)
 
 
 class RemoteTokens:

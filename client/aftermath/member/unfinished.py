@@ -15,6 +15,7 @@ import msgspec
 
 from aftermath.base.counted import counted
 from aftermath.base.errors import AftermathError
+from aftermath.base.files import replacing
 from aftermath.coordinator.errors import CoordinatorError
 from aftermath.coordinator.view import View
 from aftermath.member.archive import Keeper
@@ -73,7 +74,8 @@ def mark_path(directory: Path, run: Run) -> Path:
 
 def write_mark(path: Path, unfinished: Unfinished) -> None:
     """Write the mark. Raises OSError."""
-    path.write_bytes(msgspec.json.encode(unfinished) + b"\n")
+    with replacing(path) as stream:
+        stream.write(msgspec.json.encode(unfinished) + b"\n")
 
 
 def read_mark(path: Path) -> Unfinished | None:
@@ -123,7 +125,7 @@ class LastMember:
             return
         self.stays = in_rounds and _alone(view.members, seat) and self._ports.coordinator.keeps_seats
         if self.stays:
-            unfinished = Unfinished(run.epoch, run.epoch_started_at, step, str(place))
+            unfinished = Unfinished(run.epoch, run.epoch_started_at, step, str(place.absolute()))
             write_mark(mark_path(directory, run), unfinished)
         self._ports.events.emit(kinds.Stopped(step=step, path=str(place), goes_on=self.stays))
 
@@ -153,7 +155,8 @@ class LastMember:
 
         Raises Desync if the model is damaged, or not the one that the epoch ended with.
         """
-        mark_path(Path(unfinished.place).parent, view.run).unlink(missing_ok=True)
+        assert self._keeper.directory is not None, "the mark was read there"
+        mark_path(self._keeper.directory, view.run).unlink(missing_ok=True)
         place = Checkpoint(CheckpointKind.LOCAL, unfinished.place, "")
         try:
             weights = await self._workers.compute(lambda: self._origin.durable(place))
