@@ -62,7 +62,7 @@ async def test_retry_after_of_years_ends_after_minute() -> None:
     [
         (status(401), "HTTP 401.*Check the API key"),
         (status(403), "HTTP 403.*Check the API key"),
-        (status(429), "HTTP 429.*limits the rate"),
+        (status(429), "HTTP 429[\\s\\S]*limits the request rate"),
         (status(404), "HTTP 404.*Check the path"),
         (status(301, Location="https://rpc.example/?key=hidden"), r"redirect to https://rpc\.example\).*--rpc https"),
         (status(308, Location="https://[::1]:7/x"), r"--rpc https://\[::1\]:7"),

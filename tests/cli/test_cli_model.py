@@ -165,7 +165,7 @@ def test_model_merge_of_slice_from_another_training_warns_with_its_distance(made
     part, out = str(made.with_name("m-tier1")), str(tmp_path / "x")
     told = invoke("model", "merge", "--into", str(other), "--slice", part, "--out", out)
     assert told.code == 0
-    found = re.search(r"warning: \d+ tensors of .* differ from .*, by (\d+)\.\d%", told.err.replace("\n", " "))
+    found = re.search(r"warning: \d+ tensors of .* differ from .* by (\d+)\.\d%", told.err.replace("\n", " "))
     assert found
     assert int(found[1]) > 10
 

@@ -260,7 +260,7 @@ def test_a_fix_of_a_recipe_names_what_its_user_types(tmp_path: Path, monkeypatch
     monkeypatch.setattr(connection, "PATIENCE_SECONDS", 0.1)
     monkeypatch.setenv("AFTERMATH_RECIPE", "the variable RPC")
     told = invoke("json-dump-run", "--rpc", "http://127.0.0.1:9", "--run-id", "x").err
-    assert "or name another by the variable RPC, or one more by the variable RPC_2" in told
+    assert "or pass another node with the variable RPC or the variable RPC_2" in told
     assert "--" not in told
     monkeypatch.setenv("RUN_ID", "x" * 33)
     bad = invoke("json-dump-run").err

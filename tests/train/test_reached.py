@@ -88,6 +88,6 @@ def test_document_without_hash_on_chain_is_refused() -> None:
         optimizer = optimizer_of(parse_as(RULES, "tiny", RunConfig).llm.optimizer)
         model = builders.model(optimizer=optimizer, data_location=data(DataKind.WEIGHTED_HTTP, f"{web.url}/m.json"))
         schema = agreed_schema(CONFIG.to_hf(), 3, optimizer)
-        with pytest.raises(Unsuitable, match=r"nothing on chain says[\s\S]*update-config"):
+        with pytest.raises(Unsuitable, match=r"the chain has no hash[\s\S]*update-config"):
             outfit.data_of(model, schema, RunAccess(private_network=True))
         assert web.asked == []

@@ -270,6 +270,7 @@ def _next(out: Path, *, made: bool) -> list[str]:
     file, run = shlex.quote(str(out)), shlex.quote(_run_id(out))
     signed = f"--run-id {run} -w {_WALLET}"
     make = [making(out)] if made else []
+    kept = shlex.quote(str(Path("runs") / _run_id(out) / "checkpoints"))  # else the model is lost with the last member
     new = [] if Path(_WALLET).exists() else [f"aftermath-solana show-identity --create -w {_WALLET}"]
     return [
         "aftermath-solana localnet",
@@ -278,7 +279,7 @@ def _next(out: Path, *, made: bool) -> list[str]:
         f"aftermath-solana create-run {signed}",
         f"aftermath-solana update-config --config-path {file} {signed}",
         f"aftermath-solana set-paused resume {signed}",
-        f"aftermath-solana train {signed}",
+        f"aftermath-solana train {signed} --matformer-tier 0 --checkpoint-dir {kept}",
     ]
 
 
