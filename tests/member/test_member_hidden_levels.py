@@ -127,7 +127,7 @@ def test_whom_another_rule_would_have_drawn_is_nothing_to_who_applies_the_last_r
         liar, holder, *_ = [sim.add(tier) for tier in (0, 0, 2, 2, 2, 2)]
         await sim.until_round(1)
         _denies(liar, holder, sim)
-        await sim.until_round(6)
+        await sim.until_round(5)
         await asyncio.sleep(1)
         assert holder.chain is not None
         holder.chain.down = True
