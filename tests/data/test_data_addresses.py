@@ -102,7 +102,7 @@ def test_redirect_to_a_port_that_cannot_be_is_declared(web: Web) -> None:
         {"Http": {"location": {"SingleUrl": "http://h:99999999/x"}}},
     ],
 )
-def test_address_that_cannot_be_is_refused_before_it_is_looked_up(location: dict[str, Any]) -> None:
+def test_impossible_address_is_refused_before_lookup(location: dict[str, Any]) -> None:
     with pytest.raises(DataError, match=r"is no address of a data server|leads nowhere"):
         check_place(location_of(Chosen.model_validate(location)))
 

@@ -90,7 +90,7 @@ def test_a_member_that_nothing_can_give_the_model_makes_room_for_the_others(tmp_
 
 
 @pytest.mark.slow
-def test_holders_that_all_died_are_waited_for_until_they_say_that_they_hold_nothing(tmp_path: Path) -> None:
+def test_holders_that_all_died_are_waited_for(tmp_path: Path) -> None:
     """What they trained is in no checkpoint. Only their word, or the owner's rewind, lets the run do without it."""
 
     async def story(sim: Simulation) -> None:

@@ -5,6 +5,7 @@ Two signed results of one place cost a member its bond, and a lying node can sho
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import cast
@@ -67,7 +68,7 @@ class SignedResults:
             end = os.fstat(descriptor).st_size
             try:
                 if os.write(descriptor, line) != len(line):
-                    raise OSError(28, os.strerror(28))
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 sync_bytes(descriptor)
             except OSError:
                 os.ftruncate(descriptor, end)  # half a line would make the next one unreadable
