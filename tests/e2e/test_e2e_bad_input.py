@@ -129,7 +129,7 @@ def occupied_port(scene: Scene) -> list[str | Path]:
 
 
 MISTAKES: dict[Mistake, tuple[str, str]] = {
-    rpc_down: ("no Solana RPC endpoint answered", "name another by --rpc"),  # first, because it waits
+    rpc_down: ("no Solana RPC endpoint answered", "pass another node with --rpc"),  # first, because it waits
     unknown_run: ("there is no run 'nowhere'", "list-runs"),
     wrong_program: ("there is no run", "--coordinator-program-id"),
     no_program_id: ("nonsense", "--coordinator-program-id"),

@@ -87,6 +87,6 @@ def test_where_no_recorded_place_is_there_any_more_members_tell_what_the_model_i
     shutil.rmtree(trained.place / "first-model")
     begin()
     joins_and_trains(trained, newcomer)
-    assert any("its members are asked" in message for message in warnings(newcomer))
+    assert any("asking other members for the model" in message for message in warnings(newcomer))
     kept = trained.until(lambda: newcomer.diary.saw("checkpoint"), "it keeps a checkpoint")[-1]
     assert (Path(kept["path"]) / "tokenizer.json").is_file()  # which it has from the others
