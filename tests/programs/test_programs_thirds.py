@@ -96,11 +96,25 @@ def test_of_fewer_than_three_established_members_none_has_the_word_alone(world: 
 
 @pytest.mark.parametrize("overlap", [0, 1])
 @pytest.mark.parametrize("first", ["wallets", "honest"])
-@pytest.mark.parametrize(("wallets", "members", "rounds"), [(2, 5, 1), (2, 5, 4), (3, 8, 4), (4, 11, 12)], ids=str)
+@pytest.mark.parametrize(
+    ("wallets", "members", "rounds", "late", "lie"),
+    [
+        (2, 5, 1, 0, "none"),
+        (2, 5, 4, 0, "none"),
+        (3, 8, 4, 0, "none"),
+        (4, 11, 12, 0, "none"),
+        (3, 7, 4, 2, "none"),
+        (3, 7, 4, 2, "same"),
+        (3, 7, 4, 2, "different"),
+        (4, 11, 4, 3, "none"),
+    ],
+)
 def test_first_epoch_one_more_than_a_third_has_no_word_alone(
-    world: World, wallets: int, members: int, rounds: int, first: str, overlap: int
+    world: World, wallets: int, members: int, rounds: int, late: int, lie: str, first: str, overlap: int
 ) -> None:
-    """They attest nobody's results but their own, so no other result has a quorum."""
+    """The wallets attest nobody's results but their own, or make up the others'. So no other result has a quorum, also
+    while honest witnesses are late.
+    """
     run = Scenario(world).start(rounds_per_epoch=rounds, overlap=overlap)
     honest, liars = range(members - wallets), range(members - wallets, members)
     run.train_of(dict.fromkeys(range(members), 0))
@@ -108,10 +122,15 @@ def test_first_epoch_one_more_than_a_third_has_no_word_alone(
     while run.run.state.training:
         judged = run.run.round(run.run.current.height - overlap)
         roster = judged.roster if judged else 0
+        results = {seat: bytes([seat + 1]) * 32 for seat in bitmap.seats(roster)}
         for index in sorted(run.elected(), key=lambda one: (one in liars) is not (first == "wallets")):
-            run.witness(index, roster & theirs if index in liars else roster).ok()
-        run.world.advance(2)
-        run.tick(1)
+            made_up = {"none": None, "same": b"a" * 32, "different": bytes([100 + index]) * 32}[lie]
+            lies = {seat: made_up for seat in results if made_up and not bitmap.contains(theirs, seat)}
+            own = {seat: result for seat, result in results.items() if bitmap.contains(theirs, seat)}
+            if index >= late:
+                run.witness(index, None, own | lies if index in liars else results).ok()
+        run.world.advance(run.run.config.max_round_train_time + 1 if late else 2)
+        run.tick(members - 1)
     assert run.run.step > 1
     for index in honest:
         assert committee.levels_to_attest(run.run, run.members, run.seat_of(index)) == (0, 1, 2)

@@ -217,7 +217,11 @@ class Transitions:
                 continue
             if whole and number in agreed and all(votes.count(True) >= wanted for votes, wanted, _ in said):
                 seat.shown = min(63, seat.shown + 1)
-            elif whole if result is None else any(votes and votes.count(False) >= needed for votes, _, needed in said):
+            elif result is None:
+                seat.shown -= whole and bool(self.known_levels or self._left_out(lap, number))
+            elif not (self.known_levels or self._leads_by_most(lap, number, result)):
+                continue
+            elif any(votes and votes.count(False) >= needed for votes, _, needed in said):
                 seat.shown -= 1
 
     def _had_by_all(self, lap: Lap) -> set[int]:
@@ -241,11 +245,13 @@ class Transitions:
         votes = [vote.held.get(number) == result for vote in asked]
         may = not known or bitmap.contains(self.judges, number)  # who is accused has its own word
         others = len(votes) + (may and number not in [vote.seat for vote in asked])
-        return votes, self._decides(known, len(votes)), self._decides(known, others)
+        return votes, self._decides(lap, known, len(votes)), self._decides(lap, known, others)
 
     @staticmethod
-    def _decides(known: bool, asked: int) -> int:
-        return quorum(asked) if known else asked // 2 + 1
+    def _decides(lap: Lap, known: bool, asked: int) -> int:
+        """Return how many decide. Without established holders, absent witnesses count as holders of the level."""
+        absent = lap.elected - len(lap.votes)
+        return quorum(asked) if known else (asked + absent) // 2 + 1
 
     def _remaining(self, lap: Lap) -> list[Vote]:
         return [vote for vote in lap.votes if self.members[vote.seat].state is MemberState.HEALTHY]
@@ -621,12 +627,22 @@ class Transitions:
         return agreed | idle, agreed & ~idle
 
     def _counted(self, lap: Lap, judged: Lap, attested: int, delivered: int) -> tuple[int, int]:
-        """Return whom the round counts for: where nobody is established, the majority says who delivered."""
+        """Return whom the round counts for: without established holders, all that no majority left out."""
         if self.known_levels:
             return attested, delivered
-        most = bitmap.from_seats(self._recorded(lap, len(lap.votes) // 2 + 1)) & judged.roster
+        named = bitmap.from_seats(one for one in judged.members if not self._left_out(lap, one))
         owed_nothing = attested & ~delivered
-        return most | owed_nothing, most & ~owed_nothing
+        return named | owed_nothing, named & ~owed_nothing
+
+    @staticmethod
+    def _leads_by_most(lap: Lap, number: int, result: int | None) -> bool:
+        """Whether more than half of the attestations recorded this result. Without that, any result may lead."""
+        return 2 * sum(vote.held.get(number) == result for vote in lap.votes) > len(lap.votes)
+
+    @staticmethod
+    def _left_out(lap: Lap, number: int) -> bool:
+        """Whether more than half of the elected witnesses attested without this member's result."""
+        return sum(number not in vote.held for vote in lap.votes) > lap.elected // 2
 
     def _agreed(self, lap: Lap) -> dict[int, int]:
         """The results that a quorum of a round's witnesses recorded."""

@@ -11,7 +11,8 @@
 //! Only a quorum of those who judge a level counts for or against a member, and an accused one has its own word there: of
 //! two, one could otherwise take the other's word about the level, by saying that it got nothing. Of a level that nobody
 //! has shown before, the majority decides: one more than a third of those who declare it could else keep the others from
-//! a quorum, or itself be one that no quorum denies. What a judge has shown counts at the epoch's end also if it has left
+//! a quorum, or itself be one that no quorum denies. Elected witnesses that are absent count in that majority, so that
+//! the third does not become the majority of those in time. What a judge has shown counts at the epoch's end also if it has left
 //! by then, or hiding a level would cost only those who stay.
 //!
 //! The witnesses of a round are counted by level when the first one of the next round attests, since closing a round costs
@@ -153,8 +154,15 @@ pub fn judge(run: &Run, members: &mut Members, witnesses: &Witnesses) {
     let (leading, columns) = (&witnesses.leading, agreement::columns(roster));
     let disagreeing = agreement::disagreeing(leading, attestations, columns);
     let by_all = availability::had_by_all(run, members, closed);
-    let whole = recorded(run, members, (attestations, &disagreeing, by_all), columns);
-    let quorum = quorum::of(u32::from(closed.elected));
+    let elected = u32::from(closed.elected);
+    let absent = elected.saturating_sub(count as u32);
+    let whole = recorded(run, members, &Views { attestations, disagreeing: &disagreeing, by_all, absent }, columns);
+    let quorum = quorum::of(elected);
+    // Without established holders, what leads may be the word of a third of the witnesses while others are late.
+    let left_out = match run.levels_established {
+        0 => quorum::left_out(attestations.iter(), quorum::majority(elected)),
+        _ => [0xff; 32],
+    };
     for index in 0..bitmap::WORDS {
         let in_round = bitmap::word(roster, index);
         if in_round == 0 {
@@ -168,11 +176,18 @@ pub fn judge(run: &Run, members: &mut Members, witnesses: &Witnesses) {
             lacking |= of_tier.lacking[index] & 1 << bit;
         }
         let led = bitmap::word(&leading.participation, index) & in_round;
-        let delivered = quorum::count(disagreeing.iter().map(|different| !different[index]), quorum) & led;
+        let agreeing = || disagreeing.iter().map(|different| !different[index]);
+        let delivered = quorum::count(agreeing(), quorum) & led;
+        let known_result = match run.levels_established {
+            0 => quorum::count(agreeing(), quorum::majority(count as u32)), // anything may lead without a majority
+            _ => u64::MAX,
+        };
         // who owed nothing is attested, and counts neither way
         let missing = in_round & !bitmap::word(&closed.attested, index);
         let missing = missing & !left_before(members, index, missing, run.rounds[judged].height);
-        let (up, down) = (known & all & delivered, known & missing & !led | (missing | delivered) & led & lacking);
+        let undelivered = missing & !led & bitmap::word(&left_out, index);
+        let (up, down) =
+            (known & all & delivered, known & undelivered | (missing | delivered) & led & known_result & lacking);
         advance(&mut members.shown, index, up, down);
     }
 }
@@ -200,13 +215,20 @@ struct Whole {
     lacking: [u64; bitmap::WORDS],
 }
 
+/// What the witnesses of a closed round said.
+struct Views<'a> {
+    attestations: &'a [Attestation],
+    /// For each attestation the seats for which it differs from what leads.
+    disagreeing: &'a [[u64; bitmap::WORDS]],
+    /// The levels that a quorum of the witnesses had, as bits.
+    by_all: u8,
+    /// Elected witnesses that have not attested.
+    absent: u32,
+}
+
 #[inline(never)]
-fn recorded(
-    run: &Run,
-    members: &Members,
-    (attestations, disagreeing, by_all): (&[Attestation], &[[u64; bitmap::WORDS]], u8),
-    columns: usize,
-) -> [Whole; MAX_LEVELS] {
+fn recorded(run: &Run, members: &Members, views: &Views, columns: usize) -> [Whole; MAX_LEVELS] {
+    let Views { attestations, disagreeing, by_all, absent } = *views;
     let (established, levels) = (run.levels_established, (run.levels as usize).min(MAX_LEVELS));
     let none = Whole { judged: false, recorded: [0; bitmap::WORDS], lacking: [0; bitmap::WORDS] };
     let mut whole = [none; MAX_LEVELS];
@@ -234,7 +256,8 @@ fn recorded(
         let unheard = judges == 0 && !known && established != 0;
         // of one that all witnesses had, their quorum says it
         let passed = unheard || by_all >> level & 1 == 1;
-        let enough = if known { quorum::of } else { quorum::majority };
+        // An absent witness may hold the level: it counts as one that has not refused anybody.
+        let enough = |judges| if known { quorum::of(judges) } else { quorum::majority(judges + absent) };
         of_level.judged = judges > 0 || passed;
         for (column, planes) in planes.iter().enumerate().take(columns) {
             let may = if known { bitmap::word(&members.judges, column) } else { u64::MAX };

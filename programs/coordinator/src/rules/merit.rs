@@ -16,8 +16,8 @@ const IDLE: u32 = 4;
 const MEDIANS: u32 = 8;
 pub const MOST: u32 = (1 << COUNT_BITS) - 1;
 
-/// Whom a round counts for. A quorum of the witnesses says it; where the epoch began without established holders, a
-/// majority does, by which levels are counted there too.
+/// The members that a round counts for: those whose results a quorum of the witnesses recorded. Where the epoch began
+/// without established holders, those that no majority of the elected witnesses left out.
 pub struct Counted {
     /// Delivered all that they owed.
     pub attested: Bitmap,
