@@ -112,6 +112,7 @@ def test_a_run_is_shown_from_its_beginning_to_an_epoch_s_end(watched: Watched) -
     assert member["signer"] == watched.wallet
     assert (member["seat"], member["tier"], member["standing"], member["weight"]) == (0, 0, "takes part", 1)
     assert member["seen"].startswith("epoch 0, round ")
+    assert "the chain knows of no checkpoint with the last 2 steps, and a member's --checkpoint-dir may" in watched.text
     for text in ("in cooldown (epoch 0, round ", "a[/b]�[2J�gpj.exe", "step ", member["signer"], "takes part"):
         assert text in watched.text
     assert "\x1b" not in watched.text

@@ -190,4 +190,4 @@ def test_whatever_goes_wrong_in_the_background_is_a_warning(tmp_path: Path, repo
     assert untold == [
         f"the chain was not told of the checkpoint of step {step}: nobody expected this" for step in (3, 6)
     ]
-    assert last.startswith("no checkpoint exists: 6 steps will be lost")
+    assert last.startswith("the chain knows of no checkpoint with the last 6 steps,")

@@ -91,7 +91,7 @@ def test_a_save_that_fails_in_an_unexpected_way_is_a_warning(
     told = [event["message"] for event in sim.players[0].saw("warning")]
     failed = [f"no checkpoint of step {step} was kept: CUDA error: out of memory" for step in (3, 6)]
     assert told[:-1] == failed
-    assert told[-1].startswith("no checkpoint exists: 6 steps will be lost")
+    assert told[-1].startswith("the chain knows of no checkpoint with the last 6 steps,")
     assert not _in(temporary)
 
 

@@ -1,4 +1,4 @@
-"""Members warn while no checkpoint exists, and name the checkpoint of a finished run."""
+"""Members warn while the chain knows of no checkpoint, and name the checkpoint of a finished run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from pathlib import Path
 from aftermath.sim.simulation import Simulation, play
 from member.short_runs import ALONE, SHORT
 
-LOST = "no checkpoint exists: {} will be lost when the last member ends"
+LOST = (
+    "the chain knows of no checkpoint with the last {}, and a member's --checkpoint-dir may hold one; otherwise that "
+    "training is lost when the last member ends"
+)
 
 
 def test_run_without_checkpoint_warns_each_epoch_and_at_end(tmp_path: Path) -> None:

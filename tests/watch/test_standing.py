@@ -242,6 +242,14 @@ def test_levels_are_shown_by_those_that_delivered_them_in_an_epoch_before() -> N
     assert shown_levels(found) == ["level 0: none yet", "level 1: 1 member", "level 2: 2 members"]
 
 
+def test_standing_without_checkpoint_on_chain_points_at_private_ones() -> None:
+    """The chain does not know what a stopped member saved in a directory of its own."""
+    found = at(RunState.ROUND_TRAIN, step=7, epoch=1)
+    for words in (str(facts_of(found)["checkpoint"]), line(found)):
+        assert "the chain knows of no checkpoint with the last 6 steps" in words
+        assert "--checkpoint-dir may hold one" in words
+
+
 def test_a_line_counts_who_takes_part() -> None:
     for count, words in ((1, "; 1 member takes part; "), (3, "; 3 members take part; ")):
         assert words in line(at(RunState.ROUND_TRAIN, members_=members(count, state=MemberState.HEALTHY)))

@@ -32,6 +32,7 @@ async def _question(options: SigningOptions, run_id: str) -> str:
     from aftermath.chain.refusals import sol
     from aftermath.chain.rehearsal import Rehearsed
     from aftermath.cli.connection import sign_in
+    from aftermath.watch.standing_words import not_recorded
 
     async with sign_in(replace(options, dry_run=True)) as chain:
         run, model, members = await chain.coordinator.snapshot(run_id)
@@ -45,7 +46,7 @@ async def _question(options: SigningOptions, run_id: str) -> str:
     points = f"the points of {counted(sum(seat.used for seat in members.seats), 'member')}"
     back = f"and have {sol(rent)} of rent back in {chain.wallet.pubkey}"
     unsaved = unsaved_steps(run, model)
-    warning = f"no checkpoint has the last {counted(unsaved, 'step')}: they will be lost. " if unsaved else ""
+    warning = f"{not_recorded(unsaved)}; otherwise that training is lost. " if unsaved else ""
     return f"{warning}close run {run_id} for good, with its {run.trained_steps:,} steps and {points}, {back}?"
 
 

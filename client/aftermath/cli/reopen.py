@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from aftermath.base.counted import counted
 from aftermath.base.numbers import U32_MAX
 from aftermath.cli.command import JSON, command, run_in_loop
 from aftermath.cli.consent import YES, agreed, check_can_ask
@@ -30,21 +29,24 @@ def reopen(
     """Let a finished run go on, with more steps.
 
     Its members have ended by then: they start train again. What else is to change is said with update-config first.
-    If no checkpoint has all trained steps, the command asks first. Without a terminal, or with --json, pass --yes
-    instead.
+    If the chain knows of no checkpoint with all trained steps, the command asks first. Without a terminal, or with
+    --json, pass --yes instead.
     """
     if not (yes or options.dry_run):
         unsaved = run_in_loop(_unsaved(options, run_id))
         if unsaved:
-            lost = f"no checkpoint has the last {counted(unsaved, 'step')} of run {run_id}"
-            check_can_ask("reopen", f"would start from an older model ({lost})", as_json=json_output)
-            if not agreed(f"{lost}. Unless a running member still has the model, they will be lost. Reopen it?"):
+            from aftermath.watch.standing_words import not_recorded
+
+            unknown = not_recorded(unsaved)
+            check_can_ask("reopen", f"may start from an older model ({unknown})", as_json=json_output)
+            lost = f"Unless a running member still has the model of run {run_id}, that training is lost"
+            if not agreed(f"{unknown}. {lost}. Reopen it?"):
                 return Result({"run_id": run_id}, f"run {run_id} stays as it is", EXIT_KNOWN)
     return run_in_loop(_reopened(options, run_id, total_steps))
 
 
 async def _unsaved(options: SigningOptions, run_id: str) -> int:
-    """Return how many trained steps no checkpoint has, of a finished run."""
+    """Return how many trained steps of a finished run no checkpoint on chain has."""
     from aftermath.cli.connection import connect
     from aftermath.rules.state import RunState
     from aftermath.rules.unsaved import unsaved_steps

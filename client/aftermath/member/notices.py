@@ -11,6 +11,7 @@ from aftermath.rules.state import ModelSource, RunState
 from aftermath.rules.unsaved import never_saved
 from aftermath.watch import kinds
 from aftermath.watch.events import Events
+from aftermath.watch.standing_words import lost_with_members
 
 _HALTED = {
     RunState.UNINITIALIZED: "the run has not begun: this member joins once its owner starts it with set-paused resume",
@@ -81,15 +82,14 @@ class Notices:
             )
 
     def never_saved(self, run: Run, model: Model) -> None:
-        """Warn once per epoch, and at the run's end, of a run of which no checkpoint exists."""
+        """Warn once per epoch, and at the run's end, of a run of which the chain knows no checkpoint."""
         if not never_saved(run, model) or self._warned_of == run.epoch:
             return
         self._warned_of = run.epoch
-        steps = counted(run.trained_steps, "step")
         how = "Start a tier-0 member that saves one: train --matformer-tier 0 --checkpoint-dir DIR"
         if run.state is RunState.FINISHED:
             how = "In the next run, start a tier-0 member with --checkpoint-dir DIR"
-        message = f"no checkpoint exists: {steps} will be lost when the last member ends\n{how}"
+        message = f"{lost_with_members(run.trained_steps)}\n{how}"
         self._events.emit(kinds.Warning(message=message, until="checkpoint"))
 
     def waiting(self, run: Run) -> bool:

@@ -42,10 +42,22 @@ def state_of(found: Standing) -> str:
 
 
 def checkpoint_of(found: Standing) -> str:
-    """Return the newest checkpoint's step and location, or a warning that none exists."""
+    """Return the newest checkpoint's step and location, or a warning that the chain knows of none."""
     if found.checkpoint_step:
         return f"step {found.checkpoint_step:,} at {found.checkpoint}"
-    return f"no checkpoint exists: {counted(found.unsaved, 'step')} will be lost when the last member ends"
+    return lost_with_members(found.unsaved)
+
+
+def not_recorded(steps: int) -> str:
+    """Return that no checkpoint on chain has the newest steps, as a sentence without its end."""
+    # A member that is stopped saves its model in a directory of its own, of which the chain learns nothing.
+    last = counted(steps, "step")
+    return f"the chain knows of no checkpoint with the last {last}, and a member's --checkpoint-dir may hold one"
+
+
+def lost_with_members(steps: int) -> str:
+    """Return the same, and when the steps are lost."""
+    return f"{not_recorded(steps)}; otherwise that training is lost when the last member ends"
 
 
 def shown_levels(found: Standing) -> list[str]:
