@@ -63,6 +63,26 @@ def test_who_takes_part_is_told_what_follows_too(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.parametrize(
+    ("given", "options"),
+    [
+        ({"matformer_tier": 0}, "--matformer-tier 0 -w FILE --checkpoint-dir runs/demo/checkpoints"),
+        ({"matformer_tier": AUTO_TIER}, "--matformer-tier auto -w FILE --checkpoint-dir runs/demo/checkpoints"),
+        ({"matformer_tier": 0, "run_id": "../a b"}, "-w FILE --checkpoint-dir runs/_a_b/checkpoints"),
+        ({"owner": "KEY", "max_bond": 0, "device": "auto", "data_path": None}, "-w FILE --owner KEY"),
+        ({"data_path": Path("a b"), "allow_private_network": True}, "-w FILE --data-path 'a b' --allow-private-network"),
+        ({"max_bond": 7, "device": "cpu", "authorizer": "A"}, "-w FILE --authorizer A --max-bond 7 --device cpu"),
+    ],
+)
+def test_next_train_command_keeps_model_and_options(given: dict[str, object], options: str) -> None:
+    for before in ("can-join", "predownload"):
+        said = line(NEXT[before, ""], {"run_id": "demo", "matformer_tier": 1} | given)
+        assert said.endswith(options)
+        words = shlex.split(said)[2:]
+        flags = {flag for option in SOLANA.load("train").params for flag in option.opts}
+        assert {word for word in words if word.startswith("-")} <= flags
+
+
 def test_people_are_told_and_scripts_are_not(
     owner: Shell, run_id: str, material: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,9 +111,11 @@ def test_who_invites_members_is_told_to_invite_them(owner: Shell, run_id: str, m
     said = invoke("update-config", *named, "--config-path", material / "config.toml").err
     assert f"next: aftermath-solana join-authorization-create --run-id {run_id} --authorizer KEY -w JOIN_AUTH" in said
     asked = {"run_id": "demo", "matformer_tier": AUTO_TIER}
-    assert line(NEXT["can-join", ""], asked) == "aftermath-solana train --run-id demo --matformer-tier auto -w FILE"
+    assert line(NEXT["can-join", ""], asked) == (
+        "aftermath-solana train --run-id demo --matformer-tier auto -w FILE --checkpoint-dir runs/demo/checkpoints"
+    )
     asked |= {"address": "my wallet.json"}
-    assert line(NEXT["can-join", "file"], asked).endswith("--matformer-tier auto -w 'my wallet.json'")
+    assert "--matformer-tier auto -w 'my wallet.json' --checkpoint-dir" in line(NEXT["can-join", "file"], asked)
 
 
 def test_a_run_that_will_pause_is_watched_until_it_has() -> None:

@@ -105,7 +105,8 @@ def test_can_join_at_server_answers_and_names_next_command(server: Server, tmp_p
     assert (joins.code, found["can_join"], found["reasons"]) == (0, True, [])
     assert found["address"] == str(Keypair.from_seed(LISTED).pubkey())
     named = f"aftermath-centralized client train --run-id {RUN} --server-addr {server.address} -i {server.key}"
-    assert f"next: {named} --matformer-tier 1" in server("can-join", "--matformer-tier", "1").err
+    assert f"next: {named} --matformer-tier 1\n" in server("can-join", "--matformer-tier", "1").err
+    assert f"next: {named} --matformer-tier 0 --checkpoint-dir runs/{RUN}/checkpoints\n" in server("can-join").err
     stranger = server("can-join", "--json", "-i", key_file(tmp_path / "unlisted.key", UNLISTED))
     assert (stranger.code, json.loads(stranger.out)["codes"]) == (11, ["not-admitted"])
     assert server("client train", "-i", tmp_path / "unlisted.key").code == 11

@@ -63,6 +63,18 @@ _FLAGS = {
     _WALLET: "-w",
 }
 _ADDRESSES = ("--rpc", "--ws-rpc")
+_CARRIED = (
+    "authorizer",
+    "owner",
+    "max_bond",
+    "device",
+    "data_path",
+    "model_path",
+    "data_root",
+    "allow_private_network",
+    "hub_token_for",
+)
+"""Options of can-join and predownload without which `train` might refuse what they accepted."""
 _WORD = re.compile(r"\s+('[^']*'|[^\s;,]+)")
 _OTHERS = re.compile(r"\b(owner|join authority|grantee)\b[^;\n]*$")
 """Words before a command that say that another person calls it."""
@@ -86,18 +98,37 @@ def _train_at_server(given: Mapping[str, Any]) -> str:
     words += ["--tls"] if given["tls"] else []
     words += ["--tls-ca", str(given["tls_ca"])] if given["tls_ca"] else []
     tier = given["matformer_tier"]
-    return shlex.join([*words, "--matformer-tier", "auto" if tier == AUTO_TIER else str(tier)])
+    words += ["--matformer-tier", "auto" if tier == AUTO_TIER else str(tier)]
+    return shlex.join([*words, *_of_train(given)])
+
+
+def _of_train(given: Mapping[str, Any]) -> list[str]:
+    """Return the option that keeps the model, for a tier that can, and those that the command before had for `train`."""
+    from aftermath.model.steps import file_name
+
+    words = []
+    if given["matformer_tier"] in (0, AUTO_TIER):  # else the model is lost with the last member
+        words += ["--checkpoint-dir", f"runs/{file_name(given['run_id'] or 'RUN_ID')}/checkpoints"]
+    for name in _CARRIED:
+        value = given.get(name)
+        if value in (None, False, 0, "auto"):  # the defaults, which are those of `train`
+            continue
+        flag = f"--{name.replace('_', '-')}"
+        words += [flag] if value is True else [flag, str(value)]
+    return words
 
 
 def line(template: str, given: Mapping[str, Any]) -> str:
     """The whole command line."""
+    more = _of_train(given) if template.startswith("train ") else []
     given = {**given, "matformer_tier": "auto"} if given.get("matformer_tier") == AUTO_TIER else given
     named = {key: shlex.quote(str(value)) if value is not None else key.upper() for key, value in given.items()}
     from aftermath.cli.main import SOLANA
 
     follows = SOLANA.called(shlex.split(template))
     assert follows is not None
-    return " ".join([f"{SOLANA.name} {template.format_map(named)}", *_where(follows, template, given)])
+    words = [f"{SOLANA.name} {template.format_map(named)}", *map(shlex.quote, more)]
+    return " ".join([*words, *_where(follows, template, given)])
 
 
 def completed(text: str, given: Mapping[str, Any]) -> str:

@@ -24,12 +24,12 @@ _STEPS, _ASIDE = rf"{_STEP}\d{{1,12}}", rf"{re.escape(_REPLACED)}\d{{1,12}}"
 
 def step_directory(directory: Path, run_id: str, step: int) -> Path:
     """Where the run's checkpoint of a step is, or will be."""
-    return directory / f"{_stem(run_id)}{_STEP}{step}"
+    return directory / f"{file_name(run_id)}{_STEP}{step}"
 
 
 def saved_steps(directory: Path, run_id: str) -> list[Path]:
     """The run's checkpoints in a directory, oldest step first."""
-    return sorted(_named(directory, re.escape(_stem(run_id)) + _STEPS), key=step_of)
+    return sorted(_named(directory, re.escape(file_name(run_id)) + _STEPS), key=step_of)
 
 
 def stem_of_run(directory: Path, run_id: str, identity: str) -> str:
@@ -37,7 +37,7 @@ def stem_of_run(directory: Path, run_id: str, identity: str) -> str:
 
     A run id can be reused after a close, or on another network. A checkpoint's mark records the run's identity.
     """
-    stem = _stem(run_id)
+    stem = file_name(run_id)
     named = _named(directory, re.escape(stem) + _STEPS + f"({_ASIDE})?")
     makers = {maker_of(path) for path in named}
     return stem if makers <= {maker_name(identity)} else f"{stem}-{identity}"
@@ -61,7 +61,7 @@ def prune(directory: Path, run_id: str, step: int, keep_steps: int, needed: Coll
     """
     steps = saved_steps(directory, run_id)
     left = [path for path in steps if step_of(path) > step]
-    ranked = [*_replaced(directory, _stem(run_id)), *left, *(path for path in steps if step_of(path) <= step)]
+    ranked = [*_replaced(directory, file_name(run_id)), *left, *(path for path in steps if step_of(path) <= step)]
     for old in ranked[:-keep_steps]:
         if not among(old, needed):
             shutil.rmtree(old, ignore_errors=True)
@@ -107,6 +107,6 @@ def _number(replaced: Path) -> int:
     return int(replaced.name.rpartition(_REPLACED)[2])
 
 
-def _stem(run_id: str) -> str:
+def file_name(run_id: str) -> str:
     """The run id as a file name: it comes from the chain and may hold anything."""
     return re.sub(r"[^A-Za-z0-9_.-]", "_", run_id).lstrip(".") or "_"
