@@ -18,6 +18,7 @@ from aftermath.chain.options import public_key
 from aftermath.chain.wallet import (
     IDENTITY_VARIABLE,
     WALLET_VARIABLE,
+    Wallet,
     WalletError,
     create_wallet,
     identity_public,
@@ -119,6 +120,32 @@ def test_private_key_for_an_address_is_not_quoted() -> None:
     with pytest.raises(UsageError, match="too long for a public key") as caught:
         public_key(secret)
     assert secret not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["address", "base58", "array", "hex"])
+def test_address_or_key_in_place_of_a_path_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    keypair = Keypair()
+    secrets = {"base58": str(keypair), "array": keypair.to_json(), "hex": keypair.secret().hex()}
+    text = {"address": str(keypair.pubkey())} | secrets
+    for use in (load_wallet, create_wallet, lambda path: identity_secret("r", Wallet(keypair), path)):
+        with pytest.raises(WalletError) as caught:
+            use(Path(text[kind]))
+        told = f"{caught.value.message}\n{caught.value.fix}"
+        assert "--create" not in told
+        assert "is an address, not a key file" in told or kind != "address"
+        assert "looks like a private key" in told or kind == "address"
+        assert text[kind] not in told or kind == "address"
+    assert not list(tmp_path.iterdir())
+
+
+def test_key_file_named_as_an_address_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = create_wallet(tmp_path / "made.json")
+    Path("made.json").rename(str(made.pubkey))
+    assert load_wallet(Path(str(made.pubkey))).pubkey == made.pubkey
 
 
 def test_a_keypair_whose_public_half_is_another_is_refused() -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import re
 import stat
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,6 +32,8 @@ MAX_KEY_FILE = 4096
 _SEED = 32
 _MOST_ADDRESS = 44
 """Base58 digits of 32 bytes."""
+_LOOKS_SECRET = re.compile(r"\s*\[.*|[1-9A-HJ-NP-Za-km-z]{80,90}|[0-9a-fA-F]{64}", re.DOTALL)
+"""A JSON array, 64 bytes in base58, or 32 bytes in hex, as keys are written."""
 _KEY_FIX = "Use the wallet's key file of the Solana CLI, a JSON array of 64 numbers, or base58 of the same 64 bytes"
 
 
@@ -99,6 +102,7 @@ def program_keypair(path: Path) -> Keypair:
 
 def create_wallet(path: Path) -> Wallet:
     """Create a new key file (mode 0600, never overwriting) in the Solana CLI's format."""
+    _refuse_key_as_path(path)
     keypair = Keypair()
     write_key_file(path, keypair)
     return Wallet(keypair, str(path))
@@ -176,7 +180,33 @@ def _keypair(path: Path, how_made: str, *, private: bool) -> Keypair:
     return keypair
 
 
+def _refuse_key_as_path(path: Path) -> None:
+    """Raise WalletError if an address or a key was given in the place of a key file's path, and no such file exists.
+
+    The error never quotes a key.
+    """
+    text = str(path)
+    if _LOOKS_SECRET.fullmatch(text):
+        if not os.path.lexists(text):
+            raise WalletError(
+                "this looks like a private key, not like the path of a key file",
+                f"Save the key in a file and name the file, or put a wallet's key into the variable {WALLET_VARIABLE}",
+            )
+        return
+    try:
+        Pubkey.from_string(text)
+    except ValueError:
+        return
+    if not os.path.lexists(text):
+        raise WalletError(
+            f"{text} is an address, not a key file",
+            "Name the key file of that wallet with -w FILE; a file's address is shown by: "
+            "aftermath-solana show-identity -w FILE",
+        )
+
+
 def _read_key_file(path: Path, how_made: str) -> bytes:
+    _refuse_key_as_path(path)
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_KEY_FILE + 1)
