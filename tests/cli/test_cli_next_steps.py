@@ -70,7 +70,10 @@ def test_who_takes_part_is_told_what_follows_too(tmp_path: Path) -> None:
         ({"matformer_tier": AUTO_TIER}, "--matformer-tier auto -w FILE --checkpoint-dir runs/demo/checkpoints"),
         ({"matformer_tier": 0, "run_id": "../a b"}, "-w FILE --checkpoint-dir runs/_a_b/checkpoints"),
         ({"owner": "KEY", "max_bond": 0, "device": "auto", "data_path": None}, "-w FILE --owner KEY"),
-        ({"data_path": Path("a b"), "allow_private_network": True}, "-w FILE --data-path 'a b' --allow-private-network"),
+        (
+            {"data_path": Path("a b"), "allow_private_network": True},
+            "-w FILE --data-path 'a b' --allow-private-network",
+        ),
         ({"max_bond": 7, "device": "cpu", "authorizer": "A"}, "-w FILE --authorizer A --max-bond 7 --device cpu"),
     ],
 )

@@ -103,7 +103,7 @@ def _train_at_server(given: Mapping[str, Any]) -> str:
 
 
 def _of_train(given: Mapping[str, Any]) -> list[str]:
-    """Return the option that keeps the model, for a tier that can, and those that the command before had for `train`."""
+    """Return the option that keeps the model, if the tier can, and the options that `train` needs as well."""
     from aftermath.model.steps import file_name
 
     words = []

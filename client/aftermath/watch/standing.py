@@ -195,8 +195,9 @@ def _waits(
                     f"; to continue from the checkpoint instead, the owner runs aftermath-solana set-paused --run-id "
                     f"{run_id} pause, then aftermath-solana rewind --run-id {run_id}"
                 )
-                yield "a member that finished the last epoch, because the chain knows of no checkpoint with its steps" + (
-                    rewind if has_tick else ""
+                yield (
+                    "a member that finished the last epoch, because the chain knows of no checkpoint with its steps"
+                    + (rewind if has_tick else "")
                 )
         case RunState.WARMUP:
             if run.seed_is_drawn:
