@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import subprocess
@@ -16,8 +17,10 @@ from aftermath.cli import connection, present
 from aftermath.cli.command import command
 from aftermath.cli.present import Result
 from aftermath.programs import COORDINATOR_IDL
+from cli.cli_lone_member import quick_config
 from cli.cli_runs import CONSOLE, Shell, invoke, unread
 from cli.conftest import new_run_id, new_user
+from cli.test_cli_bond import join
 
 ELSEWHERE = "http://0.0.0.0:9"
 """A fallback that refuses connections at once, and no loopback address: with it, no wallet is given SOL."""
@@ -271,8 +274,14 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     assert unread([CONSOLE, "config", "show"]).stderr == ""
 
 
-def test_ctrl_c_ends_with_130(owner: Shell, run: str) -> None:
-    line = [CONSOLE, "tick", "--rpc", owner.rpc, "--run-id", run, "-w", owner.wallet, "--ms-interval", "50"]
+def test_ctrl_c_ends_with_130(owner: Shell, run_id: str, material: Path, tmp_path: Path) -> None:
+    more_time = {"waiting_for_members_extra_time = 2": "waiting_for_members_extra_time = 250"}
+    config = quick_config(material, tmp_path, more_time)
+    assert owner("create-run", "--run-id", run_id).code == 0
+    assert owner("update-config", "--run-id", run_id, "--config-path", config).code == 0
+    assert owner("set-paused", "--run-id", run_id, "resume").code == 0
+    asyncio.run(join(owner, run_id, 0))  # from now on a deadline runs, so there is something to tick for
+    line = [CONSOLE, "tick", "--rpc", owner.rpc, "--run-id", run_id, "-w", owner.wallet, "--ms-interval", "50"]
     process = subprocess.Popen(line, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     assert "until Ctrl-C" in process.stderr.readline()

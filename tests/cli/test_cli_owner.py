@@ -323,24 +323,26 @@ def test_what_the_program_refuses_comes_with_the_command_that_mends_it(
         assert command in running["fix"]
 
 
-def test_rates_and_ticks(configured: Shell, run_id: str) -> None:
+def test_rates_of_future_epochs_are_recorded(configured: Shell, run_id: str) -> None:
     rates = ("--earning-rate-total-shared", 1000, "--slashing-rate-per-client", 10)
     assert configured("set-future-epoch-rates", "--run-id", run_id, *rates).data["future_earning_rate"] == 1000
-    configured("set-paused", "--run-id", run_id, "resume")
-    ticked = configured("tick", "--run-id", run_id, "--count", 2, "--ms-interval", 10).data
-    assert (ticked["tried"], ticked["signatures"]) == (2, [])
 
 
-def test_ticks_at_a_run_in_which_no_time_runs_say_once_what_it_waits_for(configured: Shell, run_id: str) -> None:
-    named = ("--rpc", configured.rpc, "-w", configured.wallet, "--run-id", run_id, "--count", 3, "--ms-interval", 10)
-    new = invoke("tick", *named).err
-    assert new.count("nothing is due while no time runs: new (epoch 0)") == new.count("nothing is due") == 1
-    assert "; waits: its owner has not begun it yet (set-paused resume)" in new
-    assert configured("tick", "--run-id", run_id, "--count", 3).data["tried"] == 1  # two more would change nothing
+@pytest.mark.parametrize("limit", [(), ("--count", 3)])
+def test_tick_without_running_deadline_ends_and_says_why(
+    configured: Shell, run_id: str, limit: tuple[object, ...]
+) -> None:
+    named = ("--rpc", configured.rpc, "-w", configured.wallet, "--run-id", run_id, "--ms-interval", 10, *limit)
+    new = invoke("tick", *named)
+    assert new.code == 0
+    assert new.err.count("nothing is due while no time runs: new (epoch 0)") == new.err.count("nothing is due") == 1
+    assert "; waits: its owner has not begun it yet (set-paused resume); ticking ends" in new.err
+    assert "0 of 1 tick changed" in new.out
     assert configured("set-paused", "--run-id", run_id, "resume").code == 0
-    waits = invoke("tick", *named).err
-    assert waits.count("nothing is due while no time runs: waiting for members (epoch 0)") == 1
-    assert "members: 0 (needs 3)" in waits
+    waits = invoke("tick", *named)
+    assert waits.err.count("nothing is due while no time runs: waiting for members (epoch 0)") == 1
+    assert "members: 0 (needs 3); ticking ends" in waits.err
+    assert "0 of 1 tick changed" in waits.out
 
 
 def test_list_runs_shows_the_run(unchanged: tuple[Shell, str]) -> None:

@@ -1,9 +1,4 @@
-"""`tick`: advance a run by hand, once or again and again.
-
-Decided: without --count it goes on where nothing is due either, since it may be what keeps a run going that is resumed
-or joined only later. With --count it ends at once where only the run's owner can move it. What a run waits for is said
-once, and again when that is another state.
-"""
+"""`tick`: advance a run by hand, once or again and again, while a deadline runs."""
 
 from __future__ import annotations
 
@@ -25,14 +20,13 @@ async def tick(
     options: SigningOptions,
     run_id: RunId,
     ms_interval: Annotated[int, typer.Option(min=1, help="Milliseconds between two ticks.")] = 1000,
-    count: Annotated[int | None, typer.Option(min=1, help="How many ticks to try; without it, until Ctrl-C.")] = None,
+    count: Annotated[int | None, typer.Option(min=1, help="Most ticks to try. By default, ticks until Ctrl-C.")] = None,
 ) -> Result:
     """Advance a run whose deadline has passed.
 
-    Members do this by themselves; a tick by hand helps a run that nobody attends. Nothing is paid for a tick that
-    changes nothing. What the run waits for where nothing is due is said once; without --count the ticks go on all the
-    same, until something is. With it they end where only the run's owner can move the run: if it is new, paused or
-    finished.
+    Members do this by themselves; a tick by hand helps a run that nobody attends. A tick that changes nothing costs
+    nothing. The command ends, and says what the run waits for, when no deadline runs: the run is new, paused or
+    finished, or waits for members. Only its owner or a member can move it then.
     """
     import asyncio
 
@@ -41,7 +35,9 @@ async def tick(
     from aftermath.observe.following import RunFollower
     from aftermath.watch.phase import in_words
 
-    tried, landed, last = 0, [], ""
+    tried = 0
+    landed: list[str] = []
+    told = False
     async with sign_in(options) as chain:
         await chain.coordinator.run(run_id)  # says so if there is no such run
         follower = RunFollower(chain.coordinator, run_id)
@@ -57,11 +53,12 @@ async def tick(
                 if error.name != "NothingToTick":
                     raise
                 found = await follower.now()
-                if (waits := _waits(found)) != last:
-                    note(not_due(found))
-                last = waits
-                if count is not None and found.state.halted:
+                if found.deadline is None:  # a member that joins ticks by itself, so nobody needs this command then
+                    note(f"{not_due(found)}; ticking ends because no tick can change that")
                     break
+                if not told:  # once, not in each round
+                    note(not_due(found))
+                told = True
                 continue
             note(f"tick {tried}: {in_words((await chain.coordinator.run(run_id)).state)}")
         run = await chain.coordinator.run(run_id)
@@ -88,8 +85,3 @@ def not_due(found: Standing) -> str:
     if found.deadline is not None and found.deadline > 0:
         when = f"for {span(found.deadline)}"
     return f"nothing is due {when}: {line(found)}"
-
-
-def _waits(found: Standing) -> str:
-    """What tells one wait of a run from another; while time runs, a keeper has nothing to say of each round."""
-    return f"{found.state.name} {found.epoch}" if found.deadline is None else "time"
