@@ -110,6 +110,21 @@ def test_tokenize_without_an_end_token_says_so(tmp_path: Path) -> None:
     assert not (tmp_path / "other").exists()
 
 
+def test_tokenize_skips_rare_records_without_text_with_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n{"body": "lost"}\n{"text": "two"}\n')
+    words = ("data", "tokenize", "--input", tmp_path / "a.jsonl", "--output")
+    made = invoke(*words, tmp_path / "out")
+    assert made.code == 0
+    assert f'skipped 1 record without text in "text", the first at {tmp_path / "a.jsonl"}, line 2' in made.err
+    assert "--text-field" in made.err
+    counts = invoke(*words, tmp_path / "again", "--json").data
+    assert (counts["documents"], counts["skipped_records"]) == (2, 1)
+    refused = invoke(*words, tmp_path / "other", "--text-field", "body")
+    assert refused.code == 1
+    assert "data.md#from-text-to-tokens" in refused.err
+    assert not list((tmp_path / "other").iterdir())
+
+
 @pytest.mark.parametrize(
     ("content", "says"),
     [

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from aftermath.cli.pages import PAGES, placed
 from aftermath.data import texts as module
-from aftermath.data.source import DataError
-from aftermath.data.texts import NOT_TEXT, Piece, Texts
+from aftermath.data.texts import NOT_TEXT, Piece, TextError, Texts
 
 MARK = "<|endoftext|>"
 
@@ -63,7 +63,7 @@ def test_texts_of_parquet_gives_the_named_column(tmp_path: Path) -> None:
     table = pa.table({"content": ["one", None, "two"], "id": [1, 2, 3]})
     pq.write_table(table, tmp_path / "a.parquet")
     assert _documents(tmp_path / "a.parquet", field="content") == ["one", "two"]
-    with pytest.raises(DataError, match='without a column of text "text"; it has text in content') as refused:
+    with pytest.raises(TextError, match='without a column of text "text"; it has text in content') as refused:
         _documents(tmp_path / "a.parquet")
     assert "--text-field" in refused.value.fix
 
@@ -74,6 +74,15 @@ def test_texts_of_parquet_gives_the_named_column(tmp_path: Path) -> None:
         ("a.jsonl", '{"body": "one"}\n', 'line 1 has no text in "text"; it has text in body'),
         ("a.jsonl", '{"text": "one"}\nrubbish\n', "line 2 is not JSON"),
         ("a.jsonl", '{"text": 1}', 'line 1 has no text in "text"'),
+        ("a.jsonl", '{"a": ""}\n{"text": ""}\n7\n', "has text in a, and 2 of the first 3 records have none"),
+        ("a.jsonl", '{"text": ""}\n' + '{"a": 1}\n' * 200 + "rubbish", "and 102 of the first 103 records have none"),
+        ("a.txt.gz", "not packed", "is not in gzip format, as its name says: it is text"),
+        ("a.jsonl.gz", b"<!DOCTYPE html><p>Not found", "it is a web page"),
+        ("a.gz", b"", "it is empty"),
+        ("a.gz", bytes(range(99)), "it is of an unknown kind"),
+        ("a.gz", b"PK\x03\x04.", "it is a zip archive"),
+        ("a.txt.zst", "not packed", "is not in zstd format"),
+        ("a.parquet", '{"text": "one"}', "is not in parquet format"),
         ("a.json", json.dumps([{"text": "one"}]), "is one JSON array"),
         ("a.txt.gz", gzip.compress(b"one" * 999)[:-9], "is damaged"),
         ("a.parquet", b"PAR1 and no more", "cannot be read as parquet"),
@@ -82,10 +91,32 @@ def test_texts_of_parquet_gives_the_named_column(tmp_path: Path) -> None:
 def test_texts_of_a_broken_file_names_it_with_a_fix(
     tmp_path: Path, name: str, content: bytes | str, sentence: str
 ) -> None:
-    with pytest.raises(DataError, match=sentence) as refused:
+    with pytest.raises(TextError, match=sentence) as refused:
         _documents(_write(tmp_path / name, content))
     assert name in refused.value.message
     assert refused.value.fix
+    assert placed(PAGES[refused.value.code]).endswith("#from-text-to-tokens")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.jsonl", '{"text": "one"}\n{"title": "x"}\n{"text": null}\n[1]\n{"text": "two"}\n{"text": "three"}'),
+        ("a.json", '{"source": "x"}\n{"text": "one"}\n{"text": "two"}\n{"text": "three"}\nnull\n{"text": 1}'),
+        ("a.parquet", ["one", None, "two", None, "three", None]),
+    ],
+)
+def test_records_without_text_are_skipped_and_counted(tmp_path: Path, name: str, content: str | list[str]) -> None:
+    path = tmp_path / name
+    if isinstance(content, str):
+        path.write_text(content)
+    else:
+        pq.write_table(pa.table({"text": content}), path)
+    texts = Texts([path, path])
+    assert [piece.text for piece in texts] == ["one", "two", "three"] * 2
+    assert texts.skipped_records == 6
+    place = {"a.jsonl": "line 2", "a.json": "line 1", "a.parquet": "row 2"}[name]
+    assert texts.first_skipped == f"{path}, {place}"
 
 
 @pytest.mark.parametrize(

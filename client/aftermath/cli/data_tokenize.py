@@ -41,7 +41,12 @@ class Conversion:
             "--tokenizer, or a usual one."
         ),
     ] = None
-    text_field: Annotated[str, typer.Option(help="Field with the text in JSON lines and parquet.")] = "text"
+    text_field: Annotated[
+        str,
+        typer.Option(
+            help="Field with the text in JSON lines and parquet. Records without text there are skipped and counted."
+        ),
+    ] = "text"
     token_bytes: Annotated[Literal["2", "4"], typer.Option(help="Bytes of a token.")] = "2"
     budget_bytes: Annotated[int, typer.Option(min=1, help="Size of the default corpus.")] = 4 << 20
     held_out: Annotated[Path | None, typer.Option(help="Second folder, for files that are not to be trained on.")] = (
@@ -58,7 +63,8 @@ def data_tokenize(conversion: Conversion) -> Result:
 
     Writes the end-of-text token after every document. A document is a text file, a JSON line or a parquet row. In a
     text file, a line of <|endoftext|> starts a new document. Copies the tokenizer's files next to the tokens, where
-    init finds them. Refuses an output folder that already holds token files.
+    init finds them. Skips JSON lines and parquet rows without text in --text-field, and warns with their number;
+    refuses a file if most of its records are such. Refuses an output folder that already holds token files.
     """
     return convert(conversion)
 
@@ -122,7 +128,19 @@ def _write(
     )
     if done.inline_separators:
         note(f"warning: {SEPARATOR} stayed text where it is not alone in its line: {done.inline_separators} times")
-    data = {"documents": done.documents, "skipped": done.skipped, "tokens": done.tokens, "vocab_size": done.vocab_size}
+    if done.skipped_records:
+        records = counted(done.skipped_records, "record")
+        note(
+            f'warning: skipped {records} without text in "{chosen.text_field}", the first at {done.first_skipped}. '
+            "fix: if the text is in another field, name it with --text-field, and write to a new --output"
+        )
+    data = {
+        "documents": done.documents,
+        "skipped": done.skipped,
+        "skipped_records": done.skipped_records,
+        "tokens": done.tokens,
+        "vocab_size": done.vocab_size,
+    }
     kinds = ", ".join(f"{count} {what}" for what, count in sorted(done.left_out.items()))
     skipped = f" ({counted(done.skipped, 'file')} left out: {kinds})" if done.skipped else ""
     return (

@@ -36,6 +36,7 @@ PAGES = {
     "server": "docs/centralized.md#keep-a-run",
     "server-refused": "docs/centralized.md#take-part",
     "testnet": "docs/local-testnet.md#clients",
+    "text": "docs/data.md#from-text-to-tokens",
     "unavailable": f"{_OPERATIONS}#troubleshooting",
     "unexpected": f"{_OPERATIONS}#troubleshooting",
     "unsuitable": f"{_OPERATIONS}#troubleshooting",

@@ -19,6 +19,7 @@ import re
 import struct
 from dataclasses import dataclass
 from math import prod
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -65,6 +66,17 @@ _STRANGE = _PACKED | {
     b"<!DOCTYPE": ("a web page", "look at its address in a browser"),
     b"<html": ("a web page", "look at its address in a browser"),
 }
+_NAMES = {
+    ".gz": ("gzip", b"\x1f\x8b\x08"),
+    ".parquet": ("parquet", b"PAR1"),
+    ".zst": ("zstd", b"\x28\xb5\x2f\xfd"),
+    ".xz": ("xz", b"\xfd7zXZ\x00"),
+    ".bz2": ("bzip2", b"BZh"),
+    ".zip": ("zip", b"PK"),
+    ".7z": ("7z", b"7z\xbc\xaf\x27\x1c"),
+}
+"""Formats that a file's name promises, and how a file of each begins."""
+_ALWAYS_BEGIN_SO = (".gz", ".parquet")
 _LEAST_TEXT = 64  # bytes of text that are no coincidence
 _CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1f\x7f]")
 _TOKENISE = "Tokenise it first: aftermath-solana data tokenize --input FILE --output FOLDER"
@@ -95,6 +107,24 @@ def packed_format(head: bytes) -> str | None:
     return next((what for magic, (what, _) in _PACKED.items() if head.startswith(magic)), None)
 
 
+def misnamed(name: str, head: bytes) -> tuple[str, str] | None:
+    """Return what is wrong with a file that is not of the format that its name promises, and the fix, or None.
+
+    An interrupted or refused download often leaves text, a web page or nothing under such a name.
+    """
+    suffix = PurePath(name).suffix.lower()
+    promised, magic = _NAMES.get(suffix, ("", b""))
+    if head.startswith(magic):
+        return None
+    known = next((what for other, (what, _) in _STRANGE.items() if head.startswith(other)), None)
+    kind = known or ("empty" if not head else "text" if _is_text(head, least=1) else None)
+    if kind is None and suffix not in _ALWAYS_BEGIN_SO:
+        return None  # as zstd, which may begin in other ways
+    fix = "Download or copy it again"
+    fix += f", or remove {suffix} from its name if it is right" if kind == "text" else ""
+    return f"{name} is not in {promised} format, as its name says: it is {kind or 'of an unknown kind'}", fix
+
+
 def layout_of(name: str, size: int, head: bytes, token_bytes: int) -> Layout:
     """Where the tokens of a file of `size` bytes are that begins with `head` (HEAD_BYTES of it, or all).
 
@@ -105,6 +135,8 @@ def layout_of(name: str, size: int, head: bytes, token_bytes: int) -> Layout:
     for magic, (what, advice) in _STRANGE.items():
         if head.startswith(magic):
             raise DataError(f"{name} is {what}", advice)
+    if (wrong := misnamed(name, head)) is not None:
+        raise DataError(*wrong)
     if name.lower().endswith(_TEXT):
         raise DataError(f"{name} is text, not tokens", _TOKENISE)
     if head.startswith(_NPY):
@@ -133,9 +165,9 @@ def _whole(name: str, size: int, start: int, count: int, token_bytes: int) -> La
     return Layout(start, count // token_bytes)
 
 
-def _is_text(head: bytes) -> bool:
+def _is_text(head: bytes, *, least: int = _LEAST_TEXT) -> bool:
     """Return whether a file that begins with `head` is UTF-8 text without control characters. Tokens are never."""
-    if len(head) < _LEAST_TEXT or _CONTROL.search(head):
+    if len(head) < least or _CONTROL.search(head):
         return False
     try:
         codecs.getincrementaldecoder("utf-8")().decode(head)  # which may end within a letter

@@ -1,7 +1,7 @@
 """Read documents of text files piece by piece, so that memory does not follow a file's size.
 
 Read are plain UTF-8 text, JSON lines and parquet with a field of text, and gzip of text and JSON lines. Other files are
-left out and counted by kind.
+left out and counted by kind, and records without text in the field are counted, too.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, NoReturn
 
 from aftermath.base.bounded import Malformed, json_value
-from aftermath.data.formats import HEAD_BYTES, packed_format
+from aftermath.data.formats import HEAD_BYTES, misnamed, packed_format
 from aftermath.data.source import DataError
 
 SEPARATOR = "<|endoftext|>"
@@ -26,11 +26,18 @@ SEPARATOR = "<|endoftext|>"
 NOT_TEXT = "not UTF-8 text"
 _PIECE = 1 << 18  # characters of a document that are handed on together
 _MOST_LINE = 64 << 20  # bytes of a JSON line
+_SURELY_MOST = 100  # so many more records without text than with it end a file at once
 _ROWS = 256  # rows of a parquet file that are read together
 _GZIP = b"\x1f\x8b\x08"
 _LINES = (".jsonl", ".ndjson")
 _PARQUET = b"PAR1"
 _ARRAY = re.compile(rb'\s*\[\s*\{\s*"')
+
+
+class TextError(DataError):
+    """Text cannot be turned into tokens."""
+
+    code = "text"
 
 
 class Piece(NamedTuple):
@@ -55,9 +62,13 @@ class Texts:
         """Files by what they are."""
         self.inline_separators = 0
         """Separators inside a line, which are text."""
+        self.skipped_records = 0
+        """JSON lines and parquet rows without text in the field."""
+        self.first_skipped = ""
+        """Where the first of them is."""
 
     def __iter__(self) -> Iterator[Piece]:
-        """Yield the documents' pieces, file by file. Raises DataError for a file that is damaged or cannot be read."""
+        """Yield the documents' pieces, file by file. Raises TextError for a file that is damaged or cannot be read."""
         for path in self._paths:
             try:
                 for piece in self._of_file(path):
@@ -65,9 +76,9 @@ class Texts:
                     self.inline_separators += piece.text.count(SEPARATOR)
                     yield piece
             except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-                raise DataError(f"{path} is damaged: {error}", "Copy or download it again") from None
+                raise TextError(f"{path} is damaged: {error}", "Copy or download it again") from None
             except OSError as error:
-                raise DataError(
+                raise TextError(
                     f"cannot read {path}: {error.strerror}", f"Allow this user to read it: chmod u+r {path}"
                 ) from None
 
@@ -77,6 +88,8 @@ class Texts:
             raw.seek(0)
             if head.startswith(_PARQUET):
                 yield from _whole(self._rows(path))
+            elif (wrong := misnamed(str(path), head)) is not None:
+                raise TextError(*wrong)
             elif head.startswith(_GZIP):
                 with gzip.open(raw) as unpacked:
                     yield from self._of_stream(path.with_suffix(""), path, unpacked)
@@ -92,7 +105,7 @@ class Texts:
         if name.suffix.lower() in _LINES or (name.suffix.lower() == ".json" and self._is_lines(head)):
             yield from _whole(self._lines(path, stream))
         elif name.suffix.lower() == ".json" and _ARRAY.match(head) and f'"{self._field}"'.encode() in head:
-            raise DataError(
+            raise TextError(
                 f"{path} is one JSON array, which is not read piece by piece",
                 f"Write one JSON object on each line: jq -c '.[]' {path} > {name.with_suffix('.jsonl').name}",
             )
@@ -103,13 +116,15 @@ class Texts:
             self.left_out[NOT_TEXT] += 1
 
     def _is_lines(self, head: bytes) -> bool:
-        """Return whether the first line is a JSON object with the field, as in C4's files named .json."""
-        first, newline, _ = head.partition(b"\n")
-        try:
-            record = json_value(first) if newline else None
-        except Malformed:
-            return False
-        return isinstance(record, dict) and isinstance(record.get(self._field), str)
+        """Return whether one of the first lines is a JSON object with the field, as in C4's files named .json."""
+        for line in head.split(b"\n")[:-1]:
+            try:
+                record = json_value(line)
+            except Malformed:
+                continue
+            if isinstance(record, dict) and isinstance(record.get(self._field), str):
+                return True
+        return False
 
     def _plain(self, texts: Iterable[str]) -> Iterator[Piece]:
         """Cut a file's text into documents, and these into pieces, at ends of lines where there are any."""
@@ -135,35 +150,42 @@ class Texts:
 
     def _lines(self, path: Path, stream: BinaryIO) -> Iterator[str]:
         """Yield the text of each JSON line."""
+        records = _Records(path, self._field)
         number = 0
         while line := stream.readline(_MOST_LINE + 1):
             number += 1
             if len(line) > _MOST_LINE:
-                raise DataError(f"{path}, line {number} is longer than {_MOST_LINE} bytes", "Split the document")
+                raise TextError(f"{path}, line {number} is longer than {_MOST_LINE} bytes", "Split the document")
             if not line.strip():
                 continue
             try:
                 record = json_value(line.removeprefix(codecs.BOM_UTF8))
             except Malformed as error:
-                raise DataError(f"{path}, line {number} is not JSON: {error}", "Correct it, or copy it again") from None
-            text = record.get(self._field) if isinstance(record, dict) else None
-            if not isinstance(text, str):
-                names = ", ".join(key for key in record if isinstance(record[key], str)) if record else ""
-                has = f"; it has text in {names}" if isinstance(record, dict) and names else ""
-                raise DataError(
-                    f'{path}, line {number} has no text in "{self._field}"{has}', "Name the field: --text-field NAME"
-                )
-            yield text
+                raise TextError(f"{path}, line {number} is not JSON: {error}", "Correct it, or copy it again") from None
+            fields = record if isinstance(record, dict) else {}
+            text = fields.get(self._field)
+            if isinstance(text, str):
+                records.kept += 1
+                yield text
+            else:
+                records.skip(f"line {number}", [name for name in fields if isinstance(fields[name], str)])
+        self._count(records)
+
+    def _count(self, records: _Records) -> None:
+        records.end()
+        self.skipped_records += records.skipped
+        self.first_skipped = self.first_skipped or records.first
 
     def _rows(self, path: Path) -> Iterator[str]:
         """Yield the text of each row of a parquet file."""
         if find_spec("pyarrow") is None:
-            raise DataError(
+            raise TextError(
                 f"{path} is a parquet file, and pyarrow is not installed", "pip install 'aftermath[parquet]'"
             )
         import pyarrow as pa
         import pyarrow.parquet as pq
 
+        number = 0
         try:
             with pq.ParquetFile(path) as file:
                 schema = file.schema_arrow
@@ -172,15 +194,55 @@ class Texts:
                 ]
                 if self._field not in names:
                     has = f"; it has text in {', '.join(names)}" if names else ""
-                    raise DataError(
+                    raise TextError(
                         f'{path} is a parquet file without a column of text "{self._field}"{has}',
                         "Name the column: --text-field NAME",
                     )
+                records = _Records(path, self._field)
                 for batch in file.iter_batches(_ROWS, columns=[self._field]):
-                    yield from (row.as_py() for row in batch.column(0) if row.is_valid)
+                    for row in batch.column(0):
+                        number += 1
+                        if row.is_valid:
+                            records.kept += 1
+                            yield row.as_py()
+                        else:
+                            records.skip(f"row {number}", [])
+                self._count(records)
         except pa.ArrowException as error:
             reason = str(error).partition("\n")[0][:200]
-            raise DataError(f"{path} cannot be read as parquet: {reason}", "Copy or download it again") from None
+            raise TextError(f"{path} cannot be read as parquet: {reason}", "Copy or download it again") from None
+
+
+class _Records:
+    """Counts a file's records with and without text. Raises TextError where most have none: the field is wrong."""
+
+    def __init__(self, path: Path, field: str) -> None:
+        self._path = path
+        self._field = field
+        self._reason = ""
+        self.kept = 0
+        self.skipped = 0
+        self.first = ""
+        """Where the first record without text is."""
+
+    def skip(self, place: str, others: Sequence[str]) -> None:
+        """Count a record without text in the field. `others`: fields in which it has text."""
+        if not self.skipped:
+            has = f"; it has text in {', '.join(others)}" if others else ""
+            self.first = f"{self._path}, {place}"
+            self._reason = f'{self.first} has no text in "{self._field}"{has}'
+        self.skipped += 1
+        if self.skipped > self.kept + _SURELY_MOST:
+            self._refuse()
+
+    def end(self) -> None:
+        """Raise TextError if most records have no text."""
+        if self.skipped > self.kept:
+            self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        most = f", and {self.skipped} of the first {self.skipped + self.kept} records have none"
+        raise TextError(f"{self._reason}{most if self.kept else ''}", "Name the field: --text-field NAME")
 
 
 def _whole(documents: Iterable[str]) -> Iterator[Piece]:

@@ -23,8 +23,7 @@ from aftermath.base.files import standing_in
 from aftermath.base.outputs import write_mark
 from aftermath.data.bytelevel import END_TOKEN
 from aftermath.data.formats import SUFFIXES
-from aftermath.data.source import DataError
-from aftermath.data.texts import NOT_TEXT, Piece, Texts
+from aftermath.data.texts import NOT_TEXT, Piece, TextError, Texts
 
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -42,6 +41,10 @@ class Tokenised:
     """Files that were not read, by what they are."""
     inline_separators: int
     """`<|endoftext|>` inside lines, which stayed text."""
+    skipped_records: int
+    """JSON lines and parquet rows without text in the field."""
+    first_skipped: str
+    """Where the first of them is."""
     tokens: int
     files: tuple[Path, ...]
     vocab_size: int
@@ -55,20 +58,20 @@ class Tokenised:
 def folder_documents(folder: Path) -> list[Path]:
     """Return a file, or every file under a folder, sorted; hidden files and folders are left out.
 
-    Raises DataError if there is none.
+    Raises TextError if there is none.
     """
     if folder.is_file():
         return [folder]
     if not folder.is_dir():
         what = f"{folder} is neither a file nor a folder" if folder.exists() else f"there is no folder {folder}"
-        raise DataError(what, "Name a text file, or a folder that holds text files")
+        raise TextError(what, "Name a text file, or a folder that holds text files")
     found = sorted(
         path
         for path in folder.rglob("*")
         if path.is_file() and not any(part.startswith(".") for part in path.relative_to(folder).parts)
     )
     if not found:
-        raise DataError(f"{folder} holds no files", "Name a folder that holds text files")
+        raise TextError(f"{folder} holds no files", "Name a folder that holds text files")
     return found
 
 
@@ -93,7 +96,7 @@ def standard_library(budget: int) -> list[Path]:
             chosen.append(root / name)
             used += size
     if not chosen:
-        raise DataError(f"no source file of {root} fits in {budget} bytes", "Raise the budget")
+        raise TextError(f"no source file of {root} fits in {budget} bytes", "Raise the budget")
     return sorted(chosen)
 
 
@@ -101,7 +104,7 @@ def hold_out(documents: Sequence[Path], root: Path, percent: int) -> tuple[list[
     """The documents to train on, and about so many percent of them to measure on.
 
     Which ones is decided by the hash of their path below `root` alone, so a document stays on its side whatever comes
-    or goes beside it. Raises DataError if a side were empty.
+    or goes beside it. Raises TextError if a side were empty.
     """
     sides: tuple[list[Path], list[Path]] = ([], [])
     for path in documents:
@@ -109,7 +112,7 @@ def hold_out(documents: Sequence[Path], root: Path, percent: int) -> tuple[list[
         place = int.from_bytes(hashlib.sha256(name.encode(errors="surrogateescape")).digest()[:8], "big")
         sides[place * 100 < percent << 64].append(path)
     if not all(sides):
-        raise DataError(
+        raise TextError(
             f"{percent} percent of {len(documents)} files leave nothing to train on or nothing to measure on",
             "Name a folder with more files, or another --held-out-percent",
         )
@@ -130,7 +133,7 @@ def tokenise(
     """Write the documents' tokens, `token_bytes` (2 or 4) each, to shards in `output`, with `tokenizer.json`.
 
     Each document is followed by `end_token`, if the tokenizer has it. `companions` are files to write beside the
-    tokenizer. Raises DataError if ids do not fit, nothing is text, or `output` already holds token files.
+    tokenizer. Raises TextError if ids do not fit, nothing is text, or `output` already holds token files.
     """
     largest = _check(output, tokenizer, token_bytes)
     end = tokenizer.token_to_id(end_token) if end_token is not None else None
@@ -146,29 +149,31 @@ def tokenise(
             writer.finish({TOKENIZER: tokenizer.to_str().encode()} | dict(companions or {}))
         write_mark(output, "data tokenize")
     except OSError as error:
-        raise DataError(f"cannot write {output}: {error.strerror}", _advice(error)) from None
+        raise TextError(f"cannot write {output}: {error.strerror}", _advice(error)) from None
     finally:
         tokenizer.encode_special_tokens = False
     return Tokenised(
         texts.documents,
         dict(texts.left_out),
         texts.inline_separators,
+        texts.skipped_records,
+        texts.first_skipped,
         writer.tokens,
         tuple(writer.files),
         largest + 1,
     )
 
 
-def _nothing(texts: Texts) -> DataError:
+def _nothing(texts: Texts) -> TextError:
     """Return the error for files of which none gave a token."""
     kinds = texts.left_out.keys() - {NOT_TEXT}
     if kinds:
-        return DataError(
+        return TextError(
             f"none of the files is text: {', '.join(sorted(kinds))}", "Unpack or decompress the text first"
         )
     if texts.left_out:
-        return DataError("none of the files is UTF-8 text", "Convert the text to UTF-8")
-    return DataError("the files are empty", "Name files that hold text")
+        return TextError("none of the files is UTF-8 text", "Convert the text to UTF-8")
+    return TextError("the files are empty", "Name files that hold text")
 
 
 def _advice(error: OSError) -> str:
@@ -182,23 +187,23 @@ def _advice(error: OSError) -> str:
 def _check(output: Path, tokenizer: Tokenizer, token_bytes: int) -> int:
     """Return the tokenizer's largest id."""
     if token_bytes not in (2, 4):
-        raise DataError(f"tokens take 2 or 4 bytes, not {token_bytes}")
+        raise TextError(f"tokens take 2 or 4 bytes, not {token_bytes}")
     largest = max(tokenizer.get_vocab().values())
     if largest >= 1 << (8 * token_bytes):
-        raise DataError(f"token ids up to {largest} do not fit in {token_bytes} bytes", "Use 4 bytes a token")
+        raise TextError(f"token ids up to {largest} do not fit in {token_bytes} bytes", "Use 4 bytes a token")
     refuse_older(output)
     return largest
 
 
 def refuse_older(output: Path) -> None:
-    """Raises DataError if this is no folder, or one that holds token files."""
+    """Raises TextError if this is no folder, or one that holds token files."""
     if output.exists() and not output.is_dir():
-        raise DataError(f"{output} is a file, not a folder", "Name a folder, which is made if it does not exist")
+        raise TextError(f"{output} is a file, not a folder", "Name a folder, which is made if it does not exist")
     if output.is_dir() and any(path.suffix in SUFFIXES for path in output.iterdir()):
-        raise DataError(f"{output} already holds token files", "Remove them or name another folder")
+        raise TextError(f"{output} already holds token files", "Remove them or name another folder")
     for name in (TOKENIZER, TOKENIZER_CONFIG):
         if (output / name).exists():
-            raise DataError(f"{output} already holds a {name}, which would be replaced", "Name a new folder")
+            raise TextError(f"{output} already holds a {name}, which would be replaced", "Name a new folder")
 
 
 def _encoded(tokenizer: Tokenizer, texts: Iterable[Piece]) -> Iterator[tuple[list[int], bool]]:
