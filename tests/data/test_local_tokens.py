@@ -1,5 +1,6 @@
 """Token files: order of sequences, wrapping, shuffling, and every way the files can be wrong."""
 
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from aftermath.data.local import open_tokens
 from aftermath.data.order import Order
 from aftermath.data.source import DataError
+from aftermath.data.tokenise import refuse_older
 
 
 def write(path: Path, tokens: list[int] | range, token_bytes: int = 2) -> Path:
@@ -76,11 +78,32 @@ def test_the_shuffle_stays_the_same(count: int, place: int, turn: int, expected:
     assert order.at(place, turn + 1) != expected
 
 
-def test_missing_data_says_how_to_make_some(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"no token data at .*nowhere[\s\S]*data tokenize --input TEXT --output"):
-        open_tokens(tmp_path / "nowhere", 2, 4, vocab_size=256)
-    with pytest.raises(DataError, match="holds no token files"):
-        open_tokens(tmp_path, 2, 4, vocab_size=256)
+@pytest.mark.parametrize(
+    ("kept", "asked", "options"),
+    [
+        ({}, "nowhere", "--input TEXT --output {place}/nowhere; or make those that a run's config file names"),
+        ({}, "", "--input TEXT --output {place}; or make"),
+        ({"my books/a.txt": "one"}, "my books", "--input '{place}/my books' --output '{place}/my books-tokens'"),
+        ({"books/part/a.txt": "one"}, "books", "--input {place}/books --output {place}/books-tokens"),
+        ({"v1.0/a.md": "one"}, "v1.0/a.md", "--input {place}/v1.0/a.md --output {place}/v1.0/a-tokens"),
+        ({"a": "plain text " * 9}, "a", "--input {place}/a --output {place}/a-tokens"),
+    ],
+)
+def test_missing_tokens_come_with_a_command_that_runs(
+    tmp_path: Path, kept: dict[str, str], asked: str, options: str
+) -> None:
+    for name, text in kept.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    with pytest.raises(DataError, match=r"no token|is text, not tokens") as refused:
+        open_tokens(tmp_path / asked, 2, 4, vocab_size=256)
+    assert f"data tokenize {options.format(place=tmp_path)}" in refused.value.fix
+    assert ("aftermath-solana run-files FILE" in refused.value.fix) == (not kept)
+    if kept:
+        words = shlex.split(refused.value.fix.partition(": ")[2])
+        input_, output = Path(words[4]), Path(words[6])
+        assert input_.exists()
+        refuse_older(output)
 
 
 def test_an_empty_file_is_named(tmp_path: Path) -> None:

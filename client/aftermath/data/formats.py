@@ -16,6 +16,7 @@ from __future__ import annotations
 import codecs
 import io
 import re
+import shlex
 import struct
 from dataclasses import dataclass
 from math import prod
@@ -79,7 +80,6 @@ _NAMES = {
 _ALWAYS_BEGIN_SO = (".gz", ".parquet")
 _LEAST_TEXT = 64  # bytes of text that are no coincidence
 _CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1f\x7f]")
-_TOKENISE = "Tokenise it first: aftermath-solana data tokenize --input FILE --output FOLDER"
 _TEXT = (".txt", ".json", ".jsonl", ".md", ".csv")
 
 
@@ -138,7 +138,7 @@ def layout_of(name: str, size: int, head: bytes, token_bytes: int) -> Layout:
     if (wrong := misnamed(name, head)) is not None:
         raise DataError(*wrong)
     if name.lower().endswith(_TEXT):
-        raise DataError(f"{name} is text, not tokens", _TOKENISE)
+        raise _text(name)
     if head.startswith(_NPY):
         return _npy(name, size, head, token_bytes)
     if len(head) >= 8:
@@ -152,8 +152,19 @@ def layout_of(name: str, size: int, head: bytes, token_bytes: int) -> Layout:
     if name.endswith(".npy"):
         raise DataError(f"{name} is no NumPy array, whatever its name says", "Make it with numpy.save, or name it .bin")
     if _is_text(head):
-        raise DataError(f"{name} is text, not tokens", _TOKENISE)
+        raise _text(name)
     return _whole(name, size, 0, size, token_bytes)
+
+
+def tokenise_options(text: PurePath) -> str:
+    """Return the options with which `data tokenize` reads a file or folder, and writes beside it and not into it."""
+    output = text.with_name(f"{text.stem or 'text'}-tokens") if text.name else text / "tokens"
+    return f"--input {shlex.quote(str(text))} --output {shlex.quote(str(output))}"
+
+
+def _text(name: str) -> DataError:
+    options = "--input FILE --output FOLDER" if "://" in name else tokenise_options(PurePath(name))
+    return DataError(f"{name} is text, not tokens", f"Tokenise it first: aftermath-solana data tokenize {options}")
 
 
 def _whole(name: str, size: int, start: int, count: int, token_bytes: int) -> Layout:

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 
-from aftermath.data.formats import HEAD_BYTES, SUFFIXES, check_stated_width
+from aftermath.data.formats import HEAD_BYTES, SUFFIXES, check_stated_width, tokenise_options
 from aftermath.data.parquet import PARQUET, unpacked_tokens
 from aftermath.data.source import DataError, NoData
 from aftermath.data.spans import File, Span
@@ -118,20 +119,24 @@ def open_tokens(
 
 def token_files(path: Path) -> list[Path]:
     """The file that is named, or the token files of a folder, sorted. Raises DataError if there is none."""
-    advice = f"Make token files of text with: aftermath-solana data tokenize --input TEXT --output {path}"
+    make = "Make token files of text with: aftermath-solana data tokenize"
+    into = f"{make} --input TEXT --output {shlex.quote(str(path))}"
+    into += "; or make those that a run's config file names with: aftermath-solana run-files FILE"
     try:
         if path.is_file():
             return [path]
         if not path.is_dir():
-            raise NoData(f"there is no token data at {path}", advice)
-        held = sorted(file for file in path.iterdir() if file.is_file())
+            raise NoData(f"there is no token data at {path}", into)
+        inside = list(path.iterdir())
+        held = sorted(file for file in inside if file.is_file())
     except OSError as error:
         raise _unreadable(path, error) from None
     found = [file for file in held if file.suffix in _KINDS]
     if not found:
         others = sorted({file.suffix for file in held if file.suffix})
         also = f"; its files end in {', '.join(others[:5])}" if others else ""
-        raise NoData(f"{path} holds no token files ({', '.join(_KINDS)}){also}", advice)
+        fix = f"{make} {tokenise_options(path)}" if inside else into
+        raise NoData(f"{path} holds no token files ({', '.join(_KINDS)}){also}", fix)
     return found
 
 

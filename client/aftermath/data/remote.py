@@ -141,7 +141,10 @@ class RemoteTokens:
         except (OSError, EOFError) as error:
             self._close()
             why = getattr(error, "strerror", None) or str(error) or "no answer in time"
-            raise SourceAway(f"the data server {self._address} cannot be had: {why}", "See whether it is up") from None
+            raise SourceAway(
+                f"the data server {self._address} cannot be reached: {why}",
+                "Start it, or ask the run's owner to: aftermath-solana data serve --config data.toml",
+            ) from None
         except Malformed as error:
             raise self._strange(f"what is no message: {error}") from None
         if isinstance(answer, ErrorReply):
