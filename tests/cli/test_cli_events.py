@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import signal
 import subprocess
 from datetime import UTC, datetime, timedelta
@@ -91,6 +92,23 @@ def test_where_there_is_nothing_it_is_said(tmp_path: Path, kept: Path) -> None:
     assert "there are no such events" in invoke("events", "replay", tmp_path / "empty", "--json").error["error"]
     assert "there are no such events" in invoke("events", "replay", kept, "--kind", "ejected", "--json").error["error"]
     assert "no training events" in invoke("plot", tmp_path / "empty", "--json").error["error"]
+
+
+@pytest.mark.parametrize("command", [("plot",), ("events", "replay")])
+@pytest.mark.parametrize("form", ["file", "directory"])
+def test_unreadable_events_come_with_a_fix_for_them(tmp_path: Path, command: tuple[str, ...], form: str) -> None:
+    events = tmp_path / "events"
+    events.mkdir()
+    if os.geteuid() == 0:  # nothing is forbidden to root, but the system refuses to read this file from its beginning
+        (events / "a.jsonl").symlink_to("/proc/self/mem")
+        fix = "Name another file"
+    else:
+        (events / "a.jsonl").touch(mode=0)
+        fix = f"chmod u+r {events / 'a.jsonl'}"
+    failed = invoke(*command, events if form == "directory" else events / "a.jsonl", "--json").error
+    assert failed["error"].startswith(f"cannot read {events / 'a.jsonl'}: ")
+    assert fix in failed["fix"]
+    assert "--events-dir" not in failed["fix"]
 
 
 def test_what_cannot_be_read_is_passed_over_and_said(kept: Path) -> None:

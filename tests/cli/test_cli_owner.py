@@ -135,7 +135,7 @@ def test_data_that_nobody_could_read_here_is_warned_about(
     text = (material / "config.toml").read_text()
     for place, says in (
         ('Local = "nowhere"', f"no token data at {Path.cwd() / 'nowhere'}"),
-        ('Server = "x:1"', "the data server x:1 cannot be had"),
+        ('Server = "x:1"', "the data server x:1 cannot be reached"),
     ):
         config.write_text(text.replace(f'Local = "{material / "tokens"}"', place))
         found = created("update-config", "--run-id", run_id, "--config-path", config)

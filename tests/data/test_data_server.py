@@ -81,7 +81,7 @@ def test_a_server_that_comes_back_is_used_again_unless_it_is_another(place: Path
     with running(place) as port:
         there = RemoteTokens(f"127.0.0.1:{port}", 16, 4800)
         before = there.read([5])
-    with pytest.raises(SourceAway, match="cannot be had"):
+    with pytest.raises(SourceAway, match="cannot be reached"):
         there.read([5])
     with running(place, port):
         assert np.array_equal(there.read([5]), before)
@@ -290,13 +290,13 @@ def test_an_answer_that_comes_byte_by_byte_is_given_up(whole: int) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=drip, args=(listener,), daemon=True)
         thread.start()
-        with pytest.raises(SourceAway, match="cannot be had"):
+        with pytest.raises(SourceAway, match="cannot be reached"):
             RemoteTokens(f"127.0.0.1:{listener.getsockname()[1]}", 16, 100, timeout=0.2).read([0])
         thread.join()
 
 
 def test_a_server_that_says_nothing_is_away() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener, pytest.raises(SourceAway, match="cannot be had"):
+    with socket.create_server(("127.0.0.1", 0)) as listener, pytest.raises(SourceAway, match="cannot be reached"):
         RemoteTokens(f"127.0.0.1:{listener.getsockname()[1]}", 16, 100, timeout=0.1)
 
 

@@ -79,6 +79,7 @@ def finish(reader: EventReader, places: list[Path], found: int) -> None:
 
     say_notes(reader)
     if not found:
+        reader.check_readable()
         names = ", ".join(map(str, places))
         fix = "Name what a member was given as --events-dir; what train-local writes is lines of JSON, for jq"
         raise NoEvents(f"there are no such events in {names}", fix)

@@ -118,6 +118,7 @@ def _run(places: Sequence[Path], path: Path) -> Result:
     say_notes(reader)
     names = ", ".join(map(str, places))
     if not history.shares:
+        reader.check_readable()
         raise NoEvents(f"{names} has no training events", "Name what a member was given as --events-dir")
     if len(history.runs) > 1:
         runs = ", ".join(sorted(history.runs))

@@ -12,6 +12,7 @@ import msgspec
 from aftermath.lab import kinds
 from aftermath.lab.kinds import EVENTS
 from aftermath.watch.plot import Curve
+from aftermath.watch.reader import unreadable
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,10 @@ class Training:
 
 
 def trainings_in(places: Sequence[Path]) -> list[Path]:
-    """Return the event files of trainings among these places; a directory may also hold several trainings."""
+    """Return the event files of trainings among these places; a directory may also hold several trainings.
+
+    Raise NoEvents for a file that cannot be read.
+    """
     found: dict[Path, None] = {}
     for place in places:
         inside = [place / EVENTS, *sorted(place.glob(f"*/{EVENTS}"))] if place.is_dir() else [place]
@@ -51,12 +55,14 @@ def curves_of(trainings: Sequence[Training]) -> dict[str, Curve]:
 
 
 def _is_training(path: Path) -> bool:
-    """Return whether a file begins as `train-local` begins its events."""
+    """Return whether a file begins as `train-local` begins its events. Raise NoEvents if it cannot be read."""
     try:
         with path.open("rb") as file:
             first = msgspec.json.decode(file.readline(1 << 16), type=kinds.LAB_EVENTS)
-    except (OSError, msgspec.MsgspecError, RecursionError):
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError, msgspec.MsgspecError, RecursionError):
         return False
+    except OSError as error:
+        raise unreadable(path, error) from None
     return isinstance(first, kinds.Started)
 
 

@@ -14,6 +14,8 @@ Decided
 from __future__ import annotations
 
 import heapq
+import os
+import shlex
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from datetime import datetime
@@ -37,6 +39,15 @@ class NoEvents(AftermathError):
     """There is nothing to read where events were said to be."""
 
     code = "no-events"
+
+
+def unreadable(path: Path, error: OSError) -> NoEvents:
+    """Return the error for a file or directory of events that could not be read."""
+    fix = "Name another file, or copy it again"
+    if isinstance(error, PermissionError):
+        mode = "rx" if path.is_dir() else "r"
+        fix = f"Allow this user to read it: chmod u+{mode} {shlex.quote(str(path))}"
+    return NoEvents(f"cannot read {path}: {error.strerror}", fix)
 
 
 class About(msgspec.Struct, frozen=True):
@@ -96,7 +107,7 @@ class EventFile:
         self._skipping = False
         self._local = False
         """Whether it is of train-local, whose events are others."""
-        self._failure = ""
+        self.failure: OSError | None = None
 
     def read(self) -> Iterator[EventRecord]:
         """What was written since the last time, but for a line that has no end yet."""
@@ -105,9 +116,9 @@ class EventFile:
             try:
                 chunk = self._chunk(room)
             except OSError as error:
-                self._failure = error.strerror or str(error)
+                self.failure = error
                 return
-            self._failure = ""
+            self.failure = None
             whole = chunk.rfind(b"\n") + 1
             self._left = len(chunk) - whole
             self._offset += whole
@@ -128,8 +139,8 @@ class EventFile:
 
     def notes(self) -> Iterator[str]:
         """What was not read of it, as sentences."""
-        if self._failure:
-            yield f"{self.path} cannot be read: {self._failure}"
+        if self.failure is not None:
+            yield f"{self.path} cannot be read: {self.failure.strerror}"
         if self._local:
             yield f"skipped {self.path}: train-local wrote it. Draw it with plot"
         elif self._passed:
@@ -200,6 +211,19 @@ class EventReader:
     def notes(self) -> list[str]:
         """What could not be read so far, as sentences."""
         return [note for file in self._files.values() for note in file.notes()]
+
+    def check_readable(self) -> None:
+        """Raise NoEvents, with the fix, if a file or directory could not be read."""
+        failures = {file.path: file.failure for file in self._files.values() if file.failure is not None}
+        for place in self._places:
+            try:
+                next(iter(os.scandir(place)), None)
+            except (NotADirectoryError, FileNotFoundError):
+                continue
+            except OSError as error:  # a search below it finds nothing, and does not say so
+                failures[place] = error
+        for path, failure in failures.items():
+            raise unreadable(path, failure)
 
     def _found(self) -> list[Path]:
         """Each file once, those of a process in the order of its writing."""
