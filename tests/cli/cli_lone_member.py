@@ -16,6 +16,7 @@ from aftermath.coordinator.errors import Refused
 from aftermath.rules.consensus import pack_fingerprints
 from aftermath.rules.run import Run
 from aftermath.rules.state import RunState
+from cli.cli_runs import Shell
 
 STEP_SECONDS = 0.05
 QUICK = {
@@ -36,6 +37,24 @@ def quick_config(material: Path, tmp_path: Path, more: Mapping[str, str] = Mappi
     path = tmp_path / "config.toml"
     path.write_text(text)
     return path
+
+
+async def join(shell: Shell, run_id: str, max_bond: int) -> None:
+    wallet = load_wallet(shell.wallet)
+    async with (
+        RpcPool([endpoint(shell.rpc)]) as pool,
+        SolanaMember(pool, wallet, run_id, client_version="", max_bond=max_bond) as chain,
+    ):
+        schema_hash = (await chain.view()).model.schema_hash
+        await chain.join(p2p=wallet.public, tier=0, weight=1, schema_hash=schema_hash, stateless=True)
+
+
+async def leave(shell: Shell, run_id: str) -> None:
+    async with (
+        RpcPool([endpoint(shell.rpc)]) as pool,
+        SolanaMember(pool, load_wallet(shell.wallet), run_id, client_version="") as chain,
+    ):
+        await chain.leave()
 
 
 async def one_epoch(rpc: str, wallet_path: Path, run_id: str, level_hashes: Mapping[int, bytes]) -> Run:

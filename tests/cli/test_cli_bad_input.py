@@ -17,10 +17,9 @@ from aftermath.cli import connection, present
 from aftermath.cli.command import command
 from aftermath.cli.present import Result
 from aftermath.programs import COORDINATOR_IDL
-from cli.cli_lone_member import quick_config
+from cli.cli_lone_member import join, quick_config
 from cli.cli_runs import CONSOLE, Shell, invoke, unread
 from cli.conftest import new_run_id, new_user
-from cli.test_cli_bond import join
 
 ELSEWHERE = "http://0.0.0.0:9"
 """A fallback that refuses connections at once, and no loopback address: with it, no wallet is given SOL."""

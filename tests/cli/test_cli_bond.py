@@ -7,13 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from aftermath.chain.endpoints import endpoint
-from aftermath.chain.member import SolanaMember
 from aftermath.chain.memberships import BOND_ABOVE_LIMIT
-from aftermath.chain.rpc import RpcPool
 from aftermath.chain.wallet import load_wallet
 from aftermath.coordinator.errors import Refused
 from aftermath.localnet.runtime import minimum_balance
+from cli.cli_lone_member import join, leave
 from cli.cli_runs import Shell, train
 from cli.test_cli_authorizations import verdict
 
@@ -30,24 +28,6 @@ def bonded(owner: Shell, run_id: str, material: Path, tmp_path: Path) -> Shell:
     assert owner("update-config", "--run-id", run_id, "--config-path", tmp_path / "config.toml").code == 0
     assert owner("set-paused", "--run-id", run_id, "resume").code == 0
     return owner
-
-
-async def join(shell: Shell, run_id: str, max_bond: int) -> None:
-    wallet = load_wallet(shell.wallet)
-    async with (
-        RpcPool([endpoint(shell.rpc)]) as pool,
-        SolanaMember(pool, wallet, run_id, client_version="", max_bond=max_bond) as chain,
-    ):
-        schema_hash = (await chain.view()).model.schema_hash
-        await chain.join(p2p=wallet.public, tier=0, weight=1, schema_hash=schema_hash, stateless=True)
-
-
-async def leave(shell: Shell, run_id: str) -> None:
-    async with (
-        RpcPool([endpoint(shell.rpc)]) as pool,
-        SolanaMember(pool, load_wallet(shell.wallet), run_id, client_version="") as chain,
-    ):
-        await chain.leave()
 
 
 def test_nobody_pays_a_bond_that_its_user_has_not_agreed_to(bonded: Shell, run_id: str) -> None:

@@ -22,9 +22,9 @@ from aftermath.chain.wallet import create_wallet, load_wallet
 from aftermath.cli.index import Index
 from aftermath.cli.main import INDEX, SOLANA
 from aftermath.localnet.runtime import minimum_balance
+from cli.cli_lone_member import join, leave
 from cli.cli_runs import Outcome, Shell, invoke
 from cli.test_cli_bad_input import ELSEWHERE as NOT_LOCAL
-from cli.test_cli_bond import join, leave
 
 SIGNING = {"sign_in", "SigningOptions", "WalletOptions", "load_wallet", "create_wallet", "Sender", "CoordinatorClient"}
 """What a command's module names if it has a wallet at hand."""

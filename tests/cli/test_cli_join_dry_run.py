@@ -10,9 +10,10 @@ import pytest
 
 from aftermath.chain.wallet import create_wallet
 from aftermath.localnet.runtime import minimum_balance
+from cli.cli_lone_member import join, leave
 from cli.cli_runs import LOCAL, Outcome, Shell, invoke
 from cli.test_cli_bad_input import ELSEWHERE
-from cli.test_cli_bond import BOND, FEE, bonded, join, leave
+from cli.test_cli_bond import BOND, FEE, bonded
 from cli.test_cli_dry_run import lamports
 
 __all__ = ["bonded"]

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
+from solders.pubkey import Pubkey
+
+from aftermath.chain.addresses import run_addresses
 from aftermath.chain.endpoints import shown
 from aftermath.chain.wallet import create_wallet, load_wallet
+from aftermath.programs import COORDINATOR_ID
+from cli.cli_lone_member import join, leave
 from cli.cli_runs import Shell, invoke
-from cli.test_cli_bond import BOND, join, leave
+from cli.test_cli_bond import BOND
 
 
 def status(shell: Shell) -> Any:
@@ -47,8 +54,26 @@ def test_status_shows_runs_and_seats_of_a_wallet(owner: Shell, run_id: str, mate
     assert closed["runs"] == []
     (seat,) = closed["seats"]
     assert (seat["state"], seat["member"], seat["bond_lamports"]) == ("closed", "no seat", BOND)
-    assert owner("withdraw", *named).code == 0
+    assert seat["withdraw"] == f"aftermath-solana withdraw --run-id {seat['run_id']}"
+    page = invoke("status", "--rpc", owner.rpc, "-w", owner.wallet)
+    (command,) = re.findall(r"get back bond and rent: aftermath-solana (withdraw .*)", page.err)
+    done = invoke(*shlex.split(command), "--json")  # by its address, as nobody knows the name of a closed run
+    assert done.data["lamports_returned"] > BOND
     assert status(owner)["seats"] == []
+
+
+def test_withdraw_by_address_of_a_living_run_asks_that_run(owner: Shell, run_id: str, material: Path) -> None:
+    named = ("--run-id", run_id)
+    assert owner("create-run", *named).code == 0
+    assert owner("update-config", *named, "--config-path", material / "config.toml").code == 0
+    assert owner("set-paused", *named, "resume").code == 0
+    asyncio.run(join(owner, run_id, 0))
+    (seat,) = status(owner)["seats"]
+    assert seat["withdraw"] is None
+    run = str(run_addresses(Pubkey.from_string(COORDINATOR_ID), run_id).run)
+    assert "waits for the next one" in owner("withdraw", "--run-id", run).error["error"]
+    wrong = owner("withdraw", "--run-id", run[:-1] + "!").mistake
+    assert "cannot be a run id" in wrong["error"]
 
 
 def test_status_of_a_new_wallet_says_that_it_has_nothing(rpc: str, tmp_path: Path) -> None:

@@ -138,15 +138,24 @@ class CoordinatorInstructions:
         membership = self.membership(run_id, created, wallet)
         return self._program.instruction("settle", self._four(run_id, membership=membership, incinerator=INCINERATOR))
 
-    def withdraw(self, run_id: str, held: Membership) -> Instruction:
-        """End this wallet's membership; its bond and rent come back."""
-        accounts = self._four(
-            run_id,
-            user=self.user,
-            membership=self.membership(run_id, held.created, Pubkey(held.wallet)),
-            sponsor=Pubkey(held.sponsor),
-            incinerator=INCINERATOR,
-        )
+    def withdraw(self, held: Membership, run_id: str | None) -> Instruction:
+        """End this wallet's membership; its bond and rent come back.
+
+        `run_id`: None for a closed run of which only the address is known. The program reads no other account of it.
+        """
+        run = Pubkey(held.run)
+        if run_id is not None:
+            members = run_addresses(self._program.id, run_id).members
+        else:  # an address at which nothing is
+            members = Pubkey.find_program_address([b"members", held.run], self._program.id)[0]
+        accounts = {
+            "user": self.user,
+            "run": run,
+            "members": members,
+            "membership": membership_address(self._program.id, run, held.created, Pubkey(held.wallet)),
+            "sponsor": Pubkey(held.sponsor),
+            "incinerator": INCINERATOR,
+        }
         return self._program.instruction("withdraw", accounts)
 
     def join_run(

@@ -30,10 +30,10 @@ async def membership_of(
     return parse_membership(account.data)
 
 
-async def memberships_of(pool: RpcPool, program: Pubkey, run_id: str, wallet: Pubkey) -> list[Membership]:
-    """What the runs of this id keep of a wallet, those that are closed included, oldest first."""
+async def memberships_of(pool: RpcPool, program: Pubkey, run: Pubkey, wallet: Pubkey) -> list[Membership]:
+    """What the runs at this address keep of a wallet, those that are closed included, oldest first."""
     layout = membership_account()
-    prefix = layout.discriminator + bytes(run_addresses(program, run_id).run) + bytes(wallet)
+    prefix = layout.discriminator + bytes(run) + bytes(wallet)
     found = await fetch_program(pool, program, prefix=prefix, size=layout.size)
     return sorted((parse_membership(account.data) for _, account in found), key=lambda one: one.created)
 

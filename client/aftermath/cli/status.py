@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from aftermath.cli.command import command
 from aftermath.cli.options import ClusterOptions, WalletOptions
-from aftermath.cli.present import Result, facts, listing, plain_text
+from aftermath.cli.present import Result, facts, listing, note, plain_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 RUNS = ("run", "state", "role", "epoch", "step", "of", "members")
 SEATS = ("run", "state", "seat", "tier", "member", "points", "bond")
+_COLUMNS = ("run_id", "state", "seat", "tier", "member", "points", "bond_lamports")
 NO_SEAT = "no seat"
 CLOSED = "closed"
 
@@ -26,8 +28,8 @@ CLOSED = "closed"
 async def status(cluster: ClusterOptions, options: WalletOptions) -> Result:
     """Show a wallet's SOL, its runs and its seats.
 
-    Its runs are those that it owns or is the join authority of. A membership without a seat holds a bond and rent,
-    which withdraw takes back. The wallet signs nothing.
+    Its runs are those that it owns or is the join authority of. A membership without a seat holds a bond and rent. The
+    command that takes them back is shown, also for a run that was closed. The wallet signs nothing.
     """
     from aftermath.chain.addresses import run_addresses
     from aftermath.chain.memberships import memberships_of_wallet
@@ -57,6 +59,8 @@ async def status(cluster: ClusterOptions, options: WalletOptions) -> Result:
         "runs": runs,
         "seats": seats,
     }
+    for withdraw in dict.fromkeys(row["withdraw"] for row in seats if row["withdraw"] is not None):
+        note(f"get back bond and rent: {withdraw}")  # not in the table, which would break the line
     about = {"wallet": wallet.pubkey, "source": wallet.source, "rpc": endpoint, "holds": sol(lamports)}
     return Result(data, _page(about, runs, seats))
 
@@ -93,18 +97,34 @@ def _seated(
     if members is not None and index is not None:
         now = run.state_started_at  # the words about a member do not depend on the time
         mine = next(one for one in standing(run, model, members, now).members if one.seat == index)
-        yield row | {"tier": mine.tier, "member": mine.standing, "points": mine.points, "bond_lamports": bond}
+        held_here = {"points": mine.points, "bond_lamports": bond, "withdraw": None}
+        yield row | {"tier": mine.tier, "member": mine.standing} | held_here
     elif held is not None and (held.enrolled or held.barred):
         word = "barred" if held.barred else NO_SEAT
-        yield row | {"member": word, "points": held.points, "bond_lamports": bond}
+        withdraw = _withdraw(run.run_id) if held.enrolled else None
+        yield row | {"member": word, "points": held.points, "bond_lamports": bond, "withdraw": withdraw}
 
 
 def _without_run(held: Membership, run_id: str | None) -> dict[str, Any]:
     """Return the row of a membership whose run was closed. `run_id`: its name, if another run has it now."""
     from solders.pubkey import Pubkey
 
-    row: dict[str, Any] = {"run_id": run_id or str(Pubkey.from_bytes(held.run)), "state": CLOSED, "seat": None}
-    return row | {"tier": None, "member": NO_SEAT, "points": held.points, "bond_lamports": held.bond}
+    run = run_id or str(Pubkey.from_bytes(held.run))
+    return {
+        "run_id": run,
+        "state": CLOSED,
+        "seat": None,
+        "tier": None,
+        "member": NO_SEAT,
+        "points": held.points,
+        "bond_lamports": held.bond,
+        "withdraw": _withdraw(run),
+    }
+
+
+def _withdraw(run: str) -> str:
+    """Return the command that takes back what a membership without a seat holds."""
+    return f"aftermath-solana withdraw --run-id {shlex.quote(run)}"
 
 
 def _page(about: dict[str, object], runs: Sequence[dict[str, Any]], seats: Sequence[dict[str, Any]]) -> RenderableType:
@@ -119,6 +139,6 @@ def _page(about: dict[str, object], runs: Sequence[dict[str, Any]], seats: Seque
     rows = []
     for row in seats:
         shown = row | {"state": state_words(row["state"]), "bond_lamports": sol(row["bond_lamports"])}
-        rows.append([*shown.values()])
+        rows.append([shown[name] for name in _COLUMNS])
     parts += [plain_text(""), listing(SEATS, rows) if rows else plain_text("no seats of this wallet")]
     return Group(*parts)
