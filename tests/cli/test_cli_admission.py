@@ -39,7 +39,7 @@ from aftermath.train.reach import member_of, on_solana
 from aftermath.train.settings import TrainSettings
 from chain.faults import answer_error, meddling
 from cli.cli_lone_member import QUICK
-from cli.cli_runs import Shell, train
+from cli.cli_runs import Shell, invoke, train
 from cli.conftest import new_user
 from cli.test_cli_authorizations import public, verdict
 from cli.test_cli_bad_input import ELSEWHERE
@@ -124,6 +124,10 @@ def test_run_id_taken_by_another_wallet_is_not_joined(
     assert str(refused.value.fix).endswith(f"--owner {public(mallory.wallet)}")
     (reason,) = verdict(waiting, run_id, waiting.wallet)
     assert reason == refused.value.message
+    asked = waiting("can-join", "--run-id", run_id, "--address", waiting.wallet)
+    assert json.loads(asked.out)["fixes"] == [refused.value.fix]
+    shown = invoke("can-join", "--rpc", waiting.rpc, "--run-id", run_id, "--address", waiting.wallet)
+    assert f"fix: {refused.value.fix}\n" in shown.out
     assert "belongs to" in verdict(waiting, run_id, waiting.wallet, "--owner", public(waiting.wallet))[0]
     admit(public(mallory.wallet))
     assert verdict(waiting, run_id, waiting.wallet) == []

@@ -121,6 +121,7 @@ def test_the_seeds_permissioned_way(
     assert refusal in reasons(owner, run_id, grantee)
     told = owner("can-join", "--run-id", run_id, "--address", grantee)
     assert "not-authorized" in json.loads(told.out)["codes"]
+    assert f"Ask the run's join authority {public(grantor)} for an" in json.loads(told.out)["fixes"][0]
     assert f"{refusal} (a delegate names its grantee: --authorizer GRANTEE)" in json.loads(told.out)["reasons"]
 
     script("join-authorization-create.sh", grantor, public(grantee), rpc=rpc, place=tmp_path)

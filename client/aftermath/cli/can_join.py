@@ -46,6 +46,8 @@ def obstacles(
 
     `named`: the grantee as whose delegate it wants to join, if it says one.
     """
+    from solders.pubkey import Pubkey
+
     from aftermath.cli.authorization import as_delegate
     from aftermath.coordinator.errors import Refused
     from aftermath.rules.state import MemberState
@@ -54,7 +56,10 @@ def obstacles(
     reasons = []
     if not authorized:
         nobody = "no valid authorization of the run's join authority admits it"
-        reasons.append(Refused("NotAuthorized", f"{nobody} ({as_delegate(named)})"))
+        grantor = Pubkey.from_bytes(run.join_authority)
+        other = "name another" if named else "name one"
+        fix = f"Ask the run's join authority {grantor} for an authorization, or {other} with --authorizer"
+        reasons.append(Refused("NotAuthorized", f"{nobody} ({as_delegate(named)})", fix))
     if run.halted:
         reasons.append(Refused("RunHalted", halted(view)))
     place = members.find(address)
@@ -63,7 +68,8 @@ def obstacles(
         reasons.append(Refused("Barred", f"the wallet is barred from the run ({lifted})"))
     full = all(seat.used and (seat.pending or seat.state is not MemberState.IDLE) for seat in members.seats)
     if full and place is None:
-        reasons.append(Refused("MembersFull", f"all {len(members.seats)} places are taken"))
+        taken = f"all {len(members.seats)} places are taken"
+        reasons.append(Refused("MembersFull", taken, "Try again when an epoch has ended"))
     return reasons
 
 
@@ -273,9 +279,16 @@ def refused_by(refusal: AftermathError, run_id: str, user: Pubkey) -> Result:
         "address": str(user),
         "can_join": False,
         "reasons": [refusal.message],
+        "fixes": [refusal.fix],
         "codes": [refusal.code],
     }
-    return Result(data, f"no: {refusal.message}", _exit_of(refusal))
+    return Result(data, _no([refusal]), _exit_of(refusal))
+
+
+def _no(refusals: list[AftermathError]) -> str:
+    """Return what keeps a member from the run, and the fix of each reason that has one."""
+    fixes = [f"fix: {refusal.fix}" for refusal in refusals if refusal.fix]
+    return "\n".join([f"no: {'; '.join(refusal.message for refusal in refusals)}", *fixes])
 
 
 def answer(
@@ -305,6 +318,7 @@ def answer(
         "address": str(user),
         "can_join": not reasons,
         "reasons": reasons,
+        "fixes": [refusal.fix for refusal in refusals],
         "codes": [refusal.code for refusal in refusals],
         "warnings": warnings,
         "reads": reached.files,
@@ -317,7 +331,7 @@ def answer(
         "bond": view.run.config.join_bond,
         "bond_paid": entry.bond_paid,
     }
-    text = f"no: {'; '.join(reasons)}" if reasons else f"yes: {user} may join run {run_id}"
+    text = _no(refusals) if refusals else f"yes: {user} may join run {run_id}"
     text += f"\ntier {tier}: {why}" if why else ""
     text += "".join(f"\n{line}" for line in reached.lines())
     return Result(data, text, _exit_of(gravest(refusals)) if refusals else 0)
