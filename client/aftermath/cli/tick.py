@@ -34,6 +34,7 @@ async def tick(
     from aftermath.coordinator.errors import Refused
     from aftermath.observe.following import RunFollower
     from aftermath.watch.phase import in_words
+    from aftermath.watch.standing_words import line
 
     tried = 0
     landed: list[str] = []
@@ -54,7 +55,7 @@ async def tick(
                     raise
                 found = await follower.now()
                 if found.deadline is None:  # a member that joins ticks by itself, so nobody needs this command then
-                    note(f"{not_due(found)}; ticking ends because no tick can change that")
+                    note(f"no tick can change run {run_id} now: {line(found)}")
                     break
                 if not told:  # once, not in each round
                     note(not_due(found))
@@ -77,11 +78,9 @@ async def tick(
 
 
 def not_due(found: Standing) -> str:
-    """Why a tick has changed nothing, as a sentence."""
+    """Return why a tick has changed nothing while a deadline runs, as a sentence."""
     from aftermath.watch.progress import span
     from aftermath.watch.standing_words import line
 
-    when = "while no time runs" if found.deadline is None else "yet"
-    if found.deadline is not None and found.deadline > 0:
-        when = f"for {span(found.deadline)}"
-    return f"nothing is due {when}: {line(found)}"
+    left = found.deadline or 0
+    return f"nothing is due {f'for {span(left)}' if left > 0 else 'yet'}: {line(found)}"

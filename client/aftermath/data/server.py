@@ -65,7 +65,7 @@ def load_settings(path: Path) -> Settings:
     except (Malformed, UnicodeDecodeError, msgspec.ValidationError) as error:
         keys = "dir, seq_len, token_size (TwoBytes or FourBytes) and shuffle_seed (32 numbers from 0 to 255)"
         raise DataError(f"{path}: {error}", f"Its keys are {keys}") from None
-    folder = path.absolute().parent / Path(settings.dir).expanduser()
+    folder = (path.absolute().parent / Path(settings.dir).expanduser()).resolve()
     return msgspec.structs.replace(settings, dir=str(folder))
 
 
