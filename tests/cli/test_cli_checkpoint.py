@@ -10,7 +10,7 @@ from aftermath.model.checkpoint import load
 from aftermath.model.segments import level_hash
 from aftermath.owner.schema import shape_of
 from cli.cli_lone_member import one_epoch, quick_config
-from cli.cli_runs import LOCAL, Outcome, Shell, invoke
+from cli.cli_runs import LOCAL, Outcome, Shell, invoke, invoke_typing
 from cli.cli_torchless import torchless_server
 from cli.conftest import SHAPE
 
@@ -90,3 +90,29 @@ def test_a_finished_run_is_recorded_taken_back_and_reopened(
     opened = owner("reopen", *named, "--total-steps", 30).data
     assert "let the schedule last as long as total_steps" in opened["warnings"][0]
     assert (opened["state"], opened["total_steps"]) == ("waiting_for_members", 30)
+
+
+def test_finished_run_without_checkpoint_warns_before_it_ends(
+    owner: Shell, run_id: str, material: Path, tmp_path: Path
+) -> None:
+    """A member that was stopped may have saved the model, which the chain does not know."""
+    config = quick_config(
+        material, tmp_path, {"total_steps = 48": "total_steps = 2", "cooldown_time = 15": "cooldown_time = 1"}
+    )
+    named = ("--run-id", run_id)
+    assert owner("create-run", *named).code == 0
+    assert owner("update-config", *named, "--config-path", config).code == 0
+    assert owner("set-paused", *named, "resume").code == 0
+    asyncio.run(one_epoch(owner.rpc, owner.wallet, run_id, {level: bytes([level + 1]) * 32 for level in range(3)}))
+    signed = ("--rpc", owner.rpc, "-w", owner.wallet, *named)
+    ticked = invoke("tick", *signed, "--ms-interval", 100)  # until the cooldown ends, and with it all deadlines
+    assert (ticked.code, "which is now finished" in ticked.out) == (0, True)
+    unknown = "the chain knows of no checkpoint with the last 2 steps, and a member's --checkpoint-dir may hold one"
+    refused = invoke("reopen", *signed, "--total-steps", 30)
+    assert refused.code == 2
+    assert f"may start from an older model ({unknown})" in refused.err
+    for command in (("reopen", "--total-steps", 30), ("close-run",)):
+        kept = invoke_typing("no\n", *command, *signed)
+        assert kept.code == 1
+        assert unknown in kept.err
+        assert "that training is lost" in kept.err
