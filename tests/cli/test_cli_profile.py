@@ -214,8 +214,10 @@ def test_a_key_is_no_path(profile: Path, tmp_path: Path) -> None:
     keypair = create_wallet(tmp_path / "wallet.json").keypair
     for secret in (str(list(bytes(keypair))), str(keypair), "[1,2"):
         outcome = invoke("config", "set", "wallet", secret, "--json")
-        assert "looks like a key" in outcome.mistake["error"]
+        assert "looks like a private key" in outcome.error["error"]
         assert secret not in outcome.out + outcome.err
+    address = invoke("config", "set", "wallet", keypair.pubkey(), "--json").error
+    assert address["error"] == f"{keypair.pubkey()} is an address, not a key file"
     assert not profile.exists()
 
 

@@ -102,7 +102,7 @@ def program_keypair(path: Path) -> Keypair:
 
 def create_wallet(path: Path) -> Wallet:
     """Create a new key file (mode 0600, never overwriting) in the Solana CLI's format."""
-    _refuse_key_as_path(path)
+    refuse_key_as_path(path)
     keypair = Keypair()
     write_key_file(path, keypair)
     return Wallet(keypair, str(path))
@@ -180,7 +180,7 @@ def _keypair(path: Path, how_made: str, *, private: bool) -> Keypair:
     return keypair
 
 
-def _refuse_key_as_path(path: Path) -> None:
+def refuse_key_as_path(path: Path) -> None:
     """Raise WalletError if an address or a key was given in the place of a key file's path, and no such file exists.
 
     The error never quotes a key.
@@ -206,7 +206,7 @@ def _refuse_key_as_path(path: Path) -> None:
 
 
 def _read_key_file(path: Path, how_made: str) -> bytes:
-    _refuse_key_as_path(path)
+    refuse_key_as_path(path)
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_KEY_FILE + 1)

@@ -6,7 +6,6 @@ path is stored whole, since commands are called from anywhere.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Annotated
 
@@ -16,8 +15,6 @@ from aftermath.base.errors import UsageError
 from aftermath.cli.command import command
 from aftermath.cli.present import Result, note, plain_text
 from aftermath.cli.profile import Name, read_profile, shown_value, write_profile
-
-_SECRET = re.compile(r"\s*\[[\d\s,]*\]?\s*|[1-9A-HJ-NP-Za-km-z]{80,90}")
 
 
 @command("config set", example="aftermath-solana config set rpc devnet")
@@ -41,7 +38,7 @@ def config_set(
 
 
 def _checked(name: Name, value: str) -> str:
-    """The value as it is stored. Raises UsageError for one that no command would take."""
+    """The value as it is stored. Raises UsageError or WalletError for one that no command would take."""
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -62,10 +59,11 @@ def _checked(name: Name, value: str) -> str:
 
 
 def _path(value: str) -> str:
-    if _SECRET.fullmatch(value):
-        raise UsageError("this looks like a key, and a wallet is stored as its file's path", "Name the key file")
+    from aftermath.chain.wallet import refuse_key_as_path
+
     if not value:
         raise UsageError("the path given for wallet is empty", "Name a key file")
+    refuse_key_as_path(Path(value))
     path = Path(value).expanduser().absolute()
     if not path.is_file():
         note(f"warning: there is no key file {path} yet; show-identity --create -w {path} makes one")
