@@ -44,10 +44,10 @@ def _documents(*paths: Path, **options: str) -> list[str]:
         ("a.txt", f"{MARK}\r\none\n{MARK}\n\n {MARK} ", ["one\n", "\n"]),
         ("a.txt", f"one {MARK}\ntwo", [f"one {MARK}\ntwo"]),
         ("a.txt", "one\n</s>\ntwo", ["one\n", "two"]),
-        ("a.txt.gz", gzip.compress(b"one"), ["one"]),
-        ("a.bin", gzip.compress(b"one"), ["one"]),
+        ("a.txt.gz", gzip.compress(b"one", mtime=0), ["one"]),
+        ("a.bin", gzip.compress(b"one", mtime=0), ["one"]),
         ("a.jsonl", '{"text": "one"}\n\n{"text": ""}\n{"text": "two\\n"}', ["one", "two\n"]),
-        ("a.jsonl.gz", gzip.compress(b'{"text": "one"}'), ["one"]),
+        ("a.jsonl.gz", gzip.compress(b'{"text": "one"}', mtime=0), ["one"]),
         ("a.json", '{"text": "one"}\n{"text": "two"}\n', ["one", "two"]),
         ("a.json", '{"name": "package"}\n', ['{"name": "package"}\n']),
     ],
@@ -84,7 +84,7 @@ def test_texts_of_parquet_gives_the_named_column(tmp_path: Path) -> None:
         ("a.txt.zst", "not packed", "is not in zstd format"),
         ("a.parquet", '{"text": "one"}', "is not in parquet format"),
         ("a.json", json.dumps([{"text": "one"}]), "is one JSON array"),
-        ("a.txt.gz", gzip.compress(b"one" * 999)[:-9], "is damaged"),
+        ("a.txt.gz", gzip.compress(b"one" * 999, mtime=0)[:-9], "is damaged"),
         ("a.parquet", b"PAR1 and no more", "cannot be read as parquet"),
     ],
 )
@@ -140,7 +140,7 @@ def test_texts_that_cannot_be_read_are_left_out_by_kind(tmp_path: Path, content:
     "written",
     [
         lambda text: ("a.txt", text.encode()),
-        lambda text: ("a.txt.gz", gzip.compress(text.encode())),
+        lambda text: ("a.txt.gz", gzip.compress(text.encode(), mtime=0)),
         lambda text: ("a.jsonl", json.dumps({"text": text}).encode()),
     ],
 )
