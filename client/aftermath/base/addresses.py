@@ -16,6 +16,8 @@ from aftermath.base.errors import Unsuitable
 Permits = Callable[[str], bool]
 """Whether a connection to an IP address is allowed."""
 
+_CLOUD_SERVICE = IPv4Address("168.63.129.16")
+"""Azure's services of each virtual machine: an address of the internet that only the machine itself reaches."""
 _GLOBAL_UNICAST = IPv6Network("2000::/3")
 _NAT64 = IPv6Network("64:ff9b::/96")
 ALLOW = "--allow-private-network"
@@ -30,7 +32,7 @@ def is_public(address: str) -> bool:
     """Whether an IP address is one of the internet: not of this machine, its network, or a network's own services."""
     found = ip_address(address.partition("%")[0])
     if isinstance(found, IPv4Address):
-        return found.is_global and not found.is_multicast
+        return found.is_global and not found.is_multicast and found != _CLOUD_SERVICE
     inner = _embedded(found)
     if inner is not None:
         return is_public(str(inner))
