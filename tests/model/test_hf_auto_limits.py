@@ -27,6 +27,7 @@ TOO_LARGE: list[dict[str, Any]] = [
     {"model_type": "olmo2", "head_dim": 10**12},
     {"model_type": "olmo2", "head_dim": 1e12},
     {"model_type": "dots3_note_text", "num_hidden_layers": 1048576},
+    {"model_type": "roformer", "num_hidden_layers": 257},
     {"model_type": "afmoe", "num_experts": 1 << 20},
     {"model_type": "gpt2", "n_layer": 10**25},
     {"model_type": "gpt2", "n_embd": 1 << 30},
@@ -85,6 +86,13 @@ def test_number_beyond_any_model_is_refused_before_a_config_is_made(
     monkeypatch.setattr(AutoConfig, "for_model", made)
     with pytest.raises(ModelConfigError, match=r"config\.json: '\w+' is .*, and at most \d+ here"):
         config_of(said)
+
+
+@pytest.mark.parametrize("depth", [40, 900, 20_000])
+def test_config_that_nests_deep_is_a_declared_error(depth: int) -> None:
+    nested = "[" * depth + "]" * depth
+    with pytest.raises(ModelConfigError, match="no JSON object"):
+        hf_auto_document.config_of_document(f'{{"model_type": "gpt2", "layers": {nested}}}')
 
 
 def test_numbers_of_the_largest_models_are_not_refused() -> None:

@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
+from aftermath.base.bounded import Malformed, json_value
 from aftermath.base.errors import shown
 from aftermath.model.arch.hf_auto_limits import check_document
 from aftermath.model.config import ModelConfigError, Piece
@@ -131,8 +132,8 @@ def _transformers(asked_for: str) -> Any:
 def config_of_document(document: str) -> Any:
     """transformers' own config of a document. Raises ModelConfigError for one that it does not take."""
     try:
-        said = json.loads(document)
-    except (ValueError, RecursionError):
+        said = json_value(document)
+    except Malformed:
         said = None
     if not isinstance(said, dict):
         raise ModelConfigError("config.json: it is no JSON object", "Take the file as published")
