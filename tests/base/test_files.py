@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import stat
@@ -11,8 +12,40 @@ from pathlib import Path
 import pytest
 
 from aftermath.base.directories import cache_directory, state_directory
-from aftermath.base.files import replacing, standing_in
+from aftermath.base.files import fix_of, parents_made, replacing, standing_in
 from aftermath.base.locks import alone_in, hold
+
+
+@pytest.mark.parametrize(
+    ("code", "fix"),
+    [
+        (errno.ENOSPC, "Free some space, or name a folder on another disk"),
+        (errno.EDQUOT, "Free some space, or name a folder on another disk"),
+        (errno.EFBIG, "Free some space, or name a folder on another disk"),
+        (errno.EROFS, "Name a folder that you may write to"),
+        (errno.ENOTDIR, "Name a folder in a directory that exists"),
+        (errno.ELOOP, "Name another folder"),
+    ],
+)
+def test_fix_of_failed_write_goes_by_its_cause(code: int, fix: str) -> None:
+    assert fix_of(OSError(code, os.strerror(code)), "folder") == fix
+
+
+@pytest.mark.parametrize("filled", [False, True])
+def test_new_parents_after_error_are_removed_if_empty(tmp_path: Path, filled: bool) -> None:
+    (tmp_path / "old").mkdir()
+
+    def fail(directory: Path) -> None:
+        with parents_made(directory):
+            if filled:
+                (directory / "other").touch()
+            raise OSError
+
+    for directory in (tmp_path / "old", tmp_path / "new" / "er"):
+        with pytest.raises(OSError):
+            fail(directory)
+    assert (tmp_path / "old").is_dir()
+    assert (tmp_path / "new").exists() is filled
 
 
 def test_a_file_is_replaced_whole(tmp_path: Path) -> None:

@@ -211,7 +211,7 @@ def test_a_new_wallet_is_private_and_never_overwritten(tmp_path: Path) -> None:
     nowhere = invoke("show-identity", "--create", "-w", "/proc/new.json", "--json")
     assert nowhere.code == 1
     assert "cannot write the key file" in nowhere.error["error"]
-    assert "Choose a path" in nowhere.error["fix"]
+    assert "Name a file" in nowhere.error["fix"]
 
 
 def test_an_address_that_is_neither_key_nor_file(owner: Shell, run: str) -> None:

@@ -27,7 +27,8 @@ def test_output_cut_by_full_disk_exits_1(tmp_path: Path, unbuffered: str) -> Non
             stdout=file,
             stderr=subprocess.PIPE,
             text=True,
-            env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
+            # Python would cut bytecode that it writes under this limit, and later processes would fail to load it.
+            env=os.environ | {"PYTHONUNBUFFERED": unbuffered, "PYTHONDONTWRITEBYTECODE": "1"},
             preexec_fn=limit,
             check=False,
         )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import resource
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -108,7 +110,7 @@ def test_directory_output_keeps_foreign_entries(
     done = invoke(*line(material, home / "model-tier1"))
     assert done.code in (1, 2), done.out
     assert "fix: " in done.err, done.err
-    assert {path: what for path, what in everything_in(home).items() if "lock" not in path} == before
+    assert everything_in(home) == before
 
 
 @pytest.mark.parametrize("line", [model_init, model_merge, train_local], ids=lambda line: line.__name__)
@@ -224,11 +226,13 @@ def test_file_output_replaces_own_output(line: Line, home: Path) -> None:
 def room_for(size: int) -> Iterator[None]:
     """Let this process write no file beyond `size` bytes, as a disk does that is nearly full."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "dont_write_bytecode", True)  # it would be cut, and fail to load later
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.mark.parametrize("line", FILES, ids=lambda line: line.__name__)
@@ -242,6 +246,63 @@ def test_file_output_without_room_says_so_and_leaves_nothing(line: Line, home: P
     assert done.err.startswith("error: cannot write "), done.err
     assert "fix: Free some space" in done.err
     assert everything_in(home) == before
+
+
+def identity(home: Path, out: Path) -> list[str | Path]:
+    return ["show-identity", "--create", "-w", out]
+
+
+def profile(home: Path, out: Path) -> list[str | Path]:
+    return ["config", "set", "run", "demo"]
+
+
+def run_files(home: Path, out: Path) -> list[str | Path]:
+    return ["run-files", "demo"]
+
+
+@pytest.mark.parametrize("line", [identity, profile, run_files], ids=lambda line: line.__name__)
+def test_output_without_room_in_new_directory_leaves_nothing(
+    line: Line, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(home)
+    monkeypatch.setenv("AFTERMATH_PROFILE", "config/new/profile.toml")
+    with room_for(0):
+        done = invoke(*line(home, Path("new/er/file")))
+    assert done.code == 1
+    assert re.search(r"^error: cannot write the [^:]+: File too large$", done.err, re.MULTILINE), done.err
+    assert "fix: Free some space" in done.err
+    assert not [path for path in home.rglob("*") if path.is_file() and path.stat().st_size]
+    assert not (home / "new").exists()
+
+
+def test_plot_into_a_directory_names_a_file_in_it(home: Path) -> None:
+    (home / "pictures").mkdir()
+    done = invoke(*plot(home, home / "pictures"))
+    assert done.code == 1
+    assert f"error: --out {home}/pictures is a directory\nfix: Name a file in it" in done.err
+    assert f"--out {home}/pictures/loss.png" in done.err
+
+
+def test_export_keeps_what_users_put_beside_its_files(material: Path, home: Path) -> None:
+    """A file beside the weights stays foreign when the export adds its manifest."""
+    assert invoke(*model_init(material, home / "model")).code == 0
+    (home / "model" / "notes.txt").write_text("mine")
+    assert invoke("model", "export", "--src", home / "model", "--tiers", "1").code == 0
+    refused = invoke(*model_init(material, home / "model"))
+    assert refused.code == 1
+    assert "holds notes.txt" in refused.err
+
+
+@pytest.mark.parametrize("where", [[], ["--out", "new"]])
+def test_export_of_foreign_directory_is_refused_with_option(
+    where: list[str], material: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(home)
+    assert invoke(*model_init(material, home / "model")).code == 0
+    foreign_directory((home / "new" if where else home) / "model-tier1", home)
+    refused = invoke("model", "export", "--src", "model", "--tiers", "1", *where)
+    assert "holds sub, which model export did not write: nothing was changed" in refused.err
+    assert "fix: Export to another directory: --out DIRECTORY" in refused.err
 
 
 @pytest.mark.parametrize("line", [plot, events_csv, events_lines, init], ids=lambda line: line.__name__)
@@ -266,5 +327,5 @@ def test_write_log_does_not_append_to_a_wallet(home: Path) -> None:
 def test_init_into_a_directory_names_a_file(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(home)
     done = invoke("init", "--out", ".")
-    assert done.code == 1
+    assert done.code == 2
     assert done.err.startswith("error: --out . is not a file name\nfix: Name the config file")

@@ -192,7 +192,7 @@ async def test_a_disk_too_full_for_a_snapshot_loses_nothing(tmp_path: Path) -> N
         size = snapshot.stat().st_size
         assert size > 30_000
         resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (size + 1_500, resource.RLIM_INFINITY))
-        with pytest.raises(RPCException, match="nothing was changed"):
+        with pytest.raises(RPCException, match="the chain is unchanged"):
             await transfer_on(client, payer, sent, 200)
         assert "cannot be written" in (await rpc(url, "getHealth"))["error"]["message"]
         assert await health(url) == "unknown"

@@ -126,7 +126,7 @@ async def test_a_full_disk_is_an_error_and_changes_nothing(tmp_path: Path) -> No
             tx = sign([move(payer, to, SOL)], await recent(client), payer)
             journal = tmp_path / "ledger" / "journal-000000"
             resource.prlimit(pid, resource.RLIMIT_FSIZE, (journal.stat().st_size + 100, resource.RLIM_INFINITY))
-            with pytest.raises(RPCException, match="nothing was changed"):
+            with pytest.raises(RPCException, match="the chain is unchanged"):
                 await client.send_transaction(tx)
             assert (await client.get_balance(payer.pubkey())).value == balance
             assert (await client.get_account_info(to)).value is None

@@ -55,12 +55,23 @@ def test_signed_results_with_damaged_line_are_refused(tmp_path: Path, line: byte
 def test_signed_results_keep_the_newest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(signed_results, "_KEPT", 3)
     signed = SignedResults(tmp_path, KEY)
-    for height in range(20):
-        assert signed.record(PLACE._replace(height=height), FIRST)
+    for epoch in range(20):
+        assert signed.record(PLACE._replace(epoch=epoch), FIRST)
     lines = [json.loads(line) for line in _file(tmp_path).read_text().splitlines()]
     assert len(lines) <= 6
-    assert [line[2] for line in lines[-3:]] == [17, 18, 19]
-    assert not SignedResults(tmp_path, KEY).record(PLACE._replace(height=17), SECOND)
+    assert [line[1] for line in lines[-3:]] == [17, 18, 19]
+    assert not SignedResults(tmp_path, KEY).record(PLACE._replace(epoch=17), SECOND)
+
+
+def test_signed_results_keep_all_of_the_newest_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signed_results, "_KEPT", 3)
+    signed = SignedResults(tmp_path, KEY)
+    other = PLACE._replace(run_id="other", epoch=0)
+    places = [other, *(PLACE._replace(height=height) for height in range(20))]
+    for place in [PLACE._replace(epoch=2), *places]:
+        assert signed.record(place, FIRST)
+    for known in (signed, SignedResults(tmp_path, KEY)):
+        assert not any(known.record(place, SECOND) for place in places)
 
 
 def test_signed_results_that_cannot_be_kept_are_refused(tmp_path: Path) -> None:

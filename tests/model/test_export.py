@@ -251,6 +251,7 @@ def test_a_place_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
 
 
 def test_init_does_not_overwrite_an_exported_checkpoint(made: Path) -> None:
+    (made / "README.md").unlink(missing_ok=True)  # of another test
     (made / "optimizer.bin").write_text("added since")
     status, _, errors = run("init-model.py", "--out", str(made), *INIT)
     assert status == 1

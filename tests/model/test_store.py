@@ -103,10 +103,12 @@ def test_only_a_full_replica_is_saved(tmp_path: Path) -> None:
 def test_a_disk_without_room_is_said_before_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = keep(tmp_path, 1)
     usage = store.shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(store.shutil, "disk_usage", lambda _: usage._replace(free=1000))
-    with pytest.raises(CheckpointError, match=r"a checkpoint takes [\d,]+ bytes and leaves 1,048,576 free, 1,000 "):
-        keep(tmp_path, 2)
-    assert list(tmp_path.iterdir()) == [first]
+    monkeypatch.setattr(store.shutil, "disk_usage", lambda _: usage._replace(free=1_000_000))
+    for directory in (tmp_path, tmp_path / "new" / "er"):
+        with pytest.raises(CheckpointError, match=r"a checkpoint needs 1\.\d MB, and 1\.0 MB are free") as refused:
+            keep(directory, 2)
+        assert refused.value.fix.startswith("Free some space")
+        assert list(tmp_path.iterdir()) == [first]
 
 
 def test_a_disk_that_fills_up_while_writing_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +137,7 @@ def test_a_write_that_only_safetensors_tells_of_is_a_sentence(tmp_path: Path, mo
     monkeypatch.setattr(store, "save_file", limited)
     with pytest.raises(CheckpointError, match=r"cannot write to .*: I/O error: Read-only file system") as told:
         keep(tmp_path, 1)
-    assert told.value.fix == "Name a directory that you may write to; nothing was changed"
+    assert told.value.fix == "Name a directory that you may write to"
     assert not [*tmp_path.iterdir()]
 
 

@@ -78,6 +78,9 @@ def test_a_command_that_fails_is_told_with_its_last_words(tmp_path: Path) -> Non
     with pytest.raises(StageError, match="no such luck"):
         call(python("import sys; sys.exit('no such luck')"), tmp_path / "log", os.environ)
     assert "no such luck" in (tmp_path / "log").read_text()
+    with pytest.raises(StageError, match="failed: the disk is full") as known:
+        call(python("import sys; sys.exit('error: the disk is full\\nfix: Free some')"), tmp_path / "log", os.environ)
+    assert known.value.fix == f"Free some; the whole log: {tmp_path / 'log'}"
     with pytest.raises(StageError, match="second"):
         at_once([python("pass"), python("import sys; sys.exit('second')")], tmp_path / "keys.log", os.environ)
     never = Process("never", python("print('and away')"), tmp_path / "never", os.environ)

@@ -8,12 +8,48 @@ Decided
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import takewhile
 from pathlib import Path
 from typing import BinaryIO
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""A full disk, a used-up quota, and a file as large as the system lets this process write."""
+_NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+def fix_of(error: OSError, what: str = "file") -> str:
+    """Return what helps after a failed write of a file or a directory, as `what` says."""
+    if error.errno in NO_ROOM:
+        return f"Free some space, or name a {what} on another disk"
+    if error.errno in _NOT_ALLOWED:
+        return f"Name a {what} that you may write to"
+    if error.errno in (errno.ENOENT, errno.ENOTDIR):
+        return f"Name a {what} in a directory that exists"
+    return f"Name another {what}"
+
+
+def space_or(error: OSError, fix: str) -> str:
+    """Return what helps after a failed write where the user does not name the place: free space, or else this fix."""
+    return "Free some space on that disk" if error.errno in NO_ROOM else fix
+
+
+@contextmanager
+def parents_made(directory: Path) -> Iterator[None]:
+    """Make a directory with its parents for the block. After an error, remove those that are new and empty."""
+    new = list(takewhile(lambda path: not path.exists(), (directory, *directory.parents)))
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        yield
+    except BaseException:
+        with suppress(OSError):
+            for path in new:
+                path.rmdir()
+        raise
 
 
 @contextmanager

@@ -16,14 +16,14 @@ import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from aftermath.base.bounded import Malformed, json_value
 from aftermath.base.errors import AftermathError
-from aftermath.base.files import replacing
+from aftermath.base.files import fix_of, replacing
 
 MARK = ".aftermath.json"
 STANDARD_OUTPUT = "-"
@@ -41,9 +41,8 @@ class OutputError(AftermathError):
 # --- directories ------------------------------------------------------------------------------------------------------
 
 
-def check_directory(path: Path, made_by: str) -> None:
-    """Raise OutputError unless the command `made_by` may create or replace this directory."""
-    fix = "Name a new directory"
+def check_directory(path: Path, made_by: str, fix: str = "Name a new directory") -> None:
+    """Raise OutputError, with this fix, unless the command `made_by` may create or replace this directory."""
     if str(path) == STANDARD_OUTPUT:
         raise OutputError("a directory cannot be written to the standard output", fix)
     try:
@@ -105,15 +104,23 @@ def _read_mark(directory: Path) -> dict[str, Any]:
 def write_mark(directory: Path, made_by: str) -> None:
     """Write a mark that records `made_by` and the directory's current files."""
     files = {path.name: path.stat().st_size for path in sorted(directory.iterdir()) if path.name != MARK}
+    _write_mark(directory, made_by, files)
+
+
+def _write_mark(directory: Path, made_by: str, files: Mapping[str, int]) -> None:
     with replacing(directory / MARK) as stream:
         stream.write(json.dumps({"made_by": made_by, "files": files}, indent=1).encode())
 
 
-def update_mark(directory: Path) -> None:
-    """Rewrite the mark after a file was added. Do nothing if the directory has no mark."""
+def update_mark(directory: Path, added: str) -> None:
+    """Record one more file in the mark. Do nothing if the directory has no mark.
+
+    Files that a user put beside it stay foreign, so no command removes them with the directory.
+    """
     made_by = maker_of(directory)
     if made_by is not None:
-        write_mark(directory, made_by)
+        files = _marked_files(directory, made_by)
+        _write_mark(directory, made_by, files | {added: (directory / added).stat().st_size})
 
 
 def replace_directory(new: Path, target: Path, made_by: str) -> None:
@@ -188,7 +195,7 @@ def output_file(path: Path, is_ours: Callable[[bytes], bool]) -> Iterator[Binary
         with replacing(path) as stream:
             yield stream
     except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror or error}", _advice(error)) from None
+        raise OutputError(f"cannot write {path}: {error.strerror or error}", fix_of(error)) from None
 
 
 def check_file(path: Path, is_ours: Callable[[bytes], bool]) -> None:
@@ -210,11 +217,3 @@ def check_file(path: Path, is_ours: Callable[[bytes], bool]) -> None:
         head = file.read(_HEAD_BYTES)
     if not is_ours(head):
         raise OutputError(f"{path} exists, and this command did not write it: {_LEAVE}", f"{fix}, or move it away")
-
-
-def _advice(error: OSError) -> str:
-    if isinstance(error, FileNotFoundError | NotADirectoryError):
-        return "Name a file in a directory that exists"
-    if isinstance(error, PermissionError):
-        return "Name a file in a directory that you may write to"
-    return "Free some space, or name a file on another disk"

@@ -8,6 +8,7 @@ from pathlib import Path
 from solders.pubkey import Pubkey
 
 from aftermath.base.errors import AftermathError, UsageError
+from aftermath.base.files import fix_of
 
 LEDGER = "ledger"
 """What is in the directory of state beside the owner's key: the chain's ledger."""
@@ -29,7 +30,7 @@ def owner_directory(state: Path | None) -> Path | None:
         state.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         raise ServerError(
-            f"cannot make the directory {state}: {error.strerror}", "Name another --save-state-dir"
+            f"cannot make the directory {state}: {error.strerror}", f"{fix_of(error, 'directory')}: --save-state-dir"
         ) from None
     return state
 

@@ -12,6 +12,7 @@ import hashlib
 import logging
 import os
 import re
+import shlex
 import stat
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +21,7 @@ from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 
 from aftermath.base.bounded import json_value
+from aftermath.base.files import fix_of, parents_made
 from aftermath.coordinator.errors import CoordinatorError
 
 log = logging.getLogger(__name__)
@@ -119,8 +121,18 @@ def create_identity(path: Path) -> None:
 
 
 def _write_secret(path: Path, secret: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with parents_made(path.parent):
+            _link_new(path, temporary, secret)
+    except FileExistsError as error:
+        raise WalletError(f"{path} exists already", "Choose another path, or use the key that is there") from error
+    except OSError as error:
+        raise WalletError(f"cannot write the key file {path}: {error.strerror or error}", fix_of(error)) from error
+
+
+def _link_new(path: Path, temporary: Path, secret: bytes) -> None:
+    """Write a file under another name and link it to `path`, which fails if that exists."""
     temporary.unlink(missing_ok=True)
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -129,12 +141,6 @@ def _write_secret(path: Path, secret: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.link(temporary, path)
-    except FileExistsError as error:
-        raise WalletError(f"{path} exists already", "Choose another path, or use the key that is there") from error
-    except OSError as error:
-        raise WalletError(
-            f"cannot write the key file {path}: {error.strerror}", "Choose a path that you may write to"
-        ) from error
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -149,8 +155,8 @@ def identity_secret(
     """
     env = os.environ if env is None else env
     if path is not None:
-        made = f"32 random bytes are one: head -c 32 /dev/urandom > {path}; chmod 600 {path}"
-        secret = _parse_identity(_read_key_file(path.expanduser(), made), str(path))
+        how_made = f"make one: aftermath-centralized client show-identity --create -i {shlex.quote(str(path))}"
+        secret = _parse_identity(_read_key_file(path.expanduser(), how_made), str(path))
         _warn_if_others_read(path.expanduser())
         return secret
     if raw := env.get(IDENTITY_VARIABLE):
@@ -164,7 +170,7 @@ def identity_public(secret: bytes) -> bytes:
 
 
 def _from_file(path: Path) -> Wallet:
-    how_made = f"a new wallet is made by: aftermath-solana show-identity --create -w {path}"
+    how_made = f"a new wallet is made by: aftermath-solana show-identity --create -w {shlex.quote(str(path))}"
     return Wallet(_keypair(path, how_made, private=True), str(path))
 
 

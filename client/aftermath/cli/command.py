@@ -112,7 +112,7 @@ def _entry(name: str, body: Body, groups: Mapping[str, OptionGroup]) -> Callable
             if result.exit_code:
                 raise typer.Exit(result.exit_code)
             if not (as_json or dry):
-                say_next(name, result.case, called)
+                say_next(name, result.case, {**called, **result.made})
 
     entry.__doc__ = inspect.getdoc(body)
     entry.__name__ = body.__name__

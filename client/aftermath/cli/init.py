@@ -98,7 +98,7 @@ def init(
 
     to_stdout = str(out) == STANDARD_OUTPUT
     if not to_stdout and not out.name:
-        raise CommandError(f"--out {out} is not a file name", "Name the config file, for example --out run.toml")
+        raise UsageError(f"--out {out} is not a file name", "Name the config file, for example --out run.toml")
     beside = recipe_file(out)
     targets = [] if to_stdout else [out, beside]
     if there := [path for path in targets if path.exists() and not force]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aftermath.base.errors import UsageError
-from aftermath.base.outputs import STANDARD_OUTPUT
+from aftermath.base.outputs import STANDARD_OUTPUT, OutputError
 from aftermath.cli.command import command
 from aftermath.cli.kept_events import Places, say_notes
 from aftermath.cli.present import CommandError, Result, facts
@@ -41,8 +41,10 @@ def plot(
     from aftermath.watch.reader import NoEvents
 
     path = out.expanduser()
+    if path.is_dir():
+        raise OutputError(f"--out {out} is a directory", f"Name a file in it, for example --out {out / 'loss.png'}")
     if path.suffix not in SUFFIXES and str(path) != STANDARD_OUTPUT:
-        raise UsageError(f"{out} is no picture that can be drawn", f"Name a file that ends in {', '.join(SUFFIXES)}")
+        raise UsageError(f"--out {out} does not end in {', '.join(SUFFIXES)}", "Name a file that does: --out loss.png")
     for place in places:
         if not place.exists():
             raise NoEvents(

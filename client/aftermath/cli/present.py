@@ -11,24 +11,23 @@ recipe says in AFTERMATH_RECIPE what names the cluster, and a fix names variable
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
 from aftermath.base.errors import AftermathError
+from aftermath.base.files import NO_ROOM
 from aftermath.base.quiet import EXIT_INTERRUPTED
 from aftermath.base.verbosity import is_quiet
 from aftermath.cli.pages import PAGES, placed
-from aftermath.coordinator.errors import CoordinatorError
 from aftermath.watch.printable import json_text, printable
 
 if TYPE_CHECKING:
@@ -48,9 +47,16 @@ EXITS = {
     **dict.fromkeys(_NOT_ADMITTED, EXIT_NOT_ADMITTED),
 }
 """The exit codes of errors by their own codes; that of all others is EXIT_KNOWN."""
+_ABOUT_CHOICES = frozenset(
+    {
+        *_NOT_ADMITTED,
+        *("wallet", "not-main-authority", "not-grantor", "not-grantee", "not-allowed-to-kick", "insufficient-funds"),
+        *("not-allowed-to-checkpoint", "not-a-member", "no-such-run", "run-exists", "coordinator"),
+        *("unavailable", "wrong-cluster", "program-not-deployed"),
+    }
+)
+"""Errors that another cluster, wallet or run may settle. Only these say what came from the profile."""
 PIPE_WIDTH = 200
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""A full disk, a used-up quota, and a file as large as the system lets this process write."""
 RECIPE = "AFTERMATH_RECIPE"
 
 
@@ -62,13 +68,15 @@ _STORED: ContextVar[Mapping[str, str] | None] = ContextVar("what a command has f
 class Result:
     """What a command found or did: `data` for scripts, `text` for people (None: already shown), and the exit code.
     A `str` is shown as it is, without markup and without characters that move a cursor; what is styled is rich's Text.
-    `case` tells endings apart that other commands usually follow (`next_steps`).
+    `case` tells endings apart that other commands usually follow (`next_steps`). `made` has values for these commands
+    that no option has.
     """
 
     data: object
     text: RenderableType | None
     exit_code: int = 0
     case: str = ""
+    made: Mapping[str, object] = field(default_factory=dict)
 
 
 class CommandError(AftermathError):
@@ -154,7 +162,9 @@ def plain_text(text: str) -> Text:
 
 
 def aside(drawn: RenderableType) -> None:
-    """Show a table in passing: on stderr, as `note` does with a sentence."""
+    """Show a table in passing: on stderr and not if quiet, as `note` does with a sentence."""
+    if is_quiet():
+        return
     from rich.console import Console
 
     console = Console(stderr=True, highlight=False, emoji=False, width=None if sys.stderr.isatty() else PIPE_WIDTH)
@@ -219,7 +229,7 @@ def reporting(*, as_json: bool) -> Iterator[None]:
         _drop_output()
         raise typer.Exit(0) from None
     except OSError as error:
-        if error.errno in _NO_ROOM:
+        if error.errno in NO_ROOM:
             _drop_unwritten_output()
             where = f" {error.filename}" if error.filename else ""
             fix = "Free some space, or write to another disk"
@@ -252,10 +262,10 @@ def tell_stored(taken: Mapping[str, str]) -> None:
 
 
 def _with_origin(error: AftermathError) -> str:
-    """The fix, and what came from the profile where the error is about the cluster, wallet or run, or quotes it."""
+    """Return the fix, with what came from the profile if the error is about that choice or quotes it."""
     taken = _STORED.get() or {}
     quoted = any(re.search(rf"(?<![\w/.-]){re.escape(value)}(?![\w/-])", error.message) for value in taken.values())
-    if not taken or not (quoted or isinstance(error, CoordinatorError)):
+    if not taken or not (quoted or error.code in _ABOUT_CHOICES):
         return error.fix
     from aftermath.cli.profile import told
 

@@ -82,7 +82,7 @@ def write_profile(held: Mapping[str, str]) -> Path:
     path = profile_path()
     if path is None:
         raise ProfileError(f"{PROFILE_VARIABLE} is empty: there is no profile", "Unset it, or let it name a file")
-    from aftermath.base.files import standing_in
+    from aftermath.base.files import fix_of, standing_in
     from aftermath.config.keys import written
 
     text = "# What aftermath-solana takes where neither an option nor a variable says it (config set).\n"
@@ -95,9 +95,8 @@ def write_profile(held: Mapping[str, str]) -> Path:
             with os.fdopen(descriptor, "w", encoding="utf-8") as file:
                 file.write(text)
     except OSError as error:
-        raise ProfileError(
-            f"cannot write the profile {path}: {error.strerror}", "Check the path, or name another"
-        ) from None
+        fix = f"{fix_of(error)}: {PROFILE_VARIABLE}=FILE"
+        raise ProfileError(f"cannot write the profile {path}: {error.strerror}", fix) from None
     return path
 
 

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
-from aftermath.base.files import settle
+from aftermath.base.files import fix_of, settle
 from aftermath.base.outputs import write_mark
 from aftermath.data.http import HttpClient, shown
 from aftermath.data.source import DataError
@@ -44,5 +44,5 @@ def download(url: str, folder: Path, client: HttpClient, told: Callable[[int, in
         settle(partial, path)
         write_mark(folder, "data fetch")
     except OSError as error:
-        raise DataError(f"cannot write {path}: {error.strerror}", "Free some space or name another folder") from None
+        raise DataError(f"cannot write {path}: {error.strerror}", fix_of(error, "folder")) from None
     return path

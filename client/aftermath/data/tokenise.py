@@ -7,7 +7,6 @@ final names only when all are complete.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ from typing import BinaryIO
 import numpy as np
 from tokenizers import Tokenizer
 
-from aftermath.base.files import standing_in
+from aftermath.base.files import fix_of, standing_in
 from aftermath.base.outputs import write_mark
 from aftermath.data.bytelevel import END_TOKEN
 from aftermath.data.formats import SUFFIXES
@@ -149,7 +148,7 @@ def tokenise(
             writer.finish({TOKENIZER: tokenizer.to_str().encode()} | dict(companions or {}))
         write_mark(output, "data tokenize")
     except OSError as error:
-        raise TextError(f"cannot write {output}: {error.strerror}", _advice(error)) from None
+        raise TextError(f"cannot write {output}: {error.strerror}", fix_of(error, "folder")) from None
     finally:
         tokenizer.encode_special_tokens = False
     return Tokenised(
@@ -174,14 +173,6 @@ def _nothing(texts: Texts) -> TextError:
     if texts.left_out:
         return TextError("none of the files is UTF-8 text", "Convert the text to UTF-8")
     return TextError("the files are empty", "Name files that hold text")
-
-
-def _advice(error: OSError) -> str:
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return "Name a folder that you may write to, for example --output tokens"
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return "Free some space or name another folder"
-    return "Name another folder"
 
 
 def _check(output: Path, tokenizer: Tokenizer, token_bytes: int) -> int:

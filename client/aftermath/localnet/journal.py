@@ -152,5 +152,5 @@ def _damaged(path: Path, position: int) -> LedgerError:
 def _refused(path: Path, error: OSError) -> LedgerError:
     return LedgerError(
         f"the ledger {path} cannot be used: {error.strerror}",
-        "Free space in that directory or check its permissions; nothing was changed",
+        "Free space in that directory, or check its permissions; the chain is unchanged",
     )

@@ -14,11 +14,11 @@ import msgspec
 
 from aftermath.base.bounded import Malformed, json_as
 from aftermath.base.errors import Unsuitable
-from aftermath.base.files import replacing, sync, sync_bytes
+from aftermath.base.files import replacing, space_or, sync, sync_bytes
 from aftermath.rules.seal import ResultPlace
 
 _KEPT = 10_000
-"""How many signed results are remembered. A proof names the run's present epoch, so older ones are harmless."""
+"""How many signed results are remembered, and all of each run's newest epoch beside them: a proof names that epoch."""
 
 _Line = tuple[str, int, int, int, int, str]
 """The fields of a place, then the digest in hex."""
@@ -30,6 +30,8 @@ class SignedResults:
     def __init__(self, directory: Path | None = None, key: bytes = b"") -> None:
         """Read what was signed with the p2p key `key`. Raises Unsuitable if that is damaged, or cannot be kept."""
         self._digests: dict[ResultPlace, bytes] = {}
+        self._epochs: dict[str, int] = {}
+        """By run id, the newest epoch that was signed for."""
         self._lines = 0
         self._file = directory / f"{key.hex()}.jsonl" if directory is not None else None
         if self._file is None:
@@ -40,7 +42,7 @@ class SignedResults:
         except OSError as error:
             raise Unsuitable(
                 f"cannot record which results are signed in {self._file}: {error.strerror}",
-                "Make it a file that you may write to: signing a round's result twice costs the bond",
+                space_or(error, "Make it a file that you may write to: signing a round's result twice costs the bond"),
             ) from None
 
     def record(self, place: ResultPlace, digest: bytes) -> bool:
@@ -53,13 +55,20 @@ class SignedResults:
             return known == digest
         if self._file is not None:
             self._append(self._file, place, digest)
-        self._digests[place] = digest
-        if len(self._digests) > _KEPT:
-            del self._digests[next(iter(self._digests))]
+        self._remember(place, digest)
         return True
 
+    def _remember(self, place: ResultPlace, digest: bytes) -> None:
+        """Keep a digest, and forget the oldest of a past epoch if there are too many."""
+        self._digests[place] = digest
+        self._epochs[place.run_id] = max(place.epoch, self._epochs.get(place.run_id, 0))
+        if len(self._digests) > _KEPT:
+            past = (one for one in self._digests if one.epoch < self._epochs[one.run_id])
+            if (oldest := next(past, None)) is not None:
+                del self._digests[oldest]
+
     def _append(self, file: Path, place: ResultPlace, digest: bytes) -> None:
-        if self._lines >= 2 * _KEPT:
+        if self._lines >= 2 * max(_KEPT, len(self._digests)):
             self._rewrite(file)
         is_new = not file.exists()
         descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -91,15 +100,14 @@ class SignedResults:
         for number, line in enumerate(lines, start=1):
             try:
                 run_id, epoch, height, seed, seat, digest = cast(_Line, json_as(line, _Line))
-                self._digests[ResultPlace(run_id, epoch, height, seed, seat)] = bytes.fromhex(digest)
+                self._remember(ResultPlace(run_id, epoch, height, seed, seat), bytes.fromhex(digest))
             except (Malformed, ValueError):
                 raise Unsuitable(
                     f"line {number} of {file} is damaged: it tells which results were signed with this p2p key",
                     "Take part with another key: --identity-secret-key-path FILE",
                 ) from None
-        self._digests = dict(list(self._digests.items())[-_KEPT:])
         self._lines = len(lines)
-        if torn or self._lines > _KEPT:  # the process died while it wrote, before it announced that result
+        if torn or self._lines > len(self._digests):  # the process died while it wrote, before it announced that result
             self._rewrite(file)
 
 

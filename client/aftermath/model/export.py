@@ -65,7 +65,7 @@ def export_tiers(
     _refuse_removable(source, base)
     places = [base.with_name(f"{base.name}-tier{tier}") for tier in wanted]
     for place in [*places, *([] if base == source else [base])]:
-        check_directory(place, MADE_BY)
+        check_directory(place, MADE_BY, "Export to another directory: --out DIRECTORY")
     companions = read_companions(source)
     for tier, place in zip(wanted, places, strict=True):
         params = load(source, tier, "universal")
@@ -136,5 +136,5 @@ def _describe(config: ModelConfig, base: Path, places: dict[int, Path]) -> Path:
     with writing(base):
         with replacing(manifest) as stream:
             stream.write(encode_manifest(config.intermediate_size, entries, common, digests))
-        update_mark(base)
+        update_mark(base, manifest.name)
     return manifest

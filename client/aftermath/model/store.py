@@ -31,7 +31,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from aftermath.base.files import sync
+from aftermath.base.files import parents_made, sync
 from aftermath.base.locks import alone_in
 from aftermath.base.outputs import check_directory, replace_directory, write_mark
 from aftermath.model.config import ModelConfig
@@ -45,6 +45,7 @@ RESERVE = 1 << 20  # bytes that a disk keeps beside a checkpoint's tensors and t
 SHARD_BYTES = 5 * 10**9
 """Of one file of weights, unless a single tensor is larger."""
 _NAME_ONE = "Name a directory that you may write to"
+_FREE = "Free some space, or name a directory on another disk"
 _PARTIAL, _SCRATCH = ".partial-", "aftermath-checkpoint-"  # followed by the process's id
 
 
@@ -182,7 +183,6 @@ def publish(target: Path, fill: Callable[[Path], None], made_by: str = "aftermat
 
 def _publish(directory: Path, fill: Callable[[Path], None], settle: Callable[[Path], T]) -> T:
     """Fill a new directory, force it to disk and have `settle` rename it; what that returns."""
-    directory.mkdir(parents=True, exist_ok=True)
     place = Path(tempfile.mkdtemp(prefix=f"{_PARTIAL}{os.getpid()}-", dir=directory))
     try:
         fill(place)
@@ -235,29 +235,31 @@ def _same_model(place: Path, other: Path) -> bool:
 
 @contextmanager
 def writing(directory: Path) -> Iterator[None]:
-    """Turn what the operating system and safetensors say about a failed write into a CheckpointError."""
+    """Make the directory for the block, and turn what the system and safetensors say of a failed write into a
+    CheckpointError. After an error no new empty directory is left.
+    """
     try:
-        yield
+        with parents_made(directory):
+            yield
     except Exception as error:
         full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error)
         if full:
-            raise CheckpointError(f"the disk of {directory} is full", "Free some space; nothing was changed") from None
+            raise CheckpointError(f"the disk of {directory} is full", _FREE) from None
         if isinstance(error, OSError | SafetensorError):
             why = getattr(error, "strerror", None) or error
             large = os.strerror(errno.EFBIG) in str(why)
             fix = "Allow larger files (ulimit -f), or name a directory whose file system does" if large else _NAME_ONE
-            raise CheckpointError(f"cannot write to {directory}: {why}", f"{fix}; nothing was changed") from None
+            raise CheckpointError(f"cannot write to {directory}: {why}", fix) from None
         raise
 
 
 def _require_space(directory: Path, need: int) -> None:
-    directory.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(directory).free
     if free < need + RESERVE:
         raise CheckpointError(
-            f"the disk of {directory} is full: a checkpoint takes {need:,} bytes and leaves {RESERVE:,} free, "
-            f"{free:,} are free",
-            "Free some space or name another directory; nothing was changed",
+            f"not enough space in {directory}: a checkpoint needs {(need + RESERVE) / 1e6:,.1f} MB, and "
+            f"{free / 1e6:,.1f} MB are free",
+            _FREE,
         )
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from aftermath.base.errors import AftermathError, UsageError
+from aftermath.base.files import parents_made
 from aftermath.base.quiet import Quietly
 from aftermath.config.document import RunConfig
 from aftermath.config.recipe import recipe_of
@@ -48,7 +49,7 @@ def make_missing(
 
     `begins` is called with each place before it is made. Raises UsageError, StageError.
     """
-    made = []
+    missing: list[tuple[str, Mapping[str, Any], Path]] = []
     for what, tables in (("model", ("model",)), ("tokens", ("tokens", "fetch"))):
         place = _named(config, what)
         if place is None or place.exists():
@@ -60,10 +61,11 @@ def make_missing(
             raise UsageError(
                 f"{path} names {place}, which is not there", f"Make it: aftermath-solana {words} {option} {place}"
             )
+        missing.append((table, recipe[table], place))
+    for table, options, place in missing:
         begins(place)
-        _make(table, recipe[table], place, log, environment)
-        made.append(place)
-    return made
+        _make(table, options, place, log, environment)
+    return [place for _, _, place in missing]
 
 
 def _named(config: RunConfig, what: str) -> Path | None:
@@ -75,12 +77,12 @@ def _named(config: RunConfig, what: str) -> Path | None:
 def _make(table: str, options: Mapping[str, Any], place: Path, log: Path, environment: Mapping[str, str]) -> None:
     words, option = COMMANDS[table]
     part = place.with_name(f"{place.name}.part-{os.getpid()}")
-    part.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        call([*SOLANA, *words.split(), option, str(part), *flags(options)], log, environment)
-        part.rename(place)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
+    with parents_made(part.parent):
+        try:
+            call([*SOLANA, *words.split(), option, str(part), *flags(options)], log, environment)
+            part.rename(place)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
 
 
 def flags(options: Mapping[str, Any]) -> Iterator[str]:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from itertools import count
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Protocol
 
+from aftermath.base.files import fix_of
 from aftermath.testnet import leash
 from aftermath.testnet.errors import StageError
 
 CALL_SECONDS = 300  # for a command that only sets the stage
 STOP_SECONDS = 5.0
+_ERROR = re.compile(r"^error: (.+)\nfix: (.+)$", re.MULTILINE)
+"""An error as commands print it."""
 
 
 class Running(Protocol):
@@ -124,11 +128,14 @@ def wait_for(what: str, ready: Callable[[], bool], seconds: float, process: Runn
 
 def call(command: list[str], log: Path, environment: Mapping[str, str]) -> None:
     """Run a command to its end; StageError with its last words if it fails."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    words = " ".join(command[2:4])
-    with log.open("ab") as file:
-        file.write(f"$ {' '.join(command)}\n".encode())
-        begin = file.tell()
+    words = " ".join(takewhile(lambda word: not word.startswith("-"), command[2:]))
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab", buffering=0) as file:
+            file.write(f"$ {' '.join(command)}\n".encode())
+            begin = file.tell()
+    except OSError as error:
+        raise StageError(f"cannot write the log {log} of `{words}`: {error.strerror}", fix_of(error)) from None
     process = Process(words, command, log, environment)
     until = time.monotonic() + CALL_SECONDS
     while process.running:
@@ -138,6 +145,8 @@ def call(command: list[str], log: Path, environment: Mapping[str, str]) -> None:
         time.sleep(0.02)
     if process.code:
         said = log.read_bytes()[begin:].decode(errors="replace").strip()[-2000:]
+        if known := _ERROR.search(said):
+            raise StageError(f"`{words}` failed: {known[1]}", f"{known[2]}; the whole log: {log}")
         raise StageError(f"`{words}` failed:\n{said}", f"Read the whole log: {log}")
 
 

@@ -7,13 +7,13 @@ tell; there must be room for two checkpoints, because a new one is complete befo
 from __future__ import annotations
 
 import contextlib
-import errno
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from aftermath.base.errors import Unsuitable, UsageError
+from aftermath.base.files import fix_of
 from aftermath.base.locks import hold
 from aftermath.config.repository import is_repository
 from aftermath.model.schema import ELEMENT_BYTES, StateSchema
@@ -99,9 +99,7 @@ def _free(option: str, directory: Path) -> int:
             probe.write(b"probe")
         return shutil.disk_usage(directory).free
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        fix = "Make room, or name a directory on another disk" if full else "Name a directory that you may write to"
-        raise Unsuitable(f"{option} {directory}: {_why(error)}", fix) from error
+        raise Unsuitable(f"{option} {directory}: {_why(error)}", fix_of(error, "directory")) from error
 
 
 def _why(error: OSError) -> str:

@@ -15,7 +15,7 @@ from solders.pubkey import Pubkey
 
 from aftermath.base.bounded import Malformed, json_as
 from aftermath.base.errors import Unsuitable
-from aftermath.base.files import settle
+from aftermath.base.files import settle, space_or
 from aftermath.rules.run import Run
 
 _MOST_BYTES = 4096
@@ -68,7 +68,7 @@ class KnownRuns:
         except OSError as error:
             raise Unsuitable(
                 f"cannot record the owner of run {run.run_id} in {file}: {error.strerror}",
-                "Make it a file that you may write to",
+                space_or(error, "Make it a file that you may write to"),
             ) from None
 
     def _file(self, run_id: str) -> Path:

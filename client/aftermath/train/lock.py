@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from aftermath.base.errors import Unsuitable
+from aftermath.base.files import space_or
 from aftermath.base.locks import hold
 
 
@@ -32,7 +33,8 @@ def only_process(directory: Path, *, cluster: str, program: str, run_id: str, wa
         ) from None
     except OSError as error:
         raise Unsuitable(
-            f"no lock can be made in {directory}: {error.strerror}", "Make this directory one that you may write to"
+            f"no lock can be made in {directory}: {error.strerror}",
+            space_or(error, "Make this directory one that you may write to"),
         ) from error
     with held:
         yield

@@ -12,6 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from aftermath.base.errors import Unsuitable
+from aftermath.base.files import fix_of
 from aftermath.base.verbosity import VERBOSITY, Verbosity, is_quiet
 from aftermath.train.settings import TrainSettings
 from aftermath.tui.screen import Screen, can_show
@@ -54,7 +55,7 @@ def _kept(option: str, path: Path, writer: Callable[[Path, Wall], Sink]) -> Sink
         return writer(path, _date)
     except OSError as error:
         sentence = f"{option}: {error.filename or path} cannot be written: {error.strerror}"
-        raise Unsuitable(sentence, "Name a place that you may write to") from None
+        raise Unsuitable(sentence, fix_of(error)) from None
 
 
 def _measured(port: int, stack: contextlib.ExitStack) -> Sink:
