@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -17,12 +18,15 @@ from aftermath.train.tier import AUTO_TIER
 from cli.cli_runs import Shell, invoke
 from rules import builders
 
+MADE = {"model export": {"checkpoint"}}
+"""By command, what its result names (`Result.made`)."""
+
 
 @pytest.mark.parametrize(("name", "case"), NEXT)
 def test_what_follows_exists_and_takes_these_options(name: str, case: str) -> None:
     """So do the options of the command before that its words in braces stand for."""
     assert name in INDEX
-    own = {str(option.name) for option in SOLANA.load(name).params}
+    own = {str(option.name) for option in SOLANA.load(name).params} | MADE.get(name, set())
     assert set(re.findall(r"{(\w+)}", NEXT[name, case])) <= own
     words = shlex.split(NEXT[name, case])
     follows = SOLANA.called(words)
@@ -86,6 +90,18 @@ def test_next_train_command_keeps_model_and_options(given: dict[str, object], op
         assert {word for word in words if word.startswith("-")} <= flags
 
 
+@pytest.mark.parametrize("where", [[], ["--out", "other place"]], ids=["beside", "elsewhere"])
+def test_next_command_of_export_runs_as_printed(
+    material: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: list[str]
+) -> None:
+    shutil.copytree(material / "model", tmp_path / "my model")
+    monkeypatch.chdir(tmp_path)
+    done = invoke("model", "export", "--src", "my model", "--tiers", "1", *where)
+    command = re.search(r"next: aftermath-solana (.*)", done.err)
+    assert command is not None, done.err
+    assert invoke(*shlex.split(command[1])).code == 0
+
+
 def test_people_are_told_and_scripts_are_not(
     owner: Shell, run_id: str, material: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,6 +118,7 @@ def test_people_are_told_and_scripts_are_not(
     assert "next:" not in owner("set-paused", "--run-id", run_id, "resume").err
     failed = invoke("set-paused", *named, "resume")
     assert failed.code == 1
+    assert f"error: run {run_id} is running already\nfix: Follow it: aftermath-solana watch --run-id" in failed.err
     assert "next:" not in failed.err
     paused = invoke("set-paused", *named, "pause").err
     assert "next: aftermath-solana update-config" in paused

@@ -8,16 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
-from aftermath.base.errors import UsageError
+from aftermath.base.errors import AftermathError, UsageError
 from aftermath.central.index import CENTRALIZED
 from aftermath.chain import defaults
 from aftermath.chain.endpoints import CLUSTERS, endpoint
-from aftermath.chain.wallet import PATH_VARIABLE, WALLET_VARIABLE, create_wallet
+from aftermath.chain.wallet import PATH_VARIABLE, WALLET_VARIABLE, WalletError, create_wallet
 from aftermath.cli.index import Index
 from aftermath.cli.main import INDEX, SOLANA
+from aftermath.cli.present import reporting, tell_stored
 from aftermath.cli.profile import KEY_VARIABLE, PROFILE_VARIABLE, VARIABLES, Name
 from aftermath.cli.variables import environment
+from aftermath.coordinator.errors import NoSuchRun, Refused, Unavailable
 from cli.cli_runs import Shell, invoke
 
 PARAMETERS = {
@@ -156,6 +159,33 @@ def test_an_error_says_what_came_from_the_profile(tmp_path: Path) -> None:
     assert "secret" not in told["fix"]
     told = invoke("tick", "--run-id", "x", "-w", tmp_path / "other.json", "--rpc", "http://127.0.0.1:9", "--json").error
     assert "profile" not in told["fix"]
+
+
+@pytest.mark.parametrize(
+    ("error", "names"),
+    [
+        (Refused("NotMainAuthority", "run demo belongs to another wallet"), True),
+        (NoSuchRun("there is no run 'other' on this cluster"), True),
+        (Unavailable("nobody answered"), True),
+        (WalletError("no wallet was given"), True),
+        (UsageError("demo cannot be meant"), True),
+        (Refused("NotHalted", "the run is not paused"), False),
+        (Refused("StepsDone", "the run has trained all its steps"), False),
+        (Refused("TooManyDelegates", "an authorization has at most 64 delegates"), False),
+        (UsageError("--count must be a whole number"), False),
+    ],
+    ids=lambda value: getattr(value, "code", value),
+)
+def test_error_names_the_profile_only_where_it_applies(
+    error: AftermathError, names: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tell_stored({"run": "demo"})
+    try:
+        with pytest.raises(typer.Exit), reporting(as_json=True):
+            raise error
+    finally:
+        tell_stored({})
+    assert ("From the profile: run demo" in capsys.readouterr().err) is names
 
 
 def test_an_error_about_something_else_says_nothing_of_it(tmp_path: Path) -> None:

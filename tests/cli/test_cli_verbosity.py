@@ -13,9 +13,12 @@ from rich.console import Console
 
 from aftermath.base.verbosity import VERBOSITY, Verbosity, say
 from aftermath.central.index import CENTRALIZED
+from aftermath.chain.wallet import create_wallet
 from aftermath.cli.present import note, one_output
+from aftermath.cli.update_config import announce
 from aftermath.lab.kinds import Finished
 from aftermath.lab.lines import StepLines
+from aftermath.owner.difference import Difference
 from aftermath.watch.console import ConsoleLines
 from aftermath.watch.kinds import Leaving, Warning
 from aftermath.watch.log_lines import LogLines, show_debug_logs
@@ -67,6 +70,23 @@ def test_verbose_command_logs_what_its_modules_do(rpc: str, caplog: pytest.LogCa
 
     assert asked("-v")
     assert not asked()
+
+
+def test_verbose_status_logs_each_answer(rpc: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    create_wallet(tmp_path / "wallet.json")
+    done = invoke("status", "-v", "--rpc", rpc, "-w", tmp_path / "wallet.json")
+    assert done.code == 0, done.err
+    assert any(f"{rpc} answered GetBalance" in record.message for record in caplog.records)
+
+
+@pytest.mark.parametrize("level", Verbosity)
+def test_quiet_update_prints_no_table_of_changes(level: Verbosity, capsys: pytest.CaptureFixture[str]) -> None:
+    token = VERBOSITY.set(level)
+    try:
+        announce("demo", [Difference("base_lr", "1", "2")], None, as_json=False)
+    finally:
+        VERBOSITY.reset(token)
+    assert ("base_lr" in capsys.readouterr().err) is (level is not Verbosity.WARNING)
 
 
 def test_quiet_and_verbose_together_are_refused() -> None:

@@ -159,7 +159,7 @@ def test_a_log_of_lines_reads_from_the_first_to_the_last() -> None:
         lines(event)
     assert [line.split(" INFO    ", 1)[1] for line in out.getvalue().splitlines()] == [
         "run demo, tier 1, wallet Wal1et, aftermath 0.1.0",
-        "benchmarking tier 1 (672,896 parameters), up to 10 s",
+        "benchmarking tier 1 (672,896 parameters): up to 10 s once the model is made",
         "this machine trains about 1,579 sequences a minute",
         "signed up for the next epoch (seat 0, tier 1)",
         "epoch 0: waiting for members; step 0 of 120",

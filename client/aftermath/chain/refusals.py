@@ -55,8 +55,8 @@ _TOLD = {
         "It can be closed or changed as it is; what it waits for: aftermath-solana show-run {flag}",
     ),
     "NotPaused": (
-        "{run} is neither new nor paused, so it cannot be resumed",
-        "Look at its state: aftermath-solana list-runs",
+        "{run} is running already",
+        "Follow it: aftermath-solana watch {flag}",
     ),
     "ConfigMissing": _CONFIGURE,
     "ModelMissing": _CONFIGURE,

@@ -206,6 +206,7 @@ class RpcPool:
                 result = await self._ask(node, request, read, allowed)
                 self._nodes.answered_to(node, kind)
                 self._cluster.answered.add(kind)
+                log.debug("%s %s answered %s", self.called, node.endpoint.shown, kind)
                 return result
             except TransactionFailed:
                 raise

@@ -52,7 +52,7 @@ def model_export(
     exported = export_tiers(place, wanted, out.expanduser() if out else None, rounded)
     data = {"tiers": [str(path) for path in exported.tiers], "manifest": str(exported.manifest)}
     told = "\n".join(["Wrote", *(f"  {path}" for path in (*data["tiers"], data["manifest"]))])
-    return Result(data, told, case="elsewhere" if out else "")
+    return Result(data, told, made={"checkpoint": exported.manifest.parent})
 
 
 def _dtype(text: str) -> str:

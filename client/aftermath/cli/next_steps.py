@@ -49,12 +49,11 @@ NEXT: Mapping[tuple[str, str], str] = {
     ("predownload", ""): "train --run-id {run_id} --matformer-tier {matformer_tier} -w FILE",
     ("withdraw", ""): "list-runs",
     ("model init", ""): "model inspect --model {out}",
-    ("model export", ""): "model verify --model {src}",
-    ("model export", "elsewhere"): "model verify --model {out}/CHECKPOINT",
+    ("model export", ""): "model verify --model {checkpoint}",
     ("data tokenize", ""): "data inspect --data-path {output}",
     ("data fetch", ""): "data inspect --data-path {output}",
 }
-"""By the command and the case of its result (`Result.case`); words in braces are its own options."""
+"""By the command and the case of its result (`Result.case`); words in braces are its own options, or `Result.made`."""
 _WALLET = "wallet_private_key_path"
 _FLAGS = {
     "rpc": "--rpc",

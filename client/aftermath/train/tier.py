@@ -125,7 +125,7 @@ def speed_here(schema: Schema, tier: int, seq_len: int, settings: TrainSettings,
     from aftermath.replica.replica import pick_device
 
     device = pick_device(settings.device)
-    say(f"benchmarking tier {tier}, up to 10 s")
+    say(f"benchmarking tier {tier}: about 10 s once the model is made")
     size = PassSize(settings.micro_batch_size, settings.activation_checkpointing)
     origin = Origin(schema, tier, settings.matformer_load_strategy, device, size, time.monotonic, arithmetic)
     try:

@@ -58,7 +58,7 @@ class Kernels(Event, frozen=True, kw_only=True):
 
 
 class Measuring(Event, frozen=True, kw_only=True):
-    """The member begins to measure how fast it trains, for `limit` seconds at most."""
+    """The member makes a model and then measures how fast it trains, for `limit` seconds at most."""
 
     tier: int
     parameters: int

@@ -20,7 +20,7 @@ _SENTENCES: dict[type[kinds.Event], str] = {
     kinds.Loading: LOADING,
     kinds.Compiling: "compiling kernels for this processor: half a minute or more, this once",
     kinds.Kernels: "using {by}",
-    kinds.Measuring: "benchmarking tier {tier} ({parameters:,} parameters), up to {limit:.0f} s",
+    kinds.Measuring: "benchmarking tier {tier} ({parameters:,} parameters): up to {limit:.0f} s once the model is made",
     kinds.Measured: "this machine trains about {sequences} a minute",
     kinds.Joined: "signed up for the next epoch (seat {seat}, tier {tier})",
     kinds.State: "epoch {epoch}{last}: {state}; {progress}",
