@@ -45,6 +45,8 @@ def decode_gradients(
 
     if out is not None and len({path.name for path in files}) < len(files):
         raise UsageError("two files have the same name, and --out takes one of each", "Decode them one after the other")
+    if out is not None:
+        _check_apart(files, out)
     found = []
     for path in files:
         file = read_gradient_file(path)
@@ -55,8 +57,15 @@ def decode_gradients(
         if out is None:
             found.append(described)
             continue
-        found.append(described | {"out": str(_write(out / path.name, path, file, votes))})
+        found.append(described | {"out": str(_write(out / path.name, file, votes))})
     return Result(found, _shown(found))
+
+
+def _check_apart(files: Sequence[Path], out: Path) -> None:
+    """Raise UsageError if what is made of a file would take its place."""
+    for path in files:
+        if (out / path.name).exists() and path.exists() and path.samefile(out / path.name):
+            raise UsageError(f"--out {out} is where {path} is", "Name another directory")
 
 
 def _votes(path: Path, file: GradientFile) -> dict[int, Votes]:
@@ -127,15 +136,13 @@ def _check_room(path: Path, file: GradientFile, out: Path) -> None:
         )
 
 
-def _write(target: Path, source: Path, file: GradientFile, votes: Mapping[int, Votes]) -> Path:
+def _write(target: Path, file: GradientFile, votes: Mapping[int, Votes]) -> Path:
     """The dense tensors of a result, written one by one."""
     from aftermath.base.outputs import output_file
     from aftermath.model.header import header
     from aftermath.model.store import writing
     from aftermath.optim.dense import dense, dense_shapes
 
-    if target.exists() and target.samefile(source):
-        raise UsageError(f"--out {target.parent} is where {source} is", "Name another directory")
     shapes = {name: ("F32", shape) for name, shape in dense_shapes(file.schema).items()}
     about = file.about
     facts = {"run_id": about.run_id, "step": str(about.step), "seat": str(about.seat), "format": "pt"}

@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
+from aftermath.base.errors import UsageError
 from aftermath.cli.command import command
-from aftermath.cli.present import CommandError, Result, facts
+from aftermath.cli.present import Result, facts
 from aftermath.rules.schedules import first_epoch_rate
 from aftermath.watch.spark import evenly, spark
 
@@ -66,10 +67,10 @@ def _steps(total: int, room: int) -> list[int]:
 
 
 def _draw(path: Path, curve: list[tuple[int, float]], config_path: Path) -> None:
-    """Write the plot. Raises CommandError if the file cannot be written."""
+    """Write the plot. Raises UsageError for a name of another kind of file, OutputError if it cannot be written."""
     from aftermath.watch.plot import step_plot
 
     try:
         step_plot(path, {"rate": curve}, [], str(config_path), "learning rate")
     except ValueError as error:
-        raise CommandError(f"{path} cannot be written: {error}", "Name a file that ends in .png") from None
+        raise UsageError(f"--plot {path} cannot be drawn: {error}", "Name a file that ends in .png") from None
