@@ -74,6 +74,19 @@ def test_signed_results_keep_all_of_the_newest_epoch(tmp_path: Path, monkeypatch
         assert not any(known.record(place, SECOND) for place in places)
 
 
+def test_signed_results_of_two_processes_with_one_key_are_all_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(signed_results, "_KEPT", 3)
+    one, two = SignedResults(tmp_path, KEY), SignedResults(tmp_path, KEY)
+    other = PLACE._replace(run_id="other")
+    assert two.record(other, FIRST)
+    for epoch in range(20):
+        assert one.record(PLACE._replace(epoch=epoch), FIRST)
+    assert not SignedResults(tmp_path, KEY).record(other, SECOND)
+    assert [path.name for path in tmp_path.iterdir()] == [_file(tmp_path).name]
+
+
 def test_signed_results_that_cannot_be_kept_are_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(Unsuitable, match="cannot record"):

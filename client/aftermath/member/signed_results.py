@@ -15,6 +15,7 @@ import msgspec
 from aftermath.base.bounded import Malformed, json_as
 from aftermath.base.errors import Unsuitable
 from aftermath.base.files import replacing, space_or, sync, sync_bytes
+from aftermath.base.locks import alone_in
 from aftermath.rules.seal import ResultPlace
 
 _KEPT = 10_000
@@ -38,7 +39,8 @@ class SignedResults:
             return
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._read(self._file)
+            with alone_in(self._file.parent):
+                self._read(self._file)
         except OSError as error:
             raise Unsuitable(
                 f"cannot record which results are signed in {self._file}: {error.strerror}",
@@ -54,7 +56,8 @@ class SignedResults:
         if known is not None:
             return known == digest
         if self._file is not None:
-            self._append(self._file, place, digest)
+            with alone_in(self._file.parent):
+                self._append(self._file, place, digest)
         self._remember(place, digest)
         return True
 
@@ -69,7 +72,7 @@ class SignedResults:
 
     def _append(self, file: Path, place: ResultPlace, digest: bytes) -> None:
         if self._lines >= 2 * max(_KEPT, len(self._digests)):
-            self._rewrite(file)
+            self._read(file)  # a process that signs for another run with this key may have written lines
         is_new = not file.exists()
         descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
@@ -94,14 +97,18 @@ class SignedResults:
         self._lines = len(self._digests)
 
     def _read(self, file: Path) -> None:
+        """Take up what the file has, and write it again without what is forgotten."""
         if not file.exists():
             return
         *lines, torn = file.read_bytes().split(b"\n")
+        known = self._digests
+        self._digests = {}  # the file has all of them, in the order in which they were signed
         for number, line in enumerate(lines, start=1):
             try:
                 run_id, epoch, height, seed, seat, digest = cast(_Line, json_as(line, _Line))
                 self._remember(ResultPlace(run_id, epoch, height, seed, seat), bytes.fromhex(digest))
             except (Malformed, ValueError):
+                self._digests = known
                 raise Unsuitable(
                     f"line {number} of {file} is damaged: it tells which results were signed with this p2p key",
                     "Take part with another key: --identity-secret-key-path FILE",
