@@ -18,7 +18,7 @@ from typing import BinaryIO
 import numpy as np
 from tokenizers import Tokenizer
 
-from aftermath.base.files import fix_of, standing_in
+from aftermath.base.files import fix_of, parents_made, standing_in
 from aftermath.base.outputs import write_mark
 from aftermath.data.bytelevel import END_TOKEN
 from aftermath.data.formats import SUFFIXES
@@ -139,8 +139,7 @@ def tokenise(
     texts = Texts(documents, field=text_field, separator=end_token)
     tokenizer.encode_special_tokens = True  # special tokens that occur inside a document are text there, not control
     try:
-        output.mkdir(parents=True, exist_ok=True)
-        with _Shards(output, token_bytes, shard_tokens) as writer:
+        with parents_made(output), _Shards(output, token_bytes, shard_tokens) as writer:
             for ids, ends in _encoded(tokenizer, texts):
                 writer.add(ids if end is None or not ends else [*ids, end])
             if not writer.tokens:
