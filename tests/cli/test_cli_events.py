@@ -252,7 +252,7 @@ def test_plot_writes_the_numbers_of_a_run(kept: Path, tmp_path: Path) -> None:
 
 
 def test_a_plot_that_cannot_be_drawn_is_said(kept: Path, tmp_path: Path) -> None:
-    assert "no picture" in invoke("plot", kept, "--out", tmp_path / "loss.txt", "--json").mistake["error"]
+    assert "does not end in .png" in invoke("plot", kept, "--out", tmp_path / "loss.txt", "--json").mistake["error"]
     assert "cannot write" in invoke("plot", kept, "--out", tmp_path / "no" / "loss.png", "--json").error["error"]
     other = Events(lambda: 1.0, [EpochFiles(kept / "other", lambda: NOON)])
     other.emit(said("started", run_id="another", wallet="x"))

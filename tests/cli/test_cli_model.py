@@ -68,13 +68,6 @@ def test_a_preset_takes_the_options_of_its_shape(tmp_path: Path) -> None:
         assert says in told.err
 
 
-def test_after_an_export_what_was_exported_is_verified(made: Path, tmp_path: Path) -> None:
-    """Its manifest, which names every tier's file, is beside the copy that was made of the checkpoint."""
-    said = invoke("model", "export", "--src", str(made), "--tiers", "1", "--out", str(tmp_path / "out"))
-    assert f"next: aftermath-solana model verify --model {tmp_path}/out/CHECKPOINT\n" in said.err
-    assert invoke("model", "verify", "--model", str(tmp_path / "out" / made.name)).code == 0
-
-
 def test_what_was_exported_merges_to_the_same_bits_and_what_was_trained_since_takes_its_place(made: Path) -> None:
     part = made.with_name("m-tier1")
     for name in ("same", "changed"):
