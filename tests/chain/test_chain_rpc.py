@@ -353,6 +353,31 @@ async def test_genesis_is_asked_once_for_many_calls() -> None:
 
 
 @pytest.mark.parametrize(
+    ("genesis", "expected"),
+    [
+        (cluster("a test network"), True),
+        ("5eykt4UsFv8P8NJdTREpY1vzqKqZKvdpKuc147dw2N9d", False),
+        ("4uhcVJyU9pJkvQyS88uRDiswHXSCkY3zQawwpjk2NsNY", False),
+        ("EtWTRABZaYq6iMfeYKouRu166VU2xqa1wcaWoxPkrZBG", False),
+    ],
+    ids=["test network", "mainnet", "testnet", "devnet"],
+)
+async def test_local_network_on_loopback_follows_genesis_hash(genesis: str, expected: bool) -> None:
+    async with serving(Node(genesis)) as where, RpcPool(where) as pool:
+        assert not pool.is_local  # not known yet
+        await pool.call(GetSlot(), whole)
+        assert pool.is_local is expected
+        assert pool.patient(1.0).is_local is expected
+
+
+async def test_local_network_without_genesis_hash_is_not_local() -> None:
+    async with serving(Node("not a hash")) as where, RpcPool(where, patience=0.3) as pool:
+        with pytest.raises(Unavailable):
+            await pool.genesis()
+        assert not pool.is_local
+
+
+@pytest.mark.parametrize(
     ("http", "ws"),
     [
         ("http://127.0.0.1:8899", "ws://127.0.0.1:8900"),

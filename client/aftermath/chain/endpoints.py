@@ -46,6 +46,14 @@ CLUSTERS = {
     "mainnet": "https://api.mainnet-beta.solana.com",
 }
 """What may be said for a node's address, by name."""
+PUBLIC_GENESIS = frozenset(
+    (
+        "5eykt4UsFv8P8NJdTREpY1vzqKqZKvdpKuc147dw2N9d",  # mainnet
+        "4uhcVJyU9pJkvQyS88uRDiswHXSCkY3zQawwpjk2NsNY",  # testnet
+        "EtWTRABZaYq6iMfeYKouRu166VU2xqa1wcaWoxPkrZBG",  # devnet
+    )
+)
+"""Genesis hashes of the public clusters: strangers own runs there, wherever the node is that we ask."""
 
 
 class NoNextPort(UsageError):

@@ -24,7 +24,7 @@ from solders.rpc.requests import GetGenesisHash, SendRawTransaction, SimulateVer
 
 from aftermath.base.backoff import doubled
 from aftermath.base.proxies import proxy_for
-from aftermath.chain.endpoints import Endpoint, HttpNode, Request, describe
+from aftermath.chain.endpoints import PUBLIC_GENESIS, Endpoint, HttpNode, Request, describe
 from aftermath.chain.failures import (
     BadReply,
     RpcError,
@@ -109,8 +109,14 @@ class RpcPool:
 
     @property
     def is_local(self) -> bool:
-        """Every endpoint is on this machine: a local network, where test money may be asked for."""
-        return all(node.endpoint.is_loopback for node in self._nodes.all)
+        """Whether this is a local network, where runs are the user's own and test money may be asked for.
+
+        All endpoints are on this machine, and a node has named a genesis hash that is not a public cluster's: a node
+        of mainnet can run here too, and a tunnel can lead to one. False until a first call was answered.
+        """
+        genesis = self._cluster.genesis
+        known = bool(genesis) and genesis not in PUBLIC_GENESIS
+        return known and all(node.endpoint.is_loopback for node in self._nodes.all)
 
     @property
     def answers(self) -> bool:

@@ -38,6 +38,7 @@ async def open_to_all(chain: SignedCluster, grantor: Pubkey, run_id: str) -> boo
 
 async def check_for_everybody(chain: SignedCluster, run_id: str | None) -> None:
     """Raise OpenRunRefused if a run is not to be opened to everybody now. On a local network every run may be."""
+    await chain.pool.genesis()  # without which it is not known for a local network
     if chain.pool.is_local:
         return
     if run_id is None:

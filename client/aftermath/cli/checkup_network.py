@@ -2,7 +2,7 @@
 
 Decided
 - Nobody else is asked for a connection: what a relay sees of this machine is all that is found out of who reaches it.
-- Which relay there is follows `train`: none where the cluster is on this machine. Without a cluster only a relay that
+- Which relay there is follows `train`: none on a local network. Without a cluster that answers only a relay that
   was named is asked, so that a look at a machine leaves it alone.
 """
 
@@ -90,8 +90,11 @@ async def relay(subject: Subject) -> Finding:
     from aftermath.p2p.taken import taken_by
 
     chosen = subject.relay
-    if chosen == AUTO and subject.chain is None:
-        return fine("no relay was asked", "Name one to have it asked: --iroh-relay n0, or its URL; or a cluster: --rpc")
+    if chosen == AUTO and (subject.chain is None or not subject.answers):
+        return fine(
+            "no relay was asked",
+            "Name one to have it asked: --iroh-relay n0, or its URL; or a cluster that answers: --rpc",
+        )
     if chosen == AUTO:
         assert subject.chain is not None
         chosen = DISABLED if subject.chain.pool.is_local else N0

@@ -57,8 +57,8 @@ class ListeningOptions:
         str,
         shared(
             "--iroh-relay",
-            text="The relay that it would have, which is asked: disabled, n0, or the URL of one of yours; auto: n0 if "
-            "--rpc is not on this machine.",
+            text="The relay that it would have, which is asked: disabled, n0, or the URL of one of yours; auto: n0, "
+            "but none on a local network.",
             parser=relay_named,
         ),
     ] = AUTO

@@ -261,7 +261,8 @@ class AccessOptions:
         shared(
             "--allow-private-network",
             text="Allow the run's data to be read from this machine and private networks. By default only public "
-            "addresses are allowed, unless the RPC is on this machine.",
+            "addresses are allowed, unless the run is on a local network: its RPC nodes are on this machine, and they "
+            "do not serve devnet, testnet or mainnet.",
         ),
     ] = False
     hub_token_for: Annotated[

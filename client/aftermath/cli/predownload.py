@@ -31,7 +31,7 @@ async def predownload(
 
 
 def fetched(run: Run, model: Model, matformer_tier: int, files: AccessOptions, *, is_local: bool) -> Result:
-    """Fetch and check what a run trains with. `is_local`: whoever keeps the run is on this machine."""
+    """Fetch and check what a run trains with. `is_local`: the run is on a local network."""
     import math
 
     from aftermath.model.checkpoint import load

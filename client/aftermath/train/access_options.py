@@ -26,7 +26,7 @@ class AccessChoice(Protocol):
 
 
 def access_for(options: AccessChoice, run: Run, *, on_local_network: bool) -> RunAccess:
-    """Return what a run may reach; `on_local_network`: all its RPC addresses are on this machine."""
+    """Return what a run may reach; `on_local_network`: see `RpcPool.is_local`."""
     return RunAccess(
         options.data_path,
         options.model_path,

@@ -251,7 +251,7 @@ async def _close(transport: IrohTransport) -> None:
 async def _open_transport(
     settings: TrainSettings, secret: bytes, *, here: bool, directory: Directory | None = None
 ) -> IrohTransport:
-    """The peers' transport. `here`: whoever keeps the run is on this machine, so `auto` expects the peers on it too;
+    """The peers' transport. `here`: the run is on a local network, so `auto` expects the peers on this machine;
     with a `directory` nobody else is asked for them.
     """
     relay = DISABLED if here or directory else N0

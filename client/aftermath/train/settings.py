@@ -60,14 +60,14 @@ class TrainSettings:
         str,
         Doc(
             "Relay for peers that cannot reach each other: disabled, n0 (theirs), or the URL of one of yours; "
-            "auto: n0, but none if the RPC is on this machine."
+            "auto: n0, but none on a local network."
         ),
     ] = "auto"
     iroh_discovery: Annotated[
         Literal["auto", "local", "n0"],
         Doc(
             "How peers find each other: n0 on the internet, local by a directory on this machine; "
-            "auto: local if the RPC is on this machine."
+            "auto: local on a local network."
         ),
     ] = "auto"
     discovery_dir: Annotated[
