@@ -82,6 +82,31 @@ def test_what_a_killed_process_left_is_no_hindrance(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
 
 
+def _write_shared(target: Path, said: Connection) -> None:
+    with replacing(target, shared=True) as stream:
+        stream.write(b"theirs")
+        said.send("writing")
+        said.recv()
+    said.send("done")
+
+
+def test_replacing_shared_by_two_processes_keeps_both_whole(tmp_path: Path) -> None:
+    target = tmp_path / "kept"
+    ours, theirs = multiprocessing.Pipe()
+    other = multiprocessing.get_context("fork").Process(target=_write_shared, args=(target, theirs), daemon=True)
+    other.start()
+    theirs.close()
+    assert ours.recv() == "writing"
+    with replacing(target, shared=True) as stream:
+        stream.write(b"ours")
+    assert target.read_bytes() == b"ours"
+    ours.send("go on")
+    assert ours.recv() == "done"
+    other.join()
+    assert target.read_bytes() == b"theirs"
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+
+
 def test_a_link_in_the_way_leads_to_no_other_file(tmp_path: Path) -> None:
     (tmp_path / "wallet").write_bytes(b"key")
     (tmp_path / ".kept.partial").symlink_to(tmp_path / "wallet")

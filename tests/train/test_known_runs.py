@@ -57,6 +57,16 @@ def test_run_of_known_id_is_joined_only_if_it_is_the_same(
     _known(tmp_path).check(found, None)
 
 
+def test_remember_of_known_run_leaves_its_file_alone(tmp_path: Path) -> None:
+    _known(tmp_path).remember(_run())
+    (file,) = tmp_path.iterdir()
+    before = file.stat().st_ino  # a file that is replaced is another one
+    _known(tmp_path).remember(_run())
+    assert file.stat().st_ino == before
+    _known(tmp_path).remember(_run(created=200))
+    assert file.stat().st_ino != before
+
+
 @pytest.mark.parametrize("network", [{"cluster": "other"}, {"program": "other"}])
 def test_run_of_same_id_on_another_network_is_another(tmp_path: Path, network: dict[str, str]) -> None:
     _known(tmp_path).remember(_run())
@@ -69,6 +79,8 @@ def test_damaged_record_of_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Unsuitable, match="is damaged"):
         _known(tmp_path).check(_run(), None)
     _known(tmp_path).check(_run(), str(OWNER))
+    _known(tmp_path).remember(_run())
+    _known(tmp_path).check(_run(), None)
 
 
 def test_record_that_cannot_be_written_is_refused(tmp_path: Path) -> None:

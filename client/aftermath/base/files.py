@@ -4,6 +4,8 @@ Decided
 - What is to stand under a name is written beside it, under a name that begins with a dot and ends with `.partial`,
   forced to disk, and renamed. After an error the old file is as it was, and nothing is left beside it.
 - A killed process leaves its partial file; the next one that writes that name takes its place.
+- Where several processes may write one name at once (`shared`), each has a partial name of its own. A killed one leaves
+  its file for good, so that is for small files only.
 """
 
 from __future__ import annotations
@@ -53,18 +55,22 @@ def parents_made(directory: Path) -> Iterator[None]:
 
 
 @contextmanager
-def replacing(target: Path) -> Iterator[BinaryIO]:
-    """A stream whose bytes stand under the target's name once all of them are on disk, and nowhere after an error."""
-    with standing_in(target) as partial:
+def replacing(target: Path, *, shared: bool = False) -> Iterator[BinaryIO]:
+    """A stream whose bytes stand under the target's name once all of them are on disk, and nowhere after an error.
+
+    `shared`: other processes may write the same file at the same time; the last one to finish wins.
+    """
+    with standing_in(target, shared=shared) as partial:
         partial.unlink(missing_ok=True)
         with partial.open("xb") as stream:  # never what somebody else put there, a link to another file above all
             yield stream
 
 
 @contextmanager
-def standing_in(target: Path) -> Iterator[Path]:
+def standing_in(target: Path, *, shared: bool = False) -> Iterator[Path]:
     """A name to write under: the file there takes the target's once it is on disk, and is removed after an error."""
-    partial = target.with_name(f".{target.name}.partial")
+    process = f".{os.getpid()}" if shared else ""
+    partial = target.with_name(f".{target.name}{process}.partial")
     try:
         yield partial
         settle(partial, target)

@@ -91,7 +91,7 @@ class LocalDirectory:
         target = self._file(self.node_id)
         try:
             self.path.mkdir(mode=0o700, exist_ok=True)
-            with replacing(target) as file:
+            with replacing(target, shared=True) as file:  # of one key on two clusters, say
                 Path(file.name).chmod(0o600)
                 file.write(msgspec.json.encode(whereabouts))
         except OSError as error:

@@ -7,7 +7,6 @@ run that it joined first, until the user names the owner of another one.
 from __future__ import annotations
 
 import hashlib
-import os
 from pathlib import Path
 
 import msgspec
@@ -15,7 +14,7 @@ from solders.pubkey import Pubkey
 
 from aftermath.base.bounded import Malformed, json_as
 from aftermath.base.errors import Unsuitable
-from aftermath.base.files import settle, space_or
+from aftermath.base.files import replacing, space_or
 from aftermath.rules.run import Run
 
 _MOST_BYTES = 4096
@@ -54,17 +53,14 @@ class KnownRuns:
 
     def remember(self, run: Run) -> None:
         """Record that this is the run of its id. Raises Unsuitable if that cannot be written."""
-        found = _identified(run)
         file = self._file(run.run_id)
+        record = msgspec.json.encode(_identified(run))
         try:
+            if file.exists() and file.read_bytes() == record:
+                return
             file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            # Several members of one user may start at once, so each process writes under a name of its own.
-            partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
-            try:
-                partial.write_bytes(msgspec.json.encode(found))
-                settle(partial, file)
-            finally:
-                partial.unlink(missing_ok=True)
+            with replacing(file, shared=True) as stream:  # several members of one user may start at once
+                stream.write(record)
         except OSError as error:
             raise Unsuitable(
                 f"cannot record the owner of run {run.run_id} in {file}: {error.strerror}",
