@@ -26,10 +26,13 @@ EVIL = "=1+1\x1b[2J"
 class Writer:
     """A member that writes its events at dates of the test's choice."""
 
-    def __init__(self, directory: Path, tier: int) -> None:
+    def __init__(self, directory: Path, tier: int, run: tuple[str, int, str] | None = None) -> None:
         self.at = NOON + timedelta(seconds=tier / 10)
         self.events = Events(lambda: 1.0, [EpochFiles(directory, lambda: self.at)])
         self.events.emit(said("started", run_id="demo", tier=tier, wallet=f"Wa11et{tier}" * 6, version="0.1.0"))
+        if run is not None:
+            owner, created, identity = run
+            self.events.emit(said("run_found", owner=owner, created=created, identity=identity))
 
     def train(self, first: int, last: int) -> None:
         for step in range(first, last + 1):
@@ -256,5 +259,44 @@ def test_a_plot_that_cannot_be_drawn_is_said(kept: Path, tmp_path: Path) -> None
     assert "cannot write" in invoke("plot", kept, "--out", tmp_path / "no" / "loss.png", "--json").error["error"]
     other = Events(lambda: 1.0, [EpochFiles(kept / "other", lambda: NOON)])
     other.emit(said("started", run_id="another", wallet="x"))
+    other.emit(said("trained", step=1, loss=2.0))
     mixed = invoke("plot", kept, "--out", tmp_path / "loss.png", "--json").error
-    assert "of several runs: another, demo" in mixed["error"]
+    assert "of several runs: another (its events do not say who owns it); demo" in mixed["error"]
+    assert invoke("plot", kept, "--run", "demo", "--out", tmp_path / "loss.png", "--json").data["run_id"] == "demo"
+
+
+FIRST, SECOND = ("0wnerA", 100, "a" * 16), ("0wnerB", 200, "b" * 16)
+
+
+@pytest.fixture
+def namesakes(tmp_path: Path) -> Path:
+    """What one member kept in one directory of two runs with the same id, one after the other."""
+    for number, run in enumerate((FIRST, SECOND)):
+        member = Writer(tmp_path / "events", number, run)  # the tier tells the runs apart below
+        member.train(1, 7 + number)
+    return tmp_path / "events"
+
+
+def test_plot_of_two_runs_of_one_id_names_both(namesakes: Path, tmp_path: Path) -> None:
+    refused = invoke("plot", namesakes, "--out", tmp_path / "loss.csv", "--json").error
+    for owner, created, identity in (FIRST, SECOND):
+        assert f"demo of {owner}, created in slot {created}: --run {identity}" in refused["error"]
+    assert not (tmp_path / "loss.csv").exists()
+    by_id = invoke("plot", namesakes, "--run", "demo", "--out", tmp_path / "loss.csv", "--json").error
+    assert "of several runs" in by_id["error"]
+    one = invoke("plot", namesakes, "--run", SECOND[2], "--out", tmp_path / "loss.csv", "--json").data
+    assert (one["run_id"], one["steps"], set(one["loss_by_tier"]), one["marks"]) == ("demo", 8, {"1"}, [])
+    none = invoke("plot", namesakes, "--run", "other", "--out", tmp_path / "loss.csv", "--json").error
+    assert "no training events of run other" in none["error"]
+
+
+def test_export_of_two_runs_of_one_id_tells_them_apart(namesakes: Path, tmp_path: Path) -> None:
+    whole = invoke("events", "export", namesakes, "--csv", "--kind", "trained")
+    rows = list(csv.DictReader(whole.out.splitlines()))
+    runs = {(row["run_owner"], row["run_created"], row["run_identity"]) for row in rows}
+    assert runs == {(owner, str(created), identity) for owner, created, identity in (FIRST, SECOND)}
+    assert f"demo of {FIRST[0]}, created in slot {FIRST[1]}: --run {FIRST[2]}" in whole.err
+    one = invoke("events", "export", namesakes, "--run", FIRST[2], "--out", tmp_path / "one.jsonl")
+    assert "several runs" not in one.err
+    again = invoke("events", "replay", tmp_path / "one.jsonl", "--json", "--kind", "trained")
+    assert [json.loads(line)["member_tier"] for line in again.out.splitlines()] == [0] * 7

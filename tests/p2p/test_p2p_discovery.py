@@ -118,12 +118,22 @@ def test_a_directory_others_can_write_is_refused(tmp_path):
         LocalDirectory(tmp_path / "file" / "run", ME).prepare()
 
 
+RUN = {"cluster": "genesis", "program": "program", "identity": "0" * 16}
+
+
 def test_the_default_directory_is_per_user_and_per_run():
-    assert local_discovery_dir("my-run").name == "my-run"
-    assert str(os.getuid()) in local_discovery_dir("my-run").parent.name
-    odd = local_discovery_dir("../../etc")
-    assert odd.parent == local_discovery_dir("my-run").parent
-    assert odd != local_discovery_dir("../../etd")
+    mine = local_discovery_dir("my-run", **RUN)
+    assert mine.name.startswith("my-run-")
+    assert mine == local_discovery_dir("my-run", **RUN)
+    assert str(os.getuid()) in mine.parent.name
+    odd = local_discovery_dir("../../etc", **RUN)
+    assert odd.parent == mine.parent
+    assert odd != local_discovery_dir("../../etd", **RUN)
+
+
+@pytest.mark.parametrize("other", [{"cluster": "other"}, {"program": "other"}, {"identity": "1" * 16}])
+def test_directory_of_another_run_of_the_same_id_is_another(other):
+    assert local_discovery_dir("my-run", **RUN) != local_discovery_dir("my-run", **(RUN | other))
 
 
 async def test_an_endpoint_keeps_its_entry_and_takes_it_away(opened, tmp_path, monkeypatch):

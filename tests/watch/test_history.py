@@ -53,6 +53,17 @@ def test_losses_are_weighed_by_tokens_and_told_by_tier() -> None:
     assert run.history.loss_by_tier() == {0: [(1, 4.0), (2, 3.0)], 1: [(1, (5.0 + 3 * 8.0) / 4)]}
 
 
+@pytest.mark.parametrize("starts", [("started", "run_found"), ("run_found",)], ids=["both", "of the run alone"])
+def test_second_process_counts_once_as_a_return(starts: tuple[str, ...]) -> None:
+    run = Run()
+    for step in (1, 2):
+        for kind in starts:
+            run.say("a0", kind)
+        run.step(step, a0=1.0)
+    assert run.history.marks == [(1, "a0 gone"), (2, "a0 back")]
+    assert run.history.sent_by_tier() == {0: [(1, 1000.0), (2, 3000.0)]}
+
+
 def test_epochs_begin_with_the_first_step_that_anybody_told_of() -> None:
     run = Run()
     run.start("a0", "b1")

@@ -32,6 +32,7 @@ check_choices(settings)
 with contextlib.ExitStack() as stack:
     events = events_of(settings, stack)
     events.emit(said("started", run_id="demo", wallet="Wal1etWal1et", tier=1, version="0.1.0"))
+    events.emit(said("run_found", owner="0wner", created=7, identity=os.environ["IDENTITY"]))
     for step in range(int(os.environ["FIRST"]), int(os.environ["FIRST"]) + 3):
         events.emit(said("trained", step=step, loss=9.0 - step, tokens=500))
         events.emit(said("applied", step=step, results=3, waited=0.25, seconds=0.5))
@@ -55,10 +56,10 @@ with_trackio = pytest.mark.skipif(
 )
 
 
-def tell(place: Path, first: int = 0, **wanted: str) -> str:
+def tell(place: Path, first: int = 0, identity: str = "0123456789abcdef", **wanted: str) -> str:
     """What a member's process says meanwhile on both streams."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB", "TRACKIO", "HF"))}
-    environment |= {"TESTS": str(TESTS), "WANTED": json.dumps(wanted), "FIRST": str(first)}
+    environment |= {"TESTS": str(TESTS), "WANTED": json.dumps(wanted), "FIRST": str(first), "IDENTITY": identity}
     environment |= {"WANDB_MODE": "offline", "TRACKIO_DIR": str(place / "trackio"), "HOME": str(place)}
     line = [sys.executable, "-c", TELLS]
     done = subprocess.run(line, cwd=place, env=environment, capture_output=True, text=True, timeout=240, check=False)
@@ -110,16 +111,17 @@ def test_wandb_keeps_what_a_member_told(told: Path) -> None:
 @with_wandb
 def test_a_member_that_is_started_again_is_the_same_run_of_wandb(told: Path, tmp_path: Path) -> None:
     tell(tmp_path, wandb_project="lab", wandb_run="another")
+    tell(tmp_path, identity="fedcba9876543210", wandb_project="lab")  # a later run of the same id
     runs = [kept(file)[0] for file in (*wandb_files(told), *wandb_files(tmp_path))]
-    assert sorted(run["name"] for run in runs) == ["another", *["demo-tier1-Wal1etWa"] * 2]
-    assert len({run["id"] for run in runs}) == 2
+    assert sorted(run["name"] for run in runs) == ["another", *["demo-tier1-Wal1etWa"] * 3]
+    assert len({run["id"] for run in runs}) == 3
 
 
 @pytest.mark.slow
 @with_trackio
 def test_trackio_keeps_what_a_member_told_before_and_after_it_was_started_again(told: Path) -> None:
     rows = trackio_rows(told)
-    assert {name for name, _, _ in rows} == {"demo-tier1-Wal1etWa"}
+    assert {name for name, _, _ in rows} == {"demo-tier1-Wal1etWa-01234567"}
     losses = [(step, row["loss"]) for _, step, row in rows if "loss" in row]
     assert losses == [(0, 9), (1, 8), (2, 7), (3, 6), (4, 5), (5, 4)]
     assert [row["gpu_power_watts/0"] for _, _, row in rows if "cpu_percent" in row] == [250.5] * 2

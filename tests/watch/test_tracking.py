@@ -14,6 +14,7 @@ from aftermath.watch.tracking import Tracker, Tracking
 from watch.said import said
 
 STARTED = said("started", run_id="demo", wallet="Wal1et", tier=1, version="0.1.0")
+FOUND = said("run_found", owner="0wner", created=7, identity="0123456789abcdef")
 
 
 class Notebook:
@@ -39,6 +40,7 @@ def opened(tracker: Tracker) -> Callable[[Started], Tracker]:
 
 def told(tracking: Tracking, steps: int) -> None:
     tracking(STARTED)
+    tracking(FOUND)
     for step in range(steps):
         tracking(said("trained", step=step, loss=1.0))
 
@@ -56,7 +58,7 @@ def test_a_tracker_gets_every_row_in_order_and_is_closed(caplog: pytest.LogCaptu
     assert warnings(caplog) == []
 
 
-def test_nothing_is_opened_before_the_member_has_said_who_it_is() -> None:
+def test_tracker_opens_once_the_run_is_found() -> None:
     begun: list[Started] = []
 
     def begin(started: Started) -> Tracker:
@@ -64,11 +66,13 @@ def test_nothing_is_opened_before_the_member_has_said_who_it_is() -> None:
         return Notebook()
 
     with Tracking("notes", begin) as tracking:
-        tracking(said("trained"))
+        tracking(STARTED)
+        tracking(said("error"))
     assert begun == []
     with Tracking("notes", begin) as tracking:
         told(tracking, 1)
-    assert begun == [STARTED]
+    ((name, identity),) = ((started.run_id, started.identity) for started in begun)
+    assert (name, identity) == ("demo", "0123456789abcdef")
 
 
 def test_one_that_cannot_begin_is_told_of_once_and_done_without(caplog: pytest.LogCaptureFixture) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 import typer
 
 from aftermath.cli.command import command
-from aftermath.cli.kept_events import Kinds, Places, chosen, finish, json_line
+from aftermath.cli.kept_events import Kinds, Places, Run, chosen, finish, json_line
 from aftermath.cli.present import Result, writing
 from aftermath.watch.events import is_log
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 def events_export(
     places: Places,
     kind: Kinds = None,
+    run: Run = None,
     csv: Annotated[
         bool, typer.Option("--csv/--jsonl", help="A table with a column for everything, or one JSON object a line.")
     ] = False,
@@ -35,19 +36,21 @@ def events_export(
     """
     from aftermath.base.outputs import STANDARD_OUTPUT, output_file
     from aftermath.watch.reader import EventReader
+    from aftermath.watch.runs import RunFilter
 
     reader = EventReader(places)
-    told = chosen(reader.read(), kind)
+    runs = RunFilter(run)
+    told = chosen(runs(reader.read()), kind)
     if out is None or str(out) == STANDARD_OUTPUT:
         with writing():
             written = _write(sys.stdout, told, as_table=csv)
-        finish(reader, places, written)
+        finish(reader, places, written, runs)
         return Result(None, None)
     with output_file(out.expanduser(), _is_table if csv else is_log) as stream:
         file = io.TextIOWrapper(stream, encoding="utf-8", newline="")
         written = _write(file, told, as_table=csv)
         file.detach()  # which flushes, and leaves the stream open to be forced to disk
-        finish(reader, places, written)
+        finish(reader, places, written, runs)
     return Result({"events": written, "out": str(out), "notes": reader.notes()}, f"{written:,} events written to {out}")
 
 

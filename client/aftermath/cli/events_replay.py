@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from aftermath.cli.command import command
-from aftermath.cli.kept_events import JsonLines, Kinds, Places, chosen, finish, printer
+from aftermath.cli.kept_events import JsonLines, Kinds, Places, Run, chosen, finish, printer
 from aftermath.cli.present import Result
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 def events_replay(
     places: Places,
     kind: Kinds = None,
+    run: Run = None,
     speed: Annotated[
         float | None, typer.Option(min=0.001, help="How many times as fast as it happened; without it all at once.")
     ] = None,
@@ -31,13 +32,15 @@ def events_replay(
     read; with it, or as JSON, all of these kinds.
     """
     from aftermath.watch.reader import EventReader
+    from aftermath.watch.runs import RunFilter
 
     reader = EventReader(places)
+    runs = RunFilter(run)
     show, shown = printer(as_json=json_output, everything=kind is not None), 0
-    for told in _at_pace(chosen(reader.read(), kind), speed):
+    for told in _at_pace(chosen(runs(reader.read()), kind), speed):
         show(told)
         shown += 1
-    finish(reader, places, shown)
+    finish(reader, places, shown, runs)
     return Result(None, None)
 
 

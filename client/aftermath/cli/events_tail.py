@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from aftermath.cli.command import command
-from aftermath.cli.kept_events import JsonLines, Kinds, Places, chosen, printer, say_notes
+from aftermath.cli.kept_events import JsonLines, Kinds, Places, Run, chosen, printer, say_notes
 from aftermath.cli.present import Result
 
 _LOOK_AGAIN = 0.2  # seconds
@@ -19,6 +19,7 @@ _LOOK_AGAIN = 0.2  # seconds
 def events_tail(
     places: Places,
     kind: Kinds = None,
+    run: Run = None,
     lines: Annotated[int, typer.Option(min=0, max=100_000, help="How many events of before are shown.")] = 20,
     json_output: JsonLines = False,
 ) -> Result:
@@ -27,15 +28,17 @@ def events_tail(
     Files and directories of members that begin later are taken in when they are there.
     """
     from aftermath.watch.reader import EventReader
+    from aftermath.watch.runs import RunFilter
 
     reader = EventReader(places)
+    runs = RunFilter(run)
     show = printer(as_json=json_output, everything=kind is not None)
     try:
-        for told in deque(chosen(reader.read(), kind), maxlen=lines):
+        for told in deque(chosen(runs(reader.read()), kind), maxlen=lines):
             show(told)
         while True:
             time.sleep(_LOOK_AGAIN)
-            for told in chosen(reader.read(), kind):
+            for told in chosen(runs(reader.read()), kind):
                 show(told)
     except KeyboardInterrupt:  # the way to end it
         say_notes(reader)

@@ -17,12 +17,21 @@ from aftermath.cli.present import note
 
 if TYPE_CHECKING:
     from aftermath.watch.reader import EventReader, EventRecord
+    from aftermath.watch.runs import RunFilter
 
 Places = Annotated[
     list[Path], typer.Argument(help="Directories that train --events-dir wrote, or one above them, or files of events.")
 ]
 Kinds = Annotated[
     str | None, typer.Option("--kind", help="Only events of these kinds, with commas between them: trained,warning.")
+]
+
+Run = Annotated[
+    str | None,
+    typer.Option(
+        "--run",
+        help="Only events of this run: its run id, or the 16 digits of run_identity where several runs share the id.",
+    ),
 ]
 
 JsonLines = Annotated[bool, typer.Option("--json", help="One JSON object a line, with all that was told.")]
@@ -73,11 +82,15 @@ def say_notes(reader: EventReader) -> None:
         note(sentence)
 
 
-def finish(reader: EventReader, places: list[Path], found: int) -> None:
-    """Say what could not be read. Raises NoEvents if no event was found."""
+def finish(reader: EventReader, places: list[Path], found: int, runs: RunFilter) -> None:
+    """Say what could not be read, and which runs share an id. Raises NoEvents if no event was found."""
     from aftermath.watch.reader import NoEvents
 
     say_notes(reader)
+    if namesakes := runs.namesakes():
+        note("these events are of several runs with the same run id:")
+        for run in namesakes:
+            note(f"  {run}")
     if not found:
         reader.check_readable()
         names = ", ".join(map(str, places))

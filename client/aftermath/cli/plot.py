@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,11 +12,13 @@ import typer
 from aftermath.base.errors import UsageError
 from aftermath.base.outputs import STANDARD_OUTPUT, OutputError
 from aftermath.cli.command import command
-from aftermath.cli.kept_events import Places, say_notes
+from aftermath.cli.kept_events import Places, Run, say_notes
 from aftermath.cli.present import CommandError, Result, facts
 
 if TYPE_CHECKING:
+    from aftermath.watch.history import History
     from aftermath.watch.plot import Curve
+    from aftermath.watch.reader import EventReader
 
 SUFFIXES = (".png", ".svg", ".csv", ".json")
 
@@ -23,6 +26,7 @@ SUFFIXES = (".png", ".svg", ".csv", ".json")
 @command("plot", example="aftermath-solana plot runs/lab/adamw runs/lab/sparseloco --out loss.svg")
 def plot(
     places: Places,
+    run: Run = None,
     out: Annotated[
         Path,
         typer.Option(
@@ -33,7 +37,8 @@ def plot(
     """Draw a run's history from its members' events, or compare trainings of train-local.
 
     For a run, name directories of members' events. The picture shows loss by tier, bytes sent, epochs, and members that
-    left or came back. One member's events are enough. With the events of all members, the loss covers all shares.
+    left or came back. One member's events are enough. With the events of all members, the loss covers all shares. Where
+    the events are of several runs, --run names one of them.
 
     For trainings, name their --out directories. One picture shows all losses with a legend.
     """
@@ -53,7 +58,7 @@ def plot(
             )
     trainings = trainings_in(places)
     if not trainings:
-        return _run(places, path)
+        return _run(places, path, run)
     without = [place for place in places if not trainings_in([place])]
     if without:
         raise UsageError(
@@ -108,25 +113,37 @@ def _table(path: Path, curves: Mapping[str, Curve]) -> bool:
     return True
 
 
-def _run(places: Sequence[Path], path: Path) -> Result:
-    """Draw the history of one run."""
+def _only_run(reader: EventReader, places: Sequence[Path], wanted: str | None) -> tuple[str, History]:
+    """Return the run id and the history of the one run that was trained. Raises CommandError for several, NoEvents."""
     from aftermath.watch.history import History
-    from aftermath.watch.plot import run_plot
-    from aftermath.watch.reader import EventReader, NoEvents
+    from aftermath.watch.reader import NoEvents
+    from aftermath.watch.runs import RunFilter, RunName
 
-    reader, history = EventReader(places), History()
-    for told in reader.read():
-        history.take(told)
+    histories: dict[RunName, History] = defaultdict(History)
+    for told in RunFilter(wanted)(reader.read()):
+        histories[RunName.of(told.about)].take(told)
     say_notes(reader)
     names = ", ".join(map(str, places))
-    if not history.shares:
+    trained = {run: history for run, history in histories.items() if history.shares}
+    if not trained:
         reader.check_readable()
-        raise NoEvents(f"{names} has no training events", "Name what a member was given as --events-dir")
-    if len(history.runs) > 1:
-        runs = ", ".join(sorted(history.runs))
-        raise CommandError(f"the events in {names} are of several runs: {runs}", "Name the places of one of them")
+        of_run = f" of run {wanted}" if wanted is not None else ""
+        raise NoEvents(f"{names} has no training events{of_run}", "Name what a member was given as --events-dir")
+    if len(trained) > 1:
+        runs = "; ".join(sorted(map(str, trained)))
+        raise CommandError(f"the events in {names} are of several runs: {runs}", "Pass --run with one of them")
+    ((run, history),) = trained.items()
+    return run.run_id, history
+
+
+def _run(places: Sequence[Path], path: Path, wanted: str | None) -> Result:
+    """Draw the history of one run."""
+    from aftermath.watch.plot import run_plot
+    from aftermath.watch.reader import EventReader
+
+    reader = EventReader(places)
+    run_id, history = _only_run(reader, places, wanted)
     losses = history.loss_by_tier()
-    (run_id,) = history.runs
     if not _table(path, {f"tier {tier}": curve for tier, curve in losses.items()}):
         run_plot(path, losses, history.sent_by_tier(), history.epochs, history.marks, f"run {run_id}")
     if str(path) == STANDARD_OUTPUT:

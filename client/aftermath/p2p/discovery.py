@@ -57,10 +57,15 @@ class Directory(Protocol):
         """Where an endpoint says it is, None if that is not known."""
 
 
-def local_discovery_dir(run_id: str) -> Path:
-    """The per-user directory under the system's temporary folder in which peers of `run_id` find each other."""
+def local_discovery_dir(run_id: str, *, cluster: str, program: str, identity: str) -> Path:
+    """The per-user directory under the system's temporary folder in which peers of one run find each other.
+
+    A wallet has the same p2p key in all runs of one id. So the name tells apart runs of other clusters (`cluster`: the
+    genesis hash) and runs that were created again (`identity`: see `Run.identity`).
+    """
     safe = re.fullmatch(r"[A-Za-z0-9_-]{1,64}", run_id)
-    name = run_id if safe else hashlib.sha256(run_id.encode()).hexdigest()[:32]
+    digits = hashlib.sha256("\0".join((cluster, program, run_id, identity)).encode()).hexdigest()[:16]
+    name = f"{run_id}-{digits}" if safe else digits
     return Path(tempfile.gettempdir()) / f"aftermath-{os.getuid() if hasattr(os, 'getuid') else 0}" / name
 
 

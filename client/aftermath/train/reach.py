@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from solders.pubkey import Pubkey
@@ -21,7 +22,10 @@ START_PATIENCE = 20.0  # seconds a start waits for whoever keeps the run to answ
 
 @dataclass(frozen=True)
 class Reach:
-    """`directory`: where peers are found, None where the options say it. `beside` goes on as long as the member."""
+    """`directory`: where peers are found, None where the options say it. `beside` goes on as long as the member.
+
+    `local_directory`: where peers on this machine find each other, once the run is known.
+    """
 
     pool: RpcPool
     program_id: Pubkey | None
@@ -31,6 +35,7 @@ class Reach:
     """Of the identity that peers see."""
     directory: Directory | None = None
     beside: Callable[[SolanaMember], Coroutine[Any, Any, None]] | None = None
+    local_directory: Path | None = None
 
 
 def on_solana(settings: TrainSettings) -> Reach:

@@ -19,6 +19,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from solders.pubkey import Pubkey
+
 from aftermath import __version__
 from aftermath.base.directories import cache_directory
 from aftermath.base.interrupt import looped, on_interrupt
@@ -33,7 +35,7 @@ from aftermath.p2p.discovery import Directory, local_discovery_dir
 from aftermath.p2p.iroh import IrohTransport, open_iroh
 from aftermath.p2p.named import addresses_of, peers_named
 from aftermath.p2p.relay import AUTO, DISABLED, N0
-from aftermath.rules.run import steps_before
+from aftermath.rules.run import Run, steps_before
 from aftermath.rules.state import RunState
 from aftermath.train.departure import Departure, is_a_person_there
 from aftermath.train.ending import known
@@ -79,6 +81,7 @@ def run_member(settings: TrainSettings, reach: Callable[[TrainSettings], Reach] 
             stack.enter_context(looked_at(events, settings.checkpoint_dir or Path()))
         stack.enter_context(_telling(settings, events))
         admitted = _admitted(runner, settings, first)
+        _tell_run(admitted.view.run, events)
         if admitted.view.run.state is RunState.FINISHED:
             _tell_finished(admitted.view, events)
             return
@@ -86,7 +89,8 @@ def run_member(settings: TrainSettings, reach: Callable[[TrainSettings], Reach] 
         if "torch" not in sys.modules:  # a tier may have been chosen with it
             events.emit(kinds.Loading())
         _load_torch()
-        named = _on_devices(settings, reach(settings))
+        local = _local_directory(settings, admitted)
+        named = _on_devices(settings, replace(reach(settings), local_directory=local))
         with looped():
             runner.run(_session(settings, named, events))
 
@@ -95,6 +99,12 @@ def _admitted(runner: asyncio.Runner, settings: TrainSettings, reach: Reach) -> 
     """What whoever keeps the run says to this member, which has begun nothing yet. Raises what keeps it out."""
     with on_interrupt(end_at_once):
         return runner.run(let_in(settings, reach.pool, member_of(settings, reach)))
+
+
+def _tell_run(run: Run, events: Events) -> None:
+    """Say whose run it is: another one may have the same id."""
+    owner = str(Pubkey.from_bytes(run.main_authority))
+    events.emit(kinds.RunFound(owner=owner, created=run.created, identity=run.identity))
 
 
 def _tell_finished(view: View, events: Events) -> None:
@@ -142,6 +152,16 @@ def _with_tier(settings: TrainSettings, reach: Reach, admitted: Admitted) -> Tra
     settings = replace(settings, matformer_tier=choice.tier)
     check_hub(settings)
     return settings
+
+
+def _local_directory(settings: TrainSettings, admitted: Admitted) -> Path:
+    """Where peers of this very run on this machine find each other."""
+    return local_discovery_dir(
+        settings.run_id,
+        cluster=admitted.cluster,
+        program=str(admitted.program),
+        identity=admitted.view.run.identity,
+    )
 
 
 def _only_here(settings: TrainSettings, wallet: Wallet, admitted: Admitted) -> contextlib.AbstractContextManager[None]:
@@ -234,7 +254,13 @@ async def _ports(
         chain = await stack.enter_async_context(member_of(settings, reach))
         if reach.beside is not None:
             stack.push_async_callback(cancel, [asyncio.create_task(reach.beside(chain))])
-        transport = await _open_transport(settings, reach.secret, here=pool.is_local, directory=reach.directory)
+        transport = await _open_transport(
+            settings,
+            reach.secret,
+            here=pool.is_local,
+            directory=reach.directory,
+            local_directory=reach.local_directory,
+        )
         stack.push_async_callback(_close, transport)
         ranks = None
         if not named.mesh.alone:
@@ -249,10 +275,15 @@ async def _close(transport: IrohTransport) -> None:
 
 
 async def _open_transport(
-    settings: TrainSettings, secret: bytes, *, here: bool, directory: Directory | None = None
+    settings: TrainSettings,
+    secret: bytes,
+    *,
+    here: bool,
+    directory: Directory | None = None,
+    local_directory: Path | None = None,
 ) -> IrohTransport:
-    """The peers' transport. `here`: the run is on a local network, so `auto` expects the peers on this machine;
-    with a `directory` nobody else is asked for them.
+    """The peers' transport. `here`: the run is on a local network, so `auto` expects the peers on this machine, in
+    `local_directory`; with a `directory` nobody else is asked for them.
     """
     relay = DISABLED if here or directory else N0
     discovery: Literal["local", "n0"] = "local" if here or directory else "n0"
@@ -260,7 +291,7 @@ async def _open_transport(
         relay = settings.iroh_relay
     if settings.iroh_discovery != "auto":
         discovery = settings.iroh_discovery
-    place = settings.discovery_dir or (local_discovery_dir(settings.run_id) if discovery == "local" else None)
+    place = settings.discovery_dir or (local_directory if discovery == "local" else None)
     named = await asyncio.to_thread(addresses_of, peers_named(settings.peer)) if settings.peer else None
     return await open_iroh(
         secret,

@@ -18,6 +18,8 @@ from aftermath.watch.reader import EventRecord
 @dataclass(slots=True)
 class _Member:
     processes: int = 0
+    just_started: bool = False
+    """Its process has started, and not found the run yet."""
     ended: bool = True
     """Its process said so, or others did."""
     away: bool = False
@@ -46,11 +48,12 @@ class Comings:
         self._names[wallet] = self._name(told)
         match event:
             case kinds.Started():
-                if not member.ended:
-                    self._mark(member.step, f"{self._names[wallet]} gone")
-                member.away = member.processes > 0
-                member.ended, member.seat = False, None
-                member.processes += 1
+                self._starts(wallet, member)
+                member.just_started = True
+            case kinds.RunFound():
+                if not member.just_started:  # only what is about this run was read
+                    self._starts(wallet, member)
+                member.just_started = False
             case kinds.Joined():
                 member.seat = event.seat
             case kinds.Trained():
@@ -66,6 +69,14 @@ class Comings:
                 self._lost(event.seat, "barred" if event.barred else "removed")
             case kinds.Rewound():
                 self._mark(event.step, f"taken back from step {event.before}")
+
+    def _starts(self, wallet: str, member: _Member) -> None:
+        if not member.ended:
+            self._mark(member.step, f"{self._names[wallet]} gone")
+        member.away = member.processes > 0
+        member.ended = False
+        member.seat = None
+        member.processes += 1
 
     def _trained(self, wallet: str, step: int, member: _Member, *, losing: bool) -> None:
         if member.away:

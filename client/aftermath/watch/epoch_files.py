@@ -3,7 +3,8 @@
 Decided
 - The files of a process are `DATE-PID-PART-start.jsonl` and then `DATE-PID-PART-epoch-N.jsonl`; so names sort as things
   happened, and another process never writes into a file that is there.
-- Every file begins with `started`, so that each alone says of what run, wallet, tier and client it is.
+- Every file begins with `started`, so that each alone says of what run, wallet, tier and client it is. The first one
+  says whose run it is with `run_found`, as soon as the member knows; later files say so in `started`.
 - An event is one write, at the end of the file. A killed process leaves half of its last line at most; nothing that was
   told before is lost with it. Nothing is forced to disk: a power failure may take the last seconds.
 - A full disk costs events and nothing else. With the next epoch it is tried again, and that file says how many are
@@ -20,7 +21,7 @@ from pathlib import Path
 import msgspec
 
 from aftermath.watch.events import Resting, Wall, line_of
-from aftermath.watch.kinds import Event, Started, State
+from aftermath.watch.kinds import Event, RunFound, Started, State
 
 SUFFIX = ".jsonl"
 _NAME = re.compile(r"(?P<process>.+)-\d{5,}-(?:start|epoch-\d+)" + re.escape(SUFFIX))
@@ -63,6 +64,8 @@ class EpochFiles:
     def _take(self, event: Event) -> None:
         if isinstance(event, Started):
             self._about = event
+        if isinstance(event, RunFound) and self._about is not None:
+            self._about = self._about.of_run(event)
         if isinstance(event, State) and event.epoch != self._epoch:
             self._turn_to(event)
         if self._descriptor is None:

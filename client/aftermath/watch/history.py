@@ -1,4 +1,4 @@
-"""A run's history as its members' events tell it: losses by step and tier, epochs, bytes, who went and came back.
+"""One run's history as its members' events tell it: losses by step and tier, epochs, bytes, who went and came back.
 
 Decided: it is the same from one member's files or from all; the more members' files there are, the more shares of every
 step it knows. What happened to members is a mark at a step: plots and reports draw it there.
@@ -35,7 +35,6 @@ class History:
         """By step and wallet."""
         self.epochs: dict[int, int] = {}
         """The first step that was seen of each epoch."""
-        self.runs: set[str] = set()
         self._comings = Comings(name)
         self._sent: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
         self._counted: dict[str, int] = defaultdict(int)
@@ -49,10 +48,9 @@ class History:
     def take(self, told: EventRecord) -> None:
         """Learn from an event."""
         wallet, event = told.about.wallet, told.event
-        self.runs.add(told.about.run_id)
         self._comings.take(told)
         match event:
-            case kinds.Started():
+            case kinds.Started() | kinds.RunFound():
                 self._counted[wallet] = 0
             case kinds.Round():
                 self.epochs[event.epoch] = min(event.step, self.epochs.get(event.epoch, event.step))

@@ -30,7 +30,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=_ki
 
 class Started(Event, frozen=True, kw_only=True):
     """The first event of a process: what all that follows is about. It heads every file of the process: in those after
-    the first, `part` counts them, and `lost` is how many events before it could not be written.
+    the first, `part` counts them, and `lost` is how many events before it could not be written. There, the last three
+    fields are those of `run_found`, which the first file has by itself.
     """
 
     run_id: str
@@ -41,6 +42,23 @@ class Started(Event, frozen=True, kw_only=True):
     lost: int = 0
     key: Literal["wallet", "identity"] = "wallet"
     """What `wallet` is to a person: a member of a server has an identity there."""
+    owner: str = ""
+    created: int = 0
+    identity: str = ""
+
+    def of_run(self, found: RunFound) -> Started:
+        """Return this event with the run that was found."""
+        return msgspec.structs.replace(self, owner=found.owner, created=found.created, identity=found.identity)
+
+
+class RunFound(Event, frozen=True, kw_only=True):
+    """The run exists and would admit the member. `owner` is the public key of its owner, and `created` the slot of its
+    creation. `identity` has 16 hex digits, which tell it from all other runs of the same id.
+    """
+
+    owner: str
+    created: int
+    identity: str
 
 
 class Loading(Event, frozen=True, kw_only=True):
@@ -360,6 +378,7 @@ class Sample(Event, frozen=True, kw_only=True):
 
 MEMBER_EVENTS = (
     Started
+    | RunFound
     | Evaluated
     | Loading
     | Compiling

@@ -28,7 +28,7 @@ from aftermath.base.counted import counted
 from aftermath.base.errors import AftermathError
 from aftermath.watch.epoch_files import SUFFIX, process_of
 from aftermath.watch.events import plain
-from aftermath.watch.kinds import MEMBER_EVENTS, Event, Started
+from aftermath.watch.kinds import MEMBER_EVENTS, Event, RunFound, Started
 
 MOST_LINE = 1 << 20
 """Bytes of a line; the longest that a member writes have some tens of thousands."""
@@ -58,6 +58,10 @@ class About(msgspec.Struct, frozen=True):
     tier: int
     version: str
     """Of the client."""
+    owner: str = ""
+    """Of the run, like the next two; empty for what a process tells before it has found the run."""
+    created: int = 0
+    identity: str = ""
 
 
 class EventRecord(msgspec.Struct, frozen=True):
@@ -77,11 +81,22 @@ class _Dated(msgspec.Struct):
     member: str | None = None
     member_tier: int | None = None
     client: str | None = None
+    run_owner: str = ""
+    run_created: int = 0
+    run_identity: str = ""
 
     def about(self) -> About | None:
         if self.run is None or self.member is None or self.member_tier is None or self.client is None:
             return None
-        return About(self.run, self.member, self.member_tier, self.client)
+        return About(
+            self.run,
+            self.member,
+            self.member_tier,
+            self.client,
+            owner=self.run_owner,
+            created=self.run_created,
+            identity=self.run_identity,
+        )
 
 
 _OF_LOCAL = b'"optimizer":'
@@ -93,7 +108,14 @@ _event = msgspec.json.Decoder(MEMBER_EVENTS)
 def flat(told: EventRecord) -> dict[str, object]:
     """One object that says it all: what `events export` writes, and is read back as any file of events."""
     about = told.about
-    teller = {"run": about.run_id, "member": about.wallet, "member_tier": about.tier, "client": about.version}
+    teller: dict[str, object] = {
+        "run": about.run_id,
+        "member": about.wallet,
+        "member_tier": about.tier,
+        "client": about.version,
+    }
+    if about.identity:
+        teller |= {"run_owner": about.owner, "run_created": about.created, "run_identity": about.identity}
     return {"at": told.at.isoformat(timespec="milliseconds"), **teller, **plain(told.event)}
 
 
@@ -171,11 +193,15 @@ class EventFile:
             return None
         about = dated.about()
         if isinstance(event, Started):
-            about = about or About(event.run_id, event.wallet, event.tier, event.version)
+            about = about or _about(event)
             self._about = about
             if event.part:  # the head of a file, and no event of its own
                 self._lost += event.lost
                 return None
+        elif isinstance(event, RunFound) and about is None and self._about is not None:
+            self._about = msgspec.structs.replace(
+                self._about, owner=event.owner, created=event.created, identity=event.identity
+            )
         about = about or self._about
         if about is None:
             self._pass_over(self._line)
@@ -185,6 +211,18 @@ class EventFile:
     def _pass_over(self, line: int) -> None:
         self._first_passed = self._first_passed or line
         self._passed += 1
+
+
+def _about(event: Started) -> About:
+    return About(
+        event.run_id,
+        event.wallet,
+        event.tier,
+        event.version,
+        owner=event.owner,
+        created=event.created,
+        identity=event.identity,
+    )
 
 
 class EventReader:

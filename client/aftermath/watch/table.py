@@ -17,7 +17,8 @@ import msgspec
 from aftermath.watch.kinds import MEMBER_EVENTS
 from aftermath.watch.reader import EventRecord, flat
 
-_FIRST = ("at", "run", "member", "member_tier", "client", "kind", "t")
+_RUN = ("run", "run_owner", "run_created", "run_identity")
+_FIRST = ("at", *_RUN, "member", "member_tier", "client", "kind", "t")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 

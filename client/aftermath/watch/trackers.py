@@ -2,7 +2,8 @@
 
 Decided
 - Each is an extra, imported when it is asked for. Their keys come from their own environment variables and logins.
-- A member has one run there, by its name, its wallet and the run's id: a member that is started again goes on in it.
+- A member has one run there, by its name, its wallet and the run's identity: a member that is started again goes on in
+  it, and not in that of an earlier run with the same id.
 - They are told the series and who the member is, and nothing else: neither the machine's programs, files and hosts, nor
   what is printed. Nor can they stop a member.
 """
@@ -74,7 +75,7 @@ class Wanted:
     def _wandb(self, started: kinds.Started) -> Tracker:
         wandb = _imported("wandb", "init")
         name = self.wandb_run or _name(started)
-        same = "\0".join((started.run_id, started.wallet, name))
+        same = "\0".join((started.run_id, started.identity, started.wallet, name))
         quiet = wandb.Settings(
             silent=True,
             console="off",
@@ -107,7 +108,7 @@ class Wanted:
         run = trackio.init(
             project=self.trackio_project,
             group=started.run_id,
-            name=_name(started),
+            name=f"{_name(started)}-{started.identity[:8]}",  # by which trackio knows what to resume
             resume="allow",
             config=_told(started),
             embed=False,

@@ -42,7 +42,7 @@ class Tracker(Protocol):
 
 class Tracking:
     """A sink that keeps a tracker up to date; use as a context manager. `begin` opens the run there, once the member
-    has said who it is.
+    has found its run.
     """
 
     def __init__(
@@ -59,6 +59,7 @@ class Tracking:
         self._series = Series()
         self._rows: deque[Row] = deque()
         self._changed = threading.Condition()
+        self._started: kinds.Started | None = None
         self._thread: threading.Thread | None = None
         self._asked: float | None = None
         """Since when the tracker has not answered."""
@@ -69,9 +70,12 @@ class Tracking:
         """Never waits for the tracker, and raises nothing."""
         trouble = None
         with self._changed:
-            if isinstance(event, kinds.Started) and self._thread is None:
+            if isinstance(event, kinds.Started):
+                self._started = event
+            elif isinstance(event, kinds.RunFound) and self._started is not None and self._thread is None:
+                about = self._started.of_run(event)
                 self._asked = time.monotonic()
-                self._thread = threading.Thread(target=self._work, args=(event,), name=self._name, daemon=True)
+                self._thread = threading.Thread(target=self._work, args=(about,), name=self._name, daemon=True)
                 self._thread.start()
             row = self._series.take(event)
             if isinstance(event, kinds.Leaving):
