@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from aftermath.chain.client import CoordinatorClient
+from aftermath.chain.endpoints import endpoint
+from aftermath.chain.rpc import RpcPool
 from aftermath.localnet.free_ports import free_ports
 from aftermath.observe import curves as drawn
 from aftermath.observe.curves import Losses, Sent
 from aftermath.observe.moment import Moment
 from aftermath.observe.past import Past
+from aftermath.observe.record import RunRecords
 from aftermath.observe.retold import Retold
+from aftermath.observe.run import ObservedRun
 from aftermath.watch.events import line_of
 from aftermath.watch.reader import About, EventRecord
+from aftermath.watch.runs import RunName
 from observe.observing import observing
 from watch.said import said
 
@@ -82,6 +89,35 @@ async def test_a_run_is_shown_from_events_alone_though_no_chain_answers(tmp_path
         assert found["curves"]["sent"]["0"][-1] == [8, 8000]
         assert found["curves"]["epochs"] == {"0": 1}
         assert found["curves"]["marks"] == [[4, "Small222 tier 1 dropped"]]
+
+
+def of_run(created: int, loss: float) -> EventRecord:
+    """What a member of the run created in that slot tells of its first step; slot 0: it does not say of which run."""
+    identity = f"{created:016x}" if created else ""
+    about = About("twice", WALLETS[0], 0, "0.1.0", owner="0wner", created=created, identity=identity)
+    return EventRecord(NOON, about, said("trained", step=1, loss=loss, tokens=10), Path("x"))
+
+
+@pytest.mark.parametrize("order", [(0, 100, 200), (200, 100, 0)], ids=["in turn", "backwards"])
+async def test_events_of_runs_of_one_id_show_the_last_created(
+    order: tuple[int, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    async with RpcPool([endpoint("http://127.0.0.1:9")]) as pool:
+        run = ObservedRun(CoordinatorClient(pool), "twice")
+        for created in order:
+            run.take(of_run(created, loss=created / 100 + 1))
+    assert json.loads(run.curves())["loss"] == {"0": [[1, 3.0]]}
+    assert run.told == 3
+    others = [record.getMessage() for record in caplog.records]
+    assert all("twice of 0wner, created in slot 100" in other for other in others)
+
+
+def test_records_of_made_up_runs_are_bounded() -> None:
+    records = RunRecords("twice")
+    for created in range(1, 50):
+        records.told(RunName("twice", "0wner", created, f"{created:016x}"))
+    assert [record.run.created for record in records] == [46, 47, 48, 49]
+    assert records.told(RunName("twice", "0wner", 3, "3" * 16)) is None
 
 
 def retold(told: list[EventRecord]) -> tuple[Retold, list[Moment]]:

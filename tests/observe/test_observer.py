@@ -10,6 +10,7 @@ import signal
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,12 @@ from aftermath.observe import run as observed
 from aftermath.observe.observatory import Observatory
 from aftermath.observe.server import ObserveError, ObserverServer
 from aftermath.rules.state import RunState
+from aftermath.watch.events import Events, JsonLines
 from chain.networks import Place, network_config
 from cli.cli_runs import CONSOLE
 from observe.crowd import Crowd, crowd
 from observe.observing import Viewer, observing, state_is, until
+from watch.said import said
 
 PAGE = Path(server.__file__).parent / "page"
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
@@ -254,6 +257,27 @@ async def test_a_place_of_events_may_come_later(people: Crowd, tmp_path: Path) -
         async with asyncio.timeout(60):
             while "told later" not in await viewer.text("/api/runs"):
                 await asyncio.sleep(0.5)
+
+
+async def test_a_run_created_again_shows_nothing_of_the_first(people: Crowd, tmp_path: Path) -> None:
+    coordinator = people.place.coordinator
+    await coordinator.create_run("twice")
+    run = await coordinator.run("twice")
+    events = Events(lambda: 1.0, [JsonLines(tmp_path / "first.jsonl", lambda: datetime.now(UTC))])
+    events.emit(said("started", run_id="twice", tier=0, wallet="w", version="1"))
+    events.emit(said("run_found", owner=str(people.place.wallet.pubkey), created=run.created, identity=run.identity))
+    events.emit(said("trained", step=1, loss=2.0, tokens=10))
+    async with observed_there(people, events=[tmp_path]) as viewer, viewer.live("/live/twice") as socket:
+        await until(socket, lambda message: message.get("curves", {}).get("loss") == {"0": [[1, 2.0]]})
+        first = await until(socket, lambda message: "now" in message and message["now"]["costs"]["transactions"])
+        assert first["now"]["events"] == 2  # after the run was found
+        await coordinator.close_run("twice")
+        await until(socket, lambda message: message.get("now", {}).get("trouble"))
+        await coordinator.create_run("twice")
+        await until(socket, lambda message: "now" in message and message["now"]["events"] == 0)
+        again = (await viewer.json("/api/runs/twice"))["now"]
+    assert again["moment"]["state"] == "uninitialized"
+    assert (await coordinator.run("twice")).identity != run.identity
 
 
 async def test_a_port_that_is_taken_is_said(people: Crowd) -> None:

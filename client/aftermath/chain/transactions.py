@@ -52,8 +52,9 @@ class Stated:
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """One that named the run; `at` in unix seconds, the fee in lamports."""
+    """One that named the run's account; `at` in unix seconds, the fee in lamports."""
 
+    slot: int
     at: int | None
     fee: int
     payer: Pubkey
@@ -119,7 +120,7 @@ class RunTransactions:
             meta, at = reply["meta"], reply.get("blockTime")
             stated = tuple(self._stated(message)) if meta["err"] is None else ()
             date = None if at is None else whole(at)
-            return Transaction(date, whole(meta["fee"]), message.account_keys[0], stated)
+            return Transaction(whole(reply["slot"]), date, whole(meta["fee"]), message.account_keys[0], stated)
         except (LookupError, TypeError, ValueError) as error:
             raise BadReply(f"the RPC node sent a malformed transaction: {error}") from error
 

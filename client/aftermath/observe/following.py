@@ -13,7 +13,7 @@ from aftermath.chain.addresses import run_addresses
 from aftermath.chain.client import CoordinatorClient
 from aftermath.chain.subscription import OUTAGE_SECONDS, RunWatcher
 from aftermath.coordinator.view import View
-from aftermath.rules.run import STORED_ROUNDS
+from aftermath.rules.run import STORED_ROUNDS, Run
 from aftermath.watch.standing import Standing, standing
 
 
@@ -36,6 +36,12 @@ class RunFollower:
     def newest_step(self) -> int:
         """The highest step of which anybody can tell by now."""
         return self._watcher.latest.step + STORED_ROUNDS
+
+    @property
+    def run(self) -> Run:
+        """The run as it was read last."""
+        assert self._view is not None
+        return self._view.run
 
     @property
     def silent(self) -> float:

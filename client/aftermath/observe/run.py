@@ -16,6 +16,7 @@ import logging
 import time
 
 import msgspec
+from solders.pubkey import Pubkey
 
 from aftermath.base.errors import AftermathError
 from aftermath.base.wait import Pulse, cancel
@@ -23,12 +24,15 @@ from aftermath.chain.addresses import run_addresses
 from aftermath.chain.client import CoordinatorClient
 from aftermath.chain.subscription import OUTAGE_SECONDS
 from aftermath.chain.transactions import RunTransactions, Transaction
-from aftermath.observe.curves import Losses, Points
+from aftermath.observe.curves import Points
 from aftermath.observe.following import RunFollower
 from aftermath.observe.moment import Figures, Moment, moment_of
 from aftermath.observe.past import Past
-from aftermath.observe.retold import MOST_EPOCHS, Retold
+from aftermath.observe.record import RunRecords
+from aftermath.observe.retold import MOST_EPOCHS
+from aftermath.rules.run import Run
 from aftermath.watch.reader import EventRecord
+from aftermath.watch.runs import RunName
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +40,7 @@ AGAIN_SECONDS = 3.0
 """After a failure, and between two looks for transactions."""
 _LOOK_SECONDS = 0.5  # between two looks at whether the chain still answers
 _AT_ONCE, _PAUSE_SECONDS = 20, 1.0  # transactions read in a row, and the pause that nodes are given after so many
+_MOST_SAID = 16  # warnings about other runs of the same id
 _FRESH_SECONDS, _TELL_SECONDS = 1.0, 5.0  # how old may be what is sent; how often viewers hear, though nothing happens
 
 
@@ -74,21 +79,16 @@ class ObservedRun:
         self.changed = Pulse()
         self.viewers = 0
         self.looked_at = time.monotonic()
-        self.past = Past()
         self._coordinator = coordinator
-        self._losses = Losses()
-        self._retold = Retold(run_id, self._losses)
-        self._moment: Moment | None = None
-        self._live_since: int | None = None
+        self._records = RunRecords(run_id)
+        self._said: set[RunName] = set()
+        """The runs of the same id that a person was told of."""
         self._follower: RunFollower | None = None
         self._trouble = ""
         self._silent = False
-        self._stated: dict[str, Figures] = {}
         self._tiers: dict[str, int] = {}
-        self._epochs: dict[int, int] = {}
         run = run_addresses(coordinator.program_id, run_id).run
         self._reader = RunTransactions(coordinator.pool, run, coordinator.program_id)
-        self._transactions = self._lamports = 0
         self._curves: bytes | None = None
         self._now: bytes | None = None
         self._made = 0.0
@@ -99,41 +99,64 @@ class ObservedRun:
         """`Now` as JSON."""
         if self._now is None or time.monotonic() - self._made > _FRESH_SECONDS:
             follower, silent = self._follower, None
+            record = self._records.shown
             if follower is not None:
-                self._moment = self._chain_moment(follower)
+                record.moment = self._chain_moment(follower)
                 silent = round(follower.silent) if self._silent else None
-            costs = Costs(self._transactions, self._lamports, self._reader.complete)
-            told = Now(self._moment, self._trouble, silent, costs, self._retold.told)
+            costs = Costs(record.transactions, record.lamports, self._reader.complete)
+            told = Now(record.moment, self._trouble, silent, costs, record.retold.told)
             self._now, self._made = msgspec.json.encode(told), time.monotonic()
         return self._now
 
     def curves(self) -> bytes:
         """`Curves` as JSON; the same object until there is something new."""
         if self._curves is None:
-            retold = self._retold
+            record = self._records.shown
+            retold = record.retold
             drawn = Curves(
-                self._losses.by_tier(), retold.sent.by_tier(), {**self._epochs, **retold.epochs}, retold.marks
+                record.losses.by_tier(), retold.sent.by_tier(), {**record.epochs, **retold.epochs}, retold.marks
             )
             self._curves = msgspec.json.encode(drawn)
         return self._curves
 
     @property
     def told(self) -> int:
-        """How many events have told of it."""
-        return self._retold.told
+        """How many events have told of runs of this id."""
+        return sum(record.retold.told for record in self._records)
+
+    @property
+    def past(self) -> Past:
+        """The moments that are remembered of the run that is shown."""
+        return self._records.shown.past
 
     # --- events -------------------------------------------------------------------------------------------------------
 
     def take(self, told: EventRecord) -> None:
-        """Learn from an event."""
-        moment = self._retold.take(told)
-        self._curves = None
+        """Learn from an event, which may be of an earlier run of this id."""
+        run = RunName.of(told.about)
+        before = self._records.shown
+        record = self._records.told(run)
+        if self._records.shown is not before:
+            self._curves = None
+        if record is None:
+            return
+        moment = record.retold.take(told)
+        if record is self._records.shown:
+            self._curves = None
+        elif run.identity:
+            self._say_other(run)
         if moment is None:
             return
-        if self._live_since is None or moment.at < self._live_since or self._silent:
-            self.past.keep(moment)
-        if self._live_since is None:
-            self._moment = moment
+        if record.live_since is None or moment.at < record.live_since or self._silent:
+            record.past.keep(moment)
+        if record.live_since is None:
+            record.moment = moment
+
+    def _say_other(self, run: RunName) -> None:
+        """Say once that there are events of a run that is not shown."""
+        if run not in self._said and len(self._said) < _MOST_SAID:
+            self._said.add(run)
+            log.warning("events of another run are not shown: %s", run)
 
     def taken(self) -> None:
         """Some events were taken: tell it."""
@@ -153,15 +176,16 @@ class ObservedRun:
             except Exception:
                 log.exception("run %s could not be followed", self.run_id)
                 self._trouble = "something unexpected went wrong while it was followed: the server's log says what"
-            self._follower, self._silent = None, self._live_since is not None
+            self._follower, self._silent = None, self._records.shown.live_since is not None
             self._tell()
             await asyncio.sleep(AGAIN_SECONDS)
-            if self._live_since is None and not self._steady and not self.viewers:
+            if self._records.shown.live_since is None and not self._steady and not self.viewers:
                 return
 
     async def _follow(self) -> None:
         follower = RunFollower(self._coordinator, self.run_id)
         async with follower.following() as standings:
+            self._show(follower.run)
             self._follower, self._trouble = follower, ""
             beside = [asyncio.create_task(self._mind(follower)), asyncio.create_task(self._read_transactions(follower))]
             try:
@@ -172,15 +196,29 @@ class ObservedRun:
 
     def _see(self, follower: RunFollower) -> None:
         """Take in where the run stands now."""
-        self._moment = found = self._chain_moment(follower)
-        self._live_since = self._live_since or found.at
+        self._show(follower.run)
+        found = self._chain_moment(follower)
+        record = self._records.shown
+        record.moment = found
+        record.live_since = record.live_since or found.at
         self._tiers = {member.wallet: member.tier for member in found.members}
-        self.past.keep(found)
+        record.past.keep(found)
         self._silent = False
         self._tell()
 
+    def _show(self, run: Run) -> None:
+        """Show the run that is on chain, which may have been closed and created again."""
+        owner = str(Pubkey.from_bytes(run.main_authority))
+        before = self._records.shown
+        self._records.show(RunName(run.run_id, owner, run.created, run.identity))
+        if self._records.shown is not before:
+            self._curves = None
+            if before.run.identity and before.retold.told:
+                self._say_other(before.run)
+
     def _chain_moment(self, follower: RunFollower) -> Moment:
-        figures = {**self._stated, **{wallet: member.figures for wallet, member in self._retold.members.items()}}
+        record = self._records.shown
+        figures = {**record.stated, **{wallet: member.figures for wallet, member in record.retold.members.items()}}
         return moment_of(follower.standing(), round(time.time() * 1000), figures)
 
     async def _mind(self, follower: RunFollower) -> None:
@@ -214,25 +252,28 @@ class ObservedRun:
             await asyncio.sleep(pause if len(found) == _AT_ONCE else AGAIN_SECONDS)
 
     def _count(self, transaction: Transaction, newest_step: int) -> None:
-        self._transactions += 1
-        self._lamports += transaction.fee
+        record = self._records.shown
+        if transaction.slot < record.run.created:
+            return  # of an earlier run at the same address
+        record.transactions += 1
+        record.lamports += transaction.fee
         wallet = str(transaction.payer)
         for stated in transaction.stated:
             if stated.step > newest_step:
                 continue  # nobody has been there, and of a chart such a point would be all that is seen
-            self._epochs[stated.epoch] = min(stated.step, self._epochs.get(stated.epoch, stated.step))
-            if len(self._epochs) > MOST_EPOCHS:
-                del self._epochs[min(self._epochs)]
+            record.epochs[stated.epoch] = min(stated.step, record.epochs.get(stated.epoch, stated.step))
+            if len(record.epochs) > MOST_EPOCHS:
+                del record.epochs[min(record.epochs)]
             tier = self._tiers.get(wallet)
             if tier is None:  # it has left, or its loss was stated before it had one
                 continue
-            if wallet not in self._stated or stated.step >= self._stated[wallet].step:
+            if wallet not in record.stated or stated.step >= record.stated[wallet].step:
                 speed = float(stated.tokens_per_second)
-                self._stated[wallet] = Figures(
+                record.stated[wallet] = Figures(
                     stated.step, stated.loss, speed, bytes_per_second=stated.bytes_per_second
                 )
             if stated.loss is not None:
-                self._losses.stated(tier, stated.step, stated.loss)
+                record.losses.stated(tier, stated.step, stated.loss)
                 self._curves = None
 
     def _tell(self) -> None:
