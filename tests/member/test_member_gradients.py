@@ -16,6 +16,7 @@ import torch
 
 from aftermath.base.errors import Unsuitable
 from aftermath.base.files import replacing
+from aftermath.base.outputs import MARK
 from aftermath.member import gradients
 from aftermath.optim.gradientfile import GradientFile, read_gradient_file
 from aftermath.optim.votes import Votes
@@ -160,26 +161,41 @@ def test_a_disk_slower_than_the_rounds_costs_files_and_no_memory(tmp_path: Path)
     assert 0 < len(results_of(sim, sim.players[0])) < len(results_of(sim, sim.players[1])) == 12
 
 
+OURS = "0123456789abcdef"
+"""The run's identity."""
+
+
 def test_a_place_that_cannot_be_written_is_said_before_joining(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     named = {"run_id": "r", "write_gradients_dir": tmp_path / "file" / "gradients"}
     with pytest.raises(Unsuitable, match=r"--write-gradients-dir .*Not a directory"):
-        gradients_place(TrainSettings(**named)).__enter__()
+        gradients_place(TrainSettings(**named), OURS).__enter__()
     with pytest.raises(Unsuitable, match=r"--write-gradients-dir .*/file: that is a file"):
-        gradients_place(TrainSettings(**named | {"write_gradients_dir": tmp_path / "file"})).__enter__()
+        gradients_place(TrainSettings(**named | {"write_gradients_dir": tmp_path / "file"}), OURS).__enter__()
     ours = TrainSettings(**named | {"write_gradients_dir": tmp_path / "new"})
-    with gradients_place(ours):
+    with gradients_place(ours, OURS):
         (tmp_path / "new" / ".step-000001-member-0.safetensors.partial").write_bytes(b"half")
         with pytest.raises(Unsuitable, match="another process on this machine writes there"):
-            gradients_place(ours).__enter__()
-        assert len([*(tmp_path / "new").iterdir()]) == 2, "what is being written is not taken away"
-    with gradients_place(ours):
+            gradients_place(ours, OURS).__enter__()
+        assert len([*(tmp_path / "new").iterdir()]) == 3, "what is being written is not taken away"
+    with gradients_place(ours, OURS):
         pass
     (tmp_path / "new" / ".lock").unlink()
     (tmp_path / "new" / ".lock").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(Unsuitable, match=r"--write-gradients-dir .*symbolic links"):
-        gradients_place(ours).__enter__()
-    assert [path.name for path in (tmp_path / "new").iterdir()] == [".lock"]
+        gradients_place(ours, OURS).__enter__()
+    assert {path.name for path in (tmp_path / "new").iterdir()} == {".lock", MARK}
+
+
+def test_gradients_place_with_another_runs_results_is_refused(tmp_path: Path) -> None:
+    settings = TrainSettings(run_id="r", write_gradients_dir=tmp_path)
+    with gradients_place(settings, OURS):
+        (tmp_path / "step-000001-member-0.safetensors").write_bytes(b"a result")
+    with gradients_place(settings, OURS):  # started again
+        pass
+    with pytest.raises(Unsuitable, match="has results of another run"):
+        gradients_place(settings, "fedcba9876543210").__enter__()
+    assert (tmp_path / "step-000001-member-0.safetensors").read_bytes() == b"a result"
 
 
 # --- figures ----------------------------------------------------------------------------------------------------------

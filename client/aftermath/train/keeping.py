@@ -15,8 +15,10 @@ from pathlib import Path
 from aftermath.base.errors import Unsuitable, UsageError
 from aftermath.base.files import fix_of
 from aftermath.base.locks import hold
+from aftermath.base.outputs import maker_of, write_mark
 from aftermath.config.repository import is_repository
 from aftermath.model.schema import ELEMENT_BYTES, StateSchema
+from aftermath.model.steps import maker_name
 from aftermath.train.settings import TrainSettings
 
 _AT_ONCE = 2
@@ -68,10 +70,11 @@ def check_room(settings: TrainSettings, schema: StateSchema) -> None:
 
 
 @contextlib.contextmanager
-def gradients_place(settings: TrainSettings) -> Iterator[None]:
+def gradients_place(settings: TrainSettings, identity: str) -> Iterator[None]:
     """Make --write-gradients-dir, try it and hold it; what a killed process left there half written is removed.
 
-    Raises Unsuitable if it cannot be written, or if another process holds it.
+    Raises Unsuitable if it cannot be written, if another process holds it, or if it has results of another run than
+    the one of this `identity`: their files have the same names.
     """
     if settings.write_gradients_dir is None:
         yield
@@ -81,6 +84,7 @@ def gradients_place(settings: TrainSettings) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(hold(directory / ".lock"))
+            _claim(directory, maker_name(identity))
             for partial in directory.glob(".step-*.partial"):
                 partial.unlink(missing_ok=True)
         except OSError as error:
@@ -89,6 +93,18 @@ def gradients_place(settings: TrainSettings) -> Iterator[None]:
                 f"--write-gradients-dir {directory}: {why}", "Name a directory for this member alone"
             ) from None
         yield
+
+
+def _claim(directory: Path, made_by: str) -> None:
+    """Mark a directory as a run's. Raises Unsuitable if it has results of another run."""
+    if maker_of(directory) == made_by:
+        return
+    if any(directory.glob("step-*.safetensors")):
+        raise Unsuitable(
+            f"--write-gradients-dir {directory} has results of another run, or of an earlier version",
+            "Name an empty directory",
+        )
+    write_mark(directory, made_by)
 
 
 def _free(option: str, directory: Path) -> int:

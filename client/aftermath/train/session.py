@@ -86,6 +86,7 @@ def run_member(settings: TrainSettings, reach: Callable[[TrainSettings], Reach] 
             _tell_finished(admitted.view, events)
             return
         stack.enter_context(_only_here(settings, first.wallet, admitted))
+        stack.enter_context(gradients_place(settings, admitted.view.run.identity))
         if "torch" not in sys.modules:  # a tier may have been chosen with it
             events.emit(kinds.Loading())
         _load_torch()
@@ -249,7 +250,6 @@ async def _ports(
 
     reach, pool = named.reach, named.reach.pool
     async with contextlib.AsyncExitStack() as stack:
-        stack.enter_context(gradients_place(settings))
         await stack.enter_async_context(pool)
         chain = await stack.enter_async_context(member_of(settings, reach))
         if reach.beside is not None:
