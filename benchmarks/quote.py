@@ -127,6 +127,34 @@ def table_of_memory() -> str:
     return "\n".join(lines) + "\n"
 
 
+def memory_of_recipes() -> str:
+    """What a member of the recipes `light` and `test` holds by tier, and what that means for a GPU."""
+
+    def held(path: str, form: str) -> str:
+        return figure(path, "/1e9", form)
+
+    lines = ["| model and its sequences | tier 0 | tier 1 | tier 2 | tier 3 |", "|---|---|---|---|---|"]
+    for name, length, form in (("light", 512, ".2f"), ("test", 2048, ".1f")):
+        count = figures("memory")[name]["parameters"][0]
+        shown = f"{count / 1e9:.2f} B" if count > 5e8 else f"{count / 1e6:.1f} M"
+        cells = [f"`{name}` ({shown} parameters, sequences of {length})"]
+        for tier in range(4):
+            peak = held(f"memory.{name}.peak.{tier}", form)
+            recomputed = held(f"memory.{name}.recomputed.{tier}", form)
+            cells.append(f"{peak} ({recomputed}) GB")
+        lines.append(f"| {' | '.join(cells)} |")
+    large = [held(f"gpu.memory.test.bf16.{tier}", ".1f") for tier in range(3)]
+    said = (
+        "An 8 GB laptop GPU has room for tier 2 of a model of a billion parameters, with both options: its numbers "
+        f"take {held('memory.test.state.2', '.1f')} GB, a quarter of which lies on the host, and activations the rest "
+        "([both apart](docs/operations.md#memory), for three models). That is counted in fp32; in bf16, which a GPU "
+        f"takes by itself, the sum is {held('memory.laptop.peak', '.2f')} GB. On a large GPU (NVIDIA H200) the tiers "
+        f"0, 1 and 2 of `test` held at most {large[0]}, then {large[1]} and {large[2]} GB in bf16 with the first "
+        "option alone; a small GPU, and the second option, were not tried."
+    )
+    return "\n".join([*lines, "", *textwrap.wrap(said, 120, break_on_hyphens=False)]) + "\n"
+
+
 def pages_of_experiments() -> str:
     """For every size a picture, and for every question a table of its arms."""
     parts = []
@@ -528,6 +556,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "attacks": table_of_attacks,
     "demo": report_of_demo,
     "memory": table_of_memory,
+    "recipes": memory_of_recipes,
     "units": table_of_units,
     "experiments": pages_of_experiments,
     "worth": table_of_worth,

@@ -33,7 +33,6 @@ SET_BY_US = {
         "3.11",  # Python
         "6",  # GB that an environment fills, of other people's packages
         "16",  # bytes of four fp32 numbers
-        "8",  # GB of a small GPU
         "0.005",  # SOL that a member has in hand: chain/admission.py
         "5,000",  # lamports of a signature, a rule of Solana
     },
