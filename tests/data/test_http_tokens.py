@@ -244,5 +244,11 @@ def test_a_cache_that_cannot_be_written_is_told_once(
 
 
 def test_a_cache_takes_no_more_than_it_may(web: Web, tmp_path: Path) -> None:
-    opened(web, Cache(tmp_path, most=70)).read([1, 5, 9])
+    opened(web, Cache(tmp_path, most=3 * 4096 - 1)).read([1, 5, 9])
+    assert len(list(tmp_path.rglob("*-32"))) == 2
+
+
+def test_cache_limit_holds_for_processes_together(web: Web, tmp_path: Path) -> None:
+    for number in (1, 5, 9):  # each `Cache` counts as a process of its own does
+        opened(web, Cache(tmp_path, most=2 * 4096)).read([number])
     assert len(list(tmp_path.rglob("*-32"))) == 2
