@@ -39,6 +39,7 @@ def test_three_tiers_train_two_epochs_to_the_end(company: Company, material: Mat
     for player in players:
         assert applied_sequences(player.diary) == list(range(run.data_index))
         assert [event["step"] for event in player.diary.saw("applied")] == list(range(1, STEPS + 1))
+        assert {event["run_identity"] for event in player.diary.saw("trained")} == {run.identity}
         losses = [event["loss"] for event in player.diary.saw("trained")]
         assert losses[-1] < losses[0] - 0.5
     assert {player.diary.saw("joined")[0]["seat"] for player in players} == {0, 1, 2}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 import typer
 
 from aftermath.cli.command import command
-from aftermath.cli.kept_events import Kinds, Places, Run, chosen, finish, json_line
+from aftermath.cli.kept_events import Kinds, OnlyRun, Places, chosen, finish, json_line
 from aftermath.cli.present import Result, writing
 from aftermath.watch.events import is_log
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def events_export(
     places: Places,
     kind: Kinds = None,
-    run: Run = None,
+    run: OnlyRun = None,
     csv: Annotated[
         bool, typer.Option("--csv/--jsonl", help="A table with a column for everything, or one JSON object a line.")
     ] = False,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from aftermath.cli.command import command
-from aftermath.cli.kept_events import JsonLines, Kinds, Places, Run, chosen, finish, printer
+from aftermath.cli.kept_events import JsonLines, Kinds, OnlyRun, Places, chosen, finish, printer
 from aftermath.cli.present import Result
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def events_replay(
     places: Places,
     kind: Kinds = None,
-    run: Run = None,
+    run: OnlyRun = None,
     speed: Annotated[
         float | None, typer.Option(min=0.001, help="How many times as fast as it happened; without it all at once.")
     ] = None,

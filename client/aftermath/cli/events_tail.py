@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from aftermath.cli.command import command
-from aftermath.cli.kept_events import JsonLines, Kinds, Places, Run, chosen, printer, say_notes
+from aftermath.cli.kept_events import JsonLines, Kinds, OnlyRun, Places, chosen, printer, say_notes
 from aftermath.cli.present import Result
 
 _LOOK_AGAIN = 0.2  # seconds
@@ -19,7 +19,7 @@ _LOOK_AGAIN = 0.2  # seconds
 def events_tail(
     places: Places,
     kind: Kinds = None,
-    run: Run = None,
+    run: OnlyRun = None,
     lines: Annotated[int, typer.Option(min=0, max=100_000, help="How many events of before are shown.")] = 20,
     json_output: JsonLines = False,
 ) -> Result:

@@ -26,7 +26,7 @@ Kinds = Annotated[
     str | None, typer.Option("--kind", help="Only events of these kinds, with commas between them: trained,warning.")
 ]
 
-Run = Annotated[
+OnlyRun = Annotated[
     str | None,
     typer.Option(
         "--run",

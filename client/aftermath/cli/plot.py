@@ -12,7 +12,7 @@ import typer
 from aftermath.base.errors import UsageError
 from aftermath.base.outputs import STANDARD_OUTPUT, OutputError
 from aftermath.cli.command import command
-from aftermath.cli.kept_events import Places, Run, say_notes
+from aftermath.cli.kept_events import OnlyRun, Places, say_notes
 from aftermath.cli.present import CommandError, Result, facts
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ SUFFIXES = (".png", ".svg", ".csv", ".json")
 @command("plot", example="aftermath-solana plot runs/lab/adamw runs/lab/sparseloco --out loss.svg")
 def plot(
     places: Places,
-    run: Run = None,
+    run: OnlyRun = None,
     out: Annotated[
         Path,
         typer.Option(
