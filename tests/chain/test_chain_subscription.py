@@ -10,17 +10,20 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 
 from aftermath.chain import subscription
 from aftermath.chain.accounts import fetch
 from aftermath.chain.addresses import CLOCK, run_addresses
+from aftermath.chain.client import CoordinatorClient
 from aftermath.chain.clock import ChainClock
 from aftermath.chain.endpoints import Endpoint, endpoint
 from aftermath.chain.reader import RunReader
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.subscription import LEAD, RunWatcher
 from aftermath.chain.views import run_account
+from aftermath.chain.wallet import Wallet
 from aftermath.coordinator.errors import CoordinatorError, NoSuchRun, Unavailable
 from aftermath.coordinator.view import View
 from aftermath.member.feed import RunFeed
@@ -323,6 +326,23 @@ async def test_a_closed_run_ends_the_updates(place: Place) -> None:
         await coordinator.close_run(place.run_id)
         with pytest.raises(NoSuchRun, match="the run has been closed"):
             await seen(watcher, 1 << 60, 10)
+
+
+async def test_run_created_again_ends_the_updates(place: Place) -> None:
+    """It may be another owner's, which its members never agreed to."""
+    coordinator = await place.configured_run()
+    another = CoordinatorClient(place.pool, Wallet(Keypair()))
+    await another.create_run("before")  # which brings the wallet its money
+    async with watching(place) as watcher:
+        first = watcher.latest
+        await coordinator.close_run(place.run_id)
+        await another.create_run(place.run_id)
+        for rate in range(1, first.seq + 2):  # a higher `seq` does not make it the first run
+            await another.set_future_epoch_rates(place.run_id, earning=rate, slashing=None)
+        assert (await another.run(place.run_id)).seq > first.seq
+        with pytest.raises(NoSuchRun, match="the run has been closed"):
+            await seen(watcher, 1 << 60, 10)
+        assert watcher.latest.main_authority == bytes(place.wallet.pubkey)
 
 
 async def test_a_run_that_never_was_is_told_at_the_start(embedded: Place) -> None:

@@ -169,7 +169,7 @@ class RunWatcher:
         """
         while True:
             slot, account = await self._fetched(of, max(self.slot, min_slot) or None, patience)
-            if account is None or account.owner != self._program:
+            if account is None or not self._is_here(account):
                 if self._latest is not None:
                     raise run_closed()
                 raise NoSuchRun(
@@ -204,7 +204,7 @@ class RunWatcher:
 
         def legible(accounts: list[AccountData | None]) -> None:
             account, clock = accounts
-            if account is not None and account.owner == self._program:
+            if account is not None and self._is_here(account):
                 self.parsed_answer(account.data)
                 self._gone_since = None
             elif of is not None:
@@ -257,6 +257,17 @@ class RunWatcher:
         if not ours:
             raise BadReply("the RPC node sent another run")
         return run
+
+    def _is_here(self, account: AccountData) -> bool:
+        """Whether the run is still in its account. One that was closed and created again is another run, perhaps of
+        another owner, whose members never agreed to it. Raises as `parsed`.
+        """
+        if account.owner != self._program:
+            return False
+        if self._latest is None:
+            return True
+        run, known = self.parsed(account.data), self._latest
+        return (run.created, run.main_authority) == (known.created, known.main_authority)
 
     async def updates(self) -> AsyncIterator[Run]:
         """The newest state at once, then after every change; states that a slow reader missed are skipped. One that is
@@ -378,7 +389,7 @@ class RunWatcher:
         if self._unheard:
             return
         try:
-            if push.account is None or push.account.owner != self._program:
+            if push.account is None or not self._is_here(push.account):
                 self._poll_now.set()
                 return
             run = self.parsed(push.account.data)
