@@ -94,9 +94,7 @@ def test_error_exits_2_only_for_usage_and_changes_nothing(
     assert everything_in(place) == before
 
 
-def test_missing_key_of_a_server_member_names_the_command_that_makes_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_member_key_error_names_create_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     line = "client train --run-id x --server-addr 127.0.0.1:9 --json -i"
     fix = invoke_ending(*line.split(), "my nope.key", script=CENTRALIZED.app).error["fix"]

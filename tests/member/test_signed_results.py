@@ -74,9 +74,7 @@ def test_signed_results_keep_all_of_the_newest_epoch(tmp_path: Path, monkeypatch
         assert not any(known.record(place, SECOND) for place in places)
 
 
-def test_signed_results_of_two_processes_with_one_key_are_all_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_signed_results_keep_lines_of_both_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(signed_results, "_KEPT", 3)
     one, two = SignedResults(tmp_path, KEY), SignedResults(tmp_path, KEY)
     other = PLACE._replace(run_id="other")

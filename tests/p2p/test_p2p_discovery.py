@@ -132,7 +132,7 @@ def test_the_default_directory_is_per_user_and_per_run():
 
 
 @pytest.mark.parametrize("other", [{"cluster": "other"}, {"program": "other"}, {"identity": "1" * 16}])
-def test_directory_of_another_run_of_the_same_id_is_another(other):
+def test_local_discovery_dir_differs_between_runs(other):
     assert local_discovery_dir("my-run", **RUN) != local_discovery_dir("my-run", **(RUN | other))
 
 

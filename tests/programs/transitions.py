@@ -245,13 +245,15 @@ class Transitions:
         votes = [vote.held.get(number) == result for vote in asked]
         may = not known or bitmap.contains(self.judges, number)  # who is accused has its own word
         others = len(votes) + (may and number not in [vote.seat for vote in asked])
-        return votes, self._decides(lap, known, len(votes)), self._decides(lap, known, others)
+        return votes, self._decides(lap, level, len(votes)), self._decides(lap, level, others)
 
-    @staticmethod
-    def _decides(lap: Lap, known: bool, asked: int) -> int:
-        """Return how many decide. Without established holders, absent witnesses count as holders of the level."""
-        absent = lap.elected - len(lap.votes)
-        return quorum(asked) if known else (asked + absent) // 2 + 1
+    def _decides(self, lap: Lap, level: int, asked: int) -> int:
+        """Return how many decide. Where nobody has shown a level, absent witnesses count if they may hold it."""
+        if self.known_levels >> level & 1:
+            return quorum(asked)
+        heard = lap.voters
+        unheard = sum(not bitmap.contains(heard, one) and self.members[one].tier <= level for one in lap.members)
+        return (asked + min(lap.elected - len(lap.votes), unheard)) // 2 + 1
 
     def _remaining(self, lap: Lap) -> list[Vote]:
         return [vote for vote in lap.votes if self.members[vote.seat].state is MemberState.HEALTHY]
@@ -417,8 +419,9 @@ class Transitions:
     def _tick_waiting(self) -> bool:
         extra, waiting = self.config.waiting_for_members_extra_time, self.waiting
         if self.known.source is ModelSource.PEERS:
-            here = self._held(self.finishers & waiting)
-            away = self._held(self.finishers) & ~here & self._unsaved()
+            finishers = self._trusted_finishers()
+            here = self._held(finishers & waiting)
+            away = self._held(finishers) & ~here & self._unsaved()
             if away and not here:
                 return False
             extra += self.config.warmup_time if away else 0
@@ -426,6 +429,11 @@ class Transitions:
             return False
         self._begin(waiting)
         return True
+
+    def _trusted_finishers(self) -> int:
+        """The finishers that are established, or all of them if none is."""
+        established = bitmap.from_seats(number for number, seat in enumerate(self.members) if seat.established)
+        return self.finishers & established or self.finishers
 
     def _begin(self, waiting: int) -> None:
         for number, seat in enumerate(self.members):
@@ -440,7 +448,7 @@ class Transitions:
         self._fix()
         self._weigh([self.members[number] for number in bitmap.seats(waiting)])
         if self.known.source is ModelSource.PEERS:
-            held = self._held(self.finishers & waiting)
+            held = self._held(self._trusted_finishers() & waiting)
             lost = self._unsaved() & ~held
             if lost or not held:
                 self.kept = self.known, self.first_untrained
@@ -627,17 +635,22 @@ class Transitions:
         return agreed | idle, agreed & ~idle
 
     def _counted(self, lap: Lap, judged: Lap, attested: int, delivered: int) -> tuple[int, int]:
-        """Return whom the round counts for: without established holders, all that no majority left out."""
+        """Return whom the round counts for. Without established holders, a majority of the elected says it; while some
+        are late, whoever no majority left out.
+        """
         if self.known_levels:
             return attested, delivered
-        named = bitmap.from_seats(one for one in judged.members if not self._left_out(lap, one))
+        if len(lap.votes) == lap.elected:
+            named = bitmap.from_seats(self._recorded(lap, lap.elected // 2 + 1)) & judged.roster
+        else:
+            named = bitmap.from_seats(one for one in judged.members if not self._left_out(lap, one))
         owed_nothing = attested & ~delivered
         return named | owed_nothing, named & ~owed_nothing
 
     @staticmethod
     def _leads_by_most(lap: Lap, number: int, result: int | None) -> bool:
-        """Whether more than half of the attestations recorded this result. Without that, any result may lead."""
-        return 2 * sum(vote.held.get(number) == result for vote in lap.votes) > len(lap.votes)
+        """Whether more than half of the elected witnesses recorded this result. Else it may be what a third says."""
+        return 2 * sum(vote.held.get(number) == result for vote in lap.votes) > lap.elected
 
     @staticmethod
     def _left_out(lap: Lap, number: int) -> bool:

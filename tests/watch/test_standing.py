@@ -242,7 +242,7 @@ def test_levels_are_shown_by_those_that_delivered_them_in_an_epoch_before() -> N
     assert shown_levels(found) == ["level 0: none yet", "level 1: 1 member", "level 2: 2 members"]
 
 
-def test_standing_without_checkpoint_on_chain_points_at_private_ones() -> None:
+def test_standing_without_checkpoint_mentions_checkpoint_dir() -> None:
     """The chain does not know what a stopped member saved in a directory of its own."""
     found = at(RunState.ROUND_TRAIN, step=7, epoch=1)
     for words in (str(facts_of(found)["checkpoint"]), line(found)):

@@ -68,7 +68,7 @@ def obstacles(
         reasons.append(Refused("Barred", f"the wallet is barred from the run ({lifted})"))
     full = all(seat.used and (seat.pending or seat.state is not MemberState.IDLE) for seat in members.seats)
     if full and place is None:
-        taken = f"all {len(members.seats)} places are taken"
+        taken = f"all {len(members.seats)} seats are taken"
         reasons.append(Refused("MembersFull", taken, "Try again when an epoch has ended"))
     return reasons
 

@@ -93,7 +93,7 @@ async def relay(subject: Subject) -> Finding:
     if chosen == AUTO and (subject.chain is None or not subject.answers):
         return fine(
             "no relay was asked",
-            "Name one to have it asked: --iroh-relay n0, or its URL; or a cluster that answers: --rpc",
+            "Pass --iroh-relay n0 or --iroh-relay URL, or pass --rpc with a cluster that answers",
         )
     if chosen == AUTO:
         assert subject.chain is not None

@@ -64,7 +64,7 @@ def data_tokenize(conversion: Conversion) -> Result:
     Writes the end-of-text token after every document. A document is a text file, a JSON line or a parquet row. In a
     text file, a line of <|endoftext|> starts a new document. Copies the tokenizer's files next to the tokens, where
     init finds them. Skips JSON lines and parquet rows without text in --text-field, and warns with their number;
-    refuses a file if most of its records are such. Refuses an output folder that already holds token files.
+    refuses a file if most of its records have no text. Refuses an output folder that already holds token files.
     """
     return convert(conversion)
 

@@ -65,7 +65,7 @@ def _check_apart(files: Sequence[Path], out: Path) -> None:
     """Raise UsageError if what is made of a file would take its place."""
     for path in files:
         if (out / path.name).exists() and path.exists() and path.samefile(out / path.name):
-            raise UsageError(f"--out {out} is where {path} is", "Name another directory")
+            raise UsageError(f"--out {out} would replace the input file {path}", "Name another directory")
 
 
 def _votes(path: Path, file: GradientFile) -> dict[int, Votes]:

@@ -57,7 +57,7 @@ class ListeningOptions:
         str,
         shared(
             "--iroh-relay",
-            text="The relay that it would have, which is asked: disabled, n0, or the URL of one of yours; auto: n0, "
+            text="Relay to test, as passed to train: disabled, n0, or your own relay's URL; auto: n0, "
             "but none on a local network.",
             parser=relay_named,
         ),

@@ -30,7 +30,7 @@ OnlyRun = Annotated[
     str | None,
     typer.Option(
         "--run",
-        help="Only events of this run: its run id, or the 16 digits of run_identity where several runs share the id.",
+        help="Use only this run's events. Give its run id, or its run_identity if several runs share the id.",
     ),
 ]
 

@@ -128,7 +128,7 @@ def _only_run(reader: EventReader, places: Sequence[Path], wanted: str | None) -
     if not trained:
         reader.check_readable()
         of_run = f" of run {wanted}" if wanted is not None else ""
-        raise NoEvents(f"{names} has no training events{of_run}", "Name what a member was given as --events-dir")
+        raise NoEvents(f"{names} has no training events{of_run}", "Name a member's --events-dir directory")
     if len(trained) > 1:
         runs = "; ".join(sorted(map(str, trained)))
         raise CommandError(f"the events in {names} are of several runs: {runs}", "Pass --run with one of them")

@@ -28,8 +28,8 @@ CLOSED = "closed"
 async def status(cluster: ClusterOptions, options: WalletOptions) -> Result:
     """Show a wallet's SOL, its runs and its seats.
 
-    Its runs are those that it owns or is the join authority of. A membership without a seat holds a bond and rent. The
-    command that takes them back is shown, also for a run that was closed. The wallet signs nothing.
+    Lists runs that the wallet owns or is join authority of. A membership without a seat holds a bond and rent. The
+    output shows the command that takes them back, even for a closed run. The wallet signs nothing.
     """
     from aftermath.chain.addresses import run_addresses
     from aftermath.chain.memberships import memberships_of_wallet

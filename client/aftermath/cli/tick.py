@@ -20,11 +20,11 @@ async def tick(
     options: SigningOptions,
     run_id: RunId,
     ms_interval: Annotated[int, typer.Option(min=1, help="Milliseconds between two ticks.")] = 1000,
-    count: Annotated[int | None, typer.Option(min=1, help="Most ticks to try. By default, ticks until Ctrl-C.")] = None,
+    count: Annotated[int | None, typer.Option(min=1, help="Stop after this many ticks. By default, no limit.")] = None,
 ) -> Result:
     """Advance a run whose deadline has passed.
 
-    Members do this by themselves; a tick by hand helps a run that nobody attends. A tick that changes nothing costs
+    Members tick by themselves. A manual tick helps a run without active members. A tick that changes nothing costs
     nothing. The command ends, and says what the run waits for, when no deadline runs: the run is new, paused or
     finished, or waits for members. Only its owner or a member can move it then.
     """

@@ -122,7 +122,7 @@ def misnamed(name: str, head: bytes) -> tuple[str, str] | None:
         return None  # as zstd, which may begin in other ways
     fix = "Download or copy it again"
     fix += f", or remove {suffix} from its name if it is right" if kind == "text" else ""
-    return f"{name} is not in {promised} format, as its name says: it is {kind or 'of an unknown kind'}", fix
+    return f"{name} is named as {promised}, but it is {kind or 'of an unknown kind'}", fix
 
 
 def layout_of(name: str, size: int, head: bytes, token_bytes: int) -> Layout:

@@ -47,7 +47,7 @@ def next_deadline(run: Run, members: Members | None = None, model: Model | None 
         if members.pending.bit_count() < config.init_min_clients:
             return None
         if model is not None and _unsaved_away(run, members, model):
-            if not run.finishers & members.pending:
+            if not trusted_finishers(run, members) & members.pending:
                 return None
             wait += config.warmup_time
     if run.state is RunState.COOLDOWN and members is not None and model is not None and _is_safe(run, members, model):
@@ -75,20 +75,30 @@ def _is_safe(run: Run, members: Members, model: Model) -> bool:
     return bool(held) and attested and run.attested_step == model.checkpoint_step == run.step
 
 
+def trusted_finishers(run: Run, members: Members) -> int:
+    """Return the finishers that an epoch relies on to hold the model, as a bitmap of seats.
+
+    These are the ones whose results a quorum has recorded, or all of them if there are none.
+    """
+    return run.finishers & members.established or run.finishers
+
+
 def waits_for_holder(run: Run, members: Members, model: Model) -> bool:
     """Return whether no epoch begins until a holder of the model comes back.
 
     No finisher waits, and an epoch without one would replace levels that no checkpoint has. Only the owner may do that.
     """
     waiting = run.state is RunState.WAITING_FOR_MEMBERS
-    return waiting and not run.finishers & members.pending and _unsaved_away(run, members, model)
+    return waiting and not trusted_finishers(run, members) & members.pending and _unsaved_away(run, members, model)
 
 
 def _unsaved_away(run: Run, members: Members, model: Model) -> bool:
     """Return whether an epoch of those who wait would take a level back to an older checkpoint that others need not."""
     if run.model_source is not ModelSource.PEERS:
         return False
-    first, first_here = (_smallest(one, run, members) for one in (run.finishers, run.finishers & members.pending))
+    finishers = trusted_finishers(run, members)
+    first = _smallest(finishers, run, members)
+    first_here = _smallest(finishers & members.pending, run, members)
     away = range(first, first_here)
     return any(run.level_hashes[level] != model.checkpoint_hashes[level] for level in away)
 

@@ -6,6 +6,7 @@ A join must bring the membership of whoever loses its seat, so that what that on
 from __future__ import annotations
 
 from aftermath.rules import bitmap
+from aftermath.rules.deadlines import trusted_finishers
 from aftermath.rules.members import Members, Seat
 from aftermath.rules.model import Model
 from aftermath.rules.run import Run
@@ -42,4 +43,4 @@ def _awaits_finishers(run: Run, members: Members, model: Model, now: int) -> boo
     until = run.state_started_at + run.config.waiting_for_members_extra_time + run.config.warmup_time
     in_time = now <= run.state_started_at or now < until
     unsaved = run.level_hashes[: run.levels] != model.checkpoint_hashes[: run.levels]
-    return in_time or (unsaved and not run.finishers & members.pending)
+    return in_time or (unsaved and not trusted_finishers(run, members) & members.pending)

@@ -64,7 +64,7 @@ class KnownRuns:
         except OSError as error:
             raise Unsuitable(
                 f"cannot record the owner of run {run.run_id} in {file}: {error.strerror}",
-                space_or(error, "Make it a file that you may write to"),
+                space_or(error, "Make the file writable"),
             ) from None
 
     def _file(self, run_id: str) -> Path:

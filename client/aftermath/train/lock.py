@@ -33,8 +33,8 @@ def only_process(directory: Path, *, cluster: str, program: str, run_id: str, wa
         ) from None
     except OSError as error:
         raise Unsuitable(
-            f"no lock can be made in {directory}: {error.strerror}",
-            space_or(error, "Make this directory one that you may write to"),
+            f"cannot create a lock in {directory}: {error.strerror}",
+            space_or(error, "Make the directory writable"),
         ) from error
     with held:
         yield

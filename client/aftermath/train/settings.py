@@ -59,7 +59,7 @@ class TrainSettings:
     iroh_relay: Annotated[
         str,
         Doc(
-            "Relay for peers that cannot reach each other: disabled, n0 (theirs), or the URL of one of yours; "
+            "Relay for peers without a direct path: disabled, n0 (public relays), or your own relay's URL; "
             "auto: n0, but none on a local network."
         ),
     ] = "auto"

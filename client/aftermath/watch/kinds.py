@@ -30,8 +30,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=_ki
 
 class Started(Event, frozen=True, kw_only=True):
     """The first event of a process: what all that follows is about. It heads every file of the process: in those after
-    the first, `part` counts them, and `lost` is how many events before it could not be written. There, the last three
-    fields are those of `run_found`, which the first file has by itself.
+    the first, `part` counts them, and `lost` is how many earlier events were not written. These files repeat the
+    fields of `run_found` here; the first file has a `run_found` event instead.
     """
 
     run_id: str

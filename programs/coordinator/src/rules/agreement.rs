@@ -2,7 +2,8 @@
 //!
 //! A member has delivered if a quorum recorded the same fingerprint of its result: who shows each peer another one has
 //! delivered to nobody. The candidates come from a majority vote that every attestation advances a little, and when the
-//! round closes it is counted how many agree with them: a quorum is more than half, so what it agrees on is there.
+//! round closes it is counted how many agree with them: a quorum is more than half, so what it agrees on is there. So is
+//! what a plain majority agrees on.
 //! Seats are treated 64 at a time (`Attestation::fingerprints`).
 
 use super::{bitmap, quorum};
@@ -45,17 +46,27 @@ pub struct Votes<'a> {
     pub quorum: u32,
 }
 
-/// Returns the seats for which a quorum recorded the same result. No seats if there are fewer attestations than that.
+/// Seats whose result enough attestations recorded alike.
+#[derive(Clone, Copy)]
+pub struct Agreed {
+    /// A quorum of those elected.
+    pub by_quorum: Bitmap,
+    /// More than half of those who attested.
+    pub by_majority: Bitmap,
+}
+
+/// Returns the seats of which a quorum, and of which a majority, recorded the same result. Nobody if there is no quorum.
 #[inline(never)]
-pub fn agreed(votes: &Votes) -> Bitmap {
+pub fn agreed(votes: &Votes) -> Agreed {
     let Votes { attestations, leading, quorum, .. } = *votes;
     if (attestations.len() as u32) < quorum {
-        return [0; 32];
+        return Agreed { by_quorum: [0; 32], by_majority: [0; 32] };
     }
     let alike =
         |one: &Attestation| one.participation == leading.participation && one.fingerprints == leading.fingerprints;
     if attestations.iter().all(alike) {
-        return leading.participation; // honest witnesses agree
+        // honest witnesses agree
+        return Agreed { by_quorum: leading.participation, by_majority: leading.participation };
     }
     count(votes)
 }
@@ -112,14 +123,16 @@ pub fn disagreeing(leading: &Leading, attestations: &[Attestation], columns: usi
     result
 }
 
-fn count(votes: &Votes) -> Bitmap {
+fn count(votes: &Votes) -> Agreed {
     let Votes { attestations, leading, columns, quorum } = *votes;
     let disagreeing = disagreeing(leading, attestations, columns);
-    let mut result = [0; 32];
+    let majority = quorum::majority(attestations.len() as u32);
+    let mut result = Agreed { by_quorum: [0; 32], by_majority: [0; 32] };
     for column in 0..columns.min(WORDS) {
         let leads = bitmap::word(&leading.participation, column);
         let planes = quorum::planes(disagreeing.iter().map(|different| !different[column]));
-        bitmap::set_word(&mut result, column, quorum::at_least(&planes, quorum) & leads);
+        bitmap::set_word(&mut result.by_quorum, column, quorum::at_least(&planes, quorum) & leads);
+        bitmap::set_word(&mut result.by_majority, column, quorum::at_least(&planes, majority) & leads);
     }
     result
 }
@@ -209,13 +222,16 @@ mod tests {
             }
             for needed in (witnesses as u32 / 2 + 1)..=witnesses as u32 {
                 let found = agreed(&Votes { attestations: &given, leading: &leading, columns, quorum: needed });
+                let majority = quorum::majority(witnesses as u32);
                 for seat in 0..64 * columns {
                     let mut votes = BTreeMap::new();
                     for value in given.iter().filter_map(|one| of_seat(one, seat as u8, columns)) {
                         *votes.entry(value).or_insert(0u32) += 1;
                     }
-                    let enough = votes.values().any(|count| *count >= needed);
-                    assert_eq!(bitmap::has(&found, seat as u8), enough, "case {case}, seat {seat}, of {needed}");
+                    for (seats, least) in [(&found.by_quorum, needed), (&found.by_majority, majority)] {
+                        let enough = votes.values().any(|count| *count >= least);
+                        assert_eq!(bitmap::has(seats, seat as u8), enough, "case {case}, seat {seat}, of {least}");
+                    }
                 }
             }
         }

@@ -23,7 +23,8 @@ impl Machine<'_> {
         let run = &mut *self.run;
         sequence::bump(&mut run.members_seq)?;
         if run.model_source == model_source::PEERS {
-            let held = levels::held_by(run, self.members, &bitmap::both(&run.finishers, pending));
+            let finishers = levels::trusted(run, self.members);
+            let held = levels::held_by(run, self.members, &bitmap::both(&finishers, pending));
             // nobody could load what nobody holds, however often it is tried
             let lost = levels::beyond_durable(run, self.model) & !held;
             if held == 0 || lost != 0 {

@@ -156,7 +156,8 @@ pub fn judge(run: &Run, members: &mut Members, witnesses: &Witnesses) {
     let by_all = availability::had_by_all(run, members, closed);
     let elected = u32::from(closed.elected);
     let absent = elected.saturating_sub(count as u32);
-    let whole = recorded(run, members, &Views { attestations, disagreeing: &disagreeing, by_all, absent }, columns);
+    let views = Views { attestations, disagreeing: &disagreeing, by_all, absent, roster: &closed.roster };
+    let whole = recorded(run, members, &views, columns);
     let quorum = quorum::of(elected);
     // Without established holders, what leads may be the word of a third of the witnesses while others are late.
     let left_out = match run.levels_established {
@@ -179,7 +180,7 @@ pub fn judge(run: &Run, members: &mut Members, witnesses: &Witnesses) {
         let agreeing = || disagreeing.iter().map(|different| !different[index]);
         let delivered = quorum::count(agreeing(), quorum) & led;
         let known_result = match run.levels_established {
-            0 => quorum::count(agreeing(), quorum::majority(count as u32)), // anything may lead without a majority
+            0 => quorum::count(agreeing(), quorum::majority(elected)), // else it may be what a third says
             _ => u64::MAX,
         };
         // who owed nothing is attested, and counts neither way
@@ -224,11 +225,13 @@ struct Views<'a> {
     by_all: u8,
     /// Elected witnesses that have not attested.
     absent: u32,
+    /// The members of the closed round.
+    roster: &'a Bitmap,
 }
 
 #[inline(never)]
 fn recorded(run: &Run, members: &Members, views: &Views, columns: usize) -> [Whole; MAX_LEVELS] {
-    let Views { attestations, disagreeing, by_all, absent } = *views;
+    let Views { attestations, disagreeing, by_all, absent, roster } = *views;
     let (established, levels) = (run.levels_established, (run.levels as usize).min(MAX_LEVELS));
     let none = Whole { judged: false, recorded: [0; bitmap::WORDS], lacking: [0; bitmap::WORDS] };
     let mut whole = [none; MAX_LEVELS];
@@ -257,6 +260,8 @@ fn recorded(run: &Run, members: &Members, views: &Views, columns: usize) -> [Who
         // of one that all witnesses had, their quorum says it
         let passed = unheard || by_all >> level & 1 == 1;
         // An absent witness may hold the level: it counts as one that has not refused anybody.
+        let absent =
+            if known || absent == 0 { 0 } else { absent.min(unheard_holders(members, roster, level, &spoken)) };
         let enough = |judges| if known { quorum::of(judges) } else { quorum::majority(judges + absent) };
         of_level.judged = judges > 0 || passed;
         for (column, planes) in planes.iter().enumerate().take(columns) {
@@ -280,6 +285,13 @@ fn recorded(run: &Run, members: &Members, views: &Views, columns: usize) -> [Who
         of_level.lacking.iter_mut().zip(above.lacking).for_each(|(word, above)| *word |= above);
     }
     whole
+}
+
+/// How many members of a round hold a level and have not attested.
+#[inline(never)]
+fn unheard_holders(members: &Members, roster: &Bitmap, level: usize, spoken: &Bitmap) -> u32 {
+    let unheard = bitmap::without(roster, spoken);
+    bitmap::seats(&unheard).filter(|seat| members.seats[*seat].tier as usize <= level).count() as u32
 }
 
 /// The seats that so many of the judges did without.

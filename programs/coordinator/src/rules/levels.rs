@@ -21,6 +21,16 @@ pub fn held_by(run: &Run, members: &Members, set: &Bitmap) -> u8 {
     from_smallest(run, used.filter(|(index, _)| bitmap::has(set, *index as u8)).map(|(_, seat)| seat))
 }
 
+/// The finishers that an epoch relies on to hold the model: those whose results a quorum has recorded, if there are any.
+pub fn trusted(run: &Run, members: &Members) -> Bitmap {
+    let proven = bitmap::both(&run.finishers, &members.established);
+    if bitmap::is_empty(&proven) {
+        run.finishers
+    } else {
+        proven
+    }
+}
+
 /// Mask of the levels that the running epoch may have changed, also by members that did not stay to its end.
 #[inline(never)]
 pub fn trained(run: &Run, members: &Members) -> u8 {

@@ -92,8 +92,9 @@ impl Machine<'_> {
         if run.model_source != model_source::PEERS {
             return Away::Nobody;
         }
-        let held = levels::held_by(run, self.members, &run.finishers);
-        let here = levels::held_by(run, self.members, &bitmap::both(&run.finishers, pending));
+        let finishers = levels::trusted(run, self.members);
+        let held = levels::held_by(run, self.members, &finishers);
+        let here = levels::held_by(run, self.members, &bitmap::both(&finishers, pending));
         if held & !here & levels::beyond_durable(run, self.model) == 0 {
             Away::Nobody
         } else if here == 0 {

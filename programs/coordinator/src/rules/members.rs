@@ -1,6 +1,6 @@
 //! The seats of members: finding, choosing, counting.
 
-use super::{bitmap, committee, membership, merit, moment::elapsed, Moment};
+use super::{bitmap, committee, levels, membership, merit, moment::elapsed, Moment};
 use crate::{constants::*, errors::CoordinatorError, instructions::JoinParams, state::*};
 use anchor_lang::{address_eq, prelude::*};
 
@@ -203,6 +203,7 @@ impl Awaited {
 /// away longest. The seats of `finishers` are not given away while they are `awaited`.
 fn choose(run: &Run, members: &Members, signer: &Address, awaited: &Awaited) -> Result<usize> {
     let (mut own, mut fresh, mut idle) = (None, None, None);
+    let trusted = levels::trusted(run, members);
     let mut here = false;
     let mut least = (u32::MAX, u32::MAX);
     for (index, seat) in members.seats.iter().enumerate() {
@@ -221,7 +222,7 @@ fn choose(run: &Run, members: &Members, signer: &Address, awaited: &Awaited) -> 
         let live = seat.pending == wish::WAITS || seat.state != member_state::IDLE;
         let finisher = bitmap::has(&run.finishers, index as u8);
         if live {
-            here |= finisher && seat.pending == wish::WAITS;
+            here |= bitmap::has(&trusted, index as u8) && seat.pending == wish::WAITS;
             continue;
         }
         let recent = seat.last_epoch.saturating_add(1) >= run.epoch;

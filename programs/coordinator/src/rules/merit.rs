@@ -17,7 +17,8 @@ const MEDIANS: u32 = 8;
 pub const MOST: u32 = (1 << COUNT_BITS) - 1;
 
 /// The members that a round counts for: those whose results a quorum of the witnesses recorded. Where the epoch began
-/// without established holders, those that no majority of the elected witnesses left out.
+/// without established holders, those that a majority of the elected witnesses recorded alike or, while some
+/// witnesses are late, that no majority left out.
 pub struct Counted {
     /// Delivered all that they owed.
     pub attested: Bitmap,

@@ -115,7 +115,7 @@ impl Machine<'_> {
         let quorum = quorum::of(u32::from(round.elected));
         let columns = agreement::columns(&judged.roster);
         let agreed = agreement::agreed(&Votes { attestations, leading: &self.witnesses.leading, columns, quorum });
-        let mut attested = bitmap::both(&agreed, &judged.roster);
+        let mut attested = bitmap::both(&agreed.by_quorum, &judged.roster);
         if attested == judged.roster {
             let delivered = if judged.batch > 0 { attested } else { Bitmap::zeroed() };
             return Settled { attested, delivered, counted: Counted { attested, delivered } };
@@ -136,7 +136,9 @@ impl Machine<'_> {
         self.witnesses.backlog.put(self.run, &untrained);
         let idle = bitmap::both(&idle, &judged.roster); // who had gone before has no part in it
         let most = match self.run.levels_established {
-            // More than a third of the witnesses can keep all others from a quorum. A late witness leaves nobody out.
+            // More than a third of the witnesses can keep all others from a quorum, and is the majority while others are
+            // late. So a late witness counts as one that leaves nobody out.
+            0 if round.attestations == round.elected => bitmap::both(&agreed.by_majority, &judged.roster),
             0 => {
                 let majority = quorum::majority(u32::from(round.elected));
                 bitmap::without(&judged.roster, &quorum::left_out(attestations.iter(), majority))

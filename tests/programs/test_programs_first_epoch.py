@@ -1,0 +1,154 @@
+"""A run's first epoch, in which nobody is established yet, while some honest witnesses are late."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+
+import pytest
+
+from aftermath.rules import bitmap
+from aftermath.rules.state import RunState
+from programs.harness import World
+from programs.holding import end, established
+from programs.scenario import Scenario
+
+View = Callable[[int, int], Mapping[int, bytes]]
+"""What a member records: its index and the roster give results by seat."""
+
+
+def true_results(roster: int) -> dict[int, bytes]:
+    return {seat: bytes([seat + 1]) * 32 for seat in bitmap.seats(roster)}
+
+
+def play(run: Scenario, view: View, late: Callable[[int], Collection[int]]) -> None:
+    """Play the rounds of an epoch. `late`: who attests nothing in the round of a height."""
+    while run.run.state.training:
+        height = run.run.current.height
+        judged = run.run.round(run.run.config.judged(height))
+        roster = judged.roster if judged else 0
+        for index in run.elected():
+            if index not in late(height) and run.run.state.training and run.run.current.height == height:
+                run.witness(index, None, view(index, roster)).ok()
+        for seconds in (2, 21, 6):
+            if run.run.state.training and run.run.current.height == height:
+                run.world.advance(seconds)
+                run.tick(1)
+
+
+def conclude(run: Scenario, honest: Mapping[int, int], wallets: Mapping[int, int]) -> None:
+    """Play the cooldown: honest members tell their levels, and wallets other ones."""
+    for index, tier in honest.items():
+        run.attest(index, dict.fromkeys(range(tier, 3), b"t" * 32))
+    for index, tier in wallets.items():
+        run.attest(index, dict.fromkeys(range(tier, 3), b"f" * 32))
+    run.world.advance(31)
+    run.tick(1)
+
+
+def is_established(run: Scenario, members: Collection[int]) -> list[bool]:
+    return [bitmap.contains(run.members.established, run.seat_of(index)) for index in members]
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.parametrize(("members", "wallets", "late"), [(9, 4, 2), (30, 13, 6)])
+def test_made_up_results_while_others_are_late_cost_no_word(
+    world: World, members: int, wallets: int, late: int, overlap: int
+) -> None:
+    """Wallets of the smallest tier all record one made-up result for each honest member."""
+    honest = dict.fromkeys(range(members - wallets), 0)
+    liars = dict.fromkeys(range(members - wallets, members), 2)
+    run = Scenario(world).start(rounds_per_epoch=8, overlap=overlap)
+    run.train_of(honest | liars)
+    others = {run.seat_of(index) for index in honest}
+
+    def view(index: int, roster: int) -> dict[int, bytes]:
+        true = true_results(roster)
+        return {seat: b"a" * 32 if index in liars and seat in others else true[seat] for seat in true}
+
+    def is_late(height: int) -> set[int]:
+        return {(late * height + offset) % len(honest) for offset in range(late)}
+
+    play(run, view, is_late)
+    conclude(run, honest, liars)
+    assert all(is_established(run, honest))
+    assert b"f" * 32 not in run.run.level_hashes
+
+
+def test_late_witness_of_small_tier_shields_no_liar_about_a_larger(world: World) -> None:
+    """Two of five holders of level 0 hide it; a member that does not hold it is late."""
+    honest = dict.fromkeys(range(3), 0)
+    small = dict.fromkeys(range(3, 11), 2)
+    liars = dict.fromkeys((11, 12), 0)
+    run = Scenario(world).start(rounds_per_epoch=6, overlap=1)
+    run.train_of(honest | small | liars)
+    hidden = {run.seat_of(index) for index in liars}
+
+    def view(index: int, roster: int) -> dict[int, bytes]:
+        true = true_results(roster)
+        return {seat: result for seat, result in true.items() if index not in honest or seat not in hidden}
+
+    play(run, view, lambda height: {3})
+    conclude(run, honest | small, {})
+    assert all(is_established(run, honest))
+    assert not any(is_established(run, liars))
+
+
+@pytest.mark.parametrize("delivers", ["nothing", "another result to each peer"])
+def test_wallet_without_one_result_is_not_established(world: World, delivers: str) -> None:
+    honest, liars = dict.fromkeys(range(7), 0), dict.fromkeys((7, 8), 0)
+    run = Scenario(world).start(rounds_per_epoch=6)
+    run.train_of(honest | liars)
+    seats = {run.seat_of(index) for index in liars}
+
+    def view(index: int, roster: int) -> dict[int, bytes]:
+        results = true_results(roster)
+        for seat in seats & results.keys():
+            if delivers != "nothing":
+                results[seat] = bytes([100 + index, seat]) * 16
+            elif index not in liars:
+                del results[seat]
+        return results
+
+    play(run, view, lambda height: ())
+    conclude(run, honest, liars)
+    assert all(is_established(run, honest))
+    assert not any(is_established(run, liars))
+    assert {run.members.seats[seat].weight for seat in seats} == {1}
+
+
+def test_finisher_that_showed_no_large_level_ends_no_wait(world: World) -> None:
+    """A newcomer that declares the whole model and shows its smallest level only is no holder of the rest."""
+    run, honest = established(world, (0, 0, 1, 2, 2))
+    liar, fresh = 5, (6, 7)
+    run.train_of(honest | {liar: 0})
+    hidden = 1 << run.seat_of(liar)
+    while run.run.state.training:
+        height = run.run.current.height
+        judged = run.run.round(run.run.config.judged(height))
+        roster = judged.roster if judged else 0
+        for index in run.elected():
+            lacks = hidden if honest.get(index, 2) < 2 else 0
+            run.witness(index, roster & ~lacks).ok()
+        run.world.advance(21)
+        run.tick(1)
+    conclude(run, honest, {})
+    assert bitmap.contains(run.run.finishers, run.seat_of(liar))
+    assert is_established(run, [liar]) == [False]
+    for index in (liar, *fresh):
+        run.join(index, tier=0).ok()
+    run.world.advance(10**6)
+    run.tick(liar).refused("NothingToTick")
+    assert run.run.state is RunState.WAITING_FOR_MEMBERS
+    run.join(0, tier=0).ok()
+    assert run.run.state is RunState.WARMUP
+    assert bitmap.contains(run.members.healthy, run.seat_of(0))
+
+
+def test_rounds_of_one_late_witness_count_for_the_others(world: World) -> None:
+    """An epoch of five honest members, of whom one never attests, establishes all who deliver."""
+    honest = dict.fromkeys(range(5), 0)
+    run = Scenario(world).start(rounds_per_epoch=4)
+    run.train_of(honest)
+    play(run, lambda index, roster: true_results(roster), lambda height: {4})
+    end(run)
+    assert all(is_established(run, honest))
