@@ -23,7 +23,7 @@ def test_a_member_is_seen_training_and_leaves_with_q(owner: Shell, run_id: str, 
         assert owner(command, "--run-id", run_id, *arguments).code == 0
     events = tmp_path / "events"
     words = ["train", "--rpc", owner.rpc, "--run-id", run_id, "-w", owner.wallet, "--logs", "tui", *LOCAL]
-    with Terminal([CONSOLE, *words, "--micro-batch-size", "1", "--events-dir", events], {}) as terminal:
+    with Terminal([CONSOLE, *words, "--micro-batch-size", "1", "--events-dir", events], {}, 120.0) as terminal:
         terminal.shows(f"run {run_id}, tier 0")
         terminal.shows("1 take part, 1 seat in use")
         terminal.press("3")
