@@ -107,7 +107,9 @@ def test_mistakes_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert "cannot read" in told(tmp_path / "gone.safetensors")["error"]
     assert "cannot write to" in told(path, "--out", tmp_path / "taken")["error"]
     assert "the same name" in invoke("decode-gradients", path, twin, "--out", tmp_path / "x", "--json").mistake["error"]
-    assert "is where" in invoke("decode-gradients", path, "--out", tmp_path, "--json").mistake["error"]
+    assert (
+        "would replace the input file" in invoke("decode-gradients", path, "--out", tmp_path, "--json").mistake["error"]
+    )
     assert invoke("decode-gradients", "--json").mistake["error"] == "files is missing"
     monkeypatch.setattr(command, "LARGEST_TENSOR", 100)
     assert "is the most that is made" in told(path, "--out", tmp_path / "x")["error"]

@@ -106,7 +106,10 @@ def test_seat_of_awaited_finisher_is_never_given_away(world: World) -> None:
     run.world.advance(100_000)
     run.join(50).refused("MembersFull")
     record = run.world.record("Members", "test")
-    record["seats"][0]["pending"][7] = 1  # one of them is back, and the time of the others is over
+    record["seats"][0]["pending"][7] = 1  # one is back that is not established
+    run.world.store("Members", "test", record)
+    run.join(50).refused("MembersFull")
+    record["seats"][0]["pending"][0] = 1  # an established one is back, and the time of the others is over
     run.world.store("Members", "test", record)
     run.join(50).ok()
 
