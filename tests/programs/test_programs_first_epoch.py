@@ -9,7 +9,7 @@ import pytest
 from aftermath.rules import bitmap
 from aftermath.rules.state import RunState
 from programs.harness import World
-from programs.holding import end, established
+from programs.holding import end, established, one_round
 from programs.scenario import Scenario
 
 View = Callable[[int, int], Mapping[int, bytes]]
@@ -74,7 +74,7 @@ def test_made_up_results_while_others_are_late_cost_no_word(
     assert b"f" * 32 not in run.run.level_hashes
 
 
-def test_late_witness_of_small_tier_shields_no_liar_about_a_larger(world: World) -> None:
+def test_late_witness_of_small_tier_shields_no_liar(world: World) -> None:
     """Two of five holders of level 0 hide it; a member that does not hold it is late."""
     honest = dict.fromkeys(range(3), 0)
     small = dict.fromkeys(range(3, 11), 2)
@@ -117,20 +117,13 @@ def test_wallet_without_one_result_is_not_established(world: World, delivers: st
 
 
 def test_finisher_that_showed_no_large_level_ends_no_wait(world: World) -> None:
-    """A newcomer that declares the whole model and shows its smallest level only is no holder of the rest."""
+    """A newcomer that declares the whole model, and shows its smallest level only, does not hold the rest."""
     run, honest = established(world, (0, 0, 1, 2, 2))
     liar, fresh = 5, (6, 7)
     run.train_of(honest | {liar: 0})
-    hidden = 1 << run.seat_of(liar)
+    holders = [index for index, tier in honest.items() if tier < 2]
     while run.run.state.training:
-        height = run.run.current.height
-        judged = run.run.round(run.run.config.judged(height))
-        roster = judged.roster if judged else 0
-        for index in run.elected():
-            lacks = hidden if honest.get(index, 2) < 2 else 0
-            run.witness(index, roster & ~lacks).ok()
-        run.world.advance(21)
-        run.tick(1)
+        one_round(run, dict.fromkeys(holders, (run.seat_of(liar),)))
     conclude(run, honest, {})
     assert bitmap.contains(run.run.finishers, run.seat_of(liar))
     assert is_established(run, [liar]) == [False]

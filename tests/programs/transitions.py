@@ -636,7 +636,7 @@ class Transitions:
 
     def _counted(self, lap: Lap, judged: Lap, attested: int, delivered: int) -> tuple[int, int]:
         """Return whom the round counts for. Without established holders, a majority of the elected says it; while some
-        are late, whoever no majority left out.
+        are late, all that no majority left out.
         """
         if self.known_levels:
             return attested, delivered

@@ -115,7 +115,7 @@ def _write_mark(directory: Path, made_by: str, files: Mapping[str, int]) -> None
 def update_mark(directory: Path, added: str) -> None:
     """Record one more file in the mark. Do nothing if the directory has no mark.
 
-    Files that a user put beside it stay foreign, so no command removes them with the directory.
+    Files that a user added stay foreign, so no command removes them with the directory.
     """
     made_by = maker_of(directory)
     if made_by is not None:

@@ -157,7 +157,7 @@ def layout_of(name: str, size: int, head: bytes, token_bytes: int) -> Layout:
 
 
 def tokenise_options(text: PurePath) -> str:
-    """Return the options with which `data tokenize` reads a file or folder, and writes beside it and not into it."""
+    """Return the options with which `data tokenize` reads a file or folder, and writes next to it."""
     output = text.with_name(f"{text.stem or 'text'}-tokens") if text.name else text / "tokens"
     return f"--input {shlex.quote(str(text))} --output {shlex.quote(str(output))}"
 

@@ -19,7 +19,7 @@ from aftermath.base.locks import alone_in
 from aftermath.rules.seal import ResultPlace
 
 _KEPT = 10_000
-"""How many signed results are remembered, and all of each run's newest epoch beside them: a proof names that epoch."""
+"""How many signed results are kept, apart from those of each run's newest epoch: a proof names that epoch."""
 
 _Line = tuple[str, int, int, int, int, str]
 """The fields of a place, then the digest in hex."""

@@ -50,7 +50,7 @@ class RunRecords:
         self.shown = self._record(run)
 
     def told(self, run: RunName) -> RunRecord | None:
-        """Return the record for events of a run, None if there is no room for older runs."""
+        """Return the record for events of a run. None for a run older than the records that are kept."""
         if run.identity not in self._records and len(self._records) >= MOST_RECORDS and not self._make_room(run):
             return None
         record = self._record(run)

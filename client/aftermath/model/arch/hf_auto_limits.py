@@ -22,7 +22,7 @@ _BOUNDS: tuple[tuple[re.Pattern[str], int], ...] = tuple(
         (r"label", 1 << 16),
         (r"head_dim|headdim", 1 << 12),
         (r"size|dim|width|inner|rank|channels", 1 << 20),
-        (r"layer|depth|block|stage", 1 << 8),  # transformers takes 2 s to build so many
+        (r"layer|depth|block|stage", 1 << 8),  # transformers takes about 2 s to build 256
         (r"expert|head|group", 1 << 12),
     )
 )
