@@ -1,0 +1,284 @@
+"""How far apart two honest computations of one round's pseudo-gradient are, and how far a dishonest one is from them.
+
+Usage: python benchmarks/spread.py [--device cuda] [--inner adamw muon] [--steps 1 4 30] [--moments kept reset] [--json]
+
+An audit trains a member's share again and compares. This measures what it can tell: one round is trained from the same
+weights, the same data and the same moments in different ways. `again` repeats the reference; `micro` halves the
+micro-batch; `bf16` and `compiled` change the arithmetic; `cpu` is fp32 on the CPU beside a GPU's; `threads` uses half
+the CPU's threads. Dishonest are `skip_1`, `skip_3` and `skip_half` (inner steps left out at the end), `stale` (the
+weights of the round before), `other_data`, and `direction` (5 % of the norm added along a fixed random direction).
+
+Per case, over the 64 x 64 blocks of matrices: `distance`, the norm of the difference over the norm of the reference
+(median, 99.9th percentile, maximum); `overlap`, the part of the 64 largest entries that both have; `signs`, the part of
+entries with equal signs; and `whole`, the distance of all blocks as one vector. `loss` is the largest difference of an
+inner step's mean loss. With moments `kept` the optimizer has the moments of one round before, with `reset` none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sysconfig
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aftermath.model.architectures import config_of
+from aftermath.model.initial import init_weights
+from aftermath.optim.feedback import ErrorFeedback
+from aftermath.optim.inner import InnerSteps
+from aftermath.optim.parts import PseudoGradient
+from aftermath.optim.schema import build_schema
+from aftermath.optim.sparseloco import SparseLoCo
+from aftermath.replica.arithmetic import PLAIN, Arithmetic
+from aftermath.replica.exactness import exact_device
+from aftermath.replica.passes import Passes
+from aftermath.replica.replica import accumulate
+
+MODEL: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 256,
+    "hidden_size": 256,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+}
+RATES = {"adamw": 1e-3, "muon": 1e-2}
+TOPK, DIRECTION = 64, 0.05
+WARM_UP_STEPS = 30
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a round is trained."""
+
+    device: torch.device
+    micro: int
+    arithmetic: Arithmetic = PLAIN
+    threads: int | None = None
+    """Of the CPU; None for all."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """What all ways start from."""
+
+    settings: SparseLoCo
+    weights: Mapping[str, Tensor]
+    moments: Mapping[str, Tensor]
+    """By name as `InnerSteps.state` gives them; none for an optimizer without a past."""
+    share: Tensor
+    """Token ids [inner steps x sequences, tokens]."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one way of training made of a round, on the CPU."""
+
+    blocks: Tensor
+    """The pseudo-gradient's blocks of matrices [blocks, numbers]."""
+    losses: Tensor
+    """Mean loss of each inner step."""
+    tensors: Mapping[str, Tensor]
+    moments: Mapping[str, Tensor]
+    seconds: float
+
+
+def train(task: Round, way: Way) -> Outcome:
+    """Train one round."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(way.threads or threads)
+    try:
+        return _train(task, way)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _train(task: Round, way: Way) -> Outcome:
+    config = config_of(MODEL)
+    model = config.build(0, {name: tensor.to(way.device, copy=True) for name, tensor in task.weights.items()})
+    params = dict(model.named_parameters())
+    passes = Passes(model, way.arithmetic)
+    step = InnerSteps(params, task.settings, ahead=_no_result_travels, balances=config.balances)
+    if task.moments:
+        step.restore(task.moments)
+    losses: list[float] = []
+
+    def backward(part: Tensor) -> float:
+        losses.append(accumulate(passes, part, way.micro, threading.Event()))
+        return losses[-1]
+
+    began = time.perf_counter()
+    made = step.make(task.share, backward, *[RATES[task.settings.inner_optimizer]] * 2, travelling=False)
+    blocks = _blocks(task.settings, params, made)
+    seconds = time.perf_counter() - began
+    tensors = {name: tensor.cpu() for name, tensor in made.tensors.items()}
+    return Outcome(blocks, torch.tensor(losses), tensors, step.state(), seconds)
+
+
+def _no_result_travels(lr: float) -> None:
+    raise AssertionError(f"no earlier result is applied here (rate {lr})")
+
+
+def _blocks(settings: SparseLoCo, params: Mapping[str, Tensor], made: PseudoGradient) -> Tensor:
+    """The pseudo-gradient as the blocks that a result is made of, those of matrices alone, on the CPU."""
+    schema = build_schema(config_of(MODEL).to_hf(), 1, settings)
+    feedback = ErrorFeedback(schema.results, 0, params, settings.decay)
+    feedback.choose(made)
+    edge = settings.chunk
+    return torch.cat([block.flatten(1).cpu() for _, block in feedback.residual() if block.shape[1:] == (edge, edge)])
+
+
+def compared(reference: Outcome, other: Outcome) -> dict[str, Any]:
+    """The figures of a case."""
+    difference = (reference.blocks - other.blocks).norm(dim=1)
+    size = reference.blocks.norm(dim=1)
+    moved = size > 0  # rows of bytes that the text does not have stay where they are
+    distance = difference[moved] / size[moved]
+    first, second = (outcome.blocks[moved].abs().topk(TOPK).indices for outcome in (reference, other))
+    overlap = (first[:, :, None] == second[:, None, :]).any(2).float().mean(1)
+    signs = (reference.blocks[moved].sign() == other.blocks[moved].sign()).float().mean(1)
+    steps = min(len(reference.losses), len(other.losses))
+    return {
+        "distance": _high(distance),
+        "overlap": _low(overlap),
+        "signs": _low(signs),
+        "whole": _short(difference.norm() / size.norm()),
+        "loss": _short((reference.losses[:steps] - other.losses[:steps]).abs().max()),
+        "equal": bool(torch.equal(reference.blocks, other.blocks)),
+        "seconds": round(other.seconds, 2),
+    }
+
+
+def _high(values: Tensor) -> dict[str, float]:
+    return {"median": _short(values.median()), "p99.9": _short(values.quantile(0.999)), "most": _short(values.max())}
+
+
+def _low(values: Tensor) -> dict[str, float]:
+    return {"median": _short(values.median()), "p0.1": _short(values.quantile(0.001)), "least": _short(values.min())}
+
+
+def _short(number: Tensor) -> float:
+    return float(f"{float(number):.3g}")
+
+
+def ways(device: torch.device, micro: int, compiled: bool) -> tuple[Way, dict[str, Way]]:
+    """The reference, and the honest ways that are compared with it."""
+    reference = Way(device, micro)
+    found = {"again": reference, "micro": replace(reference, micro=micro // 2)}
+    bf16 = replace(reference, arithmetic=Arithmetic(bf16=True))
+    found |= {"bf16": bf16, "bf16_micro": replace(bf16, micro=micro // 2)}
+    if compiled:
+        found["compiled"] = replace(reference, arithmetic=Arithmetic(compiled=True))
+        found["bf16_compiled"] = replace(reference, arithmetic=Arithmetic(bf16=True, compiled=True))
+    cpu = Way(torch.device("cpu"), micro)
+    if device.type != "cpu":
+        found["cpu"] = cpu
+    else:
+        found["threads"] = replace(cpu, threads=max(1, torch.get_num_threads() // 2))
+    return reference, found
+
+
+def dishonest(task: Round, before: Mapping[str, Tensor], other: Tensor, steps: int) -> dict[str, Round]:
+    """Rounds that a member may train instead: inner steps left out, old weights `before`, `other` data."""
+    found = {"stale": replace(task, weights=before), "other_data": replace(task, share=other)}
+    each = len(task.share) // steps
+    for name, left_out in (("skip_1", 1), ("skip_3", 3), ("skip_half", steps // 2)):
+        if 0 < left_out < steps:
+            settings = replace(task.settings, inner_steps=steps - left_out)
+            found[name] = replace(task, settings=settings, share=task.share[: each * (steps - left_out)])
+    return found
+
+
+def with_direction(outcome: Outcome) -> Outcome:
+    """The same with a fixed random direction added."""
+    direction = torch.randn(outcome.blocks.shape, generator=torch.Generator().manual_seed(5))
+    added = direction * (DIRECTION * outcome.blocks.norm() / direction.norm())
+    return replace(outcome, blocks=outcome.blocks + added)
+
+
+def measure(device: torch.device, inner: str, steps: int, moments: str, sizes: argparse.Namespace) -> dict[str, Any]:
+    """All cases of one round."""
+    settings = SparseLoCo(inner_steps=steps, inner_optimizer=inner)  # type: ignore[arg-type]
+    text = tokens(sizes.sequences * (WARM_UP_STEPS + 2 * steps), sizes.tokens)
+    warm, share, other = text.split([sizes.sequences * n for n in (WARM_UP_STEPS, steps, steps)])
+    weights = init_weights(config_of(MODEL), 0)
+    reference, honest = ways(device, sizes.micro, sizes.compiled)
+    past = train(Round(replace(settings, inner_steps=WARM_UP_STEPS), weights, {}, warm), reference)
+    reached = {name: tensor - past.tensors[name] for name, tensor in weights.items()}
+    task = Round(settings, reached, past.moments if moments == "kept" else {}, share)
+    known = train(task, reference)
+    figures = {name: compared(known, train(task, way)) for name, way in honest.items()}
+    for name, round_ in dishonest(task, weights, other, steps).items():
+        figures[name] = compared(known, train(round_, reference))
+    return figures | {"direction": compared(known, with_direction(known))}
+
+
+def tokens(sequences: int, length: int) -> Tensor:
+    """Byte sequences [sequences, length] of Python's own sources, spread over them."""
+    files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
+    text = torch.frombuffer(bytearray(b"".join(file.read_bytes() for file in files)), dtype=torch.uint8)
+    places = torch.randint(len(text) - length, (sequences,), generator=torch.Generator().manual_seed(3))
+    return torch.stack([text[place : place + length] for place in places.tolist()]).long()
+
+
+def report(device: torch.device, options: argparse.Namespace) -> dict[str, Any]:
+    """All figures, by inner optimizer, inner steps and moments."""
+    found: dict[str, Any] = {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "torch": torch.__version__,
+        "tokens_per_step": options.sequences * options.tokens,
+    }
+    for inner in options.inner:
+        for steps in options.steps:
+            for moments in options.moments:
+                figures = measure(device, inner, steps, moments, options)
+                found.setdefault(inner, {}).setdefault(str(steps), {})[moments] = figures
+                _show(f"{inner}, {steps} inner steps, moments {moments}", figures, quiet=options.json)
+    return found
+
+
+def _show(title: str, cases: Mapping[str, Mapping[str, Any]], *, quiet: bool) -> None:
+    if quiet:
+        return
+    print(title, flush=True)
+    for name, case in cases.items():
+        distance, overlap = case["distance"], case["overlap"]
+        print(
+            f"  {name:14} whole {case['whole']:.2e}  distance {distance['median']:.2e} (most {distance['most']:.2e})  "
+            f"overlap {overlap['median']:.3f} (least {overlap['least']:.3f})  loss {case['loss']:.1e}  "
+            f"{'equal bits, ' if case['equal'] else ''}{case['seconds']} s",
+            flush=True,
+        )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu", help="as train's (default cpu)")
+    parser.add_argument("--inner", nargs="+", choices=sorted(RATES), default=["adamw", "muon"])
+    parser.add_argument("--steps", nargs="+", type=int, default=[1, 4, 30], help="inner steps (default 1 4 30)")
+    parser.add_argument("--moments", nargs="+", choices=("kept", "reset"), default=["kept", "reset"])
+    parser.add_argument("--sequences", type=int, default=8, help="of an inner step (default 8)")
+    parser.add_argument("--tokens", type=int, default=256, help="of a sequence (default 256)")
+    parser.add_argument("--micro", type=int, default=8, help="sequences in one pass (default 8)")
+    parser.add_argument("--compiled", action="store_true", help="compare compiled passes as well")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.parse_args(arguments)
+    found = report(exact_device(options.device), options)
+    if options.json:
+        print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

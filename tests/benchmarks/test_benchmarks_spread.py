@@ -1,0 +1,51 @@
+"""What an audit can tell: honest ways of training one round against dishonest ones, on a tiny model."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.test_benchmarks_worth import module
+
+spread = module("spread")
+TINY = {
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+}
+
+
+@pytest.fixture(scope="module")
+def cases() -> dict[str, Any]:
+    """The figures of a round of four inner steps."""
+    sizes = Namespace(sequences=2, tokens=16, micro=2, compiled=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spread, "MODEL", spread.MODEL | TINY)
+        patch.setattr(spread, "WARM_UP_STEPS", 2)
+        found: dict[str, Any] = spread.measure(torch.device("cpu"), "adamw", 4, "kept", sizes)
+    return found
+
+
+def test_spread_of_a_repeated_round_is_zero(cases: dict[str, Any]) -> None:
+    assert cases["again"]["equal"]
+    assert cases["again"]["whole"] == 0
+    assert cases["again"]["overlap"]["least"] == 1
+
+
+def test_spread_of_a_smaller_micro_batch_is_rounding(cases: dict[str, Any]) -> None:
+    assert 0 < cases["micro"]["whole"] < 1e-4
+
+
+@pytest.mark.parametrize("name", ["stale", "other_data", "skip_1", "skip_3", "skip_half", "direction"])
+def test_spread_of_a_dishonest_round_exceeds_bf16(cases: dict[str, Any], name: str) -> None:
+    assert cases[name]["whole"] > 3 * cases["bf16"]["whole"]
+
+
+def test_spread_of_skipped_steps_has_no_loss_difference(cases: dict[str, Any]) -> None:
+    assert cases["skip_1"]["loss"] == 0
+    assert cases["stale"]["loss"] > 0
