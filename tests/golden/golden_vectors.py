@@ -1,0 +1,175 @@
+"""Recompute what a change of structure must leave as it is: bytes on the wire and on chain, and names that scripts use.
+
+`python tests/golden/golden_vectors.py` (with tests/ in PYTHONPATH) writes vectors.json anew. Do that only for a change
+that is meant to alter them, and say in the commit which ones and why.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import types
+import typing
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+
+from aftermath.central.index import CENTRALIZED
+from aftermath.cli.describe import names
+from aftermath.cli.index import Index
+from aftermath.cli.main import SOLANA
+from aftermath.cli.present import EXITS
+from aftermath.config.keys import keys
+from aftermath.model.segments import level_hash
+from aftermath.optim.codec import decode_level
+from aftermath.optim.engine import Engine
+from aftermath.optim.feedback import ErrorFeedback
+from aftermath.optim.parts import PseudoGradient
+from aftermath.optim.schema import Schema
+from aftermath.watch.kinds import MEMBER_EVENTS
+from optim.optim_oracle import RAGGED, toy_inner, toy_schema
+from programs.harness import World
+from programs.scenario import Scenario, wallet
+
+VECTORS = Path(__file__).with_name("vectors.json")
+EVERY_NUMBER = {"topk": 4096, "topk_embeddings": 4096}
+SCHEMAS: Mapping[str, Schema] = {
+    "distro, signs": toy_schema(),
+    "distro, signs, padded": toy_schema(**RAGGED),
+    "distro, floats": toy_schema(quantize_1bit=False),
+    "sparseloco, 2 bits": toy_inner(),
+    "sparseloco, 1 bit": toy_inner(bits=1),
+    "sparseloco, every number": toy_inner(divisor="all", **EVERY_NUMBER, **RAGGED),
+    "sparseloco, polar factor": toy_inner(orthogonal_lr=1.5, inner_optimizer="muon", **EVERY_NUMBER),
+}
+ROUNDS, MEMBERS, RATE = 2, 3, 2.0**-10
+_COMMON = ("help", "json_output", "quiet", "verbose")
+
+
+def payloads_and_hashes(schema: Schema) -> dict[str, Any]:
+    """Of rounds of given pseudo-gradients: SHA-256 of each member's payloads, and the level hashes after each apply."""
+    params = numbers(schema, 0)
+    engine = Engine(schema, 0, params)
+    members = [ErrorFeedback(schema.results, 0, params, schema.optimizer.decay) for _ in range(MEMBERS)]
+    rounds = []
+    for number in range(ROUNDS):
+        seeds = range(1 + number * MEMBERS, 1 + (number + 1) * MEMBERS)
+        sent = [
+            own.compress(PseudoGradient(numbers(schema, seed), 2.0**-6, 0.0))
+            for own, seed in zip(members, seeds, strict=True)
+        ]
+        votes = {level: [decode_level(own[level], schema.results, level) for own in sent] for level in sent[0]}
+        engine.apply(votes, RATE)
+        hashes = [level_hash(params, schema.state, level).hex() for level in votes]
+        rounds.append({"payloads": [_digest(b"".join(own.values())) for own in sent], "levels": hashes})
+    return {"schema": schema.hash().hex(), "rounds": rounds}
+
+
+def numbers(schema: Schema, seed: int) -> dict[str, Tensor]:
+    """Multiples of 2^-12 in the shapes of all tensors, which every machine draws alike."""
+    draws = np.random.default_rng(seed)
+    shapes = schema.state.config.parameter_shapes()
+    drawn = {name: draws.integers(-(1 << 14), 1 << 14, shape) for name, shape in shapes.items()}
+    return {name: torch.from_numpy((whole / 4096).astype(np.float32)) for name, whole in drawn.items()}
+
+
+def accounts() -> dict[str, Any]:
+    """Size and SHA-256 of a run's accounts when it was made, opened, and in its first warm-up."""
+    scenario = Scenario(World())
+    found: dict[str, Any] = {}
+
+    def note(moment: str) -> None:
+        kept = {name: scenario.accounts[name] for name in ("run", "model", "members", "witnesses")}
+        if scenario.membership(0):
+            kept["membership"] = scenario.membership_key(wallet(0))
+        data = {name: scenario.world.data(key) for name, key in kept.items()}
+        found[moment] = {name: [len(held), _digest(held)] for name, held in data.items()}
+
+    scenario.create().ok()
+    note("made")
+    scenario.configure().ok()
+    scenario.authorize().ok()
+    scenario.owner("set_paused", False).ok()
+    for index in range(3):
+        scenario.join(index, tier=index).ok()
+    scenario.world.advance(30)
+    scenario.tick().ok()
+    note("first warm-up")
+    return found
+
+
+def events() -> dict[str, list[str]]:
+    """By kind the line of an event with something in every field, and of one with nothing but what it must have."""
+    found = {}
+    for kind in typing.get_args(MEMBER_EVENTS):
+        full = kind(**{one.name: sample(one.type) for one in msgspec.structs.fields(kind)})
+        needed = {one.name: sample(one.type) for one in msgspec.structs.fields(kind) if one.required}
+        lines = [msgspec.json.encode(event).decode() for event in (full, kind(**needed))]
+        found[kind.__struct_config__.tag] = lines
+    return found
+
+
+def sample(kind: Any) -> Any:
+    """A value of a field's type."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Annotated:
+        return sample(arguments[0])
+    if origin is typing.Literal:
+        return arguments[0]
+    if origin in (typing.Union, types.UnionType):
+        return sample(next(one for one in arguments if one is not type(None)))
+    if origin in (tuple, list) or (
+        origin and issubclass(origin, typing.Collection) and not issubclass(origin, Mapping)
+    ):
+        inner = [one for one in arguments if one is not Ellipsis]
+        return tuple(sample(one) for one in inner)
+    if origin and issubclass(origin, Mapping):
+        return {sample(arguments[0]): sample(arguments[1])}
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return kind(**{one.name: sample(one.type) for one in msgspec.structs.fields(kind)})
+    return {int: 7, float: 0.5, str: "text", bool: True, bytes: b"bytes"}[kind]
+
+
+def commands(index: Index) -> dict[str, str]:
+    """By command its arguments and options as a command line names them."""
+    found = {}
+    for name in index.entries:
+        parameters = [parameter for parameter in index.load(name).params if parameter.name not in _COMMON]
+        found[name] = " ".join("/".join(names(parameter)) for parameter in parameters)
+    return found
+
+
+def config_keys() -> list[str]:
+    """Every key of a run's config file, with what it must be."""
+    return [re.sub(r"\s+", " ", f"{key.name}: {key.kind}") for key in keys()]
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:32]
+
+
+PARTS: Mapping[str, Callable[[], Any]] = {
+    **{name: partial(payloads_and_hashes, schema) for name, schema in SCHEMAS.items()},
+    "accounts": accounts,
+    "events": events,
+    "commands of aftermath-solana": partial(commands, SOLANA),
+    "commands of aftermath-centralized": partial(commands, CENTRALIZED),
+    "config keys": config_keys,
+    "exit codes": lambda: dict(sorted(EXITS.items())),
+}
+"""What is kept, by name."""
+
+
+def main() -> None:
+    VECTORS.write_text(json.dumps({name: part() for name, part in PARTS.items()}, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
