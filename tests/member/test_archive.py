@@ -17,6 +17,7 @@ from aftermath.sim.player import Player
 from aftermath.sim.simulation import Simulation, play
 from member.repository import Repository
 from member.short_runs import ALONE, SHORT
+from rules.builders import run
 
 
 @pytest.fixture
@@ -191,3 +192,37 @@ def test_whatever_goes_wrong_in_the_background_is_a_warning(tmp_path: Path, repo
         f"the chain was not told of the checkpoint of step {step}: nobody expected this" for step in (3, 6)
     ]
     assert last.startswith("the chain knows of no checkpoint with the last 6 steps,")
+
+
+LATER, UNATTESTED = "a later epoch has ended meanwhile", "the epoch ended before its members had attested all levels"
+
+
+@pytest.mark.parametrize(
+    ("epoch", "state", "attested", "step", "why"),
+    [
+        (4, RunState.COOLDOWN, 0b011, 0, None),
+        (4, RunState.COOLDOWN, 0b111, 13, None),
+        (5, RunState.ROUND_TRAIN, 0b111, 13, None),
+        (5, RunState.ROUND_TRAIN, 0b011, 13, UNATTESTED),
+        (5, RunState.COOLDOWN, 0b111, 13, LATER),
+        (6, RunState.ROUND_TRAIN, 0b111, 13, LATER),
+        (4, RunState.COOLDOWN, 0b111, 12, "the members attested step 11"),
+    ],
+)
+def test_checkpoint_of_ended_epoch_is_past_or_due(
+    epoch: int, state: RunState, attested: int, step: int, why: str | None
+) -> None:
+    ended = run(RunState.COOLDOWN, epoch=4, step=13)
+    assert archive._past(ended, run(state, epoch=epoch, levels_attested=attested, attested_step=step)) == why
+
+
+def test_directory_beside_one_the_chain_names_is_no_warning(tmp_path: Path) -> None:
+    async def story(sim: Simulation) -> None:
+        for _ in range(2):
+            sim.add(0)
+        await sim.until_finished()
+
+    sim = play(tmp_path, story, rounds_per_epoch=2, total_steps=2, min_clients=2, init_min_clients=2)
+    assert sim.check() > 0
+    assert [len(player.saw("checkpoint")) for player in sim.players] == [1, 1]
+    assert not [message for player in sim.players for message in _warned(player)]

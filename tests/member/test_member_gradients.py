@@ -104,23 +104,27 @@ def _full(target: Path) -> Iterator[BinaryIO]:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_a_full_disk_is_one_warning_until_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_one_warning_each_time_it_fills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story(sim: Simulation) -> None:
         sim.writes_gradients = True
         sim.add(0)
-        await sim.until_round(3)
-        with monkeypatch.context() as patch:
-            patch.setattr(gradients, "replacing", _full)
-            await sim.until_round(1, epoch=1)
+        for room, full in (((2, 0), (3, 0)), ((1, 1), (3, 1))):
+            await sim.until_round(room[0], epoch=room[1])
+            with monkeypatch.context() as patch:
+                patch.setattr(gradients, "replacing", _full)
+                await sim.until_round(full[0], epoch=full[1])
         await sim.until_finished()
 
     sim = play(tmp_path, story, **ALONE | {"rounds_per_epoch": 4, "total_steps": 8})
     sim.check()
     (player,) = sim.players
-    (told,) = player.saw("warning")
-    assert "not all results of step" in told["message"]
-    assert f"the disk of {sim.place / 'gradients' / player.name} is full" in told["message"]
-    assert {1, 8} <= {int(name.split("-")[1]) for name in files_of(sim, player)} < {*range(1, 9)}
+    told = [event["message"] for event in player.saw("warning")]
+    assert len(told) == 2
+    for message in told:
+        assert "not all results of step" in message
+        assert f"the disk of {sim.place / 'gradients' / player.name} is full" in message
+    kept = {int(name.split("-")[1]) for name in files_of(sim, player)}
+    assert {4, 8} <= kept < {*range(1, 9)}
 
 
 def test_a_directory_that_goes_is_a_warning_or_made_again(tmp_path: Path) -> None:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import pytest
 
 from aftermath.member.plan import RoundPlan, plan_round
 from aftermath.member.rounds.lateness import Allowances, Lateness
+from aftermath.member.rounds.witness import WitnessDuty
 from aftermath.rules.state import RunState
+from aftermath.sim.clock import run_virtual
 from aftermath.sim.player import Player
 from aftermath.sim.simulation import Simulation, play
+from member.desk import Desk, header_of, plan_of, run_at, three_members
 from member.saboteurs import sabotage, sign, tell_all
 from rules import builders
 
@@ -209,6 +214,33 @@ def test_what_a_key_took_is_not_charged_twice_where_the_round_closes_without_it(
     assert not allowances.used_up(2)
     allowances.use(2, 10.0)
     assert allowances.used_up(2)
+
+
+@pytest.mark.parametrize(
+    ("attested", "next_height", "left_out"),
+    [
+        (0b011, 5, {2}),
+        (0b111, 5, set()),
+        (0b001, 5, set()),  # one of three is no quorum
+        (0b011, 6, set()),  # the ring says nothing of a round that this member did not see end
+    ],
+)
+def test_next_duty_counts_whom_a_quorum_did_without(attested: int, next_height: int, left_out: set[int]) -> None:
+    async def story() -> Allowances:
+        desk, allowances = Desk(), Allowances(20.0)
+        desk.results.open(plan_of(4))
+        parts: dict[str, Any] = {"opening": None, "allowances": allowances, "seat": 0}  # neither duty closes a round
+        running = replace(run_at(4), state=RunState.ROUND_WITNESS, seq=1)
+        await desk.feed.put(builders.view(running, three_members()))
+        before = WitnessDuty(desk.ports, desk.results, plan=plan_of(4), judged=4, **parts)
+        closed = replace(header_of(4), attested=attested)
+        rounds = (closed, header_of(5), header_of(6), builders.header(0))
+        over = replace(running, rounds=rounds, head=next_height - 4, seq=2)
+        await desk.feed.put(builders.view(over, three_members()))
+        WitnessDuty(desk.ports, desk.results, plan=plan_of(next_height), judged=next_height, before=before, **parts)
+        return allowances
+
+    assert run_virtual(story()).left_out == left_out
 
 
 def test_nobody_is_late_before_two_thirds_of_the_members_and_of_the_weight_are_there() -> None:

@@ -145,6 +145,11 @@ def test_somebody_always_trains(seed: int, roster: int, percent: int) -> None:
     assert verifiers == min(clients - 1 if percent == 100 else clients * percent // 100, 32)
 
 
+@pytest.mark.parametrize(("clients", "percent", "verifiers"), [(0, 100, 0), (1, 100, 0), (2, 100, 1), (256, 100, 32)])
+def test_verifier_count_leaves_one_member_that_trains(clients: int, percent: int, verifiers: int) -> None:
+    assert committee.verifier_count(clients, percent) == verifiers
+
+
 @given(U64, st.sets(st.integers(0, 255), min_size=1, max_size=60), st.integers(1, 8), st.data())
 def test_a_committee_holds_its_level_and_has_delivered(
     seed: int, present: set[int], levels: int, data: st.DataObject
@@ -201,6 +206,12 @@ def test_a_bitmap_round_trips_and_ranks_count_from_below() -> None:
 def test_bitmap_of_seats_that_do_not_exist_is_refused(mask: int) -> None:
     with pytest.raises(ValueError, match="seats 0 to 255 only"):
         bitmap.to_bytes(mask)
+
+
+@pytest.mark.parametrize("seat", [-1, 256])
+def test_seat_that_does_not_exist_is_refused(seat: int) -> None:
+    with pytest.raises(ValueError, match=f"member seat {seat} is outside 0 to 255$"):
+        bitmap.from_seats([0, seat])
 
 
 def test_a_round_is_found_in_the_ring_only_while_it_is_stored() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -24,6 +25,8 @@ STABLE = schedule(
     cosine_decay_steps=300,
     linear_decay_steps=400,
 )
+NO_LINE = replace(STABLE, linear_decay_steps=0)
+NO_COSINE = replace(STABLE, cosine_decay_steps=0)
 
 
 @pytest.mark.parametrize(
@@ -48,6 +51,9 @@ STABLE = schedule(
         (STABLE, 800, 5.5e-5),
         (STABLE, 1000, 1e-5),
         (STABLE, 5000, 1e-5),
+        # a phase without steps is passed over
+        (NO_LINE, 600, 1e-5),
+        (NO_COSINE, 300, 1e-4),
     ],
 )
 def test_known_rates(rule: LrSchedule, step: int, rate: float) -> None:
