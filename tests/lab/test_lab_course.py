@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
+import resource
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -298,3 +301,28 @@ def test_a_directory_belongs_to_one_training_at_a_time(place: Path) -> None:
     with only_here(place / "out"), pytest.raises(CheckpointError, match="another process trains in"):
         train(place, out=place / "out")
     train(place, out=place / "out")
+
+
+@contextlib.contextmanager
+def largest_file(limit: int) -> Iterator[None]:
+    """Have the system refuse to write beyond `limit` bytes of any file, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_disk_without_room_for_first_state_leaves_nothing(place: Path) -> None:
+    (place / "there").mkdir()
+    for out in (place / "new" / "lab", place / "there"):
+        with largest_file(1000), pytest.raises(CheckpointError, match=r"cannot write to .*File too large"):
+            train(place, out=out)
+    assert not (place / "new").exists()
+    assert [*(place / "there").iterdir()] == []
+    train(place, out=place / "there", steps=2)
+    before = {path.name: path.read_bytes() for path in (place / "there").iterdir() if path.is_file()}
+    with pytest.raises(CheckpointError, match="with other options"):
+        train(place, out=place / "there", steps=4)
+    assert {path.name: path.read_bytes() for path in (place / "there").iterdir() if path.is_file()} == before

@@ -17,11 +17,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from aftermath.base.bounded import Malformed, json_as
-from aftermath.base.files import standing_in
+from aftermath.base.files import parents_made, standing_in
 from aftermath.base.locks import hold
 from aftermath.lab.kinds import Finished
 from aftermath.model.documents import CheckpointError
-from aftermath.model.store import writing
+from aftermath.model.store import write_errors, writing
 
 STATE = "state.safetensors"
 LOCK = "lock"
@@ -62,12 +62,24 @@ def load_state(directory: Path) -> tuple[dict[str, Tensor], Counters] | None:
 
 @contextlib.contextmanager
 def only_here(directory: Path) -> Iterator[None]:
-    """Hold a directory, which is made if need be. Raises CheckpointError if another process holds it."""
-    with writing(directory):
-        directory.mkdir(parents=True, exist_ok=True)
-        try:
-            held = hold(directory / LOCK)
-        except BlockingIOError:
-            raise CheckpointError(f"another process trains in {directory}", "Wait for it, or name another") from None
-    with held:
-        yield
+    """Hold a directory, which is made if need be. Raises CheckpointError if another process holds it.
+
+    After an error that left nothing in it but the lock, the lock is removed, and so are the directories made here.
+    """
+    with contextlib.ExitStack() as stack:
+        with write_errors(directory):
+            stack.enter_context(parents_made(directory))
+            try:
+                held = hold(directory / LOCK)
+            except BlockingIOError:
+                raise CheckpointError(
+                    f"another process trains in {directory}", "Wait for it, or name another"
+                ) from None
+        with held:
+            try:
+                yield
+            except BaseException:
+                with contextlib.suppress(OSError):  # Windows removes no file that is open
+                    if [path.name for path in directory.iterdir()] == [LOCK]:
+                        (directory / LOCK).unlink()
+                raise

@@ -238,9 +238,15 @@ def writing(directory: Path) -> Iterator[None]:
     """Make the directory for the block, and turn what the system and safetensors say of a failed write into a
     CheckpointError. After an error no new empty directory is left.
     """
+    with write_errors(directory), parents_made(directory):
+        yield
+
+
+@contextmanager
+def write_errors(directory: Path) -> Iterator[None]:
+    """Turn what the system and safetensors say of a failed write into a CheckpointError."""
     try:
-        with parents_made(directory):
-            yield
+        yield
     except Exception as error:
         full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error)
         if full:
