@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from aftermath.member import archive
+from aftermath.member.archive import Hub
 from aftermath.model.checkpoint import load
 from aftermath.model.documents import CheckpointError
 from aftermath.model.segments import level_hash
@@ -192,6 +193,29 @@ def test_whatever_goes_wrong_in_the_background_is_a_warning(tmp_path: Path, repo
         f"the chain was not told of the checkpoint of step {step}: nobody expected this" for step in (3, 6)
     ]
     assert last.startswith("the chain knows of no checkpoint with the last 6 steps,")
+
+
+def test_copy_that_the_chain_cannot_name_leaves_it_the_directory(tmp_path: Path, repository: Repository) -> None:
+    """The first copy fails, the second arrives; the run's checkpoint is the directory of each epoch."""
+
+    def refuse() -> None:
+        if len(repository.sources) == 1:
+            raise CheckpointError("the link has expired")
+
+    repository.before = refuse
+
+    async def story(sim: Simulation) -> None:
+        sim.hub, sim.upload_seconds = Hub("", repository.upload, named=False), 1.0
+        sim.add(0)
+        await sim.until(lambda run: run.epoch == 1 and run.state is RunState.ROUND_TRAIN)
+        assert sim.model.checkpoint.repo == str(sim.place / "kept" / "m0" / "sim-step3")
+        await sim.until_finished()
+
+    sim = play(tmp_path / "run", story, **ALONE)
+    sim.check()
+    assert _warned(sim.players[0]) == ["step 3 was not uploaded: the link has expired"]
+    assert [event["path"] for event in sim.players[0].saw("checkpoint")][-1] == "sim-step-6"
+    assert sim.model.checkpoint.repo == str(sim.place / "kept" / "m0" / "sim-step6")
 
 
 LATER, UNATTESTED = "a later epoch has ended meanwhile", "the epoch ended before its members had attested all levels"

@@ -15,7 +15,7 @@ from aftermath.model.schema import StateSchema
 from aftermath.model.store import RESERVE
 from aftermath.sim.simulation import Simulation, play
 from aftermath.train import keeping
-from aftermath.train.keeping import check_hub, check_places, check_room, keeping_advice
+from aftermath.train.keeping import check_hub, check_places, check_put_links, check_room, keeping_advice
 from aftermath.train.settings import TrainSettings
 
 Usage = namedtuple("Usage", "total used free")
@@ -63,6 +63,26 @@ def test_a_repository_without_a_token_is_refused_with_the_way_to_give_one() -> N
         check_hub(settings(hub_repo=name, hub_token="hf_x"))
         validate_repo_id(name)  # the Hub's own client agrees
     check_hub(settings())
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"checkpoint_dir": Path("kept"), "hub_repo": "ada/model"}, "--hub-repo are both given"),
+        ({}, "copies checkpoints of a directory, and none is given"),
+        ({"checkpoint_dir": Path("kept"), "checkpoint_put_links": "links.json"}, "cannot read links.json"),
+    ],
+)
+def test_put_links_without_what_they_need_are_refused(options: dict[str, Any], why: str) -> None:
+    with pytest.raises(AftermathError, match=why):
+        check_put_links(settings(**{"checkpoint_put_links": "https://signer.example/"} | options))
+    check_put_links(settings())
+
+
+def test_put_links_are_not_among_the_settings_shown() -> None:
+    shown = settings(checkpoint_dir=Path("kept"), checkpoint_put_links="https://signer.example/?token=f00dcafe")
+    check_put_links(shown)
+    assert "f00dcafe" not in repr(shown)
 
 
 def test_the_directory_is_made_and_nothing_is_left_in_it(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ PANELS = (
             *("precision", "compile", "grad_accum"),
         ),
     ),
-    ("Checkpoints", ("checkpoint_dir", "hub_", "delete_old", "keep_steps", "optimizer_state")),
+    ("Checkpoints", ("checkpoint_", "hub_", "delete_old", "keep_steps", "optimizer_state")),
     (
         "Progress",
         (

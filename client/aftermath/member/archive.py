@@ -45,6 +45,8 @@ class Hub:
     repo: str
     upload: Callable[[Path, str], str]
     """Pushes a directory with a commit message; returns the commit. Raises CheckpointError."""
+    named: bool = True
+    """Whether the chain can name what is uploaded. Else it is a copy, of which `upload` returns the place."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ class Keeper:
         late = self._sending is not None
         if self._archive.hub is not None:
             self._line_up(self._archive.hub, kept)
-        if self._archive.hub is None or late:
+        if self._archive.hub is None or not self._archive.hub.named or late:
             await self._name_directory(kept)
         await self._prune(kept)
 
@@ -234,9 +236,12 @@ class Keeper:
             commit = await self._push(hub, kept)
         except Exception as error:
             self._warn(f"step {step} was not uploaded: {error}")
-            await self._name_directory(kept)
+            if hub.named:
+                await self._name_directory(kept)
             return
-        self._ports.events.emit(kinds.Checkpoint(step=step, path=f"{hub.repo}@{commit}"))
+        self._ports.events.emit(kinds.Checkpoint(step=step, path=f"{hub.repo}@{commit}" if hub.named else commit))
+        if not hub.named:
+            return
         await self._name(Checkpoint(CheckpointKind.HUB, hub.repo, commit), kept)
 
     async def _push(self, hub: Hub, kept: _Kept) -> str:

@@ -19,6 +19,7 @@ from aftermath.base.outputs import maker_of, write_mark
 from aftermath.config.repository import is_repository
 from aftermath.model.schema import ELEMENT_BYTES, StateSchema
 from aftermath.model.steps import maker_name
+from aftermath.train.put_links import PutLinks
 from aftermath.train.settings import TrainSettings
 
 _AT_ONCE = 2
@@ -39,6 +40,19 @@ def check_hub(settings: TrainSettings) -> None:
             "Set the variable HF_TOKEN to a Hugging Face token that may write; one is made in the settings of the "
             "account, on huggingface.co",
         )
+
+
+def check_put_links(settings: TrainSettings) -> None:
+    """Raises UsageError or CheckpointError if checkpoints cannot be copied by the links of --checkpoint-put-links."""
+    if settings.checkpoint_put_links is None:
+        return
+    if settings.hub_repo is not None:
+        raise UsageError("--checkpoint-put-links and --hub-repo are both given", "Name one place for checkpoints")
+    if settings.checkpoint_dir is None:
+        raise UsageError(
+            "--checkpoint-put-links copies checkpoints of a directory, and none is given", "Pass --checkpoint-dir DIR"
+        )
+    PutLinks(settings.checkpoint_put_links).check()
 
 
 def check_places(settings: TrainSettings) -> None:

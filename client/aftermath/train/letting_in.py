@@ -25,7 +25,7 @@ from aftermath.replica.devices import indices_named
 from aftermath.rules.model import Model
 from aftermath.rules.optimizers import EXCHANGED, EXCHANGED_SHOWN, OPTIMIZERS
 from aftermath.train.choices import check_choices
-from aftermath.train.keeping import check_hub, check_places
+from aftermath.train.keeping import check_hub, check_places, check_put_links
 from aftermath.train.known_runs import KnownRuns
 from aftermath.train.settings import TrainSettings
 
@@ -48,6 +48,7 @@ def check_options(settings: TrainSettings) -> None:
 def check_words(settings: TrainSettings) -> None:
     """As `check_options`, as far as that leaves nothing behind."""
     check_hub(settings)
+    check_put_links(settings)
     check_choices(settings)
     check_interface(settings.bind_p2p_interface)
     indices_named(settings.device)

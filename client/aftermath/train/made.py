@@ -8,6 +8,7 @@ from aftermath.model.outline import Outline
 from aftermath.model.text import Prompt, check_vocabulary
 from aftermath.optim.schema import Schema
 from aftermath.train.choices import asked_of
+from aftermath.train.put_links import PutLinks
 from aftermath.train.settings import PROMPT_TOKENS, TrainSettings
 
 
@@ -31,6 +32,8 @@ def evaluations_of(settings: TrainSettings, outline: Outline, schema: Schema) ->
 
 def hub_of(settings: TrainSettings) -> Hub | None:
     """Where checkpoints are uploaded to, if anywhere."""
+    if settings.checkpoint_put_links is not None:
+        return Hub("", PutLinks(settings.checkpoint_put_links).put, named=False)
     if settings.hub_repo is None:
         return None
     from aftermath.model.hub import upload

@@ -141,6 +141,14 @@ class TrainSettings:
     ] = 0
 
     checkpoint_dir: Annotated[Path | None, Doc("Directory for a checkpoint after every epoch (tier 0 only).")] = None
+    checkpoint_put_links: Annotated[
+        str | None,
+        Doc(
+            "JSON file, or https address that answers such a document, with a signed link (HTTP PUT) for each file of "
+            "a checkpoint: every one in --checkpoint-dir is copied there. In an address, {checkpoint} stands for the "
+            "name of its directory."
+        ),
+    ] = field(default=None, repr=False)
     hub_repo: Annotated[str | None, Doc("Hugging Face repository that receives checkpoints (needs HF_TOKEN).")] = None
     hub_token: Annotated[str | None, Doc("Token for the Hub, read from HF_TOKEN.")] = field(default=None, repr=False)
     delete_old_steps: Annotated[bool, Doc("Delete older checkpoints of this run from the directory.")] = True

@@ -1,0 +1,190 @@
+"""Copies of checkpoints by signed links, against a server that checks them as object storage does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from aftermath.base.outputs import MARK
+from aftermath.model.documents import CheckpointError
+from aftermath.train import put_links
+from aftermath.train.put_links import PutLinks
+
+FILES = {"config.json": b"{}", "model.safetensors": b"weights" * 50_000, "tokenizer.json": b"", MARK: b"ours"}
+SECRET = "f00dcafe"
+
+
+class Bucket:
+    """Takes a PUT with a length and a signature that has not expired; `/links/NAME` signs for two requests each."""
+
+    def __init__(self) -> None:
+        self.stored: dict[str, bytes] = {}
+        self.asked: list[str] = []
+        """Methods and paths, in order."""
+        self.now = 0
+        """Requests so far: the clock by which links expire."""
+        self.unavailable = 0
+        """How many requests are still answered 503, after some of their bytes."""
+        app = web.Application(client_max_size=1 << 22)
+        app.router.add_put("/bucket/{checkpoint}/{name}", self.put)
+        app.router.add_get("/links/{checkpoint}", self.links)
+        self.server = TestServer(app)
+
+    def sign(self, checkpoint: str, name: str, seconds: int) -> str:
+        return str(self.server.make_url(f"/bucket/{checkpoint}/{name}?expires={self.now + seconds}&signature={SECRET}"))
+
+    def sign_all(self, checkpoint: str, seconds: int) -> str:
+        return json.dumps({name: self.sign(checkpoint, name, seconds) for name in FILES if name != MARK})
+
+    async def links(self, request: web.Request) -> web.Response:
+        self.asked.append(f"GET {request.path}")
+        return web.Response(text=self.sign_all(request.match_info["checkpoint"], 2))
+
+    async def put(self, request: web.Request) -> web.Response:
+        self.now += 1
+        self.asked.append(f"PUT {request.match_info['name']}")
+        if self.unavailable:
+            self.unavailable -= 1
+            return web.Response(status=503)
+        if request.headers.get("Transfer-Encoding") or request.content_length is None:
+            return web.Response(status=411)
+        if self.now > int(request.query["expires"]) or request.query["signature"] != SECRET:
+            return web.Response(status=403, text=f"SignatureDoesNotMatch {request.query_string}")
+        body = await request.read()
+        assert len(body) == request.content_length
+        self.stored[f"{request.match_info['checkpoint']}/{request.match_info['name']}"] = body
+        return web.Response()
+
+
+@pytest.fixture
+async def bucket() -> AsyncIterator[Bucket]:
+    found = Bucket()
+    async with found.server:
+        yield found
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    directory = tmp_path / "demo-step6"
+    directory.mkdir()
+    for name, data in FILES.items():
+        (directory / name).write_bytes(data)
+    return directory
+
+
+class Links:
+    """A file of links."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+
+    def name(self, document: str) -> str:
+        self.place.write_text(document)
+        return str(self.place)
+
+
+@pytest.fixture
+def links(tmp_path: Path) -> Links:
+    return Links(tmp_path / "links.json")
+
+
+STORED = {f"demo-step6/{name}": data for name, data in FILES.items() if name != MARK}
+
+
+async def put(source: str, directory: Path) -> tuple[str, list[float]]:
+    """Return what `put` says, and how long it paused before further tries."""
+    pauses: list[float] = []
+    return await asyncio.to_thread(PutLinks(source, pauses.append).put, directory), pauses
+
+
+async def test_put_of_all_files_ends_with_the_config(bucket: Bucket, checkpoint: Path, links: Links) -> None:
+    source = links.name(bucket.sign_all("demo-step6", 10))
+    PutLinks(source).check()
+    said, pauses = await put(source, checkpoint)
+    assert said == f"{bucket.server.make_url('').origin()} (3 files of demo-step6)"
+    assert bucket.stored == STORED
+    assert bucket.asked == ["PUT model.safetensors", "PUT tokenizer.json", "PUT config.json"]
+    assert pauses == []
+
+
+async def test_address_signs_anew_for_each_file(bucket: Bucket, checkpoint: Path) -> None:
+    await put(f"{bucket.server.make_url('/links')}/{put_links.CHECKPOINT}?token={SECRET}", checkpoint)
+    assert bucket.stored == STORED
+    assert bucket.asked[::2] == ["GET /links/demo-step6"] * 3
+
+
+async def test_expired_link_is_refused_once_and_not_shown(
+    bucket: Bucket, checkpoint: Path, links: Links, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = links.name(bucket.sign_all("demo-step6", 1))
+    with (
+        caplog.at_level(logging.DEBUG, logger="aftermath"),
+        pytest.raises(CheckpointError, match=r"refused the PUT of tokenizer\.json \(403\): the link has expired") as e,
+    ):
+        await put(source, checkpoint)
+    assert bucket.asked == ["PUT model.safetensors", "PUT tokenizer.json"]
+    assert SECRET not in f"{e.value} {e.value.fix} {e.value.__cause__} {caplog.text} {PutLinks(source)}"
+
+
+async def test_server_that_is_away_for_a_while_is_tried_again(bucket: Bucket, checkpoint: Path, links: Links) -> None:
+    source = links.name(bucket.sign_all("demo-step6", 10))
+    bucket.unavailable = 2
+    assert (await put(source, checkpoint))[1] == [1.0, 4.0]
+    assert bucket.stored == STORED
+
+
+async def test_server_that_stays_away_is_given_up(bucket: Bucket, checkpoint: Path, links: Links) -> None:
+    source = links.name(bucket.sign_all("demo-step6", 10))
+    bucket.unavailable = 99
+    with pytest.raises(
+        CheckpointError, match=r"did not take the PUT of model\.safetensors in 5 tries: it answered 503"
+    ):
+        await put(source, checkpoint)
+    assert bucket.stored == {}
+
+
+async def test_server_that_is_gone_is_an_error_without_the_link(bucket: Bucket, checkpoint: Path, links: Links) -> None:
+    source = links.name(bucket.sign_all("demo-step6", 10))
+    await bucket.server.close()
+    with pytest.raises(CheckpointError, match="in 5 tries: cannot connect") as caught:
+        await put(source, checkpoint)
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("document", "why"),
+    [
+        ("no json", "does not name links"),
+        (f'["https://bucket.example/?{SECRET}"]', "does not name links"),
+        (f'{{"config.json": "http://bucket.example/?{SECRET}"}}', r"the link for config\.json is not an https address"),
+        (f'{{"config.json": "https:///?{SECRET}"}}', r"the link for config\.json is not an https address"),
+        (None, "cannot read"),
+    ],
+)
+def test_document_without_links_is_refused(links: Links, document: str | None, why: str) -> None:
+    source = links.name(document) if document is not None else str(links.place)
+    with pytest.raises(CheckpointError, match=why) as caught:
+        PutLinks(source).check()
+    assert SECRET not in f"{caught.value} {caught.value.fix}"
+
+
+def test_address_that_others_can_read_is_refused() -> None:
+    with pytest.raises(CheckpointError, match=r"http://signer\.example is not an https address") as caught:
+        PutLinks(f"http://signer.example/{SECRET}?token={SECRET}").check()
+    assert SECRET not in str(caught.value)
+    for address in ("https://signer.example/{checkpoint}", "http://127.0.0.1:9000/links"):
+        PutLinks(address).check()
+
+
+async def test_file_without_a_link_is_found_before_any_put(bucket: Bucket, checkpoint: Path, links: Links) -> None:
+    source = links.name(json.dumps({"config.json": bucket.sign("demo-step6", "config.json", 10)}))
+    with pytest.raises(CheckpointError, match=r"no link is named for model\.safetensors, tokenizer\.json"):
+        await put(source, checkpoint)
+    assert bucket.asked == []
