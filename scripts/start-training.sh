@@ -1,6 +1,7 @@
 #!/bin/sh
 # Joins the run that scripts/setup-run.sh prepared; further arguments go to `aftermath-solana train`. A member of tier 0
-# keeps checkpoints, so that the run outlives its members.
+# keeps checkpoints, so that the run outlives its members. In `test`, DATA_PARALLELISM and TENSOR_PARALLELISM say on how
+# many GPUs of this machine one member trains (their product); without them it takes one.
 set -eu
 . "$(dirname -- "$0")/cluster.sh"
 if [ $# -lt 2 ] || { [ "$2" != test ] && [ "$2" != light ]; }; then
@@ -11,7 +12,11 @@ take_cluster "$1"
 cluster=$1
 run_id=${RUN_ID:-$2}
 checkpoints=runs/$2/checkpoints/member-$$
+variant=$2
 shift 2
+# Before the caller's options, of which the last one counts.
+[ "$variant" != test ] ||
+    set -- --data-parallelism "${DATA_PARALLELISM:-0}" --tensor-parallelism "${TENSOR_PARALLELISM:-1}" "$@"
 own_wallet "$cluster" "member-$$"
 cd -- "$here"
 case " $* " in

@@ -235,6 +235,26 @@ def test_only_a_member_of_tier_0_without_a_place_of_its_own_is_given_one(
     assert ("runs/light/checkpoints" in line) == keeps
 
 
+@pytest.mark.parametrize(
+    ("variant", "environment", "ranks"),
+    [
+        ("test", {}, "train --rpc localnet --run-id RUN --data-parallelism 0 --tensor-parallelism 1"),
+        (
+            "test",
+            {"DATA_PARALLELISM": "4", "TENSOR_PARALLELISM": "2"},
+            "train --rpc localnet --run-id RUN --data-parallelism 4 --tensor-parallelism 2",
+        ),
+        ("light", {}, "train --rpc localnet --run-id RUN"),
+    ],
+)
+def test_start_of_large_recipe_passes_its_parallelism(
+    project: Path, stub: dict[str, str], variant: str, environment: dict[str, str], ranks: str
+) -> None:
+    here = stub | {"RPC": "localnet", "RUN_ID": "RUN", "WALLET_PRIVATE_KEY_PATH": "mine.json"} | environment
+    done = script(project, "start-training.sh", "localnet", variant, "--matformer-tier", "1", env=here)
+    assert done.stdout.splitlines()[-1].startswith(f"{ranks} --matformer-tier 1 (")
+
+
 @pytest.mark.parametrize("name", ["setup-run.sh", "start-training.sh"])
 def test_recipes_explain_themselves(project: Path, variables: dict[str, str], name: str) -> None:
     for arguments in ((), ("localnet",), ("localnet", "heavy")):
