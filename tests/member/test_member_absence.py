@@ -63,6 +63,25 @@ def test_a_witness_that_leaves_in_warm_up_does_not_hold_up_the_others(tmp_path: 
     play(tmp_path, story, witness_nodes=1, warmup_time=100, init_min_clients=4)
 
 
+def test_member_that_dies_in_warm_up_is_dropped_after_first_round(tmp_path: Path) -> None:
+    """The chain learns of it from the first round, whose sequences the others train again."""
+
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 0, 1, 2)]
+        await sim.until(lambda run: run.state is RunState.WARMUP)
+        began = sim.now
+        await sim.kill(players[1])
+        await sim.until_round(0)
+        assert sim.now - began < 30, "the others do not wait for it all through the warm-up"
+        await sim.until_round(3)
+        assert [epoch for epoch, _ in sim.record.dropped] == [0]
+        await sim.until(lambda run: run.epoch == 1)
+
+    sim = play(tmp_path, story, warmup_time=100, init_min_clients=4, rounds_per_epoch=4)
+    assert sim.check(dropped=[sim.players[1]]) > 0
+    assert sim.run.lost_sequences == 0
+
+
 def test_a_witness_whose_word_is_refused_asks_and_complains_ever_more_rarely(tmp_path: Path) -> None:
     """A round that its wallet cannot pay for lasts 20 seconds, and a warm-up 60."""
 
