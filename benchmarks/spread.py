@@ -3,10 +3,11 @@
 Usage: python benchmarks/spread.py [--device cuda] [--inner adamw muon] [--steps 1 4 30] [--moments kept reset] [--json]
 
 An audit trains a member's share again and compares. This measures what it can tell: one round is trained from the same
-weights, the same data and the same moments in different ways. `again` repeats the reference; `micro` halves the
-micro-batch; `bf16` and `compiled` change the arithmetic; `cpu` is fp32 on the CPU beside a GPU's; `threads` uses half
-the CPU's threads. Dishonest are `skip_1`, `skip_3` and `skip_half` (inner steps left out at the end), `stale` (the
-weights of the round before), `other_data`, and `direction` (5 % of the norm added along a fixed random direction).
+weights, the same data and the same moments in different ways. `again` repeats the reference, which is of `--precision`;
+`micro` halves the micro-batch; `other` is of the other precision; `compiled` compiles the passes; `cpu` is on the CPU
+instead of a GPU (fp32 only); `threads` uses half the CPU's threads. Dishonest are `skip_1`, `skip_3` and `skip_half`
+(inner steps left out at the end), `stale` (the weights of the round before), `other_data`, and `direction` (5 % of the
+norm added along a fixed random direction).
 
 Per case, over the 64 x 64 blocks of matrices: `distance`, the norm of the difference over the norm of the reference
 (median, 99.9th percentile, maximum); `overlap`, the part of the 64 largest entries that both have; `signs`, the part of
@@ -120,7 +121,8 @@ def _train(task: Round, way: Way) -> Outcome:
         return losses[-1]
 
     began = time.perf_counter()
-    made = step.make(task.share, backward, *[RATES[task.settings.inner_optimizer]] * 2, travelling=False)
+    rate = RATES[task.settings.inner_optimizer]
+    made = step.make(task.share, backward, rate, rate, travelling=False)
     blocks = _blocks(task.settings, params, made)
     seconds = time.perf_counter() - began
     tensors = {name: tensor.cpu() for name, tensor in made.tensors.items()}
@@ -173,20 +175,18 @@ def _short(number: Tensor) -> float:
     return float(f"{float(number):.3g}")
 
 
-def ways(device: torch.device, micro: int, compiled: bool) -> tuple[Way, dict[str, Way]]:
+def ways(device: torch.device, sizes: argparse.Namespace) -> tuple[Way, dict[str, Way]]:
     """The reference, and the honest ways that are compared with it."""
-    reference = Way(device, micro)
-    found = {"again": reference, "micro": replace(reference, micro=micro // 2)}
-    bf16 = replace(reference, arithmetic=Arithmetic(bf16=True))
-    found |= {"bf16": bf16, "bf16_micro": replace(bf16, micro=micro // 2)}
-    if compiled:
-        found["compiled"] = replace(reference, arithmetic=Arithmetic(compiled=True))
-        found["bf16_compiled"] = replace(reference, arithmetic=Arithmetic(bf16=True, compiled=True))
-    cpu = Way(torch.device("cpu"), micro)
-    if device.type != "cpu":
-        found["cpu"] = cpu
-    else:
-        found["threads"] = replace(cpu, threads=max(1, torch.get_num_threads() // 2))
+    bf16 = sizes.precision == "bf16"
+    reference = Way(device, sizes.micro, Arithmetic(bf16=bf16))
+    found = {"again": reference, "micro": replace(reference, micro=sizes.micro // 2)}
+    found["other"] = replace(reference, arithmetic=Arithmetic(bf16=not bf16))
+    if sizes.compiled:
+        found["compiled"] = replace(reference, arithmetic=Arithmetic(bf16=bf16, compiled=True))
+    if device.type == "cpu":
+        found["threads"] = replace(reference, threads=max(1, torch.get_num_threads() // 2))
+    elif not bf16:
+        found["cpu"] = replace(reference, device=torch.device("cpu"))
     return reference, found
 
 
@@ -214,7 +214,7 @@ def measure(device: torch.device, inner: str, steps: int, moments: str, sizes: a
     text = tokens(sizes.sequences * (WARM_UP_STEPS + 2 * steps), sizes.tokens)
     warm, share, other = text.split([sizes.sequences * n for n in (WARM_UP_STEPS, steps, steps)])
     weights = init_weights(config_of(MODEL), 0)
-    reference, honest = ways(device, sizes.micro, sizes.compiled)
+    reference, honest = ways(device, sizes)
     past = train(Round(replace(settings, inner_steps=WARM_UP_STEPS), weights, {}, warm), reference)
     reached = {name: tensor - past.tensors[name] for name, tensor in weights.items()}
     task = Round(settings, reached, past.moments if moments == "kept" else {}, share)
@@ -238,6 +238,7 @@ def report(device: torch.device, options: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "torch": torch.__version__,
+        "precision": options.precision,
         "tokens_per_step": options.sequences * options.tokens,
     }
     for inner in options.inner:
@@ -272,6 +273,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--sequences", type=int, default=8, help="of an inner step (default 8)")
     parser.add_argument("--tokens", type=int, default=256, help="of a sequence (default 256)")
     parser.add_argument("--micro", type=int, default=8, help="sequences in one pass (default 8)")
+    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="of the reference (default fp32)")
     parser.add_argument("--compiled", action="store_true", help="compare compiled passes as well")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
