@@ -96,13 +96,15 @@ def test_a_save_that_fails_in_an_unexpected_way_is_a_warning(
 
 
 def test_old_steps_go_but_not_the_one_on_its_way_to_the_hub(tmp_path: Path, repository: Repository) -> None:
-    """Three are kept; step 3 is being uploaded all the time and 15 waits, after 6, 9 and 12 did."""
+    """Step 3 is being uploaded all the time and 18 waits; the chain has recorded the directories of the four newest."""
 
     async def story(sim: Simulation) -> None:
         sim.hub, sim.upload_seconds = repository.hub, 500.0
         sim.add(0)
-        await sim.until(lambda run: run.epoch == 5 and run.state is RunState.ROUND_TRAIN)
-        assert _in(sim.place / "kept" / "m0") == ["sim-step12", "sim-step15", "sim-step3", "sim-step9"]
+        await sim.until(lambda run: run.epoch == 6 and run.state is RunState.ROUND_TRAIN)
+        recorded = [Path(one.checkpoint.repo).name for one in sim.model.recorded]
+        assert recorded == ["sim-step18", "sim-step15", "sim-step12", "sim-step9"]
+        assert _in(sim.place / "kept" / "m0") == sorted(["sim-step3", *recorded])
 
     play(tmp_path / "run", story, **ALONE | {"total_steps": 24})
 

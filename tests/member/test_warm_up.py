@@ -18,6 +18,7 @@ from aftermath.member.warmup import NoModel, WarmUp
 from aftermath.model.initial import init_weights
 from aftermath.model.levels import SchemaError
 from aftermath.model.segments import level_hash
+from aftermath.model.steps import maker_name
 from aftermath.model.store import write_checkpoint
 from aftermath.replica.modelshare import ModelShare, snapshot
 from aftermath.replica.origin import Origin
@@ -89,14 +90,20 @@ class Joiner:
             snapshot(init_weights(CONFIG, seed, seat), SCHEMA.state, seat, step)
         )
 
-    async def obtain(self, seed: int | None = None) -> Replica:
-        """Go through the warm-up, with a replica of these weights if any."""
+    def falsely_named(self, step: int) -> None:
+        """The chain names no place at all for the checkpoint of a step, with the hashes of the run's model."""
+        place, hashes = Checkpoint(CheckpointKind.HUB, "/etc", ""), tuple(_hash(ATTESTED, level) for level in range(3))
+        model = builders.model(checkpoint=place, checkpoint_step=step + 1, checkpoint_hashes=hashes, earlier=())
+        self.feed.view = builders.view(self.run, three_members(), model)
+
+    async def obtain(self, seed: int | None = None, kept: Path | None = None) -> Replica:
+        """Go through the warm-up, with a replica of these weights and a directory of own checkpoints, if any."""
         origin = Origin(SCHEMA, 1, "auto", torch.device("cpu"), PassSize(4, "off"), lambda: 0.0)
         began, replica = replace(self.feed.view, run=self.run), None
         if seed is not None:
             replica = origin.replica(init_weights(CONFIG, seed, 1))
         return await WarmUp(
-            self._ports, replace(self.desk.role, tier=1), self.desk.workers, origin, began, 0, 4
+            self._ports, replace(self.desk.role, tier=1), self.desk.workers, origin, began, 0, 4, kept
         ).obtain(replica)
 
     def said(self, kind: str, what: str) -> list[str]:
@@ -124,6 +131,29 @@ def test_a_place_without_the_model_is_passed_over_for_another_of_the_same_step(t
         replica = await joiner.obtain()
         assert replica.hashes() == {1: _hash(ATTESTED, 1), 2: _hash(ATTESTED, 2)}
         assert joiner.said("model", "source") == ["the checkpoint"]
+
+    run_virtual(story())
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_own_copy_of_falsely_named_step_counts_under_its_hashes(tmp_path: Path, right: bool) -> None:
+    async def story() -> None:
+        joiner = Joiner(tmp_path, attested=0b111, source=ModelSource.CHECKPOINT)
+        joiner.falsely_named(STEP)
+        own = tmp_path / "kept" / f"test-step{STEP}"
+        own.parent.mkdir()
+        weights, made_by = init_weights(CONFIG, ATTESTED if right else OTHER), maker_name(joiner.run.identity)
+        write_checkpoint(own, weights, CONFIG, tier=0, companions={}, made_by=made_by)
+        if right:
+            replica = await joiner.obtain(kept=own.parent)
+            assert replica.hashes() == {1: _hash(ATTESTED, 1), 2: _hash(ATTESTED, 2)}
+            assert not joiner.said("warning", "message")
+            return
+        with pytest.raises(NoModel):
+            await joiner.obtain(kept=own.parent)
+        (warned,) = joiner.said("warning", "message")
+        assert "'/etc', which is not the name of a Hub repository" in warned
+        assert "aftermath-solana checkpoint --repo OWNER/NAME" in warned
 
     run_virtual(story())
 

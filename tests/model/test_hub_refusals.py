@@ -11,7 +11,7 @@ import pytest
 from aftermath.model import hub_commit
 from aftermath.model.documents import CheckpointError
 from aftermath.model.hub import download, upload
-from aftermath.model.resolve import resolve
+from aftermath.model.resolve import load_hf_config, outline_directory, resolve
 from aftermath.rules.model import Checkpoint
 from aftermath.rules.state import CheckpointKind
 from model.hub_server import CONFIG, Fetch, Hub, Storage, right, serving
@@ -175,3 +175,12 @@ def test_a_home_that_this_machine_does_not_know_is_no_checkpoint() -> None:
     """A tier-0 member may have named it: that ends nobody's warm-up but by a sentence."""
     with pytest.raises(CheckpointError, match="there is no checkpoint at ~nobody-of-this-name/x"):
         resolve(Checkpoint(CheckpointKind.LOCAL, "~nobody-of-this-name/x", ""))
+
+
+@pytest.mark.parametrize("name", ["/etc", "../x", "etc", "a/b/c", "me/model?x", "http://10.0.0.1/x", "me/\x1b[2J"])
+def test_false_name_of_hub_place_is_refused_before_asking(name: str) -> None:
+    place = Checkpoint(CheckpointKind.HUB, name, "")
+    for read in (resolve, load_hf_config, outline_directory):
+        with pytest.raises(CheckpointError, match=r"is not the name of a Hub repository[\s\S]*owner names") as refused:
+            read(place)
+        assert "\x1b" not in str(refused.value)

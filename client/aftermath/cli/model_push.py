@@ -27,7 +27,7 @@ def model_push(
     import os
 
     from aftermath.base.errors import UsageError
-    from aftermath.config.repository import is_repository
+    from aftermath.base.repository import is_repository
     from aftermath.model.checkpoint import load_config
     from aftermath.model.hub import upload
     from aftermath.model.verify import manifest_files

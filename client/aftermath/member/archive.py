@@ -6,6 +6,7 @@ Decided
 - the chain takes a checkpoint only with the hashes that the members attested, and the first valid one wins; an upload
   that it does not name is a warning, since the run then depends on something that fewer can reach;
 - a member that uploads names its directory only if the upload fails or outlasts an epoch: others can reach the Hub;
+- a directory replaces a place on the Hub only if that place is none: any tier-0 member may have named it;
 - a directory of that step with another model in it is of a past that the run has gone back from: it is moved aside,
   unless the chain, asked anew, names it;
 - whatever goes wrong here is a warning: the run does not depend on any one member's disk or connection.
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shlex
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,16 +26,19 @@ from aftermath.base.wait import cancel, first_of
 from aftermath.coordinator.errors import Refused, Unavailable
 from aftermath.member.persist import persist
 from aftermath.member.ports import Ports, Role, Workers
-from aftermath.model.documents import CheckpointError
-from aftermath.model.resolve import local_directory
+from aftermath.model.config import ModelConfigError
+from aftermath.model.documents import CheckpointError, HubAway
+from aftermath.model.resolve import local_directory, require_place
 from aftermath.model.steps import prune, stem_of_run, step_directory
 from aftermath.model.store import Saved, save, scratch, sweep
+from aftermath.p2p.transport import escaped
 from aftermath.replica.replica import Replica
 from aftermath.rules.model import Checkpoint, Model
 from aftermath.rules.run import Run, steps_before
 from aftermath.rules.state import CheckpointKind, RunState
 from aftermath.watch import kinds
 
+_HUB_SECONDS = 10.0  # for one look at a place on the Hub, while the cooldown waits
 LONGEST_UPLOAD = 3600.0
 """Seconds after which an upload is given up, waiting for the thread included."""
 
@@ -59,6 +64,10 @@ class Archive:
     """How many steps to keep in the directory; None keeps all."""
     companions: Mapping[str, bytes]
     """The tokenizer's files, which go with every checkpoint."""
+    read_hub: Callable[[Checkpoint], None]
+    """Reads the config of a place on the Hub. Raises CheckpointError if that is not the run's model, HubAway if the
+    Hub does not say.
+    """
 
 
 @dataclass(frozen=True)
@@ -84,6 +93,8 @@ class Keeper:
         self._uploading: asyncio.Task[None] | None = None
         self._sending: _Kept | None = None
         self._next: _Kept | None = None
+        self._read: Checkpoint | None = None  # the place on the Hub that was found good last
+        self._named_step = -1  # of the chain's checkpoint when this member last kept one
         if archive.hub is not None and archive.directory is None:
             sweep()
 
@@ -185,23 +196,22 @@ class Keeper:
     def _needed(self, model: Model) -> set[Path]:
         """What must stay as it is: what waits for the Hub, and what a returner needs, which the chain names."""
         needed = {kept.place for kept in (self._sending, self._next) if kept is not None}
-        checkpoint = model.checkpoint
-        if checkpoint.kind is CheckpointKind.LOCAL:
-            with contextlib.suppress(CheckpointError):  # no place at all
-                needed.add(local_directory(checkpoint))
-        return needed
+        return needed | _directories(model, newest=1)
 
     async def _prune(self, newest: _Kept) -> None:
         """Remove old steps."""
         directory, keep = self._archive.directory, self._archive.keep_steps
         if directory is None or keep is None:
             return
-        needed = {newest.place, *self._needed((await self._ports.coordinator.view()).model)}
+        model = (await self._ports.coordinator.view()).model
+        needed = {newest.place, *self._needed(model)}
         run = newest.run
 
         def remove() -> None:
             stem = stem_of_run(directory, run.run_id, run.identity)
-            prune(directory, stem, run.trained_steps, keep, needed)
+            # Whatever place a member named for a recorded step, this copy of the step may be the only one there is.
+            recorded = {step_directory(directory, stem, steps_before(one.step)) for one in model.recorded if one.exists}
+            prune(directory, stem, run.trained_steps, keep, needed | recorded | _directories(model))
 
         await self._workers.compute(remove)
 
@@ -260,21 +270,64 @@ class Keeper:
 
     async def _name_directory(self, kept: _Kept) -> None:
         """Name the directory on chain, if it is to stay, unless the run's checkpoint is one that others can reach."""
-        if (
-            kept.scratch is None
-            and (await self._ports.coordinator.view()).model.checkpoint.kind is CheckpointKind.LOCAL
-        ):
-            await self._name(Checkpoint(CheckpointKind.LOCAL, str(kept.place), ""), kept)
+        model = (await self._ports.coordinator.view()).model
+        before, self._named_step = self._named_step, model.checkpoint_step
+        if kept.scratch is not None or model.checkpoint_step > kept.run.step:
+            return
+        wrong = await self._wrong_with(model.checkpoint)
+        if model.checkpoint.kind is CheckpointKind.LOCAL or wrong is not None:
+            await self._name(Checkpoint(CheckpointKind.LOCAL, str(kept.place), ""), kept, model.checkpoint, wrong)
+        elif before == model.checkpoint_step < kept.run.step:
+            self._warn_unnamed(kept, "nobody has uploaded a newer one for an epoch")
 
-    async def _name(self, place: Checkpoint, kept: _Kept) -> None:
-        """Point the chain to a checkpoint; a warning says so if it ends up naming another one, or an older one."""
+    async def _wrong_with(self, checkpoint: Checkpoint) -> str | None:
+        """Return why a place on the Hub holds no model of the run; None if it does, or the Hub does not say."""
+        if checkpoint.kind is not CheckpointKind.HUB or checkpoint == self._read:
+            return None
+
+        async def read() -> None:
+            await self._workers.upload(lambda: self._archive.read_hub(checkpoint))
+            self._read = checkpoint
+
+        try:
+            require_place(checkpoint)
+            await first_of(read(), self._ports.clock.sleep(_HUB_SECONDS))
+        except HubAway:
+            return None
+        except (CheckpointError, ModelConfigError) as error:
+            return error.message
+        except Exception as error:  # what a stranger's place makes of our reader costs that place, not this member
+            return f"{escaped(checkpoint.repo)} cannot be read: {type(error).__name__}: {escaped(str(error))}"
+        return None
+
+    def _warn_unnamed(self, kept: _Kept, why: str) -> None:
+        """Warn that the chain does not name this member's newer directory, and say who can have it named."""
+        keeper, run = self._ports.coordinator.called, kept.run
+        self._warn(
+            f"{keeper} does not name {kept.place} of step {run.trained_steps}: {why}\n"
+            "Start a tier-0 member that uploads the next checkpoint: train --hub-repo OWNER/NAME. Or the run's owner "
+            f"names this one: aftermath-solana checkpoint --run-id {shlex.quote(run.run_id)} "
+            f"--path {shlex.quote(str(kept.place))} -w FILE"
+        )
+
+    async def _name(
+        self, place: Checkpoint, kept: _Kept, before: Checkpoint | None = None, wrong: str | None = None
+    ) -> None:
+        """Point the chain to a checkpoint; a warning says so if it ends up naming another one, or an older one.
+
+        `wrong`: what is wrong with the place that the chain named `before`.
+        """
         refusal = await self._offer(place, kept)
         if refusal is None:
             return
         model = (await self._ports.coordinator.view()).model
         newer = model.checkpoint_step - kept.run.step
-        if model.checkpoint == place or (newer >= 0 and place.kind is CheckpointKind.LOCAL):
+        replaced = wrong is None or model.checkpoint != before
+        if model.checkpoint == place or (newer >= 0 and place.kind is CheckpointKind.LOCAL and replaced):
             return  # our reply was lost, or somebody else's directory was first and is as good
+        if wrong is not None:
+            self._warn_unnamed(kept, f"{wrong}, and {refusal.splitlines()[0]}")
+            return
         if newer == 0:
             refusal = f"it names {model.checkpoint.repo} of step {steps_before(model.checkpoint_step)} already"
         what = f"{place.repo}@{place.revision}" if place.revision else place.repo
@@ -295,6 +348,16 @@ class Keeper:
         except Refused as refused:
             return str(refused)
         return None if named else _past(run, self._ports.feed.run)
+
+
+def _directories(model: Model, newest: int | None = None) -> set[Path]:
+    """The directories that the chain has recorded, of all its checkpoints or only of so many of the newest."""
+    found = set[Path]()
+    for one in model.recorded[:newest]:
+        if one.checkpoint.kind is CheckpointKind.LOCAL:
+            with contextlib.suppress(CheckpointError):  # no place at all
+                found.add(local_directory(one.checkpoint))
+    return found
 
 
 def _all_attested(run: Run) -> bool:

@@ -198,7 +198,8 @@ class Member:
         self._results.begin(run.epoch)
         self._readiness.forget_before(run.epoch)
         self._notices.lost(run, model)
-        warm = WarmUp(self._ports, self._role, self._workers, self._origin, view, self.seat, self._parallel)
+        parts = self._ports, self._role, self._workers, self._origin
+        warm = WarmUp(*parts, view, self.seat, self._parallel, self._keeper.directory)
         self._own.withdraw()  # a replica that is of no use is to be gone before there is another
         self._replica = replica = await warm.obtain(self._take_replica())
         self._said_stateless = False

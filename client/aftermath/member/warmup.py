@@ -15,6 +15,7 @@ Decided
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import NoReturn
 
 from torch import Tensor
@@ -28,13 +29,15 @@ from aftermath.model.config import ModelConfigError
 from aftermath.model.documents import CheckpointError
 from aftermath.model.levels import SchemaError
 from aftermath.model.segments import SegmentError, level_hash, segment_bytes, write_segment
+from aftermath.model.steps import stem_of_run, step_directory
 from aftermath.p2p.transport import escaped
 from aftermath.replica.memory import is_out_of_memory
 from aftermath.replica.modelshare import LevelFetcher, ModelUnavailable, Offer, ask_offers
 from aftermath.replica.origin import Origin
 from aftermath.replica.replica import Replica
 from aftermath.rules import bitmap, contents
-from aftermath.rules.run import STORED_ROUNDS, Run
+from aftermath.rules.model import Checkpoint
+from aftermath.rules.run import STORED_ROUNDS, Run, steps_before
 from aftermath.rules.state import CheckpointKind, ModelSource, RunState
 from aftermath.watch import kinds
 
@@ -59,10 +62,12 @@ class WarmUp:
         began: View,
         seat: int,
         parallel: int,
+        kept: Path | None = None,
     ) -> None:
+        """`kept`: the directory of this member's own checkpoints, if it writes any."""
         self._ports, self._role, self._workers = ports, role, workers
         self._origin, self._run, self._model = origin, began.run, began.model
-        self._seat, self._parallel = seat, parallel
+        self._seat, self._parallel, self._kept = seat, parallel, kept
         self._weights: dict[str, Tensor] = {}
         self._lacking = set(role.levels)
         self._sought = frozenset(role.levels)  # without what is kept of an own replica
@@ -196,14 +201,17 @@ class WarmUp:
     async def _durable(self, levels: set[int]) -> dict[str, Tensor]:
         """The tier's weights from one of the places recorded for the step of the durable checkpoint.
 
-        A member may have named a place that is none, and another one the same step's before or after it. Where no hash
-        could tell what is there, the present place alone counts, as it is the same for everybody.
+        This member's own copy of the step comes first. A member may have named a place that is none, and another one
+        the same step's before or after it. Where no hash could tell what is there, the present place alone counts, as
+        it is the same for everybody.
         """
         model, reasons = self._ports.feed.model, list[Exception]()
+        own = self._own_copy(steps_before(model.checkpoint_step))
         same = [one.checkpoint for one in model.recorded if one.step == model.checkpoint_step]  # the present one first
         if any(self._expected(level) is None for level in levels):
-            same = [model.checkpoint]
-        for place in dict.fromkeys(same):
+            same, own = [model.checkpoint], []
+        own = [place for place in own if place not in same]
+        for place in dict.fromkeys(own + same):
             try:
                 durable = await self._workers.compute(lambda place=place: self._origin.durable(place))  # type: ignore[misc]
                 for level in sorted(levels):
@@ -216,7 +224,15 @@ class WarmUp:
                     raise
                 why = f"{type(error).__name__}: {escaped(str(error))}"
                 reasons.append(ModelUnavailable(f"the checkpoint {place.repo} cannot be read: {why}"))
-        raise reasons[0]
+        raise reasons[len(own)]  # what is wrong with the present place
+
+    def _own_copy(self, step: int) -> list[Checkpoint]:
+        """This member's own directory of a step, if it has kept one: the place on chain may be a false one."""
+        if self._kept is None:
+            return []
+        run = self._run
+        place = step_directory(self._kept, stem_of_run(self._kept, run.run_id, run.identity), step)
+        return [Checkpoint(CheckpointKind.LOCAL, str(place.absolute()), "")] if place.is_dir() else []
 
     def _copy(self, durable: dict[str, Tensor], levels: set[int]) -> None:
         for segment in (s for level in levels for s in self._role.schema.state.of_level(level)):

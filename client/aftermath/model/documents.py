@@ -40,6 +40,10 @@ class CheckpointError(AftermathError):
     code = "checkpoint"
 
 
+class HubAway(CheckpointError):
+    """The Hub does not answer, or not now: this says nothing about what it has."""
+
+
 def damaged(path: Path, error: Exception) -> CheckpointError:
     """The error of a weights file that cannot be read; what safetensors says of it may be long."""
     return CheckpointError(f"{path} is damaged: {str(error)[:200]}", "Copy or download the checkpoint again")

@@ -35,7 +35,7 @@ from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from aftermath.base.errors import AftermathError
 from aftermath.base.threads import within
-from aftermath.model.documents import MAX_NAME, MAX_PART, CheckpointError
+from aftermath.model.documents import MAX_NAME, MAX_PART, CheckpointError, HubAway
 
 TIMEOUT_SECONDS = 10.0
 PATIENCE_SECONDS, SLOWEST = 60.0, 100_000  # a download may take so long, and longer by so many bytes per second
@@ -174,12 +174,14 @@ def asking(repo: str, revision: str | None = None, *, token: str | Literal[False
         raise CheckpointError(f"{repo!r} is not the name of a Hub repository", "Use the form owner/name") from None
     except HfHubHTTPError as error:
         status = error.response.status_code if error.response is not None else 0
-        fix = f"A token with the rights for it is needed: {needed}" if status in (401, 403) else "Try again later"
-        raise CheckpointError(f"the Hub answered {status} for {repo}", fix) from None
+        if status in (401, 403):
+            fix = f"A token with the rights for it is needed: {needed}"
+            raise CheckpointError(f"the Hub answered {status} for {repo}", fix) from None
+        raise HubAway(f"the Hub answered {status} for {repo}", "Try again later") from None
     except Exception as error:  # connection errors have other classes in every version of the client
         if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
             raise CheckpointError(f"the disk is full while fetching {repo}", "Free some space and try again") from None
-        raise CheckpointError(f"the Hub cannot be reached for {repo}: {error}".splitlines()[0], _OFFLINE) from None
+        raise HubAway(f"the Hub cannot be reached for {repo}: {error}".splitlines()[0], _OFFLINE) from None
 
 
 def _is_plain(path: object) -> bool:
@@ -193,4 +195,4 @@ def _is_plain(path: object) -> bool:
 
 
 def _too_slow(repo: str) -> CheckpointError:
-    return CheckpointError(f"the Hub is too slow with {repo}", "Try again later, or use a Local checkpoint")
+    return HubAway(f"the Hub is too slow with {repo}", "Try again later, or use a Local checkpoint")

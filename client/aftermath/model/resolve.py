@@ -11,7 +11,8 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from aftermath.base.errors import Unsuitable
+from aftermath.base.errors import Unsuitable, shown
+from aftermath.base.repository import is_repository
 from aftermath.base.run_access import TRUSTING, RunAccess
 from aftermath.model.documents import CheckpointError, Strategy, hf_config, is_file
 from aftermath.rules.model import Checkpoint
@@ -30,7 +31,7 @@ def resolve(
 
     Raises CheckpointError or ModelConfigError.
     """
-    _require_place(checkpoint)
+    require_place(checkpoint)
     if checkpoint.kind is CheckpointKind.HUB:
         from aftermath.model import hub
 
@@ -62,13 +63,13 @@ def load_hf_config(
     access: RunAccess = TRUSTING,
 ) -> dict[str, Any]:
     """The checkpoint's config.json, without its weights. Raises CheckpointError."""
-    _require_place(checkpoint)
+    require_place(checkpoint)
     return hf_config(_config_file(checkpoint, cache_dir, access))
 
 
 def outline_directory(checkpoint: Checkpoint, access: RunAccess = TRUSTING) -> Path:
     """A directory with its config.json and, where it has them, its tokenizer's files. Raises CheckpointError."""
-    _require_place(checkpoint)
+    require_place(checkpoint)
     here = _local(checkpoint, access)
     if here is not None and (checkpoint.kind is CheckpointKind.LOCAL or here.is_dir()):
         return here
@@ -105,9 +106,17 @@ def _opened(checkpoint: Checkpoint, access: RunAccess) -> Path:
     return local_directory(checkpoint) if access.trusting else access.model_place(checkpoint.repo)
 
 
-def _require_place(checkpoint: Checkpoint) -> None:
+def require_place(checkpoint: Checkpoint) -> None:
+    """Raise CheckpointError if no place can be meant, without asking anybody: any tier-0 member may have named it."""
     if checkpoint.kind is CheckpointKind.NONE or not checkpoint.repo:
         raise CheckpointError(
             "the run names no checkpoint, and no model whose shape it has",
             "Its owner has to set [model.LLM.checkpoint] with update-config: Local, Hub, or Dummy with a repo_id",
+        )
+    if checkpoint.kind is CheckpointKind.HUB and not is_repository(checkpoint.repo):
+        raise CheckpointError(
+            f"the run names a checkpoint on the Hub as {shown(checkpoint.repo)}, which is not the name of a Hub "
+            "repository (OWNER/NAME)",
+            "The run's owner names the right place: aftermath-solana checkpoint --repo OWNER/NAME --revision COMMIT, "
+            "or --path DIR for a directory that a tier-0 member wrote",
         )

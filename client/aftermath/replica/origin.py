@@ -79,13 +79,17 @@ class Origin:
         if checkpoint.kind is CheckpointKind.DUMMY:
             return init_weights(self.config, DUMMY_SEED, self.tier)
         if checkpoint.kind is CheckpointKind.HUB:  # before a byte of weights is fetched, by what they claim to be
-            document = load_hf_config(checkpoint, access=self.access)
-            if not is_type_of(document, self.config):  # before anything is built of it
-                raise _other_model(checkpoint)
-            self._check(config_of(document), checkpoint)
+            self.read_config(checkpoint)
         directory = resolve(checkpoint, tier=self.tier, strategy=self.strategy, access=self.access)
         self._check(find(directory, self.tier, self.strategy).config, checkpoint)
         return load(directory, self.tier, self.strategy)
+
+    def read_config(self, checkpoint: Checkpoint) -> None:
+        """Fetch the config.json of a place on the Hub. Raises CheckpointError unless it describes the run's model."""
+        document = load_hf_config(checkpoint, access=self.access)
+        if not is_type_of(document, self.config):  # before anything is built of it
+            raise _other_model(checkpoint)
+        self._check(config_of(document), checkpoint)
 
     def _check(self, found: ModelConfig, checkpoint: Checkpoint) -> None:
         """CheckpointError if a place holds another model than the run's: a stranger may have named it."""

@@ -44,7 +44,7 @@ from aftermath.optim.agreed import agreed_schema
 from aftermath.replica.origin import Origin
 from aftermath.replica.pass_size import PassSize
 from aftermath.rules.members import Members
-from aftermath.rules.model import Model
+from aftermath.rules.model import Checkpoint, Model
 from aftermath.rules.run import Interval, Run
 from aftermath.rules.state import RunState
 from aftermath.sim.chain import SimChain, SimMember
@@ -82,6 +82,8 @@ class Simulation:
         self.hub: Hub | None = None
         self.upload_seconds = 30.0
         """Virtual time of an upload: longer than a cooldown."""
+        self.read_hub: Callable[[Checkpoint], None] = lambda _: None
+        """Called with a place on the Hub that a member reads; raises what the Hub would answer."""
         self.keeps = True
         self.held_up = False
         """Whether members look out for having been held up, as by `sim.clock.hold_up`."""
@@ -192,7 +194,7 @@ class Simulation:
         )
         origin = Origin(self.schema, player.tier, "auto", torch.device("cpu"), PassSize(4, "off"), clock.monotonic)
         directory = self.place / "kept" / player.name if player.tier == 0 and self.keeps else None
-        archive = Archive(directory, self.hub if player.tier == 0 else None, 3, {})
+        archive = Archive(directory, self.hub if player.tier == 0 else None, 3, {}, self.read_hub)
         weight = round(60 / player.seconds)
         player.member = Member(ports, role, workers, data, origin, archive, wishes, weight=weight, parallel=4)
         player.task = asyncio.ensure_future(_live(player.chain, player.member))

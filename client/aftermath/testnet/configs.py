@@ -14,8 +14,8 @@ from typing import Any
 
 from aftermath.base.bounded import Malformed, toml_value
 from aftermath.base.errors import UsageError
+from aftermath.base.repository import is_repository
 from aftermath.config.document import RunConfig, load_config, parse_as
-from aftermath.config.repository import is_repository
 
 NAMES = ("config.toml", "state.toml")
 """What a directory calls its config."""

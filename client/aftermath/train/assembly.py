@@ -30,6 +30,7 @@ from aftermath.member.ports import Ports, Role, Workers
 from aftermath.member.speed import measured_weight
 from aftermath.member.wishes import Wishes
 from aftermath.model.outline import Outline
+from aftermath.model.steps import saved_steps, stem_of_run
 from aftermath.optim.schema import Schema
 from aftermath.p2p.iroh import IrohTransport
 from aftermath.ranks.launch import Launched
@@ -37,7 +38,9 @@ from aftermath.replica.arithmetic import PLAIN
 from aftermath.replica.origin import Origin
 from aftermath.replica.outlineshare import OutlineShare
 from aftermath.replica.pass_size import PassSize
-from aftermath.rules.state import DataType
+from aftermath.rules.model import Checkpoint
+from aftermath.rules.run import Run
+from aftermath.rules.state import CheckpointKind, DataType
 from aftermath.train.access_options import access_for
 from aftermath.train.keeping import check_room, keeping_advice
 from aftermath.train.kernels import ready_kernels
@@ -81,7 +84,7 @@ async def assembled(
     compute, clock = workers.compute, RealClock()
     access = access_for(settings, view.run, on_local_network=named.reach.pool.is_local)
     newcomer = Newcomer(settings.run_id, settings.matformer_tier, chain, transport, clock, events, access)
-    outline, schema = await newcomer.outline(compute)
+    outline, schema = await newcomer.outline(compute, *_own_newest(settings, view.run))
     _check(settings, named, schema)
     check_memory(view, schema, settings.matformer_tier, named.mesh.devices)
     if advice := keeping_advice(settings):
@@ -95,7 +98,7 @@ async def assembled(
     wishes = await _wishes(settings, outline, schema, compute)
     data = await _data(events, clock, workers.read, lambda: data_of(model, schema, access))
     keep_steps = settings.keep_steps if settings.delete_old_steps else None
-    archive = Archive(settings.checkpoint_dir, hub_of(settings), keep_steps, outline.companions)
+    archive = Archive(settings.checkpoint_dir, hub_of(settings), keep_steps, outline.companions, origin.read_config)
     if origin.device.type == "cpu":
         await ready_kernels(events, compute)
     weight = await measured_weight(ports, role, compute, origin, model.max_seq_len)
@@ -103,6 +106,15 @@ async def assembled(
     OutlineShare(transport, outline)
     parallel = settings.max_concurrent_parameter_requests
     return Member(ports, role, workers, data, origin, archive, wishes, weight=weight, parallel=parallel)
+
+
+def _own_newest(settings: TrainSettings, run: Run) -> list[Checkpoint]:
+    """The newest checkpoint that this member wrote of the run, if there is one: a recorded place may be a false one."""
+    directory = settings.checkpoint_dir
+    if directory is None:
+        return []
+    steps = saved_steps(directory, stem_of_run(directory, run.run_id, run.identity))
+    return [Checkpoint(CheckpointKind.LOCAL, str(path.absolute()), "") for path in steps[-1:]]
 
 
 def _check(settings: TrainSettings, named: Named, schema: Schema) -> None:

@@ -25,6 +25,7 @@ from aftermath.p2p.transport import Transport
 from aftermath.replica.outlineshare import ask_outline
 from aftermath.rules import bitmap
 from aftermath.rules.members import Members
+from aftermath.rules.model import Checkpoint
 from aftermath.rules.run import Run
 from aftermath.rules.state import MemberState, ModelSource, RunState
 from aftermath.train.letting_in import check_model
@@ -69,12 +70,16 @@ class Newcomer:
         self._run_id, self._tier, self._access = run_id, tier, access
         self._chain, self._transport, self._clock, self._events = chain, transport, clock, events
 
-    async def outline(self, compute: Worker) -> tuple[Outline, Schema]:
-        """The model's outline and the run's schema. Raises as `outline_of` does, if the members do not help either."""
+    async def outline(self, compute: Worker, *besides: Checkpoint) -> tuple[Outline, Schema]:
+        """The model's outline and the run's schema, from what the run has recorded or from the places `besides`.
+
+        Raises as `outline_of` does, if the members do not help either.
+        """
         view = await self._chain.view()
         check_model(view.model, self._run_id)
         try:
-            return await compute(lambda: outline_of(view.model, self._run_id, self._warn, access=self._access))
+            known = view.model, self._run_id, self._warn
+            return await compute(lambda: outline_of(*known, *besides, access=self._access))
         except AftermathError as error:
             if not may_ask(view, self._chain.wallet):
                 raise

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from aftermath.base.errors import AftermathError
+from aftermath.base.repository import is_repository
 from aftermath.base.run_access import RunAccess
-from aftermath.config.repository import is_repository
 from aftermath.data.gcs import bucket_address
 from aftermath.data.http import shown
 from aftermath.rules.model import Checkpoint, DataLocation, Model
@@ -58,8 +58,10 @@ def _add_checkpoint(found: Reached, checkpoint: Checkpoint, access: RunAccess) -
             found.files.append(f"{access.model_place(checkpoint.repo)} (model)")
             return
         except AftermathError:
-            if checkpoint.kind is not CheckpointKind.DUMMY or not is_repository(checkpoint.repo):
+            if checkpoint.kind is not CheckpointKind.DUMMY:
                 return
+    if not is_repository(checkpoint.repo):  # no member asks anybody for it
+        return
     hub = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
     token = "without a token" if access.hub_token(checkpoint.repo) is False else "with this machine's token"
     found.addresses.append(f"{hub}/{checkpoint.repo} (model, {token})")

@@ -1,0 +1,99 @@
+"""False places on the Hub: any tier-0 member that finished an epoch may name one, with the right hashes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from aftermath.model.documents import CheckpointError, HubAway
+from aftermath.rules.model import Checkpoint
+from aftermath.rules.state import CheckpointKind, RunState
+from aftermath.sim.player import Player
+from aftermath.sim.simulation import Simulation, play
+from aftermath.sim.tiny import RUN_ID
+from member.repository import Repository
+from member.short_runs import ALONE
+
+
+def _warned(player: Player) -> list[str]:
+    return [event["message"] for event in player.saw("warning")]
+
+
+def _name_falsely(sim: Simulation, repo: str) -> None:
+    """Have the chain name a place on the Hub for the model that the members attested last."""
+    hashes = sim.run.level_hashes
+    sim.chain.send(
+        [sim.ix.checkpoint(RUN_ID, kind=CheckpointKind.HUB, repo=repo, revision="", hashes=hashes)], sim.owner
+    )
+
+
+def test_recorded_step_outlives_false_place_and_feeds_restart(tmp_path: Path) -> None:
+    """The honest member keeps its copy of that step, says what is wrong, and starts again from it."""
+
+    async def story(sim: Simulation) -> None:
+        honest = sim.add(0)
+        kept = sim.place / "kept" / "m0"
+        await sim.until(lambda run: run.epoch == 1 and run.state is RunState.ROUND_TRAIN)
+        _name_falsely(sim, "/etc")
+        await sim.until(lambda run: run.epoch == 5 and run.state is RunState.ROUND_TRAIN)
+        steps = ("sim-step12", "sim-step15", "sim-step3", "sim-step9")
+        assert tuple(sorted(path.name for path in kept.iterdir())) == steps
+        warned = _warned(honest)
+        assert f"the chain does not name {kept / 'sim-step6'} of step 6" in warned[0]
+        assert "'/etc', which is not the name of a Hub repository" in warned[0]
+        assert "train --hub-repo OWNER/NAME" in warned[0]
+        assert f"aftermath-solana checkpoint --run-id sim --path {kept / 'sim-step6'}" in warned[0]
+        await sim.kill(honest)
+        honest.events.clear()
+        sim.start(honest)
+        await sim.until(lambda run: bool(honest.saw("model")) and run.state is RunState.ROUND_TRAIN)
+        assert [event["source"] for event in honest.saw("model")] == ["the checkpoint"]
+        assert not [message for message in _warned(honest) if "cannot get the model" in message]
+
+    play(tmp_path, story, **ALONE | {"total_steps": 24})
+
+
+@pytest.mark.parametrize(
+    ("repo", "answer", "directory"),
+    [
+        ("/etc", None, True),
+        ("nobody/none", CheckpointError("there is no Hub repository nobody/none, or it is private"), True),
+        ("nobody/none", RecursionError("deep"), True),
+        ("team/model", None, False),
+        ("team/model", HubAway("the Hub answered 500 for team/model"), False),
+    ],
+)
+def test_directory_replaces_only_a_place_that_is_none(
+    tmp_path: Path, repo: str, answer: Exception | None, directory: bool
+) -> None:
+    """By the wallet of the run's owner, of which the program takes a directory at any time."""
+
+    def read(_: Checkpoint) -> None:
+        if answer is not None:
+            raise answer
+
+    async def story(sim: Simulation) -> None:
+        sim.read_hub, sim.upload_seconds = read, 1.0
+        owner = Player("m0", 0, sim.owner, sim.owner, 1.0)
+        sim.players.append(owner)
+        sim.start(owner)
+        await sim.until(lambda run: run.epoch == 1 and run.state is RunState.ROUND_TRAIN)
+        _name_falsely(sim, repo)
+        await sim.until(lambda run: run.epoch == (2 if directory else 3) and run.state is RunState.ROUND_TRAIN)
+        assert sim.model.checkpoint.kind is (CheckpointKind.LOCAL if directory else CheckpointKind.HUB)
+        assert bool(_warned(owner)) is not directory, "that nobody uploads newer ones"
+
+    play(tmp_path, story, **ALONE | {"total_steps": 12})
+
+
+def test_upload_replaces_false_place_at_the_next_epoch(tmp_path: Path) -> None:
+    async def story(sim: Simulation) -> None:
+        sim.hub, sim.upload_seconds = Repository(tmp_path / "hub").hub, 1.0
+        sim.add(0)
+        await sim.until(lambda run: run.epoch == 1 and run.state is RunState.ROUND_TRAIN)
+        _name_falsely(sim, "/etc")
+        await sim.until_finished()
+        assert (sim.model.checkpoint.repo, sim.model.checkpoint.revision) == ("team/model", "sim-step-6")
+
+    play(tmp_path / "run", story, **ALONE)
