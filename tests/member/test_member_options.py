@@ -27,8 +27,8 @@ def test_share_delay_makes_a_member_slower(tmp_path: Path, delay: float, longer:
     play(tmp_path, story, **ALONE)
 
 
-@pytest.mark.parametrize(("downloads", "most"), [(1, 1), (2, 2), (None, 3)])
-def test_downloads_at_once_are_limited(downloads: int | None, most: int) -> None:
+@pytest.mark.parametrize(("downloads", "most"), [(1, 1), (3, 1), (4, 2), (None, 3)])
+def test_downloads_of_one_author_are_limited(downloads: int | None, most: int) -> None:
     async def story() -> None:
         desk = Desk()
         running = reached = 0

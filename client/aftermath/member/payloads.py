@@ -16,13 +16,13 @@ Choices:
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from aftermath.base.backoff import Backoff
 from aftermath.base.wait import every
 from aftermath.base.worker import Worker
+from aftermath.member.downloads import Downloads
 from aftermath.member.plan import RoundPlan
 from aftermath.member.ports import Ports, Role
 from aftermath.optim.codec import BadPayload, decode_level
@@ -86,7 +86,7 @@ class Payloads:
         self, ports: Ports, role: Role, decode: Worker, arrived: Callable[[], None], downloads: int | None = None
     ) -> None:
         """`arrived` is called whenever a level is here; at most `downloads` are fetched at once."""
-        self._turn = asyncio.Semaphore(downloads) if downloads is not None else contextlib.nullcontext()
+        self._downloads = Downloads(downloads)
         self._ports, self._role, self._decode, self._arrived = ports, role, decode, arrived
         self._had_by_all: dict[int, tuple[frozenset[int], frozenset[bytes]]] = {}
         """By height: the levels that the witnesses judging it have whoever holds them, and the keys of those known."""
@@ -190,7 +190,7 @@ class Payloads:
         patience = _FETCH_SECONDS + payload.size / _SLOWEST_BYTES
         deadline = min(patience, float(self._ports.feed.run.config.max_round_train_time))
         holders = self._holders(candidate.said, level, plan)
-        async with self._turn:
+        async with self._downloads.turn(candidate.said.sender):
             data = await self._ports.transport.fetch(payload.blake3, payload.size, holders, deadline, keep=True)
         candidate.payloads[level] = data
         candidate.served.append(payload.blake3)

@@ -1,0 +1,76 @@
+"""Whose results a member fetches next, when it fetches few at once."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from aftermath.member.downloads import Downloads
+from aftermath.p2p.transport import TransportError
+from aftermath.sim.clock import run_virtual
+
+STALLED = 100.0
+
+
+@pytest.mark.parametrize(
+    ("most", "ends"),
+    [
+        (4, [1.0] * 2 + [2.0] * 2 + [3.0] * 2),
+        (2, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]),
+        (1, [STALLED + second for second in range(1, 7)]),
+        (None, [1.0] * 6),
+    ],
+)
+def test_stalling_author_leaves_turns_to_others(most: int | None, ends: list[float]) -> None:
+    """Six others fetch for a second each, after 50 downloads of an author that stalls were begun."""
+
+    async def story() -> None:
+        turns, ended = Downloads(most), list[float]()
+        clock = asyncio.get_running_loop().time
+
+        async def stall() -> None:
+            while True:
+                try:
+                    async with turns.turn(b"stalls"):
+                        await asyncio.sleep(STALLED)
+                        raise TransportError("it stalls")
+                except TransportError:
+                    await asyncio.sleep(0)
+
+        async def fetch(author: int) -> None:
+            async with turns.turn(bytes([author])):
+                await asyncio.sleep(1.0)
+            ended.append(clock() - began)
+
+        began = clock()
+        stalled = [asyncio.ensure_future(stall()) for _ in range(50)]
+        await asyncio.sleep(0)
+        await asyncio.gather(*(fetch(10 + number) for number in range(6)))
+        assert ended == pytest.approx(ends)
+        for task in stalled:
+            task.cancel()
+
+    run_virtual(story())
+
+
+def test_cancelled_download_gives_its_turn_back() -> None:
+    async def story() -> None:
+        turns, holds = Downloads(1), asyncio.Event()
+
+        async def hold() -> None:
+            async with turns.turn(b"a"):
+                await holds.wait()
+
+        tasks = [asyncio.ensure_future(hold()) for _ in range(3)]
+        await asyncio.sleep(0)
+        tasks[1].cancel()  # it waits
+        tasks[0].cancel()  # it holds the turn, which goes to the third
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        tasks[2].cancel()  # it has been given the turn
+        await asyncio.wait(tasks)
+        async with asyncio.timeout(1), turns.turn(b"b"):
+            pass
+
+    run_virtual(story())
