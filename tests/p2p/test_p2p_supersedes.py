@@ -10,6 +10,7 @@ from aftermath.p2p import links
 from aftermath.p2p.link import Link
 from aftermath.p2p.quota import Quota
 from aftermath.p2p.transport import short
+from aftermath.p2p.wire import Code
 from p2p.nodes import until
 
 SMALL, LARGE = b"\x01" * 32, b"\x02" * 32
@@ -61,6 +62,27 @@ async def test_two_processes_with_one_key_are_told_to_both(opened: Any, caplog: 
     second.set_members([node.node_id])
     await until(lambda: caplog.text.count("another process takes part with this member's key") == 2, 30.0)
     assert not any("another process" in message for message in caplog.messages if short(first.node_id) in message)
+
+
+@pytest.mark.parametrize(
+    ("connected", "saying", "told", "advice"),
+    [(1, 1, "peer {} says", "Nobody else confirms it"), (2, 1, "", ""), (2, 2, "peers {}, {} say", "Stop one of the")],
+)
+async def test_word_of_one_peer_among_others_is_no_warning(
+    opened: Any, rogue: Any, caplog: pytest.LogCaptureFixture, connected: int, saying: int, told: str, advice: str
+) -> None:
+    """Any peer can write the reason by which it closes a connection."""
+    node, peers = await opened(1), [await rogue(seed) for seed in range(2, 2 + connected)]
+    node.set_members([peer.node_id for peer in peers])
+    dialled = [await peer.dial(node) for peer in peers]
+    for connection in dialled[:saying]:
+        connection.close(int(Code.DUPLICATE), links.OTHER_PROCESS.encode())
+    await until(lambda: len(node.reachable()) == connected - saying)
+    said = [message for message in caplog.messages if "another process" in message]
+    names = sorted(peer.node_id for peer in peers[:saying])
+    assert [message.partition(":")[0] for message in said] == [told.format(*map(short, names))] * bool(told)
+    assert all(advice in message for message in said)
+    assert saying > 1 or "Stop one" not in caplog.text
 
 
 async def test_an_older_connection_that_the_other_side_dialled_lingers(

@@ -55,6 +55,7 @@ class Links:
         self._tasks: set[asyncio.Task[None]] = set()
         self._complaints = Complaints(log)
         self._open: set[Link] = set()
+        self._say_other_process: set[bytes] = set()
         self._closed = False
         self._arrivals = Arrivals(endpoint, instance, self._contacts, self._bars, pace, self._offer, self._spawn)
         self._spawn(self._arrivals.accept())
@@ -235,14 +236,26 @@ class Links:
             link.gone.set()
 
     def _tell_other_process(self, link: Link) -> None:
-        """Warn, once, that a peer is connected to another process that proved our key."""
-        if self._complaints.new("another process", self._me):
-            log.warning(
-                "another process takes part with this member's key, perhaps on another machine: peer %s is connected "
-                "to both. Stop one of them: each undoes what the other does, and two different results of one round "
-                "cost the seat and the bond",
-                short(link.peer),
-            )
+        """Warn, once, that peers say they are connected to another process that proved our key.
+
+        The reason of a close is the peer's word, and any peer can write it. So the word of one counts only while no
+        other is connected, and is no reason to stop anything.
+        """
+        self._say_other_process.add(link.peer)
+        saying = sorted(self._say_other_process & self._contacts.keys())
+        alone = len(saying) == 1
+        if not saying or (alone and self.live() - {link.peer}):
+            return
+        if not self._complaints.new("another process", b"one" if alone else b"several"):
+            return
+        log.warning(
+            "%s: another process takes part with this member's key, perhaps on another machine. %s: each undoes what "
+            "the other does, and two different results of one round cost the seat and the bond",
+            f"peer {short(saying[0])} says" if alone else f"peers {', '.join(map(short, saying))} say",
+            "Nobody else confirms it, so look whether you run this wallet elsewhere before you stop anything"
+            if alone
+            else "Stop one of the two",
+        )
 
     def _tell(self, link: Link, seconds: float) -> None:
         """Log what a peer did against the protocol, once for each: it can do it again whenever it is connected."""
