@@ -352,3 +352,51 @@ def test_an_answer_counts_only_if_it_is_of_the_round_and_seats_asked_for() -> No
         desk.results.close()
 
     run_virtual(story())
+
+
+@pytest.mark.parametrize(("values", "barred"), [(8, False), (9, True), (65_530, True)])
+def test_answer_beyond_what_its_seats_need_bars_the_peer(values: int, barred: bool) -> None:
+    """One seat is asked about. Whatever else an answer holds, no more of it is looked at than one seat can need."""
+
+    async def story() -> None:
+        desk = Desk()
+        desk.results.open(plan_of(4))
+        said = encode_announcement(commitment_of(None, 2), SECRETS[2])
+
+        async def answer(peer: bytes, body: bytes) -> bytes:
+            return msgspec.msgpack.encode([said] + [said if values < 10 else b""] * (values - 1))
+
+        kept_out: list[bytes] = []
+        desk.transports[0].bar = lambda peer, why: kept_out.append(peer)  # type: ignore[method-assign]
+        desk.transports[1].handle("commitments", answer)
+        await Collector(desk.ports, desk.role.levels, desk.results, 2).ask(4, [2], lambda said: False)
+        assert (desk.results.announced(4) == {2}) is not barred
+        assert (p2p_of(1) in kept_out) is (values == 9), "more bytes than were asked for are not even read"
+        desk.results.close()
+
+    run_virtual(story())
+
+
+@pytest.mark.parametrize(("relay", "barred"), [(1, False), (2, True)])
+def test_signer_answers_for_what_it_sends_itself(relay: int, barred: bool) -> None:
+    """What member 2 signed in other attempts at the round is passed on by another member, or sent by itself."""
+
+    async def story() -> None:
+        desk = Desk()
+        desk.results.open(plan_of(4))
+        seeds = iter(range(1000, 2000))
+
+        async def answer(peer: bytes, body: bytes) -> bytes:
+            said = [commitment_of(None, 2, seed=next(seeds)) for _ in range(4)]
+            return msgspec.msgpack.encode([encode_announcement(one, SECRETS[2]) for one in said])
+
+        kept_out: list[bytes] = []
+        desk.transports[0].bar = lambda peer, why: kept_out.append(peer)  # type: ignore[method-assign]
+        desk.transports[relay].handle("commitments", answer)
+        collector = Collector(desk.ports, desk.role.levels, desk.results, 2)
+        for _ in range(5):
+            await collector.ask(4, [2], lambda said: False)
+        assert (p2p_of(2) in kept_out) is barred
+        assert p2p_of(1) not in kept_out
+
+    run_virtual(story())

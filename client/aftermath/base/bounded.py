@@ -64,10 +64,10 @@ def json_as(data: bytes | bytearray | str, kind: type[T] | Any, most: int = MAX_
         raise Malformed(str(error)[:_SHOWN]) from None
 
 
-def msgpack_as(data: bytes, kind: type[T] | Any) -> T:
-    """A msgpack document of this type. Raises Malformed."""
+def msgpack_as(data: bytes, kind: type[T] | Any, most: int = MAX_VALUES) -> T:
+    """A msgpack document of this type and of no more than `most` values. Raises Malformed."""
     try:
-        _check_msgpack(data)
+        _check_msgpack(data, most)
         return msgspec.msgpack.decode(data, type=kind)
     except Malformed:
         raise
@@ -122,7 +122,7 @@ def _check_nesting(value: Any) -> None:
     raise Malformed(f"it nests more than {MAX_DEPTH} deep")
 
 
-def _check_msgpack(data: bytes) -> None:
+def _check_msgpack(data: bytes, most: int) -> None:
     at, values, open_ = 0, 0, [1]  # how many values are still to come, in every array or map that is open
     while open_:
         if not open_[-1]:
@@ -133,7 +133,7 @@ def _check_msgpack(data: bytes) -> None:
         if at >= len(data):
             raise Malformed("it is cut short")
         at, inner = _value(data, at)
-        if inner > len(data) - at or values + inner > MAX_VALUES:
+        if inner > len(data) - at or values + inner > most:
             raise Malformed("it is cut short, or holds more values than are allowed")
         if inner:
             open_.append(inner)

@@ -43,6 +43,8 @@ _MAX_UNASSIGNED = 16  # announcements of one peer in one round that are not what
 _MAX_PER_MEMBER = 2  # two different commitments of one member in one round prove that it lies; no more are kept
 _UNASSIGNED = "not what it was assigned"
 CLOSED_ON = "it was announced after this witness was closed"
+MOST_PER_SEAT = 8
+"""Announcements of a seat in an answer: results (two, and those that the chain accepted), their keys, and a closing."""
 _LONGEST_QUESTION = 1024  # bytes: a height and 256 seats take fewer, and reading one takes time for each value
 
 
@@ -151,13 +153,18 @@ class Results:
             if len(kept) < _MAX_PER_MEMBER:  # so nobody can crowd out the announcements of others
                 kept[raw] = said
 
-    def admit(self, said: Commitment, raw: bytes, *, accepted: bool = False) -> None:
-        """Keep an announcement if it is what its sender was assigned; `accepted`: the chain says it is the one."""
+    def admit(self, said: Commitment, raw: bytes, *, accepted: bool = False, relayed: bool = False) -> None:
+        """Keep an announcement if it is what its sender was assigned; `accepted`: the chain says it is the one.
+
+        `relayed`: another peer passed it on. A sender answers only for what it sends itself: what it signed in another
+        attempt at the round is true, and anybody can pass it on.
+        """
         plan = self._plans.get(said.height)
         if plan is None or said.epoch != self._epoch:
             return
         if not plan.admits(said, self._role.schema):
-            self._refuse(said, raw, plan)
+            if not relayed:
+                self._refuse(said, raw, plan)
             return
         candidates, digest = self._found[said.height].setdefault(said.seat, []), said.digest
         if any(c.digest == digest for c in candidates) or (len(candidates) >= _MAX_PER_MEMBER and not accepted):
@@ -332,7 +339,8 @@ class Results:
         height, seats = asked[0], sorted(set(asked[1]))
         found = [c for seat in seats for c in self.candidates(height, seat)]
         keys = [c.told for c in found if c.told]
-        return msgspec.msgpack.encode([*(c.raw for c in found), *keys, *self.closings.told(height, seats)])
+        told = [*(c.raw for c in found), *keys, *self.closings.told(height, seats)]
+        return msgspec.msgpack.encode(told[: MOST_PER_SEAT * len(seats)])
 
 
 def _worthless(found: list[Candidate]) -> bool:

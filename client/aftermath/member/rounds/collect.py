@@ -17,11 +17,11 @@ from aftermath.base.errors import BadAnnouncement
 from aftermath.base.wait import first_of
 from aftermath.member.payloads import Candidate
 from aftermath.member.ports import Desync, Ports
-from aftermath.member.results import TOPIC, Results
+from aftermath.member.results import MOST_PER_SEAT, TOPIC, Results
 from aftermath.optim.votes import Votes
 from aftermath.p2p.complaints import Complaints
 from aftermath.p2p.transport import TransportError
-from aftermath.rules.commitment import Commitment, Ready, decode_announcement
+from aftermath.rules.commitment import MAX_ANNOUNCEMENT_BYTES, Commitment, Ready, decode_announcement
 from aftermath.rules.consensus import Fingerprint, matches
 from aftermath.rules.run import STORED_ROUNDS, Run
 
@@ -29,6 +29,7 @@ LINGER = 3.0  # seconds for which members of a run that has stopped still serve 
 ASK_EVERY = 1.0  # seconds between questions to peers about a commitment that is missing
 _ASKED_AT_ONCE = 3
 _REPLY_SECONDS, _MAX_REPLY = 2.0, 1 << 20
+_AROUND = 5  # bytes of msgpack before a list, or before each of its announcements
 _log = logging.getLogger(__name__)
 
 
@@ -98,13 +99,13 @@ class Collector:
         self._turn += _ASKED_AT_ONCE
         chosen = (peers[start:] + peers[:start])[:_ASKED_AT_ONCE]
         question = msgspec.msgpack.encode((height, sorted(seats)))
-        replies = await asyncio.gather(*(self._question(peer, question, 4 * len(seats)) for peer in chosen))
+        replies = await asyncio.gather(*(self._question(peer, question, len(seats)) for peer in chosen))
         for raw, peer in {raw: p for p, reply in zip(chosen, replies, strict=True) for raw in reply}.items():
             try:
                 said = decode_announcement(raw)
                 if not isinstance(said, Ready) and said.height == height and said.seat in seats:
                     if isinstance(said, Commitment):
-                        self._results.admit(said, raw, accepted=accepted(said))
+                        self._results.admit(said, raw, accepted=accepted(said), relayed=said.sender != peer)
                     else:
                         self._results.hear_of_opening(said, raw)
             except BadAnnouncement as error:
@@ -112,16 +113,19 @@ class Collector:
             except Exception as error:  # whatever is wrong with it costs this answer, not this member
                 self._complaints.about("hearing what was asked of", peer, error)
 
-    async def _question(self, peer: bytes, question: bytes, most: int) -> list[bytes]:
+    async def _question(self, peer: bytes, question: bytes, seats: int) -> list[bytes]:
+        """What a peer answers about so many seats, within the bytes and values that these can need: each takes time."""
+        most = MOST_PER_SEAT * seats
+        longest = min(_MAX_REPLY, _AROUND + most * (MAX_ANNOUNCEMENT_BYTES + _AROUND))
         try:
-            reply = await self._ports.transport.request(peer, TOPIC, question, _MAX_REPLY, _REPLY_SECONDS)
-            answered: list[bytes] = msgpack_as(reply, list[bytes])
+            reply = await self._ports.transport.request(peer, TOPIC, question, longest, _REPLY_SECONDS)
+            answered: list[bytes] = msgpack_as(reply, list[bytes], 1 + most)
         except TransportError:
             return []
-        except Malformed as error:
-            self._ports.transport.bar(peer, f"an undecodable answer: {error}")
+        except Malformed:
+            self._ports.transport.bar(peer, f"an answer that is not a list of at most {most} announcements")
             return []
-        return answered[:most]
+        return answered
 
 
 def _lacking(candidate: Candidate, results: Results, vouched: Mapping[int, frozenset[int]]) -> bool:
