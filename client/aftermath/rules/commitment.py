@@ -261,8 +261,10 @@ def _parts(data: bytes) -> tuple[Signed, bytes]:
 def _parse_body(body: bytes) -> Announcement:
     try:
         announcement: Announcement = msgpack_as(body, Announcement)
-    except Malformed as error:
-        raise BadAnnouncement(f"not an announcement: {error}") from None
+    except Malformed:
+        raise BadAnnouncement(
+            "the announcement's body is not one that members send: a field is missing, or has another type or range"
+        ) from None
     if isinstance(announcement, Commitment):
         _check_commitment(announcement)
     if _encoder.encode(announcement) != body:
