@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from aftermath.member import lineage, results
+from aftermath.member.rounds import collect
 from aftermath.optim.private_blocks import BLOCK
 from aftermath.p2p import announce, arrivals, blobs, complaints, door, link, links, pace, quota, requests, watch
 from aftermath.p2p.transport import MAX_ANNOUNCEMENT, MAX_REQUEST
@@ -44,6 +45,10 @@ ROWS = [
     f"{quota.TOLD_BURST:.0f}; who says {quota.EXCESS_BURST:.0f} more is closed and kept out; {announce.REMEMBERED} "
     f"hashes are remembered, and {announce.OUTBOX} wait for a peer that reads slowly | {quota.ALL_TOLD_RATE:.0f} a "
     f"second after the first {quota.ALL_TOLD_BURST:,.0f}; {announce.INBOX:,} wait to be heard",
+    f"an answer to a question about announcements | {results.MOST_PER_SEAT} announcements of {MAX_ANNOUNCEMENT:,} "
+    f"bytes for each seat that was asked about, {collect._MAX_REPLY >> 20} MiB in all; who answers with more values, "
+    f"or none that can be read, is closed and kept out | {collect._ASKED_AT_ONCE * collect._MAX_REPLY >> 20} MiB: "
+    f"{collect._ASKED_AT_ONCE} peers are asked at a time",
     f"a request | {MAX_REQUEST >> 10} KiB, {requests.HEADER_S:.0f} seconds to arrive, "
     f"{requests.LONGEST_HANDLER_S:.0f} seconds to be answered | {-(-SERVED * MAX_REQUEST // 2**20)} MiB",
     f"what is being sent of blobs | {requests.STREAMS} pieces of {blobs.PIECE >> 20} MiB, each for {blobs.PIECE_S:.0f} "
