@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from aftermath.base.errors import AftermathError, Unsuitable
+from aftermath.base.outputs import write_mark
 from aftermath.base.run_access import TRUSTING, RunAccess
 from aftermath.config.document import RunConfig, parse_as
 from aftermath.config.read import optimizer_of
 from aftermath.coordinator.view import View
 from aftermath.model.outline import Outline
+from aftermath.model.steps import maker_name
 from aftermath.optim.agreed import agreed_schema
 from aftermath.rules.model import Checkpoint, Model, Recorded
 from aftermath.rules.state import CheckpointKind, ModelSource, RunState
 from aftermath.sim.tiny import CONFIG, RULES
 from aftermath.train import outfit
+from aftermath.train.assembly import own_newest
 from aftermath.train.newcomer import may_ask
 from rules import builders
 
@@ -86,6 +90,21 @@ def test_member_without_the_model_gets_a_fix_for_members(tmp_path: Path) -> None
     with pytest.raises(AftermathError) as raised:
         outfit.outline_of(recorded(missing), "run", lambda _: None, access=TRUSTING)
     assert "model init" in str(raised.value.fix), "an owner can make one"
+
+
+def test_own_checkpoint_tells_the_model_after_false_names(tmp_path: Path) -> None:
+    """By a member that opens no path that the run names, but what itself wrote of this very run."""
+    run, said = builders.run(RunState.WAITING_FOR_MEMBERS), list[str]()
+    for step in (3, 12):
+        (tmp_path / f"test-step{step}").mkdir()
+        write_mark(tmp_path / f"test-step{step}", maker_name(run.identity))
+    (tmp_path / "test-step12" / "config.json").write_bytes(Outline(CONFIG.to_hf()).config_json())
+    false = replace(recorded("x"), checkpoint=Checkpoint(CheckpointKind.HUB, "/etc", ""))
+    access = RunAccess(own_maker=maker_name(run.identity))
+    outline, _ = outfit.outline_of(false, "test", said.append, *own_newest(tmp_path, run), access=access)
+    assert outline.config == CONFIG.to_hf()
+    assert "'/etc', which is not the name of a Hub repository" in said[0]
+    assert own_newest(None, run) == own_newest(tmp_path / "none", run) == []
 
 
 @pytest.mark.parametrize(

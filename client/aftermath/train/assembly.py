@@ -10,6 +10,7 @@ import contextlib
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import torch
 
@@ -84,7 +85,7 @@ async def assembled(
     compute, clock = workers.compute, RealClock()
     access = access_for(settings, view.run, on_local_network=named.reach.pool.is_local)
     newcomer = Newcomer(settings.run_id, settings.matformer_tier, chain, transport, clock, events, access)
-    outline, schema = await newcomer.outline(compute, *_own_newest(settings, view.run))
+    outline, schema = await newcomer.outline(compute, *own_newest(settings.checkpoint_dir, view.run))
     _check(settings, named, schema)
     check_memory(view, schema, settings.matformer_tier, named.mesh.devices)
     if advice := keeping_advice(settings):
@@ -108,9 +109,8 @@ async def assembled(
     return Member(ports, role, workers, data, origin, archive, wishes, weight=weight, parallel=parallel)
 
 
-def _own_newest(settings: TrainSettings, run: Run) -> list[Checkpoint]:
+def own_newest(directory: Path | None, run: Run) -> list[Checkpoint]:
     """The newest checkpoint that this member wrote of the run, if there is one: a recorded place may be a false one."""
-    directory = settings.checkpoint_dir
     if directory is None:
         return []
     steps = saved_steps(directory, stem_of_run(directory, run.run_id, run.identity))
