@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from aftermath.localnet import validator_binary
+from aftermath.localnet.validator import SPINNING_THREAD, START_SECONDS
 from localnet.chainwork import PRELOADED_ID
 from localnet.processes import Urls, start
 from localnet.test_localnet_deploy import *  # noqa: F403
@@ -20,7 +25,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def network(memo_so: Path) -> Iterator[Urls]:
-    """One process for all of them; it ends with this file, since it keeps half a core busy."""
+    """One process for all of them; it ends with this file, since it takes a core that nobody else wants."""
     if validator_binary() is None:
         pytest.skip("no solana-test-validator on this machine (set AFTERMATH_VALIDATOR to one)")
     process, rpc, ws = start("--engine", "validator", "--slot-ms", "100", "--program", f"{PRELOADED_ID}={memo_so}")
@@ -29,3 +34,28 @@ def network(memo_so: Path) -> Iterator[Urls]:
     finally:
         process.terminate()
         process.wait(30)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have priorities of their own on Linux")
+def test_validator_thread_that_polls_gives_way_to_others(network: Urls) -> None:
+    port = network.rpc_url.rpartition(":")[2]
+    children = psutil.Process().children(recursive=True)
+    [validator] = [child for child in children if ["--rpc-port", port] == _after("--rpc-port", child.cmdline())]
+    deadline = time.monotonic() + START_SECONDS
+    while _niceness(validator, SPINNING_THREAD) != validator.nice() + 10 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert _niceness(validator, SPINNING_THREAD) == validator.nice() + 10
+    assert _niceness(validator, "solReplayStage") == validator.nice()
+
+
+def _after(option: str, line: list[str]) -> list[str]:
+    """The option and its value, if the command line has it."""
+    return line[line.index(option) : line.index(option) + 2] if option in line else []
+
+
+def _niceness(process: psutil.Process, name: str) -> int | None:
+    """The niceness of the thread of this name, or None if there is none."""
+    for thread in Path(f"/proc/{process.pid}/task").iterdir():
+        if (thread / "comm").read_text().strip() == name:
+            return os.getpriority(os.PRIO_PROCESS, int(thread.name))
+    return None

@@ -8,6 +8,7 @@ and websocket are chosen free, so that several can run at once.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import os
 import shutil
@@ -35,6 +36,9 @@ POLL_SECONDS = 0.1
 TICK_MS = 6.25
 OTHER_PORTS = 36
 _PR_SET_PDEATHSIG = 1
+SPINNING_THREAD = "solBnkTxSched"  # with this one, the validator polls for transactions without a pause
+_NICER = 10
+_LOOK_SECONDS = 0.5
 
 
 def validator_binary() -> Path | None:
@@ -87,6 +91,7 @@ class RunningValidator:
         self._ledger = config.ledger or Path(self._scratch.name if self._scratch else "")
         self._log_path = self._ledger.with_name(f"{self._ledger.name}.log")
         self._process: asyncio.subprocess.Process | None = None
+        self._giving_way: asyncio.Task[None] | None = None
         self._opened = False
 
     @property
@@ -116,6 +121,8 @@ class RunningValidator:
             os.close(output)
         async with aiohttp.ClientSession() as session:
             await self._until_healthy(session)
+            if sys.platform == "linux":
+                self._giving_way = asyncio.create_task(_give_way(self._process.pid))
             for key, lamports in config.airdrops:
                 await self._provide(session, key, lamports)
         self._opened = True
@@ -168,6 +175,8 @@ class RunningValidator:
         raise LocalnetError(f"the validator's faucet did not give {key} its lamports", "Start it again")
 
     async def close(self) -> None:
+        if self._giving_way is not None:
+            self._giving_way.cancel()
         process = self._process
         if process is not None and process.returncode is None:
             process.send_signal(signal.SIGTERM)
@@ -185,6 +194,24 @@ class RunningValidator:
 def _die_with_parent() -> None:
     """Linux: this process gets SIGTERM when the one that started it goes, however it goes."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+async def _give_way(pid: int) -> None:
+    """Linux: lower the priority of the validator's polling thread, so that members get the core that it would take."""
+    for _ in range(round(START_SECONDS / _LOOK_SECONDS)):  # it begins some seconds after the validator is healthy
+        if _has_given_way(pid):
+            return
+        await asyncio.sleep(_LOOK_SECONDS)
+
+
+def _has_given_way(pid: int) -> bool:
+    """Lower the thread's priority, if there is one yet."""
+    for thread in Path(f"/proc/{pid}/task").glob("*"):
+        with contextlib.suppress(OSError):  # threads end at any time
+            if (thread / "comm").read_text().strip() == SPINNING_THREAD:
+                os.setpriority(os.PRIO_PROCESS, int(thread.name), os.getpriority(os.PRIO_PROCESS, pid) + _NICER)
+                return True
+    return False
 
 
 async def _call(session: aiohttp.ClientSession, url: str, method: str, params: Sequence[object]) -> object:
