@@ -93,11 +93,15 @@ class LevelLayout:
 
     def canonical(self, per_group: Sequence[Tensor]) -> Tensor:
         """One tensor [blocks, n] per group, as with n = topk of entries, flattened into the canonical order."""
+        if not any(blocks.shape[1] for blocks in per_group):
+            return per_group[0].new_empty(0)
         return torch.cat([part.of(per_group[part.group]).reshape(-1) for part in self.parts])
 
     def grouped(self, flat: Tensor, widths: Sequence[int]) -> list[Tensor]:
         """What `canonical` was given, with so many numbers for each block of a group."""
         found = [flat.new_empty(group.blocks, width) for group, width in zip(self.groups, widths, strict=True)]
+        if not any(widths):
+            return found
         sizes = [part.blocks.count * widths[part.group] for part in self.parts]
         for part, rows in zip(self.parts, flat.split(sizes), strict=True):
             own = part.of(found[part.group])
