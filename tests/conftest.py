@@ -42,11 +42,11 @@ TIERS = {"slow", "nightly"}
 # End-to-end tests start several processes each and mostly wait for them. Each queue runs on one worker, one test at a
 # time. Tests that use a validator share it within a queue, so keep them in the first two queues.
 QUEUES = (
-    tuple(f"tests/e2e/test_e2e_{name}.py" for name in ("admission", "changes", "ranks", "recovery")),
     tuple(
         f"tests/e2e/test_e2e_{name}.py"
-        for name in ("bad_input", "bad_place", "local_testnet", "seed_config", "training")
+        for name in ("admission", "bad_input", "changes", "ranks", "recovery", "seed_config")
     ),
+    tuple(f"tests/e2e/test_e2e_{name}.py" for name in ("bad_place", "local_testnet", "training")),
     ("tests/e2e/", "tests/hostile/"),
 )
 

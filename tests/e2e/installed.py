@@ -59,5 +59,7 @@ def install(place: Path) -> Installed:
     (wheel,) = (place / "dist").glob("*.whl")
     do(*pip, "install", "--no-deps", wheel)
     (own,) = (place / "venv" / "lib").glob("python*/site-packages")
-    (own / "needed.pth").write_text(str(Path(torch.__file__).parents[1]) + "\n")  # its own .pth files are not read
+    needed = str(Path(torch.__file__).parents[1])  # its own .pth files are not read
+    # A plain installation has no numba. Here, numba would compile all kernels again for this environment.
+    (own / "needed.pth").write_text(f'{needed}\nimport sys; sys.modules["numba"] = None\n')
     return Installed(place, sdist, wheel)

@@ -19,7 +19,7 @@ from xprocess import ProcessStarter, XProcess
 
 CONSOLE = Path(sys.executable).with_name("aftermath-solana")
 PATIENCE = 400.0  # seconds: a deadline for broken runs, not an expectation
-POLL = 0.03
+POLL = 0.1  # seconds: each look at a run is a request to its network
 _numbers = itertools.count(1)
 
 

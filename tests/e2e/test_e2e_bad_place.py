@@ -5,28 +5,36 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from xprocess import XProcess
 
 from aftermath.cli.connection import sign_in
 from aftermath.cli.options import SigningOptions
 from aftermath.rules.state import CheckpointKind
 from e2e.company import Company, Player
 from e2e.material import Material
+from e2e.network import Network
 
+LEAVING_SECONDS = 20.0
 pytestmark = pytest.mark.parametrize("engine", ["embedded"], indirect=True)
 
 
-@pytest.fixture
-def trained(company: Company, material: Material) -> Company:
-    """A run that never ends, early in its second epoch; the model that it began with is its own copy."""
+@pytest.fixture(scope="module")
+def trained(
+    network: Network, xprocess: XProcess, material: Material, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Company]:
+    """A run that never ends, after its first epoch, for all tests; the model that it began with is its own copy."""
+    company = Company(network, xprocess, tmp_path_factory.mktemp("company"))
     model = shutil.copytree(material.model, company.place / "first-model")
-    rules = {"rounds_per_epoch": 24, "total_steps": 100_000}
+    rules = {"rounds_per_epoch": 16, "min_round_time": 2, "total_steps": 100_000}
     company.configure(material.but(model=model).config(company.place, **rules))
     company.start_three()
     company.until_run(lambda run: run.epoch >= 1 and run.state.training and run.current.height >= 2, "an epoch is over")
-    return company
+    yield company
+    company.disband()
 
 
 def name_place(company: Company, place: Path) -> None:
@@ -75,9 +83,10 @@ def test_a_place_without_the_model_is_passed_over_for_one_recorded_before(traine
     begin()
     joins_and_trains(trained, newcomer)
     assert any("is passed over" in message and str(place) in message for message in warnings(newcomer))
+    newcomer.process.interrupt(LEAVING_SECONDS)
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # the last one, since it deletes the run's places
 def test_where_no_recorded_place_is_there_any_more_members_tell_what_the_model_is(trained: Company) -> None:
     newcomer = trained.player(0)
     begin = trained.poise(newcomer)

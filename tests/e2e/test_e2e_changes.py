@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -13,10 +14,12 @@ from e2e.company import Company, Player
 from e2e.material import Material
 from e2e.network import Network
 
-pytestmark = pytest.mark.slow
 ROUNDS = {"embedded": 24, "validator": 20}  # in an epoch: enough for who begins early in it to be in the next
+DOWN_SECONDS = 20.0
 SIGINT_SECONDS = 20.0  # from Ctrl-C to the end of the process at most, however busy the machine is
-ONE_ENGINE = pytest.mark.parametrize("engine", ["embedded"], indirect=True)  # where none could make a difference
+SLOW_ON = {name: pytest.param(name, marks=pytest.mark.slow) for name in ("embedded", "validator")}
+ONE_ENGINE = pytest.mark.parametrize("engine", [SLOW_ON["embedded"]], indirect=True)  # where none makes a difference
+BOTH_ENGINES = pytest.mark.parametrize("engine", SLOW_ON.values(), indirect=True)
 
 
 @pytest.fixture(scope="module")
@@ -146,6 +149,7 @@ def test_killed_member_is_dropped_its_share_done_again_and_it_returns(crew: Comp
     assert crew.members.find(bytes(victim.wallet)) == seat
 
 
+@BOTH_ENGINES
 def test_pause_and_resume_with_members_waiting(crew: Company) -> None:
     crew.set_paused("pause")
     paused = crew.until_run(lambda run: run.state is RunState.PAUSED, "the run pauses")
@@ -167,3 +171,32 @@ def test_pause_and_resume_with_members_waiting(crew: Company) -> None:
     run = crew.run
     assert run.start_step == paused.step
     assert run.current.roster.bit_count() >= 3
+
+
+@pytest.mark.parametrize(
+    "engine", [pytest.param("embedded", marks=pytest.mark.nightly), SLOW_ON["validator"]], indirect=True
+)
+def test_members_survive_a_chain_that_is_gone_for_a_while(crew: Company) -> None:
+    players = crew.players[:3]
+    before = crew.until_early_in_an_epoch()
+    crew.network.go_down()
+    down_until = time.monotonic() + DOWN_SECONDS
+    try:
+        while time.monotonic() < down_until:
+            assert [player.process.code for player in players] == [None, None, None]
+            time.sleep(0.5)
+    finally:
+        crew.network.come_back()
+    after = crew.run
+    assert after.seq >= before.seq, "what was acknowledged is still there"
+    assert after.step >= before.step
+
+    # The outage may make one member late in a round: it is dropped, and applies nothing until the next epoch.
+    crew.until_run(lambda run: run.epoch > before.epoch and run.state.training, "the next epoch begins")
+    marks = [player.diary.mark() for player in players]
+    for player, mark in zip(players, marks, strict=True):
+        crew.until_trains(player, mark, results=3)
+    run = crew.run
+    assert run.lost_sequences == 0
+    owed = run.data_index
+    crew.until(lambda: sum(crew.all_trained(one, owed) for one in players) >= 2, "every sequence is trained")

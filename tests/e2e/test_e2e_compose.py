@@ -63,9 +63,11 @@ class Machine:
 
 
 def shorter(config: Path) -> None:
-    """The same run with fewer steps, on a smaller text."""
+    """The same run with fewer and smaller steps, on a smaller text."""
     text = config.read_text()
-    for key, old, new in (("total_steps", 48, 24), ("rounds_per_epoch", 24, 8)):
+    changes = [("total_steps", 48, 24), ("rounds_per_epoch", 24, 8)]
+    changes += [("global_batch_size_start", 48, 12), ("global_batch_size_end", 48, 12)]
+    for key, old, new in changes:
         assert f"\n{key} = {old}\n" in text
         text = text.replace(f"\n{key} = {old}\n", f"\n{key} = {new}\n")
     config.write_text(text)

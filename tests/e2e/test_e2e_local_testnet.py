@@ -45,7 +45,7 @@ def test_three_tiers_on_the_embedded_chain_of_which_one_dies_and_comes_back(
     config, place = material.config(tmp_path / "config", **rules), tmp_path / "testnet"
     words = ["--num-clients", 3, "--client-matformer-tiers", "0,1,2", "--write-log", "--optim-stats", 10]
     words += ["--write-distro-data", tmp_path / "sent"]
-    words += ["--random-kill-num", 1, "--random-kill-interval", 12, "--allowed-to-kill", "3", "--json"]
+    words += ["--random-kill-num", 1, "--random-kill-interval", 20, "--allowed-to-kill", "3", "--json"]
     testnet = start(xprocess, config, place, *words)
     assert testnet.wait() == 0, testnet.last_words
     summary = said(testnet)
@@ -110,14 +110,14 @@ def test_clients_that_end_with_an_error_are_told_of_and_stay_away(
     xprocess: XProcess, material: Material, tmp_path: Path
 ) -> None:
     config = material.config(tmp_path / "config", **SHORT)
-    words = ["--num-clients", 2, "--backend", "centralized", "--eval-tasks", "no-such-task", "--json"]
+    words = ["--num-clients", 2, "--backend", "centralized", "--client-device", "cuda:99", "--json"]
     testnet = start(xprocess, config, tmp_path / "testnet", *words)
     testnet.expected = False
     assert testnet.wait() == 1
     summary = said(testnet)
     assert (summary["ending"], sorted(summary["failed"])) == ("failed", ["client-1", "client-2"])
     assert re.search(r"client-1 ended with code [12]; its last words", testnet.output)
-    assert "no-such-task" in testnet.output
+    assert "cuda:99" in testnet.output
     assert "is started again" not in testnet.output
 
 

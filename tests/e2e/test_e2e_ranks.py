@@ -13,7 +13,7 @@ from e2e.company import Company, Player
 from e2e.diary import applied_sequences
 from e2e.material import Material
 
-STEPS, EPOCHS = 16, 2
+ROUNDS, EPOCHS = 10, 2
 pytestmark = pytest.mark.slow
 EMBEDDED = pytest.mark.parametrize("engine", ["embedded"], indirect=True)
 
@@ -29,38 +29,26 @@ def ranks_of(player: Player) -> list[psutil.Process]:
 
 
 @EMBEDDED
-def test_a_member_of_two_ranks_has_the_replica_of_the_others(company: Company, material: Material) -> None:
+def test_two_ranks_equal_one_and_a_killed_rank_ends_its_member(company: Company, material: Material) -> None:
     batch = {"global_batch_size_start": 48, "global_batch_size_end": 48}  # so that everybody has a share
-    company.configure(material.config(company.place, rounds_per_epoch=STEPS // EPOCHS, total_steps=STEPS, **batch))
-    players = [company.player(tier) for tier in (0, 0, 1)]
-    for player, options in zip(players, (["--data-parallelism", "2"], [], []), strict=True):
-        company.start(player, "--micro-batch-size", "2", *options)
-    company.command("set-paused", "resume", "--run-id", company.run_id)
-    company.until(lambda: ranks_of(players[0]), "its other rank is there")
-    [rank] = ranks_of(players[0])
-    company.until_run(lambda run: run.state is RunState.FINISHED, "the run finishes")
-    assert [player.process.wait() for player in players] == [0, 0, 0]
-
-    # Levels 2 and 1 are on three members, level 0 on two; after every step, and once more per cooldown.
-    assert company.compare_replicas() == 5 * (STEPS + EPOCHS)
-    for player in players:
-        assert applied_sequences(player.diary) == list(range(company.run.data_index))
-        assert len(player.diary.saw("trained")) > EPOCHS
-    rank.wait(10)  # it ends with its member
-
-
-@EMBEDDED
-def test_a_rank_that_is_killed_ends_its_member_and_the_others_go_on(company: Company, material: Material) -> None:
-    company.configure(material.config(company.place, init_min_clients=2, total_steps=1000, rounds_per_epoch=8))
+    company.configure(material.config(company.place, rounds_per_epoch=ROUNDS, total_steps=EPOCHS * ROUNDS, **batch))
     one, two, three = players = [company.player(tier) for tier in (0, 0, 1)]
-    for player, options in zip(players, ([], ["--data-parallelism", "2"], []), strict=True):
+    for player, options in zip(players, (["--data-parallelism", "2"], ["--data-parallelism", "2"], []), strict=True):
         company.start(player, "--micro-batch-size", "2", *options)
     company.command("set-paused", "resume", "--run-id", company.run_id)
-    company.until_trains(two, 0, 2)
-    [rank] = ranks_of(two)
-    two.process.expected = False
-    rank.kill()
+    company.until(lambda: ranks_of(one) and ranks_of(two), "their other ranks are there")
+    [rank] = ranks_of(one)
+    company.until_run(
+        lambda run: run.epoch >= 1 and run.state.training and run.current.height >= 2, "the second epoch goes on"
+    )
+    # Levels 2 and 1 are on three members, level 0 on two; after every step, and once more per cooldown.
+    assert company.compare_replicas() >= 5 * (ROUNDS + 1)
+    for player in players:
+        assert len(applied_sequences(player.diary)) >= 48 * ROUNDS
+        assert len(player.diary.saw("trained")) > 1
 
+    two.process.expected = False
+    ranks_of(two)[0].kill()
     assert two.process.wait(30) == 1
     assert "error: rank 1 of this member, on cpu, has ended by SIGKILL" in two.process.output
     assert "Traceback" not in two.process.output
@@ -68,9 +56,15 @@ def test_a_rank_that_is_killed_ends_its_member_and_the_others_go_on(company: Com
     assert [event["kind"] for event in told if event["kind"] in ("left", "error")] == ["left", "error"]
     assert not company.in_epoch(two)
 
-    for player in (one, three):
-        company.until_trains(player, player.diary.mark(), 3)
-    company.compare_replicas()
+    others = [(player, player.diary.mark()) for player in (one, three)]
+    run = company.until_run(lambda run: run.state is RunState.FINISHED, "the run finishes")
+    assert [player.process.wait() for player, _ in others] == [0, 0]
+    rank.wait(10)  # it ends with its member
+    assert company.compare_replicas() > 5 * (ROUNDS + 1)
+    assert run.lost_sequences == 0
+    for player, mark in others:
+        assert len(player.diary.saw("applied", mark)) >= 3
+        assert company.all_trained(player, run.data_index - run.backlog)
 
 
 @EMBEDDED
