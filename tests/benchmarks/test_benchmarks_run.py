@@ -23,7 +23,9 @@ ROOT = Path(__file__).parents[2]
             marks=pytest.mark.slow,
         ),
         pytest.param(
-            ("p2p.py",), ("blob_mb_per_s", "ratio_to_tcp", "announcement_round_trip_ms"), marks=pytest.mark.slow
+            ("p2p.py",),
+            ("blob_mb_per_s", "ratio_to_tcp", "announcement_round_trip_ms"),
+            marks=pytest.mark.nightly,  # it moves hundreds of megabytes, and no test of the client depends on it
         ),
         pytest.param(
             ("roots.py", "--threads", "1", "--optimizers", "distro", "--sequences", "1", "--repetitions", "1"),

@@ -248,7 +248,7 @@ def test_the_pictures_are_of_these_figures() -> None:
             assert plots.digest(found) in drawn, "run: make docs"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # three trainings; tests/lab has the same trainings and stops in the slow tier
 def test_an_arm_trains_and_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arms, "CORPUS_BYTES", 400_000)
     monkeypatch.setattr(arms, "HELD_OUT", 8)
