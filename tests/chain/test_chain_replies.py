@@ -18,12 +18,31 @@ from solders.system_program import TransferParams, transfer
 
 from aftermath.chain import endpoints, nodes
 from aftermath.chain.accounts import parse_reply, whole
-from aftermath.chain.failures import BadReply, TransactionFailed
+from aftermath.chain.failures import PREFLIGHT_FAILURE, BadReply, RpcError, TransactionFailed, result_of
 from aftermath.chain.refusals import refused
 from aftermath.chain.rpc import RpcPool
 from aftermath.coordinator.errors import Unavailable
 from chain.faults import answer
 from chain.scripted import Node, result, serving, status, text
+
+UNFUNDED = {"err": "AccountNotFound", "logs": None}
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        ({"code": PREFLIGHT_FAILURE, "message": "m", "data": UNFUNDED}, TransactionFailed),
+        ({"code": PREFLIGHT_FAILURE, "message": "m"}, RpcError),
+        ({"code": PREFLIGHT_FAILURE, "message": "m", "data": {"err": None}}, RpcError),
+        ({"code": -32005, "message": "m", "data": UNFUNDED}, RpcError),
+        ("m", RpcError),
+    ],
+)
+def test_error_of_reply_is_a_failed_transaction_or_the_nodes(error: object, kind: type[Exception]) -> None:
+    with pytest.raises(kind) as caught:
+        result_of({"error": error})
+    assert type(caught.value) is kind
+
 
 NO_HASH = [None, 7, "", "cluster-one", "1" * 31, "1" * 65, [str(Hash.default())], "\ud800"]
 

@@ -17,3 +17,12 @@ def test_who_waits_for_the_next_epoch_is_told_of_its_rounds_once() -> None:
         notices.state(builders.run(state))
     said = [event.state for event in told if isinstance(event, kinds.State)]
     assert said == ["ROUND_TRAIN", "COOLDOWN", "WAITING_FOR_MEMBERS"]
+
+
+def test_halt_of_run_is_told_each_time_it_begins() -> None:
+    told: list[kinds.Event] = []
+    notices = Notices(Events(lambda: 0.0, [told.append]))
+    for state in (RunState.UNINITIALIZED, RunState.PAUSED, RunState.PAUSED, RunState.WARMUP, RunState.PAUSED):
+        notices.halt(builders.run(state))
+    said = [event.message.partition(":")[0] for event in told if isinstance(event, kinds.Warning)]
+    assert said == ["the run has not begun", "the run is paused", "the run is paused"]

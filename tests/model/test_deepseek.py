@@ -357,6 +357,8 @@ def test_a_round_moves_every_tensor(file: dict[str, Any]) -> None:
             r"quantization_config \{'quant_method': 'fp8'\} is not supported",
         ),
         ({key: V3[key] for key in V3 if key != "q_lora_rank"}, "q_lora_rank is missing"),
+        (V3 | {"q_lora_rank": (1 << 16) + 1}, "q_lora_rank"),
+        (V3 | {"q_lora_rank": 0}, "q_lora_rank"),
     ],
 )
 def test_a_config_that_says_something_else_is_refused(keys: dict[str, Any], said: str) -> None:

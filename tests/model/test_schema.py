@@ -6,6 +6,7 @@ import pytest
 
 from aftermath.model.arch.llama_config import LlamaConfig
 from aftermath.model.architectures import config_of
+from aftermath.model.canonical import canonical
 from aftermath.model.config import ModelConfigError, WidthNotDivisible, stored_tier
 from aftermath.model.schema import SchemaError, StateSchema, state_schema
 
@@ -116,3 +117,7 @@ def test_a_level_that_is_not_there_is_named(level: int) -> None:
     for asked in (schema().of_level, schema().held_by, schema().parameters):
         with pytest.raises(SchemaError, match=f"level {level} is out of range\\nThis run has levels 0 to 2"):
             asked(level)
+
+
+def test_canonical_document_is_ascii_with_sorted_keys() -> None:
+    assert canonical({"b": [1, 2], "ä": {"d": 1, "c": "é"}}) == b'{"b":[1,2],"\\u00e4":{"c":"\\u00e9","d":1}}'
