@@ -15,7 +15,9 @@ from aiohttp.test_utils import TestServer
 from aftermath.base.outputs import MARK
 from aftermath.model.documents import CheckpointError
 from aftermath.train import put_links
+from aftermath.train.made import hub_of
 from aftermath.train.put_links import PutLinks
+from aftermath.train.settings import TrainSettings
 
 FILES = {"config.json": b"{}", "model.safetensors": b"weights" * 50_000, "tokenizer.json": b"", MARK: b"ours"}
 SECRET = "f00dcafe"
@@ -115,7 +117,11 @@ async def test_put_of_all_files_ends_with_the_config(bucket: Bucket, checkpoint:
 
 
 async def test_address_signs_anew_for_each_file(bucket: Bucket, checkpoint: Path) -> None:
-    await put(f"{bucket.server.make_url('/links')}/{put_links.CHECKPOINT}?token={SECRET}", checkpoint)
+    address = f"{bucket.server.make_url('/links')}/{put_links.CHECKPOINT}?token={SECRET}"
+    hub = hub_of(TrainSettings(run_id="demo", checkpoint_dir=checkpoint.parent, checkpoint_put_links=address))
+    assert hub is not None
+    assert not hub.named
+    await asyncio.to_thread(hub.upload, checkpoint, "demo step 6")
     assert bucket.stored == STORED
     assert bucket.asked[::2] == ["GET /links/demo-step6"] * 3
 
