@@ -8,12 +8,13 @@ import pytest
 from huggingface_hub import close_session, constants
 
 from aftermath.base.run_access import TRUSTING, RunAccess
+from aftermath.model.checkpoint import load
 from aftermath.model.documents import CheckpointError
 from aftermath.model.outline import read_outline
 from aftermath.model.resolve import load_hf_config, resolve
 from aftermath.rules.model import Checkpoint
 from aftermath.rules.state import CheckpointKind
-from model.hub_server import Hub
+from model.hub_server import CONFIG, Hub
 
 PLACE = Checkpoint(CheckpointKind.HUB, "me/model", "")
 
@@ -32,7 +33,7 @@ def hub(server: Hub, repo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_repository_of_run_is_read_without_token(hub: Hub) -> None:
     load_hf_config(PLACE, access=RunAccess())
     read_outline(PLACE, access=RunAccess())
-    resolve(PLACE, access=RunAccess())
+    assert load(resolve(PLACE, access=RunAccess()), 0).keys() == CONFIG.parameter_shapes(0).keys()
     assert hub.authorizations == {None}
 
 
