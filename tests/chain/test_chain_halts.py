@@ -6,7 +6,7 @@ import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +18,11 @@ from websockets.asyncio.server import ServerConnection, serve
 from websockets.protocol import Event
 
 from aftermath.chain import halts, socket, subscription, wire
-from aftermath.chain.accounts import fetch
+from aftermath.chain.accounts import Doubt, fetch
 from aftermath.chain.addresses import run_addresses
 from aftermath.chain.client import CoordinatorClient
 from aftermath.chain.endpoints import Endpoint
+from aftermath.chain.failures import BadReply
 from aftermath.chain.reader import RunReader
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.socket import AccountSocket, Push
@@ -297,6 +298,16 @@ async def test_a_cluster_that_stands_still_is_waited_for(embedded: Place) -> Non
         for _ in range(3):
             await asyncio.sleep(subscription.STILL_SECONDS + 1)
             assert await watcher.refresh(10) == known
+
+
+@pytest.mark.parametrize(("nodes", "doubted"), [(1, False), (2, True)])
+async def test_time_that_stands_still_is_doubted_where_another_node_knows(nodes: int, doubted: bool) -> None:
+    async with RpcPool([Endpoint("http://127.0.0.1:1", "ws://127.0.0.1:1")] * nodes) as pool:
+        watcher = RunWatcher(pool, Pubkey.default(), Pubkey.default())
+        watcher._observe(100, Doubt(pool))
+        watcher._time_since -= subscription.STILL_SECONDS + 1
+        with pytest.raises(BadReply, match="stands still") if doubted else nullcontext():
+            watcher._observe(100, Doubt(pool))
 
 
 async def test_a_node_that_answers_old_states_is_not_asked_alone(embedded: Place) -> None:
