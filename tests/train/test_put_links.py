@@ -182,9 +182,10 @@ def test_document_without_links_is_refused(links: Links, document: str | None, w
 
 
 def test_address_that_others_can_read_is_refused() -> None:
-    with pytest.raises(CheckpointError, match=r"http://signer\.example is not an https address") as caught:
-        PutLinks(f"http://signer.example/{SECRET}?token={SECRET}").check()
-    assert SECRET not in str(caught.value)
+    for scheme in ("http", "htps"):
+        with pytest.raises(CheckpointError, match=rf"{scheme}://signer\.example is not an https address") as caught:
+            PutLinks(f"{scheme}://signer.example/{SECRET}?token={SECRET}").check()
+        assert SECRET not in str(caught.value)
     for address in ("https://signer.example/{checkpoint}", "http://127.0.0.1:9000/links"):
         PutLinks(address).check()
 

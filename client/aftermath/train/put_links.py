@@ -121,7 +121,8 @@ def _parsed(document: bytes, called: str) -> dict[str, str]:
 
 
 def _is_address(source: str) -> bool:
-    return source.startswith(("http://", "https://"))
+    """Whether it is an address, also a mistyped one: as a file's name it would be shown whole."""
+    return "://" in source
 
 
 def _is_safe(url: str) -> bool:
