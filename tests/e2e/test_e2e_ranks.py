@@ -13,7 +13,7 @@ from e2e.company import Company, Player
 from e2e.diary import applied_sequences
 from e2e.material import Material
 
-ROUNDS, EPOCHS = 10, 2
+ROUNDS, EPOCHS = 8, 2
 pytestmark = pytest.mark.slow
 EMBEDDED = pytest.mark.parametrize("engine", ["embedded"], indirect=True)
 
@@ -47,6 +47,7 @@ def test_two_ranks_equal_one_and_a_killed_rank_ends_its_member(company: Company,
         assert len(applied_sequences(player.diary)) >= 48 * ROUNDS
         assert len(player.diary.saw("trained")) > 1
 
+    others = [(player, player.diary.mark()) for player in (one, three)]
     two.process.expected = False
     ranks_of(two)[0].kill()
     assert two.process.wait(30) == 1
@@ -56,7 +57,6 @@ def test_two_ranks_equal_one_and_a_killed_rank_ends_its_member(company: Company,
     assert [event["kind"] for event in told if event["kind"] in ("left", "error")] == ["left", "error"]
     assert not company.in_epoch(two)
 
-    others = [(player, player.diary.mark()) for player in (one, three)]
     run = company.until_run(lambda run: run.state is RunState.FINISHED, "the run finishes")
     assert [player.process.wait() for player, _ in others] == [0, 0]
     rank.wait(10)  # it ends with its member
