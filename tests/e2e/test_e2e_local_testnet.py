@@ -45,7 +45,7 @@ def test_three_tiers_on_the_embedded_chain_of_which_one_dies_and_comes_back(
     config, place = material.config(tmp_path / "config", **rules), tmp_path / "testnet"
     words = ["--num-clients", 3, "--client-matformer-tiers", "0,1,2", "--write-log", "--optim-stats", 10]
     words += ["--write-distro-data", tmp_path / "sent"]
-    words += ["--random-kill-num", 1, "--random-kill-interval", 20, "--allowed-to-kill", "3", "--json"]
+    words += ["--random-kill-num", 1, "--random-kill-interval", 12, "--allowed-to-kill", "3", "--json"]
     testnet = start(xprocess, config, place, *words)
     assert testnet.wait() == 0, testnet.last_words
     summary = said(testnet)
