@@ -47,8 +47,11 @@ COMMANDS = {
     "demo": "python -m aftermath.demo --engine embedded",
 }
 """What is run for each file. Every one prints one JSON object, but for the last two, which leave a report."""
-ON_A_GPU = {"gpu": "python benchmarks/gpu.py"}
-"""What is not among all: it needs a GPU, and keeps its file itself."""
+ON_A_GPU = {
+    "gpu": "python benchmarks/gpu.py",
+    "spread": "python benchmarks/spread.py --device cuda --moments kept --keep",
+}
+"""What is not among all: each needs a GPU, and keeps its file itself."""
 
 
 def main() -> int:

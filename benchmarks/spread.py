@@ -1,6 +1,6 @@
 """How far apart two honest computations of one round's pseudo-gradient are, and how far a dishonest one is from them.
 
-Usage: python benchmarks/spread.py [--device cuda] [--inner adamw muon] [--steps 1 4 30] [--moments kept reset] [--json]
+Usage: python benchmarks/spread.py [--device cuda] [--inner adamw muon] [--steps 1 4 30] [--moments kept reset] [--keep]
 
 An audit trains a member's share again and compares. This measures what it can tell: one round is trained from the same
 weights, the same data and the same moments in different ways. `again` repeats the reference, which is of `--precision`;
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sysconfig
 import threading
 import time
@@ -41,6 +42,7 @@ from aftermath.replica.arithmetic import PLAIN, Arithmetic
 from aftermath.replica.exactness import exact_device
 from aftermath.replica.passes import Passes
 from aftermath.replica.replica import accumulate
+from measure import ON_A_GPU, write
 
 MODEL: dict[str, Any] = {
     "model_type": "llama",
@@ -276,8 +278,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="of the reference (default fp32)")
     parser.add_argument("--compiled", action="store_true", help="compare compiled passes as well")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--keep", action="store_true", help="write benchmarks/measured/spread.json")
     options = parser.parse_args(arguments)
+    load = os.getloadavg()[0]
     found = report(exact_device(options.device), options)
+    if options.keep:
+        write("spread", ON_A_GPU["spread"], load, found)
     if options.json:
         print(json.dumps(found))
 

@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.test_benchmarks_worth import module
 
-spread = module("spread")
+spread = module("measure") and module("spread")
 TINY = {
     "hidden_size": 64,
     "intermediate_size": 64,
