@@ -300,3 +300,30 @@ def test_export_of_two_runs_of_one_id_tells_them_apart(namesakes: Path, tmp_path
     assert "several runs" not in one.err
     again = invoke("events", "replay", tmp_path / "one.jsonl", "--json", "--kind", "trained")
     assert [json.loads(line)["member_tier"] for line in again.out.splitlines()] == [0] * 7
+
+
+@pytest.mark.parametrize(
+    ("ending", "options", "is_table"),
+    [
+        ("csv", (), True),
+        ("CSV", (), True),
+        ("jsonl", (), False),
+        ("json", (), False),
+        ("log", (), False),
+        ("log", ("--csv",), True),
+    ],
+)
+def test_export_without_format_takes_it_from_the_ending(
+    kept: Path, tmp_path: Path, ending: str, options: tuple[str, ...], is_table: bool
+) -> None:
+    out = tmp_path / f"ev.{ending}"
+    assert invoke("events", "export", kept, *options, "--out", out).code == 0
+    assert out.read_text().startswith(",".join(columns())) == is_table
+
+
+@pytest.mark.parametrize(("ending", "flag"), [("csv", "--jsonl"), ("jsonl", "--csv")])
+def test_export_refuses_format_against_the_ending(kept: Path, tmp_path: Path, ending: str, flag: str) -> None:
+    out = tmp_path / f"ev.{ending}"
+    refused = invoke("events", "export", kept, flag, "--out", out, "--json").mistake
+    assert flag in refused["error"]
+    assert not out.exists()
