@@ -26,7 +26,9 @@ def test_a_finished_run_is_recorded_taken_back_and_reopened(
     owner: Shell, run_id: str, material: Path, tmp_path: Path
 ) -> None:
     """One epoch of a run of two steps: what may be recorded after it, and how the run goes on."""
-    config = quick_config(material, tmp_path, {"total_steps = 48": "total_steps = 2"})
+    config = quick_config(
+        material, tmp_path, {"total_steps = 48": "total_steps = 2", "final_lr = 1.0e-3": "final_lr = 0.0"}
+    )
     named = ("--run-id", run_id)
     for command, *arguments in (
         ("create-run",),
@@ -82,6 +84,12 @@ def test_a_finished_run_is_recorded_taken_back_and_reopened(
         assert owner("rewind", *named, "--to-step", step).data["step"] == step
         assert owner("json-dump-run", *named).data["run"]["step"] == step + 1
     assert owner(*checkpoint).data["step"] == 2  # the owner may name another place of the same step
+    idle = owner("reopen", *named, "--total-steps", 80).error
+    assert "is 0 from step 48 on" in idle["error"]
+    assert f"reopen --run-id {run_id} --total-steps 80" in idle["fix"]
+    prolonged = config.with_name("prolonged.toml")
+    prolonged.write_text(config.read_text().replace("total_steps = 2\n", "total_steps = 30\n", 1))
+    assert calls(owner("update-config", *named, "--config-path", prolonged, "--dry-run"))  # of a finished run
     reopening = calls(owner("reopen", *named, "--total-steps", 30, "--dry-run"))
     assert reopening == ["coordinator.update", "coordinator.set_paused"]
     assert owner("json-dump-run", *named).data["run"]["state"] == "finished"

@@ -13,6 +13,7 @@ from aftermath.owner import troubles
 from aftermath.owner.schema import Shape
 from aftermath.owner.troubles import (
     WARNINGS,
+    idle_when_reopened,
     trouble_with_rate,
     trouble_with_rounds,
     trouble_with_schedule,
@@ -62,6 +63,23 @@ def test_a_schedule_may_differ_from_a_run_by_a_twentieth(ends: int, steps: int, 
     said = trouble_with_schedule(LrSchedule(ScheduleKind.COSINE, 1e-3, 0.0, 0.0, 0.0, 10, ends, 0, 0, 0), steps)
     assert says in said
     assert bool(said) == bool(says)
+
+
+@pytest.mark.parametrize(
+    ("schedule_steps", "trained", "total", "idle"),
+    [
+        (60, 60, 80, 61),
+        (60, 60, 62, 61),  # within a twentieth of all steps, but not of the new ones
+        (80, 60, 80, None),
+        (70, 60, 80, 70),
+        (100, 60, 80, None),
+    ],
+)
+def test_idle_when_reopened_finds_steps_at_a_rate_of_zero(
+    schedule_steps: int, trained: int, total: int, idle: int | None
+) -> None:
+    schedule = LrSchedule(ScheduleKind.COSINE, 1e-3, 0.0, 0.0, 0.0, 10, schedule_steps, 0, 0, 0)
+    assert idle_when_reopened(schedule, trained, total) == idle
 
 
 @pytest.mark.parametrize(("rate", "warned"), [(0.02, False), (0.1, False), (0.11, True), (2.0, True)])

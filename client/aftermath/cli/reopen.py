@@ -28,13 +28,14 @@ def reopen(
 ) -> Result:
     """Let a finished run go on, with more steps.
 
-    Its members have ended by then: they start train again. What else is to change is said with update-config first.
-    If the chain knows of no checkpoint with all trained steps, the command asks first. Without a terminal, or with
-    --json, pass --yes instead.
+    Its members have ended by then: they start train again. What else is to change is said with update-config first,
+    for example a learning rate that ends at 0 after the old total_steps: without --yes, the command refuses to train at
+    a rate of 0. If the chain knows of no checkpoint with all trained steps, the command asks first. Without a terminal,
+    or with --json, pass --yes instead.
     """
-    if not (yes or options.dry_run):
-        unsaved = run_in_loop(_unsaved(options, run_id))
-        if unsaved:
+    if not yes:
+        unsaved = run_in_loop(_checked(options, run_id, total_steps))
+        if unsaved and not options.dry_run:
             from aftermath.watch.standing_words import not_recorded
 
             unknown = not_recorded(unsaved)
@@ -45,15 +46,34 @@ def reopen(
     return run_in_loop(_reopened(options, run_id, total_steps))
 
 
-async def _unsaved(options: SigningOptions, run_id: str) -> int:
-    """Return how many trained steps of a finished run no checkpoint on chain has."""
+async def _checked(options: SigningOptions, run_id: str, total_steps: int) -> int:
+    """Return how many trained steps of a finished run no checkpoint on chain has.
+
+    Raises CommandError if the run would train its new steps at a learning rate of 0.
+    """
     from aftermath.cli.connection import connect
+    from aftermath.owner.troubles import idle_when_reopened
     from aftermath.rules.state import RunState
     from aftermath.rules.unsaved import unsaved_steps
 
     async with connect(options) as chain:
         run, model, _ = await chain.coordinator.snapshot(run_id)
-    return unsaved_steps(run, model) if run.state is RunState.FINISHED else 0
+    if run.state is not RunState.FINISHED:
+        return 0
+    idle = idle_when_reopened(model.lr_schedule, run.trained_steps, total_steps)
+    if idle is not None:
+        raise _rate_is_zero(run_id, idle, total_steps)
+    return unsaved_steps(run, model)
+
+
+def _rate_is_zero(run_id: str, idle: int, total_steps: int) -> CommandError:
+    named = f"--run-id {shlex.quote(run_id)}"
+    return CommandError(
+        f"the learning rate of run {run_id} is 0 from step {idle} on: more steps would change nothing",
+        f"Prolong the schedule first: in the run's config file, set total_steps = {total_steps} and let lr_schedule "
+        f"last as long. Then: aftermath-solana update-config {named} --config-path FILE, and "
+        f"aftermath-solana reopen {named} --total-steps {total_steps}. To train at a rate of 0, add --yes",
+    )
 
 
 async def _reopened(options: SigningOptions, run_id: str, total_steps: int) -> Result:

@@ -79,7 +79,7 @@ class Change:
     def _refuse_unless_halted(self, run: Run) -> None:
         if not run.halted:
             raise CannotChange(
-                f"run {run.run_id} is {in_words(run.state)}, and only a paused or new run can be changed",
+                f"run {run.run_id} is {in_words(run.state)}, and only a new, paused or finished run can be changed",
                 "Pause it first, and try again once it is paused: "
                 f"aftermath-solana set-paused --run-id {shlex.quote(run.run_id)} pause",
             )

@@ -110,11 +110,23 @@ def trouble_with_schedule(schedule: LrSchedule, total_steps: int) -> str:
             f"the learning rate changes until step {last:,} and the run has {total_steps:,} steps: it ends at the rate "
             f"{learning_rate(schedule, total_steps):.3g}; let the schedule last as long as total_steps"
         )
-    tail = range(schedule.warmup_steps + 1, total_steps - total_steps // 20 + 1)
-    idle = bisect_left(tail, True, key=lambda step: learning_rate(schedule, step) == 0)
-    if idle == len(tail):
+    idle = _idle_from(schedule, schedule.warmup_steps, total_steps - total_steps // 20)
+    if idle is None:
         return ""
     return (
-        f"the learning rate is 0 from step {tail[idle]} on and the run has {total_steps:,} steps: what is trained then "
+        f"the learning rate is 0 from step {idle} on and the run has {total_steps:,} steps: what is trained then "
         "changes nothing; let the schedule last as long as total_steps"
     )
+
+
+def idle_when_reopened(schedule: LrSchedule, trained_steps: int, total_steps: int) -> int | None:
+    """Return the step from which a reopened run would train at a rate of 0; a twentieth of its new steps may."""
+    idle_at_most = max((total_steps - trained_steps) // 20, 1)
+    return _idle_from(schedule, max(trained_steps, schedule.warmup_steps), total_steps - idle_at_most)
+
+
+def _idle_from(schedule: LrSchedule, done: int, last: int) -> int | None:
+    """Return the first step after `done`, up to `last`, at which the learning rate is 0; None if there is none."""
+    steps = range(done + 1, last + 1)
+    found = bisect_left(steps, True, key=lambda step: learning_rate(schedule, step) == 0)
+    return steps[found] if found < len(steps) else None
