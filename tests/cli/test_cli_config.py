@@ -11,9 +11,12 @@ import pytest
 from aftermath.base.errors import code_of
 from aftermath.cli import config_page
 from aftermath.config import errors
+from aftermath.config.document import load_config
+from aftermath.config.errors import Mistaken
 from aftermath.config.json_schema import json_schema
 from aftermath.config.keys import keys
 from aftermath.owner import schema, troubles
+from aftermath.owner.agreed_data import with_agreed_data
 from aftermath.programs import COORDINATOR_IDL
 from cli.cli_runs import Outcome, invoke
 from cli.conftest import ROOT
@@ -274,3 +277,19 @@ def test_a_key_is_explained_by_the_name_that_update_config_shows() -> None:
 def test_the_schema_is_one_document_with_and_without_json() -> None:
     assert invoke("config", "schema").out == invoke("config", "schema", "--json").out
     assert json.loads(invoke("config", "schema").out) == json_schema()
+
+
+def test_validate_tokens_of_another_width_is_a_mistake(run_toml: Path) -> None:
+    text = run_toml.read_text()
+    table = re.search(r'^Local = ".*tokens"$', text, flags=re.MULTILINE)
+    assert table is not None
+    wrong = text.replace(
+        table[0], table[0].replace("Local = ", "Local = { path = ") + ', token_size_in_bytes = "FourBytes" }'
+    )
+    (mistake,) = refused(run_toml, wrong)
+    assert (mistake["code"], mistake["key"]) == ("data", "model.LLM.data_location")
+    with pytest.raises(Mistaken, match="token_size_in_bytes") as update:
+        with_agreed_data(load_config(run_toml), 257)
+    assert f"{run_toml}:{mistake['line']}: " in update.value.message
+    run_toml.write_text(wrong.replace("max_seq_len = 64", f'max_seq_len = 64\ndata_hash = "{"0" * 64}"'))
+    assert [one["code"] for one in validate(run_toml).data["warnings"]] == ["data-here"]  # members may have others

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from aftermath.base.errors import Unsuitable
 from aftermath.base.run_access import RunAccess
 from aftermath.config.document import RunConfig, parse_as
 from aftermath.config.read import optimizer_of
+from aftermath.data.source import WrongTokens
 from aftermath.optim.agreed import agreed_schema
-from aftermath.rules.model import Checkpoint, DataLocation, Recorded
+from aftermath.rules.model import Checkpoint, DataLocation, Recorded, marked
 from aftermath.rules.state import CheckpointKind, DataKind
 from aftermath.sim.tiny import CONFIG, RULES
 from aftermath.train import outfit
@@ -91,3 +94,17 @@ def test_document_without_hash_on_chain_is_refused() -> None:
         with pytest.raises(Unsuitable, match=r"the chain has no hash[\s\S]*update-config"):
             outfit.data_of(model, schema, RunAccess(private_network=True))
         assert web.asked == []
+
+
+@pytest.mark.parametrize(("files_hash", "advice"), [("", "ask its owner to correct"), ("0" * 64, "--data-path DIR")])
+def test_unfit_tokens_of_a_member_are_to_be_corrected_by_the_owner(
+    tmp_path: Path, files_hash: str, advice: str
+) -> None:
+    np.full(4096, 300, "<u2").tofile(tmp_path / "a.bin")
+    optimizer = optimizer_of(parse_as(RULES, "tiny", RunConfig).llm.optimizer)
+    place = replace(data(DataKind.LOCAL, str(tmp_path)), secondary=marked("", files_hash) if files_hash else "")
+    model = builders.model(optimizer=optimizer, data_location=place, max_seq_len=16)
+    schema = agreed_schema(CONFIG.to_hf() | {"vocab_size": 257}, 3, optimizer)
+    with pytest.raises(WrongTokens, match="outside the vocabulary") as told:
+        outfit.data_of(model, schema, RunAccess(data=tmp_path))
+    assert advice in told.value.fix

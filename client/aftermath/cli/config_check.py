@@ -23,6 +23,7 @@ from aftermath.config.errors import Found, Mistake, Mistaken
 from aftermath.config.read import location_of, rules_of, schedule_of
 from aftermath.config.recipe import recipe_of
 from aftermath.data.fingerprint import hash_of
+from aftermath.data.source import WrongTokens
 from aftermath.owner import troubles
 from aftermath.owner.agreed_data import source_of, trouble_with_tokenizer
 from aftermath.owner.schema import Shape, document_of, not_done, not_fitting, not_there, shape_with
@@ -60,7 +61,7 @@ def look(config: RunConfig, recipe: Mapping[str, Any]) -> Checked:
         described = _model(config, recipe, mistakes, unseen)
     shape = None if described is None else _shape(config, described, mistakes)
     warnings = troubles.coded(schedule_of(config.llm.lr_schedule), rules_of(config), shape)
-    if shape is not None and (trouble := _data(config, shape.vocab_size, recipe, unseen)):
+    if shape is not None and (trouble := _data(config, shape.vocab_size, recipe, mistakes, unseen)):
         warnings.append(("data-here", trouble))
     found = config.refused(mistakes).found if mistakes else ()
     return Checked(found, tuple(warnings), tuple(unseen))
@@ -140,8 +141,13 @@ def _shape(config: RunConfig, described: Mapping[str, Any], mistakes: list[Mista
     return None
 
 
-def _data(config: RunConfig, vocab_size: int, recipe: Mapping[str, Any], unseen: list[str]) -> str:
-    """Why a member on this machine could not train on the data, empty if it could or that is not known."""
+def _data(
+    config: RunConfig, vocab_size: int, recipe: Mapping[str, Any], mistakes: list[Mistake], unseen: list[str]
+) -> str:
+    """Return why a member on this machine could not train on the data, empty if it could or that is not known.
+
+    Data that nobody can train on with these settings is added to the mistakes, as update-config refuses it.
+    """
     chosen = config.llm.data_location
     if chosen.Local is None and chosen.Preprocessed is None and chosen.Dummy is None:
         unseen.append("the data: nobody is asked for it")
@@ -154,5 +160,8 @@ def _data(config: RunConfig, vocab_size: int, recipe: Mapping[str, Any], unseen:
         if (given := config.llm.data_hash) and (found := hash_of(records).hex()) != given:
             return f"its data has the hash {found}, and data_hash is another"
     except AftermathError as error:
+        if isinstance(error, WrongTokens) and not config.llm.data_hash:
+            mistakes.append(_told(error, "data_location"))
+            return ""
         return ". ".join(filter(None, (error.message, error.fix)))
     return trouble_with_tokenizer(config)

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from aftermath.data.plausible import WIDTHS, set_width
-from aftermath.data.source import DataError
+from aftermath.data.source import DataError, WrongTokens
 
 SUFFIXES = (".bin", ".ds", ".npy")
 """The files of a folder that are taken for token files."""
@@ -169,7 +169,7 @@ def _text(name: str) -> DataError:
 
 def _whole(name: str, size: int, start: int, count: int, token_bytes: int) -> Layout:
     if count % token_bytes:
-        raise DataError(
+        raise WrongTokens(
             f"{name} is truncated: its size of {size} is no multiple of the {token_bytes} bytes of a token",
             "Copy or tokenise the file again, and check token_size_in_bytes",
         )
@@ -240,7 +240,7 @@ def array_of(name: str, size: int, head: bytes) -> Array:
 
 
 def check_stated_width(name: str, found: int, wanted: int) -> None:
-    """Raise DataError if a file states that its tokens have another width than the run says."""
+    """Raise WrongTokens if a file states that its tokens have another width than the run says."""
     if found != wanted:
         fix = set_width(found) if found in WIDTHS else "Write its tokens again, with 2 or 4 bytes each"
-        raise DataError(f"{name} has tokens of {found} bytes, and the run's have {wanted}", fix)
+        raise WrongTokens(f"{name} has tokens of {found} bytes, and the run's have {wanted}", fix)

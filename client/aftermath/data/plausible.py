@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aftermath.data.source import DataError
+from aftermath.data.source import WrongTokens
 
 WIDTHS = {2: "TwoBytes", 4: "FourBytes"}
 _FEW = 64  # fewer tokens say nothing
@@ -28,7 +28,7 @@ def set_width(token_bytes: int) -> str:
 
 
 def check_width_and_order(name: str, tokens: NDArray[Any]) -> None:
-    """Raise DataError if consecutive tokens of a file, from an even position on, have another width or byte order."""
+    """Raise WrongTokens if consecutive tokens of a file, from an even position on, have another width or byte order."""
     count = len(tokens) // 2 * 2
     if count < _FEW:
         return
@@ -37,25 +37,25 @@ def check_width_and_order(name: str, tokens: NDArray[Any]) -> None:
     if even.any() != odd.any():
         width = 2 * tokens.dtype.itemsize
         fix = set_width(width) if width in WIDTHS else _SAVE
-        raise DataError(f"{name} has a 0 in every second place: its tokens seem to have {width} bytes", fix)
+        raise WrongTokens(f"{name} has a 0 in every second place: its tokens seem to have {width} bytes", fix)
     if tokens.dtype.itemsize == 2 and odd.max() <= _HIGH_HALF and even.max() >= 1000:
-        raise DataError(
+        raise WrongTokens(
             f"{name} has at most {odd.max()} in every second place: its tokens seem to have 4 bytes", set_width(4)
         )
     if _has_other_order(tokens):
-        raise DataError(
+        raise WrongTokens(
             f"{name} seems to be big-endian: its largest token is {tokens.max()}, and {tokens.byteswap().max()} with "
             "the bytes of each token swapped",
             f"Write the tokens little-endian, as numpy.asarray(tokens, '{tokens.dtype.str}').tofile(NAME)",
         )
     if tokens.dtype.itemsize == 4 and np.count_nonzero(tokens >= _LARGEST_VOCABULARY) * 2 > len(tokens):
-        raise DataError(f"{name} has tokens up to {tokens.max()}: its tokens seem to have 2 bytes", set_width(2))
+        raise WrongTokens(f"{name} has tokens up to {tokens.max()}: its tokens seem to have 2 bytes", set_width(2))
 
 
 def check_not_only_zeros(name: str, tokens: NDArray[Any]) -> None:
-    """Raise DataError if tokens from all over a file are all 0, as those of a file that was never filled."""
+    """Raise WrongTokens if tokens from all over a file are all 0, as those of a file that was never filled."""
     if len(tokens) >= _FEW and not tokens.any():
-        raise DataError(f"{name} holds only zeros", "Copy, download or tokenise it again")
+        raise WrongTokens(f"{name} holds only zeros", "Copy, download or tokenise it again")
 
 
 def _has_other_order(tokens: NDArray[Any]) -> bool:

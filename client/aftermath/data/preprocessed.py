@@ -21,7 +21,16 @@ from aftermath.data.fingerprint import sampled
 from aftermath.data.formats import Array, array_of
 from aftermath.data.local import LocalFiles
 from aftermath.data.parquet import PARQUET, unpacked_rows
-from aftermath.data.source import IGNORED, DataError, FileRecord, NoData, Sequences, check_sequences, check_shape
+from aftermath.data.source import (
+    IGNORED,
+    DataError,
+    FileRecord,
+    NoData,
+    Sequences,
+    WrongTokens,
+    check_sequences,
+    check_shape,
+)
 from aftermath.data.spans import Span
 
 INPUTS, LABELS = ".inputs.npy", ".labels.npy"
@@ -39,7 +48,7 @@ class PreprocessedRows:
         self._arrays = [array_of(file.name, file.size, file.head) for file in self._store.files]
         for file, array in zip(self._store.files, self._arrays, strict=True):
             if len(array.shape) != 2 or array.shape[1] != seq_len:
-                raise DataError(
+                raise WrongTokens(
                     f"{file.name} has the shape {array.shape}, and rows of the run have {seq_len} tokens",
                     "Cut and pad rows to max_seq_len, with labels of -100 for padding",
                 )

@@ -39,6 +39,10 @@ class NoData(DataError):
     """There are no token files where they should be on this machine."""
 
 
+class WrongTokens(DataError):
+    """The files are there, and with the run's settings nobody can train on them."""
+
+
 class SourceAway(DataError):
     """Whoever serves the data does not answer now; it may later."""
 

@@ -21,7 +21,7 @@ from aftermath.data.fingerprint import records_of, sampled_blocks
 from aftermath.data.formats import Layout, layout_of
 from aftermath.data.order import Order
 from aftermath.data.plausible import check_not_only_zeros, check_width_and_order
-from aftermath.data.source import DataError, FileRecord, Sequences, check_sequences, check_shape
+from aftermath.data.source import FileRecord, Sequences, WrongTokens, check_sequences, check_shape
 from aftermath.data.spans import Span, Store
 
 
@@ -50,7 +50,7 @@ class TokenFiles:
             check_width_and_order(file.name, self._tokens(layout, Span(0, 0, len(file.head)), file.head))
         self._ends = list(accumulate(layout.tokens // seq_len for layout in self._layouts))
         if not self._ends[-1]:
-            raise DataError(
+            raise WrongTokens(
                 f"{place} holds no whole sequence: a sequence takes {seq_len} tokens, and its longest file "
                 f"has {max(layout.tokens for layout in self._layouts)}",
                 "Add data, or lower max_seq_len",
@@ -121,8 +121,8 @@ class TokenFiles:
         position = (start - self._layouts[file].start) // self._token_bytes
         raise self._beyond(self._store.files[file].name, out[row].max(), f" at or after position {position}")
 
-    def _beyond(self, name: str, token: int, where: str) -> DataError:
-        return DataError(
+    def _beyond(self, name: str, token: int, where: str) -> WrongTokens:
+        return WrongTokens(
             f"{name}: a token {token}{where} is outside the vocabulary of {self._vocab_size}",
             "Tokenise the data with the model's own tokenizer.json, and check token_size_in_bytes",
         )

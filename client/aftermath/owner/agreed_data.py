@@ -2,7 +2,8 @@
 
 Decided: the hash of the files is put on chain with their place wherever it can be had: the file's own `data_hash`, else
 that of the data as this machine reads it. An owner need not hold the data, and other clients may read what this one
-does not; then the run goes without, which is said.
+does not; then the run goes without, which is said. Files that are here and that no member can train on are refused,
+unless the file has a `data_hash`: then members may have other files.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from pathlib import Path
 
 from aftermath.base.errors import AftermathError, ConfigError
 from aftermath.config.document import RunConfig
+from aftermath.config.errors import Mistake
 from aftermath.config.read import location_of
 from aftermath.config.recipe import made_first
 from aftermath.data.fingerprint import hash_of
-from aftermath.data.source import DataError, Source
+from aftermath.data.source import DataError, Source, WrongTokens
 from aftermath.model.tokenizer_files import TOKENIZER_FILE, same_tokens
 from aftermath.train.locations import open_source
 
@@ -38,11 +40,17 @@ def source_of(config: RunConfig, vocab_size: int) -> Source:
 
 
 def with_agreed_data(config: RunConfig, vocab_size: int) -> tuple[RunConfig, str]:
-    """The config with the hash of its data, and what is troublesome about that, empty if nothing is."""
+    """Return the config with the hash of its data, and what is troublesome about that, empty if nothing is.
+
+    Raises Mistaken for data that nobody can train on with the file's settings.
+    """
     given = config.llm.data_hash
     try:
         records = source_of(config, vocab_size).record()
     except AftermathError as error:
+        if isinstance(error, WrongTokens) and not given:
+            mistake = Mistake(("model", "LLM", "data_location"), error.message, error.code)
+            raise config.refused([mistake], error.fix) from error
         said = ". ".join(filter(None, (error.message, error.fix)))
         return config, f"a member on this machine could not train{'' if given else f', {_WITHOUT}'}: {said}"
     if not records and not given:

@@ -7,20 +7,21 @@ joined, downloaded or trained.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from aftermath.base.errors import AftermathError, Unsuitable
 from aftermath.base.run_access import RunAccess, advice_to_member
 from aftermath.data.fingerprint import hash_of
-from aftermath.data.source import Source
+from aftermath.data.source import Source, WrongTokens
 from aftermath.model.architectures import is_of
 from aftermath.model.documents import CheckpointError
 from aftermath.model.outline import Outline, read_outline
 from aftermath.optim.agreed import agreed_schema
 from aftermath.optim.schema import Schema
 from aftermath.p2p.transport import escaped
-from aftermath.rules.model import Checkpoint, Model
+from aftermath.rules.model import Checkpoint, DataLocation, Model
 from aftermath.rules.state import Architecture, CheckpointKind, DataKind, DataType
 from aftermath.train.letting_in import check_model
 from aftermath.train.locations import name_of, open_source
@@ -104,8 +105,12 @@ def data_of(model: Model, schema: Schema, access: RunAccess) -> Source:
             "different data",
             "Ask the run's owner to run aftermath-solana update-config on a machine that can read the data",
         )
-    source = open_source(location, model.max_seq_len, schema.state.config.vocab_size, labels=finetuning, access=access)
-    if location.files_hash and (found := hash_of(source.record()).hex()) != location.files_hash:
+    vocab_size = schema.state.config.vocab_size
+    with _advice_for_tokens(location):
+        source = open_source(location, model.max_seq_len, vocab_size, labels=finetuning, access=access)
+        looked_at = location.files_hash or location.kind is DataKind.LOCAL  # a file elsewhere costs a download
+        found = hash_of(source.record()).hex() if looked_at else ""
+    if location.files_hash and found != location.files_hash:
         raise Unsuitable(
             f"the data in {name_of(location, access)} is not this run's (hash {found[:12]}, expected "
             f"{location.files_hash[:12]})",
@@ -113,3 +118,15 @@ def data_of(model: Model, schema: Schema, access: RunAccess) -> Source:
             "they were changed on purpose, the run's owner passes the new ones to update-config",
         )
     return source
+
+
+@contextmanager
+def _advice_for_tokens(location: DataLocation) -> Iterator[None]:
+    """Give a member another fix for unfit tokens than an owner, since only the owner can change the run."""
+    try:
+        yield
+    except WrongTokens as error:
+        if location.files_hash:
+            raise WrongTokens(error.message, advice_to_member("data", location.primary)) from None
+        fix = "No member can train this run: ask its owner to correct the data or its config, and to pass the config "
+        raise WrongTokens(error.message, f"{fix}to aftermath-solana update-config ({error.fix})") from None
