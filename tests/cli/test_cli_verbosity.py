@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from aftermath.base.streams import one_output
 from aftermath.base.verbosity import VERBOSITY, Verbosity, say
 from aftermath.central.index import CENTRALIZED
 from aftermath.chain.wallet import create_wallet
-from aftermath.cli.present import note, one_output
+from aftermath.cli.present import note
 from aftermath.cli.update_config import announce
 from aftermath.lab.kinds import Finished
 from aftermath.lab.lines import StepLines

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,22 @@ def test_a_log_that_cannot_be_written_is_said_with_its_option(tmp_path: Path, op
     settings = TrainSettings(run_id="demo", **{field: tmp_path / "file" / "log"})
     with contextlib.ExitStack() as stack, pytest.raises(Unsuitable, match=f"^{option}: {tmp_path}/file"):
         session.events_of(settings, stack)
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_error_of_a_log_is_left_to_stderr_if_it_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, together: bool
+) -> None:
+    """The process says it on standard error, with its fix, when it ends."""
+    log = tmp_path / "log"
+    with log.open("w") as out, (log if together else tmp_path / "errors").open("w") as errors:
+        monkeypatch.setattr(sys, "stdout", out)
+        monkeypatch.setattr(sys, "stderr", errors)
+        with contextlib.ExitStack() as stack:
+            events = session.events_of(TrainSettings(run_id="demo"), stack)
+            events.emit(said("warning", message="slow"))
+            events.emit(said("error", message="full"))
+    assert [line.split()[1] for line in log.read_text().splitlines()] == ["WARNING", "ERROR"][: 2 - together]
 
 
 def test_virtual_members_know_no_date(tmp_path: Path) -> None:

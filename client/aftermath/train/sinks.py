@@ -13,6 +13,7 @@ from rich.console import Console
 
 from aftermath.base.errors import Unsuitable
 from aftermath.base.files import fix_of
+from aftermath.base.streams import one_output
 from aftermath.base.verbosity import VERBOSITY, Verbosity, is_quiet
 from aftermath.train.settings import TrainSettings
 from aftermath.tui.screen import Screen, can_show
@@ -33,7 +34,7 @@ def events_of(settings: TrainSettings, stack: contextlib.ExitStack) -> Events:
         screen = Screen(console, _date, started, "member", settings.run_id, settings.matformer_tier)
         sinks.append(stack.enter_context(screen))
     else:
-        sinks.append(ConsoleLines(console, _date, quiet=is_quiet()))
+        sinks.append(ConsoleLines(console, _date, quiet=is_quiet(), has_own_output=not one_output()))
     if settings.write_log:
         sinks.append(_kept("--write-log", settings.write_log, JsonLines))
     if settings.events_dir:

@@ -21,12 +21,16 @@ def redraws(console: Console) -> bool:
 
 
 class ConsoleLines:
-    """One line of text for each event a person wants to read, or if `quiet` for each warning and error."""
+    """One line of text for each event a person wants to read, or if `quiet` for each warning and error.
 
-    def __init__(self, console: Console, wall: Wall, *, quiet: bool = False) -> None:
+    An error ends the process, which says it on standard error. It is a line here only for a log of its own.
+    """
+
+    def __init__(self, console: Console, wall: Wall, *, quiet: bool = False, has_own_output: bool = True) -> None:
         self._console, self._wall, self._quiet = console, wall, quiet
         self._sentences = Sentences()
         self._is_log = not console.file.isatty()
+        self._says_errors = self._is_log and has_own_output
 
     def __call__(self, event: kinds.Event) -> None:
         """Print the event's sentence, if it has one."""
@@ -35,10 +39,10 @@ class ConsoleLines:
             return
         if self._quiet and not isinstance(event, kinds.Warning | kinds.Error):
             return
+        if isinstance(event, kinds.Error) and not self._says_errors:
+            return
         if self._is_log:
             begin = f"{stamp(self._wall())} {level_of(event):<8}"
-        elif isinstance(event, kinds.Error):
-            return  # the process ends with it, and says it on standard error
         else:
             date = f"{self._wall():%Y-%m-%d %H:%M:%S %Z}: " if isinstance(event, kinds.Started) else ""
             begin = f"[dim]{event.t:9.2f}s[/dim]  {date}"
