@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import socket
+import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from aftermath.cli.train import build_settings, settings_options
+from aftermath.cli.train import build_settings, settings_options, take_part
 from aftermath.train.settings import TrainSettings
 from cli.cli_runs import LOCAL, Outcome, Shell, train
 from cli.cli_torchless import Torchless, torchless_server
@@ -42,12 +46,17 @@ def test_what_needs_no_torch_is_said_before_it_is_loaded(
     owner: Shell, run_id: str, tmp_path: Path, torchless: Torchless
 ) -> None:
     (tmp_path / "file").touch()
+    taken = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    taken.bind(("0.0.0.0", 0))
+    port = str(taken.getsockname()[1])
     below = tmp_path / "file" / "below"
     for arguments, sentence in (
         (("-w", tmp_path / "none.json"), "there is no key file"),
         (("--device", "nonsense"), "--device 'nonsense' is no device"),
         (("--checkpoint-dir", below), "--checkpoint-dir"),
         (("--events-dir", below), "--events-dir"),
+        (("--bind-p2p-port", port), f"UDP port {port} is already in use"),
+        (("--bind-p2p-port", "45678", "--bind-p2p-interface", "192.0.2.1"), "cannot listen on UDP 192.0.2.1:45678"),
         (("--matformer-tier", "auto"), f"there is no run '{run_id}'"),
     ):
         done = torchless(*train_line(owner, run_id, *arguments))
@@ -55,6 +64,7 @@ def test_what_needs_no_torch_is_said_before_it_is_loaded(
         assert done.err.startswith("error: "), done
         assert sentence in done.err
         assert "loading PyTorch" not in done.out + done.err
+    taken.close()
 
 
 def test_a_run_that_would_not_let_it_in_says_so_before_torch_is_loaded(
@@ -100,6 +110,28 @@ def test_can_join_says_what_the_chain_objects_to_before_torch_is_loaded(
         f"no: run {run_id} takes clients of version of old only",
     ]
     assert (loading, interrupted) == ("loading PyTorch…", "interrupted")
+    assert owner("kick", "--run-id", run_id, "--wallet", owner.wallet, "--bar").data["barred"] is True
+    done = asked()
+    assert done.code == 11
+    assert "the wallet is barred from the run" in done.out
+    assert "loading PyTorch" not in done.err
+
+
+def test_train_local_says_that_pytorch_is_loaded_before_it_is(tmp_path: Path, torchless: Torchless) -> None:
+    done = torchless("train-local", "--model", tmp_path, "--data-path", tmp_path)
+    assert (done.code, done.err) == (130, "loading PyTorch…\ninterrupted\n")
+
+
+def test_take_part_with_ignored_sigint_ends_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script that starts a member with `&` has SIGINT ignored for it, and `kill -INT` is how it is stopped."""
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            take_part(TrainSettings(run_id="demo"), lambda _: signal.raise_signal(signal.SIGINT), as_json=False)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert ended.value.code == 130
 
 
 def test_unknown_run(owner: Shell) -> None:

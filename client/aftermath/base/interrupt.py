@@ -11,6 +11,12 @@ from contextlib import contextmanager
 from aftermath.base import quiet
 
 
+def hear_ignored_interrupts() -> None:
+    """Let SIGINT end this process, also where a script that started it with `&` has it ignored."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, quiet.told)
+
+
 @contextmanager
 def looped() -> Iterator[None]:
     """Ctrl-C as an event loop takes it over: asyncio does so only from Python's own handler."""

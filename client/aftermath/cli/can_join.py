@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from aftermath.base.errors import AftermathError, UsageError
+from aftermath.base.streams import one_output
 from aftermath.cli.command import command
 from aftermath.cli.options import (
     AccessOptions,
@@ -27,7 +28,7 @@ from aftermath.cli.options import (
     RunId,
     RunOwner,
 )
-from aftermath.cli.present import EXIT_KNOWN, EXITS, Result, note, one_output
+from aftermath.cli.present import EXIT_KNOWN, EXITS, Result, note
 
 if TYPE_CHECKING:
     from solders.pubkey import Pubkey
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
     from aftermath.coordinator.errors import Refused
     from aftermath.coordinator.view import View
     from aftermath.rules.members import Membership
+
+_WHATEVER_THE_MACHINE = ("barred",)
+"""Codes of refusals that no change of this machine lifts: nobody waits for a look at it."""
 
 
 def obstacles(
@@ -235,7 +239,10 @@ async def can_join(
     options: ClusterOptions,
     run_id: RunId,
     address: Annotated[
-        str, typer.Option("--address", help="The wallet that wants to join: a public key, or a key file that holds it.")
+        str,
+        typer.Option(
+            "--address", "--wallet", help="The wallet that wants to join: a public key, or a key file that holds it."
+        ),
     ],
     authorizer: Authorizer = None,
     owner: RunOwner = None,
@@ -302,14 +309,16 @@ def answer(
 
     view, refusals = entry.view, entry.refusals
     access = access_for(files, view.run, on_local_network=is_local)
-    tell(entry)
     why = ""
-    if tier == AUTO_TIER:
-        with noting(refusals):
-            tier, why = chosen(view, bytes(user), device, access)
-    unfit, warnings = on_this_machine(view, bytes(user), max(tier, 0), device, access)
+    warnings: list[str] = []
+    if not any(refusal.code in _WHATEVER_THE_MACHINE for refusal in refusals):
+        tell(entry)
+        if tier == AUTO_TIER:
+            with noting(refusals):
+                tier, why = chosen(view, bytes(user), device, access)
+        unfit, warnings = on_this_machine(view, bytes(user), max(tier, 0), device, access)
+        refusals += unfit
     reached = reached_by(view.model, access)
-    refusals += unfit
     reasons = [refusal.message for refusal in refusals]
     for warning in warnings:
         note(f"warning: {warning}")

@@ -17,7 +17,9 @@ from aftermath.watch.printable import json_text
 async def json_dump_user(
     options: ClusterOptions,
     run_id: RunId,
-    address: Annotated[str, typer.Option("--address", help="The wallet: a public key, or a key file that holds it.")],
+    address: Annotated[
+        str, typer.Option("--address", "--wallet", help="The wallet: a public key, or a key file that holds it.")
+    ],
 ) -> Result:
     """Print everything a run knows of one wallet, as JSON."""
     from aftermath.chain.dump import member, plain

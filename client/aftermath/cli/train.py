@@ -14,6 +14,7 @@ from typing import Annotated, Any, NoReturn, get_type_hints
 
 import typer
 
+from aftermath.base.interrupt import hear_ignored_interrupts
 from aftermath.cli.command import OptionGroup, Setting, command, keyword, run_in_loop, setting_option, settings_of
 from aftermath.cli.options import (
     TRAINING,
@@ -148,6 +149,7 @@ def train(
 def take_part(settings: TrainSettings, run_member: Callable[[TrainSettings], None], *, as_json: bool) -> NoReturn:
     """Train, say how that ended, and end the process."""
     code = 0
+    hear_ignored_interrupts()
     try:
         with reporting(as_json=as_json):
             run_member(replace(settings, logs="json") if as_json else settings)

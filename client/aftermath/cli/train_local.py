@@ -15,6 +15,7 @@ from aftermath.base.verbosity import is_quiet
 from aftermath.cli.command import OptionGroup, command, setting_option, settings_of
 from aftermath.cli.present import Result, note
 from aftermath.lab.settings import LabSettings
+from aftermath.watch.sentences import LOADING
 
 PANELS = (
     ("Model and data", ("config_path", "model", "data_path", "token_bytes", "seq_len")),
@@ -60,6 +61,8 @@ def train_local(
     would train them. With --out it can be stopped at any time: the same command goes on. Ctrl-C then ends it after the
     step under way and saves that.
     """
+    if "torch" not in sys.modules:
+        note(LOADING)
     from aftermath.lab.advice import advice
     from aftermath.lab.fill_in import recipe_of
 

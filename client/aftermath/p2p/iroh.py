@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import ipaddress
 import logging
 import os
+import socket
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -186,8 +188,8 @@ def whereabouts(endpoint: iroh.Endpoint) -> Whereabouts:
     """Where this endpoint can be reached; the loopback address too if it listens on all interfaces."""
     address = endpoint.addr()
     found = dict.fromkeys(address.direct_addresses())
-    for socket in endpoint.bound_sockets():
-        host, _, port = socket.rpartition(":")
+    for bound_address in endpoint.bound_sockets():
+        host, _, port = bound_address.rpartition(":")
         if host == "0.0.0.0":
             found[f"127.0.0.1:{port}"] = None
     return Whereabouts(tuple(found), address.relay_url())
@@ -243,6 +245,33 @@ def check_interface(address: str | None) -> None:
         ) from error
 
 
+def check_port(host: str | None, port: int) -> None:
+    """Raise BindFailed if a UDP port that is named is taken, before anything that takes long. 0 is always free."""
+    if not port:
+        return
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as trial:
+        try:
+            trial.bind((host or "0.0.0.0", port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise _port_taken(port) from error
+            raise _cannot_listen(f"{host or '0.0.0.0'}:{port}", str(error.strerror)) from error
+
+
+def _port_taken(port: int) -> BindFailed:
+    return BindFailed(
+        f"UDP port {port} is already in use",
+        "Stop the program that has it, or choose another with --bind-p2p-port (0 lets the system choose)",
+    )
+
+
+def _cannot_listen(address: str, why: str) -> BindFailed:
+    return BindFailed(
+        f"cannot listen on UDP {address}: {why}",
+        "Check --bind-p2p-port and --bind-p2p-interface, which takes an address of this machine",
+    )
+
+
 def _relay_mode(relay: str) -> iroh.RelayMode:
     """Raises UsageError for a URL that iroh does not take."""
     if relay == DISABLED:
@@ -273,11 +302,5 @@ async def bound(secret: bytes, host: str | None, port: int, relay: str, discover
     except iroh.IrohError as error:
         why = cause(error)
         if "in use" in why:
-            raise BindFailed(
-                f"UDP port {port} is already in use",
-                "Stop the program that has it, or choose another with --bind-p2p-port (0 lets the system choose)",
-            ) from error
-        raise BindFailed(
-            f"cannot listen on UDP {address}: {why}",
-            "Check --bind-p2p-port and --bind-p2p-interface, which takes an address of this machine",
-        ) from error
+            raise _port_taken(port) from error
+        raise _cannot_listen(address, why) from error

@@ -20,7 +20,7 @@ from aftermath.chain.options import public_key
 from aftermath.chain.rpc import RpcPool
 from aftermath.config.document import ARCHITECTURES
 from aftermath.coordinator.view import View
-from aftermath.p2p.iroh import check_interface
+from aftermath.p2p.iroh import check_interface, check_port
 from aftermath.replica.devices import indices_named
 from aftermath.rules.model import Model
 from aftermath.rules.optimizers import EXCHANGED, EXCHANGED_SHOWN, OPTIMIZERS
@@ -40,8 +40,12 @@ class Admitted:
 
 
 def check_options(settings: TrainSettings) -> None:
-    """Raises UsageError or Unsuitable: what in the settings cannot be, whatever the run. Makes directories."""
+    """Raises UsageError or Unsuitable: what in the settings cannot be, whatever the run. Makes directories.
+
+    Raises BindFailed for a port that is taken.
+    """
     check_words(settings)
+    check_port(settings.bind_p2p_interface, settings.bind_p2p_port)
     check_places(settings)
 
 
