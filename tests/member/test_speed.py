@@ -101,7 +101,7 @@ def test_it_is_said_what_is_measured_and_how_long_that_can_take(seconds: float, 
     assert (events[0]["tier"], events[0]["parameters"]) == (0, origin().schema.state.parameters())
     assert events[0]["limit"] == speed.PATIENCE == 10
     assert events[-1]["seconds"] == took
-    assert any("asks for the smallest share" in str(event.get("message")) for event in events) is (weight == 1)
+    assert any("so it declares 1 sequence a minute" in str(event.get("message")) for event in events) is (weight == 1)
 
 
 @pytest.mark.parametrize(

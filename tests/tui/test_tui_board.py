@@ -14,6 +14,7 @@ from aftermath.tui.board import Board
 from aftermath.tui.chart import LABEL, chart
 from aftermath.tui.messages import MESSAGES, End, Facts, Line, Stands, line_of, message_of
 from aftermath.tui.pages import progress_words, run_page
+from rules import builders
 from tui.tui_boards import EVIL, busy_member, told, where
 from watch.said import said
 
@@ -29,6 +30,26 @@ def test_run_page_without_answer_says_so_in_red() -> None:
     console.print(run_page(board, 0.0, 80, 24))
     written = console.file.getvalue()
     assert "\x1b[37;41m no answer for 12 s \x1b[0m last heard: " in written
+
+
+@pytest.mark.parametrize(
+    ("rounds_per_epoch", "epoch", "expected"),
+    [
+        (50, 2, "waits: it joins at the next epoch, in about 10 rounds"),
+        (0, 2, "waits: it joins at the next epoch "),  # its epochs end by the clock
+        (50, 3, "joining"),
+    ],
+)
+def test_run_page_of_waiting_member_says_when_it_joins(rounds_per_epoch: int, epoch: int, expected: str) -> None:
+    board = Board("member", "demo", 1)
+    rules = builders.config(total_steps=120, rounds_per_epoch=rounds_per_epoch, min_clients=2, init_min_clients=3)
+    for message in (told("measured", weight=300, seconds=1.0), told("waiting", epoch=3)):
+        board.take(message)
+    board.take(Stands(where(config=rules, epoch=epoch)))
+    console = Console(file=io.StringIO(), width=80)
+    console.print(run_page(board, 0.0, 80, 24))
+    written = console.file.getvalue()
+    assert f"now        {expected}" in written
 
 
 def test_the_phases_follow_the_events() -> None:

@@ -202,7 +202,7 @@ def test_one_thing_is_told_as_one() -> None:
         said("finished", step=1),
     ):
         lines(event)
-    assert "this machine trains about 1 sequence a minute" in out.getvalue()
+    assert "this machine declares 1 sequence a minute" in out.getvalue()
     assert "the run is finished: 1 step\n" in out.getvalue()
     assert [counted(n, "step") for n in (0, 1, 2, 1200)] == ["0 steps", "1 step", "2 steps", "1,200 steps"]
 

@@ -54,8 +54,8 @@ async def measured_weight(ports: Ports, role: Role, compute: Worker, origin: Ori
         seconds = ports.clock.monotonic() - started
         _warn(
             ports,
-            f"this machine's speed is not known after {seconds:.0f} s: it asks for the smallest share; a higher "
-            "--matformer-tier is a smaller model",
+            f"this machine's speed is not known after {seconds:.0f} s, so it declares {_SLOWEST} sequence a minute and "
+            "gets the smallest share; a higher --matformer-tier is a smaller model",
         )
     elif said := too_slow(ports.feed.view, ports.transport.node_id, weight):
         _warn(ports, said)

@@ -48,7 +48,7 @@ def run_page(board: Board, now: float, width: int, height: int) -> RenderableTyp
     """Where the run stands, what the member does, and what is wrong."""
     rows: Facts = {"run": board.run_id, "name": UNKNOWN}
     if board.role == "member":
-        rows["now"] = board.now
+        rows["now"] = _waits_for_epoch(board) or board.now
     rows |= dict.fromkeys(("state", "steps", "deadline", "members", "waits for"), UNKNOWN)
     if (found := board.standing) is not None:
         known = facts_of(found)
@@ -68,6 +68,15 @@ def run_page(board: Board, now: float, width: int, height: int) -> RenderableTyp
     if drawn:
         parts += [Text(), Text("\n".join(drawn))]
     return Group(*parts)
+
+
+def _waits_for_epoch(board: Board) -> str:
+    """Return when a member joins that an epoch began without; empty if it takes part, or the run is not known yet."""
+    waiting, found = board.of(kinds.Waiting), board.standing
+    if waiting is None or waiting.leaves or board.leaving or found is None or found.epoch >= waiting.epoch:
+        return ""
+    when = "" if found.rounds_left is None else f", in about {counted(found.rounds_left, 'round')}"
+    return f"waits: it joins at the next epoch{when}"
 
 
 def training_page(board: Board, now: float, width: int, height: int) -> RenderableType:

@@ -21,7 +21,7 @@ _SENTENCES: dict[type[kinds.Event], str] = {
     kinds.Compiling: "compiling kernels for this processor: half a minute or more, this once",
     kinds.Kernels: "using {by}",
     kinds.Measuring: "benchmarking tier {tier} ({parameters:,} parameters): up to {limit:.0f} s once the model is made",
-    kinds.Measured: "this machine trains about {sequences} a minute",
+    kinds.Measured: "this machine {trains} a minute",
     kinds.Joined: "signed up for the next epoch (seat {seat}, tier {tier})",
     kinds.State: "epoch {epoch}{last}: {state}; {progress}",
     kinds.Round: "epoch {epoch}: training; {progress}",
@@ -83,7 +83,9 @@ class Sentences:
         elif isinstance(event, kinds.Kicked):
             fields["kicked"] = "barred" if event.barred else "removed"
         elif isinstance(event, kinds.Measured):
-            fields["sequences"] = counted(event.weight, "sequence")
+            # Also what a machine declares whose speed is not known, so no speed is claimed.
+            least = event.weight <= 1
+            fields["trains"] = f"{'declares' if least else 'trains about'} {counted(event.weight, 'sequence')}"
         elif isinstance(event, kinds.Warning | kinds.Error):
             fields["message"] = fields["message"].replace("\n", "\n    ")  # a fix, which has a line of its own
         elif isinstance(event, kinds.Leaving):

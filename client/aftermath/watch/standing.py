@@ -105,6 +105,8 @@ class Standing:
     """Trained steps that the checkpoint lacks."""
     silent: int = 0
     """Seconds for which nothing was heard of the run. 0 while there are answers."""
+    rounds_left: int | None = None
+    """Rounds of the running epoch that are still to be trained, at most. None if it is not told in rounds."""
 
 
 def standing(run: Run, model: Model, members: Members, now: int, *, silent: int = 0, has_tick: bool = True) -> Standing:
@@ -136,7 +138,14 @@ def standing(run: Run, model: Model, members: Members, now: int, *, silent: int 
         checkpoint_step=steps_before(model.checkpoint_step),
         unsaved=unsaved_steps(run, model),
         silent=silent,
+        rounds_left=_rounds_left(run),
     )
+
+
+def _rounds_left(run: Run) -> int | None:
+    if not run.state.active or not run.config.rounds_per_epoch:
+        return None
+    return max(0, run.config.rounds_per_epoch - run.current.height)
 
 
 def _left(run: Run, now: int) -> int | None:
