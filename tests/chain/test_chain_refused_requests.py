@@ -11,6 +11,7 @@ from aiohttp import web
 from solders.rpc.requests import GetSlot
 
 from aftermath.chain.accounts import whole
+from aftermath.chain.endpoints import endpoint
 from aftermath.chain.rpc import RpcPool
 from aftermath.coordinator.errors import Unavailable
 from chain.scripted import Answer, Node, serving, status
@@ -78,3 +79,18 @@ async def test_refused_request_has_fix_for_its_reason(answer: Answer, expected: 
             await pool.call(GetSlot(), whole)
     assert "hidden" not in str(told.value)
     assert ("localnet" in told.value.fix) is ("Check that it runs" in expected)
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("http://127.0.0.1:9", "a local network: aftermath-solana localnet"),
+        ("https://rpc.invalid", "that this machine is on the internet"),
+    ],
+)
+async def test_unreached_node_has_fix_for_where_it_is(address: str, expected: str) -> None:
+    async with RpcPool([endpoint(address)], patience=0.1) as pool:
+        with pytest.raises(Unavailable) as told:
+            await pool.call(GetSlot(), whole)
+    assert expected in told.value.fix
+    assert ("localnet" in told.value.fix) == ("127.0.0.1" in address)

@@ -17,7 +17,7 @@ import pytest
 from aiohttp import web
 
 from aftermath.chain.wallet import create_wallet, load_wallet
-from aftermath.cli import checkup_machine, checkup_network
+from aftermath.cli import checkup, checkup_machine, checkup_network
 from aftermath.cli.checkup import Status, Subject
 from aftermath.cli.checkup_chain import SKEW_SECONDS
 from aftermath.p2p.iroh import IrohTransport
@@ -26,6 +26,16 @@ from p2p.real_relay import real_relay
 
 ALONE = {"python", "torch", "disk", "wallet", "udp", "relay", "hub-token", "memory"}
 WITHOUT_NETWORK = ("unshare", "--user", "--map-root-user", "--net")
+
+
+def test_as_text_of_ok_finding_with_advice_is_a_hint() -> None:
+    found = [("relay", checkup.fine("none asked", "Name one")), ("disk", checkup.broken("full", "Make room"))]
+    assert checkup.as_text(found).split("\n") == [
+        "ok       relay: none asked",
+        "         hint: Name one",
+        "failure  disk: full",
+        "         fix: Make room",
+    ]
 
 
 def examined(*arguments: str | Path | int) -> tuple[int, dict[str, dict[str, Any]]]:

@@ -13,6 +13,7 @@ import pytest
 
 from aftermath.base.outputs import MARK, OutputError
 from aftermath.chain.wallet import create_wallet
+from aftermath.cli.present import Result, aside, listing, show
 from aftermath.watch.events import JsonLines
 from cli.cli_runs import invoke
 from cli.conftest import SHAPE
@@ -329,3 +330,14 @@ def test_init_into_a_directory_names_a_file(home: Path, monkeypatch: pytest.Monk
     done = invoke("init", "--out", ".")
     assert done.code == 2
     assert done.err.startswith("error: --out . is not a file name\nfix: Name the config file")
+
+
+def test_table_on_a_pipe_has_no_trailing_spaces(capsys: pytest.CaptureFixture[str]) -> None:
+    table = listing(["run", "name"], [["a", "b"], ["longer", ""], ["c", ["of two", "lines"]]])
+    show(Result(None, table), as_json=False)
+    aside(table)
+    printed = capsys.readouterr()
+    assert printed.out == printed.err
+    lines = printed.out.split("\n")
+    assert lines == [line.rstrip() for line in lines]
+    assert len(lines) == 6

@@ -37,6 +37,8 @@ MISTAKES = [
     (r"^warmup_time = 30", 'warmup_time = "30s"', 3, r"warmup_time is '30s'; it must be a whole number of seconds$"),
     (r"^min_clients = 1", 'min_clients = "9"', 24, r"min_clients is '9'; it must be a whole number of members$"),
     (r"^base_lr.*", 'base_lr = "high"', 66, r"base_lr is 'high'; it must be a number$"),
+    (r"^min_clients = 1", "min_clients = 1\nwarmup_time = 5", 25, "warmup_time is given twice$"),
+    (r"^\[config\]", "[config]\n[config]", 2, r"\[config\] is given twice$"),
     (r'"HfLlama"', "HfLlama", 50, 'architecture is HfLlama: a text needs quotes: architecture = "HfLlama"'),
     (r"^quantize_1bit = true", "quantize_1bit = True # yes", 78, r"quantize_1bit is True: write true"),
     (r"^min_clients = 1", "min_clients = 5 6", 24, r"this is not valid TOML: "),
@@ -121,7 +123,7 @@ def test_a_key_of_an_inline_table_is_reported_at_its_line() -> None:
     ("content", "said"),
     [
         (b"[config\n", r"not valid TOML: .*line 1"),
-        (b"a = 1\na = 2\n", r"not valid TOML: .*line 2"),
+        (b"a = 1\na = 2\n", r"config.toml:2: a is given twice"),
         (b"\xff\xfe", "not UTF-8"),
         (b"#" * (2**20 + 1), "larger than"),
         (b"a = " + b"[" * 100_000, "not valid TOML"),

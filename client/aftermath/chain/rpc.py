@@ -45,7 +45,8 @@ MAX_ENDPOINTS = 3
 _TRANSACTIONS = (SendRawTransaction, SimulateVersionedTransaction)
 BACKOFF_FIRST, BACKOFF_MAX = 0.25, 4.0
 TOLD_AFTER = 2.0  # seconds a person sees nothing before the first answer
-_UNREACHED = "Check that it runs (a local network: aftermath-solana localnet)"
+_UNREACHED_HERE = "Check that it runs (a local network: aftermath-solana localnet)"
+_UNREACHED = "Check its address, and that this machine is on the internet or on the node's network"
 TRIES = 2.5  # at least as many in a call's patience: a node that hangs is left within one call, not after some
 
 
@@ -286,7 +287,9 @@ class RpcPool:
 
     def _fix(self) -> str:
         """Return what helps against the failures of all nodes."""
-        fixes = [node.advice or _UNREACHED for node in self._nodes.all]
+        fixes = []
+        for node in self._nodes.all:
+            fixes.append(node.advice or (_UNREACHED_HERE if node.endpoint.is_loopback else _UNREACHED))
         for node in self._nodes.all:
             if not node.advice and (proxy := proxy_for(node.endpoint.http)) is not None:
                 host = urlsplit(node.endpoint.http).hostname

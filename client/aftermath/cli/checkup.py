@@ -114,5 +114,5 @@ def as_text(found: Sequence[tuple[str, Finding]]) -> str:
     for name, finding in found:
         lines.append(f"{finding.status.value:8} {name}: {finding.message}")
         if finding.fix:
-            lines.append(f"{'':8} fix: {finding.fix}")
+            lines.append(f"{'':8} {'hint' if finding.status is Status.OK else 'fix'}: {finding.fix}")
     return "\n".join(lines)

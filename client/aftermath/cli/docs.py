@@ -33,7 +33,8 @@ Every command takes these options:
 An error is a sentence and, where there is something to do, its fix, and where the pages have a section about it, that,
 as a file of this installation, since the package has the pages: on stderr as `error: …`, `fix: …` and `docs: …`, with
 `--json` as one object `{"error", "fix", "code", "docs"}` in the last line of stderr, whose `code` is one of
-[these](operations.md#error-codes). Notes in plain words may come before it.
+[these](operations.md#error-codes); `docs` is left out where the pages have no section. Notes in plain words may come
+before it.
 
 | exit code | meaning |
 |---|---|

@@ -31,7 +31,7 @@ from aftermath.cli.pages import PAGES, placed
 from aftermath.watch.printable import json_text, printable
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
     from rich.table import Table
     from rich.text import Text
 
@@ -105,7 +105,20 @@ def show(result: Result, *, as_json: bool) -> None:
             # A pipe has no width to fit into; rich would wrap at 80.
             console = Console(highlight=False, emoji=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
             drawn = plain_text(completed_text(result.text)) if isinstance(result.text, str) else result.text
-            console.print(drawn, soft_wrap=isinstance(drawn, Text))
+            if isinstance(drawn, Text):
+                console.print(drawn, soft_wrap=True)
+            else:
+                _draw(console, drawn)
+
+
+def _draw(console: Console, drawn: RenderableType) -> None:
+    """Print a table. Rich pads its lines; outside of a terminal that would be trailing spaces."""
+    if console.is_terminal:
+        console.print(drawn)
+        return
+    with console.capture() as padded:
+        console.print(drawn)
+    console.file.write("".join(f"{line.rstrip()}\n" for line in padded.get().removesuffix("\n").split("\n")))
 
 
 @contextmanager
@@ -146,14 +159,6 @@ def note(sentence: str, *, always: bool = False) -> None:
     Console(stderr=True, soft_wrap=True, highlight=False, emoji=False).print(text, style="dim", markup=False)
 
 
-def one_output() -> bool:
-    """Return whether stdout and stderr are one terminal, pipe or file, so that a reader sees both."""
-    try:
-        return os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
-    except (AttributeError, OSError, ValueError):  # closed, or no file of the system
-        return False
-
-
 def plain_text(text: str) -> Text:
     """Lines as they are: brackets are no markup, and nothing of them moves a terminal's cursor."""
     from rich.text import Text
@@ -168,7 +173,7 @@ def aside(drawn: RenderableType) -> None:
     from rich.console import Console
 
     console = Console(stderr=True, highlight=False, emoji=False, width=None if sys.stderr.isatty() else PIPE_WIDTH)
-    console.print(drawn)
+    _draw(console, drawn)
 
 
 def renamed(pairs: Mapping[str, object], name: str, shown: str, value: object) -> dict[str, object]:
@@ -287,7 +292,7 @@ def _as_typed(fix: str) -> str:
 def _fail(sentence: str, fix: str, code: str, *, as_json: bool) -> NoReturn:
     docs, fix = placed(PAGES.get(code, "")), placed(_as_typed(completed_text(fix)))
     if as_json:
-        said = {"error": sentence, "fix": fix, "code": code, "docs": docs}
+        said = {"error": sentence, "fix": fix, "code": code} | ({"docs": docs} if docs else {})
         print(json_text(said), file=sys.stderr, flush=True)
     else:
         from rich.console import Console

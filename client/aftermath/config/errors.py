@@ -46,6 +46,7 @@ _HEADER = re.compile(r"^\s*\[+\s*([^\[\]]+?)\s*\]+")
 _KEY = re.compile(r"""^\s*((?:[\w-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[\w-]+|"[^"]*"|'[^']*'))*)\s*=""")
 _BARE_WORD = re.compile(r"^\s*([\w.-]+)\s*=\s*([A-Za-z_~./][\w./~-]*)\s*(?:#.*)?$")
 """A key whose value is a text without quotes."""
+_TWICE = re.compile(r"Cannot declare .* twice")
 _PART = re.compile(r"""[\w-]+|"[^"]*"|'[^']*'""")
 _KINDS = {
     "int_type": "a whole number",
@@ -93,7 +94,10 @@ def no_toml(source: str, text: str, why: str, fix: str) -> Mistaken:
     line = int(found[1]) if found else 1
     sentence = f"this is not valid TOML: {why}"
     written = text.splitlines()[line - 1 : line]
-    if written and (bare := _BARE_WORD.match(written[0])):
+    if written and (_TWICE.search(why) or "Cannot overwrite" in why):
+        given = written[0].split("#")[0].partition("=")[0].strip()
+        sentence = f"{given} is given twice"
+    elif written and (bare := _BARE_WORD.match(written[0])):
         word = bare[2].lower()
         needs = f"write {word}" if word in ("true", "false") else f'a text needs quotes: {bare[1]} = "{bare[2]}"'
         sentence = f"{bare[1]} is {bare[2]}: {needs}"
