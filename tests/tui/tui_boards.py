@@ -60,12 +60,12 @@ def busy_member(steps: int = 41) -> list[MESSAGES]:
         told("kernels", t=1.0, missing=None),
         told("measuring", t=2.0, tier=1, parameters=5_400_000, limit=10.0),
         told("measured", t=9.0, weight=312, seconds=7.0),
-        told("joined", t=10.0, seat=1, tier=1, weight=312, epoch=0),
-        told("state", t=11.0, epoch=0, state="WARMUP", step=0, total_steps=120, since=1000),
+        told("joined", t=10.0, seat=1, tier=1, weight=312, epoch=2),
+        told("state", t=11.0, epoch=2, state="WARMUP", step=0, total_steps=120, since=1000),
         told("model", t=14.0, source="peers", step=0),
     ]
     for step in range(1, steps + 1):
-        at = {"t": 14.0 + 2 * step, "epoch": 0, "height": step - 1, "step": step}
+        at = {"t": 14.0 + 2 * step, "epoch": 2, "height": step - 1, "step": step}
         loss = 6.5 - 4.5 * step / (step + 12) + (step % 5) / 25
         messages += [
             told("round", **at, since=1014 + 2 * step),
