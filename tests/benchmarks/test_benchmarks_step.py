@@ -69,7 +69,7 @@ def test_figures_are_medians_and_their_ratios(step: ModuleType) -> None:
     assert (found["encode_of_step"], found["decode_of_step"], found["apply_of_step"]) == (0.1, 0.2, 0.3)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # the tests above prove its figures in process
 def test_it_prints_what_it_measured() -> None:
     small = ["--threads", "1", "--sequences", "1", "--micro", "1", "--repetitions", "1", "--optimizers", "distro"]
     command = [sys.executable, BENCHMARKS / "step.py", "--json", *small]
