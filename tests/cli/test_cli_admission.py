@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import shutil
-import socket
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -383,13 +382,11 @@ def test_the_tier_that_this_machine_takes(waiting: Shell, run_id: str) -> None:
     found = waiting(*asked).data
     assert (found["can_join"], found["tier"]) == (True, 0)
     assert "it fits (" in found["why_tier"]
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
-        taken.bind(("0.0.0.0", 0))
-        port = taken.getsockname()[1]
-        ended = train(waiting, "--run-id", run_id, "--matformer-tier", "auto", "--bind-p2p-port", str(port))
+    elsewhere = ("--bind-p2p-interface", "192.0.2.1")  # not of this machine, which ends train once the tier is chosen
+    ended = train(waiting, "--run-id", run_id, "--matformer-tier", "auto", *elsewhere)
     assert ended.code == 1
     assert "--matformer-tier auto: tier 0; it fits" in ended.err
-    assert "is already in use" in ended.err
+    assert "cannot listen on UDP 192.0.2.1" in ended.err
     assert ", tier 0, wallet " in ended.out
 
 
