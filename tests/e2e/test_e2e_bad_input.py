@@ -99,9 +99,10 @@ def missing_data(scene: Scene) -> list[str | Path]:
 
 def truncated_data(scene: Scene) -> list[str | Path]:
     tokens = shutil.copytree(scene.material.tokens, scene.place / "truncated")
+    run = scene.run("truncated-data", scene.material.but(tokens=tokens))
     file = sorted(tokens.glob("*.bin"))[0]
-    os.truncate(file, file.stat().st_size - 1)
-    return scene.line(scene.run("truncated-data", scene.material.but(tokens=tokens)))
+    os.truncate(file, file.stat().st_size - 1)  # after its owner has seen it whole
+    return scene.line(run)
 
 
 def tier_out_of_range(scene: Scene) -> list[str | Path]:
@@ -139,7 +140,7 @@ MISTAKES: dict[Mistake, tuple[str, str]] = {
     unreadable_wallet: ("a-directory.json: Is a directory", "Check the path"),
     identity_that_is_no_key: ("identity is not an identity key", "32 raw bytes or 64 hex digits"),
     missing_data: ("there is no token data at", "Get the run's data from its owner"),
-    truncated_data: ("is truncated", "tokenise the file again"),
+    truncated_data: ("is truncated", "Get the run's data from its owner"),
     tier_out_of_range: ("has tiers 0 to 2", "Choose one of those"),
     changed_model: ("does not fit run", "restore it, or update-config again"),
     occupied_port: ("is already in use", "--bind-p2p-port"),
