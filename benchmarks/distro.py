@@ -163,7 +163,7 @@ def measure() -> dict[str, Any]:
     millions = schema.state.parameters() / 1e6
     params = noise(schema, 0)
     engine, feedback = Engine(schema, 0, params), ErrorFeedback(schema.results, 0, params, DECAY)
-    step = GradientStep(params, feedback.residual, None)
+    step = GradientStep(params, feedback.go_ahead, None)
     fresh = (ErrorFeedback(schema.results, 0, params, DECAY) for _ in range(16))
     payloads = [encoded(sender, noise(schema, 1 + peer)) for peer, sender in enumerate(fresh)]
     votes = [decode_all(schema, each) for each in payloads]

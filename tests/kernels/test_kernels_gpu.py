@@ -51,7 +51,7 @@ def test_the_interpreter_finds_the_bits_of_torch() -> None:
 def device(monkeypatch: pytest.MonkeyPatch) -> torch.device:
     """Where kernels can be called."""
     if INTERPRETED:
-        monkeypatch.setattr(on_gpu, "_works_on", lambda device: True)
+        monkeypatch.setattr(on_gpu, "works_on", lambda device: True)
     return CPU if INTERPRETED else GPU
 
 
@@ -140,14 +140,15 @@ def test_results_and_residuals_are_those_of_torch(device: torch.device, name: st
     schema = RESULTS[name]
     params = on(device, schema, 1)
     ours, torchs = (ErrorFeedback(schema.results, 1, params, schema.optimizer.decay) for _ in range(2))
-    ours._compiled = torchs._compiled = False
+    ours._compiled = torchs._compiled = torchs._flat = False
+    assert ours._flat
     for step in range(2 if name == "2 bits" else 1):  # a second step begins with a residual
         moved = {key: 0.01 * tensor.to(device) for key, tensor in gradients(schema, 1, step).items()}
         choose = mock.Mock(side_effect=on_gpu.choose)
         with mock.patch.object(on_gpu, "choose", choose):
             sent = ours.compress(PseudoGradient(moved, 1.0, 0.0))
         assert choose.call_count >= schema.results.levels - 1
-        with mock.patch.object(on_gpu, "_works_on", return_value=False):
+        with mock.patch.object(on_gpu, "works_on", return_value=False):
             assert torchs.compress(PseudoGradient(moved, 1.0, 0.0)) == sent
         assert bits(ours.remembered()) == bits(torchs.remembered())
 
@@ -184,7 +185,7 @@ def test_applied_parameters_are_those_of_torch_on_the_cpu(device: torch.device, 
         params = on(place, schema, 0)
         apply = Engine(schema, 0, params)._apply
         apply._compiled = False  # type: ignore[attr-defined]
-        with mock.patch.object(on_gpu, "_works_on", return_value=kernels):
+        with mock.patch.object(on_gpu, "works_on", return_value=kernels):
             apply.apply(given, 0.01)
         return bits({key: tensor.cpu() for key, tensor in params.items()})
 

@@ -65,6 +65,7 @@ OPTIMIZERS: dict[str, Settings] = {
     "sparseloco-whole": SparseLoCo(inner_steps=2, topk=49, topk_embeddings=49, chunk=7, bits=1),
     "sparseloco-muon": SparseLoCo(inner_steps=2, topk=5, topk_embeddings=5, chunk=7, inner_optimizer="muon"),
     "sparseloco-polar": SparseLoCo(inner_steps=2, topk=5, topk_embeddings=5, chunk=7, orthogonal_lr=15.0),
+    "sparseloco-whole-polar": SparseLoCo(inner_steps=2, topk=49, topk_embeddings=49, chunk=7, orthogonal_lr=15.0),
 }
 
 
@@ -112,7 +113,7 @@ def play(
 def votes_of(schema: Schema, replica: Replica, results: Sequence[Mapping[int, bytes]]) -> dict[int, list[Votes]]:
     """What a replica applies of everyone's results."""
     return {
-        level: [decode_level(own[level], schema.results, level) for own in results if level in own]
+        level: [decode_level(own[level], schema.results, level, replica.device) for own in results if level in own]
         for level in replica.levels
     }
 

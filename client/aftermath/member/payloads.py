@@ -198,8 +198,9 @@ class Payloads:
     async def _decoded(self, candidate: Candidate, level: int) -> bool:
         """Unmask and decode a level; whether it is valid."""
         data, key, results = candidate.payloads[level], candidate.key, self._role.schema.results
+        device = self._role.device
         try:
-            votes = await self._decode(lambda: decode_level(masked(data, key, level), results, level))
+            votes = await self._decode(lambda: decode_level(masked(data, key, level), results, level, device))
         except BadPayload as error:
             candidate.bad.add(level)
             self._ports.events.emit(

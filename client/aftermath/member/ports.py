@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from aftermath.base.worker import Worker
 from aftermath.coordinator.ports import Clock, Coordinator
 from aftermath.member.attention import Attention
@@ -41,6 +43,8 @@ class Role:
     schema: Schema
     tier: int
     p2p_secret: bytes
+    device: torch.device | None = None
+    """Where the replica is, and votes may stay; None: on the CPU."""
 
     @property
     def levels(self) -> range:

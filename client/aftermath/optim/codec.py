@@ -23,6 +23,7 @@ Decided
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from aftermath.base.errors import AftermathError
-from aftermath.optim import digits, places
+from aftermath.optim import digits, packed, places
 from aftermath.optim.blocks import UNUSED
 from aftermath.optim.format import EXPONENT_BITS, ResultFormat, Values, whole_bytes
 from aftermath.optim.lattice import LEAST, MOST, digits_of, exponents_of, is_three
@@ -75,26 +76,42 @@ def encode_level(results: ResultFormat, level: int, indices: NDArray[np.uint16],
 
 def encode_whole(results: ResultFormat, level: int, chosen: Sequence[tuple[Tensor, Tensor]]) -> bytes:
     """The same of a level of which every number is kept (`results.whole`), of indices int64 and values fp32 [blocks,
-    topk] by group, which may be on any device and stay there but for their digits.
+    topk] by group, which may be on any device: nothing but the payload leaves it.
     """
     layout, rows, codes = level_layout(results, level), [], []
-    for (indices, values), group in zip(chosen, layout.groups, strict=True):
+    for indices, values in chosen:
         found, exponents = digits_of(values, results.values.lattice_bits)
         codes.append(torch.where(found[:, :1] != 0, exponents - LEAST + 1, 0).to(torch.uint8))
-        rows.append(found.cpu())
-        if bool((indices == UNUSED).any()):
-            places = indices.cpu().numpy().astype(np.uint16)
-            rows[-1] = torch.from_numpy(digits.of_entries(places, rows[-1].numpy(), group.block))
-    written = digits.to_bytes(layout.canonical(rows).numpy(), results.values.bits)
-    return _exponents(layout.canonical(codes).cpu().numpy()) + written
+        rows.append(_at_places(indices, found) if bool((indices == UNUSED).any()) else found)
+    if rows[0].device.type == "cpu":
+        written = digits.to_bytes(layout.canonical(rows).numpy(), results.values.bits)
+        return _exponents(layout.canonical(codes).numpy()) + written
+    exponents = packed.packed_exponents(layout.canonical(codes))
+    return packed.downloaded(torch.cat([exponents, packed.packed_digits(layout.canonical(rows), results.values.bits)]))
 
 
-def decode_level(data: bytes | bytearray | memoryview, results: ResultFormat, level: int) -> Votes:
-    """The votes in a peer's payload of one level. Raises BadPayload with what is wrong, SchemaError for a bad level."""
+def _at_places(indices: Tensor, found: Tensor) -> Tensor:
+    """Digits by entry as digits by place, where a block keeps less than every number."""
+    blocks, size = found.shape
+    beyond = indices.masked_fill(indices == UNUSED, size)
+    return found.new_zeros(blocks, size + 1).scatter_(1, beyond, found)[:, :size]
+
+
+def decode_level(
+    data: bytes | bytearray | memoryview, results: ResultFormat, level: int, device: torch.device | None = None
+) -> Votes:
+    """The votes in a peer's payload of one level. Raises BadPayload with what is wrong, SchemaError for a bad level.
+
+    With a `device`, votes with a digit for every number are checked there and stay there, packed, if it can count them.
+    """
     size = results.payload_bytes(level)
     if len(data) != size:
         raise BadPayload(f"a result of level {level} takes {size} bytes, not {len(data)}")
     layout = level_layout(results, level)
+    if device is not None and results.whole(level) and packed.usable(device, results.values.bits):
+        unpack = partial(_whole_of, results=results, layout=layout, level=level)
+        if votes := packed.checked(data, level, layout, results.values.bits, unpack, device):
+            return votes
     before, between = results.place_bytes(level), results.value_bytes(level)
     octets = np.frombuffer(data, np.uint8)
     if results.whole(level):
@@ -118,12 +135,18 @@ def decode_level(data: bytes | bytearray | memoryview, results: ResultFormat, le
 
 def _whole(
     exponents: NDArray[np.uint8], written: NDArray[np.uint8], results: ResultFormat, layout: LevelLayout, level: int
-) -> Votes:
+) -> WholeVotes:
     """The votes of a result that has a digit for every number, and nothing beside them but exponents."""
     found = _digits_of(written, results, layout, level)
     voted = layout.canonical([(own != 0).any(1, keepdim=True) for own in found]).numpy()
     shifts = torch.from_numpy(_block_shifts(exponents, voted, layout, level))
     return WholeVotes(level, found, layout.grouped(shifts, [1] * len(found)), layout)
+
+
+def _whole_of(data: bytes, results: ResultFormat, layout: LevelLayout, level: int) -> WholeVotes:
+    """The votes in a payload that was found to be valid."""
+    octets, between = np.frombuffer(data, np.uint8), results.value_bytes(level)
+    return _whole(octets[:between], octets[between:], results, layout, level)
 
 
 def _packed(bits: NDArray[Any]) -> bytes:

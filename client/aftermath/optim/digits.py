@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from aftermath.optim.blocks import UNUSED
 
-_NUMBERS = {1: (5, 8), 2: (3, 7)}  # digits of a number and its bits, by the bits of a value
+PACKED = {1: (5, 8), 2: (3, 7)}  # digits of a number and its bits, by the bits of a value
 _WORD = 8  # numbers that are done in one uint64
 
 Digits = NDArray[np.int8]
@@ -26,19 +26,19 @@ Octets = NDArray[np.uint8]
 
 def fewer(places: int, value_bits: int, bits: int) -> bool:
     """Do so many digits take fewer than so many bits?"""
-    together, width = _NUMBERS[value_bits]
+    together, width = PACKED[value_bits]
     return places * width < bits * together
 
 
 def size_of(count: int, value_bits: int) -> int:
     """Bytes of so many digits."""
-    together, width = _NUMBERS[value_bits]
+    together, width = PACKED[value_bits]
     return -(-(-(-count // together) * width) // 8)
 
 
 def to_bytes(digits: Digits, value_bits: int) -> bytes:
     """Digits, one after the other, as `size_of` says."""
-    together, width = _NUMBERS[value_bits]
+    together, width = PACKED[value_bits]
     numbers = -(-len(digits) // together)
     rows = np.zeros((-(-numbers // _WORD) * _WORD, together), np.uint8)
     rows.reshape(-1)[: len(digits)] = np.abs(digits) + (digits < 0)
@@ -51,7 +51,7 @@ def to_bytes(digits: Digits, value_bits: int) -> bytes:
 
 def from_bytes(data: Octets, count: int, value_bits: int) -> tuple[Digits, int | None]:
     """So many digits, and the first that is part of a number that no digits have; one beyond them may be it."""
-    together, width = _NUMBERS[value_bits]
+    together, width = PACKED[value_bits]
     table, largest = _table(value_bits), (1 + (1 << value_bits)) ** together
     numbers = _numbers_of(data, width)
     beyond = numbers >= largest
@@ -128,7 +128,7 @@ def _numbers_of(data: Octets, width: int) -> Octets:
 @lru_cache(maxsize=2)
 def _table(value_bits: int) -> Digits:
     """[number, place]: the digits of every number that there is."""
-    together, radix = _NUMBERS[value_bits][0], 1 + (1 << value_bits)
+    together, radix = PACKED[value_bits][0], 1 + (1 << value_bits)
     codes = np.arange(radix**together)[:, None] // radix ** np.arange(together) % radix
     found: Digits = np.array([0, 1, -1, 3, -3], np.int8)[codes]
     found.flags.writeable = False

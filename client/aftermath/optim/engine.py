@@ -200,11 +200,14 @@ def _parts(
     balances = schema.state.config.balances
     feedback = result(results, tier, params, settings.decay, balances)
     if isinstance(settings, Distro):
-        step = GradientStep(params, feedback.directions, settings.clip, balances)
+        step = GradientStep(params, feedback.go_ahead, settings.clip, balances)
         return step, feedback, SignApply(results, tier, params, settings.weight_decay, balances)
     apply = (OuterMuon if settings.orthogonal_lr else MeanApply)(results, tier, params, settings)
 
+    device = next(iter(params.values())).device
+
     def ahead(lr: float) -> None:
-        apply.apply({level: [decode_level(sent, results, level)] for level, sent in feedback.sent().items()}, lr)
+        sent = feedback.sent()
+        apply.apply({level: [decode_level(data, results, level, device)] for level, data in sent.items()}, lr)
 
     return InnerSteps(params, settings, ahead, balances, inner), feedback, apply

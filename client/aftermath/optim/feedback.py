@@ -16,7 +16,7 @@ Decided
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from aftermath.kernels.use import run
 from aftermath.model.segments import view
-from aftermath.optim import compiled, on_gpu
+from aftermath.optim import compiled, flat, on_gpu
 from aftermath.optim.balance import Balances, nothing_balances
 from aftermath.optim.blocks import UNUSED
 from aftermath.optim.clip import LARGEST_RESIDUAL, refuse_beyond
@@ -36,9 +36,10 @@ from aftermath.optim.layout import LevelLayout, Part, level_layout
 from aftermath.optim.parts import Measured, PseudoGradient
 from aftermath.optim.private_blocks import BlockSpan, block_of, digests_of
 from aftermath.optim.remembered import check_state, state_sizes
-from aftermath.optim.transform import ZERO_BELOW, cells, forward, inverse, padding, strongest
+from aftermath.optim.transform import ZERO_BELOW, cells, forward, inverse, padding, strongest, subtract
 
-_BATCH = 1 << 18  # coefficients transformed at once
+_BATCH = {"cpu": 1 << 18, "cuda": 1 << 25}
+"""Coefficients transformed at once: what a core's cache holds, or what keeps a GPU busy."""
 Entries = tuple[NDArray[np.uint16], NDArray[np.float32]]
 """Index and value of every entry of a level, in the wire's order."""
 
@@ -59,6 +60,7 @@ class ErrorFeedback:
         self._balances = balances
         self._transformed = results.transform is Transform.DCT
         self._compiled = compiled.usable(params)
+        self._flat = all(flat.works(device) for device in {tensor.device for tensor in params.values()})
         self._layouts: dict[int, LevelLayout] = {}
         self._residuals: dict[int, list[Tensor]] = {}
         self._previous: dict[int, list[tuple[Tensor, Tensor]]] = {}
@@ -78,6 +80,14 @@ class ErrorFeedback:
         """The signs of the residual."""
         return ((part, residual.sign()) for part, residual in self.residual())
 
+    def go_ahead(self, params: Mapping[str, Tensor], rate: float) -> None:
+        """Change parameters by -rate * sign(residual)."""
+        if not self._flat:
+            follow(self.directions(), params, rate)
+            return
+        for level, layout in self._layouts.items():
+            flat.go_ahead(flat.Table(layout, flat.tensors_of(layout, params), self._residuals[level]), rate)
+
     def compress(self, made: PseudoGradient) -> dict[int, bytes]:
         """Add a pseudo-gradient to the residual; the result per held level."""
         self.choose(made)
@@ -89,6 +99,8 @@ class ErrorFeedback:
         check_made(made, self._names, self._layouts)
         if self._compiled:
             self._choose_compiled(made)
+        elif self._flat:
+            self._choose_flat(made)
         else:
             self._decay()
             for part, residual in self.residual():
@@ -118,28 +130,40 @@ class ErrorFeedback:
         run(tasks)
         self._previous = chosen
 
+    def _choose_flat(self, made: PseudoGradient) -> None:
+        """The same, with all blocks of a level in one launch."""
+        self._take_back()
+        for level, layout in self._layouts.items():
+            table = flat.Table(layout, flat.tensors_of(layout, made.tensors), self._residuals[level])
+            flat.add(table, self._decay_factor, made.factor)
+        for level in self._layouts:
+            self._choose(level)
+
+    def _take_back(self) -> None:
+        """residual <- residual - previous result. Nothing is subtracted twice, should encoding fail later."""
+        previous, self._previous = self._previous, {}
+        for level, sent in previous.items():
+            for residual, chosen in zip(self._residuals[level], sent, strict=True):
+                take_back(residual, *chosen, transformed=self._transformed)
+
     def _decay(self) -> None:
-        """residual <- (residual - previous result) * decay. Nothing is subtracted twice, should encoding fail later."""
-        for level, residuals in self._residuals.items():
-            sent = self._previous.get(level)
-            for index, residual in enumerate(residuals):
-                if sent is not None:
-                    take_back(residual, *sent[index], transformed=self._transformed)
+        """residual <- (residual - previous result) * decay."""
+        self._take_back()
+        for residuals in self._residuals.values():
+            for residual in residuals:
                 if self._decay_factor != 1.0:
                     residual.mul_(self._decay_factor)
         for part, residual in self.residual():
             for beyond in padding(residual, part.blocks):
                 beyond.zero_()
-        self._previous = {}
 
     def _choose(self, level: int) -> None:
         layout = self._layouts[level]
         kept = []
         for group, residual in zip(layout.groups, self._residuals[level], strict=True):
-            step = max(1, _BATCH // group.block)
-            batches = (residual[first : first + step] for first in range(0, group.blocks, step))
-            chosen = [self._chosen(batch, group.topk) for batch in batches]
-            kept.append((torch.cat([c[0] for c in chosen]), torch.cat([c[1] for c in chosen])))
+            chosen = [self._chosen(batch, group.topk) for batch in residual.split(_at_once(residual))]
+            indices, values = zip(*chosen, strict=True)
+            kept.append((indices[0], values[0]) if len(chosen) == 1 else (torch.cat(indices), torch.cat(values)))
         self._previous[level] = kept
 
     def entries(self, level: int) -> Entries:
@@ -186,7 +210,7 @@ class ErrorFeedback:
         whole = carried = 0.0
         for group in sorted({part.group for part in parts}):
             residual, (indices, values) = self._residuals[level][group], self._previous[level][group]
-            step = max(1, _BATCH // residual[0].numel())
+            step = _at_once(residual)
             places = indices.masked_fill(indices == UNUSED, 0)  # unused entries carry 0
             for first in range(0, len(residual), step):
                 blocks, sent = residual[first : first + step], values[first : first + step]
@@ -271,7 +295,7 @@ def measured(
 
 def take_back(residual: Tensor, indices: Tensor, values: Tensor, *, transformed: bool) -> None:
     """residual <- residual - (IDCT of) the coefficients sent, [blocks, topk] each."""
-    step = max(1, _BATCH // residual[0].numel())
+    step = _at_once(residual)
     places = indices.masked_fill(indices == UNUSED, 0)  # unused entries add 0
     for first in range(0, len(residual), step):
         batch = residual[first : first + step]
@@ -279,6 +303,17 @@ def take_back(residual: Tensor, indices: Tensor, values: Tensor, *, transformed:
         sent.scatter_add_(1, places[first : first + step], values[first : first + step])
         sent = sent.view(batch.shape)
         batch.sub_(inverse(sent) if transformed else sent)
+
+
+def follow(directions: Iterable[tuple[Part, Tensor]], params: Mapping[str, Tensor], rate: float) -> None:
+    """Change parameters by -rate * signs, which are given segment by segment: blocks [n, h, w]."""
+    for part, signs in directions:
+        subtract(view(params, part.segment), signs.mul_(rate), part.blocks)
+
+
+def _at_once(blocks: Tensor) -> int:
+    """How many of these blocks are done at once."""
+    return max(1, _BATCH.get(blocks.device.type, _BATCH["cpu"]) // blocks[0].numel())
 
 
 def _energy(numbers: Tensor) -> float:

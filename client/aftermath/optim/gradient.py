@@ -14,17 +14,15 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from aftermath.model.segments import view
 from aftermath.optim.balance import Balances, learnt, load_error, nothing_balances
 from aftermath.optim.clip import clip_gradients
-from aftermath.optim.layout import Part
 from aftermath.optim.parts import Backward, BadState, PseudoGradient
 from aftermath.optim.private_blocks import BlockSpan
 from aftermath.optim.rounding import to_fp32
-from aftermath.optim.transform import subtract
 
-Directions = Callable[[], Iterator[tuple[Part, Tensor]]]
-"""The signs of what a member has not sent yet, segment by segment: blocks [n, h, w]."""
+GoAhead = Callable[[Mapping[str, Tensor], float], None]
+"""Changes parameters by -rate times the signs of what a member has not sent yet."""
+_PART_OF_A_GPU = 16  # the part of its memory that saved parameters may take
 
 
 class GradientStep:
@@ -33,11 +31,11 @@ class GradientStep:
     def __init__(
         self,
         params: Mapping[str, Tensor],
-        directions: Directions,
+        go_ahead: GoAhead,
         clip: float | None,
         balances: Balances = nothing_balances,
     ) -> None:
-        self._params, self._directions, self._clip, self._balances = params, directions, clip, balances
+        self._params, self._go_ahead, self._clip, self._balances = params, go_ahead, clip, balances
 
     def make(
         self, sequences: Tensor, backward: Backward, lr: float, ahead_lr: float, travelling: bool
@@ -56,11 +54,11 @@ class GradientStep:
     def lookahead(self, lr: float) -> Iterator[None]:
         """Inside, the parameters are x - lr sign(residual); afterwards, even after an error, exactly what they were."""
         rate = to_fp32(lr)
-        saved = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self._params.items()}  # spares a GPU
+        place = _place(self._params)
+        saved = {name: tensor.detach().to(place, copy=True) for name, tensor in self._params.items()}
         try:
             with torch.no_grad():
-                for part, signs in self._directions():
-                    subtract(view(self._params, part.segment), signs.mul_(rate), part.blocks)
+                self._go_ahead(self._params, rate)
             yield
         finally:
             with torch.no_grad():
@@ -95,3 +93,13 @@ class GradientStep:
 
     def reset(self) -> None:
         """Nothing is remembered."""
+
+
+def _place(params: Mapping[str, Tensor]) -> torch.device:
+    """Where copies of parameters are kept: where they are, unless that takes too much of a GPU."""
+    device = next(iter(params.values())).device
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    size = sum(tensor.nbytes for tensor in params.values())
+    fits = size * _PART_OF_A_GPU <= torch.cuda.get_device_properties(device).total_memory
+    return device if fits else torch.device("cpu")

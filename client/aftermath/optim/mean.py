@@ -20,19 +20,21 @@ parameter changes.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from aftermath.kernels.use import run
 from aftermath.model.segments import view
-from aftermath.optim import whole
+from aftermath.optim import packed, whole
 from aftermath.optim.compiled import Counted, Task, usable
+from aftermath.optim.flat import Table, tensors_of
 from aftermath.optim.format import ResultFormat
 from aftermath.optim.lattice import LARGEST, SMALLEST
 from aftermath.optim.layout import LevelLayout, Part, level_layout
 from aftermath.optim.on_gpu import OnGpu, counts
+from aftermath.optim.packed import PackedVotes
 from aftermath.optim.sparseloco import REACH, SparseLoCo
 from aftermath.optim.tally import check_votes, tally_multiples
 from aftermath.optim.transform import subtract
@@ -40,6 +42,8 @@ from aftermath.optim.votes import Votes, WholeVotes
 from aftermath.rules.sparseloco import DivisorName
 
 _AT_ONCE = 1 << 20  # coefficients divided at once
+Change = Callable[[], None]
+"""Changes parameters by votes that were judged before."""
 
 
 class MeanApply:
@@ -47,6 +51,7 @@ class MeanApply:
 
     def __init__(self, results: ResultFormat, tier: int, params: Mapping[str, Tensor], settings: SparseLoCo) -> None:
         self._params, self._settings = params, settings
+        self._bits = results.values.lattice_bits
         self._compiled = not settings.orthogonal_lr and usable(params)
         self._layouts = {level: level_layout(results, level) for level in range(tier, results.levels)}
         self._device = view(params, self._layouts[tier].parts[0].segment).device
@@ -58,50 +63,82 @@ class MeanApply:
         results = {level: votes for level, votes in results.items() if votes}
         for level, votes in results.items():
             check_votes(votes, level, torch.int64)
-        if (whole_votes := whole.votes_of(results)) is not None:
-            self._apply_whole(whole_votes, most, lr)
-            return
+        whole_votes = whole.votes_of(results)
+        others = {level: votes for level, votes in results.items() if level not in whole_votes}
+        for change in (self._placed(others, most, lr), self._whole(whole_votes, most, lr)):
+            change()
+
+    def _placed(self, results: Mapping[int, Sequence[Votes]], most: int, lr: float) -> Change:
+        """Judge votes that have places, and return what applies them."""
         if self._compiled:
-            self._apply_compiled(results, most)
-            return
+            return self._compiled_change(results, most)
         if not self._settings.orthogonal_lr and self._on_gpu(results):
-            self._apply_on_gpu(results, most)
-            return
+            return self._change_on_gpu(results, most)
         decided = {level: changes(votes, level, self._settings, most) for level, votes in results.items()}
-        for level, found in decided.items():
-            layout = self._layouts[level]
-            for part, blocks in placed(layout, *found, self._device):
-                self._move(view(self._params, part.segment), part, blocks, lr)
 
-    def _apply_compiled(self, results: Mapping[int, Sequence[Votes]], most: int) -> None:
+        def change() -> None:
+            for level, found in decided.items():
+                for part, blocks in placed(self._layouts[level], *found, self._device):
+                    self._move(view(self._params, part.segment), part, blocks, lr)
+
+        return change
+
+    def _compiled_change(self, results: Mapping[int, Sequence[Votes]], most: int) -> Change:
         counted = {level: Counted(votes, self._layouts[level]) for level, votes in results.items()}
-        tasks: list[Task] = []
-        for level, votes in results.items():
-            divisors = _divisors(self._settings.divisor, len(votes))
-            tasks += counted[level].mean(self._params, most, divisors, self._settings.outer_lr * SMALLEST)
-        run(tasks)
 
-    def _apply_whole(self, results: Mapping[int, Sequence[WholeVotes]], most: int, lr: float) -> None:
+        def change() -> None:
+            tasks: list[Task] = []
+            for level, votes in results.items():
+                divisors = _divisors(self._settings.divisor, len(votes))
+                tasks += counted[level].mean(self._params, most, divisors, self._settings.outer_lr * SMALLEST)
+            run(tasks)
+
+        return change
+
+    def _whole(self, results: Mapping[int, Sequence[WholeVotes]], most: int, lr: float) -> Change:
+        """Judge votes of every number, and return what applies them."""
         rate, by = self._settings.outer_lr * SMALLEST, self._settings.divisor
+        on_device = {level: own for level, votes in results.items() if (own := self._packed(votes))}
         decided = {
             level: whole.means(votes, self._layouts[level], most, _divisors(by, len(votes)), rate, self._device)
             for level, votes in results.items()
+            if level not in on_device
         }
-        for level, groups in decided.items():
-            for part in self._layouts[level].parts:
-                self._move(view(self._params, part.segment), part, part.of(groups[part.group]), lr)
+
+        def change() -> None:
+            for level, votes in on_device.items():
+                table = self._table(self._layouts[level])
+                packed.count(votes, table, self._bits, most, _divisors(by, len(votes)), rate)
+            for level, groups in decided.items():
+                for part in self._layouts[level].parts:
+                    self._move(view(self._params, part.segment), part, part.of(groups[part.group]), lr)
+
+        return change
+
+    def _packed(self, votes: Sequence[WholeVotes]) -> list[PackedVotes]:
+        """Return these votes if all of them are packed where the model is, else none."""
+        found = [vote for vote in votes if isinstance(vote, PackedVotes) and vote.payload.device == self._device]
+        return found if len(found) == len(votes) else []
+
+    def _table(self, layout: LevelLayout) -> Table:
+        """Return where packed votes of a level are to go."""
+        return Table(layout, tensors_of(layout, self._params))
 
     def _on_gpu(self, results: Mapping[int, Sequence[Votes]]) -> bool:
-        packed = all(vote.shifts is not None for votes in results.values() for vote in votes)
-        return packed and counts(self._device, self._layouts.values())
+        shifted = all(vote.shifts is not None for votes in results.values() for vote in votes)
+        return shifted and counts(self._device, self._layouts.values())
 
-    def _apply_on_gpu(self, results: Mapping[int, Sequence[Votes]], most: int) -> None:
+    def _change_on_gpu(self, results: Mapping[int, Sequence[Votes]], most: int) -> Change:
         counted = {level: OnGpu(votes, self._layouts[level], self._device) for level, votes in results.items()}
-        for level, votes in results.items():
-            by = _divisors(self._settings.divisor, len(votes))
-            for part in self._layouts[level].parts:
-                tensor = view(self._params, part.segment)
-                counted[level].mean(tensor, part, most, by, self._settings.outer_lr * SMALLEST)
+
+        def change() -> None:
+            for level, votes in results.items():
+                by = _divisors(self._settings.divisor, len(votes))
+                for part in self._layouts[level].parts:
+                    tensor = view(self._params, part.segment)
+                    counted[level].mean(tensor, part, most, by, self._settings.outer_lr * SMALLEST)
+
+        return change
 
     def _move(self, tensor: Tensor, part: Part, blocks: Tensor, lr: float) -> None:
         """Change a segment's own `tensor` by the mean, as blocks beside it."""

@@ -35,14 +35,14 @@ _PROVED = 16  # blocks
 _PROOF_BITS = 26  # after the point of means
 
 
-def _works_on(device: torch.device) -> bool:
+def works_on(device: torch.device) -> bool:
     """Is that a place for kernels at all?"""
     return device.type == "cuda" and torch.cuda.is_available() and find_spec("triton") is not None
 
 
 def chooses(device: torch.device, block: int, topk: int, bits: int) -> bool:
     """Do kernels choose `topk` of `block` coefficients there, rounded to a lattice of so many bits, if any?"""
-    return _works_on(device) and _choosing(device, block, topk, bits)
+    return works_on(device) and _choosing(device, block, topk, bits)
 
 
 @lru_cache(maxsize=64)
@@ -63,15 +63,15 @@ def _choosing(device: torch.device, block: int, topk: int, bits: int) -> bool:
         same = torch.equal(found[0].cpu(), indices) and torch.equal(
             found[1].cpu().view(torch.int32), expected.view(torch.int32)
         )
-        return same or _refused(device, "choose other coefficients than torch")
+        return same or refused(device, "choose other coefficients than torch")
     except Exception as error:  # whatever a compiler does not like here: torch does the same
-        return _refused(device, f"cannot be used: {(str(error).strip() or repr(error)).splitlines()[0]}")
+        return refused(device, f"cannot be used: {(str(error).strip() or repr(error)).splitlines()[0]}")
 
 
 def counts(device: torch.device, layouts: Iterable[LevelLayout]) -> bool:
     """Do kernels count votes of such levels there?"""
     few = all(group.topk * _FEW <= group.block or group.block < _LANES for own in layouts for group in own.groups)
-    return few and _works_on(device) and _counting(device)
+    return few and works_on(device) and _counting(device)
 
 
 @lru_cache(maxsize=8)
@@ -103,12 +103,12 @@ def _counting(device: torch.device) -> bool:
         mean = (2 * plain.abs() + count) // (2 * count.clamp(min=1)) * plain.sign()
         same = torch.equal(found.cpu(), tensor - step.view(24, 150)[:21])
         same = same and torch.equal(coefficients.cpu().flatten(), mean.double())
-        return same or _refused(device, "count otherwise than torch")
+        return same or refused(device, "count otherwise than torch")
     except Exception as error:  # as above
-        return _refused(device, f"cannot be used: {(str(error).strip() or repr(error)).splitlines()[0]}")
+        return refused(device, f"cannot be used: {(str(error).strip() or repr(error)).splitlines()[0]}")
 
 
-def _refused(device: torch.device, why: str) -> bool:
+def refused(device: torch.device, why: str) -> bool:
     logger.warning("Triton's kernels on %s %s; torch does the same", device, why)
     return False
 

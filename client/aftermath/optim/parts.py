@@ -115,6 +115,9 @@ class Result(Remembering, Protocol):
     def directions(self) -> Iterator[tuple[Part, Tensor]]:
         """The signs of what was not sent yet, and what was sent last: blocks fp32 [n, h, w], segment by segment."""
 
+    def go_ahead(self, params: Mapping[str, Tensor], rate: float) -> None:
+        """Change parameters by -rate times these signs."""
+
     def sent(self) -> dict[int, bytes]:
         """The last result, per held level; nothing before the first."""
 

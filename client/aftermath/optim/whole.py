@@ -20,10 +20,10 @@ it to the CPU.
 """
 
 
-def votes_of(results: Mapping[int, Sequence[Votes]]) -> dict[int, list[WholeVotes]] | None:
-    """The same; None if one of them is not of every number."""
+def votes_of(results: Mapping[int, Sequence[Votes]]) -> dict[int, list[WholeVotes]]:
+    """Return the levels whose votes are all of every number."""
     found = {level: [vote for vote in votes if isinstance(vote, WholeVotes)] for level, votes in results.items()}
-    return None if any(len(found[level]) < len(votes) for level, votes in results.items()) else found
+    return {level: own for level, own in found.items() if len(own) == len(results[level])}
 
 
 def means(

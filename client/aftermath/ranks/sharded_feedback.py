@@ -20,7 +20,7 @@ from torch import Tensor
 
 from aftermath.optim.balance import Balances
 from aftermath.optim.codec import encode_level
-from aftermath.optim.feedback import check_made, entries_of, measured
+from aftermath.optim.feedback import check_made, entries_of, follow, measured
 from aftermath.optim.format import ResultFormat
 from aftermath.optim.layout import Part, level_layout
 from aftermath.optim.parts import Measured, PseudoGradient
@@ -78,6 +78,10 @@ class ShardedFeedback:
         pieces = chain.from_iterable(held.pieces for held in self._plan.held)
         told = chain.from_iterable(self._ask(Directions()))
         return ((part, signs.to(torch.float32)) for part, signs in parts_of(zip(pieces, told, strict=True)))
+
+    def go_ahead(self, params: Mapping[str, Tensor], rate: float) -> None:
+        """Change parameters by -rate times these signs."""
+        follow(self.directions(), params, rate)
 
     def compress(self, made: PseudoGradient) -> dict[int, bytes]:
         """Have a pseudo-gradient added to all parts; the result per held level."""

@@ -55,7 +55,7 @@ class Replica:
         inner: MakeInner = InnerOptimizer,
     ) -> None:
         self.schema, self.tier = schema, tier
-        self._device, self._pass_size = device, pass_size
+        self.device, self._pass_size = device, pass_size
         self._stopwatch = stopwatch
         self.model = config.build(tier, {name: tensor.to(device) for name, tensor in weights.items()})
         if not self.model.can_recompute:
@@ -109,7 +109,7 @@ class Replica:
                 if not is_out_of_memory(error):
                     raise
             self.model.zero_grad(set_to_none=True)
-            give_back(self._device)
+            give_back(self.device)
             if not self._pass_size.shrink():
                 raise OutOfMemory(
                     f"the memory of this machine is too small for tier {self.tier} with one sequence at once",
@@ -120,7 +120,7 @@ class Replica:
         """Find how many sequences fit into a pass, from what one takes."""
         settled = False
         while not settled:
-            self.model.recompute, free = self._pass_size.recompute, free_bytes(self._device)
+            self.model.recompute, free = self._pass_size.recompute, free_bytes(self.device)
             with LiveBytes() as live:
                 accumulate(self.passes.plain(), sequence, 1, cancelled)
             self.model.zero_grad(set_to_none=True)

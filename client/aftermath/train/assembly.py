@@ -95,7 +95,7 @@ async def assembled(
     if events.looked_at:
         stack.push_async_callback(cancel, [asyncio.create_task(_show(feed, chain, events))])
     ports = Ports(chain, feed, transport, clock, Attention(clock), events)
-    role = Role(settings.run_id, schema, settings.matformer_tier, named.reach.secret)
+    role = Role(settings.run_id, schema, settings.matformer_tier, named.reach.secret, origin.device)
     wishes = await _wishes(settings, outline, schema, compute)
     data = await _data(events, clock, workers.read, lambda: data_of(model, schema, access))
     keep_steps = settings.keep_steps if settings.delete_old_steps else None

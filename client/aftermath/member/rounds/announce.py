@@ -29,13 +29,13 @@ class Announcing:
     async def announce(self, plan: RoundPlan, trained: Trained) -> None:
         """Publish the payloads, tell everybody under our signature, and say so. Raises Desync if that may not be."""
         started, schema = self._ports.clock.monotonic(), self._role.schema.results
-        replica = self.epoch.began.replica
+        replica, device = self.epoch.began.replica, self._role.device
         key = key_of(self._role.p2p_secret, plan.place(self.epoch.began.seat))
         made = trained.payloads.items()
         (votes, payloads), private = await asyncio.gather(
             self._decode(
                 lambda: (
-                    {level: decode_level(data, schema, level) for level, data in made},
+                    {level: decode_level(data, schema, level, device) for level, data in made},
                     {level: masked(data, key, level) for level, data in made},
                 )
             ),

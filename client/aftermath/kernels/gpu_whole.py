@@ -1,0 +1,217 @@
+"""Kernels for a whole level at once: packed digits are checked and counted, numbers move between blocks and tensors.
+
+A level is described by a table, int64 [parts, COLUMNS], and the part of each block (`optim.flat`). Payloads stay
+packed: a lane finds its own digit in each member's bytes, so nothing is unpacked into memory.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+COLUMNS = 14
+"""Of the table: address and three strides of a tensor [matrices, rows, columns], its rows and columns, a block's height
+and width, blocks in a row of blocks and in a matrix, the part's first block and its first number in canonical order,
+whether a mean is subtracted from the tensor (1) or stored in it (0), and the address of the part's own rows of blocks.
+"""
+
+
+@triton.jit
+def _number(
+    payload: tl.tensor,
+    lanes: tl.tensor,
+    inside: tl.tensor,
+    start: tl.tensor,
+    digits_at: tl.tensor,
+    TOGETHER: tl.constexpr,
+    WIDTH: tl.constexpr,
+) -> tl.tensor:
+    """The packed number that has the digit `start` + lane, and the digit's place in it."""
+    first = start // TOGETHER
+    offset = (start - first * TOGETHER).to(tl.int32) + lanes
+    quotient = offset // TOGETHER
+    bit = first * WIDTH
+    bits = (bit % 8).to(tl.int32) + quotient * WIDTH
+    own = payload + digits_at + bit // 8 + (bits >> 3)
+    shift = bits & 7
+    low = tl.load(own, mask=inside, other=0).to(tl.int32)
+    high = tl.load(own + 1, mask=inside & (shift + WIDTH > 8), other=0).to(tl.int32)
+    return ((low | (high << 8)) >> shift) & ((1 << WIDTH) - 1), offset - quotient * TOGETHER
+
+
+@triton.jit
+def _digit(number: tl.tensor, place: tl.tensor, TOGETHER: tl.constexpr, RADIX: tl.constexpr) -> tl.tensor:
+    """The code of the digit at that place: 0, or 1 to 4 for 1, -1, 3 and -3."""
+    rest = number
+    code = number % RADIX
+    for step in tl.static_range(1, TOGETHER):
+        rest = rest // RADIX
+        code = tl.where(place == step, rest % RADIX, code)
+    return code
+
+
+@triton.jit
+def _exponent(payload: tl.tensor, block: tl.tensor) -> tl.tensor:
+    """The code of a block's power of two: 6 bits."""
+    bit = block.to(tl.int64) * 6
+    shift = (bit % 8).to(tl.int32)
+    low = tl.load(payload + bit // 8).to(tl.int32)
+    high = tl.load(payload + bit // 8 + 1, mask=shift > 2, other=0).to(tl.int32)
+    return ((low | (high << 8)) >> shift) & 63
+
+
+@triton.jit
+def check(
+    payload: tl.tensor,
+    table: tl.tensor,
+    part_of: tl.tensor,
+    wrong: tl.tensor,
+    digits_at: tl.tensor,
+    COLUMNS: tl.constexpr,
+    LANES: tl.constexpr,
+    TOGETHER: tl.constexpr,
+    WIDTH: tl.constexpr,
+    RADIX: tl.constexpr,
+    EXPONENTS: tl.constexpr,
+) -> None:
+    """wrong uint8 [blocks] <- whether a block has a number that no digits have, or not the exponent of its digits."""
+    block = tl.program_id(0)
+    row = table + tl.load(part_of + block).to(tl.int64) * COLUMNS
+    size = (tl.load(row + 6) * tl.load(row + 7)).to(tl.int32)
+    start = tl.load(row + 11) + (block - tl.load(row + 10)) * size
+    voted = size * 0
+    beyond = size * 0
+    for first in range(0, size, LANES):
+        lanes = first + tl.arange(0, LANES)
+        inside = lanes < size
+        number, place = _number(payload, lanes, inside, start, digits_at, TOGETHER, WIDTH)
+        code = tl.where(inside, _digit(number, place, TOGETHER, RADIX), 0)
+        beyond = tl.maximum(beyond, tl.max((inside & (number >= RADIX**TOGETHER)).to(tl.int32), axis=0))
+        voted = tl.maximum(voted, tl.max((code > 0).to(tl.int32), axis=0))
+    exponent = _exponent(payload, block)
+    fits = tl.where(voted > 0, (exponent >= 1) & (exponent <= EXPONENTS), exponent == 0)
+    tl.store(wrong + block, ((beyond > 0) | (fits == 0)).to(tl.uint8))
+
+
+@triton.jit
+def mean(
+    table: tl.tensor,
+    part_of: tl.tensor,
+    payloads: tl.tensor,
+    members: tl.tensor,
+    digits_at: tl.tensor,
+    most: tl.tensor,
+    divisors: tl.tensor,
+    COLUMNS: tl.constexpr,
+    LANES: tl.constexpr,
+    TOGETHER: tl.constexpr,
+    WIDTH: tl.constexpr,
+    RADIX: tl.constexpr,
+) -> None:
+    """x <- x - fp32(sum / divisors[count] * rate) for all blocks of a level, or x <- that where the table says so.
+
+    payloads int64 [members] are addresses; divisors float64 [members + 2] ends with the rate.
+    """
+    block = tl.program_id(0)
+    row = table + tl.load(part_of + block).to(tl.int64) * COLUMNS
+    height = tl.load(row + 6).to(tl.int32)
+    width = tl.load(row + 7).to(tl.int32)
+    across = tl.load(row + 8).to(tl.int32)
+    each = tl.load(row + 9).to(tl.int32)
+    number = (block - tl.load(row + 10)).to(tl.int32)
+    size = height * width
+    start = tl.load(row + 11) + number.to(tl.int64) * size
+    lanes = tl.program_id(1) * LANES + tl.arange(0, LANES)
+    inside = lanes < size
+    sums = lanes.to(tl.int64) * 0
+    counts = lanes * 0
+    for member in range(members):
+        payload = tl.load(payloads + member).to(tl.pointer_type(tl.uint8))
+        packed, place = _number(payload, lanes, inside, start, digits_at, TOGETHER, WIDTH)
+        code = tl.where(inside, _digit(packed, place, TOGETHER, RADIX), 0)
+        size_of = tl.where(code > 2, 3, tl.where(code > 0, 1, 0))
+        value = tl.where(code % 2 == 0, -size_of, size_of).to(tl.int64)
+        value = value << tl.maximum(_exponent(payload, block) - 1, 0).to(tl.int64)
+        sums += tl.minimum(tl.maximum(value, -most), most)
+        counts += (code > 0).to(tl.int32)
+    matrix = (number // each).to(tl.int64)
+    within = number % each
+    y = (within // across) * height + lanes // width
+    x = (within % across) * width + lanes % width
+    held = inside & (y < tl.load(row + 4)) & (x < tl.load(row + 5))
+    own = tl.load(row).to(tl.pointer_type(tl.float32)) + matrix * tl.load(row + 1)
+    own = own + y.to(tl.int64) * tl.load(row + 2) + x.to(tl.int64) * tl.load(row + 3)
+    divisor = tl.load(divisors + counts, mask=held & (counts > 0), other=1.0)
+    moved = (sums.to(tl.float64) / divisor * tl.load(divisors + members + 1)).to(tl.float32)
+    if tl.load(row + 12) > 0:
+        changed = held & (counts > 0)
+        tl.store(own, tl.load(own, mask=changed, other=0.0) - moved, mask=changed)
+    else:
+        tl.store(own, moved, mask=held)
+
+
+@triton.jit
+def gather(
+    table: tl.tensor,
+    part_of: tl.tensor,
+    by: tl.tensor,
+    COLUMNS: tl.constexpr,
+    LANES: tl.constexpr,
+) -> None:
+    """blocks <- blocks * decay + factor * tensors for all blocks of a level, and 0 over the ends of tensors.
+
+    `by` fp32 [2] are decay and factor.
+    """
+    block = tl.program_id(0)
+    row = table + tl.load(part_of + block).to(tl.int64) * COLUMNS
+    height = tl.load(row + 6).to(tl.int32)
+    width = tl.load(row + 7).to(tl.int32)
+    across = tl.load(row + 8).to(tl.int32)
+    each = tl.load(row + 9).to(tl.int32)
+    number = (block - tl.load(row + 10)).to(tl.int32)
+    size = height * width
+    lanes = tl.program_id(1) * LANES + tl.arange(0, LANES)
+    inside = lanes < size
+    matrix = (number // each).to(tl.int64)
+    within = number % each
+    y = (within // across) * height + lanes // width
+    x = (within % across) * width + lanes % width
+    held = inside & (y < tl.load(row + 4)) & (x < tl.load(row + 5))
+    tensor = tl.load(row).to(tl.pointer_type(tl.float32)) + matrix * tl.load(row + 1)
+    tensor = tensor + y.to(tl.int64) * tl.load(row + 2) + x.to(tl.int64) * tl.load(row + 3)
+    own = tl.load(row + 13).to(tl.pointer_type(tl.float32)) + number.to(tl.int64) * size + lanes
+    before = tl.load(own, mask=held, other=0.0) * tl.load(by)
+    added = tl.load(tensor, mask=held, other=0.0) * tl.load(by + 1)
+    tl.store(own, tl.where(held, before + added, 0.0), mask=inside)
+
+
+@triton.jit
+def ahead(
+    table: tl.tensor,
+    part_of: tl.tensor,
+    by: tl.tensor,
+    COLUMNS: tl.constexpr,
+    LANES: tl.constexpr,
+) -> None:
+    """tensors <- tensors - rate * sign(blocks), for all blocks of a level; `by` fp32 [1] is the rate."""
+    block = tl.program_id(0)
+    row = table + tl.load(part_of + block).to(tl.int64) * COLUMNS
+    height = tl.load(row + 6).to(tl.int32)
+    width = tl.load(row + 7).to(tl.int32)
+    across = tl.load(row + 8).to(tl.int32)
+    each = tl.load(row + 9).to(tl.int32)
+    number = (block - tl.load(row + 10)).to(tl.int32)
+    size = height * width
+    lanes = tl.program_id(1) * LANES + tl.arange(0, LANES)
+    matrix = (number // each).to(tl.int64)
+    within = number % each
+    y = (within // across) * height + lanes // width
+    x = (within % across) * width + lanes % width
+    held = (lanes < size) & (y < tl.load(row + 4)) & (x < tl.load(row + 5))
+    tensor = tl.load(row).to(tl.pointer_type(tl.float32)) + matrix * tl.load(row + 1)
+    tensor = tensor + y.to(tl.int64) * tl.load(row + 2) + x.to(tl.int64) * tl.load(row + 3)
+    block_of = tl.load(row + 13).to(tl.pointer_type(tl.float32)) + number.to(tl.int64) * size + lanes
+    way = tl.load(block_of, mask=held, other=0.0)
+    rate = tl.load(by)
+    moved = tl.where(way > 0, rate, tl.where(way < 0, -rate, 0.0))
+    tl.store(tensor, tl.load(tensor, mask=held, other=0.0) - moved, mask=held)

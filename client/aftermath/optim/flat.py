@@ -1,0 +1,154 @@
+"""All blocks of a level in one launch of a kernel, on a GPU with Triton: whose they are, and where their numbers lie.
+
+The kernels are those of `kernels.gpu_whole`. Before the first use a device is held to what torch computes on the CPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aftermath.model.levels import Segment
+from aftermath.model.segments import view
+from aftermath.optim import on_gpu
+from aftermath.optim.blocks import Blocks
+from aftermath.optim.layout import Group, LevelLayout, Part
+from aftermath.optim.transform import cells, matrices, padding
+
+logger = logging.getLogger(__name__)
+LANES = 1024
+
+
+class Table:
+    """Where the numbers of a level lie: for each part a tensor, and the rows of blocks that are its own."""
+
+    def __init__(
+        self,
+        layout: LevelLayout,
+        tensors: Sequence[Tensor],
+        rows: Sequence[Tensor] | None = None,
+        stores: Sequence[bool] | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        """Take `tensors` by part, in the shapes of their segments, and `rows`, fp32 [blocks, h, w] by group.
+
+        `stores` says by part whether a mean is stored in the tensor, not subtracted from it.
+        """
+        lines, first, start = [], 0, 0
+        for number, (part, tensor) in enumerate(zip(layout.parts, tensors, strict=True)):
+            group, stack = layout.groups[part.group], matrices(tensor)
+            each, across = part.blocks.count // len(stack), part.blocks.grid[-1]
+            subtracts = int(stores is None or not stores[number])
+            own = 0 if rows is None else part.of(rows[part.group]).data_ptr()
+            shape = (*stack.stride(), *stack.shape[1:], group.height, group.width, across, each)
+            lines.append([stack.data_ptr(), *shape, first, start, subtracts, own])
+            first += part.blocks.count
+            start += part.blocks.count * group.block
+        self.device = device or tensors[0].device
+        self.blocks = first
+        self.tiles = -(-max(group.block for group in layout.groups) // LANES)
+        self.lines = torch.tensor(lines, dtype=torch.int64).to(self.device)
+        self.part_of = part_numbers(layout, self.device)
+        self._held = (tensors, rows)  # the table has their addresses
+
+
+@lru_cache(maxsize=64)
+def part_numbers(layout: LevelLayout, device: torch.device) -> Tensor:
+    """The number of each block's part, int32 [blocks] in canonical order."""
+    counts = torch.tensor([part.blocks.count for part in layout.parts])
+    return torch.repeat_interleave(torch.arange(len(counts), dtype=torch.int32), counts).to(device)
+
+
+def how(**constants: int) -> dict[str, Any]:
+    """What every kernel is called with beside its arguments."""
+    from aftermath.kernels import gpu, gpu_whole
+
+    return {"COLUMNS": gpu_whole.COLUMNS, "LANES": LANES, **constants, **gpu.EXACT}
+
+
+def on_device(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """Triton launches on the current device, which may be another one."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+
+
+def add(table: Table, decay: float, factor: float) -> None:
+    """blocks <- blocks * decay + factor * tensors, and 0 over the ends of tensors."""
+    from aftermath.kernels import gpu_whole
+
+    by = torch.tensor([decay, factor], device=table.device)
+    with on_device(table.device):
+        gpu_whole.gather[(table.blocks, table.tiles)](table.lines, table.part_of, by, **how())
+
+
+def go_ahead(table: Table, rate: float) -> None:
+    """tensors <- tensors - rate * sign(blocks)."""
+    from aftermath.kernels import gpu_whole
+
+    by = torch.tensor([rate], device=table.device)
+    with on_device(table.device):
+        gpu_whole.ahead[(table.blocks, table.tiles)](table.lines, table.part_of, by, **how())
+
+
+def works(device: torch.device) -> bool:
+    """Whether kernels move numbers between blocks and tensors there, as torch does."""
+    return on_gpu.works_on(device) and _moving(device)
+
+
+@lru_cache(maxsize=8)
+def _moving(device: torch.device) -> bool:
+    return proven(device, _moves_alike, "move numbers otherwise than torch")
+
+
+def proven(device: torch.device, alike: Callable[[torch.device], bool], what: str) -> bool:
+    """Whether kernels pass a comparison there; if not, it is said once why."""
+    try:
+        return alike(device) or on_gpu.refused(device, what)
+    except Exception as error:  # whatever a compiler does not like here: torch does the same
+        return on_gpu.refused(device, f"cannot be used: {(str(error).strip() or repr(error)).splitlines()[0]}")
+
+
+def proof_layout(chunks: Sequence[tuple[int, int]] = ((11, 120), (7, 50), (1, 30))) -> LevelLayout:
+    """A small level with blocks over the ends of its tensors, and a stack of matrices."""
+    shapes = ((21, 130), (2, 15, 90), (70,))
+    groups, parts, base = [], [], 0
+    for number, ((height, width), shape) in enumerate(zip(chunks, shapes, strict=True)):
+        edges = (width,) if len(shape) == 1 else (*(1,) * (len(shape) - 2), height, width)
+        blocks = Blocks(Segment(f"proof{number}", 0, None, 0, 0, shape), edges, height * width)
+        groups.append(Group(height, width, height * width, blocks.count, base, True))
+        parts.append(Part(blocks, number, 0))
+        base += blocks.count * height * width
+    return LevelLayout(tuple(groups), tuple(parts))
+
+
+def _moves_alike(device: torch.device) -> bool:
+    layout, draws = proof_layout(), torch.Generator().manual_seed(3)
+    decay, factor, rate = 0.95, 1.0, 0.3
+    rows = [torch.randn(group.blocks, group.height, group.width, generator=draws) for group in layout.groups]
+    tensors = [torch.randn(part.segment.shape, generator=draws) for part in layout.parts]
+    there, moved = [own.to(device, copy=True) for own in rows], [own.to(device, copy=True) for own in tensors]
+    table = Table(layout, moved, there)
+    add(table, decay, factor)
+    go_ahead(table, rate)
+    for own in rows:
+        own.mul_(decay)
+    for part, tensor in zip(layout.parts, tensors, strict=True):
+        own = part.of(rows[part.group])
+        for beyond in padding(own, part.blocks):
+            beyond.zero_()
+        for number, place in cells(tensor, own, part.blocks):
+            place.add_(number, alpha=factor)
+        for number, place in cells(tensor, own.sign().mul_(rate), part.blocks):
+            number.sub_(place)
+    pairs = zip([*rows, *tensors], [*there, *moved], strict=True)
+    return all(torch.equal(own.view(torch.int32), other.cpu().view(torch.int32)) for own, other in pairs)
+
+
+def tensors_of(layout: LevelLayout, named: Mapping[str, Tensor]) -> list[Tensor]:
+    """The segments of a level, by part."""
+    return [view(named, part.segment) for part in layout.parts]

@@ -1,0 +1,223 @@
+"""Results with a digit for every number, as bytes on a GPU: made, checked and counted there without being unpacked.
+
+The bytes are those of `optim.codec`, which also says what is wrong with bytes that are refused here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property, lru_cache, partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from aftermath.kernels.use import run
+from aftermath.optim import digits, flat, on_gpu
+from aftermath.optim.format import EXPONENT_BITS, whole_bytes
+from aftermath.optim.lattice import LEAST, MOST, SMALLEST
+from aftermath.optim.layout import LevelLayout
+from aftermath.optim.transform import cells
+from aftermath.optim.votes import WholeVotes
+from aftermath.optim.whole import means
+
+_AT_ONCE = 4 << 20  # bytes that one thread copies
+Unpack = Callable[[bytes], WholeVotes]
+"""Gives the votes in a valid payload on the CPU."""
+
+
+class PackedVotes(WholeVotes):
+    """The votes of a result that has a digit for every number of a level, as its payload on a device."""
+
+    payload: Tensor
+    """uint8 [bytes]."""
+
+    def __init__(self, level: int, payload: Tensor, layout: LevelLayout, unpack: Unpack) -> None:
+        vars(self).update(level=level, payload=payload, _layout=layout, _unpack=unpack)
+
+    @cached_property
+    def _unpacked(self) -> WholeVotes:
+        unpack: Unpack = vars(self)["_unpack"]
+        return unpack(self.payload.cpu().numpy().tobytes())
+
+    @property
+    def digits(self) -> tuple[Tensor, ...]:  # type: ignore[override]
+        """As of `WholeVotes`, on the CPU."""
+        return self._unpacked.digits
+
+    @property
+    def moved(self) -> tuple[Tensor, ...]:  # type: ignore[override]
+        """As of `WholeVotes`, on the CPU."""
+        return self._unpacked.moved
+
+
+def usable(device: torch.device, value_bits: int) -> bool:
+    """Whether results stay packed on that device."""
+    return on_gpu.works_on(device) and _counting(device, value_bits)
+
+
+def checked(
+    data: bytes | bytearray | memoryview,
+    level: int,
+    layout: LevelLayout,
+    value_bits: int,
+    unpack: Unpack,
+    device: torch.device,
+) -> PackedVotes | None:
+    """Return the votes in a payload of the right size, on the device; None if it is not valid."""
+    from aftermath.kernels import gpu_whole
+
+    blocks = sum(part.blocks.count for part in layout.parts)
+    count = sum(part.blocks.count * part.blocks.size for part in layout.parts)
+    if not _ends_with_zeros(data, blocks, count, value_bits):
+        return None
+    payload = uploaded(data, device)
+    wrong = torch.empty(blocks, dtype=torch.uint8, device=device)
+    lines, part_of = _places(layout, device)
+    with flat.on_device(device):
+        gpu_whole.check[(blocks,)](
+            *(payload, lines, part_of, wrong, digits_at(blocks)),
+            **flat.how(**_numbers(value_bits), EXPONENTS=MOST - LEAST + 1),
+        )
+    return None if bool(wrong.any()) else PackedVotes(level, payload, layout, unpack)
+
+
+def count(
+    votes: Sequence[PackedVotes], table: flat.Table, value_bits: int, most: int, divisors: Sequence[float], rate: float
+) -> None:
+    """Change the table's tensors by the mean of all votes, as `whole.means` gives it, or store the mean there.
+
+    `divisors` are by the number of those who voted; no vote counts more than `most`, and `rate` is of the lattice's
+    smallest value.
+    """
+    from aftermath.kernels import gpu_whole
+
+    addresses = torch.tensor([vote.payload.data_ptr() for vote in votes], dtype=torch.int64).to(table.device)
+    by = torch.tensor([*divisors, rate], dtype=torch.float64).to(table.device)
+    with flat.on_device(table.device):
+        gpu_whole.mean[(table.blocks, table.tiles)](
+            *(table.lines, table.part_of, addresses, len(votes), digits_at(table.blocks), most, by),
+            **flat.how(**_numbers(value_bits)),
+        )
+
+
+def digits_at(blocks: int) -> int:
+    """The byte where digits begin: after the exponents of so many blocks."""
+    return whole_bytes(EXPONENT_BITS * blocks)
+
+
+def uploaded(data: bytes | bytearray | memoryview, device: torch.device) -> Tensor:
+    """Return the bytes on a device, uint8 [n]; through pinned memory to a GPU."""
+    pinned = device.type == "cuda" and torch.cuda.is_available()
+    staged = torch.empty(len(data), dtype=torch.uint8, pin_memory=pinned)
+    octets, own = np.frombuffer(data, np.uint8), staged.numpy()
+    spans = [slice(first, first + _AT_ONCE) for first in range(0, len(data), _AT_ONCE)]
+    run([partial(np.copyto, own[span], octets[span]) for span in spans])
+    return staged.to(device, non_blocking=True)
+
+
+def downloaded(payload: Tensor) -> bytes:
+    """Return the bytes of a tensor uint8 [n] on any device."""
+    if payload.device.type != "cuda" or not torch.cuda.is_available():
+        return payload.cpu().numpy().tobytes()
+    staged = torch.empty(payload.shape, dtype=torch.uint8, pin_memory=True)
+    staged.copy_(payload)
+    return staged.numpy().tobytes()
+
+
+def packed_digits(found: Tensor, value_bits: int) -> Tensor:
+    """Return what `digits.to_bytes` gives, uint8, of int8 digits in canonical order, on their device."""
+    together, width = digits.PACKED[value_bits]
+    size = digits.size_of(len(found), value_bits)
+    rows = found.new_zeros(-(-len(found) // (8 * together)) * 8, together, dtype=torch.uint8)
+    rows.view(-1)[: len(found)] = found.abs().add_(found < 0)
+    numbers = rows[:, -1].clone()
+    for place in range(together - 2, -1, -1):
+        numbers.mul_(1 + (1 << value_bits)).add_(rows[:, place])
+    if width == 8:
+        return numbers[:size]
+    words = numbers.view(-1, 8)
+    columns = [words[:, at] >> at | words[:, at + 1] << (7 - at) for at in range(7)]
+    return torch.stack(columns, 1).flatten()[:size]
+
+
+def packed_exponents(codes: Tensor) -> Tensor:
+    """Return the codes uint8 [blocks] as strings of six bits, uint8 [bytes], on their device."""
+    bits = codes[:, None] >> torch.arange(EXPONENT_BITS, dtype=torch.uint8, device=codes.device) & 1
+    octets = bits.new_zeros(whole_bytes(bits.numel()), 8)
+    octets.view(-1)[: bits.numel()] = bits.flatten()
+    return (octets << torch.arange(8, dtype=torch.uint8, device=codes.device)).sum(1, dtype=torch.uint8)
+
+
+def _ends_with_zeros(data: bytes | bytearray | memoryview, blocks: int, count: int, value_bits: int) -> bool:
+    """Whether nothing follows the last exponent and the last digit."""
+    at, used = digits_at(blocks), EXPONENT_BITS * blocks % 8
+    if used and data[at - 1] >> used:
+        return False
+    together, width = digits.PACKED[value_bits]
+    last = (count - 1) // together  # the number that has the last digit
+    rest = int.from_bytes(data[at + last * width // 8 :], "little") >> last * width % 8
+    numbers: int = (1 + (1 << value_bits)) ** (count - last * together)
+    return rest < numbers
+
+
+def _numbers(value_bits: int) -> dict[str, int]:
+    together, width = digits.PACKED[value_bits]
+    return {"TOGETHER": together, "WIDTH": width, "RADIX": 1 + (1 << value_bits)}
+
+
+@lru_cache(maxsize=64)
+def _places(layout: LevelLayout, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The lines of a table without tensors, which is all that a check needs, and the number of each block's part."""
+    empty = [torch.empty(part.segment.shape, device="meta") for part in layout.parts]
+    table = flat.Table(layout, empty, device=device)
+    return table.lines, table.part_of
+
+
+@lru_cache(maxsize=8)
+def _counting(device: torch.device, value_bits: int) -> bool:
+    return flat.proven(
+        device, lambda place: _counts_alike(place, value_bits), "count packed digits otherwise than torch"
+    )
+
+
+def _counts_alike(device: torch.device, value_bits: int) -> bool:
+    """Compare means of a few payloads with those on the CPU; refuse what is no payload."""
+    layout, draws = flat.proof_layout(), np.random.default_rng(5)
+    members, most, rate = 5, 1 << 40, 0.3 * SMALLEST
+    divisors = [1.0 + count**0.5 for count in range(members + 1)]
+    votes, packed, data = [], [], b""
+    for _ in range(members):
+        digit = np.array([0, 1, -1, 3, -3][: 1 + (1 << value_bits)], np.int8)
+        own = [torch.from_numpy(draws.choice(digit, (group.blocks, group.block))) for group in layout.groups]
+        own[0][0] = 0
+        moved = [torch.from_numpy(draws.integers(0, MOST - LEAST + 1, (g.blocks, 1), np.uint8)) for g in layout.groups]
+        moved[0][0] = 0
+        votes.append(WholeVotes(0, own, moved, layout))
+        codes = [torch.where((of != 0).any(1, keepdim=True), by + 1, 0) for of, by in zip(own, moved, strict=True)]
+        exponents = packed_exponents(layout.canonical(codes).to(torch.uint8))
+        data = exponents.numpy().tobytes() + digits.to_bytes(layout.canonical(own).numpy(), value_bits)
+        vote = checked(data, 0, layout, value_bits, _never, device)
+        if vote is None:
+            return False
+        packed.append(vote)
+    steps = means(votes, layout, most, divisors, rate, torch.device("cpu"))
+    tensors = [torch.randn(part.segment.shape, generator=torch.Generator().manual_seed(1)) for part in layout.parts]
+    there = [tensor.to(device, copy=True) for tensor in tensors]
+    count(packed, flat.Table(layout, there, stores=[False, True, False]), value_bits, most, divisors, rate)
+    for number, (part, tensor) in enumerate(zip(layout.parts, tensors, strict=True)):
+        for place, step in cells(tensor, part.of(steps[part.group]), part.blocks):
+            place.copy_(step) if number == 1 else place.sub_(step)
+    same = all(torch.equal(a.view(torch.int32), b.cpu().view(torch.int32)) for a, b in zip(tensors, there, strict=True))
+    return same and all(checked(bad, 0, layout, value_bits, _never, device) is None for bad in _spoilt(data, layout))
+
+
+def _spoilt(data: bytes, layout: LevelLayout) -> list[bytes]:
+    """Payloads with a number that no digits have, without an exponent that is needed, and with one that is not."""
+    at = digits_at(sum(part.blocks.count for part in layout.parts))
+    none = bytes([data[0] | 1]) + data[1:]  # the first block has no votes
+    return [data[:at] + b"\xff\xff" + data[at + 2 :], bytes(at) + data[at:], none]
+
+
+def _never(data: bytes) -> WholeVotes:
+    raise AssertionError("a proof does not unpack")
