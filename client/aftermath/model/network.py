@@ -75,7 +75,8 @@ class LanguageModel(nn.Module, ABC):
         """
         hidden = self.body(input_ids[:, :-1])  # [B, T-1, D]
         wanted = (input_ids if labels is None else labels)[:, 1:].flatten()  # [B (T-1)]
-        rows = max(1, LOGITS_AT_ONCE // self.config.vocab_size)
+        at_once = LOGITS_AT_ONCE_ON_A_GPU if hidden.device.type == "cuda" else LOGITS_AT_ONCE
+        rows = max(1, at_once // self.config.vocab_size)
         if len(wanted) > rows:
             parts = zip(hidden.flatten(0, 1).split(rows), wanted.split(rows), strict=True)
             total = torch.stack([again(self._summed, *part) for part in parts]).sum()
@@ -96,6 +97,10 @@ class LanguageModel(nn.Module, ABC):
 
 LOGITS_AT_ONCE = 1 << 25
 """Numbers: 128 MiB of them."""
+LOGITS_AT_ONCE_ON_A_GPU = (1 << 31) - 1
+"""As many as 32 bits can count: a GPU is slower with a few at a time, and computing them twice. Their memory counts
+where `PassSize` chooses how many sequences fit.
+"""
 
 
 def again(compute: Callable[..., Tensor], *inputs: Any) -> Tensor:

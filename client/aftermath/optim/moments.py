@@ -23,8 +23,9 @@ States = dict[str, dict[str, Any]]
 
 
 def may_fuse(params: Iterable[Tensor]) -> bool:
-    """Whether AdamW of these can be torch's fused one: that counts where they are, and here counts are on the CPU."""
-    return all(parameter.device.type == "cpu" for parameter in params)
+    """Whether AdamW of these can be torch's fused one."""
+    kinds = {parameter.device.type for parameter in params}
+    return kinds == {"cpu"} or (kinds == {"cuda"} and torch.cuda.is_available())
 
 
 def moments(optimizer: torch.optim.Optimizer, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -64,12 +65,19 @@ def check_moments(kinds: Mapping[str, Kind], kept: Mapping[str, Tensor]) -> None
 
 
 def states_of(kept: Mapping[str, Tensor], devices: Mapping[str, torch.device]) -> States:
-    """What an optimizer goes on from: copies of moments where `devices` has their parameters, counts on the CPU."""
+    """What an optimizer goes on from: copies of moments where `devices` has their parameters, and of counts where torch
+    wants them: a fused AdamW counts where its parameters are, all else on the CPU.
+    """
     found: States = {}
+    fused = may_fuse([torch.empty(0, device=device) for device in set(devices.values())])
     for path, tensor in kept.items():
         key, _, name = path.partition("/")
         dtype = _COUNTS.get(key)
-        value = int(tensor) if dtype == torch.int64 else tensor.to("cpu" if dtype else devices[name], copy=True)
+        value = (
+            int(tensor)
+            if dtype == torch.int64
+            else tensor.to(devices[name] if fused or not dtype else "cpu", copy=True)
+        )
         found.setdefault(name, {})[key] = value
     return found
 

@@ -12,6 +12,7 @@ Sources: Jordan et al., "Muon" (2024); Loshchilov and Hutter, "Decoupled weight 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, overload
@@ -21,6 +22,13 @@ from torch import Tensor
 
 from aftermath.model.levels import is_hidden_matrix
 from aftermath.optim.orthogonal import SMALLEST, STEPS, polar_express
+
+_AT_ONCE = 1 << 26  # numbers of matrices that are made orthogonal together
+
+
+def at_once(device: torch.device) -> bool:
+    """Whether steps are made of many tensors together: on a GPU with bf16, where launches and products take long."""
+    return device.type == "cuda" and torch.cuda.is_available() and torch.cuda.is_bf16_supported(False)
 
 
 @dataclass(frozen=True)
@@ -76,10 +84,14 @@ class Muon(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
+            own = [(tensor, tensor.grad) for tensor in group["params"] if tensor.grad is not None]
+            if own and at_once(own[0][0].device):
+                together = self._orthogonal_together if group["orthogonal"] else self._adam_together
+                together([tensor for tensor, _ in own], [gradient for _, gradient in own], group["lr"])
+                continue
             change = self._orthogonal if group["orthogonal"] else self._adam
-            for tensor in group["params"]:
-                if tensor.grad is not None:
-                    change(tensor, tensor.grad, group["lr"])
+            for tensor, gradient in own:
+                change(tensor, gradient, group["lr"])
         return loss
 
     def _orthogonal(self, tensor: Tensor, gradient: Tensor, lr: float) -> None:
@@ -106,3 +118,46 @@ class Muon(torch.optim.Optimizer):
         spread = (second / (1 - beta2 ** state["count"])).sqrt_().add_(settings.epsilon)
         tensor.mul_(1 - rate * settings.weight_decay)
         tensor.addcdiv_(first, spread, value=-rate / (1 - beta1 ** state["count"]))
+
+    def _orthogonal_together(self, tensors: list[Tensor], gradients: list[Tensor], lr: float) -> None:
+        """The same of many, in few launches, and with products in bf16: nobody else makes these steps."""
+        settings = self.settings
+        for tensor in tensors:
+            if not self.state[tensor]:
+                self.state[tensor]["momentum"] = torch.zeros_like(tensor)
+        momenta = [self.state[tensor]["momentum"] for tensor in tensors]
+        torch._foreach_lerp_(momenta, gradients, 1 - settings.momentum)
+        directions = torch._foreach_lerp(gradients, momenta, settings.momentum) if settings.nesterov else momenta
+        if settings.weight_decay:
+            torch._foreach_mul_(tensors, 1 - lr * settings.weight_decay)
+        alike: defaultdict[torch.Size, list[int]] = defaultdict(list)
+        for number, tensor in enumerate(tensors):
+            alike[tensor.shape].append(number)
+        for shape, numbers in alike.items():
+            rate = lr * max(1.0, shape[-2] / shape[-1]) ** 0.5
+            step = max(1, _AT_ONCE // shape.numel())
+            for some in (numbers[first : first + step] for first in range(0, len(numbers), step)):
+                given = torch.stack([directions[number] for number in some])
+                turned = polar_express(
+                    given, steps=settings.steps, smallest=settings.smallest, precision=torch.bfloat16
+                )
+                torch._foreach_add_([tensors[number] for number in some], list(turned.unbind()), alpha=-rate)
+
+    def _adam_together(self, tensors: list[Tensor], gradients: list[Tensor], lr: float) -> None:
+        """The same of many, in few launches."""
+        settings, states = self.settings, [self.state[tensor] for tensor in tensors]
+        for tensor, state in zip(tensors, states, strict=True):
+            if not state:
+                state.update(count=0, first=torch.zeros_like(tensor), second=torch.zeros_like(tensor))
+            state["count"] += 1
+        rate, (beta1, beta2) = lr * settings.rest_rate, settings.betas
+        first, second = [state["first"] for state in states], [state["second"] for state in states]
+        torch._foreach_lerp_(first, gradients, 1 - beta1)
+        torch._foreach_mul_(second, beta2)
+        torch._foreach_addcmul_(second, gradients, gradients, value=1 - beta2)
+        spread = torch._foreach_div(second, [1 - beta2 ** state["count"] for state in states])
+        torch._foreach_sqrt_(spread)
+        torch._foreach_add_(spread, settings.epsilon)
+        if settings.weight_decay:
+            torch._foreach_mul_(tensors, 1 - rate * settings.weight_decay)
+        torch._foreach_addcdiv_(tensors, first, spread, [-rate / (1 - beta1 ** state["count"]) for state in states])
