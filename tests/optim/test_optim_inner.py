@@ -372,3 +372,43 @@ def test_results_of_everything_take_a_byte_a_number_and_no_positions_until_someb
     assert len(other.positions) == len(first.positions) - 1
     again = decode_level(payloads[2], schema.results, 2)
     assert torch.equal(again.positions, first.positions)
+
+
+@pytest.mark.parametrize("clip", [2.0, None])
+def test_steps_that_run_ahead_go_as_far_as_others(monkeypatch: pytest.MonkeyPatch, clip: float | None) -> None:
+    schema = toy_inner(inner_steps=3, clip=clip)
+    moved, losses = [], []
+    for ahead in (False, True):
+        monkeypatch.setattr("aftermath.optim.inner.may_run_ahead", lambda _, ahead=ahead: ahead)
+        params, engine = replica(schema, 0)
+        made = engine._step.make(SEQUENCES, pull(schema, 0, params), 0.01, 0.0, False)
+        moved.append(made.tensors)
+        losses.append(made.loss)
+    assert losses[1] == losses[0]
+    for name, tensor in moved[0].items():
+        assert torch.allclose(moved[1][name], tensor, rtol=1e-5, atol=1e-7), name
+
+
+@pytest.mark.parametrize(
+    ("number", "loss"),
+    [(float("nan"), 0.0), (float("inf"), 0.0), (3e30, 0.0), (1.0, float("nan")), (1.0, float("inf"))],
+)
+def test_a_share_that_ran_ahead_is_refused_whole(monkeypatch: pytest.MonkeyPatch, number: float, loss: float) -> None:
+    """What no step has waited for is judged at the end, and weights and moments are as they were."""
+    monkeypatch.setattr("aftermath.optim.inner.may_run_ahead", lambda _: True)
+    schema = toy_inner(inner_steps=3)
+    params, engine = replica(schema, 0)
+    engine.train(SEQUENCES, pull(schema, 0, params), 0.01, 0.0)
+    before, state = bits(params), bits(engine.state())
+
+    def backward(part: Tensor) -> float:
+        pull(schema, 0, params)(part)
+        if int(part[0, 0]):
+            return 0.0
+        next(iter(params.values())).grad.view(-1)[3] = number  # type: ignore[union-attr]
+        return loss
+
+    with pytest.raises(NonFiniteGradient, match="loss is|not finite or beyond"):
+        engine.train(SEQUENCES, backward, 0.01, 0.0)
+    assert bits(params) == before
+    assert bits(engine.state()) == state

@@ -51,7 +51,7 @@ class Alone:
         (sequences,) = shares
         self._model.zero_grad(set_to_none=True)
         try:
-            loss = accumulate(self._passes, sequences, self._micro, threading.Event())
+            loss = float(accumulate(self._passes, sequences, self._micro, threading.Event()))
             grads = {name: p.grad for name, p in self._learnt.items() if p.grad is not None}
             if self._clip is not None:
                 clip_gradients(grads, self._clip)

@@ -31,6 +31,26 @@ class Diverged(AftermathError):
     code = "diverged"
 
 
+def finite(loss: float | Tensor) -> float:
+    """The loss. Raises NonFiniteGradient: what is announced has its loss, and the rest must not be learnt from."""
+    number = float(loss)
+    if math.isfinite(number):
+        return number
+    raise NonFiniteGradient(f"its loss is {number}", "Lower the learning rate if it happens again")
+
+
+def clip_unread(tensors: list[Tensor], max_norm: float | None) -> Tensor:
+    """Clip gradients as `clip_gradients` does, and return a number on their device that tells whether they were finite.
+
+    It is their norm, or without `max_norm` their largest magnitude. Nothing waits for the device.
+    """
+    if max_norm is None:
+        return torch.stack(torch._foreach_norm(tensors, math.inf)).amax()
+    norm = torch.nn.utils.get_total_norm(tensors)
+    torch._foreach_mul_(tensors, (max_norm / (norm + 1e-6)).clamp(max=1.0))
+    return norm
+
+
 def clip_gradients(grads: Mapping[str, Tensor], max_norm: float) -> tuple[float, ...]:
     """Scale fp32 gradients in place so that their global L2 norm is at most `max_norm` (> 0); by which factors.
 

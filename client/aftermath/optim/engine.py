@@ -7,7 +7,6 @@ Decided
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -17,7 +16,6 @@ from torch import Tensor
 
 from aftermath.base.merkle import Tree
 from aftermath.optim.balance import Balances
-from aftermath.optim.clip import NonFiniteGradient
 from aftermath.optim.codec import decode_level
 from aftermath.optim.distro import Distro
 from aftermath.optim.feedback import ErrorFeedback
@@ -95,7 +93,7 @@ class Engine:
         self._forget_gradients()
         self._training = True
         try:
-            made = self._step.make(sequences, lambda part: _finite(backward(part)), lr, ahead_lr, travelling)
+            made = self._step.make(sequences, backward, lr, ahead_lr, travelling)
             encoding = self._stopwatch()
             payloads = self._result.compress(made)
             encoded = self._stopwatch()
@@ -170,13 +168,6 @@ class Engine:
     def _forget_gradients(self) -> None:
         for tensor in self._params.values():
             tensor.grad = None
-
-
-def _finite(loss: float) -> float:
-    """Raises NonFiniteGradient: what is announced says its loss, and what is not announced must not be learnt from."""
-    if math.isfinite(loss):
-        return loss
-    raise NonFiniteGradient(f"its loss is {loss}", "Lower the learning rate if it happens again")
 
 
 def _joined(private: Mapping[str, T], result: Mapping[str, T]) -> dict[str, T]:

@@ -64,6 +64,8 @@ class ErrorFeedback:
         self._layouts: dict[int, LevelLayout] = {}
         self._residuals: dict[int, list[Tensor]] = {}
         self._previous: dict[int, list[tuple[Tensor, Tensor]]] = {}
+        self._tables: tuple[tuple[int, ...], list[flat.Table]] | None = None
+        """Where parameters and residuals lie, and the addresses for which that is so: making tables takes a while."""
         results.of_level(tier)
         for level in (level for level in range(tier, results.levels) if results.of_level(level)):
             layout = self._layouts[level] = level_layout(results, level)
@@ -85,8 +87,15 @@ class ErrorFeedback:
         if not self._flat:
             follow(self.directions(), params, rate)
             return
-        for level, layout in self._layouts.items():
-            flat.go_ahead(flat.Table(layout, flat.tensors_of(layout, params), self._residuals[level]), rate)
+        places = tuple(tensor.data_ptr() for tensor in params.values())
+        if self._tables is None or self._tables[0] != places:
+            tables = [
+                flat.Table(layout, flat.tensors_of(layout, params), self._residuals[level])
+                for level, layout in self._layouts.items()
+            ]
+            self._tables = places, tables
+        for table in self._tables[1]:
+            flat.go_ahead(table, rate)
 
     def compress(self, made: PseudoGradient) -> dict[int, bytes]:
         """Add a pseudo-gradient to the residual; the result per held level."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from aftermath.optim.balance import Balances, learnt, load_error, nothing_balances
-from aftermath.optim.clip import clip_gradients
+from aftermath.optim.clip import clip_gradients, finite
 from aftermath.optim.parts import Backward, BadState, PseudoGradient
 from aftermath.optim.private_blocks import BlockSpan
 from aftermath.optim.rounding import to_fp32
@@ -43,7 +43,7 @@ class GradientStep:
         """The gradient at the looked-ahead weights, in the parameters' `grad`. The residual has what travels in it."""
         del travelling
         with self.lookahead(ahead_lr):
-            loss = backward(sequences)
+            loss = finite(backward(sequences))
         grads = {name: p.grad for name, p in self._params.items() if p.grad is not None}
         if self._clip is not None:
             clip_gradients(learnt(grads, self._balances), self._clip)

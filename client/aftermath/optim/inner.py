@@ -13,13 +13,13 @@ Decided
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from aftermath.optim.balance import Balances, balance, learnt, nothing_balances
-from aftermath.optim.clip import LARGEST_RESIDUAL, clip_gradients, refuse_beyond
+from aftermath.optim.clip import LARGEST_RESIDUAL, NonFiniteGradient, clip_gradients, clip_unread, finite, refuse_beyond
 from aftermath.optim.inner_optimizer import InnerOptimizer, MakeInner, rate_of_vectors
 from aftermath.optim.parts import Backward, PseudoGradient
 from aftermath.optim.private_blocks import BlockSpan
@@ -73,18 +73,53 @@ class InnerSteps:
 
     def _train(self, sequences: Tensor, backward: Backward, lr: float) -> float:
         """All inner steps; the mean loss."""
+        parts = sequences.tensor_split(min(self._settings.inner_steps, len(sequences)))
+        if self._inner.takes_gradients_as_they_are and may_run_ahead(self._learnt.values()):
+            return self._train_ahead(parts, backward, lr) / len(sequences)
         total = 0.0
-        for part in sequences.tensor_split(min(self._settings.inner_steps, len(sequences))):
-            for tensor in self._params.values():
-                tensor.grad = None
-            total += backward(part) * len(part)
-            grads = {name: tensor.grad for name, tensor in self._learnt.items() if tensor.grad is not None}
+        for part in parts:
+            self._forget_gradients()
+            total += finite(backward(part)) * len(part)
+            grads = self._gradients()
             clip = self._settings.clip
             factors = () if clip is None else clip_gradients(grads, clip)
             refuse_beyond(grads, _LARGEST_GRADIENT)
             self._inner.step(lr, factors)
             balance(self._params, self._balances, rate_of_vectors(lr, self._settings))
         return total / len(sequences)
+
+    def _train_ahead(self, parts: Sequence[Tensor], backward: Backward, lr: float) -> float:
+        """All inner steps on a GPU, which is not waited for but for the step before; the sum of losses.
+
+        Losses and gradients are judged when the share is trained: nothing is learnt from it before.
+        """
+        losses, sizes = list[Tensor](), list[Tensor]()
+        done: torch.cuda.Event | None = None
+        for part in parts:
+            self._forget_gradients()
+            loss = torch.as_tensor(backward(part), dtype=torch.float64)
+            grads = list(self._gradients().values())
+            losses.append(loss.to(grads[0].device))
+            sizes.append(clip_unread(grads, self._settings.clip).double())
+            self._inner.step(lr, ())
+            balance(self._params, self._balances, rate_of_vectors(lr, self._settings))
+            done = _one_behind(done, grads[0].device)
+        read = torch.stack((torch.stack(losses), torch.stack(sizes))).tolist()
+        for number, (own, size) in enumerate(zip(*read, strict=True)):
+            finite(own)
+            if not size <= _LARGEST_GRADIENT:
+                raise NonFiniteGradient(
+                    f"a gradient of inner step {number + 1} is not finite or beyond {_LARGEST_GRADIENT:.3g}",
+                    "This round's result is left out; lower the learning rate if it happens again",
+                )
+        return float(sum(own * len(part) for own, part in zip(read[0], parts, strict=True)))
+
+    def _forget_gradients(self) -> None:
+        for tensor in self._params.values():
+            tensor.grad = None
+
+    def _gradients(self) -> dict[str, Tensor]:
+        return {name: tensor.grad for name, tensor in self._learnt.items() if tensor.grad is not None}
 
     def remembered(self) -> dict[str, Tensor]:
         """The moments."""
@@ -113,3 +148,19 @@ class InnerSteps:
     def reset(self) -> None:
         """Begin without moments."""
         self._inner.reset()
+
+
+def may_run_ahead(params: Iterable[Tensor]) -> bool:
+    """Whether inner steps of these may be given to a GPU before those before them are done."""
+    return torch.cuda.is_available() and all(tensor.device.type == "cuda" for tensor in params)
+
+
+def _one_behind(before: torch.cuda.Event | None, device: torch.device) -> torch.cuda.Event | None:
+    """Wait for the step before the last one, so that a share can be given up; return a mark of the last one."""
+    if device.type != "cuda":
+        return None
+    done = torch.cuda.Event()
+    done.record(torch.cuda.current_stream(device))
+    if before is not None:
+        before.synchronize()
+    return done

@@ -8,7 +8,7 @@ Decided
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -24,6 +24,9 @@ BETAS, EPSILON = (0.9, 0.95), 1e-8
 
 class Inner(Remembering, Protocol):
     """Steps of some parameters by their gradients, which are the parameters' `grad`."""
+
+    takes_gradients_as_they_are: ClassVar[bool]
+    """Whether `step` needs no factors: gradients may be scaled by numbers that nobody has read."""
 
     def begin(self) -> None:
         """A share begins: what is remembered now may be asked for again."""
@@ -44,6 +47,8 @@ MakeInner = Callable[[Mapping[str, Tensor], SparseLoCo], Inner]
 
 class InnerOptimizer:
     """Makes all steps where the parameters are."""
+
+    takes_gradients_as_they_are: ClassVar[bool] = True
 
     def __init__(self, params: Mapping[str, Tensor], settings: SparseLoCo) -> None:
         self._params = dict(params)

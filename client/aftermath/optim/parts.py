@@ -19,7 +19,9 @@ from aftermath.optim.layout import Part
 from aftermath.optim.private_blocks import BlockSpan
 from aftermath.optim.votes import Votes
 
-Backward = Callable[[Tensor], float]
+Loss = float | Tensor
+"""A number, or a GPU's tensor of one that was not read yet: reading it waits for the GPU."""
+Backward = Callable[[Tensor], Loss]
 """Adds the gradient of the mean loss over sequences int64 [n, seq_len] to the parameters' `grad`, and returns the loss.
 It may raise in order to give up.
 """

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from aftermath.base.counted import counted
 from aftermath.model.config import ModelConfig
+from aftermath.optim.parts import Loss
 from aftermath.ranks.group import Ranks
 from aftermath.ranks.orders import Begin, Gather, Make, Measure, Step
 from aftermath.ranks.sharded import ShardedModel, is_short
@@ -134,8 +135,8 @@ class LedReplica(Replica):
         """Sequences that are trained at the same time, by all ranks."""
         return self._lead.at_once
 
-    def _backward(self, passes: Passes, sequences: Tensor, cancelled: threading.Event) -> float:
-        del passes  # the ranks have their own
+    def _backward(self, passes: Passes, sequences: Tensor, cancelled: threading.Event, *, read: bool = True) -> Loss:
+        del passes, read  # the ranks have their own passes
         try:
             return self._lead.accumulate(self.params, sequences, cancelled)
         except Exception as error:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -42,6 +43,8 @@ _BYTES = torch.uint8
 
 class ShardedInner:
     """The steps of one replica's parameters, for the first rank to have made."""
+
+    takes_gradients_as_they_are: ClassVar[bool] = False
 
     def __init__(
         self, ranks: Ranks, schema: Schema, tier: int, params: Mapping[str, Tensor], settings: SparseLoCo

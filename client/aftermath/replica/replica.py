@@ -21,6 +21,7 @@ from aftermath.model.segments import level_hash
 from aftermath.optim.engine import Engine, MakeResult, Trained
 from aftermath.optim.feedback import ErrorFeedback
 from aftermath.optim.inner_optimizer import InnerOptimizer, MakeInner
+from aftermath.optim.parts import Loss
 from aftermath.optim.schema import Schema
 from aftermath.optim.votes import Votes
 from aftermath.replica.arithmetic import PLAIN, Arithmetic
@@ -86,7 +87,7 @@ class Replica:
         """
         return self.optimizer.train(
             sequences,
-            lambda part: self._backward(self.passes, part, cancelled),
+            lambda part: self._backward(self.passes, part, cancelled, read=False),
             lr,
             ahead_lr,
             measured,
@@ -97,14 +98,14 @@ class Replica:
         """What has changed in how a share is cut into passes, since this was asked last."""
         return self._pass_size.news()
 
-    def _backward(self, passes: Passes, sequences: Tensor, cancelled: threading.Event) -> float:
+    def _backward(self, passes: Passes, sequences: Tensor, cancelled: threading.Event, *, read: bool = True) -> Loss:
         """As `accumulate` on parameters without gradients, in smaller passes where memory is too small."""
         while True:
             try:
                 if self._pass_size.unknown:
                     self._fit(sequences[:1], cancelled)
                 self.model.recompute = self._pass_size.recompute
-                return accumulate(passes, sequences, self._pass_size.size, cancelled)
+                return accumulate(passes, sequences, self._pass_size.size, cancelled, read=read)
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
@@ -174,8 +175,12 @@ class Replica:
         return {level: level_hash(self.params, self.schema.state, level) for level in self.levels}
 
 
-def accumulate(passes: Passes, sequences: Tensor, micro_batch: int, cancelled: threading.Event) -> float:
+def accumulate(
+    passes: Passes, sequences: Tensor, micro_batch: int, cancelled: threading.Event, *, read: bool = True
+) -> Loss:
     """Add the gradient of the mean loss over `sequences` [n, seq_len], a micro-batch at a time; returns the loss.
+
+    Without `read` it is left on a GPU, since reading it waits for the GPU.
 
     With labels, `sequences` are [n, 2, seq_len], and the mean is over all labels of the share, however it is
     cut: a micro-batch counts as many labels as it has. Raises Cancelled between micro-batches.
@@ -187,6 +192,8 @@ def accumulate(passes: Passes, sequences: Tensor, micro_batch: int, cancelled: t
         loss = share_loss(passes, batch, micro, sequences)
         loss.backward()
         losses.append(loss.detach())
+    if not read and passes.device.type == "cuda" and torch.cuda.is_available():
+        return torch.stack(losses).double().sum()
     return float(sum(torch.stack(losses).tolist()))  # read once: each reading waits for the device
 
 
