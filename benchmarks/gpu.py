@@ -9,8 +9,8 @@ On the first CUDA device, part by part, all of them if none is named:
              optimizer
     kernels  whether Triton's kernels can be used
     demo     the demonstration, with its largest member on the GPU and the others on the CPU
-    step     `benchmarks/step.py` of the light recipe in bf16, and
-    large    of 124 million parameters, with the results of eight members
+    step     `benchmarks/step.py` of the light recipe in bf16
+    large    `benchmarks/large.py`: a member of 124 million parameters against a good plain loop
     memory   the most bytes that a member of each tier of both recipes held at once, in fp32 and in bf16, training one
              sequence at a time
 
@@ -131,7 +131,9 @@ def exactness(model: Mapping[str, int], optimizer: str, device: torch.device) ->
         for replica in (here, there, *peers):
             votes = {
                 level: [
-                    decode_level(own.payloads[level], schema.results, level) for own in trained if level in own.payloads
+                    decode_level(own.payloads[level], schema.results, level, replica.device)
+                    for own in trained
+                    if level in own.payloads
                 ]
                 for level in replica.levels
             }
@@ -165,10 +167,16 @@ def step(device: torch.device) -> Any:
 
 
 def large(device: torch.device) -> Any:
-    """The same of 124 million parameters, where a step is of 4,096 tokens; not compiled."""
-    own = ["--model", "124M", "--members", "8", "--optimizers", "outer_muon", "sparseloco", "distro"]
-    share = ["--sequences", "32", "--micro", "8", "--repetitions", "2", "--compile", "off"]
-    return _step(device, *own, *share, "--threads", str(os.cpu_count() or 1))
+    """What `benchmarks/large.py` finds, a process for each part: each takes about a minute, and is kept at once."""
+    found = {}
+    load = os.getloadavg()[0]
+    for part in ("plain", "distro", "sparseloco", "outer_muon"):
+        figures = printed_by(shlex.join(["python", "benchmarks/large.py", "--json", part]))
+        if figures is None:
+            return None
+        found |= figures
+        keep(device, load, "large", found)
+    return found
 
 
 def _step(device: torch.device, *options: str) -> Any:

@@ -113,8 +113,9 @@ class Bench:
         loop = Loop(model, micro_batch=self.micro, steps=self.steps, bf16=self.fast, compiled=self.fast)
         share = self.share(self.micro * self.steps, 1)
         began = self.now()
-        loop.step(share[: self.micro * 2])
+        loop.step(share)
         first = self.now() - began
+        print(f"the plain loop's first share: {first:.1f} s", file=sys.stderr, flush=True)
         took = self.timed(lambda: loop.step(share), 2)
         return {"tokens_per_s": round(1000 * share.numel() / took), "peak_gb": self.peak(), "first_s": round(first, 1)}
 
@@ -132,6 +133,7 @@ class Bench:
         began = self.now()
         replica.warm_up(self.document["max_position_embeddings"], False)
         found: dict[str, Any] = {"warm_up_s": round(self.now() - began, 1)}
+        print(f"{name}: {found}", file=sys.stderr, flush=True)
         share = self.share(self.micro * (self.steps if settings.inner_steps else 2), 2)
         rounds = [replica.train(share, RATE, RATE, threading.Event()) for _ in range(3)]
         train, encode = (

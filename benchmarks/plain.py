@@ -86,7 +86,7 @@ class Loop:
         self.model, self._micro, self._steps, self._bf16 = model, micro_batch, steps, bf16
         own = list(model.parameters())
         self._optimizer = torch.optim.AdamW(own, lr=4e-4, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
-        self._loss = torch.compile(self.loss) if compiled else self.loss
+        self._loss = torch.compile(self.loss, dynamic=False) if compiled else self.loss
         self._device = own[0].device
 
     def step(self, share: Tensor) -> float:

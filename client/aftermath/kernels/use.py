@@ -45,13 +45,14 @@ def run(tasks: Iterable[Callable[[], object]]) -> None:
     """Run all, on as many threads as torch takes. Raises what one of them raised, when none runs any more: what they
     work on may be gone then.
     """
-    waiting = iter(list(tasks))
+    all_tasks = list(tasks)
+    waiting = iter(all_tasks)
 
     def work() -> None:
         for task in waiting:
             task()
 
-    others = [_pool().submit(work) for _ in range(torch.get_num_threads() - 1)]
+    others = [_pool().submit(work) for _ in range(min(torch.get_num_threads(), len(all_tasks)) - 1)]
     try:
         work()
     finally:

@@ -69,6 +69,14 @@ class ResultFormat:
     transform: Transform
     values: Values
 
+    def __hash__(self) -> int:
+        """Made once: what is known of a format is looked up by it for every payload."""
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.blocks, self.levels, self.transform, self.values))
+
     def of_level(self, level: int) -> tuple[Blocks, ...]:
         """The blocks of one level's segments in canonical order. Raises SchemaError if there is no such level."""
         return self._by_level[checked_level(level, self.levels)]
@@ -84,8 +92,7 @@ class ResultFormat:
 
     def whole(self, level: int) -> bool:
         """Is a level on the lattice, with every number of every block kept and written as a digit?"""
-        kept = all(b.topk == b.size and self.as_digits(b.size, b.topk) for b in self.of_level(level))
-        return self.values.lattice_bits > 0 and kept
+        return self._whole[checked_level(level, self.levels)]
 
     def place_bytes(self, level: int) -> int:
         """Bytes of a level's places: the bits of all its blocks, rounded up once."""
@@ -108,7 +115,7 @@ class ResultFormat:
 
     def payload_bytes(self, level: int) -> int:
         """Exact bytes of one level of a result: all places of the level, then all its values, then all digits."""
-        return self.place_bytes(level) + self.value_bytes(level) + self.digit_bytes(level)
+        return self._payload_bytes[checked_level(level, self.levels)]
 
     def result_bytes(self, tier: int = 0) -> int:
         """Exact bytes of the result that a tier-k member makes in a round: its levels together."""
@@ -122,6 +129,19 @@ class ResultFormat:
     def _apart(self, level: int) -> list[Blocks]:
         """Those whose places and values are written one after the other."""
         return [blocks for blocks in self.of_level(level) if not self.as_digits(blocks.size, blocks.topk)]
+
+    @cached_property
+    def _whole(self) -> tuple[bool, ...]:
+        def kept(blocks: Blocks) -> bool:
+            return blocks.topk == blocks.size and self.as_digits(blocks.size, blocks.topk)
+
+        return tuple(self.values.lattice_bits > 0 and all(map(kept, own)) for own in self._by_level)
+
+    @cached_property
+    def _payload_bytes(self) -> tuple[int, ...]:
+        return tuple(
+            self.place_bytes(level) + self.value_bytes(level) + self.digit_bytes(level) for level in range(self.levels)
+        )
 
     @cached_property
     def _by_level(self) -> tuple[tuple[Blocks, ...], ...]:

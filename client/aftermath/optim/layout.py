@@ -66,6 +66,24 @@ class LevelLayout:
     groups: tuple[Group, ...]
     parts: tuple[Part, ...]
 
+    def __hash__(self) -> int:
+        """Made once: tables on devices are looked up by it for every payload."""
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.groups, self.parts))
+
+    @cached_property
+    def blocks(self) -> int:
+        """Blocks of the level."""
+        return sum(group.blocks for group in self.groups)
+
+    @cached_property
+    def numbers(self) -> int:
+        """Numbers of all blocks."""
+        return sum(group.blocks * group.block for group in self.groups)
+
     @cached_property
     def _entries(self) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.bool_]]:
         """Made when first asked for: they take ten bytes an entry, and a result that is whole needs none."""

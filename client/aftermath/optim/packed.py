@@ -21,7 +21,7 @@ from aftermath.optim.transform import cells
 from aftermath.optim.votes import WholeVotes
 from aftermath.optim.whole import means
 
-_AT_ONCE = 4 << 20  # bytes that one thread copies
+_AT_ONCE = 2 << 20  # bytes that one thread copies
 Unpack = Callable[[bytes], WholeVotes]
 """Gives the votes in a valid payload on the CPU."""
 
@@ -67,9 +67,8 @@ def checked(
     """Return the votes in a payload of the right size, on the device; None if it is not valid."""
     from aftermath.kernels import gpu_whole
 
-    blocks = sum(part.blocks.count for part in layout.parts)
-    count = sum(part.blocks.count * part.blocks.size for part in layout.parts)
-    if not _ends_with_zeros(data, blocks, count, value_bits):
+    blocks = layout.blocks
+    if not _ends_with_zeros(data, blocks, layout.numbers, value_bits):
         return None
     payload = uploaded(data, device)
     wrong = torch.empty(blocks, dtype=torch.uint8, device=device)
@@ -214,7 +213,7 @@ def _counts_alike(device: torch.device, value_bits: int) -> bool:
 
 def _spoilt(data: bytes, layout: LevelLayout) -> list[bytes]:
     """Payloads with a number that no digits have, without an exponent that is needed, and with one that is not."""
-    at = digits_at(sum(part.blocks.count for part in layout.parts))
+    at = digits_at(layout.blocks)
     none = bytes([data[0] | 1]) + data[1:]  # the first block has no votes
     return [data[:at] + b"\xff\xff" + data[at + 2 :], bytes(at) + data[at:], none]
 

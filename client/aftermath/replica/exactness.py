@@ -13,11 +13,13 @@ Decided
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 import torch
 from torch import Tensor
 
+from aftermath.base.directories import cache_directory
 from aftermath.base.errors import Unsuitable
 from aftermath.optim.basis import COLUMN_SUM_BITS, basis
 from aftermath.optim.exact import MEAN_BITS
@@ -27,6 +29,7 @@ from aftermath.replica.replica import pick_device
 WORKSPACES = (":4096:8", ":16:8")
 """The values of CUBLAS_WORKSPACE_CONFIG with which products are repeatable; the first is set where there is none."""
 _EMULATION = ("CUBLAS_EMULATE_DOUBLE_PRECISION", "CUBLAS_EMULATE_SINGLE_PRECISION")
+_KEPT = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
 _EDGE, _ROWS, _SIDE = 64, 4096, 256  # of the products that prove: large enough to be worth emulating
 
 
@@ -34,10 +37,23 @@ def exact_device(name: str) -> torch.device:
     """The device of that name, set so that it is exact. Raises what `pick_device` does, and Unsuitable if it is not."""
     device = pick_device(name)
     set_exact()
+    keep_compiled()
     prove_cpu()
     if device.type == "cuda":
         prove(device)
     return device
+
+
+def keep_compiled() -> None:
+    """Have what torch and Triton compile kept in the user's cache directory, so that the next start compiles nothing.
+
+    They would keep it in /tmp, which is emptied, and may forbid to run anything. What the environment says counts.
+    """
+    for variable, name in _KEPT.items():
+        place = cache_directory(name)
+        with contextlib.suppress(OSError):  # a cache that cannot be written is left to them
+            place.mkdir(parents=True, exist_ok=True)
+            os.environ.setdefault(variable, str(place))
 
 
 def set_exact() -> None:

@@ -66,7 +66,11 @@ class Loading(Event, frozen=True, kw_only=True):
 
 
 class Compiling(Event, frozen=True, kw_only=True):
-    """Kernels are compiled for this machine's processor, or another process that does it is waited for."""
+    """Kernels are compiled for this machine's processor, or another process that does it is waited for; or, with
+    `model`, the model is compiled for its GPU.
+    """
+
+    model: bool = False
 
 
 class Kernels(Event, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ _ROUND = "epoch {epoch} round {height}: "
 _PHASES: dict[type[kinds.Event], str] = {
     kinds.Started: "looking for the run",
     kinds.Loading: "loading PyTorch",
-    kinds.Compiling: "compiling kernels",
+    kinds.Compiling: "compiling",
     kinds.Measuring: "measuring this machine's speed",
     kinds.Measured: "joining",
     kinds.State: "epoch {epoch}: {state}",
