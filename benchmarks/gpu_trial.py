@@ -39,7 +39,13 @@ def proofs(device: torch.device) -> None:
     for name, check in checks.items():
         began = time.perf_counter()
         found[name] = (check(), round(time.perf_counter() - began, 2))
-    print(found)
+    print(found, flush=True)
+    from aftermath.optim import sparse_payloads
+    from aftermath.optim.format import Values
+
+    for kind in (Values.TWO_BIT, Values.ONE_BIT, Values.SIGN):
+        began = time.perf_counter()
+        print(kind, "sparse payloads:", sparse_payloads._alike(device, kind), round(time.perf_counter() - began, 2), flush=True)
     cpu = torch.device("cpu")
     same = {}
     for name in TINY:
@@ -47,9 +53,10 @@ def proofs(device: torch.device) -> None:
             there = play("llama", name, cpu)
             here = play("llama", name, device, given=there.payloads)
             same[name] = here.hashes == there.hashes and here.loaded == there.hashes
-        except Exception:
+        except Exception:  # a trial goes on
             traceback.print_exc()
             same[name] = "raised"
+        print(name, same[name], flush=True)
     print("hashes as on the CPU:", same)
 
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import threading
@@ -140,6 +141,8 @@ class Bench:
             statistics.median(s) for s in zip(*((r.seconds, r.encode_seconds) for r in rounds[1:]), strict=True)
         )
         found |= {"tokens_per_s": round(share.numel() / train), "encode_ms": round(1000 * encode, 2)}
+        if os.environ.get("PROFILE"):
+            profiled(lambda: replica.train(share[: 3 * self.micro], RATE, RATE, threading.Event()))
         payloads, votes = rounds[-1].payloads, dict[int, list[Votes]]()
         found["payload_mb"] = round(sum(map(len, payloads.values())) / 1e6, 2)
 
@@ -155,6 +158,19 @@ class Bench:
             found["apply_mean_ms"] = self.timed(lambda: apply.apply(votes, RATE))
         found["hash_ms"] = self.timed(replica.hashes)
         return found | {"peak_gb": self.peak()}
+
+
+def profiled(work: Callable[[], object]) -> None:
+    """Print where a GPU's and the host's time goes."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
+        work()
+    for by in ("self_cuda_time_total", "self_cpu_time_total"):
+        table = found.key_averages().table(sort_by=by, row_limit=22, max_name_column_width=70)
+        print(
+            "\n".join(" ".join(line.split())[:200] for line in table.splitlines() if line[:1] != "-"), file=sys.stderr
+        )
 
 
 def main() -> int:

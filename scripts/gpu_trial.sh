@@ -15,8 +15,9 @@ part() { # seconds, name, command...
     tail -n "${LINES_OF:-6}" "$OUT/$name.log" | cut -c1-900 | tee -a "$OUT/summary"
 }
 : >"$OUT/summary"
-part 40 proofs $PY benchmarks/gpu_trial.py proofs
-LINES_OF=75 part 50 codec $PY benchmarks/gpu_trial.py codec
-part 108 train $PY benchmarks/large.py plain sparseloco outer_muon distro
-part 35 kernels $PY -m pytest -q -n 0 -x -p no:cacheprovider tests/kernels/test_kernels_gpu.py -k "not interpreter and not compile"
+LINES_OF=14 part 45 proofs $PY benchmarks/gpu_trial.py proofs
+LINES_OF=58 part 100 train1 env PROFILE=1 $PY benchmarks/large.py plain sparseloco
+LINES_OF=60 part 55 codec $PY benchmarks/gpu_trial.py codec
+LINES_OF=12 part 85 train2 $PY benchmarks/large.py outer_muon distro
+part 30 kernels $PY -m pytest -q -n 0 -x -p no:cacheprovider tests/kernels/test_kernels_gpu.py -k "not interpreter and not compile"
 echo; echo "==== all parts"; cat "$OUT/summary" | cut -c1-420

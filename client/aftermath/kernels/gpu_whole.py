@@ -12,7 +12,8 @@ import triton.language as tl
 COLUMNS = 14
 """Of the table: address and three strides of a tensor [matrices, rows, columns], its rows and columns, a block's height
 and width, blocks in a row of blocks and in a matrix, the part's first block and its first number in canonical order,
-whether a mean is subtracted from the tensor (1) or stored in it (0), and the address of the part's own rows of blocks.
+whether a mean is subtracted from the tensor (1) or stored in it (0), and the address of the part's own rows of blocks,
+or the position of its first number.
 """
 
 
@@ -148,6 +149,43 @@ def mean(
         tl.store(own, tl.load(own, mask=changed, other=0.0) - moved, mask=changed)
     else:
         tl.store(own, moved, mask=held)
+
+
+@triton.jit
+def mean_of_sums(
+    table: tl.tensor,
+    part_of: tl.tensor,
+    sums: tl.tensor,
+    counts: tl.tensor,
+    members: tl.tensor,
+    divisors: tl.tensor,
+    COLUMNS: tl.constexpr,
+    LANES: tl.constexpr,
+) -> None:
+    """x <- x - fp32(sum / divisors[count] * rate), of sums int64 and counts int16 by position."""
+    block = tl.program_id(0)
+    row = table + tl.load(part_of + block).to(tl.int64) * COLUMNS
+    height = tl.load(row + 6).to(tl.int32)
+    width = tl.load(row + 7).to(tl.int32)
+    across = tl.load(row + 8).to(tl.int32)
+    each = tl.load(row + 9).to(tl.int32)
+    number = (block - tl.load(row + 10)).to(tl.int32)
+    size = height * width
+    lanes = tl.program_id(1) * LANES + tl.arange(0, LANES)
+    matrix = (number // each).to(tl.int64)
+    within = number % each
+    y = (within // across) * height + lanes // width
+    x = (within % across) * width + lanes % width
+    held = (lanes < size) & (y < tl.load(row + 4)) & (x < tl.load(row + 5))
+    position = tl.load(row + 13) + number.to(tl.int64) * size + lanes
+    count = tl.load(counts + position, mask=held, other=0).to(tl.int64)
+    changed = held & (count > 0)
+    total = tl.load(sums + position, mask=changed, other=0)
+    divisor = tl.load(divisors + count, mask=changed, other=1.0)
+    moved = (total.to(tl.float64) / divisor * tl.load(divisors + members + 1)).to(tl.float32)
+    own = tl.load(row).to(tl.pointer_type(tl.float32)) + matrix * tl.load(row + 1)
+    own = own + y.to(tl.int64) * tl.load(row + 2) + x.to(tl.int64) * tl.load(row + 3)
+    tl.store(own, tl.load(own, mask=changed, other=0.0) - moved, mask=changed)
 
 
 @triton.jit

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from aftermath.base.errors import AftermathError
-from aftermath.optim import digits, packed, places
+from aftermath.optim import digits, packed, places, sparse_payloads
 from aftermath.optim.blocks import UNUSED
 from aftermath.optim.format import EXPONENT_BITS, ResultFormat, Values, whole_bytes
 from aftermath.optim.lattice import LEAST, MOST, digits_of, exponents_of, is_three
@@ -102,16 +102,14 @@ def decode_level(
 ) -> Votes:
     """The votes in a peer's payload of one level. Raises BadPayload with what is wrong, SchemaError for a bad level.
 
-    With a `device`, votes with a digit for every number are checked there and stay there, packed, if it can count them.
+    With a `device` that can, the payload is read there and the votes stay there; packed, if every number has a digit.
     """
     size = results.payload_bytes(level)
     if len(data) != size:
         raise BadPayload(f"a result of level {level} takes {size} bytes, not {len(data)}")
     layout = level_layout(results, level)
-    if device is not None and results.whole(level) and packed.usable(device, results.values.bits):
-        unpack = partial(_whole_of, results=results, layout=layout, level=level)
-        if votes := packed.checked(data, level, layout, results.values.bits, unpack, device):
-            return votes
+    if device is not None and (found := _read_on(device, data, results, level)) is not None:
+        return found
     before, between = results.place_bytes(level), results.value_bytes(level)
     octets = np.frombuffer(data, np.uint8)
     if results.whole(level):
@@ -141,6 +139,18 @@ def _whole(
     voted = layout.canonical([(own != 0).any(1, keepdim=True) for own in found]).numpy()
     shifts = torch.from_numpy(_block_shifts(exponents, voted, layout, level))
     return WholeVotes(level, found, layout.grouped(shifts, [1] * len(found)), layout)
+
+
+def _read_on(
+    device: torch.device, data: bytes | bytearray | memoryview, results: ResultFormat, level: int
+) -> Votes | None:
+    """The votes in a payload of the right size, read on a device; None if it cannot read them, or they are not valid."""
+    layout, bits = level_layout(results, level), results.values.bits
+    if not results.whole(level):
+        can = sparse_payloads.usable(device, results, level)
+        return sparse_payloads.decoded(data, results, level, device) if can else None
+    unpack = partial(_whole_of, results=results, layout=layout, level=level)
+    return packed.checked(data, level, layout, bits, unpack, device) if packed.usable(device, bits) else None
 
 
 def _whole_of(data: bytes, results: ResultFormat, layout: LevelLayout, level: int) -> WholeVotes:

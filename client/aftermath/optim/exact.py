@@ -43,7 +43,8 @@ from aftermath.optim.tally import check_votes, tally
 from aftermath.optim.votes import Votes
 
 MEAN_BITS = 26
-_BATCH = 1 << 18  # coefficients transformed at once: 2 MiB of float64, so that the passes stay in cache
+_BATCH = {"cpu": 1 << 18, "cuda": 1 << 23}
+"""Coefficients transformed at once: 2 MiB of float64 stay in a CPU's cache, and a GPU needs more to be busy."""
 _FRACTION_BITS, _EXPONENT_BIAS = 52, 1023  # of float64
 
 
@@ -52,16 +53,20 @@ def signs(votes: Sequence[Votes], results: ResultFormat, level: int, device: tor
 
     Raises ValueError for votes of another level, of mixed kinds, or of more than 256 peers. No votes give zeros.
     """
+    groups = group_signs(votes, results, level, device)
+    return [part.of(groups[part.group]) for part in level_layout(results, level).parts]
+
+
+def group_signs(votes: Sequence[Votes], results: ResultFormat, level: int, device: torch.device) -> list[Tensor]:
+    """The same by group."""
     check_votes(votes, level, torch.int8 if results.values is Values.SIGN else torch.float32)
     layout = level_layout(results, level)
     worker = torch.device("cpu") if device.type == "mps" else device
     if votes and results.values is Values.SIGN and counts(worker, [layout]):
         counted = OnGpu(votes, layout, worker)
-        groups = [_group_signs_on_gpu(counted, number, group, worker) for number, group in enumerate(layout.groups)]
-    else:
-        positions, means = _means(votes, layout, worker)
-        groups = [_group_signs(group, positions, means).to(device) for group in layout.groups]
-    return [part.of(groups[part.group]) for part in layout.parts]
+        return [_group_signs_on_gpu(counted, number, group, worker) for number, group in enumerate(layout.groups)]
+    positions, means = _means(votes, layout, worker)
+    return [_group_signs(group, positions, means).to(device) for group in layout.groups]
 
 
 def _means(votes: Sequence[Votes], layout: LevelLayout, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -95,7 +100,8 @@ def _fixed_point(positions: Tensor, values: Tensor, layout: LevelLayout) -> Tens
 def _group_signs(group: Group, positions: Tensor, means: Tensor) -> Tensor:
     """Signs int8 [blocks, h, w] of one group's blocks."""
     out = torch.empty(group.blocks, group.height, group.width, dtype=torch.int8, device=positions.device)
-    step = max(1, _BATCH // group.block)
+    device = positions.device
+    step = max(1, _BATCH.get(device.type, _BATCH["cpu"]) // group.block)
     scratch = torch.empty(min(step, group.blocks) * group.block, dtype=torch.float64, device=positions.device)
     for first, low, high in _batches(group, positions, step):
         part = out[first : first + step]
@@ -109,7 +115,7 @@ def _group_signs(group: Group, positions: Tensor, means: Tensor) -> Tensor:
 def _group_signs_on_gpu(counted: OnGpu, number: int, group: Group, device: torch.device) -> Tensor:
     """The same of votes that kernels count."""
     out = torch.empty(group.blocks, group.height, group.width, dtype=torch.int8, device=device)
-    step = max(1, _BATCH // group.block)
+    step = max(1, _BATCH.get(device.type, _BATCH["cpu"]) // group.block)
     scratch = torch.empty(min(step, group.blocks), group.height, group.width, dtype=torch.float64, device=device)
     for first in range(0, group.blocks, step):
         part = out[first : first + step]

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from aftermath.kernels.use import run
 from aftermath.model.segments import view
-from aftermath.optim import compiled, flat, on_gpu
+from aftermath.optim import compiled, flat, on_gpu, sparse_payloads
 from aftermath.optim.balance import Balances, nothing_balances
 from aftermath.optim.blocks import UNUSED
 from aftermath.optim.clip import LARGEST_RESIDUAL, refuse_beyond
@@ -186,6 +186,8 @@ class ErrorFeedback:
     def _encoded(self, level: int, chosen: Sequence[tuple[Tensor, Tensor]]) -> bytes:
         if self._format.whole(level):
             return encode_whole(self._format, level, chosen)
+        if sparse_payloads.usable(chosen[0][0].device, self._format, level):
+            return sparse_payloads.encoded(self._format, level, chosen)
         return encode_level(self._format, level, *self.entries(level))
 
     def _chosen(self, blocks: Tensor, topk: int) -> tuple[Tensor, Tensor]:

@@ -23,6 +23,7 @@ from aftermath.optim.transform import cells, matrices, padding
 
 logger = logging.getLogger(__name__)
 LANES = 1024
+_SMALL = 0.7 * 2.0**-40  # a rate of means
 
 
 class Table:
@@ -45,7 +46,8 @@ class Table:
             group, stack = layout.groups[part.group], matrices(tensor)
             each, across = part.blocks.count // len(stack), part.blocks.grid[-1]
             subtracts = int(stores is None or not stores[number])
-            own = 0 if rows is None else part.of(rows[part.group]).data_ptr()
+            position = group.base + part.first * group.block
+            own = position if rows is None else part.of(rows[part.group]).data_ptr()
             shape = (*stack.stride(), *stack.shape[1:], group.height, group.width, across, each)
             lines.append([stack.data_ptr(), *shape, first, start, subtracts, own])
             first += part.blocks.count
@@ -95,6 +97,19 @@ def go_ahead(table: Table, rate: float) -> None:
         gpu_whole.ahead[(table.blocks, table.tiles)](table.lines, table.part_of, by, **how())
 
 
+def subtract_means(
+    table: Table, sums: Tensor, counts: Tensor, members: int, divisors: Sequence[float], rate: float
+) -> None:
+    """tensors <- tensors - sums / divisors * rate, of sums and counts by position (`tally.added_up`)."""
+    from aftermath.kernels import gpu_whole
+
+    by = torch.tensor([*divisors, rate], dtype=torch.float64).to(table.device)
+    with on_device(table.device):
+        gpu_whole.mean_of_sums[(table.blocks, table.tiles)](
+            *(table.lines, table.part_of, sums, counts, members, by), **how()
+        )
+
+
 def works(device: torch.device) -> bool:
     """Whether kernels move numbers between blocks and tensors there, as torch does."""
     return on_gpu.works_on(device) and _moving(device)
@@ -135,6 +150,12 @@ def _moves_alike(device: torch.device) -> bool:
     table = Table(layout, moved, there)
     add(table, decay, factor)
     go_ahead(table, rate)
+    counts = torch.randint(0, 4, (layout.numbers,), generator=draws, dtype=torch.int16)
+    sums = torch.randint(-(1 << 45), 1 << 45, counts.shape, generator=draws) * (counts > 0)
+    divisors = [0.0, 1.0, 2.0**0.5, 3.0**0.5]
+    subtract_means(Table(layout, moved), sums.to(device), counts.to(device), 3, divisors, _SMALL)
+    by = torch.tensor([1.0, *divisors[1:]], dtype=torch.float64)[counts.long()]
+    steps = (sums.double() / by * _SMALL).float()
     for own in rows:
         own.mul_(decay)
     for part, tensor in zip(layout.parts, tensors, strict=True):
@@ -144,6 +165,10 @@ def _moves_alike(device: torch.device) -> bool:
         for number, place in cells(tensor, own, part.blocks):
             place.add_(number, alpha=factor)
         for number, place in cells(tensor, own.sign().mul_(rate), part.blocks):
+            number.sub_(place)
+        group = layout.groups[part.group]
+        first = group.base + part.first * group.block
+        for number, place in cells(tensor, steps[first : first + own.numel()].view(own.shape), part.blocks):
             number.sub_(place)
     pairs = zip([*rows, *tensors], [*there, *moved], strict=True)
     return all(torch.equal(own.view(torch.int32), other.cpu().view(torch.int32)) for own, other in pairs)

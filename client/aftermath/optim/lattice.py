@@ -105,6 +105,11 @@ def digits_of(values: Tensor, bits: int) -> tuple[Tensor, Tensor]:
     return digits, exponents
 
 
+def is_half_more(values: Tensor) -> Tensor:
+    """As `is_three`, of a tensor on any device."""
+    return values.view(torch.int32) & _HALF != 0
+
+
 def exponents_of(values: NDArray[np.float32], first: NDArray[np.bool_]) -> NDArray[np.int8]:
     """The exponent of every block, of lattice values by entry; 0 for a block without votes.
 

@@ -12,9 +12,9 @@ Why the bits are the same everywhere
 - u is a division, a multiplication and a rounding to fp32, and x gets one subtraction: each a single IEEE operation on
   two tensors, or on a tensor and a number that is no divisor (a device may divide by a number as it likes, for example
   by multiplying with the reciprocal). rate * 2^LEAST is the same rate with another exponent.
-Votes are counted on the CPU, whatever holds the model, unless kernels count them on a GPU (`optim.on_gpu`); those of
-results that keep every number (`optim.whole`) are counted where the model is. Everything is decided before the first
-parameter changes.
+Votes are counted on the CPU, whatever holds the model, unless kernels count them on a GPU (`optim.on_gpu`,
+`optim.flat`); those of results that keep every number (`optim.whole`, `optim.packed`) are counted where the model is.
+Everything is decided before the first parameter changes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch import Tensor
 
 from aftermath.kernels.use import run
 from aftermath.model.segments import view
-from aftermath.optim import packed, whole
+from aftermath.optim import flat, packed, whole
 from aftermath.optim.compiled import Counted, Task, usable
 from aftermath.optim.flat import Table, tensors_of
 from aftermath.optim.format import ResultFormat
@@ -36,12 +36,13 @@ from aftermath.optim.layout import LevelLayout, Part, level_layout
 from aftermath.optim.on_gpu import OnGpu, counts
 from aftermath.optim.packed import PackedVotes
 from aftermath.optim.sparseloco import REACH, SparseLoCo
-from aftermath.optim.tally import check_votes, tally_multiples
+from aftermath.optim.tally import added_up, check_votes, tally_multiples
 from aftermath.optim.transform import subtract
 from aftermath.optim.votes import Votes, WholeVotes
 from aftermath.rules.sparseloco import DivisorName
 
 _AT_ONCE = 1 << 20  # coefficients divided at once
+_SUM_BYTES, _PART_OF_A_GPU = 10, 16  # of a sum and its count; the part of a GPU's memory that all may take
 Change = Callable[[], None]
 """Changes parameters by votes that were judged before."""
 
@@ -72,6 +73,8 @@ class MeanApply:
         """Judge votes that have places, and return what applies them."""
         if self._compiled:
             return self._compiled_change(results, most)
+        if not self._settings.orthogonal_lr and self._fits(results):
+            return self._change_flat(results, most)
         if not self._settings.orthogonal_lr and self._on_gpu(results):
             return self._change_on_gpu(results, most)
         decided = {level: changes(votes, level, self._settings, most) for level, votes in results.items()}
@@ -128,6 +131,26 @@ class MeanApply:
         shifted = all(vote.shifts is not None for votes in results.values() for vote in votes)
         return shifted and counts(self._device, self._layouts.values())
 
+    def _change_flat(self, results: Mapping[int, Sequence[Votes]], most: int) -> Change:
+        """Of votes that were read where the model is: their positions are those that there are."""
+
+        def change() -> None:
+            for level, votes in results.items():
+                layout = self._layouts[level]
+                sums, counted = added_up(votes, layout.numbers, most, self._device)
+                by, rate = _divisors(self._settings.divisor, len(votes)), self._settings.outer_lr * SMALLEST
+                flat.subtract_means(self._table(layout), sums, counted, len(votes), by, rate)
+
+        return change
+
+    def _fits(self, results: Mapping[int, Sequence[Votes]]) -> bool:
+        """Whether votes were read where the model is, and sums of every number are a small part of its memory."""
+        read_here = all(vote.positions.device == self._device for votes in results.values() for vote in votes)
+        if self._device.type != "cuda" or not read_here or not flat.works(self._device):
+            return False
+        size = max((self._layouts[level].numbers for level in results), default=0) * _SUM_BYTES
+        return size * _PART_OF_A_GPU <= torch.cuda.get_device_properties(self._device).total_memory
+
     def _change_on_gpu(self, results: Mapping[int, Sequence[Votes]], most: int) -> Change:
         counted = {level: OnGpu(votes, self._layouts[level], self._device) for level, votes in results.items()}
 
@@ -163,8 +186,8 @@ def changes(votes: Sequence[Votes], level: int, settings: SparseLoCo, most: int)
     """
     check_votes(votes, level, torch.int64)
     positions, sums, counts = tally_multiples(votes, most)
-    divisors = torch.tensor(_divisors(settings.divisor, len(votes)), dtype=torch.float64)
-    steps = torch.empty(len(sums))
+    divisors = torch.tensor(_divisors(settings.divisor, len(votes)), dtype=torch.float64).to(sums.device)
+    steps = torch.empty(len(sums), device=sums.device)
     for first in range(0, len(sums), _AT_ONCE):
         own = slice(first, first + _AT_ONCE)
         steps[own] = sums[own].double() / divisors[counts[own].long()] * (settings.outer_lr * SMALLEST)
@@ -178,7 +201,7 @@ def placed(
 
     Positions are distinct and ascend.
     """
-    bases = torch.tensor([group.base for group in layout.groups])
+    bases = torch.tensor([group.base for group in layout.groups]).to(positions.device)
     firsts = [*torch.searchsorted(positions, bases).tolist(), len(positions)]
     for index, group in enumerate(layout.groups):
         own = slice(firsts[index], firsts[index + 1])

@@ -41,6 +41,11 @@ def bits_of(places: int, most: int) -> int:
     return _code(places, most).bits_of(places, most)
 
 
+def are_ranks(places: int, most: int) -> bool:
+    """Whether such sets are written as ranks."""
+    return _code(places, most) is ranks
+
+
 def to_bits(indices: NDArray[np.uint16], places: int) -> NDArray[np.uint8]:
     """The bits [blocks, bits_of(places, k)], one in a byte, of sets [blocks, k]: each ascends and ends with UNUSED."""
     code = _code(places, indices.shape[1])

@@ -157,6 +157,11 @@ def _limbs_of(weights: Numbers) -> tuple[Numbers, Numbers, Numbers]:
     return length // _LIMB, shifted & _MASK, shifted >> _LIMB
 
 
+def weights(places: int, most: int) -> tuple[Numbers, Numbers]:
+    """The tables that ranks are made of: `_weights` and `_short_weights`."""
+    return _weights(places, most), _short_weights(places, most)
+
+
 @lru_cache(maxsize=16)
 def _weights(places: int, most: int) -> Numbers:
     """[i, p]: W(p, i) for i from 1 to `most` and p from 0 to `places`; [0, m]: N(m) for m from 0 to `most`.

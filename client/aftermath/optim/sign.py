@@ -17,11 +17,12 @@ from torch import Tensor
 
 from aftermath.kernels.use import run
 from aftermath.model.segments import view
+from aftermath.optim import flat
 from aftermath.optim.balance import Balances, nothing_balances
 from aftermath.optim.compiled import Counted, usable
-from aftermath.optim.exact import MEAN_BITS, signs
+from aftermath.optim.exact import MEAN_BITS, group_signs
 from aftermath.optim.format import ResultFormat, Values
-from aftermath.optim.layout import Part, level_layout
+from aftermath.optim.layout import LevelLayout, Part, level_layout
 from aftermath.optim.rounding import to_fp32
 from aftermath.optim.tally import check_votes
 from aftermath.optim.transform import subtract
@@ -51,14 +52,24 @@ class SignApply:
             self._apply_compiled({level: votes for level, votes in results.items() if votes}, rate, keep)
             return
         directions = {
-            level: signs(votes, self._format, level, self._device(level)) for level, votes in results.items() if votes
+            level: group_signs(votes, self._format, level, self._device(level))
+            for level, votes in results.items()
+            if votes
         }
         for level, layout in self._layouts.items():
-            for index, part in enumerate(layout.parts):
-                tensor = view(self._params, part.segment)
-                self._decay(tensor, part, keep)
-                if level in directions:
-                    subtract(tensor, directions[level][index].float().mul_(rate), part.blocks)
+            for part in layout.parts:
+                self._decay(view(self._params, part.segment), part, keep)
+            if level in directions:
+                self._step(layout, directions[level], rate)
+
+    def _step(self, layout: LevelLayout, directions: Sequence[Tensor], rate: float) -> None:
+        """Change a level's parameters by -rate * signs, int8 [blocks, h, w] by group."""
+        tensors = flat.tensors_of(layout, self._params)
+        if flat.works(tensors[0].device):
+            flat.go_ahead(flat.Table(layout, tensors, [signs.float() for signs in directions]), rate)
+            return
+        for part, tensor in zip(layout.parts, tensors, strict=True):
+            subtract(tensor, part.of(directions[part.group]).float().mul_(rate), part.blocks)
 
     def _apply_compiled(self, results: Mapping[int, Sequence[Votes]], rate: float, keep: float) -> None:
         for level, votes in results.items():

@@ -31,20 +31,32 @@ def check_votes(votes: Sequence[Votes], level: int, kind: torch.dtype) -> None:
 
 
 def tally_multiples(votes: Sequence[Votes], most: int) -> tuple[Tensor, Tensor, Tensor]:
-    """What `tally` gives for votes on the lattice (at least one peer's), of which none counts more than `most`."""
+    """What `tally` gives for votes on the lattice (at least one peer's), of which none counts more than `most`.
+
+    They are counted where the first peer's are.
+    """
+    device = votes[0].positions.device
     span = 1 + max(int(vote.positions.max()) if len(vote.positions) else -1 for vote in votes)
     if sum(len(vote.positions) for vote in votes) * _DENSE <= span:
-        whole = torch.cat([vote.multiples() for vote in votes]).clamp_(-most, most)
-        return tally(torch.cat([vote.positions for vote in votes]), whole)
-    sums, counts = torch.zeros(span, dtype=torch.int64), torch.zeros(span, dtype=torch.int16)
-    one = torch.ones((), dtype=torch.int16)
-    for vote in votes:
-        sums.index_add_(0, vote.positions, vote.multiples().clamp_(-most, most))
-        counts.index_add_(0, vote.positions, one.expand(len(vote.positions)))
+        whole = torch.cat([vote.multiples().to(device) for vote in votes]).clamp_(-most, most)
+        return tally(torch.cat([vote.positions.to(device) for vote in votes]), whole)
+    sums, counts = added_up(votes, span, most, device)
     found = counts.nonzero().flatten()
     if len(found) == span:
         return found, sums, counts
     return found, sums[found], counts[found]
+
+
+def added_up(votes: Sequence[Votes], span: int, most: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """By position below `span` the sum of votes on the lattice, int64, and how many there are, int16."""
+    sums = torch.zeros(span, dtype=torch.int64, device=device)
+    counts = torch.zeros(span, dtype=torch.int16, device=device)
+    one = torch.ones((), dtype=torch.int16, device=device)
+    for vote in votes:
+        positions = vote.positions.to(device)
+        sums.index_add_(0, positions, vote.multiples().to(device).clamp_(-most, most))
+        counts.index_add_(0, positions, one.expand(len(positions)))
+    return sums, counts
 
 
 def tally(positions: Tensor, integers: Tensor) -> tuple[Tensor, Tensor, Tensor]:

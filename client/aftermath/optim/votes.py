@@ -24,7 +24,7 @@ class Votes:
     """One peer's votes on one level: distinct coefficients in ascending entry order of the wire."""
 
     level: int
-    positions: Tensor  # int64 [n], positions of `optim.layout`, on the CPU
+    positions: Tensor  # int64 [n], positions of `optim.layout`; all are where the payload was read
     values: Tensor
     """Signs: int8 [n] in {-1, +1}. Floats: fp32 [n], finite and not zero. On the lattice, in multiples of its smallest
     value and not zero: int64 [n], or int8 [n] that `shifts` moves to the left.
