@@ -168,7 +168,7 @@ def step(device: torch.device) -> Any:
 
 def large(device: torch.device) -> Any:
     """What `benchmarks/large.py` finds, a process for each part: each takes about a minute, and is kept at once."""
-    found = {}
+    found: dict[str, Any] = {}
     load = os.getloadavg()[0]
     for part in ("plain", "distro", "sparseloco", "outer_muon"):
         figures = printed_by(shlex.join(["python", "benchmarks/large.py", "--json", part]))

@@ -167,10 +167,8 @@ def profiled(work: Callable[[], object]) -> None:
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
         work()
     for by in ("self_cuda_time_total", "self_cpu_time_total"):
-        table = found.key_averages().table(sort_by=by, row_limit=22, max_name_column_width=70)
-        print(
-            "\n".join(" ".join(line.split())[:200] for line in table.splitlines() if line[:1] != "-"), file=sys.stderr
-        )
+        for line in found.key_averages().table(sort_by=by, row_limit=22, max_name_column_width=70).splitlines():
+            print(" ".join(line.split())[:200], file=sys.stderr)
 
 
 def main() -> int:

@@ -253,3 +253,52 @@ def ahead(
     rate = tl.load(by)
     moved = tl.where(way > 0, rate, tl.where(way < 0, -rate, 0.0))
     tl.store(tensor, tl.load(tensor, mask=held, other=0.0) - moved, mask=held)
+
+
+@triton.jit
+def take(
+    rows: tl.tensor,
+    indices: tl.tensor,
+    values: tl.tensor,
+    size: tl.tensor,
+    topk: tl.tensor,
+    LANES: tl.constexpr,
+) -> None:
+    """rows fp32 [blocks, size] <- rows - values, at indices int64 [blocks, topk] that are used; those are distinct."""
+    block = tl.program_id(0).to(tl.int64)
+    lanes = tl.program_id(1) * LANES + tl.arange(0, LANES)
+    index = tl.load(indices + block * topk + lanes, mask=lanes < topk, other=65535)
+    used = (lanes < topk) & (index != 65535)
+    own = rows + block * size + index
+    value = tl.load(values + block * topk + lanes, mask=used, other=0.0)
+    tl.store(own, tl.load(own, mask=used, other=0.0) - value, mask=used)
+
+
+@triton.jit
+def codes(
+    indices: tl.tensor,
+    values: tl.tensor,
+    starts: tl.tensor,
+    numbers: tl.tensor,
+    digits: tl.tensor,
+    exponents: tl.tensor,
+    size: tl.tensor,
+    LANES: tl.constexpr,
+    LEAST: tl.constexpr,
+) -> None:
+    """Codes uint8 of digits in canonical order, which are 0 before, and of exponents, of a group's lattice values.
+
+    indices int64 and values fp32 [blocks, size]; `starts` and `numbers` are each block's first digit and its number.
+    """
+    block = tl.program_id(0)
+    lanes = tl.program_id(1) * LANES + tl.arange(0, LANES)
+    at = block.to(tl.int64) * size + lanes
+    index = tl.load(indices + at, mask=lanes < size, other=65535)
+    used = (lanes < size) & (index != 65535)
+    value = tl.load(values + at, mask=used, other=0.0)
+    bits = value.to(tl.int32, bitcast=True)
+    three = (bits >> 22) & 1
+    code = tl.where(value < 0, 2, 1) + 2 * three
+    tl.store(digits + tl.load(starts + block) + index, code.to(tl.uint8), mask=used)
+    exponent = tl.where(used, ((bits >> 23) & 0xFF) - 127 - three - LEAST + 1, 0)
+    tl.store(exponents + tl.load(numbers + block) + lanes, exponent.to(tl.uint8), mask=lanes == 0)

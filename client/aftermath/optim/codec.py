@@ -79,6 +79,9 @@ def encode_whole(results: ResultFormat, level: int, chosen: Sequence[tuple[Tenso
     topk] by group, which may be on any device: nothing but the payload leaves it.
     """
     layout, rows, codes = level_layout(results, level), [], []
+    device, bits = chosen[0][0].device, results.values.bits
+    if device.type != "cpu" and packed.usable(device, bits):
+        return packed.encoded(layout, chosen, bits)
     for indices, values in chosen:
         found, exponents = digits_of(values, results.values.lattice_bits)
         codes.append(torch.where(found[:, :1] != 0, exponents - LEAST + 1, 0).to(torch.uint8))
@@ -144,7 +147,7 @@ def _whole(
 def _read_on(
     device: torch.device, data: bytes | bytearray | memoryview, results: ResultFormat, level: int
 ) -> Votes | None:
-    """The votes in a payload of the right size, read on a device; None if it cannot read them, or they are not valid."""
+    """The votes in a payload of the right size, read on a device; None if it cannot, or they are not valid."""
     layout, bits = level_layout(results, level), results.values.bits
     if not results.whole(level):
         can = sparse_payloads.usable(device, results, level)

@@ -153,7 +153,10 @@ class ErrorFeedback:
         previous, self._previous = self._previous, {}
         for level, sent in previous.items():
             for residual, chosen in zip(self._residuals[level], sent, strict=True):
-                take_back(residual, *chosen, transformed=self._transformed)
+                if self._flat and not self._transformed:
+                    flat.take(residual, *chosen)
+                else:
+                    take_back(residual, *chosen, transformed=self._transformed)
 
     def _decay(self) -> None:
         """residual <- (residual - previous result) * decay."""

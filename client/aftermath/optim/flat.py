@@ -17,9 +17,9 @@ from torch import Tensor
 from aftermath.model.levels import Segment
 from aftermath.model.segments import view
 from aftermath.optim import on_gpu
-from aftermath.optim.blocks import Blocks
+from aftermath.optim.blocks import UNUSED, Blocks
 from aftermath.optim.layout import Group, LevelLayout, Part
-from aftermath.optim.transform import cells, matrices, padding
+from aftermath.optim.transform import cells, matrices, padding, strongest
 
 logger = logging.getLogger(__name__)
 LANES = 1024
@@ -88,6 +88,17 @@ def add(table: Table, decay: float, factor: float) -> None:
         gpu_whole.gather[(table.blocks, table.tiles)](table.lines, table.part_of, by, **how())
 
 
+def take(rows: Tensor, indices: Tensor, values: Tensor) -> None:
+    """rows [blocks, h, w] <- rows - values at indices [blocks, topk], where these are used."""
+    from aftermath.kernels import gpu, gpu_whole
+
+    blocks, topk = indices.shape
+    with on_device(rows.device):
+        gpu_whole.take[(blocks, -(-topk // LANES))](
+            *(rows, indices.contiguous(), values.contiguous(), rows[0].numel(), topk), LANES=LANES, **gpu.EXACT
+        )
+
+
 def go_ahead(table: Table, rate: float) -> None:
     """tensors <- tensors - rate * sign(blocks)."""
     from aftermath.kernels import gpu_whole
@@ -147,6 +158,10 @@ def _moves_alike(device: torch.device) -> bool:
     rows = [torch.randn(group.blocks, group.height, group.width, generator=draws) for group in layout.groups]
     tensors = [torch.randn(part.segment.shape, generator=draws) for part in layout.parts]
     there, moved = [own.to(device, copy=True) for own in rows], [own.to(device, copy=True) for own in tensors]
+    for own, other in zip(rows, there, strict=True):
+        indices, values = strongest(torch.randn(len(own), own[0].numel(), generator=draws).round_(), 60)
+        take(other, indices.to(device), values.to(device))
+        own.flatten(1).sub_(torch.zeros(len(own), UNUSED + 1).scatter_(1, indices, values)[:, : own[0].numel()])
     table = Table(layout, moved, there)
     add(table, decay, factor)
     go_ahead(table, rate)

@@ -17,7 +17,7 @@ from aftermath.optim import digits, flat, on_gpu
 from aftermath.optim.format import EXPONENT_BITS, whole_bytes
 from aftermath.optim.lattice import LEAST, MOST, SMALLEST
 from aftermath.optim.layout import LevelLayout
-from aftermath.optim.transform import cells
+from aftermath.optim.transform import cells, strongest
 from aftermath.optim.votes import WholeVotes
 from aftermath.optim.whole import means
 
@@ -124,12 +124,43 @@ def downloaded(payload: Tensor) -> bytes:
     return staged.numpy().tobytes()
 
 
+def encoded(layout: LevelLayout, chosen: Sequence[tuple[Tensor, Tensor]], value_bits: int) -> bytes:
+    """Return a level's payload, of indices int64 and lattice values fp32 [blocks, numbers] by group."""
+    from aftermath.kernels import gpu, gpu_whole
+
+    device = chosen[0][0].device
+    padded, exponents = (
+        _room(layout.numbers, value_bits, device),
+        chosen[0][0].new_empty(layout.blocks, dtype=torch.uint8),
+    )
+    for (indices, values), group, (starts, numbers) in zip(chosen, layout.groups, _orders(layout, device), strict=True):
+        with flat.on_device(device):
+            gpu_whole.codes[(group.blocks, -(-group.block // flat.LANES))](
+                *(indices.contiguous(), values.contiguous(), starts, numbers, padded, exponents, group.block),
+                LANES=flat.LANES,
+                LEAST=LEAST,
+                **gpu.EXACT,
+            )
+    return downloaded(torch.cat([packed_exponents(exponents), _packed_codes(padded, layout.numbers, value_bits)]))
+
+
 def packed_digits(found: Tensor, value_bits: int) -> Tensor:
     """Return what `digits.to_bytes` gives, uint8, of int8 digits in canonical order, on their device."""
+    codes = _room(len(found), value_bits, found.device)
+    codes[: len(found)] = found.abs().add_(found < 0)
+    return _packed_codes(codes, len(found), value_bits)
+
+
+def _room(count: int, value_bits: int, device: torch.device) -> Tensor:
+    """Zeros uint8 for the codes of so many digits, up to whole words."""
+    together = 8 * digits.PACKED[value_bits][0]
+    return torch.zeros(-(-count // together) * together, dtype=torch.uint8, device=device)
+
+
+def _packed_codes(codes: Tensor, count: int, value_bits: int) -> Tensor:
+    """The bytes of so many codes."""
     together, width = digits.PACKED[value_bits]
-    size = digits.size_of(len(found), value_bits)
-    rows = found.new_zeros(-(-len(found) // (8 * together)) * 8, together, dtype=torch.uint8)
-    rows.view(-1)[: len(found)] = found.abs().add_(found < 0)
+    size, rows = digits.size_of(count, value_bits), codes.view(-1, together)
     numbers = rows[:, -1].clone()
     for place in range(together - 2, -1, -1):
         numbers.mul_(1 + (1 << value_bits)).add_(rows[:, place])
@@ -138,6 +169,20 @@ def packed_digits(found: Tensor, value_bits: int) -> Tensor:
     words = numbers.view(-1, 8)
     columns = [words[:, at] >> at | words[:, at + 1] << (7 - at) for at in range(7)]
     return torch.stack(columns, 1).flatten()[:size]
+
+
+@lru_cache(maxsize=64)
+def _orders(layout: LevelLayout, device: torch.device) -> list[tuple[Tensor, Tensor]]:
+    """By group: each block's first digit and its number in canonical order, int64 [blocks]."""
+    found = [tuple(torch.empty(group.blocks, dtype=torch.int64) for _ in range(2)) for group in layout.groups]
+    digit = block = 0
+    for part in layout.parts:
+        count, size = part.blocks.count, layout.groups[part.group].block
+        own = torch.arange(count)
+        for tensor, first, step in zip(found[part.group], (digit, block), (size, 1), strict=True):
+            tensor[part.first : part.first + count] = first + step * own
+        digit, block = digit + count * size, block + count
+    return [(starts.to(device), numbers.to(device)) for starts, numbers in found]
 
 
 def packed_exponents(codes: Tensor) -> Tensor:
@@ -196,6 +241,9 @@ def _counts_alike(device: torch.device, value_bits: int) -> bool:
         codes = [torch.where((of != 0).any(1, keepdim=True), by + 1, 0) for of, by in zip(own, moved, strict=True)]
         exponents = packed_exponents(layout.canonical(codes).to(torch.uint8))
         data = exponents.numpy().tobytes() + digits.to_bytes(layout.canonical(own).numpy(), value_bits)
+        sent = [_entries(of * 2.0 ** (by.double() + LEAST), device) for of, by in zip(own, moved, strict=True)]
+        if encoded(layout, sent, value_bits) != data:
+            return False
         vote = checked(data, 0, layout, value_bits, _never, device)
         if vote is None:
             return False
@@ -209,6 +257,12 @@ def _counts_alike(device: torch.device, value_bits: int) -> bool:
             place.copy_(step) if number == 1 else place.sub_(step)
     same = all(torch.equal(a.view(torch.int32), b.cpu().view(torch.int32)) for a, b in zip(tensors, there, strict=True))
     return same and all(checked(bad, 0, layout, value_bits, _never, device) is None for bad in _spoilt(data, layout))
+
+
+def _entries(values: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Indices and values of numbers [blocks, size], as an encoder chooses them."""
+    indices, chosen = strongest(values.float(), values.shape[1], 0.0)
+    return indices.to(device), chosen.to(device)
 
 
 def _spoilt(data: bytes, layout: LevelLayout) -> list[bytes]:

@@ -105,7 +105,7 @@ class Replica:
                 if self._pass_size.unknown:
                     self._fit(sequences[:1], cancelled)
                 self.model.recompute = self._pass_size.recompute
-                return accumulate(passes, sequences, self._pass_size.size, cancelled, read=read)
+                return accumulate_unread(passes, sequences, self._pass_size.size, cancelled, read=read)
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
@@ -175,8 +175,13 @@ class Replica:
         return {level: level_hash(self.params, self.schema.state, level) for level in self.levels}
 
 
-def accumulate(
-    passes: Passes, sequences: Tensor, micro_batch: int, cancelled: threading.Event, *, read: bool = True
+def accumulate(passes: Passes, sequences: Tensor, micro_batch: int, cancelled: threading.Event) -> float:
+    """As `accumulate_unread`, and return the loss as a number."""
+    return float(accumulate_unread(passes, sequences, micro_batch, cancelled, read=True))
+
+
+def accumulate_unread(
+    passes: Passes, sequences: Tensor, micro_batch: int, cancelled: threading.Event, *, read: bool = False
 ) -> Loss:
     """Add the gradient of the mean loss over `sequences` [n, seq_len], a micro-batch at a time; returns the loss.
 
