@@ -17,10 +17,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from aftermath.optim import on_gpu
+from aftermath.optim import flat, on_gpu, packed, sparse_payloads
 from aftermath.optim.codec import decode_level
 from aftermath.optim.engine import Engine
 from aftermath.optim.feedback import ErrorFeedback
+from aftermath.optim.format import Values
 from aftermath.optim.lattice import SMALLEST, quantise
 from aftermath.optim.parts import PseudoGradient
 from aftermath.optim.schema import Schema
@@ -223,9 +224,55 @@ def test_a_vote_for_no_place_is_refused_and_nothing_changes(device: torch.device
         assert bits({key: tensor.cpu() for key, tensor in params.items()}) == bits(tensors(schema, 0, 0))
 
 
+# --- whole levels -----------------------------------------------------------------------------------------------------
+
+PROOFS = {
+    "move": lambda device: flat._moves_alike(device),
+    "digits of 1 bit": lambda device: packed._counts_alike(device, 1),
+    "digits of 2 bits": lambda device: packed._counts_alike(device, 2),
+    "signs": lambda device: sparse_payloads._payloads_alike(device, Values.SIGN),
+    "values of 1 bit": lambda device: sparse_payloads._payloads_alike(device, Values.ONE_BIT),
+    "values of 2 bits": lambda device: sparse_payloads._payloads_alike(device, Values.TWO_BIT),
+}
+
+
+@called
+@pytest.mark.parametrize("name", PROOFS)
+def test_whole_levels_are_those_of_torch_on_the_cpu(device: torch.device, name: str) -> None:
+    assert PROOFS[name](device)
+
+
+SPOILT = {
+    "move": (flat, "go_ahead", lambda: flat._moves_alike),
+    "digits of 2 bits": (packed, "count", lambda: lambda device: packed._counts_alike(device, 2)),
+    "values of 2 bits": (
+        sparse_payloads,
+        "encoded",
+        lambda: lambda device: sparse_payloads._payloads_alike(device, Values.TWO_BIT),
+    ),
+}
+
+
+@called
+@pytest.mark.parametrize("name", SPOILT)
+def test_a_device_that_differs_is_refused(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    module, function, proof = SPOILT[name]
+    monkeypatch.setattr(module, function, lambda *given, **named: None)
+    assert not flat.proven(device, proof(), "differ")
+    assert [record.getMessage() for record in caplog.records] == [
+        f"Triton's kernels on {device} differ; torch does the same"
+    ]
+
+
 # --- as compiled ------------------------------------------------------------------------------------------------------
 
 _VOTES = {"places": "*i32", "values": "*i8", "edges": "*i64", "members": "i32", "blocks": "i32"}
+_LEVEL = {"table": "*i64", "part_of": "*i32"}
+_PLACES = dict.fromkeys(("groups", "places_at", "entries_at", "own_entries_at", "numbers", "positions"), "*i64")
+_BITS = dict.fromkeys(("exponents_at", "signs_at", "sizes_at"), "i32")
+_DIGITS = {"TOGETHER": 3, "WIDTH": 7, "RADIX": 5}
 _SHAPE = ("stack", "stride", "step", "rows", "columns", "across", "each", "first", "height", "width")
 KERNELS: dict[str, tuple[dict[str, str], dict[str, int]]] = {
     "choose": (
@@ -243,6 +290,28 @@ KERNELS: dict[str, tuple[dict[str, str], dict[str, int]]] = {
         {"coefficients": "*fp64", "size": "i32", "first": "i32"} | _VOTES,
         {"MEAN_BITS": 26, "LANES": 1024, "STEPS": 7},
     ),
+    "gpu_whole.check": (
+        _LEVEL | {"payload": "*u8", "wrong": "*u8", "digits_at": "i32"},
+        {"COLUMNS": 14, "LANES": 1024, "EXPONENTS": 44} | _DIGITS,
+    ),
+    "gpu_whole.mean": (
+        _LEVEL | {"payloads": "*i64", "members": "i32", "digits_at": "i32", "most": "i64", "divisors": "*fp64"},
+        {"COLUMNS": 14, "LANES": 1024} | _DIGITS,
+    ),
+    "gpu_whole.mean_of_sums": (
+        _LEVEL | {"sums": "*i64", "counts": "*i16", "members": "i32", "divisors": "*fp64"},
+        {"COLUMNS": 14, "LANES": 1024},
+    ),
+    "gpu_whole.gather": (_LEVEL | {"by": "*fp32"}, {"COLUMNS": 14, "LANES": 1024}),
+    "gpu_whole.ahead": (_LEVEL | {"by": "*fp32"}, {"COLUMNS": 14, "LANES": 1024}),
+    "gpu_ranks.decode": (
+        _PLACES | _BITS | {"payload": "*u8", "group_of": "*i32", "values": "*i8", "shifts": "*u8", "wrong": "*u8"},
+        {"COLUMNS": 12, "LANES": 32, "STEPS": 14, "VALUE_BITS": 2, "LATTICE": 1, "EXPONENTS": 44} | _DIGITS,
+    ),
+    "gpu_ranks.encode": (
+        _PLACES | _BITS | {"words": "*i32", "group_of": "*i32"},
+        {"COLUMNS": 12, "LANES": 32, "VALUE_BITS": 2, "LATTICE": 1, "LEAST": -40},
+    ),
 }
 
 
@@ -252,9 +321,10 @@ def test_kernels_compile_for_a_gpu_and_fuse_no_rounding(name: str) -> None:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, compile
 
-    from aftermath.kernels import gpu
+    from aftermath.kernels import gpu, gpu_ranks, gpu_whole
 
-    kernel: Any = getattr(gpu, name)
+    module, _, own = name.rpartition(".")
+    kernel: Any = getattr({"": gpu, "gpu_whole": gpu_whole, "gpu_ranks": gpu_ranks}[module], own)
     types, constants = KERNELS[name]
     signature = {key: types.get(key, "constexpr") for key in kernel.arg_names}
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
@@ -262,7 +332,7 @@ def test_kernels_compile_for_a_gpu_and_fuse_no_rounding(name: str) -> None:
     assembly = made.asm["ptx"]
     assert ".target sm_90" in assembly
     assert "fma" not in assembly
-    assert "atom" not in assembly
-    if name == "mean":
+    assert ("atom" in assembly) == (name == "gpu_ranks.encode")  # of bits alone, whose order changes nothing
+    if own.startswith("mean") and own != "means":
         assert "div.rn.f64" in assembly
     assert made.asm["cubin"]

@@ -408,7 +408,7 @@ def test_a_share_that_ran_ahead_is_refused_whole(monkeypatch: pytest.MonkeyPatch
         next(iter(params.values())).grad.view(-1)[3] = number  # type: ignore[union-attr]
         return loss
 
-    with pytest.raises(NonFiniteGradient, match="loss is|not finite or beyond"):
+    with pytest.raises(NonFiniteGradient, match=r"loss is|not finite or beyond"):
         engine.train(SEQUENCES, backward, 0.01, 0.0)
     assert bits(params) == before
     assert bits(engine.state()) == state

@@ -128,3 +128,24 @@ def test_it_learns_a_tiny_language_model_faster_than_adamw():
 def test_without_parameters_there_is_nothing_to_learn():
     with pytest.raises(ValueError, match="empty parameter list"):
         Muon({}, 0.1)
+
+
+def test_steps_of_many_tensors_together_are_those_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for products in bf16, which move a step by a part in a hundred."""
+    shapes = {"model.layers.0.self_attn.q_proj.weight": (32, 32), "model.layers.0.mlp.up_proj.weight": (64, 32)}
+    shapes |= {"model.layers.1.self_attn.q_proj.weight": (32, 32), "model.norm.weight": (32,)}
+    found = []
+    for together in (False, True):
+        monkeypatch.setattr("aftermath.optim.muon.at_once", lambda _, together=together: together)
+        draws = torch.Generator().manual_seed(1)
+        params = {name: torch.randn(shape, generator=draws) for name, shape in shapes.items()}
+        optimizer = Muon(params, 0.02, MuonSettings(weight_decay=0.1))
+        for _ in range(3):
+            for tensor in params.values():
+                tensor.grad = torch.randn(tensor.shape, generator=draws)
+            optimizer.step()
+        found.append((params, [sorted(optimizer.state[tensor]) for tensor in params.values()]))
+    assert found[0][1] == found[1][1]
+    for name, tensor in found[0][0].items():
+        assert torch.allclose(found[1][0][name], tensor, atol=2e-3), name
+    assert torch.equal(found[1][0]["model.norm.weight"], found[0][0]["model.norm.weight"])

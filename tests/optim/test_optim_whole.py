@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aftermath.optim import mean, whole
+from aftermath.optim import digits, mean, packed, whole
 from aftermath.optim.blocks import UNUSED
 from aftermath.optim.codec import decode_level, encode_level, encode_whole
 from aftermath.optim.engine import Engine
@@ -132,7 +132,39 @@ def test_an_entry_that_is_not_used_leaves_its_place_empty() -> None:
     assert data == encode_level(schema.results, 0, *entries_of(layout, *zip(*chosen, strict=True)))
     votes = decode_level(data, schema.results, 0)
     assert isinstance(votes, WholeVotes)
-    for digits in votes.digits:
-        assert digits[0].nonzero().flatten().tolist() == [1, 3]
-        assert digits[0, [1, 3]].tolist() == [-3, 1]
-        assert not digits[1:].any()
+    for own in votes.digits:
+        assert own[0].nonzero().flatten().tolist() == [1, 3]
+        assert own[0, [1, 3]].tolist() == [-3, 1]
+        assert not own[1:].any()
+
+
+@pytest.mark.parametrize("value_bits", [1, 2])
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 24, 120, 121, 4096])
+def test_packed_digits_of_torch_are_those_of_numpy(value_bits: int, count: int) -> None:
+    """Less than a number, less than a word, and both whole; a GPU makes them so."""
+    kinds = np.array([0, 1, -1, 3, -3][: 1 + (1 << value_bits)], np.int8)
+    found = np.random.default_rng(count).choice(kinds, count)
+    packed_so = packed.packed_digits(torch.from_numpy(found), value_bits)
+    assert packed_so.numpy().tobytes() == digits.to_bytes(found, value_bits)
+
+
+def test_packed_exponents_are_strings_of_six_bits() -> None:
+    codes = torch.tensor([1, 44, 0, 63, 5], dtype=torch.uint8)
+    found = int.from_bytes(packed.packed_exponents(codes).numpy().tobytes(), "little")
+    assert [found >> 6 * place & 63 for place in range(5)] == codes.tolist()
+    assert found >> 30 == 0
+
+
+@pytest.mark.parametrize("name", ["2 bits", "1 bit, padded"])
+def test_bits_after_the_last_digit_or_exponent_are_seen(name: str) -> None:
+    schema = SCHEMAS[name]
+    layout, bits_of_values = level_layout(schema.results, 0), schema.results.values.bits
+    (data, *_) = results_of(schema, 1, 0.3)[0]
+    ends_well = lambda own: packed._ends_with_zeros(own, layout.blocks, layout.numbers, bits_of_values)  # noqa: E731
+    assert ends_well(data)
+    spare = 6 * layout.blocks % 8
+    at = packed.digits_at(layout.blocks) - 1
+    wrong = [data[:-1] + b"\xff"]
+    if spare:
+        wrong.append(data[:at] + bytes([data[at] | 1 << spare]) + data[at + 1 :])
+    assert not any(ends_well(own) for own in wrong)

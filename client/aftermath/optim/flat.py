@@ -19,7 +19,9 @@ from aftermath.model.segments import view
 from aftermath.optim import on_gpu
 from aftermath.optim.blocks import UNUSED, Blocks
 from aftermath.optim.layout import Group, LevelLayout, Part
+from aftermath.optim.tally import added_up
 from aftermath.optim.transform import cells, matrices, padding, strongest
+from aftermath.optim.votes import Votes
 
 logger = logging.getLogger(__name__)
 LANES = 1024
@@ -165,10 +167,15 @@ def _moves_alike(device: torch.device) -> bool:
     table = Table(layout, moved, there)
     add(table, decay, factor)
     go_ahead(table, rate)
-    counts = torch.randint(0, 4, (layout.numbers,), generator=draws, dtype=torch.int16)
-    sums = torch.randint(-(1 << 45), 1 << 45, counts.shape, generator=draws) * (counts > 0)
+    positions = [torch.randperm(layout.numbers, generator=draws)[: layout.numbers // 2] for _ in range(3)]
+    values = [torch.randint(0, 4, own.shape, generator=draws, dtype=torch.int8) * 2 - 3 for own in positions]
+    shifts = [torch.randint(0, 44, own.shape, generator=draws, dtype=torch.uint8) for own in positions]
+    cast = list(zip(positions, values, shifts, strict=True))
+    cpu, most = torch.device("cpu"), 1 << 41
+    votes = [Votes(0, *(tensor.to(device) for tensor in own)) for own in cast]
+    sums, counts = added_up([Votes(0, *own) for own in cast], layout.numbers, most, cpu)
     divisors = [0.0, 1.0, 2.0**0.5, 3.0**0.5]
-    subtract_means(Table(layout, moved), sums.to(device), counts.to(device), 3, divisors, _SMALL)
+    subtract_means(Table(layout, moved), *added_up(votes, layout.numbers, most, device), 3, divisors, _SMALL)
     by = torch.tensor([1.0, *divisors[1:]], dtype=torch.float64)[counts.long()]
     steps = (sums.double() / by * _SMALL).float()
     for own in rows:

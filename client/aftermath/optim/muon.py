@@ -12,9 +12,11 @@ Sources: Jordan et al., "Muon" (2024); Loshchilov and Hutter, "Decoupled weight 
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, overload
 
 import torch
@@ -23,12 +25,26 @@ from torch import Tensor
 from aftermath.model.levels import is_hidden_matrix
 from aftermath.optim.orthogonal import SMALLEST, STEPS, polar_express
 
+logger = logging.getLogger(__name__)
+_NEAR = 0.05  # of entries of about 0.1
 _AT_ONCE = 1 << 26  # numbers of matrices that are made orthogonal together
 
 
 def at_once(device: torch.device) -> bool:
     """Whether steps are made of many tensors together: on a GPU with bf16, where launches and products take long."""
-    return device.type == "cuda" and torch.cuda.is_available() and torch.cuda.is_bf16_supported(False)
+    return device.type == "cuda" and torch.cuda.is_available() and _turns_in_bf16(device)
+
+
+@lru_cache(maxsize=8)
+def _turns_in_bf16(device: torch.device) -> bool:
+    """Whether products in bf16 give polar factors there; where they do not, every tensor takes its step by itself."""
+    given = torch.randn(2, 48, 80, generator=torch.Generator().manual_seed(1))
+    try:
+        turned = polar_express(given.to(device), precision=torch.bfloat16).cpu()
+    except RuntimeError as error:  # of a GPU without them
+        logger.warning("Muon's steps on %s are made one by one: %s", device, str(error).splitlines()[0])
+        return False
+    return bool((turned - polar_express(given)).abs().max() < _NEAR)
 
 
 @dataclass(frozen=True)

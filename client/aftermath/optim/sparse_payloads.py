@@ -24,6 +24,7 @@ from aftermath.optim.packed import downloaded, packed_digits, uploaded
 from aftermath.optim.transform import strongest
 from aftermath.optim.votes import Votes
 
+_STEPS = 17  # halvings that find one of 2^16 places, and one more
 _LANES = 32  # blocks of a program: a warp, whose lanes wait for memory and not for each other
 
 
@@ -100,7 +101,7 @@ def decoded(
         gpu_ranks.decode,
         rows,
         *(payload, *plan.at, plan.exponents_at, plan.signs_at, plan.sizes_at, positions, values, shifts, wrong),
-        STEPS=max(group.block for group in layout.groups).bit_length() + 1,
+        STEPS=_STEPS,
         **_values(results.values),
         EXPONENTS=MOST - LEAST + 1,
         TOGETHER=together,
@@ -253,7 +254,13 @@ def _payloads_alike(device: torch.device, kind: Values) -> bool:
     blocks = tuple(
         Blocks(Segment(f"proof{number}", 0, None, 0, 0, shape), edges, topk)
         for number, (shape, edges, topk) in enumerate(
-            (((90, 64), (64, 64), 40), ((35, 20), (7, 10), 7), ((50,), (20,), 20), ((128, 64), (64, 64), 40))
+            (
+                ((90, 64), (64, 64), 40),
+                ((35, 20), (7, 10), 7),
+                ((50,), (20,), 20),
+                ((128, 64), (64, 64), 40),
+                ((9,), (9,), 2),
+            )
         )
     )
     results = ResultFormat(blocks, 1, Transform.NONE, kind)
@@ -262,7 +269,7 @@ def _payloads_alike(device: torch.device, kind: Values) -> bool:
     for group in layout.groups:
         numbers = torch.randn(group.blocks, group.block, generator=draws)
         numbers[0] = 0
-        numbers[1, 3:] = 0
+        numbers[1:2, 3:] = 0
         indices, values = strongest(numbers, group.topk)
         chosen.append((indices, quantise(values, kind.lattice_bits) if kind.lattice_bits else values))
     expected = encode_level(results, 0, *entries_of(layout, *zip(*chosen, strict=True)))
