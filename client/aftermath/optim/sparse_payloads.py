@@ -27,6 +27,15 @@ from aftermath.optim.votes import Votes
 _STEPS = 17  # halvings that find one of 2^16 places, and one more
 _LANES = 32  # blocks of a program: a warp, whose lanes wait for memory and not for each other
 
+_PROOF = (
+    ((90, 64), (64, 64), 40),
+    ((35, 20), (7, 10), 7),
+    ((50,), (20,), 20),
+    ((128, 64), (64, 64), 40),
+    ((9,), (9,), 2),
+)
+"""Shapes, edges and top-k: blocks over the ends of tensors, some that are digits, two tensors of a group, one block."""
+
 
 def usable(device: torch.device, results: ResultFormat, level: int) -> bool:
     """Whether a device makes and reads such payloads of a level."""
