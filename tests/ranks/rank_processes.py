@@ -189,7 +189,7 @@ def parts(ranks: Ranks, model: str, tier: int) -> tuple[int, int]:
 
 
 def gradients(replica: Replica, sequences: Tensor) -> tuple[float, dict[str, Tensor]]:
-    loss = replica._backward(replica.passes, sequences, threading.Event())
+    loss = float(replica._backward(replica.passes, sequences, threading.Event()))
     found = {name: parameter.grad for name, parameter in replica.params.items() if parameter.grad is not None}
     replica.model.zero_grad(set_to_none=True)
     return loss, found

@@ -79,7 +79,7 @@ def test_what_encodes_results_is_one_line(missing: str | None, line: str) -> Non
     lines(said("compiling"))
     lines(said("kernels", missing=missing))
     compiling, ending = out.getvalue().splitlines()
-    assert "compiling kernels for this processor" in compiling
+    assert "compiling kernels for this machine" in compiling
     assert line in ending
 
 

@@ -168,9 +168,9 @@ def _moves_alike(device: torch.device) -> bool:
     add(table, decay, factor)
     go_ahead(table, rate)
     positions = [torch.randperm(layout.numbers, generator=draws)[: layout.numbers // 2] for _ in range(3)]
-    values = [torch.randint(0, 4, own.shape, generator=draws, dtype=torch.int8) * 2 - 3 for own in positions]
+    worths = [torch.randint(0, 4, own.shape, generator=draws, dtype=torch.int8) * 2 - 3 for own in positions]
     shifts = [torch.randint(0, 44, own.shape, generator=draws, dtype=torch.uint8) for own in positions]
-    cast = list(zip(positions, values, shifts, strict=True))
+    cast = list(zip(positions, worths, shifts, strict=True))
     cpu, most = torch.device("cpu"), 1 << 41
     votes = [Votes(0, *(tensor.to(device) for tensor in own)) for own in cast]
     sums, counts = added_up([Votes(0, *own) for own in cast], layout.numbers, most, cpu)

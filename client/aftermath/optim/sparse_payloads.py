@@ -198,7 +198,10 @@ def _plan(results: ResultFormat, level: int, device: torch.device) -> _Plan:
             at[0][where], at[2][where] = bit + size * steps, own_entry + group.topk * steps
             bit, own_entry = bit + count * size, own_entry + count * group.topk
         entry, block = entry + count * group.topk, block + count
-    rows, limbs, group_of, tables = [], [], [], []
+    rows: list[tuple[int, ...]] = []
+    limbs: list[int] = []
+    group_of: list[int] = []
+    tables: list[Tensor] = []
     for number, group in enumerate(layout.groups):
         size, weights, short = 0, torch.empty(0), torch.empty(0)
         if not group.digits:
@@ -206,9 +209,9 @@ def _plan(results: ResultFormat, level: int, device: torch.device) -> _Plan:
             weights, short = _tables(group.block, group.topk, device)
         tables += [weights, short]
         programs = -(-group.blocks // _LANES)
-        first = firsts[number] << 32 | len(group_of)
+        beginning = firsts[number] << 32 | len(group_of)
         addresses = (weights.data_ptr(), short.data_ptr())
-        rows.append((group.blocks, group.block, group.topk, len(short), size, *addresses, group.base, first))
+        rows.append((group.blocks, group.block, group.topk, len(short), size, *addresses, group.base, beginning))
         limbs.append((-(-size // 32) + 5) * group.blocks if size else 0)
         group_of += [number] * programs
     ends = [(bit, 8 * before), (exponents_at + exponent_bits, signs_at)]

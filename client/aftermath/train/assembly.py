@@ -104,7 +104,7 @@ async def assembled(
         await ready_kernels(events, compute)
     weight = await measured_weight(ports, role, compute, origin, model.max_seq_len)
     if origin.arithmetic.compiled:
-        events.emit(kinds.Compiling(model=True))
+        events.emit(kinds.Compiling())
     await compute(lambda: origin.warm_up(model.max_seq_len, model.data_type == DataType.FINETUNING))
     OutlineShare(transport, outline)
     parallel = settings.max_concurrent_parameter_requests

@@ -66,11 +66,7 @@ class Loading(Event, frozen=True, kw_only=True):
 
 
 class Compiling(Event, frozen=True, kw_only=True):
-    """Kernels are compiled for this machine's processor, or another process that does it is waited for; or, with
-    `model`, the model is compiled for its GPU.
-    """
-
-    model: bool = False
+    """Kernels are compiled for this machine's processor or GPU, or another process that does it is waited for."""
 
 
 class Kernels(Event, frozen=True, kw_only=True):

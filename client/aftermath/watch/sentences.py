@@ -18,7 +18,7 @@ LOADING = "loading PyTorch…"
 _SENTENCES: dict[type[kinds.Event], str] = {
     kinds.Started: "run {run_id}, tier {tier}, {key} {wallet}, aftermath {version}",
     kinds.Loading: LOADING,
-    kinds.Compiling: "compiling {compiled}: half a minute or more, this once",
+    kinds.Compiling: "compiling kernels for this machine: half a minute or more, this once",
     kinds.Kernels: "using {by}",
     kinds.Measuring: "benchmarking tier {tier} ({parameters:,} parameters): up to {limit:.0f} s once the model is made",
     kinds.Measured: "this machine {trains} a minute",
@@ -78,8 +78,6 @@ class Sentences:
             fields["results"] = counted(event.results, "result")
             if not event.results:
                 return f"round {event.height}: no result counted, so it is not a step"
-        elif isinstance(event, kinds.Compiling):
-            fields["compiled"] = "the model for this GPU" if event.model else "kernels for this processor"
         elif isinstance(event, kinds.Kernels):
             fields["by"] = "compiled CPU kernels" if event.missing is None else f"PyTorch kernels: {fields['missing']}"
         elif isinstance(event, kinds.Kicked):
