@@ -178,7 +178,7 @@ def whole_forward(wanted: bool, settings: Mapping[str, Any]) -> list[Place]:
     def backward(self: Replica, passes: Passes, sequences: Tensor, cancelled: Any) -> float:
         if self.tier == 0:
             wholes[id(self.schema)] = self
-            return plain(self, passes, sequences, cancelled)
+            return float(plain(self, passes, sequences, cancelled))
         whole = wholes[id(self.schema)]  # the first member is of tier 0, and has its shared weights back by now
         shared = {name: tensor.detach().clone() for name, tensor in whole.params.items()}
         with torch.no_grad():
@@ -192,7 +192,7 @@ def whole_forward(wanted: bool, settings: Mapping[str, Any]) -> list[Place]:
                     self.params[name].grad = tensor.grad[prefix(self.params[name].shape)].clone()
                 tensor.copy_(shared[name])
         whole.model.zero_grad(set_to_none=True)
-        return loss
+        return float(loss)
 
     return [(Replica, "_backward", backward)]
 
@@ -214,7 +214,7 @@ def as_smaller(tiers: Sequence[int], settings: Mapping[str, Any]) -> list[Place]
         if self.tier == 0:
             tier, done = tiers[done % len(tiers)], done + 1
         if not tier:
-            return plain(self, passes, sequences, cancelled)
+            return float(plain(self, passes, sequences, cancelled))
         small = members[tier]
         shared = {name: tensor.detach().clone() for name, tensor in small.params.items()}
         with torch.no_grad():
@@ -229,7 +229,7 @@ def as_smaller(tiers: Sequence[int], settings: Mapping[str, Any]) -> list[Place]
                 tensor.grad[prefix(own.shape)] = own.grad
                 own.copy_(shared[name])
         small.model.zero_grad(set_to_none=True)
-        return loss
+        return float(loss)
 
     begin = vars(Together)["__init__"]
     return [(Together, "__init__", together), (Replica, "_backward", backward)]

@@ -135,8 +135,8 @@ class LedReplica(Replica):
         """Sequences that are trained at the same time, by all ranks."""
         return self._lead.at_once
 
-    def _backward(self, passes: Passes, sequences: Tensor, cancelled: threading.Event, *, read: bool = True) -> Loss:
-        del passes, read  # the ranks have their own passes
+    def _backward(self, passes: Passes, sequences: Tensor, cancelled: threading.Event) -> Loss:
+        del passes  # the ranks have their own
         try:
             return self._lead.accumulate(self.params, sequences, cancelled)
         except Exception as error:

@@ -87,7 +87,7 @@ class Replica:
         """
         return self.optimizer.train(
             sequences,
-            lambda part: self._backward(self.passes, part, cancelled, read=False),
+            lambda part: self._backward(self.passes, part, cancelled),
             lr,
             ahead_lr,
             measured,
@@ -98,14 +98,14 @@ class Replica:
         """What has changed in how a share is cut into passes, since this was asked last."""
         return self._pass_size.news()
 
-    def _backward(self, passes: Passes, sequences: Tensor, cancelled: threading.Event, *, read: bool = True) -> Loss:
-        """As `accumulate` on parameters without gradients, in smaller passes where memory is too small."""
+    def _backward(self, passes: Passes, sequences: Tensor, cancelled: threading.Event) -> Loss:
+        """As `accumulate_unread` on parameters without gradients, in smaller passes where memory is too small."""
         while True:
             try:
                 if self._pass_size.unknown:
                     self._fit(sequences[:1], cancelled)
                 self.model.recompute = self._pass_size.recompute
-                return accumulate_unread(passes, sequences, self._pass_size.size, cancelled, read=read)
+                return accumulate_unread(passes, sequences, self._pass_size.size, cancelled)
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
@@ -152,7 +152,7 @@ class Replica:
             if number > 1 and started - began + best * (count * length / done) > seconds:
                 break
             self.model.zero_grad(set_to_none=True)
-            self._backward(passes, batch[: count * length].view(count, length), still)
+            float(self._backward(passes, batch[: count * length].view(count, length), still))  # waits for a GPU
             took = self._stopwatch() - started
             best = min(best, took) if count * length == done else took
             done = count * length
