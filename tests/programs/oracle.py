@@ -298,7 +298,7 @@ class Oracle(Transitions):
             self.earlier[place - 1] = self.durable
         self.durable = replace(chosen, turn=self.durable.turn)
         self._move(max(step, 1), chosen.data_index)
-        self.finishers, self.cold = 0, True
+        self.finishers, self.cold, self.epoch_since = 0, True, 0
         self._use_durable()
 
     def kick(self, wallet: int, barred: bool) -> None:

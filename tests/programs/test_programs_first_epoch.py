@@ -1,4 +1,4 @@
-"""A run's first epoch, in which nobody is established yet, while some honest witnesses are late."""
+"""Epochs in which newcomers are witnesses: a run's first one, and those with fewer than three established members."""
 
 from __future__ import annotations
 
@@ -145,3 +145,33 @@ def test_rounds_of_one_late_witness_count_for_the_others(world: World) -> None:
     play(run, lambda index, roster: true_results(roster), lambda height: {4})
     end(run)
     assert all(is_established(run, honest))
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.parametrize(("known", "newcomers", "wallets"), [((0,), 4, 3), ((0, 0), 5, 4), ((2, 2, 2), 4, 3)])
+def test_third_beside_few_established_takes_no_word(
+    world: World, known: tuple[int, ...], newcomers: int, wallets: int, overlap: int
+) -> None:
+    """The wallets attest their own results only, so that no other result has a quorum."""
+    run = Scenario(world).start(rounds_per_epoch=6, overlap=overlap, init_min_clients=1, min_clients=1)
+    first = dict(enumerate(known))
+    run.train_of(first)
+    play(run, lambda index, roster: true_results(roster), lambda height: ())
+    conclude(run, first, {})
+    assert all(is_established(run, first))
+    honest = first | dict.fromkeys(range(len(known), len(known) + newcomers), 0)
+    liars = dict.fromkeys(range(len(honest), len(honest) + wallets), 0)
+    run.train_of(honest | liars)
+    assert len(run.elected()) == len(honest | liars)
+    own = {run.seat_of(index) for index in liars}
+
+    def view(index: int, roster: int) -> dict[int, bytes]:
+        return {seat: result for seat, result in true_results(roster).items() if index not in liars or seat in own}
+
+    before = run.run.step
+    play(run, view, lambda height: ())
+    conclude(run, honest, liars)
+    assert run.run.step > before
+    assert all(is_established(run, honest))
+    assert b"f" * 32 not in run.run.level_hashes
+    assert {run.members.seats[run.seat_of(index)].weight for index in honest} != {1}

@@ -14,6 +14,7 @@ from solders.pubkey import Pubkey
 
 from aftermath.rules import bitmap
 from aftermath.rules.run import Round
+from aftermath.rules.state import Alone
 from programs.harness import World
 from programs.laps import Lap, Seat, Vote
 from programs.scenario import Scenario
@@ -133,5 +134,6 @@ class _Rounds:
         rounds = self.run.world.record("Run", self.run.run_id)["rounds"][0]
         made = bool(rounds[self.run.run.ring(round.height)]["made_step"])
         lap = Lap(round.height, round.step, round.began, round.roster, round.elected, seed=round.seed)
+        lap.established = round.established is not Alone.NOTHING
         lap.votes, lap.attested, lap.counts = self.votes.get(round.height, []), round.attested, made
         return lap

@@ -99,7 +99,7 @@ class Walk:
 )
 def test_no_sequence_is_trained_twice_or_forgotten(seed: int, overlap: int) -> None:
     walk = Walk(seed, overlap)
-    for _ in range(400):
+    for _ in range(450):
         walk.step()
     assert walk.epochs >= 2
     assert len(walk.trained) > 50

@@ -3,7 +3,7 @@
 import pytest
 
 from aftermath.rules import bitmap
-from aftermath.rules.deadlines import next_deadline
+from aftermath.rules.deadlines import NEWCOMERS_WAIT, next_deadline
 from aftermath.rules.state import ModelSource, RunState
 from aftermath.watch.standing import standing
 from programs.harness import World
@@ -35,11 +35,11 @@ def trained_and_lost(world: World, **config: int) -> Scenario:
     return run
 
 
-def strangers_begin(run: Scenario) -> None:
+def strangers_begin(run: Scenario, wait: int = NEWCOMERS_WAIT) -> None:
     """Three wallets that hold nothing begin from the durable checkpoint."""
     for index in STRANGERS:
         run.join(index).ok()
-    run.world.advance(40)
+    run.world.advance(wait)
     run.tick(10).ok()
     assert (run.run.state, run.run.model_source) == (RunState.WARMUP, ModelSource.CHECKPOINT)
 
@@ -83,7 +83,7 @@ def test_run_without_any_finisher_begins_once_its_owner_rewinds(world: World) ->
     run.owner("set_paused", True).ok()
     run.owner("rewind", 0, 0).ok()
     run.owner("set_paused", False).ok()
-    strangers_begin(run)
+    strangers_begin(run, wait=6)
 
 
 def test_run_without_any_finisher_begins_if_a_checkpoint_has_it_all(world: World) -> None:
@@ -92,7 +92,7 @@ def test_run_without_any_finisher_begins_if_a_checkpoint_has_it_all(world: World
     run.by(HONEST[0], "checkpoint", named).ok()
     for index in STRANGERS:
         run.join(index).ok()
-    run.world.advance(6)
+    run.world.advance(NEWCOMERS_WAIT)
     run.tick(10).ok()
     assert (run.run.state, run.run.level_hashes) == (RunState.WARMUP, tuple(HASHES.values()))
 
@@ -197,6 +197,85 @@ def test_results_of_fewer_than_a_quorum_do_not_make_it_so(world: World) -> None:
     assert known(run)[:-1] == before[:-1]
     assert (run.run.data_index, run.backlog) == (before[-1], ())
     assert run.run.lost_sequences == 0
+
+
+@pytest.mark.parametrize("model", ["in a checkpoint", "lost", "with finishers that delivered nothing"])
+def test_newcomers_alone_wait_a_day(world: World, model: str) -> None:
+    """All members are cut off. Newcomers would train, and their hashes would replace the run's."""
+    run = trained_and_lost(world) if model == "lost" else trained(world)
+    if model == "in a checkpoint":
+        place = {"kind": 2, "repo": "team/model", "revision": "", "hashes": list(HASHES.values())}
+        run.by(HONEST[0], "checkpoint", place).ok()
+    for index in STRANGERS:
+        run.join(index).ok()
+    if model == "with finishers that delivered nothing":
+        record = world.record("Run", "test")
+        record["finishers"][0] = bitmap.to_bytes(bitmap.from_seats(run.seat_of(index) for index in STRANGERS))
+        world.store("Run", "test", record)
+    run.owner("set_paused", True).ok()
+    run.owner("set_paused", False).ok()
+    for index in STRANGERS:
+        run.join(index).ok()
+    before = known(run)
+    assert next_deadline(run.run, run.members, run.model) == run.run.state_started_at + NEWCOMERS_WAIT
+    waits = standing(run.run, run.model, run.members, world.now).waits
+    assert any("delivered in an earlier epoch" in one for one in waits)
+    world.advance(NEWCOMERS_WAIT - 1)
+    run.tick(10).refused("NothingToTick")
+    assert known(run) == before
+    run.world.advance(1)
+    run.tick(10).ok()
+    assert run.run.state is RunState.WARMUP
+
+
+def test_newcomers_wait_for_no_member_that_may_not_come(world: World) -> None:
+    run = trained_and_lost(world)
+    for index in STRANGERS:
+        run.join(index).ok()
+    for index in HONEST:
+        run.world.advance(6)
+        run.tick(10).refused("NothingToTick")
+        keys = {"authority": run.authority.pubkey()}
+        kick = run.instruction("kick", member(index).pubkey(), True, accounts=keys)
+        run.world.send(kick, signers=[run.authority]).ok()
+    run.tick(10).ok()
+    assert run.run.state is RunState.WARMUP
+
+
+def test_established_member_ends_the_wait_of_newcomers(world: World) -> None:
+    run = trained_and_lost(world)
+    for index in (*STRANGERS, HONEST[1]):
+        run.join(index).ok()
+    run.world.advance(6)
+    run.tick(10).ok()
+    assert run.run.state is RunState.WARMUP
+
+
+def test_epoch_from_older_model_stands_by_its_established(world: World) -> None:
+    """Two members lost what they had trained and come back, and fall silent. Newcomers alone deliver."""
+    run = trained_and_lost(world)
+    before = known(run)
+    for index in (*HONEST[:2], *STRANGERS, 13):
+        run.join(index, stateless=index in HONEST).ok()
+    run.world.advance(6)
+    run.tick().ok()
+    run.draw()
+    run.world.advance(31)
+    run.tick().ok()
+    newcomers = bitmap.from_seats(run.seat_of(index) for index in (*STRANGERS, 13))
+    while run.run.state.training:
+        height = run.run.current.height
+        for index in (*STRANGERS, 13):
+            if run.run.current.height == height:
+                run.witness(index, newcomers if height else 0).ok()
+        if run.run.current.height == height:
+            for seconds in (21, 6):
+                run.world.advance(seconds)
+                run.tick(10)
+    assert run.run.step > before[-2]
+    run.world.advance(31)
+    run.tick(10).ok()
+    assert known(run)[:-1] == before[:-1]
 
 
 @pytest.mark.parametrize("newcomers", [3, 12])

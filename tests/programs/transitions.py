@@ -43,7 +43,8 @@ ABSENT = 2
 EARLIER = 3
 MEDIANS = 8
 """No member counts for more than so many medians."""
-MONTH = 30 * 24 * 60 * 60
+DAY = 24 * 60 * 60
+MONTH = 30 * DAY
 
 
 class Transitions:
@@ -200,10 +201,10 @@ class Transitions:
         judged = self.judged_by(lap) if lap else None
         if lap is None or judged is None or not lap.counts:
             return
-        agreed, by_all = self._agreed(lap), self._had_by_all(lap)
+        agreed, by_all = self._agreed(lap) if lap.established else self._by_most(lap), self._had_by_all(lap)
         for number in judged.members:
             seat, result = self.members[number], leading(vote.held.get(number) for vote in lap.votes)
-            missing = not bitmap.contains(lap.attested or 0, number)
+            missing = number not in agreed and not bitmap.contains(lap.attested or 0, number)
             if missing and seat.state is not MemberState.HEALTHY and seat.exited <= judged.height:
                 continue  # it had left before it owed that
             own = [level for level in range(seat.tier, self.levels) if level not in by_all]
@@ -218,8 +219,8 @@ class Transitions:
             if whole and number in agreed and all(votes.count(True) >= wanted for votes, wanted, _ in said):
                 seat.shown = min(63, seat.shown + 1)
             elif result is None:
-                seat.shown -= whole and bool(self.known_levels or self._left_out(lap, number))
-            elif not (self.known_levels or self._leads_by_most(lap, number, result)):
+                seat.shown -= whole and (lap.established or self._left_out(lap, number))
+            elif not (lap.established or number in agreed):
                 continue
             elif any(votes and votes.count(False) >= needed for votes, _, needed in said):
                 seat.shown -= 1
@@ -425,10 +426,18 @@ class Transitions:
             if away and not here:
                 return False
             extra += self.config.warmup_time if away else 0
+        if self._newcomers_alone(waiting):
+            extra = max(extra, DAY)
         if not self._passed(self.since, extra) or waiting.bit_count() < self.config.init_min_clients:
             return False
         self._begin(waiting)
         return True
+
+    def _newcomers_alone(self, waiting: int) -> bool:
+        """None of those waits who have shown before what they hold. The owner may have chosen the model since."""
+        known = [number for number, seat in enumerate(self.members) if seat.established]
+        may_come = any(self.members[number].wish < REMOVED for number in known)
+        return bool(self.epoch_since) and may_come and not waiting & bitmap.from_seats(known)
 
     def _trusted_finishers(self) -> int:
         """The finishers that are established, or all of them if none is."""
@@ -586,7 +595,7 @@ class Transitions:
                 self.proven |= owed
                 for number in bitmap.seats(counted):
                     self.members[number].delivered += 1
-                asked = lap.roster & self._electors(lap.roster & (lap.voters | self.healthy))
+                asked = lap.roster & self.judges if self.judges else lap.roster
                 if self.kept and (lap.attested & asked).bit_count() >= quorum(asked.bit_count()):
                     self.kept = None
         if self.draining:
@@ -635,22 +644,17 @@ class Transitions:
         return agreed | idle, agreed & ~idle
 
     def _counted(self, lap: Lap, judged: Lap, attested: int, delivered: int) -> tuple[int, int]:
-        """Return whom the round counts for. Without established holders, a majority of the elected says it; while some
-        are late, all that no majority left out.
+        """Return whom the round counts for. Where newcomers witness, a majority of the elected says it; while some are
+        late, all that no majority left out.
         """
-        if self.known_levels:
+        if lap.established:
             return attested, delivered
         if len(lap.votes) == lap.elected:
-            named = bitmap.from_seats(self._recorded(lap, lap.elected // 2 + 1)) & judged.roster
+            named = bitmap.from_seats(self._by_most(lap)) & judged.roster
         else:
             named = bitmap.from_seats(one for one in judged.members if not self._left_out(lap, one))
         owed_nothing = attested & ~delivered
         return named | owed_nothing, named & ~owed_nothing
-
-    @staticmethod
-    def _leads_by_most(lap: Lap, number: int, result: int | None) -> bool:
-        """Whether more than half of the elected witnesses recorded this result. Else it may be what a third says."""
-        return 2 * sum(vote.held.get(number) == result for vote in lap.votes) > lap.elected
 
     @staticmethod
     def _left_out(lap: Lap, number: int) -> bool:
@@ -660,6 +664,10 @@ class Transitions:
     def _agreed(self, lap: Lap) -> dict[int, int]:
         """The results that a quorum of a round's witnesses recorded."""
         return self._recorded(lap, quorum(lap.elected))
+
+    def _by_most(self, lap: Lap) -> dict[int, int]:
+        """The results that more than half of the elected witnesses recorded."""
+        return self._recorded(lap, lap.elected // 2 + 1)
 
     def _recorded(self, lap: Lap, least: int) -> dict[int, int]:
         """Return the results that at least so many of a round's witnesses recorded."""

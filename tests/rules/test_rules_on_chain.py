@@ -270,8 +270,8 @@ def test_the_program_counts_levels_by_the_witnesses_that_the_client_does(
 ) -> None:
     """Random attestations of three tiers, some of whom judged from the epoch's beginning: a member has shown its levels
     in a round if a quorum of those whom the client asks recorded each, and has not if a quorum did without one, or most
-    witnesses without anything of it. Of levels without established holders, more than half are enough for either, and
-    where none are established, what no majority of the witnesses says counts for nothing.
+    witnesses without anything of it. Of levels without established holders, more than half are enough for either. All
+    are witnesses, so what no majority of them says counts for nothing.
     """
     rng, size = random.Random(seed), 8
     chain.configure(SEED, min_clients=2, init_min_clients=size, witness_nodes=0, rounds_per_epoch=60, overlap=overlap)
@@ -307,10 +307,10 @@ def test_the_program_counts_levels_by_the_witnesses_that_the_client_does(
             ]
             had = [votes.count(True) >= enough for votes, enough in zip(recorded, needed, strict=True)]
             denied = [votes.count(False) >= enough for votes, enough in zip(recorded, needed, strict=True)]
-            whole = seat in accepted and all(had)
             most = 2 * sum(held[one.seat].get(seat) == leads for one in attestations) > size
-            against = (known or most) and (leads is None or any(denied))
-            owed = seat in accepted or not bitmap.contains(closed.attested, seat)
+            whole = most and leads is not None and all(had)
+            against = most and (leads is None or any(denied))
+            owed = whole or seat in accepted or not bitmap.contains(closed.attested, seat)
             step = (whole - against) if owed and all(asked) else 0
             assert chain.members.shown[seat] - before.shown[seat] == step, (seat, known, judges)
             seen.add(step)

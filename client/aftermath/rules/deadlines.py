@@ -18,6 +18,8 @@ from aftermath.rules.state import MemberState, ModelSource, RunState
 
 TICK_STEP = 2.0
 _TICK_RANKS = 15
+NEWCOMERS_WAIT = 24 * 60 * 60
+"""Seconds for which newcomers wait for an established member."""
 _DRAWS = (RunState.WARMUP, RunState.ROUND_TRAIN, RunState.ROUND_WITNESS)
 _WARMUP_DRAW = 1
 """Seconds after which a tick draws the seed of a warm-up, which its witnesses wait for."""
@@ -50,6 +52,8 @@ def next_deadline(run: Run, members: Members | None = None, model: Model | None 
             if not trusted_finishers(run, members) & members.pending:
                 return None
             wait += config.warmup_time
+        if newcomers_alone(run, members):
+            wait = max(wait, NEWCOMERS_WAIT)
     if run.state is RunState.COOLDOWN and members is not None and model is not None and _is_safe(run, members, model):
         wait = 0
     if run.state in _DRAWS and not run.seed_is_drawn:
@@ -81,6 +85,18 @@ def trusted_finishers(run: Run, members: Members) -> int:
     These are the ones whose results a quorum has recorded, or all of them if there are none.
     """
     return run.finishers & members.established or run.finishers
+
+
+def newcomers_alone(run: Run, members: Members) -> bool:
+    """Return whether nobody who waits has delivered in an epoch before, and others have.
+
+    An epoch of these would replace the model, so it begins a day later. Members whom the owner removed do not count,
+    and after `rewind` the next epoch begins without a wait.
+    """
+    if run.state is not RunState.WAITING_FOR_MEMBERS or run.epoch_started_at == 0:
+        return False
+    known = [members.seats[seat] for seat in bitmap.seats(members.established)]
+    return not any(seat.pending for seat in known) and not all(seat.removed or seat.barred for seat in known)
 
 
 def waits_for_holder(run: Run, members: Members, model: Model) -> bool:

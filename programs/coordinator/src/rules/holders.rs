@@ -3,10 +3,10 @@
 //! Declaring a tier proves nothing. A member delivers a level of its result if a quorum of those who hold the level, of
 //! the witnesses that attested, recorded it: the others could not tell. Of several that hold a level, those judge who
 //! delivered all of theirs in an epoch before (they are established), so that newcomers cannot vouch for each other;
-//! where the epoch began with none, all do. A round that nobody can judge counts neither for nor against a member, nor
-//! does one in which most of the witnesses, but no quorum, had its result: a third of them, who by chance may be of one
-//! person where they are drawn of many, could otherwise take everybody's word. By the word of the same witnesses
-//! members apply a level of a result, at any time in the epoch: so who judges is fixed when it begins.
+//! where the epoch began with none, all do. A round that nobody can judge counts neither for nor against a member. Where
+//! newcomers are witnesses, a majority of the elected decides whether it had a member's result, and not a quorum: more than
+//! a third could otherwise take everybody's word. By the word of the same witnesses members apply a level of a result, at
+//! any time in the epoch: so who judges is fixed when it begins.
 //!
 //! Only a quorum of those who judge a level counts for or against a member, and an accused one has its own word there: of
 //! two, one could otherwise take the other's word about the level, by saying that it got nothing. Of a level that nobody
@@ -158,11 +158,13 @@ pub fn judge(run: &Run, members: &mut Members, witnesses: &Witnesses) {
     let absent = elected.saturating_sub(count as u32);
     let views = Views { attestations, disagreeing: &disagreeing, by_all, absent, roster: &closed.roster };
     let whole = recorded(run, members, &views, columns);
-    let quorum = quorum::of(elected);
-    // Without established holders, what leads may be the word of a third of the witnesses while others are late.
-    let left_out = match run.levels_established {
-        0 => quorum::left_out(attestations.iter(), quorum::majority(elected)),
-        _ => [0xff; 32],
+    // Where newcomers are witnesses, what leads may be the word of a third of them while others are late.
+    let by_all_members = closed.established == alone::NOTHING;
+    let (least, left_out) = if by_all_members {
+        let majority = quorum::majority(elected);
+        (majority, quorum::left_out(attestations.iter(), majority))
+    } else {
+        (quorum::of(elected), [0xff; 32])
     };
     for index in 0..bitmap::WORDS {
         let in_round = bitmap::word(roster, index);
@@ -177,18 +179,14 @@ pub fn judge(run: &Run, members: &mut Members, witnesses: &Witnesses) {
             lacking |= of_tier.lacking[index] & 1 << bit;
         }
         let led = bitmap::word(&leading.participation, index) & in_round;
-        let agreeing = || disagreeing.iter().map(|different| !different[index]);
-        let delivered = quorum::count(agreeing(), quorum) & led;
-        let known_result = match run.levels_established {
-            0 => quorum::count(agreeing(), quorum::majority(elected)), // else it may be what a third says
-            _ => u64::MAX,
-        };
+        let agreeing = disagreeing.iter().map(|different| !different[index]);
+        let delivered = quorum::count(agreeing, least) & led;
         // who owed nothing is attested, and counts neither way
         let missing = in_round & !bitmap::word(&closed.attested, index);
         let missing = missing & !left_before(members, index, missing, run.rounds[judged].height);
         let undelivered = missing & !led & bitmap::word(&left_out, index);
-        let (up, down) =
-            (known & all & delivered, known & undelivered | (missing | delivered) & led & known_result & lacking);
+        let known_result = if by_all_members { delivered } else { (missing | delivered) & led };
+        let (up, down) = (known & all & delivered, known & undelivered | known_result & lacking);
         advance(&mut members.shown, index, up, down);
     }
 }

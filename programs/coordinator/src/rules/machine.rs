@@ -3,7 +3,10 @@
 //! At most one transition happens per instruction, so that its cost is bounded.
 
 use super::{bitmap, holders, levels, members, moment::elapsed, quorum, seeds, sequence, Moment};
-use crate::{constants::Bitmap, state::*};
+use crate::{
+    constants::{Bitmap, NEWCOMERS_WAIT},
+    state::*,
+};
 use anchor_lang::prelude::*;
 
 /// Which holders of what no durable checkpoint has are not there.
@@ -74,6 +77,7 @@ impl Machine<'_> {
             Away::Some => extra.saturating_add(self.run.config.warmup_time),
             Away::All => return Ok(false),
         };
+        let wait = if self.newcomers_alone(&pending) { wait.max(NEWCOMERS_WAIT) } else { wait };
         if !self.elapsed(moment, wait) {
             return Ok(false);
         }
@@ -102,6 +106,17 @@ impl Machine<'_> {
         } else {
             Away::Some
         }
+    }
+
+    /// Whether none of those waits who have delivered in an epoch before: an epoch of others would replace the model.
+    /// False once the owner has chosen the model, till an epoch begins. Members whom an authority removed do not count.
+    #[inline(never)]
+    fn newcomers_alone(&self, pending: &Bitmap) -> bool {
+        let members = &*self.members;
+        if self.run.epoch_started_at == 0 || bitmap::intersects(&members.established, pending) {
+            return false;
+        }
+        !bitmap::is_subset(&members.established, &members::unwanted(members))
     }
 
     fn tick_warmup(&mut self, moment: &Moment) -> Result<bool> {

@@ -81,7 +81,7 @@ impl Machine<'_> {
                 self.run.step = self.run.step.checked_add(1).ok_or(CoordinatorError::Overflow)?;
                 self.run.rounds[head].made_step = 1;
                 merit::count(self.members, &counted);
-                source::settle(self.run, self.members, &round, &attested);
+                source::settle(self.members, &round, &attested);
             }
         } else {
             self.run.rounds[head].attested = Bitmap::zeroed();
@@ -135,11 +135,11 @@ impl Machine<'_> {
         }
         self.witnesses.backlog.put(self.run, &untrained);
         let idle = bitmap::both(&idle, &judged.roster); // who had gone before has no part in it
-        let most = match self.run.levels_established {
-            // More than a third of the witnesses can keep all others from a quorum, and is the majority while others are
-            // late. So a late witness counts as one that leaves nobody out.
-            0 if round.attestations == round.elected => bitmap::both(&agreed.by_majority, &judged.roster),
-            0 => {
+        let most = match round.established {
+            // Where newcomers witness, more than a third of the witnesses can keep all others from a quorum, and is the
+            // majority while others are late. So a late witness counts as one that leaves nobody out.
+            alone::NOTHING if round.attestations == round.elected => bitmap::both(&agreed.by_majority, &judged.roster),
+            alone::NOTHING => {
                 let majority = quorum::majority(u32::from(round.elected));
                 bitmap::without(&judged.roster, &quorum::left_out(attestations.iter(), majority))
             }

@@ -3,7 +3,7 @@
 //! Until then whoever finished the last epoch keeps its claim, and the run goes back to what it was if nothing comes of the
 //! epoch: some wallets that hold nothing must not make the others' work void by waiting together.
 
-use super::{bitmap, checkpoints, committee, quorum};
+use super::{bitmap, checkpoints, quorum};
 use crate::{constants::Bitmap, state::*};
 
 /// Remembers what the run knows of its model, before an epoch begins from something older.
@@ -21,14 +21,15 @@ pub fn keep(run: &Run, members: &mut Members, backlog: &Backlog) {
     };
 }
 
-/// A `round` made a step: if a quorum of its members delivered, of those of whom its witnesses are elected, the epoch
-/// stands. Newcomers beside established members can no more make its work void than they can witness it.
+/// A `round` made a step: the epoch stands once a quorum of the round's established members delivered, or of all members
+/// where none began it. Newcomers beside established members neither make its work void nor replace what it is kept for.
 #[inline(never)]
-pub fn settle(run: &Run, members: &mut Members, round: &Round, attested: &Bitmap) {
+pub fn settle(members: &mut Members, round: &Round, attested: &Bitmap) {
     if members.before.kept == 0 {
         return;
     }
-    let asked = bitmap::both(&round.roster, &committee::electors(run, members, round));
+    let newcomers = bitmap::is_empty(&members.judges);
+    let asked = if newcomers { round.roster } else { bitmap::both(&round.roster, &members.judges) };
     if bitmap::count(&bitmap::both(attested, &asked)) >= quorum::of(bitmap::count(&asked)) {
         members.before.kept = 0;
     }

@@ -106,6 +106,7 @@ pub struct Run {
     /// Rises by one at every change of any of the four accounts.
     pub seq: u64,
     pub state_started_at: u64,
+    /// 0 before the first epoch, and after a rewind.
     pub epoch_started_at: u64,
     /// Next fresh sequence.
     pub data_index: u64,
