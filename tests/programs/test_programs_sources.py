@@ -251,8 +251,11 @@ def test_established_member_ends_the_wait_of_newcomers(world: World) -> None:
     assert run.run.state is RunState.WARMUP
 
 
-def test_epoch_from_older_model_stands_by_its_established(world: World) -> None:
-    """Two members lost what they had trained and come back, and fall silent. Newcomers alone deliver."""
+@pytest.mark.parametrize("leave", [False, True])
+def test_epoch_from_older_model_stands_by_its_established(world: World, leave: bool) -> None:
+    """Two members lost what they had trained and come back, and fall silent. Newcomers alone deliver. If the two leave,
+    the newcomers' work counts, or they could stop a run.
+    """
     run = trained_and_lost(world)
     before = known(run)
     for index in (*HONEST[:2], *STRANGERS, 13):
@@ -262,6 +265,8 @@ def test_epoch_from_older_model_stands_by_its_established(world: World) -> None:
     run.draw()
     run.world.advance(31)
     run.tick().ok()
+    for index in HONEST[: 2 * leave]:
+        run.by(index, "leave_run").ok()
     newcomers = bitmap.from_seats(run.seat_of(index) for index in (*STRANGERS, 13))
     while run.run.state.training:
         height = run.run.current.height
@@ -275,7 +280,7 @@ def test_epoch_from_older_model_stands_by_its_established(world: World) -> None:
     assert run.run.step > before[-2]
     run.world.advance(31)
     run.tick(10).ok()
-    assert known(run)[:-1] == before[:-1]
+    assert (known(run)[:-1] == before[:-1]) is not leave
 
 
 @pytest.mark.parametrize("newcomers", [3, 12])

@@ -595,7 +595,7 @@ class Transitions:
                 self.proven |= owed
                 for number in bitmap.seats(counted):
                     self.members[number].delivered += 1
-                asked = lap.roster & self.judges if self.judges else lap.roster
+                asked = lap.roster & self.judges or lap.roster
                 if self.kept and (lap.attested & asked).bit_count() >= quorum(asked.bit_count()):
                     self.kept = None
         if self.draining:

@@ -22,14 +22,15 @@ pub fn keep(run: &Run, members: &mut Members, backlog: &Backlog) {
 }
 
 /// A `round` made a step: the epoch stands once a quorum of the round's established members delivered, or of all members
-/// where none began it. Newcomers beside established members neither make its work void nor replace what it is kept for.
+/// where none is in it. Newcomers beside established members neither make its work void nor replace what it is kept for.
 #[inline(never)]
 pub fn settle(members: &mut Members, round: &Round, attested: &Bitmap) {
     if members.before.kept == 0 {
         return;
     }
-    let newcomers = bitmap::is_empty(&members.judges);
-    let asked = if newcomers { round.roster } else { bitmap::both(&round.roster, &members.judges) };
+    let judges = bitmap::both(&round.roster, &members.judges);
+    // one that left or was dropped must not make the work of all others void
+    let asked = if bitmap::is_empty(&judges) { round.roster } else { judges };
     if bitmap::count(&bitmap::both(attested, &asked)) >= quorum::of(bitmap::count(&asked)) {
         members.before.kept = 0;
     }
