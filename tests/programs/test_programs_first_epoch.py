@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 import pytest
 
 from aftermath.rules import bitmap
+from aftermath.rules.deadlines import HOLDERS_WAIT
 from aftermath.rules.state import RunState
 from programs.harness import World
 from programs.holding import end, established, one_round
@@ -129,7 +130,7 @@ def test_finisher_that_showed_no_large_level_ends_no_wait(world: World) -> None:
     assert is_established(run, [liar]) == [False]
     for index in (liar, *fresh):
         run.join(index, tier=0).ok()
-    run.world.advance(10**6)
+    run.world.advance(HOLDERS_WAIT - 1)
     run.tick(liar).refused("NothingToTick")
     assert run.run.state is RunState.WAITING_FOR_MEMBERS
     run.join(0, tier=0).ok()

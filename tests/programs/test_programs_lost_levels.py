@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from aftermath.rules.deadlines import NEWCOMERS_WAIT, next_deadline
+from aftermath.rules.deadlines import HOLDERS_WAIT, next_deadline
 from aftermath.rules.state import ModelSource, RunState
 from programs.harness import World
 from programs.scenario import UNATTESTED, Scenario
@@ -167,7 +167,7 @@ def _lose(run: Scenario) -> None:
 
 def test_if_nobody_holds_any_level_all_come_from_the_durable_checkpoint(ended: Scenario) -> None:
     _lose(ended)
-    run = _begin(ended, 3, 4, wait=NEWCOMERS_WAIT)
+    run = _begin(ended, 3, 4, wait=HOLDERS_WAIT)
     assert (run.model_source, run.levels_lost, run.level_hashes) == (ModelSource.CHECKPOINT, 0b111, tuple(OLD.values()))
 
 

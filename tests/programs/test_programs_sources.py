@@ -1,10 +1,12 @@
 """What honest members built is not thrown away by wallets that wait: sources, finishers, and the seats of members."""
 
+from collections.abc import Iterable
+
 import pytest
 
 from aftermath.rules import bitmap
-from aftermath.rules.deadlines import NEWCOMERS_WAIT, next_deadline
-from aftermath.rules.state import ModelSource, RunState
+from aftermath.rules.deadlines import HOLDERS_WAIT, next_deadline
+from aftermath.rules.state import MemberState, ModelSource, RunState
 from aftermath.watch.standing import standing
 from programs.harness import World
 from programs.scenario import Scenario, member
@@ -35,7 +37,7 @@ def trained_and_lost(world: World, **config: int) -> Scenario:
     return run
 
 
-def strangers_begin(run: Scenario, wait: int = NEWCOMERS_WAIT) -> None:
+def strangers_begin(run: Scenario, wait: int = HOLDERS_WAIT) -> None:
     """Three wallets that hold nothing begin from the durable checkpoint."""
     for index in STRANGERS:
         run.join(index).ok()
@@ -92,7 +94,7 @@ def test_run_without_any_finisher_begins_if_a_checkpoint_has_it_all(world: World
     run.by(HONEST[0], "checkpoint", named).ok()
     for index in STRANGERS:
         run.join(index).ok()
-    run.world.advance(NEWCOMERS_WAIT)
+    run.world.advance(HOLDERS_WAIT)
     run.tick(10).ok()
     assert (run.run.state, run.run.level_hashes) == (RunState.WARMUP, tuple(HASHES.values()))
 
@@ -111,6 +113,24 @@ def test_seat_of_awaited_finisher_is_never_given_away(world: World) -> None:
     run.join(50).refused("MembersFull")
     record["seats"][0]["pending"][0] = 1  # an established one is back, and the time of the others is over
     run.world.store("Members", "test", record)
+    run.join(50).ok()
+
+
+def test_seat_of_established_is_kept_for_a_day(world: World) -> None:
+    """256 wallets that wait would else take the seats of members that are cut off, and begin without them."""
+    run = trained(world)
+    place = {"kind": 2, "repo": "team/model", "revision": "", "hashes": list(HASHES.values())}
+    run.by(HONEST[0], "checkpoint", place).ok()
+    seats = run.world.record("Members", "test")["seats"][0]["signer"][:3].copy()
+    full(run, last_epoch=3)
+    record = run.world.record("Members", "test")
+    record["seats"][0]["signer"][:3] = seats
+    record["seats"][0]["pending"][3:] = 1
+    world.store("Members", "test", record)
+    world.advance(HOLDERS_WAIT - 1)
+    run.join(50).refused("MembersFull")
+    assert run.run.state is RunState.WAITING_FOR_MEMBERS
+    world.advance(1)
     run.join(50).ok()
 
 
@@ -209,18 +229,16 @@ def test_newcomers_alone_wait_a_day(world: World, model: str) -> None:
     for index in STRANGERS:
         run.join(index).ok()
     if model == "with finishers that delivered nothing":
-        record = world.record("Run", "test")
-        record["finishers"][0] = bitmap.to_bytes(bitmap.from_seats(run.seat_of(index) for index in STRANGERS))
-        world.store("Run", "test", record)
+        set_finishers(run, STRANGERS)
     run.owner("set_paused", True).ok()
     run.owner("set_paused", False).ok()
     for index in STRANGERS:
         run.join(index).ok()
     before = known(run)
-    assert next_deadline(run.run, run.members, run.model) == run.run.state_started_at + NEWCOMERS_WAIT
+    assert next_deadline(run.run, run.members, run.model) == run.run.state_started_at + HOLDERS_WAIT
     waits = standing(run.run, run.model, run.members, world.now).waits
-    assert any("delivered in an earlier epoch" in one for one in waits)
-    world.advance(NEWCOMERS_WAIT - 1)
+    assert any("delivered before and holds" in one for one in waits)
+    world.advance(HOLDERS_WAIT - 1)
     run.tick(10).refused("NothingToTick")
     assert known(run) == before
     run.world.advance(1)
@@ -251,36 +269,92 @@ def test_established_member_ends_the_wait_of_newcomers(world: World) -> None:
     assert run.run.state is RunState.WARMUP
 
 
-@pytest.mark.parametrize("leave", [False, True])
-def test_epoch_from_older_model_stands_by_its_established(world: World, leave: bool) -> None:
-    """Two members lost what they had trained and come back, and fall silent. Newcomers alone deliver. If the two leave,
-    the newcomers' work counts, or they could stop a run.
-    """
+def test_established_member_that_leaves_voids_no_epoch(world: World) -> None:
+    """It ends the wait of newcomers that begin from an older model, and leaves in their warm-up."""
+    run = trained_and_lost(world)
+    step = run.run.step
+    for index in (*STRANGERS, HONEST[0]):
+        run.join(index, stateless=index in HONEST).ok()
+    run.world.advance(6)
+    run.tick().ok()
+    run.draw()
+    run.by(HONEST[0], "leave_run").ok()
+    run.world.advance(31)
+    run.tick(10).ok()
+    run.finish_rounds()
+    run.world.advance(31)
+    run.tick(10).ok()
+    assert run.run.step > step
+
+
+def test_newcomers_that_drop_the_established_replace_nothing(world: World) -> None:
+    """Ten wallets vote away the first member that comes back. What others know of the model must outlast that."""
     run = trained_and_lost(world)
     before = known(run)
-    for index in (*HONEST[:2], *STRANGERS, 13):
+    wallets = range(10, 20)
+    for index in (HONEST[0], *wallets):
         run.join(index, stateless=index in HONEST).ok()
     run.world.advance(6)
     run.tick().ok()
     run.draw()
     run.world.advance(31)
-    run.tick().ok()
-    for index in HONEST[: 2 * leave]:
-        run.by(index, "leave_run").ok()
-    newcomers = bitmap.from_seats(run.seat_of(index) for index in (*STRANGERS, 13))
+    run.tick(10).ok()
+    theirs = bitmap.from_seats(run.seat_of(index) for index in wallets)
     while run.run.state.training:
         height = run.run.current.height
-        for index in (*STRANGERS, 13):
-            if run.run.current.height == height:
-                run.witness(index, newcomers if height else 0).ok()
-        if run.run.current.height == height:
+        judged = run.run.round(run.run.config.judged(height))
+        for index in wallets:
+            if run.run.state.training and run.run.current.height == height:
+                run.witness(index, theirs if judged else 0).ok()
+        if run.run.state.training and run.run.current.height == height:
             for seconds in (21, 6):
-                run.world.advance(seconds)
+                world.advance(seconds)
                 run.tick(10)
-    assert run.run.step > before[-2]
-    run.world.advance(31)
+        if run.run.state.training:
+            run.by(10, "health_check", run.names([run.seat_of(HONEST[0])]))
+    assert run.members.seats[run.seat_of(HONEST[0])].state is MemberState.DROPPED
+    assert run.run.step > before[-2]  # type: ignore[operator]
+    world.advance(31)
     run.tick(10).ok()
-    assert (known(run)[:-1] == before[:-1]) is not leave
+    assert known(run)[:-1] == before[:-1]
+
+
+def test_established_members_wait_a_day_for_the_only_finisher(world: World) -> None:
+    """A level is in no checkpoint, and only one wallet holds it. It must not stop the run by leaving."""
+    run = trained(world)
+    set_finishers(run, HONEST[2:])
+    for index in (*HONEST[:2], *STRANGERS):
+        run.join(index).ok()
+    before = known(run)
+    assert next_deadline(run.run, run.members, run.model) == run.run.state_started_at + HOLDERS_WAIT
+    assert any("24 hours" in one for one in standing(run.run, run.model, run.members, world.now).waits)
+    world.advance(HOLDERS_WAIT - 1)
+    run.tick(10).refused("NothingToTick")
+    world.advance(1)
+    run.tick(10).ok()
+    assert (run.run.state, run.run.model_source) == (RunState.WARMUP, ModelSource.CHECKPOINT)
+    run.owner("set_paused", True).ok()
+    assert known(run) == before  # nobody has trained from the older model
+
+
+def test_finishers_without_a_word_begin_after_a_day(world: World) -> None:
+    """They hold the newest model. Those who have a word left for good."""
+    run = trained(world)
+    for index in STRANGERS:
+        run.join(index).ok()
+    set_finishers(run, (HONEST[0], *STRANGERS))
+    hashes = run.run.level_hashes
+    assert next_deadline(run.run, run.members, run.model) == run.run.state_started_at + HOLDERS_WAIT
+    world.advance(HOLDERS_WAIT)
+    run.tick(10).ok()
+    found = run.run
+    assert (found.state, found.model_source, found.level_hashes) == (RunState.WARMUP, ModelSource.PEERS, hashes)
+
+
+def set_finishers(run: Scenario, members: Iterable[int]) -> None:
+    record = run.world.record("Run", "test")
+    record["finishers"][0] = bitmap.to_bytes(bitmap.from_seats(run.seat_of(index) for index in members))
+    run.world.store("Run", "test", record)
 
 
 @pytest.mark.parametrize("newcomers", [3, 12])

@@ -423,9 +423,11 @@ class Transitions:
             finishers = self._trusted_finishers()
             here = self._held(finishers & waiting)
             away = self._held(finishers) & ~here & self._unsaved()
-            if away and not here:
-                return False
             extra += self.config.warmup_time if away else 0
+            if away and not here:
+                if not waiting & (self._established() | self.finishers):
+                    return False
+                extra = max(extra, DAY)
         if self._newcomers_alone(waiting):
             extra = max(extra, DAY)
         if not self._passed(self.since, extra) or waiting.bit_count() < self.config.init_min_clients:
@@ -435,14 +437,16 @@ class Transitions:
 
     def _newcomers_alone(self, waiting: int) -> bool:
         """None of those waits who have shown before what they hold. The owner may have chosen the model since."""
-        known = [number for number, seat in enumerate(self.members) if seat.established]
-        may_come = any(self.members[number].wish < REMOVED for number in known)
-        return bool(self.epoch_since) and may_come and not waiting & bitmap.from_seats(known)
+        known = self._established()
+        may_come = any(self.members[number].wish < REMOVED for number in bitmap.seats(known))
+        return bool(self.epoch_since) and may_come and not waiting & known
+
+    def _established(self) -> int:
+        return bitmap.from_seats(number for number, seat in enumerate(self.members) if seat.established)
 
     def _trusted_finishers(self) -> int:
         """The finishers that are established, or all of them if none is."""
-        established = bitmap.from_seats(number for number, seat in enumerate(self.members) if seat.established)
-        return self.finishers & established or self.finishers
+        return self.finishers & self._established() or self.finishers
 
     def _begin(self, waiting: int) -> None:
         for number, seat in enumerate(self.members):
@@ -458,6 +462,8 @@ class Transitions:
         self._weigh([self.members[number] for number in bitmap.seats(waiting)])
         if self.known.source is ModelSource.PEERS:
             held = self._held(self._trusted_finishers() & waiting)
+            if self._unsaved():
+                held = held or self._held(self.finishers & waiting)
             lost = self._unsaved() & ~held
             if lost or not held:
                 self.kept = self.known, self.first_untrained
@@ -595,8 +601,7 @@ class Transitions:
                 self.proven |= owed
                 for number in bitmap.seats(counted):
                     self.members[number].delivered += 1
-                asked = lap.roster & self.judges or lap.roster
-                if self.kept and (lap.attested & asked).bit_count() >= quorum(asked.bit_count()):
+                if self.kept and self._stands(lap, lap.attested, delivered):
                     self.kept = None
         if self.draining:
             self._cool_down()
@@ -611,6 +616,20 @@ class Transitions:
             return
         self.draining = over
         self._start_round(lap.height + 1, unsettled)
+
+    def _stands(self, lap: Lap, attested: int, delivered: int) -> bool:
+        """Whether an epoch from an older model stands: one of those asked delivered, and a quorum of them is attested.
+        Where newcomers witness, a quorum of all is enough, and who was dropped is asked.
+        """
+
+        def enough(members: int) -> bool:
+            return (attested & members).bit_count() >= quorum(members.bit_count())
+
+        if lap.established:
+            asked = lap.roster & self._electors(lap.roster & (lap.voters | self.healthy))
+            return enough(asked) and bool(delivered & asked)
+        asked = self.judges & (self.healthy | self._seats(MemberState.DROPPED)) or lap.roster
+        return (enough(asked) or enough(lap.roster)) and bool(delivered & asked)
 
     def _exit_reason(self, lap: Lap, unsettled: int) -> ExitReason:
         config, votes = self.config, len(lap.votes)

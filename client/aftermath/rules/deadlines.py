@@ -18,8 +18,8 @@ from aftermath.rules.state import MemberState, ModelSource, RunState
 
 TICK_STEP = 2.0
 _TICK_RANKS = 15
-NEWCOMERS_WAIT = 24 * 60 * 60
-"""Seconds for which newcomers wait for an established member."""
+HOLDERS_WAIT = 24 * 60 * 60
+"""Seconds for which newcomers wait for an established member, and established members for a finisher."""
 _DRAWS = (RunState.WARMUP, RunState.ROUND_TRAIN, RunState.ROUND_WITNESS)
 _WARMUP_DRAW = 1
 """Seconds after which a tick draws the seed of a warm-up, which its witnesses wait for."""
@@ -49,11 +49,11 @@ def next_deadline(run: Run, members: Members | None = None, model: Model | None 
         if members.pending.bit_count() < config.init_min_clients:
             return None
         if model is not None and _unsaved_away(run, members, model):
-            if not trusted_finishers(run, members) & members.pending:
+            if waits_for_holder(run, members, model):
                 return None
             wait += config.warmup_time
-        if newcomers_alone(run, members):
-            wait = max(wait, NEWCOMERS_WAIT)
+        if waits_a_day(run, members, model):
+            wait = max(wait, HOLDERS_WAIT)
     if run.state is RunState.COOLDOWN and members is not None and model is not None and _is_safe(run, members, model):
         wait = 0
     if run.state in _DRAWS and not run.seed_is_drawn:
@@ -87,25 +87,36 @@ def trusted_finishers(run: Run, members: Members) -> int:
     return run.finishers & members.established or run.finishers
 
 
-def newcomers_alone(run: Run, members: Members) -> bool:
-    """Return whether nobody who waits has delivered in an epoch before, and others have.
+def expected(run: Run, members: Members) -> int:
+    """Return the established members that newcomers wait for, as a bitmap of seats.
 
-    An epoch of these would replace the model, so it begins a day later. Members whom the owner removed do not count,
-    and after `rewind` the next epoch begins without a wait.
+    None if one of them waits, or after a rewind. Members whom the owner removed do not count.
     """
-    if run.state is not RunState.WAITING_FOR_MEMBERS or run.epoch_started_at == 0:
+    waiting = run.state is RunState.WAITING_FOR_MEMBERS and run.epoch_started_at > 0
+    if not waiting or members.established & members.pending:
+        return 0
+    seats = enumerate(members.seats)
+    unwanted = bitmap.from_seats(number for number, seat in seats if seat.removed or seat.barred)
+    return members.established & ~unwanted
+
+
+def waits_a_day(run: Run, members: Members, model: Model | None = None) -> bool:
+    """Return whether no epoch begins for a day, since those who wait would replace what only others hold."""
+    if run.state is not RunState.WAITING_FOR_MEMBERS:
         return False
-    known = [members.seats[seat] for seat in bitmap.seats(members.established)]
-    return not any(seat.pending for seat in known) and not all(seat.removed or seat.barred for seat in known)
+    absent = model is not None and _unsaved_away(run, members, model)
+    return bool(expected(run, members)) or (absent and not trusted_finishers(run, members) & members.pending)
 
 
 def waits_for_holder(run: Run, members: Members, model: Model) -> bool:
-    """Return whether no epoch begins until a holder of the model comes back.
+    """Return whether no epoch begins until a member comes back.
 
-    No finisher waits, and an epoch without one would replace levels that no checkpoint has. Only the owner may do that.
+    Neither a finisher nor an established member waits, and an epoch of newcomers would replace levels that no
+    checkpoint has. Only the owner may do that.
     """
     waiting = run.state is RunState.WAITING_FOR_MEMBERS
-    return waiting and not trusted_finishers(run, members) & members.pending and _unsaved_away(run, members, model)
+    known = (run.finishers | members.established) & members.pending
+    return waiting and not known and _unsaved_away(run, members, model)
 
 
 def _unsaved_away(run: Run, members: Members, model: Model) -> bool:

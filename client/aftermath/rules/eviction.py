@@ -6,7 +6,7 @@ A join must bring the membership of whoever loses its seat, so that what that on
 from __future__ import annotations
 
 from aftermath.rules import bitmap
-from aftermath.rules.deadlines import trusted_finishers
+from aftermath.rules.deadlines import HOLDERS_WAIT, expected, trusted_finishers
 from aftermath.rules.members import Members, Seat
 from aftermath.rules.model import Model
 from aftermath.rules.run import Run
@@ -20,6 +20,8 @@ def evicted(run: Run, members: Members, model: Model, wallet: bytes, now: int) -
     if members.find(wallet) is not None or not all(seat.used for seat in members.seats):
         return None
     kept = run.finishers if _awaits_finishers(run, members, model, now) else 0
+    if now <= run.state_started_at or now < run.state_started_at + HOLDERS_WAIT:
+        kept |= expected(run, members)
     idle = [
         index
         for index, seat in enumerate(members.seats)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from aftermath.base.counted import counted
 from aftermath.rules import bitmap, committee
-from aftermath.rules.deadlines import newcomers_alone, next_deadline, waits_for_holder
+from aftermath.rules.deadlines import next_deadline, waits_a_day, waits_for_holder
 from aftermath.rules.members import Members, Seat
 from aftermath.rules.model import Model
 from aftermath.rules.run import STORED_ROUNDS, Run, steps_before
@@ -208,8 +208,8 @@ def _waits(
                     "a member that finished the last epoch, because the chain knows of no checkpoint with its steps"
                     + (rewind if has_tick else "")
                 )
-            elif newcomers_alone(run, members):
-                yield "a member that delivered in an earlier epoch, or 24 hours to pass without one"
+            elif waits_a_day(run, members, model):
+                yield "a member that delivered before and holds the model, or 24 hours to pass without one"
         case RunState.WARMUP:
             if run.seed_is_drawn:
                 yield f"its members to have the model: {_votes(run)} have said so"

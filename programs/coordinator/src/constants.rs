@@ -16,8 +16,9 @@ pub const VOTE_PLANES: usize = 6;
 pub const BACKLOG: usize = 96;
 /// Intervals of sequences that one round does again, at most.
 pub const REDO: usize = 4;
-/// Seconds for which newcomers wait for an established member, unless the owner rewinds the run.
-pub const NEWCOMERS_WAIT: u64 = 24 * 60 * 60;
+/// Seconds for which an epoch waits for those who hold the model: newcomers for an established member, and established
+/// members for a finisher. The owner may rewind the run before.
+pub const HOLDERS_WAIT: u64 = 24 * 60 * 60;
 /// Checkpoints kept besides the present one.
 pub const EARLIER: usize = 3;
 /// Verdicts stored per round.

@@ -24,7 +24,11 @@ impl Machine<'_> {
         sequence::bump(&mut run.members_seq)?;
         if run.model_source == model_source::PEERS {
             let finishers = levels::trusted(run, self.members);
-            let held = levels::held_by(run, self.members, &bitmap::both(&finishers, pending));
+            let mut held = levels::held_by(run, self.members, &bitmap::both(&finishers, pending));
+            if held == 0 && levels::beyond_durable(run, self.model) != 0 {
+                // those had a day to come
+                held = levels::held_by(run, self.members, &bitmap::both(&run.finishers, pending));
+            }
             // nobody could load what nobody holds, however often it is tried
             let lost = levels::beyond_durable(run, self.model) & !held;
             if held == 0 || lost != 0 {

@@ -4,7 +4,7 @@
 
 use super::{bitmap, holders, levels, members, moment::elapsed, quorum, seeds, sequence, Moment};
 use crate::{
-    constants::{Bitmap, NEWCOMERS_WAIT},
+    constants::{Bitmap, HOLDERS_WAIT},
     state::*,
 };
 use anchor_lang::prelude::*;
@@ -14,7 +14,8 @@ enum Away {
     Nobody,
     /// They are waited for as long as a warm-up lasts.
     Some,
-    /// Wallets that wait together must not replace what a run knows of its model: the owner may (`rewind`).
+    /// They are waited for a day, and for ever where newcomers alone wait: wallets that wait together must not replace
+    /// what a run knows of its model. The owner may (`rewind`).
     All,
 }
 
@@ -75,9 +76,14 @@ impl Machine<'_> {
         let wait = match self.away(&pending) {
             Away::Nobody => extra,
             Away::Some => extra.saturating_add(self.run.config.warmup_time),
+            // or one holder could stop the run by leaving
+            Away::All if self.anyone_known(&pending) => {
+                extra.saturating_add(self.run.config.warmup_time).max(HOLDERS_WAIT)
+            }
             Away::All => return Ok(false),
         };
-        let wait = if self.newcomers_alone(&pending) { wait.max(NEWCOMERS_WAIT) } else { wait };
+        let expected = members::expected(self.run, self.members, &pending);
+        let wait = if bitmap::is_empty(&expected) { wait } else { wait.max(HOLDERS_WAIT) };
         if !self.elapsed(moment, wait) {
             return Ok(false);
         }
@@ -108,15 +114,10 @@ impl Machine<'_> {
         }
     }
 
-    /// Whether none of those waits who have delivered in an epoch before: an epoch of others would replace the model.
-    /// False once the owner has chosen the model, till an epoch begins. Members whom an authority removed do not count.
+    /// Whether anyone waits who delivered in an epoch before, or finished the last one.
     #[inline(never)]
-    fn newcomers_alone(&self, pending: &Bitmap) -> bool {
-        let members = &*self.members;
-        if self.run.epoch_started_at == 0 || bitmap::intersects(&members.established, pending) {
-            return false;
-        }
-        !bitmap::is_subset(&members.established, &members::unwanted(members))
+    fn anyone_known(&self, pending: &Bitmap) -> bool {
+        bitmap::intersects(&bitmap::either(&self.members.established, &self.run.finishers), pending)
     }
 
     fn tick_warmup(&mut self, moment: &Moment) -> Result<bool> {

@@ -72,6 +72,16 @@ pub fn unwanted(members: &Members) -> Bitmap {
     collect(members, |seat| seat.pending >= wish::REMOVED)
 }
 
+/// The established members that newcomers wait for: all that no authority removed, if none of them waits. Nobody from the
+/// owner's choice of a model (`rewind`) until an epoch begins.
+#[inline(never)]
+pub fn expected(run: &Run, members: &Members, pending: &Bitmap) -> Bitmap {
+    if run.epoch_started_at == 0 || bitmap::intersects(&members.established, pending) {
+        return [0; 32];
+    }
+    bitmap::without(&members.established, &unwanted(members))
+}
+
 #[inline(always)]
 fn collect(members: &Members, wanted: impl Fn(&Seat) -> bool) -> Bitmap {
     let mut result = [0; 32];
@@ -130,7 +140,7 @@ pub fn join(
 #[inline(never)]
 fn claim(run: &mut Run, members: &mut Members, papers: &mut Papers, now: u64) -> Result<usize> {
     let Papers { own, evicted, unsaved } = papers;
-    let index = choose(run, members, &own.wallet, &Awaited::new(run, *unsaved, now))?;
+    let index = choose(run, members, &own.wallet, &Awaited::new(run, members, *unsaved, now))?;
     let seat = &members.seats[index];
     if seat.used == 1 && address_eq(&seat.signer, &own.wallet) {
         membership::settle(run, members, index, own);
@@ -182,8 +192,10 @@ fn forget_replica(run: &mut Run, members: &mut Members, index: u8) {
     }
 }
 
-/// When the seats of finishers are not given away: the run would forget who holds its model.
+/// When seats are not given away: the run would forget who holds its model.
 struct Awaited {
+    /// The established members that newcomers wait for.
+    known: Bitmap,
     /// They still have the time to come back that an epoch waits for them.
     all: bool,
     /// While none of them waits, since no epoch begins without one (`Machine::away`).
@@ -191,16 +203,20 @@ struct Awaited {
 }
 
 impl Awaited {
-    fn new(run: &Run, unsaved: bool, now: u64) -> Self {
+    #[inline(never)]
+    fn new(run: &Run, members: &Members, unsaved: bool, now: u64) -> Self {
         let time = u64::from(run.config.waiting_for_members_extra_time).saturating_add(run.config.warmup_time);
-        let waiting = run.state == run_state::WAITING_FOR_MEMBERS && run.model_source == model_source::PEERS;
-        Self { all: waiting && !elapsed(now, run.state_started_at, time), first: waiting && unsaved }
+        let waiting = run.state == run_state::WAITING_FOR_MEMBERS;
+        let newcomers = waiting && !elapsed(now, run.state_started_at, HOLDERS_WAIT);
+        let known = if newcomers { expected(run, members, &pending(members)) } else { [0; 32] };
+        let waiting = waiting && run.model_source == model_source::PEERS;
+        Self { known, all: waiting && !elapsed(now, run.state_started_at, time), first: waiting && unsaved }
     }
 }
 
 /// Own seat; else one that is nobody's; else an idle one: of a member that did not finish the last epoch, then one without
 /// points, then one that never delivered, then one that was in neither this epoch nor the last, then the one that was
-/// away longest. The seats of `finishers` are not given away while they are `awaited`.
+/// away longest. The seats of `finishers` and established members are not given away while they are `awaited`.
 fn choose(run: &Run, members: &Members, signer: &Address, awaited: &Awaited) -> Result<usize> {
     let (mut own, mut fresh, mut idle) = (None, None, None);
     let trusted = levels::trusted(run, members);
@@ -223,6 +239,9 @@ fn choose(run: &Run, members: &Members, signer: &Address, awaited: &Awaited) -> 
         let finisher = bitmap::has(&run.finishers, index as u8);
         if live {
             here |= bitmap::has(&trusted, index as u8) && seat.pending == wish::WAITS;
+            continue;
+        }
+        if bitmap::has(&awaited.known, index as u8) {
             continue;
         }
         let recent = seat.last_epoch.saturating_add(1) >= run.epoch;

@@ -81,7 +81,7 @@ impl Machine<'_> {
                 self.run.step = self.run.step.checked_add(1).ok_or(CoordinatorError::Overflow)?;
                 self.run.rounds[head].made_step = 1;
                 merit::count(self.members, &counted);
-                source::settle(self.members, &round, &attested);
+                source::settle(self.run, self.members, &round, (&attested, &delivered));
             }
         } else {
             self.run.rounds[head].attested = Bitmap::zeroed();

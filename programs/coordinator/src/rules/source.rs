@@ -3,7 +3,7 @@
 //! Until then whoever finished the last epoch keeps its claim, and the run goes back to what it was if nothing comes of the
 //! epoch: some wallets that hold nothing must not make the others' work void by waiting together.
 
-use super::{bitmap, checkpoints, quorum};
+use super::{bitmap, checkpoints, committee, quorum};
 use crate::{constants::Bitmap, state::*};
 
 /// Remembers what the run knows of its model, before an epoch begins from something older.
@@ -21,18 +21,38 @@ pub fn keep(run: &Run, members: &mut Members, backlog: &Backlog) {
     };
 }
 
-/// A `round` made a step: the epoch stands once a quorum of the round's established members delivered, or of all members
-/// where none is in it. Newcomers beside established members neither make its work void nor replace what it is kept for.
+/// A `round` made a step: the epoch stands if one of those asked `delivered`, and a quorum of them are `attested`. Where
+/// newcomers are witnesses, a quorum of all members is enough for the latter, or one who is asked could void the epoch.
 #[inline(never)]
-pub fn settle(members: &mut Members, round: &Round, attested: &Bitmap) {
+pub fn settle(run: &Run, members: &mut Members, round: &Round, (attested, delivered): (&Bitmap, &Bitmap)) {
     if members.before.kept == 0 {
         return;
     }
-    let judges = bitmap::both(&round.roster, &members.judges);
-    // one that left or was dropped must not make the work of all others void
-    let asked = if bitmap::is_empty(&judges) { round.roster } else { judges };
-    if bitmap::count(&bitmap::both(attested, &asked)) >= quorum::of(bitmap::count(&asked)) {
+    let asked = asked(run, members, round);
+    let quorum = |set| bitmap::count(&bitmap::both(attested, set)) >= quorum::of(bitmap::count(set));
+    let enough = quorum(&asked) || round.established == alone::NOTHING && quorum(&round.roster);
+    if enough && bitmap::intersects(delivered, &asked) {
         members.before.kept = 0;
+    }
+}
+
+/// The members of whom the witnesses are elected. Where newcomers are among these, the established members that did not
+/// leave by themselves, also if newcomers had them dropped; all members, if there are none.
+#[inline(never)]
+fn asked(run: &Run, members: &Members, round: &Round) -> Bitmap {
+    if round.established != alone::NOTHING {
+        return bitmap::both(&round.roster, &committee::electors(run, members, round));
+    }
+    let mut stayed = members.judges;
+    for index in bitmap::seats(&members.judges) {
+        if !matches!(members.seats[index].state, member_state::HEALTHY | member_state::DROPPED) {
+            bitmap::clear(&mut stayed, index as u8);
+        }
+    }
+    if bitmap::is_empty(&stayed) {
+        round.roster
+    } else {
+        stayed
     }
 }
 

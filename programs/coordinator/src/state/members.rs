@@ -68,7 +68,7 @@ pub struct Source {
     pub levels_attested: u8,
     pub model_source: u8,
     pub levels_lost: u8,
-    /// 1 = it is what the run goes back to unless a quorum of a round's established members trains.
+    /// 1 = it is what the run goes back to unless a quorum of those asked trains (`source::settle`).
     pub kept: u8,
 }
 
