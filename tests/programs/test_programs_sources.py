@@ -287,36 +287,51 @@ def test_established_member_that_leaves_voids_no_epoch(world: World) -> None:
     assert run.run.step > step
 
 
-def test_newcomers_that_drop_the_established_replace_nothing(world: World) -> None:
-    """Ten wallets vote away the first member that comes back. What others know of the model must outlast that."""
+@pytest.mark.parametrize(
+    ("back", "weight", "stands"),
+    [
+        ("dropped", 60, False),  # ten wallets vote it away
+        ("idle", 1, False),  # it is attested, because it owes nothing
+        ("honest beside one of two faces", 60, True),  # of two, one must not void the epoch
+    ],
+)
+def test_epoch_from_older_model_stands_if_an_established_delivers(
+    world: World, back: str, weight: int, stands: bool
+) -> None:
+    """One or two members come back from an outage beside ten newcomers, which are witnesses then."""
     run = trained_and_lost(world)
     before = known(run)
-    wallets = range(10, 20)
-    for index in (HONEST[0], *wallets):
-        run.join(index, stateless=index in HONEST).ok()
+    established, newcomers = HONEST[: 1 + stands], range(10, 20)
+    for index in established:
+        run.join(index, stateless=True, weight=weight).ok()
+    for index in newcomers:
+        run.join(index).ok()
     run.world.advance(6)
     run.tick().ok()
     run.draw()
     run.world.advance(31)
     run.tick(10).ok()
-    theirs = bitmap.from_seats(run.seat_of(index) for index in wallets)
+    seats = bitmap.from_seats(run.seat_of(index) for index in newcomers)
+    lacking = 1 << run.seat_of(HONEST[1])
     while run.run.state.training:
         height = run.run.current.height
         judged = run.run.round(run.run.config.judged(height))
-        for index in wallets:
+        for index in (*newcomers, *established) if stands else newcomers:
+            seen = judged.roster & ~(lacking * (index % 2)) if judged and stands else seats if judged else 0
             if run.run.state.training and run.run.current.height == height:
-                run.witness(index, theirs if judged else 0).ok()
-        if run.run.state.training and run.run.current.height == height:
-            for seconds in (21, 6):
+                run.witness(index, seen).ok()
+        for seconds in (21, 6):
+            if run.run.state.training and run.run.current.height == height:
                 world.advance(seconds)
                 run.tick(10)
         if run.run.state.training:
-            run.by(10, "health_check", run.names([run.seat_of(HONEST[0])]))
-    assert run.members.seats[run.seat_of(HONEST[0])].state is MemberState.DROPPED
+            run.by(10, "health_check", run.names([run.seat_of(established[-1])]))
     assert run.run.step > before[-2]  # type: ignore[operator]
+    state = run.members.seats[run.seat_of(established[-1])].state
+    assert state is MemberState.DROPPED or back != "dropped"
     world.advance(31)
     run.tick(10).ok()
-    assert known(run)[:-1] == before[:-1]
+    assert (known(run)[:-1] == before[:-1]) is not stands
 
 
 def test_established_members_wait_a_day_for_the_only_finisher(world: World) -> None:
