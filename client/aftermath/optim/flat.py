@@ -136,9 +136,9 @@ def _moving(device: torch.device) -> bool:
 def proven(device: torch.device, alike: Callable[[torch.device], bool], what: str) -> bool:
     """Whether kernels pass a comparison there; if not, it is said once why."""
     try:
-        return alike(device) or on_gpu.refused(device, what)
+        return alike(device) or on_gpu.fall_back(device, what)
     except Exception as error:  # whatever a compiler does not like here: torch does the same
-        return on_gpu.refused(device, f"cannot be used: {(str(error).strip() or repr(error)).splitlines()[0]}")
+        return on_gpu.fall_back(device, f"cannot be used: {(str(error).strip() or repr(error)).splitlines()[0]}")
 
 
 def proof_layout(chunks: Sequence[tuple[int, int]] = ((11, 120), (7, 50), (1, 30))) -> LevelLayout:

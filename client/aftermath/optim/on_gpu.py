@@ -63,9 +63,9 @@ def _choosing(device: torch.device, block: int, topk: int, bits: int) -> bool:
         same = torch.equal(found[0].cpu(), indices) and torch.equal(
             found[1].cpu().view(torch.int32), expected.view(torch.int32)
         )
-        return same or refused(device, "choose other coefficients than torch")
+        return same or fall_back(device, "choose other coefficients than torch")
     except Exception as error:  # whatever a compiler does not like here: torch does the same
-        return refused(device, f"cannot be used: {(str(error).strip() or repr(error)).splitlines()[0]}")
+        return fall_back(device, f"cannot be used: {(str(error).strip() or repr(error)).splitlines()[0]}")
 
 
 def counts(device: torch.device, layouts: Iterable[LevelLayout]) -> bool:
@@ -103,12 +103,12 @@ def _counting(device: torch.device) -> bool:
         mean = (2 * plain.abs() + count) // (2 * count.clamp(min=1)) * plain.sign()
         same = torch.equal(found.cpu(), tensor - step.view(24, 150)[:21])
         same = same and torch.equal(coefficients.cpu().flatten(), mean.double())
-        return same or refused(device, "count otherwise than torch")
+        return same or fall_back(device, "count otherwise than torch")
     except Exception as error:  # as above
-        return refused(device, f"cannot be used: {(str(error).strip() or repr(error)).splitlines()[0]}")
+        return fall_back(device, f"cannot be used: {(str(error).strip() or repr(error)).splitlines()[0]}")
 
 
-def refused(device: torch.device, why: str) -> bool:
+def fall_back(device: torch.device, why: str) -> bool:
     logger.warning("Triton's kernels on %s %s; torch does the same", device, why)
     return False
 
