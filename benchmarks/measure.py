@@ -51,7 +51,7 @@ ON_A_GPU = {
     "gpu": "python benchmarks/gpu.py",
     "spread": "python benchmarks/spread.py --device cuda --moments kept --keep",
 }
-"""What is not among all: each needs a GPU, and keeps its file itself."""
+"""Measurements outside the default set. Each needs a GPU and writes its own file."""
 
 
 def main() -> int:

@@ -2,17 +2,21 @@
 
 Usage: python benchmarks/spread.py [--device cuda] [--inner adamw muon] [--steps 1 4 30] [--moments kept reset] [--keep]
 
-An audit trains a member's share again and compares. This measures what it can tell: one round is trained from the same
-weights, the same data and the same moments in different ways. `again` repeats the reference, which is of `--precision`;
-`micro` halves the micro-batch; `other` is of the other precision; `compiled` compiles the passes; `cpu` is on the CPU
-instead of a GPU (fp32 only); `threads` uses half the CPU's threads. Dishonest are `skip_1`, `skip_3` and `skip_half`
-(inner steps left out at the end), `stale` (the weights of the round before), `other_data`, and `direction` (5 % of the
-norm added along a fixed random direction).
+An audit trains a member's share again and compares the results. This benchmark measures what an audit can tell: it
+trains one round in several ways and compares each with the reference, which has the precision `--precision`.
 
-Per case, over the 64 x 64 blocks of matrices: `distance`, the norm of the difference over the norm of the reference
-(median, 99.9th percentile, maximum); `overlap`, the part of the 64 largest entries that both have; `signs`, the part of
-entries with equal signs; and `whole`, the distance of all blocks as one vector. `loss` is the largest difference of an
-inner step's mean loss. With moments `kept` the optimizer has the moments of one round before, with `reset` none.
+Honest ways start from the same weights, data and moments. `again` repeats the reference. `micro` halves the
+micro-batch. `other` has the other precision. `compiled` compiles the passes. `cpu` runs on the CPU instead of a GPU
+(fp32 only). `threads` uses half of the CPU threads.
+
+Dishonest ways: `skip_1`, `skip_3` and `skip_half` leave out inner steps at the end. `stale` starts from the weights of
+the round before. `other_data` trains on other data. `direction` adds 5 % of the norm along a fixed random direction.
+
+Each case has figures over the 64 x 64 blocks of matrices. `distance` is the norm of the difference over the norm of the
+reference (median, 99.9th percentile, maximum). `overlap` is the part of the 64 largest entries that both have. `signs`
+is the part of entries with equal signs. `whole` is the distance of all blocks as one vector. `loss` is the largest
+difference of an inner step's mean loss. With moments `kept` the optimizer starts with the moments of one round before;
+with `reset` it starts without moments.
 """
 
 from __future__ import annotations
@@ -64,30 +68,30 @@ WARM_UP_STEPS = 30
 
 @dataclass(frozen=True)
 class Way:
-    """How a round is trained."""
+    """One way to train a round."""
 
     device: torch.device
     micro: int
     arithmetic: Arithmetic = PLAIN
     threads: int | None = None
-    """Of the CPU; None for all."""
+    """CPU threads. None uses all."""
 
 
 @dataclass(frozen=True)
 class Round:
-    """What all ways start from."""
+    """The settings, weights, moments and data of one round."""
 
     settings: SparseLoCo
     weights: Mapping[str, Tensor]
     moments: Mapping[str, Tensor]
-    """By name as `InnerSteps.state` gives them; none for an optimizer without a past."""
+    """By the names of `InnerSteps.state`. Empty for a new optimizer."""
     share: Tensor
     """Token ids [inner steps x sequences, tokens]."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one way of training made of a round, on the CPU."""
+    """The result of training a round in one way, on the CPU."""
 
     blocks: Tensor
     """The pseudo-gradient's blocks of matrices [blocks, numbers]."""
@@ -99,7 +103,7 @@ class Outcome:
 
 
 def train(task: Round, way: Way) -> Outcome:
-    """Train one round."""
+    """Train one round in one way."""
     threads = torch.get_num_threads()
     torch.set_num_threads(way.threads or threads)
     try:
@@ -136,7 +140,7 @@ def _no_result_travels(lr: float) -> None:
 
 
 def _blocks(settings: SparseLoCo, params: Mapping[str, Tensor], made: PseudoGradient) -> Tensor:
-    """The pseudo-gradient as the blocks that a result is made of, those of matrices alone, on the CPU."""
+    """Return the blocks of the pseudo-gradient's matrices, on the CPU."""
     schema = build_schema(config_of(MODEL).to_hf(), 1, settings)
     feedback = ErrorFeedback(schema.results, 0, params, settings.decay)
     feedback.choose(made)
@@ -145,10 +149,10 @@ def _blocks(settings: SparseLoCo, params: Mapping[str, Tensor], made: PseudoGrad
 
 
 def compared(reference: Outcome, other: Outcome) -> dict[str, Any]:
-    """The figures of a case."""
+    """Return the figures that compare `other` with the reference."""
     difference = (reference.blocks - other.blocks).norm(dim=1)
     size = reference.blocks.norm(dim=1)
-    moved = size > 0  # rows of bytes that the text does not have stay where they are
+    moved = size > 0  # embeddings of bytes that the text lacks do not move
     distance = difference[moved] / size[moved]
     first, second = (outcome.blocks[moved].abs().topk(TOPK).indices for outcome in (reference, other))
     overlap = (first[:, :, None] == second[:, None, :]).any(2).float().mean(1)
@@ -178,7 +182,7 @@ def _short(number: Tensor) -> float:
 
 
 def ways(device: torch.device, sizes: argparse.Namespace) -> tuple[Way, dict[str, Way]]:
-    """The reference, and the honest ways that are compared with it."""
+    """Return the reference, and the honest ways to compare with it."""
     bf16 = sizes.precision == "bf16"
     reference = Way(device, sizes.micro, Arithmetic(bf16=bf16))
     found = {"again": reference, "micro": replace(reference, micro=sizes.micro // 2)}
@@ -193,7 +197,7 @@ def ways(device: torch.device, sizes: argparse.Namespace) -> tuple[Way, dict[str
 
 
 def dishonest(task: Round, before: Mapping[str, Tensor], other: Tensor, steps: int) -> dict[str, Round]:
-    """Rounds that a member may train instead: inner steps left out, old weights `before`, `other` data."""
+    """Return rounds that a dishonest member may train: fewer inner steps, old weights `before`, or `other` data."""
     found = {"stale": replace(task, weights=before), "other_data": replace(task, share=other)}
     each = len(task.share) // steps
     for name, left_out in (("skip_1", 1), ("skip_3", 3), ("skip_half", steps // 2)):
@@ -204,14 +208,14 @@ def dishonest(task: Round, before: Mapping[str, Tensor], other: Tensor, steps: i
 
 
 def with_direction(outcome: Outcome) -> Outcome:
-    """The same with a fixed random direction added."""
+    """Return the outcome with a fixed random direction added."""
     direction = torch.randn(outcome.blocks.shape, generator=torch.Generator().manual_seed(5))
     added = direction * (DIRECTION * outcome.blocks.norm() / direction.norm())
     return replace(outcome, blocks=outcome.blocks + added)
 
 
 def measure(device: torch.device, inner: str, steps: int, moments: str, sizes: argparse.Namespace) -> dict[str, Any]:
-    """All cases of one round."""
+    """Return the figures of all cases of one round."""
     settings = SparseLoCo(inner_steps=steps, inner_optimizer=inner)  # type: ignore[arg-type]
     text = tokens(sizes.sequences * (WARM_UP_STEPS + 2 * steps), sizes.tokens)
     warm, share, other = text.split([sizes.sequences * n for n in (WARM_UP_STEPS, steps, steps)])
@@ -228,7 +232,7 @@ def measure(device: torch.device, inner: str, steps: int, moments: str, sizes: a
 
 
 def tokens(sequences: int, length: int) -> Tensor:
-    """Byte sequences [sequences, length] of Python's own sources, spread over them."""
+    """Return byte sequences [sequences, length] from random places in Python's standard library."""
     files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
     text = torch.frombuffer(bytearray(b"".join(file.read_bytes() for file in files)), dtype=torch.uint8)
     places = torch.randint(len(text) - length, (sequences,), generator=torch.Generator().manual_seed(3))
@@ -236,7 +240,7 @@ def tokens(sequences: int, length: int) -> Tensor:
 
 
 def report(device: torch.device, options: argparse.Namespace) -> dict[str, Any]:
-    """All figures, by inner optimizer, inner steps and moments."""
+    """Return all figures, by inner optimizer, inner steps and moments."""
     found: dict[str, Any] = {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "torch": torch.__version__,
@@ -268,14 +272,16 @@ def _show(title: str, cases: Mapping[str, Mapping[str, Any]], *, quiet: bool) ->
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cpu", help="as train's (default cpu)")
+    parser.add_argument("--device", default="cpu", help="same as for train (default cpu)")
     parser.add_argument("--inner", nargs="+", choices=sorted(RATES), default=["adamw", "muon"])
     parser.add_argument("--steps", nargs="+", type=int, default=[1, 4, 30], help="inner steps (default 1 4 30)")
     parser.add_argument("--moments", nargs="+", choices=("kept", "reset"), default=["kept", "reset"])
-    parser.add_argument("--sequences", type=int, default=8, help="of an inner step (default 8)")
-    parser.add_argument("--tokens", type=int, default=256, help="of a sequence (default 256)")
+    parser.add_argument("--sequences", type=int, default=8, help="sequences in an inner step (default 8)")
+    parser.add_argument("--tokens", type=int, default=256, help="tokens in a sequence (default 256)")
     parser.add_argument("--micro", type=int, default=8, help="sequences in one pass (default 8)")
-    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="of the reference (default fp32)")
+    parser.add_argument(
+        "--precision", choices=("fp32", "bf16"), default="fp32", help="precision of the reference (default fp32)"
+    )
     parser.add_argument("--compiled", action="store_true", help="compare compiled passes as well")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--keep", action="store_true", help="write benchmarks/measured/spread.json")

@@ -14,7 +14,7 @@ run_id=${RUN_ID:-$2}
 checkpoints=runs/$2/checkpoints/member-$$
 variant=$2
 shift 2
-# Before the caller's options, of which the last one counts.
+# First, because the last one of repeated options counts: the caller's.
 [ "$variant" != test ] ||
     set -- --data-parallelism "${DATA_PARALLELISM:-0}" --tensor-parallelism "${TENSOR_PARALLELISM:-1}" "$@"
 own_wallet "$cluster" "member-$$"

@@ -301,7 +301,7 @@ async def test_a_cluster_that_stands_still_is_waited_for(embedded: Place) -> Non
 
 
 @pytest.mark.parametrize(("nodes", "doubted"), [(1, False), (2, True)])
-async def test_time_that_stands_still_is_doubted_where_another_node_knows(nodes: int, doubted: bool) -> None:
+async def test_still_time_is_doubted_only_with_a_second_node(nodes: int, doubted: bool) -> None:
     async with RpcPool([Endpoint("http://127.0.0.1:1", "ws://127.0.0.1:1")] * nodes) as pool:
         watcher = RunWatcher(pool, Pubkey.default(), Pubkey.default())
         watcher._observe(100, Doubt(pool))

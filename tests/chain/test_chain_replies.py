@@ -38,7 +38,7 @@ UNFUNDED = {"err": "AccountNotFound", "logs": None}
         ("m", RpcError),
     ],
 )
-def test_error_of_reply_is_a_failed_transaction_or_the_nodes(error: object, kind: type[Exception]) -> None:
+def test_reply_error_raises_transaction_failed_or_rpc_error(error: object, kind: type[Exception]) -> None:
     with pytest.raises(kind) as caught:
         result_of({"error": error})
     assert type(caught.value) is kind

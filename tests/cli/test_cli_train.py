@@ -122,8 +122,8 @@ def test_train_local_says_that_pytorch_is_loaded_before_it_is(tmp_path: Path, to
     assert (done.code, done.err) == (130, "loading PyTorch…\ninterrupted\n")
 
 
-def test_take_part_with_ignored_sigint_ends_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A script that starts a member with `&` has SIGINT ignored for it, and `kill -INT` is how it is stopped."""
+def test_take_part_with_ignored_sigint_ends_on_sigint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script that starts a member with `&` makes it ignore SIGINT, but stops it with `kill -INT`."""
     monkeypatch.setattr(os, "_exit", sys.exit)
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:

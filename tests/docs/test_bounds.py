@@ -46,8 +46,8 @@ ROWS = [
     f"hashes are remembered, and {announce.OUTBOX} wait for a peer that reads slowly | {quota.ALL_TOLD_RATE:.0f} a "
     f"second after the first {quota.ALL_TOLD_BURST:,.0f}; {announce.INBOX:,} wait to be heard",
     f"an answer to a question about announcements | {results.MOST_PER_SEAT} announcements of {MAX_ANNOUNCEMENT:,} "
-    f"bytes for each seat that was asked about, {collect._MAX_REPLY >> 20} MiB in all; who answers with more values, "
-    f"or none that can be read, is closed and kept out | {collect._ASKED_AT_ONCE * collect._MAX_REPLY >> 20} MiB: "
+    f"bytes for each seat that was asked about, {collect._MAX_REPLY >> 20} MiB in all; a peer whose answer has more "
+    f"values, or cannot be read, is closed and kept out | {collect._ASKED_AT_ONCE * collect._MAX_REPLY >> 20} MiB: "
     f"{collect._ASKED_AT_ONCE} peers are asked at a time",
     f"a request | {MAX_REQUEST >> 10} KiB, {requests.HEADER_S:.0f} seconds to arrive, "
     f"{requests.LONGEST_HANDLER_S:.0f} seconds to be answered | {-(-SERVED * MAX_REQUEST // 2**20)} MiB",

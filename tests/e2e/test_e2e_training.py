@@ -56,7 +56,7 @@ ARCHITECTURES = [
 
 @pytest.mark.parametrize("engine", ["embedded"], indirect=True)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_other_architectures_train_while_a_member_is_asked(company: Company, tmp_path: Path, architecture: str) -> None:
+def test_other_architectures_train_while_one_is_evaluated(company: Company, tmp_path: Path, architecture: str) -> None:
     """NanoGPT, with all of its ideas, and DeepSeek, whose experts are cut into tiers, in rounds that do not overlap.
 
     The whole model is asked between rounds: it tells what it can do, and nobody waits for it.

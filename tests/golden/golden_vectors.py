@@ -1,7 +1,7 @@
-"""Recompute what a change of structure must leave as it is: bytes on the wire and on chain, and names that scripts use.
+"""Recompute what a refactoring must not change: bytes on the wire and on chain, and names that scripts use.
 
-`python tests/golden/golden_vectors.py` (with tests/ in PYTHONPATH) writes vectors.json anew. Do that only for a change
-that is meant to alter them, and say in the commit which ones and why.
+`python tests/golden/golden_vectors.py` (with tests/ in PYTHONPATH) writes vectors.json again. Do that only for a change
+that is meant to alter the vectors, and say in the commit which ones and why.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _COMMON = ("help", "json_output", "quiet", "verbose")
 
 
 def payloads_and_hashes(schema: Schema) -> dict[str, Any]:
-    """Of rounds of given pseudo-gradients: SHA-256 of each member's payloads, and the level hashes after each apply."""
+    """Return the SHA-256 of payloads and the level hashes after each apply, for rounds of fixed pseudo-gradients."""
     params = numbers(schema, 0)
     engine = Engine(schema, 0, params)
     members = [ErrorFeedback(schema.results, 0, params, schema.optimizer.decay) for _ in range(MEMBERS)]
@@ -73,7 +73,7 @@ def payloads_and_hashes(schema: Schema) -> dict[str, Any]:
 
 
 def numbers(schema: Schema, seed: int) -> dict[str, Tensor]:
-    """Multiples of 2^-12 in the shapes of all tensors, which every machine draws alike."""
+    """Return multiples of 2^-12 in the shapes of all tensors. Every machine draws the same ones."""
     draws = np.random.default_rng(seed)
     shapes = schema.state.config.parameter_shapes()
     drawn = {name: draws.integers(-(1 << 14), 1 << 14, shape) for name, shape in shapes.items()}
@@ -81,7 +81,7 @@ def numbers(schema: Schema, seed: int) -> dict[str, Tensor]:
 
 
 def accounts() -> dict[str, Any]:
-    """Size and SHA-256 of a run's accounts when it was made, opened, and in its first warm-up."""
+    """Return size and SHA-256 of a run's accounts, when it is new and in its first warm-up."""
     scenario = Scenario(World())
     found: dict[str, Any] = {}
 
@@ -106,7 +106,7 @@ def accounts() -> dict[str, Any]:
 
 
 def events() -> dict[str, list[str]]:
-    """By kind the line of an event with something in every field, and of one with nothing but what it must have."""
+    """Return the JSON lines of each kind of event: one with all fields, and one with the required fields only."""
     found = {}
     for kind in typing.get_args(MEMBER_EVENTS):
         full = kind(**{one.name: sample(one.type) for one in msgspec.structs.fields(kind)})
@@ -117,7 +117,7 @@ def events() -> dict[str, list[str]]:
 
 
 def sample(kind: Any) -> Any:
-    """A value of a field's type."""
+    """Return a value of a field's type."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Annotated:
         return sample(arguments[0])
@@ -138,7 +138,7 @@ def sample(kind: Any) -> Any:
 
 
 def commands(index: Index) -> dict[str, str]:
-    """By command its arguments and options as a command line names them."""
+    """Return the arguments and options of each command, as a command line names them."""
     found = {}
     for name in index.entries:
         parameters = [parameter for parameter in index.load(name).params if parameter.name not in _COMMON]
@@ -147,7 +147,7 @@ def commands(index: Index) -> dict[str, str]:
 
 
 def config_keys() -> list[str]:
-    """Every key of a run's config file, with what it must be."""
+    """Return every key of a run's config file, with the kind of its value."""
     return [re.sub(r"\s+", " ", f"{key.name}: {key.kind}") for key in keys()]
 
 
@@ -164,7 +164,7 @@ PARTS: Mapping[str, Callable[[], Any]] = {
     "config keys": config_keys,
     "exit codes": lambda: dict(sorted(EXITS.items())),
 }
-"""What is kept, by name."""
+"""The vectors, by name."""
 
 
 def main() -> None:

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def network(memo_so: Path) -> Iterator[Urls]:
-    """One process for all of them; it ends with this file, since it takes a core that nobody else wants."""
+    """One process for all tests of this file. It ends with the file, since it keeps a core busy."""
     if validator_binary() is None:
         pytest.skip("no solana-test-validator on this machine (set AFTERMATH_VALIDATOR to one)")
     process, rpc, ws = start("--engine", "validator", "--slot-ms", "100", "--program", f"{PRELOADED_ID}={memo_so}")
@@ -37,7 +37,7 @@ def network(memo_so: Path) -> Iterator[Urls]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads have priorities of their own on Linux")
-def test_validator_thread_that_polls_gives_way_to_others(network: Urls) -> None:
+def test_validator_polling_thread_has_lower_priority(network: Urls) -> None:
     port = network.rpc_url.rpartition(":")[2]
     children = psutil.Process().children(recursive=True)
     [validator] = [child for child in children if ["--rpc-port", port] == _after("--rpc-port", child.cmdline())]

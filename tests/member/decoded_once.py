@@ -1,6 +1,6 @@
-"""A fixture for simulated runs: all members are in one process, so it decodes each result once for all of them.
+"""A fixture for simulated runs: it decodes each result once for all members, which are in one process.
 
-Decoding is a pure function, and takes a fifth of what a simulated run costs. A member that changed votes in place would
+Decoding is a pure function, and takes a fifth of a simulated run's time. A member that changed votes in place would
 change them for the others, and their replicas would differ.
 """
 

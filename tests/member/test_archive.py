@@ -195,7 +195,7 @@ def test_whatever_goes_wrong_in_the_background_is_a_warning(tmp_path: Path, repo
     assert last.startswith("the chain knows of no checkpoint with the last 6 steps,")
 
 
-def test_copy_that_the_chain_cannot_name_leaves_it_the_directory(tmp_path: Path, repository: Repository) -> None:
+def test_upload_without_name_leaves_directory_on_chain(tmp_path: Path, repository: Repository) -> None:
     """The first copy fails, the second arrives; the run's checkpoint is the directory of each epoch."""
 
     def refuse() -> None:
@@ -240,7 +240,7 @@ def test_checkpoint_of_ended_epoch_is_past_or_due(
     assert archive._past(ended, run(state, epoch=epoch, levels_attested=attested, attested_step=step)) == why
 
 
-def test_directory_beside_one_the_chain_names_is_no_warning(tmp_path: Path) -> None:
+def test_second_directory_of_same_step_causes_no_warning(tmp_path: Path) -> None:
     async def story(sim: Simulation) -> None:
         for _ in range(2):
             sim.add(0)

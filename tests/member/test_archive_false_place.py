@@ -64,10 +64,10 @@ def test_recorded_step_outlives_false_place_and_feeds_restart(tmp_path: Path) ->
         ("team/model", HubAway("the Hub answered 500 for team/model"), False),
     ],
 )
-def test_directory_replaces_only_a_place_that_is_none(
+def test_directory_replaces_only_a_false_place(
     tmp_path: Path, repo: str, answer: Exception | None, directory: bool
 ) -> None:
-    """By the wallet of the run's owner, of which the program takes a directory at any time."""
+    """The member has the owner's wallet, from which the program accepts a directory at any time."""
 
     def read(_: Checkpoint) -> None:
         if answer is not None:

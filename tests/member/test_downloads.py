@@ -23,7 +23,7 @@ STALLED = 100.0
     ],
 )
 def test_stalling_author_leaves_turns_to_others(most: int | None, ends: list[float]) -> None:
-    """Six others fetch for a second each, after 50 downloads of an author that stalls were begun."""
+    """50 downloads of a stalling author begin. Then six other authors' downloads take a second each."""
 
     async def story() -> None:
         turns, ended = Downloads(most), list[float]()

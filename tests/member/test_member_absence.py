@@ -63,7 +63,7 @@ def test_a_witness_that_leaves_in_warm_up_does_not_hold_up_the_others(tmp_path: 
     play(tmp_path, story, witness_nodes=1, warmup_time=100, init_min_clients=4)
 
 
-def test_member_that_dies_in_warm_up_is_dropped_after_first_round(tmp_path: Path) -> None:
+def test_death_in_warm_up_drops_member_after_first_round(tmp_path: Path) -> None:
     """The chain learns of it from the first round, whose sequences the others train again."""
 
     async def story(sim: Simulation) -> None:

@@ -225,7 +225,7 @@ def test_what_a_key_took_is_not_charged_twice_where_the_round_closes_without_it(
         (0b011, 6, set()),  # the ring says nothing of a round that this member did not see end
     ],
 )
-def test_next_duty_counts_whom_a_quorum_did_without(attested: int, next_height: int, left_out: set[int]) -> None:
+def test_next_duty_counts_members_a_quorum_left_out(attested: int, next_height: int, left_out: set[int]) -> None:
     async def story() -> Allowances:
         desk, allowances = Desk(), Allowances(20.0)
         desk.results.open(plan_of(4))

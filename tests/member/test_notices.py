@@ -19,7 +19,7 @@ def test_who_waits_for_the_next_epoch_is_told_of_its_rounds_once() -> None:
     assert said == ["ROUND_TRAIN", "COOLDOWN", "WAITING_FOR_MEMBERS"]
 
 
-def test_halt_of_run_is_told_each_time_it_begins() -> None:
+def test_halt_warns_each_time_it_begins() -> None:
     told: list[kinds.Event] = []
     notices = Notices(Events(lambda: 0.0, [told.append]))
     for state in (RunState.UNINITIALIZED, RunState.PAUSED, RunState.PAUSED, RunState.WARMUP, RunState.PAUSED):

@@ -356,7 +356,7 @@ def test_an_answer_counts_only_if_it_is_of_the_round_and_seats_asked_for() -> No
 
 @pytest.mark.parametrize(("values", "barred"), [(8, False), (9, True), (65_530, True)])
 def test_answer_beyond_what_its_seats_need_bars_the_peer(values: int, barred: bool) -> None:
-    """One seat is asked about. Whatever else an answer holds, no more of it is looked at than one seat can need."""
+    """The question is about one seat. The member reads no more of an answer than one seat can need."""
 
     async def story() -> None:
         desk = Desk()
@@ -379,7 +379,7 @@ def test_answer_beyond_what_its_seats_need_bars_the_peer(values: int, barred: bo
 
 @pytest.mark.parametrize(("relay", "barred"), [(1, False), (2, True)])
 def test_signer_answers_for_what_it_sends_itself(relay: int, barred: bool) -> None:
-    """What member 2 signed in other attempts at the round is passed on by another member, or sent by itself."""
+    """Member 2 signed announcements in other attempts at the round. Member 1 passes them on, or 2 sends them itself."""
 
     async def story() -> None:
         desk = Desk()

@@ -91,7 +91,7 @@ class Joiner:
         )
 
     def falsely_named(self, step: int) -> None:
-        """The chain names no place at all for the checkpoint of a step, with the hashes of the run's model."""
+        """Let the chain name a false place for the checkpoint of a step, with the hashes of the run's model."""
         place, hashes = Checkpoint(CheckpointKind.HUB, "/etc", ""), tuple(_hash(ATTESTED, level) for level in range(3))
         model = builders.model(checkpoint=place, checkpoint_step=step + 1, checkpoint_hashes=hashes, earlier=())
         self.feed.view = builders.view(self.run, three_members(), model)
@@ -136,7 +136,7 @@ def test_a_place_without_the_model_is_passed_over_for_another_of_the_same_step(t
 
 
 @pytest.mark.parametrize("right", [True, False])
-def test_own_copy_of_falsely_named_step_counts_under_its_hashes(tmp_path: Path, right: bool) -> None:
+def test_own_copy_with_recorded_hashes_replaces_false_place(tmp_path: Path, right: bool) -> None:
     async def story() -> None:
         joiner = Joiner(tmp_path, attested=0b111, source=ModelSource.CHECKPOINT)
         joiner.falsely_named(STEP)

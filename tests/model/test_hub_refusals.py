@@ -178,9 +178,11 @@ def test_a_home_that_this_machine_does_not_know_is_no_checkpoint() -> None:
 
 
 @pytest.mark.parametrize("name", ["/etc", "../x", "etc", "a/b/c", "me/model?x", "http://10.0.0.1/x", "me/\x1b[2J"])
-def test_false_name_of_hub_place_is_refused_before_asking(name: str) -> None:
+def test_invalid_hub_name_is_refused_before_any_request(name: str) -> None:
     place = Checkpoint(CheckpointKind.HUB, name, "")
     for read in (resolve, load_hf_config, outline_directory):
-        with pytest.raises(CheckpointError, match=r"is not the name of a Hub repository[\s\S]*owner names") as refused:
+        with pytest.raises(
+            CheckpointError, match=r"is not the name of a Hub repository[\s\S]*owner to name"
+        ) as refused:
             read(place)
         assert "\x1b" not in str(refused.value)

@@ -66,12 +66,16 @@ async def test_two_processes_with_one_key_are_told_to_both(opened: Any, caplog: 
 
 @pytest.mark.parametrize(
     ("connected", "saying", "told", "advice"),
-    [(1, 1, "peer {} says", "Nobody else confirms it"), (2, 1, "", ""), (2, 2, "peers {}, {} say", "Stop one of the")],
+    [
+        (1, 1, "peer {} says", "No other peer confirms it"),
+        (2, 1, "", ""),
+        (2, 2, "peers {}, {} say", "Stop one of the"),
+    ],
 )
-async def test_word_of_one_peer_among_others_is_no_warning(
+async def test_other_process_warning_needs_two_peers_or_only_one(
     opened: Any, rogue: Any, caplog: pytest.LogCaptureFixture, connected: int, saying: int, told: str, advice: str
 ) -> None:
-    """Any peer can write the reason by which it closes a connection."""
+    """Any peer can give this reason when it closes a connection."""
     node, peers = await opened(1), [await rogue(seed) for seed in range(2, 2 + connected)]
     node.set_members([peer.node_id for peer in peers])
     dialled = [await peer.dial(node) for peer in peers]

@@ -171,7 +171,7 @@ def test_the_commitment_keeps_its_value() -> None:
 def test_a_signed_but_impossible_commitment_is_refused(changed: dict[str, Any]) -> None:
     with pytest.raises(BadAnnouncement) as refused:
         decode_announcement(signed(raw(**changed)))
-    assert not {"$", "`"} & set(str(refused.value)), "a decoder's words are for nobody else"
+    assert not {"$", "`"} & set(str(refused.value)), "the decoder's own words are not shown"
 
 
 def test_the_same_fields_spelled_otherwise_are_refused() -> None:

@@ -93,7 +93,7 @@ def test_member_without_the_model_gets_a_fix_for_members(tmp_path: Path) -> None
 
 
 def test_own_checkpoint_tells_the_model_after_false_names(tmp_path: Path) -> None:
-    """By a member that opens no path that the run names, but what itself wrote of this very run."""
+    """The member opens no path that the run names, only what it wrote itself for this run."""
     run, said = builders.run(RunState.WAITING_FOR_MEMBERS), list[str]()
     for step in (3, 12):
         (tmp_path / f"test-step{step}").mkdir()

@@ -24,16 +24,16 @@ SECRET = "f00dcafe"
 
 
 class Bucket:
-    """Takes a PUT with a length and a signature that has not expired; `/links/NAME` signs for two requests each."""
+    """Takes a PUT with a length and a valid signature. `/links/NAME` signs links that last for two requests."""
 
     def __init__(self) -> None:
         self.stored: dict[str, bytes] = {}
         self.asked: list[str] = []
         """Methods and paths, in order."""
         self.now = 0
-        """Requests so far: the clock by which links expire."""
+        """PUT requests so far. Links expire by this clock."""
         self.unavailable = 0
-        """How many requests are still answered 503, after some of their bytes."""
+        """How many of the next requests get a 503."""
         app = web.Application(client_max_size=1 << 22)
         app.router.add_put("/bucket/{checkpoint}/{name}", self.put)
         app.router.add_get("/links/{checkpoint}", self.links)

@@ -97,9 +97,7 @@ def test_document_without_hash_on_chain_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("files_hash", "advice"), [("", "ask its owner to correct"), ("0" * 64, "--data-path DIR")])
-def test_unfit_tokens_of_a_member_are_to_be_corrected_by_the_owner(
-    tmp_path: Path, files_hash: str, advice: str
-) -> None:
+def test_unfit_tokens_fix_depends_on_hash_on_chain(tmp_path: Path, files_hash: str, advice: str) -> None:
     np.full(4096, 300, "<u2").tofile(tmp_path / "a.bin")
     optimizer = optimizer_of(parse_as(RULES, "tiny", RunConfig).llm.optimizer)
     place = replace(data(DataKind.LOCAL, str(tmp_path)), secondary=marked("", files_hash) if files_hash else "")

@@ -78,7 +78,7 @@ def test_a_log_that_cannot_be_written_is_said_with_its_option(tmp_path: Path, op
 
 
 @pytest.mark.parametrize("together", [True, False])
-def test_error_of_a_log_is_left_to_stderr_if_it_is_the_same(
+def test_error_is_not_logged_if_stderr_is_the_same_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, together: bool
 ) -> None:
     """The process says it on standard error, with its fix, when it ends."""

@@ -65,7 +65,7 @@ def json_as(data: bytes | bytearray | str, kind: type[T] | Any, most: int = MAX_
 
 
 def msgpack_as(data: bytes, kind: type[T] | Any, most: int = MAX_VALUES) -> T:
-    """A msgpack document of this type and of no more than `most` values. Raises Malformed."""
+    """Decode a msgpack document of this type with at most `most` values. Raises Malformed."""
     try:
         _check_msgpack(data, most)
         return msgspec.msgpack.decode(data, type=kind)

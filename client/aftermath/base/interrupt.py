@@ -12,7 +12,7 @@ from aftermath.base import quiet
 
 
 def hear_ignored_interrupts() -> None:
-    """Let SIGINT end this process, also where a script that started it with `&` has it ignored."""
+    """Let SIGINT end this process. A script that starts it with `&` makes it ignore SIGINT."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, quiet.told)
 

@@ -1,4 +1,4 @@
-"""Standard output that is written whole or fails, and whether it is standard error, too.
+"""Write standard output whole or fail, and tell whether it is the same file as standard error.
 
 With PYTHONUNBUFFERED, which container images set, Python's standard output is unbuffered and drops what the system did
 not take of a write: a disk that is nearly full cut a document, and the command still ended with 0.

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from aftermath.rules.members import Membership
 
 _WHATEVER_THE_MACHINE = ("barred",)
-"""Codes of refusals that no change of this machine lifts: nobody waits for a look at it."""
+"""Codes of refusals that no other machine would avoid, so `can-join` does not check this one."""
 
 
 def obstacles(

@@ -144,9 +144,9 @@ def _shape(config: RunConfig, described: Mapping[str, Any], mistakes: list[Mista
 def _data(
     config: RunConfig, vocab_size: int, recipe: Mapping[str, Any], mistakes: list[Mistake], unseen: list[str]
 ) -> str:
-    """Return why a member on this machine could not train on the data, empty if it could or that is not known.
+    """Return why a member on this machine could not train on the data. Empty if it could, or if that is unknown.
 
-    Data that nobody can train on with these settings is added to the mistakes, as update-config refuses it.
+    If no member can train on the data with these settings, add a mistake, because update-config refuses the config.
     """
     chosen = config.llm.data_location
     if chosen.Local is None and chosen.Preprocessed is None and chosen.Dummy is None:

@@ -112,7 +112,7 @@ def show(result: Result, *, as_json: bool) -> None:
 
 
 def _draw(console: Console, drawn: RenderableType) -> None:
-    """Print a table. Rich pads its lines; outside of a terminal that would be trailing spaces."""
+    """Print a table. Unless it goes to a terminal, remove the spaces with which rich pads its lines."""
     if console.is_terminal:
         console.print(drawn)
         return

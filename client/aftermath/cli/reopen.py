@@ -47,7 +47,7 @@ def reopen(
 
 
 async def _checked(options: SigningOptions, run_id: str, total_steps: int) -> int:
-    """Return how many trained steps of a finished run no checkpoint on chain has.
+    """Return how many trained steps of a finished run are in no checkpoint on chain.
 
     Raises CommandError if the run would train its new steps at a learning rate of 0.
     """

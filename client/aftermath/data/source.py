@@ -40,7 +40,7 @@ class NoData(DataError):
 
 
 class WrongTokens(DataError):
-    """The files are there, and with the run's settings nobody can train on them."""
+    """The files exist, but no member can train on them with the run's settings."""
 
 
 class SourceAway(DataError):

@@ -62,9 +62,9 @@ def load_state(directory: Path) -> tuple[dict[str, Tensor], Counters] | None:
 
 @contextlib.contextmanager
 def only_here(directory: Path) -> Iterator[None]:
-    """Hold a directory, which is made if need be. Raises CheckpointError if another process holds it.
+    """Make the directory if needed, and lock it. Raises CheckpointError if another process has locked it.
 
-    After an error that left nothing in it but the lock, the lock is removed, and so are the directories made here.
+    If the block fails and leaves only the lock in the directory, remove the lock and the directories made here.
     """
     with contextlib.ExitStack() as stack:
         with write_errors(directory):

@@ -36,7 +36,7 @@ POLL_SECONDS = 0.1
 TICK_MS = 6.25
 OTHER_PORTS = 36
 _PR_SET_PDEATHSIG = 1
-SPINNING_THREAD = "solBnkTxSched"  # with this one, the validator polls for transactions without a pause
+SPINNING_THREAD = "solBnkTxSched"  # the thread with which the validator polls for transactions, without a pause
 _NICER = 10
 _LOOK_SECONDS = 0.5
 
@@ -197,15 +197,15 @@ def _die_with_parent() -> None:
 
 
 async def _give_way(pid: int) -> None:
-    """Linux: lower the priority of the validator's polling thread, so that members get the core that it would take."""
-    for _ in range(round(START_SECONDS / _LOOK_SECONDS)):  # it begins some seconds after the validator is healthy
+    """Linux: lower the priority of the validator's polling thread, so that members can use its core."""
+    for _ in range(round(START_SECONDS / _LOOK_SECONDS)):  # the thread starts seconds after the validator is healthy
         if _has_given_way(pid):
             return
         await asyncio.sleep(_LOOK_SECONDS)
 
 
 def _has_given_way(pid: int) -> bool:
-    """Lower the thread's priority, if there is one yet."""
+    """Lower the thread's priority. Return False if the thread does not exist yet."""
     for thread in Path(f"/proc/{pid}/task").glob("*"):
         with contextlib.suppress(OSError):  # threads end at any time
             if (thread / "comm").read_text().strip() == SPINNING_THREAD:

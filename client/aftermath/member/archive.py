@@ -6,7 +6,8 @@ Decided
 - the chain takes a checkpoint only with the hashes that the members attested, and the first valid one wins; an upload
   that it does not name is a warning, since the run then depends on something that fewer can reach;
 - a member that uploads names its directory only if the upload fails or outlasts an epoch: others can reach the Hub;
-- a directory replaces a place on the Hub only if that place is none: any tier-0 member may have named it;
+- a directory replaces a place on the Hub only if that place does not hold the run's model: any tier-0 member may have
+  named it;
 - a directory of that step with another model in it is of a past that the run has gone back from: it is moved aside,
   unless the chain, asked anew, names it;
 - whatever goes wrong here is a warning: the run does not depend on any one member's disk or connection.
@@ -38,7 +39,7 @@ from aftermath.rules.run import Run, steps_before
 from aftermath.rules.state import CheckpointKind, RunState
 from aftermath.watch import kinds
 
-_HUB_SECONDS = 10.0  # for one look at a place on the Hub, while the cooldown waits
+_HUB_SECONDS = 10.0  # for one check of a place on the Hub, for which the cooldown waits
 LONGEST_UPLOAD = 3600.0
 """Seconds after which an upload is given up, waiting for the thread included."""
 
@@ -51,7 +52,7 @@ class Hub:
     upload: Callable[[Path, str], str]
     """Pushes a directory with a commit message; returns the commit. Raises CheckpointError."""
     named: bool = True
-    """Whether the chain can name what is uploaded. Else it is a copy, of which `upload` returns the place."""
+    """Whether the chain can name the upload. If not, it is only a copy, and `upload` returns where it is."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,8 @@ class Archive:
     companions: Mapping[str, bytes]
     """The tokenizer's files, which go with every checkpoint."""
     read_hub: Callable[[Checkpoint], None]
-    """Reads the config of a place on the Hub. Raises CheckpointError if that is not the run's model, HubAway if the
-    Hub does not say.
+    """Read the config of a place on the Hub. Raises CheckpointError if it is not the run's model, HubAway if the
+    Hub does not answer.
     """
 
 
@@ -93,8 +94,8 @@ class Keeper:
         self._uploading: asyncio.Task[None] | None = None
         self._sending: _Kept | None = None
         self._next: _Kept | None = None
-        self._read: Checkpoint | None = None  # the place on the Hub that was found good last
-        self._named_step = -1  # of the chain's checkpoint when this member last kept one
+        self._read: Checkpoint | None = None  # the last place on the Hub that passed the check
+        self._named_step = -1  # step of the chain's checkpoint when this member last kept one
         if archive.hub is not None and archive.directory is None:
             sweep()
 
@@ -209,7 +210,7 @@ class Keeper:
 
         def remove() -> None:
             stem = stem_of_run(directory, run.run_id, run.identity)
-            # Whatever place a member named for a recorded step, this copy of the step may be the only one there is.
+            # The place named for a recorded step may be false, so this copy of the step may be the only one.
             recorded = {step_directory(directory, stem, steps_before(one.step)) for one in model.recorded if one.exists}
             prune(directory, stem, run.trained_steps, keep, needed | recorded | _directories(model))
 
@@ -281,7 +282,7 @@ class Keeper:
             self._warn_unnamed(kept, "nobody has uploaded a newer one for an epoch")
 
     async def _wrong_with(self, checkpoint: Checkpoint) -> str | None:
-        """Return why a place on the Hub holds no model of the run; None if it does, or the Hub does not say."""
+        """Return why a place on the Hub does not hold the run's model. None if it does or the Hub does not answer."""
         if checkpoint.kind is not CheckpointKind.HUB or checkpoint == self._read:
             return None
 
@@ -296,26 +297,26 @@ class Keeper:
             return None
         except (CheckpointError, ModelConfigError) as error:
             return error.message
-        except Exception as error:  # what a stranger's place makes of our reader costs that place, not this member
+        except Exception as error:  # a stranger chose the files: whatever they break, refuse the place
             return f"{escaped(checkpoint.repo)} cannot be read: {type(error).__name__}: {escaped(str(error))}"
         return None
 
     def _warn_unnamed(self, kept: _Kept, why: str) -> None:
-        """Warn that the chain does not name this member's newer directory, and say who can have it named."""
+        """Warn that the chain does not name this member's newer directory, and say how to have one named."""
         keeper, run = self._ports.coordinator.called, kept.run
         self._warn(
             f"{keeper} does not name {kept.place} of step {run.trained_steps}: {why}\n"
-            "Start a tier-0 member that uploads the next checkpoint: train --hub-repo OWNER/NAME. Or the run's owner "
-            f"names this one: aftermath-solana checkpoint --run-id {shlex.quote(run.run_id)} "
+            "Start a tier-0 member that uploads the next checkpoint: train --hub-repo OWNER/NAME. Or ask the run's "
+            f"owner to name this one: aftermath-solana checkpoint --run-id {shlex.quote(run.run_id)} "
             f"--path {shlex.quote(str(kept.place))} -w FILE"
         )
 
     async def _name(
         self, place: Checkpoint, kept: _Kept, before: Checkpoint | None = None, wrong: str | None = None
     ) -> None:
-        """Point the chain to a checkpoint; a warning says so if it ends up naming another one, or an older one.
+        """Point the chain to a checkpoint. Warn if the chain ends up naming another one, or an older one.
 
-        `wrong`: what is wrong with the place that the chain named `before`.
+        `wrong`: why the place that the chain named `before` does not hold the run's model.
         """
         refusal = await self._offer(place, kept)
         if refusal is None:
@@ -351,11 +352,11 @@ class Keeper:
 
 
 def _directories(model: Model, newest: int | None = None) -> set[Path]:
-    """The directories that the chain has recorded, of all its checkpoints or only of so many of the newest."""
+    """Return the directories that the chain has recorded, of all checkpoints or only of the `newest` ones."""
     found = set[Path]()
     for one in model.recorded[:newest]:
         if one.checkpoint.kind is CheckpointKind.LOCAL:
-            with contextlib.suppress(CheckpointError):  # no place at all
+            with contextlib.suppress(CheckpointError):  # not a valid place
                 found.add(local_directory(one.checkpoint))
     return found
 

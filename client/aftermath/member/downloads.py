@@ -1,7 +1,7 @@
-"""Turns to download: how many results are fetched at once, and whose come next.
+"""Limit how many results a member downloads at once, and choose whose come next.
 
-An author that stalls holds a turn for the whole of a try, so it gets half of the turns at most, and after a failed try
-it waits behind authors that failed less often.
+An author that stalls holds its turn until the try times out. Therefore one author gets at most half of the turns, and
+after a failed try it waits behind authors that failed less often.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from aftermath.p2p.transport import TransportError
 
 
 class Downloads:
-    """The turns of one member."""
+    """The turns to download of one member."""
 
     def __init__(self, most: int | None) -> None:
-        """`most`: downloads at once; None for no limit."""
+        """`most`: limit of concurrent downloads. None for no limit."""
         self._most = most
         self._waiting: list[tuple[bytes, asyncio.Future[None]]] = []
         self._running = Counter[bytes]()
         self._failures = Counter[bytes]()
-        """Tries in a row that failed, by author."""
+        """Consecutive failed tries, by author."""
 
     @asynccontextmanager
     async def turn(self, author: bytes) -> AsyncIterator[None]:
-        """Wait for a turn to fetch from what `author` announced, and hold it inside the block."""
+        """Wait for a turn to download a result of `author`, and hold the turn inside the block."""
         if self._most is None:
             yield
             return
@@ -50,7 +50,7 @@ class Downloads:
         except asyncio.CancelledError:
             if given.cancelled():
                 self._waiting.remove((author, given))
-            else:  # it was given in the same moment
+            else:  # the turn came at the same moment
                 self._end(author)
             raise
 
@@ -59,11 +59,12 @@ class Downloads:
         self._give()
 
     def _give(self) -> None:
-        """Give free turns away: to authors that failed less often first, and of these to who has waited longest."""
+        """Give out free turns: first to authors that failed less often, among these to the one that waited longest."""
         assert self._most is not None
         for_one = max(1, self._most // 2)
         while self._running.total() < self._most:
-            waiting = [one for one in self._waiting if not one[1].done()]  # else about to be removed
+            # A future that is done was cancelled, and is about to be removed.
+            waiting = [one for one in self._waiting if not one[1].done()]
             ready = [one for one in waiting if self._running[one[0]] < for_one]
             if not ready:
                 return

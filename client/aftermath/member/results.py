@@ -44,7 +44,7 @@ _MAX_PER_MEMBER = 2  # two different commitments of one member in one round prov
 _UNASSIGNED = "not what it was assigned"
 CLOSED_ON = "it was announced after this witness was closed"
 MOST_PER_SEAT = 8
-"""Announcements of a seat in an answer: results (two, and those that the chain accepted), their keys, and a closing."""
+"""Most announcements of a seat in an answer: two results and accepted ones, their keys, and a closing."""
 _LONGEST_QUESTION = 1024  # bytes: a height and 256 seats take fewer, and reading one takes time for each value
 
 
@@ -156,8 +156,8 @@ class Results:
     def admit(self, said: Commitment, raw: bytes, *, accepted: bool = False, relayed: bool = False) -> None:
         """Keep an announcement if it is what its sender was assigned; `accepted`: the chain says it is the one.
 
-        `relayed`: another peer passed it on. A sender answers only for what it sends itself: what it signed in another
-        attempt at the round is true, and anybody can pass it on.
+        `relayed`: another peer passed it on. A member is charged only for what it sends itself, because anyone can
+        pass on what that member signed in another attempt at the round.
         """
         plan = self._plans.get(said.height)
         if plan is None or said.epoch != self._epoch:

@@ -201,9 +201,9 @@ class WarmUp:
     async def _durable(self, levels: set[int]) -> dict[str, Tensor]:
         """The tier's weights from one of the places recorded for the step of the durable checkpoint.
 
-        This member's own copy of the step comes first. A member may have named a place that is none, and another one
-        the same step's before or after it. Where no hash could tell what is there, the present place alone counts, as
-        it is the same for everybody.
+        Try this member's own copy of the step first, then every place recorded for the step: a member may have named a
+        false one. If a level has no hash to check a place by, try only the present place, which is the same for all
+        members.
         """
         model, reasons = self._ports.feed.model, list[Exception]()
         own = self._own_copy(steps_before(model.checkpoint_step))
@@ -227,7 +227,7 @@ class WarmUp:
         raise reasons[len(own)]  # what is wrong with the present place
 
     def _own_copy(self, step: int) -> list[Checkpoint]:
-        """This member's own directory of a step, if it has kept one: the place on chain may be a false one."""
+        """Return this member's own directory of a step, if it kept one. The place on chain may be false."""
         if self._kept is None:
             return []
         run = self._run

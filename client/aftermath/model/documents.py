@@ -41,7 +41,7 @@ class CheckpointError(AftermathError):
 
 
 class HubAway(CheckpointError):
-    """The Hub does not answer, or not now: this says nothing about what it has."""
+    """The Hub does not answer now. This says nothing about what it holds."""
 
 
 def damaged(path: Path, error: Exception) -> CheckpointError:

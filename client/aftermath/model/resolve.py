@@ -107,7 +107,7 @@ def _opened(checkpoint: Checkpoint, access: RunAccess) -> Path:
 
 
 def require_place(checkpoint: Checkpoint) -> None:
-    """Raise CheckpointError if no place can be meant, without asking anybody: any tier-0 member may have named it."""
+    """Raise CheckpointError if the name is not valid, before any request: any tier-0 member may have chosen it."""
     if checkpoint.kind is CheckpointKind.NONE or not checkpoint.repo:
         raise CheckpointError(
             "the run names no checkpoint, and no model whose shape it has",
@@ -117,6 +117,6 @@ def require_place(checkpoint: Checkpoint) -> None:
         raise CheckpointError(
             f"the run names a checkpoint on the Hub as {shown(checkpoint.repo)}, which is not the name of a Hub "
             "repository (OWNER/NAME)",
-            "The run's owner names the right place: aftermath-solana checkpoint --repo OWNER/NAME --revision COMMIT, "
-            "or --path DIR for a directory that a tier-0 member wrote",
+            "Ask the run's owner to name the right place: aftermath-solana checkpoint --repo OWNER/NAME "
+            "--revision COMMIT, or --path DIR for a directory that a tier-0 member wrote",
         )

@@ -2,8 +2,8 @@
 
 Decided: the hash of the files is put on chain with their place wherever it can be had: the file's own `data_hash`, else
 that of the data as this machine reads it. An owner need not hold the data, and other clients may read what this one
-does not; then the run goes without, which is said. Files that are here and that no member can train on are refused,
-unless the file has a `data_hash`: then members may have other files.
+does not; then the run goes without, which is said. Local files that no member can train on are refused, unless the
+config has a `data_hash`: then members may have other files.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def source_of(config: RunConfig, vocab_size: int) -> Source:
 
 
 def with_agreed_data(config: RunConfig, vocab_size: int) -> tuple[RunConfig, str]:
-    """Return the config with the hash of its data, and what is troublesome about that, empty if nothing is.
+    """Return the config with the hash of its data, and a warning about the data (empty if there is none).
 
-    Raises Mistaken for data that nobody can train on with the file's settings.
+    Raises Mistaken if no member can train on the data with the config's settings.
     """
     given = config.llm.data_hash
     try:

@@ -120,7 +120,10 @@ def trouble_with_schedule(schedule: LrSchedule, total_steps: int) -> str:
 
 
 def idle_when_reopened(schedule: LrSchedule, trained_steps: int, total_steps: int) -> int | None:
-    """Return the step from which a reopened run would train at a rate of 0; a twentieth of its new steps may."""
+    """Return the first step that a reopened run would train at a rate of 0.
+
+    None if there is none, or only in the last twentieth of its new steps.
+    """
     idle_at_most = max((total_steps - trained_steps) // 20, 1)
     return _idle_from(schedule, max(trained_steps, schedule.warmup_steps), total_steps - idle_at_most)
 

@@ -246,7 +246,7 @@ def check_interface(address: str | None) -> None:
 
 
 def check_port(host: str | None, port: int) -> None:
-    """Raise BindFailed if a UDP port that is named is taken, before anything that takes long. 0 is always free."""
+    """Raise BindFailed if the UDP port cannot be bound. Call this before slow work. Port 0 is always free."""
     if not port:
         return
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as trial:

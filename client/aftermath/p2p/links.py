@@ -238,8 +238,8 @@ class Links:
     def _tell_other_process(self, link: Link) -> None:
         """Warn, once, that peers say they are connected to another process that proved our key.
 
-        The reason of a close is the peer's word, and any peer can write it. So the word of one counts only while no
-        other is connected, and is no reason to stop anything.
+        A peer chooses the reason of a close, so it may lie. One peer's word counts only while no other peer is
+        connected, and even then the warning does not ask to stop a process.
         """
         self._say_other_process.add(link.peer)
         saying = sorted(self._say_other_process & self._contacts.keys())
@@ -249,10 +249,10 @@ class Links:
         if not self._complaints.new("another process", b"one" if alone else b"several"):
             return
         log.warning(
-            "%s: another process takes part with this member's key, perhaps on another machine. %s: each undoes what "
-            "the other does, and two different results of one round cost the seat and the bond",
+            "%s: another process takes part with this member's key, perhaps on another machine. %s: each process "
+            "undoes what the other does, and two different results of one round cost the seat and the bond",
             f"peer {short(saying[0])} says" if alone else f"peers {', '.join(map(short, saying))} say",
-            "Nobody else confirms it, so look whether you run this wallet elsewhere before you stop anything"
+            "No other peer confirms it, so check whether you run this wallet elsewhere before you stop anything"
             if alone
             else "Stop one of the two",
         )

@@ -263,7 +263,7 @@ def _parse_body(body: bytes) -> Announcement:
         announcement: Announcement = msgpack_as(body, Announcement)
     except Malformed:
         raise BadAnnouncement(
-            "the announcement's body is not one that members send: a field is missing, or has another type or range"
+            "the announcement's body is not valid: a field is missing, has the wrong type or is out of range"
         ) from None
     if isinstance(announcement, Commitment):
         _check_commitment(announcement)

@@ -83,7 +83,7 @@ class Simulation:
         self.upload_seconds = 30.0
         """Virtual time of an upload: longer than a cooldown."""
         self.read_hub: Callable[[Checkpoint], None] = lambda _: None
-        """Called with a place on the Hub that a member reads; raises what the Hub would answer."""
+        """Called with each place on the Hub that a member reads. Raises the error that the Hub would cause."""
         self.keeps = True
         self.held_up = False
         """Whether members look out for having been held up, as by `sim.clock.hold_up`."""

@@ -112,7 +112,7 @@ async def assembled(
 
 
 def own_newest(directory: Path | None, run: Run) -> list[Checkpoint]:
-    """The newest checkpoint that this member wrote of the run, if there is one: a recorded place may be a false one."""
+    """Return the newest checkpoint of the run that this member wrote, if any. A recorded place may be false."""
     if directory is None:
         return []
     steps = saved_steps(directory, stem_of_run(directory, run.run_id, run.identity))

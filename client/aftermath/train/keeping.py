@@ -43,11 +43,11 @@ def check_hub(settings: TrainSettings) -> None:
 
 
 def check_put_links(settings: TrainSettings) -> None:
-    """Raises UsageError or CheckpointError if checkpoints cannot be copied by the links of --checkpoint-put-links."""
+    """Raise UsageError or CheckpointError if --checkpoint-put-links is given and cannot be used."""
     if settings.checkpoint_put_links is None:
         return
     if settings.hub_repo is not None:
-        raise UsageError("--checkpoint-put-links and --hub-repo are both given", "Name one place for checkpoints")
+        raise UsageError("--checkpoint-put-links and --hub-repo are both given", "Pass only one of them")
     if settings.checkpoint_dir is None:
         raise UsageError(
             "--checkpoint-put-links copies checkpoints of a directory, and none is given", "Pass --checkpoint-dir DIR"

@@ -40,9 +40,9 @@ class Admitted:
 
 
 def check_options(settings: TrainSettings) -> None:
-    """Raises UsageError or Unsuitable: what in the settings cannot be, whatever the run. Makes directories.
+    """Raise UsageError or Unsuitable for settings that cannot work in any run, and BindFailed for a port in use.
 
-    Raises BindFailed for a port that is taken.
+    Makes the directories that the settings name.
     """
     check_words(settings)
     check_port(settings.bind_p2p_interface, settings.bind_p2p_port)

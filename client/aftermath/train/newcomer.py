@@ -71,9 +71,9 @@ class Newcomer:
         self._chain, self._transport, self._clock, self._events = chain, transport, clock, events
 
     async def outline(self, compute: Worker, *besides: Checkpoint) -> tuple[Outline, Schema]:
-        """The model's outline and the run's schema, from what the run has recorded or from the places `besides`.
+        """Return the model's outline and the run's schema, from the recorded places or the places `besides`.
 
-        Raises as `outline_of` does, if the members do not help either.
+        If all of these fail, ask the members. Raises as `outline_of` does if they do not answer either.
         """
         view = await self._chain.view()
         check_model(view.model, self._run_id)

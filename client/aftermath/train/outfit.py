@@ -122,7 +122,7 @@ def data_of(model: Model, schema: Schema, access: RunAccess) -> Source:
 
 @contextmanager
 def _advice_for_tokens(location: DataLocation) -> Iterator[None]:
-    """Give a member another fix for unfit tokens than an owner, since only the owner can change the run."""
+    """Replace the fix for unfit tokens: it is for the owner, and a member cannot change the run."""
     try:
         yield
     except WrongTokens as error:

@@ -1,7 +1,7 @@
-"""Copies of checkpoints in a bucket, by signed links: one PUT of each file, without a key to the bucket here.
+"""Copy checkpoints to a bucket by signed links: one HTTP PUT for each file, without a key to the bucket.
 
-A JSON object names a link for every file: in a local file, or as the answer of an https address that signs. Links
-expire, so they are read again before each file. No message shows more of a link than its host.
+A JSON object has a link for every file. It is a local file, or the answer of an https address that signs links. Links
+expire, so they are read again before each file. Messages show only the host of a link.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ from aftermath.chain.endpoints import describe, shown
 from aftermath.model.documents import CheckpointError, read_limited
 
 CHECKPOINT = "{checkpoint}"
-"""Stands in an address for the name of a checkpoint's directory."""
+"""Placeholder in an address for the name of a checkpoint's directory."""
 MAX_LINKS_BYTES = 1 << 20
 PAUSES = (1.0, 4.0, 16.0, 64.0)
-"""Seconds before each further try."""
-_AGAIN = (408, 429)  # and all from 500 on
+"""Seconds before each retry."""
+_AGAIN = (408, 429)  # statuses to retry, besides all from 500 on
 _TIMEOUT = httpx.Timeout(60.0, read=300.0)  # storage may answer only once it has stored gigabytes
 _FORM = 'It is a JSON object such as {"model.safetensors": "https://…"}, with a link for each file'
 
 
 class PutLinks:
-    """Where the signed links come from, and what puts files there."""
+    """Uploads checkpoints by the signed links of one source."""
 
     def __init__(self, source: str, sleep: Callable[[float], None] = time.sleep) -> None:
         self._source, self._sleep = source, sleep
 
     def check(self) -> None:
-        """Raise CheckpointError if the source can name no links; an address is not asked yet."""
+        """Raise CheckpointError if the source cannot have links. Sends no request to an address."""
         if not _is_address(self._source):
             _parsed(read_limited(Path(self._source), MAX_LINKS_BYTES), self._source)
         elif not _is_safe(self._source):
             raise CheckpointError(
-                f"{shown(self._source)} is not an https address: others could read the links on their way",
+                f"{shown(self._source)} is not an https address: others could read the links in transit",
                 "Name an https address, or a JSON file",
             )
 
     def put(self, directory: Path, _message: str = "") -> str:
-        """Put a checkpoint's files and say where they are. Raises CheckpointError."""
+        """Upload a checkpoint's files, and return a sentence that says where they are. Raises CheckpointError."""
         files = _files(directory)
         hosts: list[str] = []
         for file in files:
@@ -57,10 +57,10 @@ class PutLinks:
         return f"{', '.join(dict.fromkeys(hosts))} ({counted(len(files), 'file')} of {directory.name})"
 
     def _link(self, checkpoint: str, name: str, files: Sequence[Path]) -> str:
-        """Return the link for a file, once there are links for all."""
+        """Return the link for a file. Raises CheckpointError unless all files have one."""
         if _is_address(self._source):
             address = self._source.replace(CHECKPOINT, quote(checkpoint, safe=""))
-            links = _parsed(self._answer("GET", address, "the question for links"), shown(address))
+            links = _parsed(self._answer("GET", address, "the request for links"), shown(address))
         else:
             links = _parsed(read_limited(Path(self._source), MAX_LINKS_BYTES), self._source)
         if missing := [file.name for file in files if file.name not in links]:
@@ -68,7 +68,7 @@ class PutLinks:
         return links[name]
 
     def _answer(self, method: str, url: str, what: str, file: Path | None = None) -> bytes:
-        """Return what a server answers, after some tries where another one may help. Raises CheckpointError."""
+        """Return a server's answer. Retry if that may help. Raises CheckpointError."""
         why = ""
         for number in range(len(PAUSES) + 1):
             if number:
@@ -85,12 +85,12 @@ class PutLinks:
                 expired = ": the link has expired, or is signed for something else" if file is not None else ""
                 raise CheckpointError(f"{shown(url)} refused {what} ({status}){expired}", "Sign new links")
         raise CheckpointError(
-            f"{shown(url)} did not take {what} in {len(PAUSES) + 1} tries: {why}", "Look at that server; files stay"
+            f"{shown(url)} did not take {what} in {len(PAUSES) + 1} tries: {why}", "Check that server. The files stay"
         )
 
 
 def _asked(method: str, url: str, file: Path | None) -> tuple[int, bytes]:
-    """Send one request, with a file's bytes and their number, and return (status, body)."""
+    """Send one request, with the file's bytes as its body if there is one. Return (status, body)."""
     with ExitStack() as stack:
         client = stack.enter_context(httpx.Client(proxy=proxy_url(url), trust_env=False, timeout=_TIMEOUT))
         content = stack.enter_context(file.open("rb")) if file is not None else None
@@ -104,7 +104,7 @@ def _asked(method: str, url: str, file: Path | None) -> tuple[int, bytes]:
 
 
 def _files(directory: Path) -> list[Path]:
-    """Return a checkpoint's files, `config.json` last: where that one is, the others are."""
+    """Return a checkpoint's files. `config.json` is last: if it has arrived, so have the others."""
     files = [path for path in directory.iterdir() if path.is_file() and not path.name.startswith(".")]
     return sorted(files, key=lambda path: (path.name == "config.json", path.name))
 
@@ -121,12 +121,12 @@ def _parsed(document: bytes, called: str) -> dict[str, str]:
 
 
 def _is_address(source: str) -> bool:
-    """Whether it is an address, also a mistyped one: as a file's name it would be shown whole."""
+    """Return whether it is an address, even a mistyped one: the error for a file would show it whole."""
     return "://" in source
 
 
 def _is_safe(url: str) -> bool:
-    """Whether nobody on the way can read the address: https, or a server on this machine."""
+    """Return whether nobody in transit can read the address: https, or a server on this machine."""
     try:
         parts = urlsplit(url)
         httpx.URL(url)

@@ -71,7 +71,7 @@ def run_page(board: Board, now: float, width: int, height: int) -> RenderableTyp
 
 
 def _waits_for_epoch(board: Board) -> str:
-    """Return when a member joins that an epoch began without; empty if it takes part, or the run is not known yet."""
+    """Return when a waiting member joins. Empty if it takes part, or if the run is not known yet."""
     waiting, found = board.of(kinds.Waiting), board.standing
     if waiting is None or waiting.leaves or board.leaving or found is None or found.epoch >= waiting.epoch:
         return ""

@@ -23,7 +23,8 @@ def redraws(console: Console) -> bool:
 class ConsoleLines:
     """One line of text for each event a person wants to read, or if `quiet` for each warning and error.
 
-    An error ends the process, which says it on standard error. It is a line here only for a log of its own.
+    An error ends the process, which prints it on standard error. So it is a line here only if the output is a log that
+    does not also get standard error.
     """
 
     def __init__(self, console: Console, wall: Wall, *, quiet: bool = False, has_own_output: bool = True) -> None:

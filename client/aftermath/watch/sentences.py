@@ -83,7 +83,7 @@ class Sentences:
         elif isinstance(event, kinds.Kicked):
             fields["kicked"] = "barred" if event.barred else "removed"
         elif isinstance(event, kinds.Measured):
-            # Also what a machine declares whose speed is not known, so no speed is claimed.
+            # A machine of unknown speed declares the least weight too, so do not claim a speed.
             least = event.weight <= 1
             fields["trains"] = f"{'declares' if least else 'trains about'} {counted(event.weight, 'sequence')}"
         elif isinstance(event, kinds.Warning | kinds.Error):

@@ -106,7 +106,7 @@ class Standing:
     silent: int = 0
     """Seconds for which nothing was heard of the run. 0 while there are answers."""
     rounds_left: int | None = None
-    """Rounds of the running epoch that are still to be trained, at most. None if it is not told in rounds."""
+    """How many rounds of the running epoch are left at most. None if the epoch is not limited in rounds."""
 
 
 def standing(run: Run, model: Model, members: Members, now: int, *, silent: int = 0, has_tick: bool = True) -> Standing:

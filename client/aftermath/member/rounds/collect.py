@@ -114,7 +114,10 @@ class Collector:
                 self._complaints.about("hearing what was asked of", peer, error)
 
     async def _question(self, peer: bytes, question: bytes, seats: int) -> list[bytes]:
-        """What a peer answers about so many seats, within the bytes and values that these can need: each takes time."""
+        """Return the announcements in a peer's answer about this many seats; empty if it does not answer.
+
+        The limits are what these seats can need, since every byte and value takes time to read.
+        """
         most = MOST_PER_SEAT * seats
         longest = min(_MAX_REPLY, _AROUND + most * (MAX_ANNOUNCEMENT_BYTES + _AROUND))
         try:
