@@ -30,11 +30,10 @@ Every command takes these options:
 | `-v`, `--verbose` | Also print the debug log, on stderr. |
 | `-h`, `--help` | Show the command's help. |
 
-An error is a sentence and, where there is something to do, its fix, and where the pages have a section about it, that,
-as a file of this installation, since the package has the pages: on stderr as `error: …`, `fix: …` and `docs: …`, with
-`--json` as one object `{"error", "fix", "code", "docs"}` in the last line of stderr, whose `code` is one of
-[these](operations.md#error-codes); `docs` is left out where the pages have no section. Notes in plain words may come
-before it.
+An error is printed on stderr: `error:` says what happened, `fix:` what to do, and `docs:` which section of this
+installation's pages explains it. The last two are left out where there are none. With `--json`, the last line of stderr
+is one object `{"error", "fix", "code", "docs"}`, whose `code` is one of [these](operations.md#error-codes). Notes in
+plain words may come before it.
 
 | exit code | meaning |
 |---|---|

@@ -41,7 +41,7 @@ def events_export(
 ) -> Result:
     """Write what members told into one file, in the order of time.
 
-    Every row says of which run and wallet it is, and of which tier and client version. A file of JSON lines can be read
+    Every row has the run, wallet, tier and client version. A file of JSON lines can be read
     by these commands again; in a table, lists are JSON in their cells.
     """
     from aftermath.base.outputs import STANDARD_OUTPUT, output_file

@@ -15,7 +15,9 @@ from aftermath.cli.present import Result, facts
 async def kick(
     options: SigningOptions,
     run_id: RunId,
-    wallet: Annotated[str, typer.Option("--wallet", "--address", help="Whom: a public key, or its key file.")],
+    wallet: Annotated[
+        str, typer.Option("--wallet", "--address", help="The wallet to remove: a public key, or its key file.")
+    ],
     bar: Annotated[bool, typer.Option("--bar", help="It may not ask for a place again.")] = False,
 ) -> Result:
     """Take a wallet out of the next epoch, or bar it from the run.

@@ -28,10 +28,10 @@ def reopen(
 ) -> Result:
     """Let a finished run go on, with more steps.
 
-    Its members have ended by then: they start train again. What else is to change is said with update-config first,
-    for example a learning rate that ends at 0 after the old total_steps: without --yes, the command refuses to train at
-    a rate of 0. If the chain knows of no checkpoint with all trained steps, the command asks first. Without a terminal,
-    or with --json, pass --yes instead.
+    Its members have ended by then: they start train again. Change anything else with update-config first, for example a
+    learning rate that ends at 0 after the old total_steps. Without --yes, the command refuses to train at a rate of 0.
+    If the chain knows of no checkpoint with all trained steps, the command asks first. Without a terminal, or with
+    --json, pass --yes instead.
     """
     if not yes:
         unsaved = run_in_loop(_checked(options, run_id, total_steps))
