@@ -144,9 +144,9 @@ class TrainSettings:
     checkpoint_put_links: Annotated[
         str | None,
         Doc(
-            "JSON file, or https address that returns one, with a signed link (HTTP PUT) for each file of a checkpoint. "
-            "Every checkpoint in --checkpoint-dir is copied there. In an address, {checkpoint} is replaced by the name "
-            "of its directory."
+            "JSON file, or https address that returns one, with a signed link (HTTP PUT) for each file of a "
+            "checkpoint. Every checkpoint in --checkpoint-dir is copied there. In an address, {checkpoint} is "
+            "replaced by the name of its directory."
         ),
     ] = field(default=None, repr=False)
     hub_repo: Annotated[str | None, Doc("Hugging Face repository that receives checkpoints (needs HF_TOKEN).")] = None
