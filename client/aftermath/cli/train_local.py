@@ -77,11 +77,12 @@ def train_local(
     from aftermath.lab.course import Course, now
     from aftermath.lab.lines import StepLines
     from aftermath.lab.start import start
-    from aftermath.replica.exactness import exact_device
+    from aftermath.replica.exactness import exact_device, keep_compiled
     from aftermath.replica.passes import arithmetic_of
     from aftermath.watch.events import JsonLines
 
     device = exact_device(settings.device)
+    keep_compiled()
     arithmetic = arithmetic_of(device, settings.precision, settings.compile)
     if settings.threads:
         torch.set_num_threads(settings.threads)

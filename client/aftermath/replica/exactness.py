@@ -37,7 +37,6 @@ def exact_device(name: str) -> torch.device:
     """The device of that name, set so that it is exact. Raises what `pick_device` does, and Unsuitable if it is not."""
     device = pick_device(name)
     set_exact()
-    keep_compiled()
     prove_cpu()
     if device.type == "cuda":
         prove(device)
@@ -50,10 +49,12 @@ def keep_compiled() -> None:
     They would keep it in /tmp, which is emptied, and may forbid to run anything. What the environment says counts.
     """
     for variable, name in _KEPT.items():
+        if variable in os.environ:
+            continue
         place = cache_directory(name)
         with contextlib.suppress(OSError):  # a cache that cannot be written is left to them
             place.mkdir(parents=True, exist_ok=True)
-            os.environ.setdefault(variable, str(place))
+            os.environ[variable] = str(place)
 
 
 def set_exact() -> None:

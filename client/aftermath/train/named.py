@@ -11,7 +11,7 @@ from aftermath.base.errors import UsageError
 from aftermath.evals.suite import check_known
 from aftermath.ranks.mesh import Mesh, mesh_of
 from aftermath.replica.arithmetic import Arithmetic
-from aftermath.replica.exactness import exact_device
+from aftermath.replica.exactness import exact_device, keep_compiled
 from aftermath.replica.passes import arithmetic_of
 from aftermath.train.choices import asked_of
 from aftermath.train.reach import Reach
@@ -36,6 +36,7 @@ def named_by(settings: TrainSettings, reach: Reach) -> Named:
     mesh = mesh_named(settings)
     check_alone(settings.matformer_tier, mesh)
     exact_device(settings.device)
+    keep_compiled()
     arithmetic = arithmetic_of(mesh.devices[0], settings.precision, settings.compile if mesh.alone else "off")
     return Named(reach, mesh, arithmetic)
 
