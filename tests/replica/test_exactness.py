@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,10 +13,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from aftermath.base.errors import Unsuitable
-from aftermath.replica.exactness import exact_device, is_exact, prove, prove_cpu, set_exact
+from aftermath.replica.exactness import exact_device, is_exact, keep_compiled, prove, prove_cpu, set_exact
 from replica import as_on_a_gpu
 from replica.as_on_a_gpu import gpu_at_hand
 
+CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
 VARIABLES = ("CUBLAS_WORKSPACE_CONFIG", "CUBLAS_EMULATE_DOUBLE_PRECISION", "CUBLAS_EMULATE_SINGLE_PRECISION")
 
 
@@ -107,3 +109,23 @@ def test_a_device_that_emulates_float64_is_found_out(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(as_on_a_gpu, "_computed", emulated)
     with gpu_at_hand() as gpu, pytest.raises(Unsuitable, match=r"cuda:0 does not compute .* exactly"):
         prove(gpu)
+
+
+@pytest.mark.parametrize(
+    ("home", "given", "kept"),
+    [("home", None, True), ("home", "elsewhere", False), ("file", None, False)],
+    ids=["unset", "set", "no room for a cache"],
+)
+def test_keep_compiled_names_user_cache_unless_set_or_unwritable(
+    home: str, given: str | None, kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / home))
+    for name in CACHES:
+        monkeypatch.setenv(name, given or "")
+        if given is None:
+            monkeypatch.delenv(name)
+    keep_compiled()
+    own = {name: str(tmp_path / home / "aftermath" / part) for name, part in CACHES.items()}
+    assert {name: os.environ.get(name) for name in CACHES} == (own if kept else dict.fromkeys(CACHES, given))
+    assert all(Path(place).is_dir() is kept for place in own.values())
