@@ -39,7 +39,12 @@ def network(memo_so: Path) -> Iterator[Urls]:
 @pytest.mark.skipif(sys.platform != "linux", reason="threads have priorities of their own on Linux")
 def test_validator_polling_thread_has_lower_priority(network: Urls) -> None:
     port = network.rpc_url.rpartition(":")[2]
-    children = psutil.Process().children(recursive=True)
+    # An ended child of another test, which nobody has waited for yet, has no command line.
+    children = [
+        child
+        for child in psutil.Process().children(recursive=True)
+        if child.is_running() and child.status() != psutil.STATUS_ZOMBIE
+    ]
     [validator] = [child for child in children if ["--rpc-port", port] == _after("--rpc-port", child.cmdline())]
     deadline = time.monotonic() + START_SECONDS
     while _niceness(validator, SPINNING_THREAD) != validator.nice() + 10 and time.monotonic() < deadline:

@@ -89,7 +89,7 @@ def test_a_terminal_that_takes_nothing_delays_nobody(state: dict[str, str], tmp_
     """As an ssh session does whose network is gone: nobody reads what is drawn."""
     done = tmp_path / "done"
     with Terminal([*PROCESS, "floods"], {**state, "DONE": str(done)}) as terminal:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while not done.exists():
             assert time.monotonic() < deadline
             assert terminal.process.poll() is None
