@@ -260,7 +260,7 @@ def test_a_device_that_differs_is_refused(
 ) -> None:
     module, function, proof = SPOILT[name]
     monkeypatch.setattr(module, function, lambda *given, **named: None)
-    assert not flat.proven(device, proof(), "differ")
+    assert not on_gpu.proven(device, proof(), "differ")
     assert [record.getMessage() for record in caplog.records] == [
         f"Triton's kernels on {device} differ; torch does the same"
     ]
@@ -304,6 +304,15 @@ KERNELS: dict[str, tuple[dict[str, str], dict[str, int]]] = {
     ),
     "gpu_whole.gather": (_LEVEL | {"by": "*fp32"}, {"COLUMNS": 14, "LANES": 1024}),
     "gpu_whole.ahead": (_LEVEL | {"by": "*fp32"}, {"COLUMNS": 14, "LANES": 1024}),
+    "gpu_whole.take": (
+        {"rows": "*fp32", "indices": "*i64", "values": "*fp32", "size": "i32", "topk": "i32"},
+        {"LANES": 1024},
+    ),
+    "gpu_whole.codes": (
+        dict.fromkeys(("indices", "starts", "numbers"), "*i64")
+        | {"values": "*fp32", "digits": "*u8", "exponents": "*u8", "size": "i32"},
+        {"LANES": 1024, "LEAST": -40},
+    ),
     "gpu_ranks.decode": (
         _PLACES | _BITS | {"payload": "*u8", "group_of": "*i32", "values": "*i8", "shifts": "*u8", "wrong": "*u8"},
         {"COLUMNS": 12, "LANES": 32, "STEPS": 14, "VALUE_BITS": 2, "LATTICE": 1, "EXPONENTS": 44} | _DIGITS,

@@ -295,10 +295,10 @@ def test_established_member_that_leaves_voids_no_epoch(world: World) -> None:
         ("honest beside one of two faces", 60, True),  # of two, one must not void the epoch
     ],
 )
-def test_epoch_from_older_model_stands_if_an_established_delivers(
+def test_epoch_from_older_model_stands_if_established_delivers(
     world: World, back: str, weight: int, stands: bool
 ) -> None:
-    """One or two members come back from an outage beside ten newcomers, which are witnesses then."""
+    """One or two members return from an outage, and ten newcomers are witnesses with them."""
     run = trained_and_lost(world)
     before = known(run)
     established, newcomers = HONEST[: 1 + stands], range(10, 20)

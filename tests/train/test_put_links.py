@@ -54,7 +54,7 @@ class Bucket:
         self.asked.append(f"PUT {request.match_info['name']}")
         if self.unavailable:
             self.unavailable -= 1
-            return web.Response(status=503)
+            return web.Response(status=503, headers={"Retry-After": "6"})
         if request.headers.get("Transfer-Encoding") or request.content_length is None:
             return web.Response(status=411)
         if self.now > int(request.query["expires"]) or request.query["signature"] != SECRET:
@@ -142,7 +142,7 @@ async def test_expired_link_is_refused_once_and_not_shown(
 async def test_server_that_is_away_for_a_while_is_tried_again(bucket: Bucket, checkpoint: Path, links: Links) -> None:
     source = links.name(bucket.sign_all("demo-step6", 10))
     bucket.unavailable = 2
-    assert (await put(source, checkpoint))[1] == [1.0, 4.0]
+    assert (await put(source, checkpoint))[1] == [6.0, 8.0]  # what the server asks for, and the backoff's own
     assert bucket.stored == STORED
 
 

@@ -94,7 +94,7 @@ def train_local(
     if recipe.agreed is not None and device.type == "cpu" and takes_long():
         note("compiling kernels for this processor: half a minute or more, this once")
     if arithmetic.compiled:
-        note("compiling the model for this GPU: half a minute or more, this once")
+        note("compiling the model: half a minute or more, unless it was compiled before")
     out = settings.out.expanduser().absolute() if settings.out else None
     course = Course(recipe, start(recipe, device, arithmetic), screen, out, settings.save_every)
     if out is None:

@@ -15,8 +15,6 @@ from typing import Any
 import triton
 import triton.language as tl
 
-LARGEST_BLOCK = 1 << 14
-"""Of which `choose` holds every number at once."""
 EXACT: dict[str, Any] = {"enable_fp_fusion": False}
 """How every kernel is called."""
 

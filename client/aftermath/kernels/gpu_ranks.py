@@ -1,4 +1,4 @@
-"""Kernels for results with few numbers: sets of places to ranks and back, and the bits beside them, a lane for a block.
+"""Kernels for results with few numbers: sets of places to ranks and back, signs and sizes, a lane for a block.
 
 A set's rank, and the table that makes it, are those of `optim.ranks`. Groups of blocks are described by rows int64
 [groups, COLUMNS] (`optim.sparse_payloads`); a payload is addressed by bits. A number's limbs lie in memory, int64
@@ -108,6 +108,61 @@ def _vote(
 
 
 @triton.jit
+def _put(
+    positions: tl.tensor,
+    values: tl.tensor,
+    shifts: tl.tensor,
+    entry: tl.tensor,
+    position: tl.tensor,
+    value: tl.tensor,
+    shift: tl.tensor,
+    which: tl.tensor,
+) -> None:
+    """Write an entry."""
+    tl.store(positions + entry, position, mask=which)
+    tl.store(values + entry, value.to(tl.int8), mask=which)
+    tl.store(shifts + entry, shift.to(tl.uint8), mask=which)
+
+
+@triton.jit
+def _digits(
+    payload: tl.tensor,
+    at: tl.tensor,
+    places: tl.tensor,
+    most: tl.tensor,
+    positions: tl.tensor,
+    values: tl.tensor,
+    shifts: tl.tensor,
+    entry: tl.tensor,
+    base: tl.tensor,
+    shift: tl.tensor,
+    held: tl.tensor,
+    TOGETHER: tl.constexpr,
+    WIDTH: tl.constexpr,
+    RADIX: tl.constexpr,
+) -> tl.tensor:
+    """Write the entries of blocks that are digits; whose are none, or too many, and how many entries are used."""
+    bad = held & (at < 0)
+    kept = at * 0
+    for spot in range(places.to(tl.int32)):
+        offset = (at & 7) + spot
+        packed = _bits(payload, (at >> 3) + offset // TOGETHER * WIDTH, at * 0 + WIDTH, held)
+        inside = offset % TOGETHER
+        remaining = packed
+        digit = packed % RADIX
+        for before_it in tl.static_range(1, TOGETHER):
+            remaining = remaining // RADIX
+            digit = tl.where(inside == before_it, remaining % RADIX, digit)
+        bad = bad | (held & (packed >= RADIX**TOGETHER))
+        amount = tl.where(digit > 2, 3, 1)
+        amount = tl.where(digit % 2 == 0, -amount, amount)
+        voted = held & (digit > 0)
+        _put(positions, values, shifts, entry + kept, base + spot, amount, shift, voted & (kept < most))
+        kept += voted.to(tl.int64)
+    return bad | (kept > most), kept
+
+
+@triton.jit
 def decode(
     payload: tl.tensor,
     groups: tl.tensor,
@@ -189,9 +244,8 @@ def decode(
             after = tl.where(has, place, after)
             value, stray = _vote(payload, own_entry + number - 1, signs_at, sizes_at, has, held, VALUE_BITS)
             bad = bad | stray
-            tl.store(positions + entry + number - 1, tl.where(has, base + place, -1), mask=held)
-            tl.store(values + entry + number - 1, value.to(tl.int8), mask=held)
-            tl.store(shifts + entry + number - 1, shift.to(tl.uint8), mask=held)
+            position = tl.where(has, base + place, -1)
+            _put(positions, values, shifts, entry + number - 1, position, value, shift, held)
         for limb in range(3, used + 3):
             bad = bad | (tl.load(limbs + limb * blocks + lanes, mask=held, other=0) != 0)
         high = tl.load(limbs + 2 * blocks + lanes, mask=held, other=0)
@@ -208,31 +262,14 @@ def decode(
             after = tl.where(has, place, after)
             value, stray = _vote(payload, own_entry + number - 1, signs_at, sizes_at, has, held, VALUE_BITS)
             bad = bad | stray
-            tl.store(positions + entry + number - 1, tl.where(has, base + place, -1), mask=held)
-            tl.store(values + entry + number - 1, value.to(tl.int8), mask=held)
-            tl.store(shifts + entry + number - 1, shift.to(tl.uint8), mask=held)
+            position = tl.where(has, base + place, -1)
+            _put(positions, values, shifts, entry + number - 1, position, value, shift, held)
         bad = bad | (rest != 0)
         kept = tl.where(held, members, 0).to(tl.int64)
     else:
-        for spot in range(places.to(tl.int32)):
-            offset = (at & 7) + spot
-            packed = _bits(payload, (at >> 3) + offset // TOGETHER * WIDTH, lanes * 0 + WIDTH, held)
-            inside = offset % TOGETHER
-            remaining = packed
-            digit = packed % RADIX
-            for before_it in tl.static_range(1, TOGETHER):
-                remaining = remaining // RADIX
-                digit = tl.where(inside == before_it, remaining % RADIX, digit)
-            bad = bad | (held & (packed >= RADIX**TOGETHER))
-            amount = tl.where(digit > 2, 3, 1)
-            amount = tl.where(digit % 2 == 0, -amount, amount)
-            voted = held & (digit > 0)
-            fits = voted & (kept < most)
-            tl.store(positions + entry + kept, base + spot, mask=fits)
-            tl.store(values + entry + kept, amount.to(tl.int8), mask=fits)
-            tl.store(shifts + entry + kept, shift.to(tl.uint8), mask=fits)
-            kept += voted.to(tl.int64)
-        bad = bad | (kept > most)
+        bad, kept = _digits(
+            payload, at, places, most, positions, values, shifts, entry, base, shift, held, TOGETHER, WIDTH, RADIX
+        )
     if LATTICE:
         bad = bad | tl.where(kept > 0, (code < 1) | (code > EXPONENTS), code != 0)
     tl.store(wrong + first + lanes, (bad & held).to(tl.uint8), mask=held)

@@ -62,6 +62,32 @@ def _exponent(payload: tl.tensor, block: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
+def _cells(table: tl.tensor, part_of: tl.tensor, COLUMNS: tl.constexpr, LANES: tl.constexpr) -> tl.tensor:
+    """Of a program's lanes, which are numbers of one block: where they are.
+
+    The row of the block's part; the block's number in the part and its size; the lanes; which of them the tensor has;
+    and the addresses of these in it.
+    """
+    block = tl.program_id(0)
+    row = table + tl.load(part_of + block).to(tl.int64) * COLUMNS
+    height = tl.load(row + 6).to(tl.int32)
+    width = tl.load(row + 7).to(tl.int32)
+    across = tl.load(row + 8).to(tl.int32)
+    each = tl.load(row + 9).to(tl.int32)
+    number = (block - tl.load(row + 10)).to(tl.int32)
+    size = height * width
+    lanes = tl.program_id(1) * LANES + tl.arange(0, LANES)
+    matrix = (number // each).to(tl.int64)
+    within = number % each
+    y = (within // across) * height + lanes // width
+    x = (within % across) * width + lanes % width
+    held = (lanes < size) & (y < tl.load(row + 4)) & (x < tl.load(row + 5))
+    tensor = tl.load(row).to(tl.pointer_type(tl.float32)) + matrix * tl.load(row + 1)
+    tensor = tensor + y.to(tl.int64) * tl.load(row + 2) + x.to(tl.int64) * tl.load(row + 3)
+    return row, number, size, lanes, held, tensor
+
+
+@triton.jit
 def check(
     payload: tl.tensor,
     table: tl.tensor,
@@ -114,34 +140,24 @@ def mean(
     payloads int64 [members] are addresses; divisors float64 [members + 2] ends with the rate.
     """
     block = tl.program_id(0)
-    row = table + tl.load(part_of + block).to(tl.int64) * COLUMNS
-    height = tl.load(row + 6).to(tl.int32)
-    width = tl.load(row + 7).to(tl.int32)
-    across = tl.load(row + 8).to(tl.int32)
-    each = tl.load(row + 9).to(tl.int32)
-    number = (block - tl.load(row + 10)).to(tl.int32)
-    size = height * width
-    start = tl.load(row + 11) + number.to(tl.int64) * size
-    lanes = tl.program_id(1) * LANES + tl.arange(0, LANES)
-    inside = lanes < size
-    sums = lanes.to(tl.int64) * 0
-    counts = lanes * 0
+    part = table + tl.load(part_of + block).to(tl.int64) * COLUMNS
+    length = (tl.load(part + 6) * tl.load(part + 7)).to(tl.int32)
+    start = tl.load(part + 11) + (block - tl.load(part + 10)) * length
+    spots = tl.program_id(1) * LANES + tl.arange(0, LANES)
+    inside = spots < length
+    sums = spots.to(tl.int64) * 0
+    counts = spots * 0
     for member in range(members):
         payload = tl.load(payloads + member).to(tl.pointer_type(tl.uint8))
-        packed, place = _number(payload, lanes, inside, start, digits_at, TOGETHER, WIDTH)
+        packed, place = _number(payload, spots, inside, start, digits_at, TOGETHER, WIDTH)
         code = tl.where(inside, _digit(packed, place, TOGETHER, RADIX), 0)
         size_of = tl.where(code > 2, 3, tl.where(code > 0, 1, 0))
         value = tl.where(code % 2 == 0, -size_of, size_of).to(tl.int64)
         value = value << tl.maximum(_exponent(payload, block) - 1, 0).to(tl.int64)
         sums += tl.minimum(tl.maximum(value, -most), most)
         counts += (code > 0).to(tl.int32)
-    matrix = (number // each).to(tl.int64)
-    within = number % each
-    y = (within // across) * height + lanes // width
-    x = (within % across) * width + lanes % width
-    held = inside & (y < tl.load(row + 4)) & (x < tl.load(row + 5))
-    own = tl.load(row).to(tl.pointer_type(tl.float32)) + matrix * tl.load(row + 1)
-    own = own + y.to(tl.int64) * tl.load(row + 2) + x.to(tl.int64) * tl.load(row + 3)
+    # Only now, since addresses take registers that the loop needs.
+    row, _block, _size, _lanes, held, own = _cells(table, part_of, COLUMNS, LANES)
     divisor = tl.load(divisors + counts, mask=held & (counts > 0), other=1.0)
     moved = (sums.to(tl.float64) / divisor * tl.load(divisors + members + 1)).to(tl.float32)
     if tl.load(row + 12) > 0:
@@ -163,28 +179,13 @@ def mean_of_sums(
     LANES: tl.constexpr,
 ) -> None:
     """x <- x - fp32(sum / divisors[count] * rate), of sums int64 and counts int16 by position."""
-    block = tl.program_id(0)
-    row = table + tl.load(part_of + block).to(tl.int64) * COLUMNS
-    height = tl.load(row + 6).to(tl.int32)
-    width = tl.load(row + 7).to(tl.int32)
-    across = tl.load(row + 8).to(tl.int32)
-    each = tl.load(row + 9).to(tl.int32)
-    number = (block - tl.load(row + 10)).to(tl.int32)
-    size = height * width
-    lanes = tl.program_id(1) * LANES + tl.arange(0, LANES)
-    matrix = (number // each).to(tl.int64)
-    within = number % each
-    y = (within // across) * height + lanes // width
-    x = (within % across) * width + lanes % width
-    held = (lanes < size) & (y < tl.load(row + 4)) & (x < tl.load(row + 5))
+    row, number, size, lanes, held, own = _cells(table, part_of, COLUMNS, LANES)
     position = tl.load(row + 13) + number.to(tl.int64) * size + lanes
     count = tl.load(counts + position, mask=held, other=0).to(tl.int64)
     changed = held & (count > 0)
     total = tl.load(sums + position, mask=changed, other=0)
     divisor = tl.load(divisors + count, mask=changed, other=1.0)
     moved = (total.to(tl.float64) / divisor * tl.load(divisors + members + 1)).to(tl.float32)
-    own = tl.load(row).to(tl.pointer_type(tl.float32)) + matrix * tl.load(row + 1)
-    own = own + y.to(tl.int64) * tl.load(row + 2) + x.to(tl.int64) * tl.load(row + 3)
     tl.store(own, tl.load(own, mask=changed, other=0.0) - moved, mask=changed)
 
 
@@ -200,27 +201,11 @@ def gather(
 
     `by` fp32 [2] are decay and factor.
     """
-    block = tl.program_id(0)
-    row = table + tl.load(part_of + block).to(tl.int64) * COLUMNS
-    height = tl.load(row + 6).to(tl.int32)
-    width = tl.load(row + 7).to(tl.int32)
-    across = tl.load(row + 8).to(tl.int32)
-    each = tl.load(row + 9).to(tl.int32)
-    number = (block - tl.load(row + 10)).to(tl.int32)
-    size = height * width
-    lanes = tl.program_id(1) * LANES + tl.arange(0, LANES)
-    inside = lanes < size
-    matrix = (number // each).to(tl.int64)
-    within = number % each
-    y = (within // across) * height + lanes // width
-    x = (within % across) * width + lanes % width
-    held = inside & (y < tl.load(row + 4)) & (x < tl.load(row + 5))
-    tensor = tl.load(row).to(tl.pointer_type(tl.float32)) + matrix * tl.load(row + 1)
-    tensor = tensor + y.to(tl.int64) * tl.load(row + 2) + x.to(tl.int64) * tl.load(row + 3)
+    row, number, size, lanes, held, tensor = _cells(table, part_of, COLUMNS, LANES)
     own = tl.load(row + 13).to(tl.pointer_type(tl.float32)) + number.to(tl.int64) * size + lanes
     before = tl.load(own, mask=held, other=0.0) * tl.load(by)
     added = tl.load(tensor, mask=held, other=0.0) * tl.load(by + 1)
-    tl.store(own, tl.where(held, before + added, 0.0), mask=inside)
+    tl.store(own, tl.where(held, before + added, 0.0), mask=lanes < size)
 
 
 @triton.jit
@@ -232,22 +217,7 @@ def ahead(
     LANES: tl.constexpr,
 ) -> None:
     """tensors <- tensors - rate * sign(blocks), for all blocks of a level; `by` fp32 [1] is the rate."""
-    block = tl.program_id(0)
-    row = table + tl.load(part_of + block).to(tl.int64) * COLUMNS
-    height = tl.load(row + 6).to(tl.int32)
-    width = tl.load(row + 7).to(tl.int32)
-    across = tl.load(row + 8).to(tl.int32)
-    each = tl.load(row + 9).to(tl.int32)
-    number = (block - tl.load(row + 10)).to(tl.int32)
-    size = height * width
-    lanes = tl.program_id(1) * LANES + tl.arange(0, LANES)
-    matrix = (number // each).to(tl.int64)
-    within = number % each
-    y = (within // across) * height + lanes // width
-    x = (within % across) * width + lanes % width
-    held = (lanes < size) & (y < tl.load(row + 4)) & (x < tl.load(row + 5))
-    tensor = tl.load(row).to(tl.pointer_type(tl.float32)) + matrix * tl.load(row + 1)
-    tensor = tensor + y.to(tl.int64) * tl.load(row + 2) + x.to(tl.int64) * tl.load(row + 3)
+    row, number, size, lanes, held, tensor = _cells(table, part_of, COLUMNS, LANES)
     block_of = tl.load(row + 13).to(tl.pointer_type(tl.float32)) + number.to(tl.int64) * size + lanes
     way = tl.load(block_of, mask=held, other=0.0)
     rate = tl.load(by)

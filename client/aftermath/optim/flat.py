@@ -6,8 +6,7 @@ The kernels are those of `kernels.gpu_whole`. Before the first use a device is h
 from __future__ import annotations
 
 import contextlib
-import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -23,7 +22,6 @@ from aftermath.optim.tally import added_up
 from aftermath.optim.transform import cells, matrices, padding, strongest
 from aftermath.optim.votes import Votes
 
-logger = logging.getLogger(__name__)
 LANES = 1024
 _SMALL = 0.7 * 2.0**-40  # a rate of means
 
@@ -70,7 +68,7 @@ def part_numbers(layout: LevelLayout, device: torch.device) -> Tensor:
 
 
 def how(**constants: int) -> dict[str, Any]:
-    """What every kernel is called with beside its arguments."""
+    """Return the constants and options of every kernel, and those given."""
     from aftermath.kernels import gpu, gpu_whole
 
     return {"COLUMNS": gpu_whole.COLUMNS, "LANES": LANES, **constants, **gpu.EXACT}
@@ -130,15 +128,7 @@ def works(device: torch.device) -> bool:
 
 @lru_cache(maxsize=8)
 def _moving(device: torch.device) -> bool:
-    return proven(device, _moves_alike, "move numbers otherwise than torch")
-
-
-def proven(device: torch.device, alike: Callable[[torch.device], bool], what: str) -> bool:
-    """Whether kernels pass a comparison there; if not, it is said once why."""
-    try:
-        return alike(device) or on_gpu.fall_back(device, what)
-    except Exception as error:  # whatever a compiler does not like here: torch does the same
-        return on_gpu.fall_back(device, f"cannot be used: {(str(error).strip() or repr(error)).splitlines()[0]}")
+    return on_gpu.proven(device, _moves_alike, "move numbers otherwise than torch")
 
 
 def proof_layout(chunks: Sequence[tuple[int, int]] = ((11, 120), (7, 50), (1, 30))) -> LevelLayout:

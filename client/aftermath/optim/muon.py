@@ -136,7 +136,7 @@ class Muon(torch.optim.Optimizer):
         tensor.addcdiv_(first, spread, value=-rate / (1 - beta1 ** state["count"]))
 
     def _orthogonal_together(self, tensors: list[Tensor], gradients: list[Tensor], lr: float) -> None:
-        """The same of many, in few launches, and with products in bf16: nobody else makes these steps."""
+        """Step many tensors in few launches, with products in bf16: inner steps need not be exact."""
         settings = self.settings
         for tensor in tensors:
             if not self.state[tensor]:

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache, partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -31,6 +31,7 @@ from aftermath.optim.votes import Votes
 logger = logging.getLogger(__name__)
 _FEW = 4  # one of so many coefficients, or fewer
 _LANES = 1024
+_LARGEST_BLOCK = 1 << 14  # `kernels.gpu.choose` holds every number of a block at once
 _PROVED = 16  # blocks
 _PROOF_BITS = 26  # after the point of means
 
@@ -45,27 +46,36 @@ def chooses(device: torch.device, block: int, topk: int, bits: int) -> bool:
     return works_on(device) and _choosing(device, block, topk, bits)
 
 
+def proven(device: torch.device, alike: Callable[[torch.device], bool], what: str) -> bool:
+    """Return whether kernels pass a comparison on a device. If not, log `what` they do, or why they cannot be used."""
+    try:
+        if alike(device):
+            return True
+    except Exception as error:  # whatever a compiler does not like here: torch does the same
+        what = f"cannot be used: {(str(error).strip() or repr(error)).splitlines()[0]}"
+    logger.warning("Triton's kernels on %s %s; torch does the same", device, what)
+    return False
+
+
 @lru_cache(maxsize=64)
 def _choosing(device: torch.device, block: int, topk: int, bits: int) -> bool:
-    try:
-        from aftermath.kernels.gpu import LARGEST_BLOCK
+    if block > _LARGEST_BLOCK:
+        return False
+    alike = partial(_chooses_alike, block=block, topk=topk, bits=bits)
+    return proven(device, alike, "choose other coefficients than torch")
 
-        if block > LARGEST_BLOCK:
-            return False
-        numbers = torch.randn(_PROVED, block, generator=torch.Generator().manual_seed(block))
-        numbers[: _PROVED // 4].mul_(2).round_()  # many are equal, and zeros
-        numbers[_PROVED // 4 : _PROVED // 2] *= 2.0**-39  # many below the lattice
-        numbers[0] = 0
-        smallest = SMALLEST if bits else ZERO_BELOW
-        found = choose(numbers.to(device), topk, smallest, bits)
-        indices, values = strongest(numbers, topk, smallest)
-        expected = quantise(values, bits) if bits else values
-        same = torch.equal(found[0].cpu(), indices) and torch.equal(
-            found[1].cpu().view(torch.int32), expected.view(torch.int32)
-        )
-        return same or fall_back(device, "choose other coefficients than torch")
-    except Exception as error:  # whatever a compiler does not like here: torch does the same
-        return fall_back(device, f"cannot be used: {(str(error).strip() or repr(error)).splitlines()[0]}")
+
+def _chooses_alike(device: torch.device, *, block: int, topk: int, bits: int) -> bool:
+    numbers = torch.randn(_PROVED, block, generator=torch.Generator().manual_seed(block))
+    numbers[: _PROVED // 4].mul_(2).round_()  # many are equal, and zeros
+    numbers[_PROVED // 4 : _PROVED // 2] *= 2.0**-39  # many below the lattice
+    numbers[0] = 0
+    smallest = SMALLEST if bits else ZERO_BELOW
+    found = choose(numbers.to(device), topk, smallest, bits)
+    indices, values = strongest(numbers, topk, smallest)
+    expected = quantise(values, bits) if bits else values
+    same = torch.equal(found[0].cpu(), indices)
+    return same and torch.equal(found[1].cpu().view(torch.int32), expected.view(torch.int32))
 
 
 def counts(device: torch.device, layouts: Iterable[LevelLayout]) -> bool:
@@ -76,41 +86,36 @@ def counts(device: torch.device, layouts: Iterable[LevelLayout]) -> bool:
 
 @lru_cache(maxsize=8)
 def _counting(device: torch.device) -> bool:
-    try:
-        draws = torch.Generator().manual_seed(0)
-        blocks = Blocks(Segment("proof", 0, None, 0, 0, (21, 150)), (8, 150), 70)
-        group = Group(8, 150, 70, 3, 0, False)
-        layout = LevelLayout((group,), (Part(blocks, 0, 0),))
-        size, members, most, rate = group.blocks * group.block, 5, 1 << 40, 0.3 * SMALLEST
-        lattice, signs = [], []
-        for member in range(members):
-            kept = [number * group.block + torch.randperm(group.block, generator=draws)[:70] for number in range(3)]
-            positions = torch.cat(kept[: 3 - (member == 0)])
-            values = torch.randint(0, 4, positions.shape, generator=draws, dtype=torch.int8) * 2 - 3
-            shifts = torch.randint(0, MOST - LEAST + 1, positions.shape, generator=draws, dtype=torch.uint8)
-            lattice.append(Votes(0, positions, values, shifts))
-            signs.append(Votes(0, positions, values.sign()))
-        tensor, divisors = torch.randn(21, 150, generator=draws), [1.0 + math.sqrt(n) for n in range(members + 1)]
-        found, coefficients = tensor.to(device, copy=True), torch.empty(3, 8, 150, dtype=torch.float64, device=device)
-        OnGpu(lattice, layout, device).mean(found, layout.parts[0], most, divisors, rate)
-        OnGpu(signs, layout, device).means(coefficients, 0, 0, _PROOF_BITS)
-        given = torch.cat([vote.positions for vote in lattice])
-        count = torch.bincount(given, minlength=size)
-        sums = torch.zeros(size, dtype=torch.int64)
-        total = sums.index_add(0, given, torch.cat([vote.multiples().clamp_(-most, most) for vote in lattice]))
-        step = (total.double() / torch.tensor(divisors, dtype=torch.float64)[count] * rate).float()
-        plain = sums.index_add(0, given, torch.cat([vote.values.long() << _PROOF_BITS for vote in signs]))
-        mean = (2 * plain.abs() + count) // (2 * count.clamp(min=1)) * plain.sign()
-        same = torch.equal(found.cpu(), tensor - step.view(24, 150)[:21])
-        same = same and torch.equal(coefficients.cpu().flatten(), mean.double())
-        return same or fall_back(device, "count otherwise than torch")
-    except Exception as error:  # as above
-        return fall_back(device, f"cannot be used: {(str(error).strip() or repr(error)).splitlines()[0]}")
+    return proven(device, _counts_alike, "count otherwise than torch")
 
 
-def fall_back(device: torch.device, why: str) -> bool:
-    logger.warning("Triton's kernels on %s %s; torch does the same", device, why)
-    return False
+def _counts_alike(device: torch.device) -> bool:
+    draws = torch.Generator().manual_seed(0)
+    blocks = Blocks(Segment("proof", 0, None, 0, 0, (21, 150)), (8, 150), 70)
+    group = Group(8, 150, 70, 3, 0, False)
+    layout = LevelLayout((group,), (Part(blocks, 0, 0),))
+    size, members, most, rate = group.blocks * group.block, 5, 1 << 40, 0.3 * SMALLEST
+    lattice, signs = [], []
+    for member in range(members):
+        kept = [number * group.block + torch.randperm(group.block, generator=draws)[:70] for number in range(3)]
+        positions = torch.cat(kept[: 3 - (member == 0)])
+        values = torch.randint(0, 4, positions.shape, generator=draws, dtype=torch.int8) * 2 - 3
+        shifts = torch.randint(0, MOST - LEAST + 1, positions.shape, generator=draws, dtype=torch.uint8)
+        lattice.append(Votes(0, positions, values, shifts))
+        signs.append(Votes(0, positions, values.sign()))
+    tensor, divisors = torch.randn(21, 150, generator=draws), [1.0 + math.sqrt(n) for n in range(members + 1)]
+    found, coefficients = tensor.to(device, copy=True), torch.empty(3, 8, 150, dtype=torch.float64, device=device)
+    OnGpu(lattice, layout, device).mean(found, layout.parts[0], most, divisors, rate)
+    OnGpu(signs, layout, device).means(coefficients, 0, 0, _PROOF_BITS)
+    given = torch.cat([vote.positions for vote in lattice])
+    count = torch.bincount(given, minlength=size)
+    sums = torch.zeros(size, dtype=torch.int64)
+    total = sums.index_add(0, given, torch.cat([vote.multiples().clamp_(-most, most) for vote in lattice]))
+    step = (total.double() / torch.tensor(divisors, dtype=torch.float64)[count] * rate).float()
+    plain = sums.index_add(0, given, torch.cat([vote.values.long() << _PROOF_BITS for vote in signs]))
+    mean = (2 * plain.abs() + count) // (2 * count.clamp(min=1)) * plain.sign()
+    same = torch.equal(found.cpu(), tensor - step.view(24, 150)[:21])
+    return same and torch.equal(coefficients.cpu().flatten(), mean.double())
 
 
 def choose(coefficients: Tensor, topk: int, smallest: float, bits: int) -> tuple[Tensor, Tensor]:

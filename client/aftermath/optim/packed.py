@@ -1,4 +1,4 @@
-"""Results with a digit for every number, as bytes on a GPU: made, checked and counted there without being unpacked.
+"""Results with a digit for every number, as bytes on a GPU: encoded, checked and counted there without unpacking.
 
 The bytes are those of `optim.codec`, which also says what is wrong with bytes that are refused here.
 """
@@ -220,7 +220,7 @@ def _places(layout: LevelLayout, device: torch.device) -> tuple[Tensor, Tensor]:
 
 @lru_cache(maxsize=8)
 def _counting(device: torch.device, value_bits: int) -> bool:
-    return flat.proven(
+    return on_gpu.proven(
         device, lambda place: _counts_alike(place, value_bits), "count packed digits otherwise than torch"
     )
 

@@ -1,6 +1,6 @@
 """Payloads with few numbers of each block, made and read on a GPU: the bytes and the votes of `optim.codec`.
 
-A lane takes a block: its rank, and the bits beside it. Bytes that are refused here are refused by `optim.codec`, which
+A lane takes a block: its rank, signs and sizes. Bytes that are refused here are refused by `optim.codec`, which
 says why. Where places are not written as ranks, or values are floats, the CPU does all of it.
 """
 
@@ -27,7 +27,7 @@ from aftermath.optim.votes import Votes
 _STEPS = 17  # halvings that find one of 2^16 places, and one more
 _LANES = 32  # blocks of a program: a warp, whose lanes wait for memory and not for each other
 
-_PROOF = (
+_PROOF: tuple[tuple[tuple[int, ...], tuple[int, ...], int], ...] = (
     ((90, 64), (64, 64), 40),
     ((35, 20), (7, 10), 7),
     ((50,), (20,), 20),
@@ -255,7 +255,7 @@ def _zeros(data: bytes | bytearray | memoryview, plan: _Plan, kind: Values) -> b
 
 @lru_cache(maxsize=8)
 def _alike(device: torch.device, kind: Values) -> bool:
-    return flat.proven(device, lambda own: _payloads_alike(own, kind), "read payloads otherwise than the CPU")
+    return on_gpu.proven(device, lambda own: _payloads_alike(own, kind), "read payloads otherwise than the CPU")
 
 
 def _payloads_alike(device: torch.device, kind: Values) -> bool:
@@ -265,15 +265,7 @@ def _payloads_alike(device: torch.device, kind: Values) -> bool:
 
     blocks = tuple(
         Blocks(Segment(f"proof{number}", 0, None, 0, 0, shape), edges, topk)
-        for number, (shape, edges, topk) in enumerate(
-            (
-                ((90, 64), (64, 64), 40),
-                ((35, 20), (7, 10), 7),
-                ((50,), (20,), 20),
-                ((128, 64), (64, 64), 40),
-                ((9,), (9,), 2),
-            )
-        )
+        for number, (shape, edges, topk) in enumerate(_PROOF)
     )
     results = ResultFormat(blocks, 1, Transform.NONE, kind)
     layout, draws = level_layout(results, 0), torch.Generator().manual_seed(4)

@@ -90,7 +90,7 @@ def trusted_finishers(run: Run, members: Members) -> int:
 def expected(run: Run, members: Members) -> int:
     """Return the established members that newcomers wait for, as a bitmap of seats.
 
-    None if one of them waits, or after a rewind. Members whom the owner removed do not count.
+    None if one of them waits, or after a rewind. Members that the owner removed do not count.
     """
     waiting = run.state is RunState.WAITING_FOR_MEMBERS and run.epoch_started_at > 0
     if not waiting or members.established & members.pending:

@@ -20,7 +20,7 @@ def evicted(run: Run, members: Members, model: Model, wallet: bytes, now: int) -
     if members.find(wallet) is not None or not all(seat.used for seat in members.seats):
         return None
     kept = run.finishers if _awaits_finishers(run, members, model, now) else 0
-    if now <= run.state_started_at or now < run.state_started_at + HOLDERS_WAIT:
+    if now < run.state_started_at + HOLDERS_WAIT:
         kept |= expected(run, members)
     idle = [
         index

@@ -14,6 +14,7 @@ from urllib.parse import quote, urlsplit
 
 import httpx
 
+from aftermath.base.backoff import Backoff, retry_after
 from aftermath.base.bounded import Malformed, json_as
 from aftermath.base.counted import counted
 from aftermath.base.proxies import is_this_machine, proxy_url
@@ -23,8 +24,8 @@ from aftermath.model.documents import CheckpointError, read_limited
 CHECKPOINT = "{checkpoint}"
 """Placeholder in an address for the name of a checkpoint's directory."""
 MAX_LINKS_BYTES = 1 << 20
-PAUSES = (1.0, 4.0, 16.0, 64.0)
-"""Seconds before each retry."""
+_TRIES = 5
+_FIRST, _LONGEST = 4.0, 64.0  # seconds before a retry; a server may ask for more, up to the longest
 _AGAIN = (408, 429)  # statuses to retry, besides all from 500 on
 _TIMEOUT = httpx.Timeout(60.0, read=300.0)  # storage may answer only once it has stored gigabytes
 _FORM = 'It is a JSON object such as {"model.safetensors": "https://…"}, with a link for each file'
@@ -69,28 +70,28 @@ class PutLinks:
 
     def _answer(self, method: str, url: str, what: str, file: Path | None = None) -> bytes:
         """Return a server's answer. Retry if that may help. Raises CheckpointError."""
-        why = ""
-        for number in range(len(PAUSES) + 1):
+        why, asked_for, pauses = "", 0.0, Backoff(_FIRST, _LONGEST)
+        for number in range(_TRIES):
             if number:
-                self._sleep(PAUSES[number - 1])
+                self._sleep(max(pauses.next(), asked_for))
             try:
-                status, answer = _asked(method, url, file)
+                status, answer, header = _asked(method, url, file)
             except httpx.TransportError as error:
-                why = describe(error)
+                why, asked_for = describe(error), 0.0
                 continue
             if 200 <= status < 300:
                 return answer
-            why = f"it answered {status}"
+            why, asked_for = f"it answered {status}", retry_after(header, _LONGEST)
             if status < 500 and status not in _AGAIN:
                 expired = ": the link has expired, or is signed for something else" if file is not None else ""
                 raise CheckpointError(f"{shown(url)} refused {what} ({status}){expired}", "Sign new links")
         raise CheckpointError(
-            f"{shown(url)} did not take {what} in {len(PAUSES) + 1} tries: {why}", "Check that server. The files stay"
+            f"{shown(url)} did not take {what} in {_TRIES} tries: {why}", "Check that server. The files stay"
         )
 
 
-def _asked(method: str, url: str, file: Path | None) -> tuple[int, bytes]:
-    """Send one request, with the file's bytes as its body if there is one. Return (status, body)."""
+def _asked(method: str, url: str, file: Path | None) -> tuple[int, bytes, str | None]:
+    """Send one request, with the file's bytes as its body if there is one. Return (status, body, Retry-After)."""
     with ExitStack() as stack:
         client = stack.enter_context(httpx.Client(proxy=proxy_url(url), trust_env=False, timeout=_TIMEOUT))
         content = stack.enter_context(file.open("rb")) if file is not None else None
@@ -100,7 +101,7 @@ def _asked(method: str, url: str, file: Path | None) -> tuple[int, bytes]:
             body += chunk
             if len(body) > MAX_LINKS_BYTES:
                 raise CheckpointError(f"{shown(url)} answered more than {MAX_LINKS_BYTES} bytes", _FORM)
-        return response.status_code, bytes(body)
+        return response.status_code, bytes(body), response.headers.get("Retry-After")
 
 
 def _files(directory: Path) -> list[Path]:
