@@ -93,7 +93,7 @@ docs: $(STAMP)  ## write commands.md, config.md, events.md and the figures in al
 	$(RUN) -m aftermath.cli.config_page docs/config.md
 	$(RUN) -m aftermath.watch.events_page docs/events.md
 	$(RUN) benchmarks/plots.py docs
-	$(RUN) benchmarks/quote.py README.md docs/*.md
+	$(RUN) benchmarks/quote.py docs/*.md
 
 site: $(STAMP)  ## the documentation as a site, in runs/site
 	$(RUN) -m mkdocs build -f config/site/mkdocs.yml

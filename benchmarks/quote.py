@@ -1,6 +1,6 @@
 """Puts the measured figures into the pages that quote them; `make docs` calls it.
 
-    python benchmarks/quote.py README.md docs/*.md
+    python benchmarks/quote.py docs/*.md
 
 A quoted figure stands between two comments, which a reader of the page does not see:
 
@@ -28,7 +28,6 @@ from typing import Any
 MEASURED = Path(__file__).resolve().parent / "measured"
 QUOTE = re.compile(r"<!-- ([a-z0-9]+(?:\.[\w+]+)+)((?: [*/][\d.e]+)?)((?: [,.\w]+)?) -->(.*?)<!-- / -->")
 BLOCK = re.compile(r"<!-- block: (\w+) -->\n(.*?)<!-- /block -->", re.DOTALL)
-LIST = re.compile(r"\[\s+([^\]]*?)\s+\]")
 
 
 GOALS = 3
@@ -83,13 +82,6 @@ def figure(path: str, factor: str = "", form: str = "") -> str:
         number = float(factor[1:])
         value = value * number if factor[0] == "*" else value / number
     return format(value, form.strip() or ("," if isinstance(value, int) else ""))
-
-
-def report_of_demo() -> str:
-    """The demo's report as its file has it, and on what it was made."""
-    text = LIST.sub(lambda match: f"[{' '.join(match[1].split())}]", json.dumps(figures("demo"), indent=1))
-    place = f"{kept('demo')['machine']}, load {kept('demo')['load_before']} before it began"
-    return f"({place})\n\n```json\n{text}\n```\n"
 
 
 def table_of_units() -> str:
@@ -147,7 +139,7 @@ def memory_of_recipes() -> str:
     said = (
         "An 8 GB laptop GPU has room for tier 2 of a model of a billion parameters, with both options: its numbers "
         f"take {held('memory.test.state.2', '.1f')} GB, a quarter of which lies on the host, and activations the rest "
-        "([both apart](docs/operations.md#memory), for three models). That is counted in fp32; in bf16, which a GPU "
+        "([both apart](operations.md#memory), for three models). That is counted in fp32; in bf16, which a GPU "
         f"takes by itself, the sum is {held('memory.laptop.peak', '.2f')} GB. On a large GPU (NVIDIA H200) the tiers "
         f"0, 1 and 2 of `test` held at most {large[0]}, then {large[1]} and {large[2]} GB in bf16 with the first "
         "option alone; a small GPU, and the second option, were not tried."
@@ -554,7 +546,6 @@ def _first_sentence(source: Path) -> str:
 BLOCKS: dict[str, Callable[[], str]] = {
     "benchmarks": table_of_benchmarks,
     "attacks": table_of_attacks,
-    "demo": report_of_demo,
     "memory": table_of_memory,
     "recipes": memory_of_recipes,
     "units": table_of_units,

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws the Mermaid blocks of docs/ as pictures, which the site shows in their place (`site_pages.py`).
+"""Draws the Mermaid blocks of README.md and docs/ as pictures, which the site shows in their place (`site_pages.py`).
 
     npm pack mermaid@11 && tar xzf mermaid-*.tgz
     python scripts/diagrams.py package/dist/mermaid.min.js
@@ -95,7 +95,9 @@ def main() -> int:
     if not given.mermaid.is_file():
         print(f"error: there is no {given.mermaid}\nfix: {__doc__.splitlines()[2].strip()}", file=sys.stderr)
         return 1
-    pages = {page: found for page in sorted(DOCS.glob("*.md")) if (found := blocks(page))}
+    sources = {page: page for page in sorted(DOCS.glob("*.md"))}
+    sources[DOCS / "index.md"] = DOCS.parent / "README.md"  # what the site calls README
+    pages = {page: found for page, source in sources.items() if (found := blocks(source))}
     with tempfile.TemporaryDirectory() as scratch:
         empty = Path(scratch) / "empty.html"
         empty.write_text(f"<!doctype html><meta charset=utf-8><script>{given.mermaid.read_text()}</script><body>")

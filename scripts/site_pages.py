@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 OUTSIDE = {"README.md": "index.md", **{name: name for name in ("AGENTS.md", "CHANGELOG.md", "CONTRIBUTING.md")}}
 """Pages of the repository's root, and what they are called on the site."""
 
-_LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s#]*)(#[^)\s]*)?\)")
+_LINK = re.compile(r"\[([^\]]*)\]\(([^)\s#]*)(#[^)\s]*)?\)")
 _KINDS = (".md", ".svg", ".png")
 _NO_SENTENCE = ("#", "<", "|", "```", "- ")  # but words set as code begin many
 

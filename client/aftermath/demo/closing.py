@@ -1,4 +1,4 @@
-"""How the demo ends: what happened, in plain sentences, each from what was measured."""
+"""The lines that the demonstration prints at its end, made from its report."""
 
 from __future__ import annotations
 
@@ -8,36 +8,30 @@ from typing import Any
 from aftermath.demo.commands import Places
 from aftermath.testnet.story import MemberStory
 
+_LAMPORTS_PER_SOL = 1_000_000_000
+
 
 def closing(report: Mapping[str, Any], places: Places, killed: MemberStory) -> list[str]:
-    """The sentences; what the demo promised and did not do is said elsewhere."""
-    first, last = report["loss_first"], report["loss_last"]
-    trained, unseen = report["loss_last_by_tier"], report["held_out_by_tier"]
-    tiers = ", ".join(f"tier {tier} {loss:.3f} and {unseen[tier]:.3f}" for tier, loss in trained.items())
-    real, every = (sum(counts) for counts in zip(*report["words_of_samples"].values(), strict=True))
-    sentences = [
-        f"{len(report['tiers'])} members trained {report['rounds']} steps together in {report['wall_seconds']:.0f} s; "
-        f"the loss went from {first:.3f} to {last:.3f} nats per byte of text.",
-        f"Each tier's own loss over its last rounds, and on text that nobody trained on, of the checkpoint "
-        f"of step {report['held_out_step']}: {tiers}.",
-        "Asked which of four pieces of source goes on from another, the whole model is right "
-        f"in {report['answered']:.0%} of the cases; guessing is right in 25%.",
-        f"Of the {every} words of three letters or more that the tiers wrote above, {real} are words of the text they "
-        "learnt from; what they say together means nothing, after so short a training.",
+    """Return the lines. Steps of the demonstration that failed are reported elsewhere."""
+    held_out = ", ".join(f"tier {tier} {loss:.2f}" for tier, loss in report["held_out_by_tier"].items())
+    lines = [
+        f"{len(report['tiers'])} members trained {report['rounds']} steps in {report['wall_seconds']:.0f} s. "
+        f"The loss fell from {report['loss_first']:.2f} to {report['loss_last']:.2f} nats per byte.",
+        f"Held-out loss at step {report['held_out_step']}: {held_out}.",
+        f"The whole model picks the right one of four continuations in {report['answered']:.0%} of the cases "
+        "(25% by chance).",
     ]
     if report["replicas_identical"]:
-        sentences.append(
-            f"The replicas are identical: {report['checks_of_replicas']} times two members held the same level of the "
-            "model after the same step, and every time they held the same bits."
-        )
+        checks = report["checks_of_replicas"]
+        lines.append(f"Replicas are identical: {checks} of {checks} hash checks agree.")
     if killed.returned is not None:
-        sentences.append(
-            f"{killed.name} was killed with kill -9, came back with the model from {killed.came_back_with}, and has "
+        lines.append(
+            f"{killed.name} was killed with kill -9. It fetched the model from {killed.came_back_with} and has "
             f"trained again since step {killed.returned}."
         )
-    sentences += [
-        f"On chain that took {report['transactions']:,} transactions, for {report['lamports']:,} lamports.",
-        f"In {places.root}: demo-report.json (these figures), loss.png (the loss), checkpoints/ (the model), "
-        "events/ and logs/ (what every process saw and said).",
+    lines += [
+        f"On chain: {report['transactions']:,} transactions, {report['lamports']:,} lamports in fees "
+        f"({report['lamports'] / _LAMPORTS_PER_SOL:g} SOL).",
+        f"Files in {places.root}: demo-report.json, loss.png, checkpoints/, events/, logs/.",
     ]
-    return sentences
+    return lines

@@ -1,0 +1,28 @@
+"""README stays short, and its sample output is what the demonstration prints about its last measured run."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from aftermath.demo.closing import closing
+from aftermath.demo.commands import Places
+from aftermath.testnet.story import MemberStory
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+
+
+def test_readme_has_at_most_150_lines_and_no_comments() -> None:
+    assert len(README.splitlines()) <= 150
+    assert "<!--" not in README
+
+
+def test_readme_sample_output_is_that_of_the_measured_demo() -> None:
+    report = json.loads((ROOT / "benchmarks/measured/demo.json").read_text())["figures"]
+    printed = closing(report, Places(Path("runs/demo-embedded")), MemberStory("member-1", 1))
+    sample = re.search(r"^```text\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    assert sample
+    for line in sample[1].splitlines():
+        assert line in printed, "paste the lines of the last `benchmarks/measure.py demo`:\n" + "\n".join(printed)
