@@ -51,12 +51,12 @@ def test_the_reference_learns_what_distro_does() -> None:
 
 def test_bytes_are_a_part_of_demos_and_near_the_fewest_there_can_be() -> None:
     one, two = (codec.bytes_of(partial(codec.loco, SMALL, bits=bits)) for bits in (1, 2))
-    assert one["8"]["bytes"] < 96 / 7
+    assert one["8"]["bytes"] < 96 / 6.5
     assert one["8"]["bytes"] < one["32"]["bytes"] < one["64"]["bytes"] < two["64"]["bytes"]
     signs = codec.bytes_of(partial(codec.signs, SMALL))
     for found in (one, two, signs):
         for size in found.values():
-            assert size["bound"] < size["bytes"] < 1.1 * size["bound"]
+            assert size["bound"] < size["bytes"] < 1.15 * size["bound"]
 
 
 def test_the_bound_is_the_count_of_all_that_a_block_can_say() -> None:

@@ -39,12 +39,12 @@ SET_BY_US = {
         "32,003",  # an example of a vocabulary with an awkward size, and of one without
         "32,000",
         "4,096",  # coefficients of a block
-        *("11.1", "11.9", "12.9", "37.4", "38.1", "42.1", "67.0", "67.8", "75.8"),  # bytes of one, as tested below
-        "1,196",  # of one that keeps all, too
-        "33.4",  # bytes for 32 places of one
+        *("12.0", "12.8", "13.8", "40.0", "40.8", "44.8", "72.0", "72.8", "80.8"),  # bytes of one, as tested below
+        "81",  # bits of a rank among all sets of 8 of 4,096
+        "7",  # bits of three digits, and what an index code takes beyond a rank
+        "1,196",  # bytes of a block that keeps all
+        "36",  # bytes for 32 indices of one
         "2",  # of a value
-        "64",  # MiB of the largest table of them: optim/places.py
-        "65,025",  # the places of the largest block
     },
     "security.md": {
         "256",  # KiB of a block of a private state: optim/private_blocks.py

@@ -16,7 +16,7 @@ from aftermath.optim.basis import integer_basis
 from aftermath.optim.blocks import Blocks
 from aftermath.optim.distro import Distro
 from aftermath.optim.format import ResultFormat
-from aftermath.optim.layout import level_layout
+from aftermath.optim.layout import LevelLayout, level_layout
 from aftermath.optim.schema import Schema, build_schema
 from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.optim.votes import Votes
@@ -144,3 +144,14 @@ def oracle_signs(votes: Sequence[Votes], results: ResultFormat, level: int) -> l
             blocks.append(np.sign(rows).astype(np.int8))
         found.append(np.stack(blocks))
     return found
+
+
+def entry_bases(layout: LevelLayout) -> np.ndarray:
+    """The position of the first coefficient of each entry's block, in canonical order of entries."""
+    return np.concatenate(
+        [
+            np.repeat(group.base + (part.first + np.arange(part.blocks.count)) * group.block, group.topk)
+            for part in layout.parts
+            for group in [layout.groups[part.group]]
+        ]
+    )

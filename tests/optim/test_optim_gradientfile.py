@@ -100,7 +100,7 @@ def test_any_reader_of_safetensors_reads_it(tmp_path: Path) -> None:
         }
     assert facts.pop("schema").encode() == SIGNS.to_json()
     assert facts == {
-        "format": "1",
+        "format": "2",
         "run_id": "r",
         "epoch": "1",
         "round": "3",
@@ -136,7 +136,7 @@ def changed(file: GradientFile, facts: dict[str, str] | None = None, drop: str =
 @pytest.mark.parametrize(
     ("facts", "drop", "tensor", "says"),
     [
-        ({"format": "2"}, "", "", "its format is '2', and this client reads 1"),
+        ({"format": "1"}, "", "", "its format is '1', and this client reads 2"),
         ({}, "format", "", "its format is None"),
         ({"schema_hash": "00" * 32}, "", "", "not the one whose hash it names"),
         ({"schema": "{}"}, "", "", "not a schema"),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from aftermath.optim import digits, mean, packed, whole
 from aftermath.optim.blocks import UNUSED
-from aftermath.optim.codec import decode_level, encode_level, encode_whole
+from aftermath.optim.codec import decode_level, encode_groups, encode_level
 from aftermath.optim.engine import Engine
 from aftermath.optim.feedback import ErrorFeedback, entries_of
 from aftermath.optim.lattice import LARGEST, SMALLEST
@@ -111,12 +111,12 @@ def test_values_that_are_on_no_lattice_are_not_sent() -> None:
         (torch.arange(group.block).expand(group.blocks, -1), torch.full((group.blocks, group.block), 0.5))
         for group in layout.groups
     ]
-    good = encode_whole(schema.results, 0, chosen)
+    good = encode_groups(schema.results, 0, chosen)
     assert good == encode_level(schema.results, 0, *entries_of(layout, *zip(*chosen, strict=True)))
     for wrong in (0.7, 0.25, 2.0**-42, 2.0**5):
         chosen[0][1][0, 1] = wrong
         with pytest.raises(ValueError, match="not on the lattice"):
-            encode_whole(schema.results, 0, chosen)
+            encode_groups(schema.results, 0, chosen)
 
 
 def test_an_entry_that_is_not_used_leaves_its_place_empty() -> None:
@@ -128,7 +128,7 @@ def test_an_entry_that_is_not_used_leaves_its_place_empty() -> None:
         values = torch.zeros(group.blocks, group.block)
         indices[0, :2], values[0, :2] = torch.tensor([1, 3]), torch.tensor([-1.5, 0.5])
         chosen.append((indices, values))
-    data = encode_whole(schema.results, 0, chosen)
+    data = encode_groups(schema.results, 0, chosen)
     assert data == encode_level(schema.results, 0, *entries_of(layout, *zip(*chosen, strict=True)))
     votes = decode_level(data, schema.results, 0)
     assert isinstance(votes, WholeVotes)

@@ -15,8 +15,6 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from aftermath.optim.blocks import UNUSED
-
 PACKED = {1: (5, 8), 2: (3, 7)}  # digits of a number and its bits, by the bits of a value
 _WORD = 8  # numbers that are done in one uint64
 
@@ -52,51 +50,15 @@ def to_bytes(digits: Digits, value_bits: int) -> bytes:
 def from_bytes(data: Octets, count: int, value_bits: int) -> tuple[Digits, int | None]:
     """So many digits, and the first that is part of a number that no digits have; one beyond them may be it."""
     together, width = PACKED[value_bits]
-    table, largest = _table(value_bits), (1 + (1 << value_bits)) ** together
+    known = table(value_bits)
+    largest = len(known)
     numbers = _numbers_of(data, width)
     beyond = numbers >= largest
     if beyond.any():
         return np.zeros(count, np.int8), int(beyond.argmax()) * together
-    found: Digits = table[numbers].reshape(-1)
+    found: Digits = known[numbers].reshape(-1)
     rest = np.flatnonzero(found[count:])
     return found[:count], count + int(rest[0]) if len(rest) else None
-
-
-def of_entries(indices: NDArray[np.uint16], values: Digits, places: int) -> Digits:
-    """The digits [blocks, places] of blocks that keep these numbers: indices [blocks, k], of which unused ones are the
-    last, and each one's digit.
-    """
-    used = indices != UNUSED
-    may, whole = indices.shape[1] == places, used.all(1)
-    if may and whole.all():
-        return values
-    found = np.zeros((len(indices), places), np.int8)
-    if may:
-        found[whole] = values[whole]
-        used &= ~whole[:, None]
-    block, _ = np.nonzero(used)
-    found[block, indices[used]] = values[used]
-    return found
-
-
-def in_entries(digits: Digits, most: int) -> tuple[NDArray[np.uint16], Digits, NDArray[np.bool_]]:
-    """What `of_entries` was given with k = most, and which blocks keep more than that: [blocks]."""
-    blocks, places = digits.shape
-    kept = np.count_nonzero(digits, axis=1)
-    wrong, whole = kept > most, kept == places
-    if most == places:
-        indices, values = np.tile(np.arange(places, dtype=np.uint16), (blocks, 1)), digits
-        if whole.all():
-            return indices, values, wrong
-        indices[~whole], values = UNUSED, np.where(whole[:, None], digits, np.int8(0))
-        some = np.flatnonzero(~whole)
-    else:
-        indices, values = np.full((blocks, most), UNUSED, np.uint16), np.zeros((blocks, most), np.int8)
-        some = np.flatnonzero(~wrong)
-    block, place = np.nonzero(digits[some])
-    entry = np.arange(len(place)) - np.repeat(np.cumsum(kept[some]) - kept[some], kept[some])
-    indices[some[block], entry], values[some[block], entry] = place, digits[some[block], place]
-    return indices, values, wrong
 
 
 def _bits_of(numbers: Octets, width: int) -> Octets:
@@ -126,7 +88,7 @@ def _numbers_of(data: Octets, width: int) -> Octets:
 
 
 @lru_cache(maxsize=2)
-def _table(value_bits: int) -> Digits:
+def table(value_bits: int) -> Digits:
     """[number, place]: the digits of every number that there is."""
     together, radix = PACKED[value_bits][0], 1 + (1 << value_bits)
     codes = np.arange(radix**together)[:, None] // radix ** np.arange(together) % radix

@@ -25,11 +25,11 @@ from torch import Tensor
 
 from aftermath.kernels.use import run
 from aftermath.model.segments import view
-from aftermath.optim import compiled, flat, on_gpu, sparse_payloads
+from aftermath.optim import compiled, flat, on_gpu
 from aftermath.optim.balance import Balances, nothing_balances
 from aftermath.optim.blocks import UNUSED
 from aftermath.optim.clip import LARGEST_RESIDUAL, refuse_beyond
-from aftermath.optim.codec import encode_level, encode_whole
+from aftermath.optim.codec import encode_groups
 from aftermath.optim.format import ResultFormat, Transform
 from aftermath.optim.lattice import SMALLEST, quantise
 from aftermath.optim.layout import LevelLayout, Part, level_layout
@@ -184,14 +184,7 @@ class ErrorFeedback:
 
     def sent(self) -> dict[int, bytes]:
         """The last result, per held level; nothing before the first."""
-        return {level: self._encoded(level, chosen) for level, chosen in self._previous.items()}
-
-    def _encoded(self, level: int, chosen: Sequence[tuple[Tensor, Tensor]]) -> bytes:
-        if self._format.whole(level):
-            return encode_whole(self._format, level, chosen)
-        if sparse_payloads.usable(chosen[0][0].device, self._format, level):
-            return sparse_payloads.encoded(self._format, level, chosen)
-        return encode_level(self._format, level, *self.entries(level))
+        return {level: encode_groups(self._format, level, chosen) for level, chosen in self._previous.items()}
 
     def _chosen(self, blocks: Tensor, topk: int) -> tuple[Tensor, Tensor]:
         """Indices and values, [n, topk], of what is sent of blocks [n, h, w]."""

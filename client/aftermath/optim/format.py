@@ -1,13 +1,10 @@
-"""The format of a result: which coefficients of which blocks it holds, what their values are, and its exact size.
+"""The format of a result: which coefficients of which blocks it may hold, what their values are, and its exact size.
 
-Decided
-- A result of level l is, over the level's segments in canonical order and their blocks in row-major order, the places
-  that each block keeps, in as many bits as its size and top-k say (`optim.places`), all in one string of bits that ends
-  with a whole byte; then every value. So its size follows from the schema alone, and is known before the first byte is
-  asked for.
-- A block that keeps most of its numbers takes fewer bits as digits (`optim.digits`), which are places and values in
-  one: those of all such blocks follow each other at the end.
+`optim.codec` has the order of the bytes. Index codes (`optim.index_coding`) and digits (`optim.digits`) have a fixed
+size, so the schema alone gives the size of a result, which is known before the first byte is requested.
 """
+
+# A block that keeps most of its numbers takes fewer bits as digits, which are indices and values in one.
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from typing import Any
 from aftermath.model.levels import checked_level
 from aftermath.optim import digits
 from aftermath.optim.blocks import Blocks
-from aftermath.optim.places import bits_of
+from aftermath.optim.index_coding import bits_of
 
 FLOAT_BYTES = 4
 EXPONENT_BITS = 6

@@ -25,7 +25,7 @@ from aftermath.optim.schema import MAX_JSON_BYTES, Schema
 from aftermath.optim.votes import Votes
 from aftermath.rules.limits import RUN_ID_BYTES
 
-FORMAT_VERSION = "1"
+FORMAT_VERSION = "2"
 MAX_HEADER_BYTES = 2 * MAX_JSON_BYTES + (1 << 20)  # the schema stands in it as a text, with its quotes escaped
 MAX_PAYLOAD_BYTES = 256 << 20  # of all levels; decoding takes some 64 times as much memory
 _LARGEST_RATE = 1e6

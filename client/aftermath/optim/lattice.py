@@ -21,9 +21,7 @@ there, so that no order of additions and no processor makes another choice.
 
 from __future__ import annotations
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 LEAST, MOST = -40, 3
@@ -33,7 +31,6 @@ LARGEST = 3 << (MOST - LEAST)
 _CANDIDATES = range(-2, 3)
 _FRACTION_BITS, _EXPONENT_BIAS = 23, 127  # of fp32
 _HALF = 1 << _FRACTION_BITS - 1  # of the fraction: set in 1.5 times a power of two
-_HALVES = _HALF - 1  # what else there is of it
 _ERROR_BITS = 55
 
 
@@ -106,27 +103,5 @@ def digits_of(values: Tensor, bits: int) -> tuple[Tensor, Tensor]:
 
 
 def is_half_more(values: Tensor) -> Tensor:
-    """As `is_three`, of a tensor on any device."""
+    """Return which lattice values are three times their block's power of two."""
     return values.view(torch.int32) & _HALF != 0
-
-
-def exponents_of(values: NDArray[np.float32], first: NDArray[np.bool_]) -> NDArray[np.int8]:
-    """The exponent of every block, of lattice values by entry; 0 for a block without votes.
-
-    `first` marks the first entry of each block; used entries come first. Raises ValueError for values off the lattice.
-    """
-    bits, used = values.view(np.int32), values != 0
-    own = ((bits >> _FRACTION_BITS & 0xFF) - _EXPONENT_BIAS).astype(np.int16)
-    own -= is_three(values)
-    shared = np.where(used[first], own[first], 0)
-    expected = np.repeat(shared, np.diff(np.flatnonzero(first), append=len(first)))
-    off = used & ((bits & _HALVES != 0) | (own != expected) | (own < LEAST) | (own > MOST))
-    if off.any():
-        raise ValueError(f"{values[int(off.argmax())]} is not on the lattice, or not its block's")
-    return shared.astype(np.int8)
-
-
-def is_three(values: NDArray[np.float32]) -> NDArray[np.bool_]:
-    """Which lattice values are three times their block's power of two."""
-    three: NDArray[np.bool_] = values.view(np.int32) & _HALF != 0
-    return three

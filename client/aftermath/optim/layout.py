@@ -14,9 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from aftermath.model.levels import Segment
@@ -84,26 +82,6 @@ class LevelLayout:
         """Numbers of all blocks."""
         return sum(group.blocks * group.block for group in self.groups)
 
-    @cached_property
-    def _entries(self) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.bool_]]:
-        """Made when first asked for: they take ten bytes an entry, and a result that is whole needs none."""
-        return _entries(self.groups, self.parts)
-
-    @property
-    def entry_base(self) -> NDArray[np.int64]:
-        """By entry the position of the first coefficient of its block."""
-        return self._entries[0]
-
-    @property
-    def entry_first(self) -> NDArray[np.bool_]:
-        """By entry whether it is the first of its block."""
-        return self._entries[1]
-
-    @property
-    def entry_digit(self) -> NDArray[np.bool_]:
-        """By entry whether its block is written as digits."""
-        return self._entries[2]
-
     @property
     def entries(self) -> int:
         """Entries of the level."""
@@ -164,18 +142,3 @@ def _edges(blocks: Blocks) -> tuple[int, int]:
     """Height and width of a segment's blocks; a vector's blocks have height 1."""
     height, width = (1, *blocks.edges)[-2:]
     return height, width
-
-
-def _entries(
-    groups: Sequence[Group], parts: Sequence[Part]
-) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.bool_]]:
-    bases = [np.empty(0, np.int64)]
-    firsts = [np.empty(0, np.bool_)]
-    digits = [np.empty(0, np.bool_)]
-    for part in parts:
-        group, count = groups[part.group], part.blocks.count
-        starts = group.base + (part.first + np.arange(count, dtype=np.int64)) * group.block
-        bases.append(np.repeat(starts, group.topk))
-        firsts.append(np.tile(np.arange(group.topk) == 0, count))
-        digits.append(np.full(count * group.topk, group.digits))
-    return np.concatenate(bases), np.concatenate(firsts), np.concatenate(digits)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from aftermath.kernels.use import run
 from aftermath.optim import digits, flat, on_gpu
+from aftermath.optim.bitstrings import pack_bits
 from aftermath.optim.format import EXPONENT_BITS, whole_bytes
 from aftermath.optim.lattice import LEAST, MOST, SMALLEST
 from aftermath.optim.layout import LevelLayout
@@ -171,6 +172,27 @@ def _packed_codes(codes: Tensor, count: int, value_bits: int) -> Tensor:
     return torch.stack(columns, 1).flatten()[:size]
 
 
+def unpacked_digits(octets: Tensor, count: int, value_bits: int) -> tuple[Tensor, Tensor]:
+    """Return `count` digits int8 of uint8 bytes, and which digits of all those in the bytes are wrong, bool.
+
+    A digit is wrong if no digits have its packed number, or if it is not 0 and comes after the last one.
+    """
+    together, width = digits.PACKED[value_bits]
+    numbers = octets.long()
+    if width < 8:
+        words = numbers.new_zeros(-(-len(octets) // width) * width)
+        words[: len(octets)] = numbers
+        word = (words.view(-1, width) << torch.arange(0, 8 * width, 8, device=octets.device)).sum(1)
+        shifts = torch.arange(0, 8 * width, width, device=octets.device)
+        numbers = (word[:, None] >> shifts & (1 << width) - 1).flatten()
+    table = torch.from_numpy(digits.table(value_bits).copy()).to(octets.device)
+    beyond = numbers >= len(table)
+    found = table[numbers.clamp(max=len(table) - 1)].flatten()
+    wrong = beyond[:, None].expand(-1, together).flatten()
+    wrong[count:] |= found[count:] != 0
+    return found[:count], wrong
+
+
 @lru_cache(maxsize=64)
 def _orders(layout: LevelLayout, device: torch.device) -> list[tuple[Tensor, Tensor]]:
     """By group: each block's first digit and its number in canonical order, int64 [blocks]."""
@@ -188,9 +210,7 @@ def _orders(layout: LevelLayout, device: torch.device) -> list[tuple[Tensor, Ten
 def packed_exponents(codes: Tensor) -> Tensor:
     """Return the codes uint8 [blocks] as strings of six bits, uint8 [bytes], on their device."""
     bits = codes[:, None] >> torch.arange(EXPONENT_BITS, dtype=torch.uint8, device=codes.device) & 1
-    octets = bits.new_zeros(whole_bytes(bits.numel()), 8)
-    octets.view(-1)[: bits.numel()] = bits.flatten()
-    return (octets << torch.arange(8, dtype=torch.uint8, device=codes.device)).sum(1, dtype=torch.uint8)
+    return pack_bits(bits.flatten())
 
 
 def _ends_with_zeros(data: bytes | bytearray | memoryview, blocks: int, count: int, value_bits: int) -> bool:

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from aftermath.optim.blocks import UNUSED
-from aftermath.optim.lattice import exponents_of, is_three
+from aftermath.optim.lattice import digits_of, is_half_more
 from aftermath.optim.layout import LevelLayout
 from aftermath.optim.parts import BadState
 
@@ -73,12 +72,9 @@ def _check_sent(where: str, indices: Tensor, values: Tensor, bits: int) -> None:
         raise BadState(f"values.{where} of an optimizer's state are not those of its indices")
     if not bits or not values.numel():
         return
-    sent = values.detach().cpu().numpy()
-    first = np.zeros(sent.shape, np.bool_)
-    first[:, 0] = True
     try:
-        exponents_of(sent.reshape(-1), first.reshape(-1))
+        digits_of(values, 2)
     except ValueError as error:
         raise BadState(f"values.{where} of an optimizer's state: {error}") from None
-    if bits == 1 and bool(is_three(sent).any()):
+    if bits == 1 and bool(is_half_more(values).any()):
         raise BadState(f"values.{where} of an optimizer's state are of another lattice")

@@ -25,7 +25,7 @@ from aftermath.optim.format import ResultFormat
 from aftermath.optim.sparseloco import SparseLoCo, SparseLoCoInputs
 from aftermath.rules.state import OptimizerKind
 
-SCHEMA_VERSION = 9  # also when the bytes of a result change, or the bits that an apply makes of it
+SCHEMA_VERSION = 10  # also when the bytes of a result change, or the bits that an apply makes of it
 MAX_JSON_BYTES = 16 << 20
 
 Settings = Distro | SparseLoCo
