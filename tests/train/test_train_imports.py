@@ -1,4 +1,4 @@
-"""What a session does not import: it is started by hand, and waited for."""
+"""What commands do not import, since people wait for their start."""
 
 from __future__ import annotations
 
@@ -19,6 +19,11 @@ def imported(modules: str, absent: tuple[str, ...]) -> str:
 
 def test_session_imports_no_torch_before_it_says_so() -> None:
     assert imported("aftermath.train.session, aftermath.central.reach", ("torch", *SELDOM)) == ""
+
+
+def test_owner_commands_make_a_schema_without_torch() -> None:
+    """`update-config` and `config validate` check the model's shape, for which they need no tensor."""
+    assert imported("aftermath.owner.schema, aftermath.owner.troubles, aftermath.owner.agreed_data", ("torch",)) == ""
 
 
 @pytest.mark.slow
