@@ -20,9 +20,10 @@ Sources: Wang et al., "Auxiliary-Loss-Free Load Balancing" (arXiv 2408.15664); D
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:  # an owner's commands make a run's schema, and torch takes seconds to load
+    from torch import Tensor
 
 Balances = Callable[[str], bool]
 """`ModelConfig.balances`."""
@@ -46,9 +47,8 @@ def load_error(counts: Tensor) -> Tensor:
     return (whole * len(whole) - total).float() / (total * len(whole)).clamp(min=1).float()
 
 
-@torch.no_grad()
 def balance(params: Mapping[str, Tensor], balances: Balances, rate: float) -> None:
     """Move these vectors by what their `grad` has counted."""
     for name, tensor in params.items():
         if balances(name) and tensor.grad is not None:
-            tensor.sub_(load_error(tensor.grad).sign_(), alpha=rate)
+            tensor.detach().sub_(load_error(tensor.grad).sign_(), alpha=rate)

@@ -13,6 +13,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
+from aftermath.optim.eager import AdamW
 from aftermath.optim.moments import bytes_of, may_fuse, moment_kinds, moments, put_back, take_moments
 from aftermath.optim.muon import Muon, MuonSettings
 from aftermath.optim.parts import Remembering
@@ -107,9 +108,7 @@ def inner_optimizer(params: Mapping[str, Tensor], settings: SparseLoCo) -> torch
     if settings.inner_optimizer == "muon":
         return Muon(params, 0.0, MuonSettings(weight_decay=settings.weight_decay, betas=BETAS, epsilon=EPSILON))
     own = list(params.values())
-    return torch.optim.AdamW(
-        own, lr=0.0, betas=BETAS, eps=EPSILON, weight_decay=settings.weight_decay, fused=may_fuse(own)
-    )
+    return AdamW(own, lr=0.0, betas=BETAS, eps=EPSILON, weight_decay=settings.weight_decay, fused=may_fuse(own))
 
 
 def step_at(optimizer: torch.optim.Optimizer, lr: float) -> None:

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from aftermath.model.levels import is_hidden_matrix
+from aftermath.optim import eager
 from aftermath.optim.orthogonal import SMALLEST, STEPS, polar_express
 
 logger = logging.getLogger(__name__)
@@ -78,6 +79,8 @@ class Muon(torch.optim.Optimizer):
 
     `param_groups` has the matrices first, then the rest; a schedule sets `lr` of both to the same number.
     """
+
+    add_param_group = eager.add_param_group
 
     def __init__(self, params: Mapping[str, Tensor], lr: float, settings: MuonSettings | None = None) -> None:
         """Raises ValueError if there is nothing to learn."""
