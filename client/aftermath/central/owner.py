@@ -26,6 +26,7 @@ from aftermath.chain.wire import Connection
 from aftermath.cli.connection import SignedCluster
 from aftermath.cli.create_run import LATER, missing
 from aftermath.config.document import RunConfig
+from aftermath.localnet.ledger import holds_chain
 from aftermath.localnet.node import Node
 from aftermath.localnet.rpc import Rpc
 from aftermath.owner.agreed_data import with_agreed_data
@@ -63,7 +64,7 @@ def owner_wallet(directory: Path | None) -> Wallet:
     path = directory / "owner.json"
     if path.exists():
         return load_wallet(path)
-    if any((directory / LEDGER).glob("snapshot-*")):
+    if holds_chain(directory / LEDGER):
         raise ServerError(
             f"{directory} keeps a run, but not the key of its owner: there is no {path}",
             "Restore that file from a copy, or begin anew with an empty directory: --save-state-dir DIR",

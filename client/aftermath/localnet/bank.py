@@ -1,7 +1,7 @@
 """The chain itself: accounts, slots and history behind one object that only the event loop's thread touches.
 
 Decided: a transaction is processed at once and is final at once, so the three commitments see the same state.
-`execute` changes accounts only; `publish` makes the transaction part of the chain. Between the two the journal is
+`execute` changes accounts only; `publish` makes the transaction part of the chain. Between the two the ledger is
 written, and `undo` takes the accounts back when it cannot be.
 """
 
@@ -18,10 +18,9 @@ from solders.pubkey import Pubkey
 from solders.signature import Signature
 from solders.transaction import VersionedTransaction
 
-from aftermath.localnet.delta import change
 from aftermath.localnet.fees import RecentFees
 from aftermath.localnet.history import History, keys_of
-from aftermath.localnet.records import FORMAT, Chain, Entry, Landed, Stored
+from aftermath.localnet.records import Chain, Landed
 from aftermath.localnet.runtime import AccountState, Outcome, Runtime
 from aftermath.localnet.slots import MAX_PROCESSING_AGE, SLOTS_PER_EPOCH, Slots
 from aftermath.localnet.timing import TimeSource
@@ -33,16 +32,11 @@ class Executed:
 
     landed: Landed
     outcome: Outcome
-    built_in: frozenset[Pubkey]
-    """Accounts that the runtime brought along: no snapshot holds them, so a journal has to have all of them."""
 
-    def entry(self) -> Entry:
+    def changed(self) -> list[AccountState]:
+        """Return the accounts that the transaction changed, as it left them."""
         both = zip(self.outcome.before, self.outcome.after, strict=True)
-        changed = [(key, old, new) for (key, old), (_, new) in both if old != new]
-        return Entry(
-            self.landed,
-            [(bytes(key), change(None if key in self.built_in else old, new)) for key, old, new in changed],
-        )
+        return [(key, new) for (key, old), (_, new) in both if old != new]
 
 
 class Listener(Protocol):
@@ -152,7 +146,7 @@ class Bank:
             loaded_writable=[bytes(key) for key in outcome.keys[own:split]],
             loaded_readonly=[bytes(key) for key in outcome.keys[split:]],
         )
-        return Executed(landed, outcome, frozenset(key for key, _ in outcome.after if key not in self._owners))
+        return Executed(landed, outcome)
 
     def undo(self, executed: Executed) -> None:
         self._runtime.undo(executed.outcome)
@@ -177,10 +171,10 @@ class Bank:
                 self._recent_order.append((landed.slot, landed.signature))
 
     def chain(self) -> Chain:
-        return Chain(FORMAT, bytes(self.slots.genesis), list(self.slots.eras), self.slot, self.transactions)
+        """Return where the chain is, for the ledger."""
+        return Chain(bytes(self.slots.genesis), list(self.slots.eras), self.slot, self.transactions)
 
-    def stored(self) -> Iterator[Stored]:
+    def accounts(self) -> Iterator[AccountState]:
+        """Yield all accounts but those that the runtime brings along."""
         for key in self._owners:
-            account = self.account(key)
-            if account is not None:
-                yield Stored(bytes(key), bytes(account))
+            yield key, self.account(key)

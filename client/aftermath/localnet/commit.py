@@ -1,4 +1,4 @@
-"""Group commit: everything that arrived in one turn of the event loop is executed, journalled with one sync, then
+"""Group commit: everything that arrived in one turn of the event loop is executed, stored with one sync, then
 published.
 
 Decided: nothing else runs between execution and the sync, so no client ever reads a state that the disk does not
@@ -19,7 +19,6 @@ from solders.transaction import VersionedTransaction
 from aftermath.localnet.bank import Bank, Executed
 from aftermath.localnet.errors import INTERNAL_ERROR, LedgerError, RpcError
 from aftermath.localnet.ledger import MARK_SLOTS, Ledger
-from aftermath.localnet.records import Mark
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +73,7 @@ class Committer:
         if self._ledger is not None:
             started = time.monotonic()
             try:
-                self._ledger.append([executed.entry() for executed, _ in landed])
+                self._ledger.append([(executed.landed, executed.changed()) for executed, _ in landed])
             except LedgerError as error:
                 for executed, done in reversed(landed):
                     self._bank.undo(executed)
@@ -85,8 +84,6 @@ class Committer:
             self._bank.publish(executed)
             if not done.done():
                 done.set_result(None)
-        if self._ledger is not None and self._ledger.wants_compaction:
-            self._ledger.compact(self._bank.chain(), self._bank.stored())
 
     @property
     def trouble(self) -> str | None:
@@ -94,12 +91,12 @@ class Committer:
         return self._ledger.trouble if self._ledger is not None else None
 
     def on_slot(self, slot: int, parent: int) -> None:
-        """Note in the journal that the chain got this far, every `MARK_SLOTS` slots."""
+        """Store how far the chain got, every `MARK_SLOTS` slots."""
         if self._ledger is None or slot < self._marked + MARK_SLOTS:
             return
         troubled = self.trouble
         try:
-            self._ledger.append([Mark(slot)])
+            self._ledger.mark(slot)
             self._marked = slot
         except LedgerError as error:
             if troubled is None:

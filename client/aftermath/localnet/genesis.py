@@ -50,7 +50,7 @@ def open_chain(
         for key, elf in elves:
             _load(bank, key, elf)
         if ledger is not None:
-            ledger.start(bank.chain(), bank.stored())
+            ledger.start(bank.chain(), bank.accounts())
     except BaseException:
         if ledger is not None:
             ledger.close()
@@ -72,7 +72,7 @@ def _continued(recovered: Recovered, time: TimeSource, slot_ms: int) -> Bank:
     first = chain.slot + MARK_SLOTS + 1
     eras = [*chain.eras, Era(first, max(time_of(chain.eras, first) or 0.0, now), slot_ms)]
     bank = Bank(time, Slots(Hash(chain.genesis), eras, now), History(), chain.transactions)
-    bank.store([(Pubkey(key), Account.from_bytes(bytes(data))) for key, data in recovered.accounts.items()])
+    bank.store(recovered.accounts)
     bank.recall(recovered.history)
     log.info("ledger: slot %d, %d accounts", bank.slot, len(recovered.accounts))
     return bank

@@ -1,7 +1,7 @@
 """One embedded chain behind its JSON-RPC methods, without sockets: bank, ledger, and what moves its slots.
 
 Decided: whoever serves it puts sockets before it and chooses which of `methods` and `subscriptions` a client may use;
-everything that changes the chain goes through one `Committer`, so all of it is journalled before it is acknowledged.
+everything that changes the chain goes through one `Committer`, so all of it is on disk before it is acknowledged.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Node:
         """Remove accounts, from what is kept on disk too."""
         self.bank.store([(key, None) for key in keys])
         if self._ledger is not None:
-            self._ledger.compact(self.bank.chain(), self.bank.stored())
+            self._ledger.put([(key, None) for key in keys])
 
     async def _keep_time(self) -> None:
         while True:
