@@ -24,7 +24,7 @@ from solders.system_program import TransferParams, transfer
 from solders.transaction import VersionedTransaction
 
 from aftermath.base.crowding import makes_room
-from aftermath.central import accounts, doorway, gate, presence, session
+from aftermath.central import accounts, connection_limiter, gate, presence, session
 from aftermath.central import server as central_server
 from aftermath.central.greeting import Challenge, answer, challenged
 from aftermath.central.link import NotAdmitted, ServerRefused
@@ -182,16 +182,18 @@ async def refusal_of(visitor: Visitor, sent: VersionedTransaction) -> str:
 
 
 async def test_strangers_who_say_nothing_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "MOST_STRANGERS", 12)
+    monkeypatch.setattr(connection_limiter, "MOST_STRANGERS", 12)
     async with serving() as server, ClientSession() as http, contextlib.AsyncExitStack() as stack:
         url = f"ws://127.0.0.1:{server.port}"
-        silent = [await stack.enter_async_context(http.ws_connect(url)) for _ in range(session.MOST_STRANGERS + 3)]
+        silent = [
+            await stack.enter_async_context(http.ws_connect(url)) for _ in range(connection_limiter.MOST_STRANGERS + 3)
+        ]
         async with Visitor(server) as visitor:
             await visitor.join()
         challenges = [(await one.receive(timeout=10)).type for one in silent]
         assert set(challenges) == {WSMsgType.TEXT}
         for one in silent[:3]:  # those who were there for longest have made room
-            assert (await one.receive(timeout=session.GREETING_SECONDS / 2)).type is not WSMsgType.TEXT
+            assert (await one.receive(timeout=connection_limiter.STRANGER_SECONDS / 2)).type is not WSMsgType.TEXT
 
 
 def test_room_is_made_by_the_oldest_of_the_address_with_most() -> None:
@@ -203,38 +205,58 @@ def test_room_is_made_by_the_oldest_of_the_address_with_most() -> None:
 async def test_a_member_that_is_slow_to_prove_its_key_is_not_driven_out_by_many_of_one_address(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(session, "MOST_STRANGERS", 12)
+    monkeypatch.setattr(connection_limiter, "MOST_STRANGERS", 12)
     async with serving() as server, ClientSession() as http, contextlib.AsyncExitStack() as stack:
         url = f"ws://127.0.0.1:{server.port}"
         elsewhere = TCPConnector(local_addr=("127.0.0.2", 0))
         other = await stack.enter_async_context(ClientSession(connector=elsewhere))
         slow = await stack.enter_async_context(other.ws_connect(url))
         challenge = challenged(await slow.receive_str(timeout=10))
-        for _ in range(session.MOST_STRANGERS + 5):
+        for _ in range(connection_limiter.MOST_STRANGERS + 5):
             await stack.enter_async_context(http.ws_connect(url))
         await slow.send_str(answer(challenge, Keypair(), Keypair()).decode())
         assert json.loads(await slow.receive_str(timeout=10)) == {"type": "welcome"}
 
 
-@pytest.mark.parametrize("begins", ["", "the handshake", "TLS"])
-async def test_connections_on_which_nothing_is_asked_are_few(
-    begins: str, own: Certificate, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("with_tls", [False, True])
+async def test_connections_without_request_make_room(
+    with_tls: bool, own: Certificate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor do those keep anybody out whose TLS goes on no further, or is all that there is of them."""
-    monkeypatch.setattr(doorway, "MOST_SILENT", 12)
-    tls, trust = (own.server_side(), Trust.by(own.path)) if begins else (None, None)
-    given = {"ssl": trust.context, "server_hostname": "localhost"} if trust and begins == "TLS" else {}
+    monkeypatch.setattr(connection_limiter, "MOST_STRANGERS", 12)
+    trust = Trust.by(own.path) if with_tls else None
+    tls = own.server_side() if with_tls else None
+    given = {"ssl": trust.context, "server_hostname": "localhost"} if trust else {}
     async with serving(tls=tls) as server, Visitor(server, trust=trust) as member:
-        count = doorway.MOST_SILENT + 3
+        count = connection_limiter.MOST_STRANGERS + 3
         ends = [await asyncio.open_connection("127.0.0.1", server.port, **given) for _ in range(count)]
-        async with asyncio.timeout(doorway.SILENT_SECONDS / 2):
-            for reader, _ in ends[:3]:  # those who were there for longest have made room
+        async with asyncio.timeout(connection_limiter.STRANGER_SECONDS / 2):
+            for reader, _ in ends[:3]:  # the oldest
                 with contextlib.suppress(ConnectionResetError):
                     assert await reader.read() == b""
         assert not any(reader.at_eof() for reader, _ in ends[3:])
         async with Visitor(server, trust=trust) as visitor:
             await visitor.join()
         assert await member.seat() is None  # and is there as before
+        for _, writer in ends:
+            writer.transport.abort()
+
+
+@pytest.mark.parametrize("stage", ["TLS handshake", "request"])
+async def test_silent_connections_end_and_starve_no_member(
+    stage: str, own: Certificate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tls = own.server_side() if stage == "TLS handshake" else None
+    trust = Trust.by(own.path) if tls else None
+    monkeypatch.setattr(connection_limiter, "STRANGER_SECONDS", 2.0)
+    async with serving(tls=tls) as server, Visitor(server, trust=trust) as member:
+        ends = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(300)]
+        async with Visitor(server, trust=trust) as visitor:
+            await visitor.join()
+        assert await member.seat() is None
+        async with asyncio.timeout(20):
+            for reader, _ in ends:
+                with contextlib.suppress(ConnectionResetError):
+                    assert await reader.read() == b""
         for _, writer in ends:
             writer.transport.abort()
 

@@ -7,7 +7,6 @@ new identities of each address and of all. An account without a membership goes 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -32,57 +31,40 @@ NEW_OF_ADDRESS_RATE = 0.1
 NEW_OF_ALL = 1200.0
 NEW_OF_ALL_RATE = 0.2
 """New identities a second, of one address and of all."""
-FIRST_OF_NETWORK = 8.0
-FIRST_OF_NETWORK_RATE = 1 / 600
-"""New identities of one network that the allowance of all does not count: strangers elsewhere cannot use them up."""
-_NETWORK_BITS = {4: 16, 6: 32}
-"""How many bits of an address are its network: about what a provider has, and more than it gives to one customer."""
 REMEMBERED = 4096
-"""Addresses, and networks, whose new identities are counted."""
+"""Addresses whose new identities are counted."""
 AWAY_SECONDS = 600.0
 """After which an account without a membership goes."""
 SWEEP_SECONDS = 60.0
 
 
 class NewIdentities:
-    """Limits how many new identities get an account: of one address, of one network, and of all."""
+    """Limits how many new identities get an account: of one address, and of all."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._of_all = Bucket(clock, NEW_OF_ALL_RATE, NEW_OF_ALL)
         self._of_address: OrderedDict[str, Bucket] = OrderedDict()
-        self._first_of: OrderedDict[str, Bucket] = OrderedDict()
 
-    def count(self, where: str) -> None:
-        """Count a new identity at an address as `network_of` writes it. Raises RpcError if there are too many."""
-        own = self._bucket(self._of_address, where, NEW_OF_ADDRESS_RATE, NEW_OF_ADDRESS)
-        first = self._bucket(self._first_of, _provider(where), FIRST_OF_NETWORK_RATE, FIRST_OF_NETWORK)
-        shared = self._of_all if first.next_in() else first
-        if wait := max(own.next_in(), shared.next_in()):
+    def count(self, address: str) -> None:
+        """Count a new identity. Raise RpcError if its address, or all together, had too many."""
+        own = self._bucket(address)
+        if wait := max(own.next_in(), self._of_all.next_in()):
             raise RpcError(
                 INVALID_REQUEST,
                 f"the server accepts no new identities for {wait:.0f} s; wait, or use an identity that it knows",
             )
         own.spare()
-        shared.spare()
+        self._of_all.spare()
 
-    def _bucket(self, counted: OrderedDict[str, Bucket], key: str, rate: float, burst: float) -> Bucket:
-        """Return the bucket of an address or a network, and forget the one that was used least recently."""
-        bucket = counted.setdefault(key, Bucket(self._clock, rate, burst))
-        counted.move_to_end(key)
-        if len(counted) > REMEMBERED:
-            counted.popitem(last=False)
+    def _bucket(self, address: str) -> Bucket:
+        """Return an address's bucket, and forget the one that was used least recently."""
+        bucket = Bucket(self._clock, NEW_OF_ADDRESS_RATE, NEW_OF_ADDRESS)
+        bucket = self._of_address.setdefault(address, bucket)
+        self._of_address.move_to_end(address)
+        if len(self._of_address) > REMEMBERED:
+            self._of_address.popitem(last=False)
         return bucket
-
-
-def _provider(where: str) -> str:
-    """Return the network of an address, or of a /64 of IPv6. What is not an address stands for itself."""
-    try:
-        address = ipaddress.ip_address(where.partition("/")[0])
-    except ValueError:
-        return where
-    address = getattr(address, "ipv4_mapped", None) or address
-    return str(ipaddress.ip_network((address, _NETWORK_BITS[address.version]), strict=False))
 
 
 class Accounts:

@@ -1,9 +1,7 @@
 """The server: one run on an embedded chain behind one port, for members that prove who they are.
 
-Decided: websockets only, with TLS where a certificate is given; strangers, connections and messages are bounded, and so
-are connections on which nothing was asked (`doorway`). State is in the chain's ledger before anything is acknowledged,
-so that a server that is killed and started again on it goes on where it was, and members that connect again find the
-run as they left it.
+Websockets only, with TLS if there is a certificate. The chain's ledger has everything before it is
+acknowledged. A server that is killed and started again continues there, and members reconnect.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from solders.transaction import VersionedTransaction
 
 from aftermath.base.wait import cancel
 from aftermath.central.accounts import Accounts
-from aftermath.central.doorway import Doorway
+from aftermath.central.connection_limiter import ConnectionLimiter
 from aftermath.central.files import LEDGER, ServerError
 from aftermath.central.gate import Gate
 from aftermath.central.presence import Presence
@@ -69,10 +67,10 @@ class CentralServer:
         self.accounts = Accounts(self.node, PROGRAM, run, self.presence.here)
         self._expiring: asyncio.Task[None] | None = None
         gate = Gate(self.node, PROGRAM, run, self.accounts)
-        self._house = House(self.node, gate, self.presence, config.run_id, config.allowed)
+        self._limiter = ConnectionLimiter(self._handle)
+        self._house = House(self.node, gate, self.presence, self._limiter, config.run_id, config.allowed)
         self._sessions: set[Session] = set()
-        self._doorway = Doorway(self._handle)
-        self._runner = web.ServerRunner(self._doorway, handle_signals=False)
+        self._runner = web.ServerRunner(self._limiter, handle_signals=False)
         self._listener: asyncio.Server | None = None
         self.port = 0
 
@@ -80,7 +78,7 @@ class CentralServer:
         """Let members in. Raises ServerError."""
         await self._runner.setup()
         try:
-            self._listener = await self._doorway.listen(self.config.host, self.config.port, self.config.tls)
+            self._listener = await self._limiter.listen(self.config.host, self.config.port, self.config.tls)
         except OSError as error:
             why = "it is in use" if error.errno == errno.EADDRINUSE else error.strerror
             raise ServerError(
@@ -95,7 +93,7 @@ class CentralServer:
             return web.Response(status=426, text="this is the server of a training run: aftermath-centralized client\n")
         if len(self._sessions) >= MOST_CONNECTIONS:
             return web.Response(status=503, text="there are too many connections\n")
-        session = Session(self._house)
+        session = Session(self._house, request.protocol)
         self._sessions.add(session)
         try:
             return await session.serve(request)
