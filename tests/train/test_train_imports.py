@@ -18,7 +18,7 @@ def imported(modules: str, absent: tuple[str, ...]) -> str:
 
 
 def test_session_imports_no_torch_before_it_says_so() -> None:
-    assert imported("aftermath.train.session, aftermath.central.reach", ("torch", *SELDOM)) == ""
+    assert imported("aftermath.train.session, aftermath.server.client_backend", ("torch", *SELDOM)) == ""
 
 
 @pytest.mark.slow
