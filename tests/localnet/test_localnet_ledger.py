@@ -23,6 +23,7 @@ from solders.signature import Signature
 
 from aftermath.localnet import LedgerError, LocalnetConfig, VirtualTime, serve
 from aftermath.localnet.ledger import DATABASE, Ledger
+from aftermath.localnet.node import Node
 from localnet.chainwork import SOL, deploy, fund, health, memo, move, recent, sign, transfer_new
 from localnet.chainwork import rpc as call
 from localnet.processes import start
@@ -281,6 +282,25 @@ async def test_ledger_keeps_accounts_of_the_runtime(tmp_path: Path) -> None:
         await running.close()
     assert held[1] == held[0] + SOL
     assert held[2] == held[1]
+
+
+async def test_forget_with_unwritable_ledger_keeps_accounts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    node = Node(LocalnetConfig(ledger=tmp_path, time=VirtualTime()))
+    key = Keypair().pubkey()
+    await node.provide(key, SOL)
+    assert node._ledger is not None
+    assert node._ledger._connection is not None
+    node._ledger._connection.execute("PRAGMA query_only = ON")
+    node.forget([key])
+    assert node.bank.balance(key) == SOL
+    assert "accounts not deleted" in caplog.text
+    node._ledger._connection.execute("PRAGMA query_only = OFF")
+    node.forget([key])
+    assert node.bank.account(key) is None
+    await node.close()
+    again = Node(LocalnetConfig(ledger=tmp_path, time=VirtualTime()))
+    assert again.bank.account(key) is None
+    await again.close()
 
 
 async def test_two_networks_cannot_share_a_ledger(tmp_path: Path) -> None:

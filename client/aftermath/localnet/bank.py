@@ -1,8 +1,8 @@
-"""The chain itself: accounts, slots and history behind one object that only the event loop's thread touches.
+"""The chain itself: accounts, slots and history, for the event loop's thread only.
 
-Decided: a transaction is processed at once and is final at once, so the three commitments see the same state.
-`execute` changes accounts only; `publish` makes the transaction part of the chain. Between the two the ledger is
-written, and `undo` takes the accounts back when it cannot be.
+A transaction is final at once, so all three commitments see the same state. `execute` changes
+accounts, `publish` makes the transaction part of the chain. In between, the ledger is written;
+if that fails, `undo` restores the accounts.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Executed:
 
 
 class Listener(Protocol):
-    """Told of every slot and every published transaction, on the event loop's thread; must not block."""
+    """Is called for every slot and every published transaction. Must not block."""
 
     def on_slot(self, slot: int, parent: int) -> None: ...
 
@@ -99,7 +99,7 @@ class Bank:
         return [(key, self.account(key)) for key in self._owned.get(program, ())]
 
     def store(self, states: Sequence[AccountState]) -> None:
-        """Put accounts in place outside any transaction (genesis, recovery)."""
+        """Set accounts outside any transaction (genesis, recovery)."""
         self._runtime.store(list(states))
         self._index(states)
 
@@ -118,7 +118,7 @@ class Bank:
                 self._owned.setdefault(new, {})[key] = None
 
     def check(self, tx: VersionedTransaction) -> str | None:
-        """The TransactionError of a transaction that is too old or was seen before, else None."""
+        """Return the TransactionError of an old or duplicate transaction, else None."""
         if not self.slots.is_recent(tx.message.recent_blockhash):
             return "BlockhashNotFound"
         return "AlreadyProcessed" if tx.signatures[0] in self._recent else None
@@ -127,7 +127,7 @@ class Bank:
         return self._runtime.simulate(tx)
 
     def execute(self, tx: VersionedTransaction, wire: bytes) -> Executed | Any:
-        """Run and keep the effects; an `Executed`, or the error (JSON) of a transaction that did not land."""
+        """Run and keep the effects. Return an `Executed`, or the error if it did not land."""
         outcome = self._runtime.execute(tx)
         if not outcome.landed:
             return outcome.error
@@ -163,7 +163,7 @@ class Bank:
             listener.on_transaction(executed)
 
     def recall(self, history: Iterable[Landed]) -> None:
-        """Take over the transactions of a recovered ledger, oldest first."""
+        """Add the transactions of a recovered ledger, oldest first."""
         for landed in history:
             self.history.add(landed, keys_of(landed))
             if landed.slot >= self.slot - MAX_PROCESSING_AGE:
