@@ -13,7 +13,7 @@ from aftermath.data.server import DataServer, Settings, load_settings, served
 from aftermath.data.tokens import TokenFiles
 
 
-def data_beside(path: Path, config: RunConfig) -> tuple[Settings, TokenFiles, int]:
+def data_for(path: Path, config: RunConfig) -> tuple[Settings, TokenFiles, int]:
     """What is to be served, and at which port. Raises DataError, UsageError where the two files do not go together."""
     server = config.llm.data_location.Server
     if server is None:

@@ -52,7 +52,7 @@ class ServerState:
         if self.allowed is not None and identity not in self.allowed:
             return Denied(
                 f"identity {identity} is not on this server's list of those who may join",
-                "ask whoever runs the server to put it into the file of --allow",
+                "ask the server's operator to add it to the file of --allow",
             )
         if not self.sessions.room(identity):
             return Denied(
@@ -84,7 +84,7 @@ class Session(Connection):
             self._state.sessions.went(client, self)
 
     async def _greeted(self) -> ConnectedClient | None:
-        """Who is there, None for somebody who was sent away. Raises Malformed, TimeoutError."""
+        """Return the client, or None if it was sent away. Raises Malformed, TimeoutError."""
         genesis = str(self._state.node.bank.slots.genesis)
         challenge = Challenge(self._state.run_id, genesis, os.urandom(NONCE_BYTES).hex())
         await self._say(challenge)
