@@ -89,7 +89,7 @@ lint: $(STAMP)  ## ruff, mypy, and clippy where cargo is
 # The pages that are made from something else: commands from their help, keys from their classes, figures from benchmarks/measured.
 docs: $(STAMP)  ## write commands.md, config.md, events.md and the figures in all pages anew
 	$(RUN) -m aftermath.cli.docs docs/commands.md
-	$(RUN) -m aftermath.central.docs docs/commands-centralized.md
+	$(RUN) -m aftermath.server.docs docs/commands-centralized.md
 	$(RUN) -m aftermath.cli.config_page docs/config.md
 	$(RUN) -m aftermath.watch.events_page docs/events.md
 	$(RUN) benchmarks/plots.py docs

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from solders.rpc.requests import RequestAirdrop
 
-from aftermath.central.index import CENTRALIZED
 from aftermath.chain.accounts import balance
 from aftermath.chain.endpoints import endpoint
 from aftermath.chain.rpc import RpcPool
@@ -22,6 +21,7 @@ from aftermath.chain.wallet import create_wallet, load_wallet
 from aftermath.cli.index import Index
 from aftermath.cli.main import INDEX, SOLANA
 from aftermath.localnet.runtime import minimum_balance
+from aftermath.server.index import CENTRALIZED
 from cli.cli_lone_member import join, leave
 from cli.cli_runs import Outcome, Shell, invoke
 from cli.test_cli_bad_input import ELSEWHERE as NOT_LOCAL

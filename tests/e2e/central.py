@@ -17,7 +17,7 @@ from e2e.diary import Diary
 from e2e.material import Material
 from e2e.processes import PATIENCE, Running, until
 
-SCRIPT = [sys.executable, "-m", "aftermath.central"]
+SCRIPT = [sys.executable, "-m", "aftermath.server"]
 RUN = "central"
 
 

@@ -30,7 +30,7 @@ def imported(modules: str, absent: tuple[str, ...], program: str = "") -> str:
 
 
 def test_session_imports_no_torch_before_it_says_so() -> None:
-    assert imported("aftermath.train.session, aftermath.central.reach", ("torch", *SELDOM)) == ""
+    assert imported("aftermath.train.session, aftermath.server.client_backend", ("torch", *SELDOM)) == ""
 
 
 def test_owner_commands_make_a_schema_without_torch() -> None:
