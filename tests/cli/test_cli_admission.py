@@ -15,7 +15,6 @@ import pytest
 from aiohttp import web
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
-from solders.rpc.requests import RequestAirdrop
 
 from aftermath import __version__
 from aftermath.base.directories import cache_directory
@@ -64,7 +63,7 @@ def waiting(owner: Shell, run_id: str, material: Path, tmp_path: Path) -> Shell:
 
 async def airdrop(rpc: str, key: Pubkey, lamports: int) -> None:
     async with RpcPool([endpoint(rpc)]) as pool:
-        await pool.call(RequestAirdrop(key, lamports), str)
+        await pool.call(lambda node: node.request_airdrop(key, lamports))
         while not await balance(pool, key):
             await asyncio.sleep(0.05)
 

@@ -10,25 +10,21 @@ Decided
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import numpy as np
 from solders.message import Message, MessageV0
 from solders.pubkey import Pubkey
-from solders.rpc.config import RpcSignaturesForAddressConfig, RpcTransactionConfig
-from solders.rpc.requests import GetSignaturesForAddress, GetTransaction
 from solders.signature import Signature
 from solders.transaction import VersionedTransaction
-from solders.transaction_status import UiTransactionEncoding
+from solders.transaction_status import EncodedConfirmedTransactionWithStatusMeta
 
 from aftermath.base.numbers import U32_MAX
-from aftermath.chain.accounts import COMMITMENT, whole
 from aftermath.chain.failures import BadReply
 from aftermath.chain.layout import Arguments, coordinator_instruction
+from aftermath.chain.node_client import NodeClient
 from aftermath.chain.rpc import RpcPool
 
 PAGE = 1000
@@ -102,27 +98,29 @@ class RunTransactions:
             self._unread.extend(reversed(listed))
 
     async def _signatures(self, before: Signature | None) -> list[Signature]:
-        config = RpcSignaturesForAddressConfig(before, self._newest, self._page, COMMITMENT)
-        return await self._pool.call(GetSignaturesForAddress(self._run, config), _signatures)
+        async def ask(node: NodeClient) -> list[Signature]:
+            listed = (await node.get_signatures_for_address(self._run, before, self._newest, self._page)).value
+            if len(listed) > self._page:
+                raise BadReply("the RPC node listed more transactions than were asked for")
+            return [entry.signature for entry in listed]
+
+        return await self._pool.call(ask)
 
     async def _transaction(self, signature: Signature) -> Transaction | None:
-        config = RpcTransactionConfig(UiTransactionEncoding.Base64, COMMITMENT, 0)
-        return await self._pool.call(GetTransaction(signature, config), self._read)
+        async def ask(node: NodeClient) -> Transaction | None:
+            reply = await node.get_transaction(signature, "base64", max_supported_transaction_version=0)
+            return None if reply.value is None else self._read(reply.value)
 
-    def _read(self, reply: Any) -> Transaction | None:
-        if reply is None:
-            return None
-        try:
-            wire, encoding = reply["transaction"]
-            if encoding != "base64":
-                raise ValueError(f"encoding {encoding!r}")
-            message = VersionedTransaction.from_bytes(base64.b64decode(wire, validate=True)).message
-            meta, at = reply["meta"], reply.get("blockTime")
-            stated = tuple(self._stated(message)) if meta["err"] is None else ()
-            date = None if at is None else whole(at)
-            return Transaction(whole(reply["slot"]), date, whole(meta["fee"]), message.account_keys[0], stated)
-        except (LookupError, TypeError, ValueError) as error:
-            raise BadReply(f"the RPC node sent a malformed transaction: {error}") from error
+        return await self._pool.call(ask)
+
+    def _read(self, sent: EncodedConfirmedTransactionWithStatusMeta) -> Transaction:
+        transaction = sent.transaction.transaction
+        meta = sent.transaction.meta
+        if not isinstance(transaction, VersionedTransaction) or meta is None:
+            raise BadReply("the RPC node sent a malformed transaction")
+        message = transaction.message
+        stated = tuple(self._stated(message)) if meta.err is None else ()
+        return Transaction(sent.slot, sent.block_time, meta.fee, message.account_keys[0], stated)
 
     def _stated(self, message: Message | MessageV0) -> Iterator[Stated]:
         keys = message.account_keys
@@ -141,12 +139,3 @@ def _stated(said: np.void) -> Stated:
 @cache
 def _witness() -> Arguments:
     return coordinator_instruction("witness")
-
-
-def _signatures(reply: Any) -> list[Signature]:
-    if not isinstance(reply, list) or len(reply) > PAGE:
-        raise BadReply("the RPC node answered getSignaturesForAddress with something else")
-    try:
-        return [Signature.from_string(entry["signature"]) for entry in reply]
-    except (LookupError, TypeError, ValueError) as error:
-        raise BadReply(f"the RPC node sent a malformed signature: {error}") from error
