@@ -16,7 +16,7 @@ from aiohttp import web
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 
-from aftermath.chain import funds, rpc
+from aftermath.chain import funding, rpc
 from aftermath.chain.accounts import fetch
 from aftermath.chain.addresses import CLOCK, run_addresses
 from aftermath.chain.client import CoordinatorClient
@@ -200,7 +200,7 @@ async def test_a_faucet_that_gives_nothing_is_a_wallet_without_funds(embedded: P
 
     async with meddling(embedded.network.rpc_url, refuse) as url, RpcPool([endpoint(url)]) as pool:
         with pytest.raises(Refused) as caught:
-            await funds.ensure_funds(pool, Keypair().pubkey(), 1_000)
+            await funding.ensure_funds(pool, Keypair().pubkey(), 1_000)
     assert caught.value.name == "InsufficientFunds"
 
 

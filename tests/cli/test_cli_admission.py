@@ -19,7 +19,7 @@ from solders.pubkey import Pubkey
 from aftermath import __version__
 from aftermath.base.directories import cache_directory
 from aftermath.base.errors import Unsuitable
-from aftermath.chain import confirm, funds
+from aftermath.chain import confirm, funding
 from aftermath.chain.accounts import balance
 from aftermath.chain.addresses import run_addresses
 from aftermath.chain.admission import FEES_IN_HAND
@@ -281,7 +281,7 @@ def test_a_faucet_that_gives_nothing(
     waiting: Shell, run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An RPC address of this machine need not be a local network's: it can lead to any node."""
-    monkeypatch.setattr(funds, "ASK_PATIENCE", 0.1)
+    monkeypatch.setattr(funding, "ASK_PATIENCE", 0.1)
     poor = tmp_path / "poor.json"
     poor.write_text(Keypair().to_json())
     poor.chmod(0o600)

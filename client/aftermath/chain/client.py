@@ -16,12 +16,12 @@ from solders.signature import Signature
 from aftermath.base.errors import AccountError
 from aftermath.chain.accounts import fetch_many, fetch_program
 from aftermath.chain.addresses import run_addresses
+from aftermath.chain.dry_run import DrySender
 from aftermath.chain.failures import BadReply
 from aftermath.chain.instructions import GROWTH, MEMBERS, WITNESSES, CoordinatorInstructions, Table
 from aftermath.chain.memberships import membership_of
 from aftermath.chain.node_client import AccountData, NodeClient
 from aftermath.chain.programs import authorizer_program, coordinator_program, error_tables
-from aftermath.chain.rehearsal import DrySender
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.sender import Sender
 from aftermath.chain.views import (
@@ -49,7 +49,7 @@ READ_AT_ONCE = 50  # runs, of two accounts each
 
 class CoordinatorClient:
     """One coordinator program on one cluster; with a wallet also its instructions. `program_id` defaults to the
-    packaged one; a `dry` one sends nothing (see `rehearsal`).
+    packaged one; a `dry` one sends nothing (see `dry_run`).
     """
 
     def __init__(

@@ -26,9 +26,9 @@ from aftermath.base.wait import both
 from aftermath.chain import loader
 from aftermath.chain.accounts import fetch, rent
 from aftermath.chain.confirm import deliver_all
+from aftermath.chain.dry_run import Step
 from aftermath.chain.fees import transaction_fee
 from aftermath.chain.node_client import AccountData
-from aftermath.chain.rehearsal import Step
 from aftermath.chain.sender import MAX_TRANSACTION, Sender, transaction_size
 from aftermath.chain.wallet import load_wallet, write_key_file
 from aftermath.coordinator.errors import CoordinatorError, Refused, Unavailable

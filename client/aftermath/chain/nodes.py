@@ -16,7 +16,7 @@ import httpx
 from aftermath.base.backoff import retry_after
 from aftermath.chain.endpoints import Endpoint, advice, describe
 from aftermath.chain.node_client import NodeClient
-from aftermath.chain.outages import Outages
+from aftermath.chain.outage_log import Outages
 
 log = logging.getLogger(__name__)
 

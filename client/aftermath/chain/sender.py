@@ -2,7 +2,7 @@
 expires.
 
 Every transaction is simulated first, which is also its preflight: a refusal costs nothing. A wallet that cannot pay
-is given test money where the network has some (see `funds`); elsewhere the error names the sum.
+is given test money where the network has some (see `funding`); elsewhere the error names the sum.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from aftermath.chain.accounts import balance, rent
 from aftermath.chain.confirm import Expired, deliver
 from aftermath.chain.failures import TransactionFailed
 from aftermath.chain.fees import payer_and_signers, priority_price, signature_count, transaction_fee
-from aftermath.chain.funds import ensure_funds, rent_due
+from aftermath.chain.funding import ensure_funds, rent_due
 from aftermath.chain.node_client import Simulation
 from aftermath.chain.refusals import Errors, lacks_funds, lamports_short, refused
 from aftermath.chain.rpc import RpcPool
@@ -104,7 +104,7 @@ class Sender:
     ) -> None:
         """Before anything is sent: make sure the wallet can pay for all the instructions, for the rent of the accounts
         they leave with these `sizes`, and for `later` more transactions, or ask for the whole sum at once (see
-        `funds.ensure_funds`).
+        `funding.ensure_funds`).
         """
         fees = [self.highest_fee(group) for group in pack(self.wallet, instructions)]
         due = await rent_due(self.pool, sizes) if sizes else {}

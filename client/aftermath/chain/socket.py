@@ -23,7 +23,7 @@ from aftermath.base.bounded import json_as
 from aftermath.chain.endpoints import describe, shown
 from aftermath.chain.failures import BadReply
 from aftermath.chain.node_client import AccountData
-from aftermath.chain.outages import Outages
+from aftermath.chain.outage_log import Outages
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.wire import OPEN_SECONDS, Connection
 

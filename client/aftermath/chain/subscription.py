@@ -20,7 +20,7 @@ from aftermath.chain.clock import ChainClock
 from aftermath.chain.endpoints import describe
 from aftermath.chain.newest_run import OUTAGE_SECONDS, NewestRun
 from aftermath.chain.node_client import AccountData, NodeClient
-from aftermath.chain.outages import Outages
+from aftermath.chain.outage_log import Outages
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.run_source import RunSource
 from aftermath.chain.socket import AccountSocket

@@ -15,8 +15,8 @@ from solders.pubkey import Pubkey
 from aftermath.chain.accounts import balance
 from aftermath.chain.authorizer import Authorization, Authorizer
 from aftermath.chain.client import CoordinatorClient
+from aftermath.chain.dry_run import Rehearsed
 from aftermath.chain.options import coordinator_id, open_pool
-from aftermath.chain.rehearsal import Rehearsed
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.sender import Sender
 from aftermath.chain.wallet import Wallet, load_wallet

@@ -12,7 +12,7 @@ from solders.pubkey import Pubkey
 from solders.system_program import ID as SYSTEM_PROGRAM
 from solders.system_program import TransferParams, transfer
 
-from aftermath.chain.rehearsal import DrySender, Outcome, Rehearsed
+from aftermath.chain.dry_run import DrySender, Outcome, Rehearsed
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.wallet import Wallet
 from chain.faults import answer

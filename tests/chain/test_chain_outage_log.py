@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from aftermath.chain.endpoints import endpoint
 from aftermath.chain.nodes import FAILURES_BEFORE_LEAVING, Node, Nodes
-from aftermath.chain.outages import PAUSE_FIRST, PAUSE_MAX, Outages
+from aftermath.chain.outage_log import PAUSE_FIRST, PAUSE_MAX, Outages
 
 STEPS = st.lists(st.tuples(st.floats(0.1, 900.0), st.booleans()), max_size=200)
 
