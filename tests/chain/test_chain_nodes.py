@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from aftermath.chain.endpoints import endpoint
-from aftermath.chain.nodes import FAILURES_BEFORE_LEAVING, LEAVE_MAX, LEAVE_SECONDS, Node, Nodes
+from aftermath.chain.failures import BEHIND, RpcError
+from aftermath.chain.nodes import FAILURES_BEFORE_LEAVING, LAG_SECONDS, LEAVE_MAX, LEAVE_SECONDS, Node, Nodes
 
 UNASKED: Any = None
 DOUBLED = (20.0, 40.0, 60.0, 60.0)
@@ -48,3 +49,19 @@ def test_a_call_goes_round_all_nodes_before_it_tries_one_twice_as_often(nodes: N
     for expected in (primary, primary, fallback, fallback, primary):
         assert nodes.choose(failed, 0.0) is expected
         failed.append(expected)
+
+
+def test_node_that_lags_is_not_left_and_one_that_stays_behind_is(
+    nodes: Nodes, caplog: pytest.LogCaptureFixture
+) -> None:
+    primary, fallback = nodes.all
+    behind = RpcError(BEHIND, "Minimum context slot has not been reached")
+    for now in (0.0, 0.5, LAG_SECONDS - 0.1):
+        nodes.failed(primary, behind, now)
+        assert nodes.choose([], now) is primary
+    assert nodes.choose([primary] * FAILURES_BEFORE_LEAVING, 0.5) is fallback, "this call goes on elsewhere"
+    assert not caplog.messages
+    for now in (LAG_SECONDS, LAG_SECONDS + 1):
+        nodes.failed(primary, behind, now)
+    assert nodes.choose([], LAG_SECONDS + 1) is fallback
+    assert "does not answer (Minimum context slot" in caplog.text

@@ -9,14 +9,15 @@ from __future__ import annotations
 import json
 from typing import Any, NoReturn
 
-import httpx
-
 from aftermath.coordinator.errors import CoordinatorError
 
 PREFLIGHT_FAILURE = -32002
 MAX_TEXT = 500  # characters of what a node says; a program's log line has fewer
 MAX_LINES = 256  # of a program's log; the cluster cuts it off at 10,000 bytes
+BEHIND = -32016
+"""A node has not reached the slot that was asked for (minContextSlot)."""
 MALFORMED = frozenset({-32700, -32600, -32601, -32602})
+"""Codes of errors that another try does not help against."""
 _TRANSACTIONS = frozenset({"SendRawTransaction", "SimulateVersionedTransaction"})  # requests that carry one
 
 
@@ -94,14 +95,3 @@ def raise_error(error: Any, kind: str) -> NoReturn:
     if isinstance(data, dict) and data.get("err") is not None:
         raise TransactionFailed(data["err"], data.get("logs") or ())
     raise RpcError(code if isinstance(code, int) else 0, str(error.get("message", ""))[:MAX_TEXT], kind)
-
-
-def retryable(error: BaseException) -> bool:
-    """Whether the same request may succeed later or elsewhere."""
-    if isinstance(error, BadReply):
-        return True
-    if isinstance(error, RpcError):
-        return error.code not in MALFORMED
-    if isinstance(error, TransactionFailed):
-        return error.kind == "BlockhashNotFound"
-    return isinstance(error, httpx.HTTPError | TimeoutError | ValueError | OSError)

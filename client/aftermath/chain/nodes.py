@@ -15,6 +15,7 @@ import httpx
 
 from aftermath.base.backoff import retry_after
 from aftermath.chain.endpoints import Endpoint, advice, describe
+from aftermath.chain.failures import BEHIND, RpcError
 from aftermath.chain.node_client import NodeClient
 from aftermath.chain.outage_log import Outages
 
@@ -22,6 +23,7 @@ log = logging.getLogger(__name__)
 
 FAILURES_BEFORE_LEAVING = 2
 LEAVE_SECONDS, LEAVE_MAX = 10.0, 60.0
+LAG_SECONDS = 5.0  # for which a node may be behind the slot that is asked for: balanced nodes differ by some slots
 
 
 @dataclass(eq=False)
@@ -41,6 +43,8 @@ class Node:
     last_error: str = "not tried"
     advice: str = ""
     """A fix for the last error, where the answer says more than that nothing answers."""
+    behind_since: float | None = None
+    """Since when it has answered nothing else than that it is behind (minContextSlot)."""
     not_before: float = 0.0
     """When it may be asked again, where it said so (Retry-After)."""
     outages: Outages = field(default_factory=Outages)
@@ -79,14 +83,20 @@ class Nodes:
         if node.outages.ends():
             log.warning("%s %s answers again", self._called, node.endpoint.shown)
         node.failures = 0
+        node.behind_since = None
         node.left_until = 0.0
         node.left_seconds = LEAVE_SECONDS
 
     def failed(self, node: Node, error: BaseException, now: float) -> None:
         """Note a failure of the node. After the second one in a row all calls leave it."""
-        node.failures += 1
         node.last_error = describe(error)
         node.advice = advice(error)
+        if isinstance(error, RpcError) and error.code == BEHIND:
+            if node.behind_since is None:
+                node.behind_since = now
+            if now - node.behind_since < LAG_SECONDS:
+                return
+        node.failures += 1
         if isinstance(error, httpx.HTTPStatusError):
             node.not_before = now + retry_after(error.response.headers.get("Retry-After"), LEAVE_MAX)
         log.debug("%s %s: %s", self._called, node.endpoint.shown, node.last_error)

@@ -21,7 +21,7 @@ from aftermath.base.backoff import doubled
 from aftermath.base.errors import AccountError, AftermathError
 from aftermath.base.proxies import proxy_for
 from aftermath.chain.endpoints import PUBLIC_GENESIS, Endpoint, describe
-from aftermath.chain.failures import BadReply, RpcError, RpcRejected, TransactionFailed, retryable
+from aftermath.chain.failures import MALFORMED, BadReply, RpcError, RpcRejected, TransactionFailed
 from aftermath.chain.node_client import NodeClient
 from aftermath.chain.nodes import FAILURES_BEFORE_LEAVING, Node, Nodes
 from aftermath.chain.wire import Internet, Wire
@@ -241,11 +241,10 @@ class RpcPool:
             error = BadReply(error.message)
         if isinstance(error, AftermathError) and not isinstance(error, BadReply):
             raise error
-        if not retryable(error):
+        if isinstance(error, RpcError) and error.code in MALFORMED:
             tries.refused.add(node)
-            kind = error.kind if isinstance(error, RpcError) else ""
             # A gateway also calls a request malformed for a quota, or for what it cut off itself: that passes.
-            if len(tries.refused) == everywhere and kind not in self._cluster.answered:
+            if len(tries.refused) == everywhere and error.kind not in self._cluster.answered:
                 raise RpcRejected(f"{node.endpoint.shown} refused the request: {describe(error)}") from error
         self._nodes.failed(node, error, asyncio.get_running_loop().time())
         tries.failed.append(node)
