@@ -19,7 +19,7 @@ from solders.pubkey import Pubkey
 from aftermath import __version__
 from aftermath.base.directories import cache_directory
 from aftermath.base.errors import Unsuitable
-from aftermath.chain import confirm, funding
+from aftermath.chain import funding
 from aftermath.chain.accounts import balance
 from aftermath.chain.addresses import run_addresses
 from aftermath.chain.admission import FEES_IN_HAND
@@ -300,11 +300,8 @@ def test_a_faucet_that_gives_nothing(
     assert asyncio.run(asked(FEES_IN_HAND)) == []
 
 
-def test_create_run_asks_once_for_all_of_it(
-    owner: Shell, run_id: str, material: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_create_run_asks_once_for_all_of_it(owner: Shell, run_id: str, material: Path) -> None:
     """The authorization that lets everybody join and the owner's next commands included: the sum is enough for them."""
-    monkeypatch.setattr(confirm, "TELL_SECONDS", 0.1)
     own = load_wallet(owner.wallet).pubkey
     elsewhere = ("--run-id", run_id, *FAR[:2])
 

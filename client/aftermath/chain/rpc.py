@@ -11,6 +11,7 @@ import copy
 import logging
 import random
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 from urllib.parse import urlsplit
@@ -39,7 +40,8 @@ MAX_ENDPOINTS = 3
 BACKOFF_FIRST = 0.25
 BACKOFF_MAX = 4.0
 TOLD_AFTER = 2.0  # seconds a person sees nothing before the first answer
-AGREE_SECONDS = 1.5  # for another node to contradict
+AGREE_SECONDS = 1.5  # in which another node answers, and catches up if it is some slots behind
+AGREE_AGAIN = 0.3
 _EXPECTED = (AftermathError, TransactionFailed, RpcError, httpx.HTTPError, OSError, ValueError)
 """What asking a node raises by itself (TimeoutError is an OSError)."""
 _UNREACHED_HERE = "Check that it runs (a local network: aftermath-solana localnet)"
@@ -152,11 +154,12 @@ class RpcPool:
         """
 
         async def denies(node: RpcPool) -> bool:
-            try:
+            denied = False
+            with suppress(CoordinatorError, TimeoutError):
                 async with asyncio.timeout(AGREE_SECONDS):
-                    return not await node.call(claim, patience=AGREE_SECONDS)
-            except (CoordinatorError, TimeoutError):
-                return False
+                    while denied := not await node.call(claim, patience=AGREE_SECONDS):
+                        await asyncio.sleep(AGREE_AGAIN)
+            return denied
 
         if len(self._nodes.all) == 1:
             return True
