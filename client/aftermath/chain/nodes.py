@@ -28,25 +28,25 @@ LAG_SECONDS = 5.0  # for which a node may be behind the slot that is asked for: 
 
 @dataclass(eq=False)
 class Node:
-    """One of them, and what has become of calls to it."""
+    """A node, and what became of the calls to it."""
 
     endpoint: Endpoint
     client: NodeClient
     verified: bool = False
     """Whether its genesis hash has been compared with the cluster's."""
     failures: int = 0
-    """In a row."""
+    """Failures in a row."""
     left_until: float = 0.0
     left_seconds: float = LEAVE_SECONDS
     tried_at: float = 0.0
     answered_at: float = float("-inf")
     last_error: str = "not tried"
     advice: str = ""
-    """A fix for the last error, where the answer says more than that nothing answers."""
+    """A fix for the last error, if there is a better one than for any failure."""
     behind_since: float | None = None
-    """Since when it has answered nothing else than that it is behind (minContextSlot)."""
+    """Since when its only answer is that it is behind (minContextSlot)."""
     not_before: float = 0.0
-    """When it may be asked again, where it said so (Retry-After)."""
+    """When it may be asked again, if it asked for a pause (Retry-After)."""
     outages: Outages = field(default_factory=Outages)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -74,7 +74,7 @@ class Nodes:
         return min(nodes, key=lambda n: n.tried_at)
 
     def pause(self, now: float) -> float:
-        """Return the seconds for which every node has asked not to be asked (Retry-After)."""
+        """Return the seconds until the first node may be asked again (Retry-After)."""
         return max(0.0, min(node.not_before for node in self.all) - now)
 
     def answered(self, node: Node, now: float) -> None:
@@ -109,7 +109,7 @@ class Nodes:
             node.left_until = now + node.left_seconds
 
     def tell_silent(self, now: float, seconds: float) -> None:
-        """Warn of every node that was asked and has not answered for so long, unless a warning stands already."""
+        """Warn of every node that was asked and has not answered for `seconds`, unless the log says so already."""
         for node in self.all:
             if node.tried_at <= node.answered_at or now - node.answered_at < seconds:
                 continue

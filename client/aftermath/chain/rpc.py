@@ -78,20 +78,22 @@ class _Tries:
 
 
 class RpcPool:
-    """Calls that survive the loss of a node. `patience`: seconds for which a call that gets no answer is tried again;
-    `attempt`: seconds for one try; `wire`: what carries the calls (the machine's network). `seed` should be another in
-    every process: it draws when the next try begins.
+    """Calls that survive the loss of a node.
+
+    A call without an answer is tried again for `patience` seconds, `attempt` seconds a try. `wire` carries the calls,
+    over the machine's network by default. `seed` draws the jitter of the back-off and should differ between processes.
     """
 
     called = "RPC endpoint"
-    keeps_seats = True
-    """What a node is to a person who reads a log."""
+    """What log lines call a node."""
     keeper = "the chain"
-    """What is behind the nodes, to a person."""
+    """What messages call the service behind the nodes."""
+    keeps_seats = True
+    """Whether a seat outlasts its member's connection."""
     signs_with: Literal["wallet", "identity"] = "wallet"
-    """And what a member's key is there."""
+    """What messages call a member's key."""
     has_tick = True
-    """Whether a person can move an overdue run on with a command (`tick`)."""
+    """Whether a command can move an overdue run on (`tick`)."""
 
     def __init__(
         self,
@@ -125,17 +127,18 @@ class RpcPool:
     def is_local(self) -> bool:
         """Whether this is a local network, where runs are the user's own and test money may be asked for.
 
-        All endpoints are on this machine, and a node has named a genesis hash that is not a public cluster's: a node
-        of mainnet can run here too, and a tunnel can lead to one. False until a first call was answered.
+        All endpoints must be on this machine, and the genesis hash must not be that of a public cluster: a mainnet
+        node can run here too, and a tunnel can lead to one. False until a first call was answered.
         """
         genesis = self._cluster.genesis
         known = bool(genesis) and genesis not in PUBLIC_GENESIS
         return known and all(node.endpoint.is_loopback for node in self._nodes.all)
 
     def patient(self, seconds: float, tries: float = TRIES) -> RpcPool:
-        """The same nodes and connections for calls that have a patience of their own, of at least so many tries."""
+        """Return a view of the same nodes and connections whose calls last `seconds`, with at least `tries` tries."""
         view = copy.copy(self)
-        view.patience, view._tries = seconds, tries
+        view.patience = seconds
+        view._tries = tries
         return view
 
     def each(self) -> list[RpcPool]:
@@ -166,7 +169,7 @@ class RpcPool:
         return not any(await asyncio.gather(*(denies(node) for node in self.each())))
 
     async def check(self) -> None:
-        """Compare the clusters of all nodes that answer now, so that a wrong fallback is found before it is needed.
+        """Compare the clusters of all nodes that answer, so that a wrong fallback is found before it is needed.
 
         Raises WrongCluster, or Unavailable when no node at all answers.
         """
@@ -253,11 +256,11 @@ class RpcPool:
         tries.failed.append(node)
 
     def backoff(self, tries: int, longest: float = BACKOFF_MAX) -> float:
-        """Seconds to wait after the `tries`-th failure: doubling, with seeded jitter between half and the whole."""
+        """Return the seconds to wait after the `tries`-th failure: doubling, with jitter between half and all."""
         return doubled(tries, BACKOFF_FIRST, longest) * (0.5 + 0.5 * self._random.random())
 
     def tell_silent(self, seconds: float) -> None:
-        """Warn of the nodes that have not answered for so long. Their next answer is told as well."""
+        """Warn of nodes that have not answered for `seconds`. The log also says when they answer again."""
         self._nodes.tell_silent(asyncio.get_running_loop().time(), seconds)
 
     async def close(self) -> None:
