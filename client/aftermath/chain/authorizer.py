@@ -1,8 +1,8 @@
-"""The authorizer program: who may join a run. Reads authorizations and builds and sends its four instructions.
+"""The authorizer program: who may join a run. Reads authorizations and builds its four instructions.
 
-Decided: an authorization is valid as the program itself judges it: active, of this grantor and scope, and either for
-everyone (the default key as grantee), for the user, or with the user among the grantee's delegates. Its scope is all
-runs of the grantor, or one run.
+An authorization is valid as the program itself judges it: active, of this grantor and scope, and either for everyone
+(the default key as grantee), for the user, or with the user among the grantee's delegates. Its scope is all runs of
+the grantor, or one run.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ CLUSTERS = {
     "testnet": "https://api.testnet.solana.com",
     "mainnet": "https://api.mainnet-beta.solana.com",
 }
-"""What may be said for a node's address, by name."""
+"""Addresses by the names that users may give instead."""
 PUBLIC_GENESIS = frozenset(
     (
         "5eykt4UsFv8P8NJdTREpY1vzqKqZKvdpKuc147dw2N9d",  # mainnet
@@ -33,11 +33,11 @@ PUBLIC_GENESIS = frozenset(
         "EtWTRABZaYq6iMfeYKouRu166VU2xqa1wcaWoxPkrZBG",  # devnet
     )
 )
-"""Genesis hashes of the public clusters: strangers own runs there, wherever the node is that we ask."""
+"""Genesis hashes of the public clusters. Strangers own runs there, even if the node runs on this machine."""
 
 
 class NoNextPort(UsageError):
-    """Where a node's websocket is does not follow from its address, so it has to be said."""
+    """The websocket's address cannot be derived from the HTTP address, so the user has to give it."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Endpoint:
 
     @property
     def shown(self) -> str:
-        """The address without path and query (they may hold an API key)."""
+        """The HTTP address without path and query, which may hold an API key."""
         return shown(self.http)
 
     @property
@@ -113,7 +113,7 @@ def _derived(http: str) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """A few words for what went wrong with a node."""
+    """Return a few words for what went wrong with a node."""
     if isinstance(error, httpx.HTTPStatusError):
         response = error.response
         target = _redirect(response)
@@ -128,7 +128,7 @@ def describe(error: BaseException) -> str:
 
 
 def advice(error: BaseException) -> str:
-    """Return a fix for a node's refusal of a request, empty where there is no better one than for any failure."""
+    """Return a fix for a node's refusal, empty if there is no better one than for any failure."""
     if not isinstance(error, httpx.HTTPStatusError):
         return ""
     code = error.response.status_code

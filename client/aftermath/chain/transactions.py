@@ -1,11 +1,8 @@
-"""The transactions that named a run, read back from the chain as they come: what they cost, and what witnesses stated.
+"""The transactions that named a run, read back from the chain: what they cost, and what witnesses stated.
 
-Decided
-- The newest are read first: what has just come, then back through those before. The first look goes back over a few
-  pages only, so that a run of years costs no more than one of days; what is older is only known to be there.
-- A transaction that a node does not know any more costs its figures and nothing else.
-- Loss and speed travel in an attestation for whoever wants them; the program does not look at them, and neither is
-  anything here decided by them.
+The newest are read first. The first look goes back a few pages only, so that a run of years costs no more than one of
+days. A transaction that a node no longer knows is left out. Loss and speed in an attestation are for display: neither
+the program nor this package decides anything by them.
 """
 
 from __future__ import annotations
@@ -28,27 +25,27 @@ from aftermath.chain.node_client import NodeClient
 from aftermath.chain.rpc import RpcPool
 
 PAGE = 1000
-"""The most that a node lists at once."""
+"""Maximum number of transactions that a node lists at once."""
 PAGES_BACK = 5
-"""How far the first look goes back."""
+"""Pages that the first look goes back."""
 _METADATA = ("step", "loss_milli", "tokens_per_sec", "bytes_per_sec")
 
 
 @dataclass(frozen=True, slots=True)
 class Stated:
-    """What a witness said of its own share along with an attestation."""
+    """What a witness states about its own share in an attestation."""
 
     epoch: int
     step: int
     loss: float | None
-    """Nats per token; None if it had trained nothing, or something that is no number."""
+    """Nats per token; None if it trained nothing, or the value is not a number."""
     tokens_per_second: int
     bytes_per_second: int
 
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """One that named the run's account; `at` in unix seconds, the fee in lamports."""
+    """A transaction that named the run's account; `at` in unix seconds, the fee in lamports."""
 
     slot: int
     at: int | None
@@ -58,22 +55,25 @@ class Transaction:
 
 
 class RunTransactions:
-    """Those of one run account."""
+    """Reads the transactions of one run account."""
 
     def __init__(self, pool: RpcPool, run: Pubkey, program: Pubkey, *, page: int = PAGE) -> None:
-        self._pool, self._run, self._program, self._page = pool, run, program, page
+        self._pool = pool
+        self._run = run
+        self._program = program
+        self._page = page
         self._newest: Signature | None = None
         self._unread: list[Signature] = []
         self._older = False
-        """There are some that were not even listed."""
+        """Whether there are transactions that were not listed."""
 
     @property
     def complete(self) -> bool:
-        """Whether all there are have been read."""
+        """Whether all transactions have been read."""
         return not self._unread and not self._older
 
     async def read(self, most: int) -> list[Transaction]:
-        """Up to so many that were not read yet, the newest first. Errors as `RpcPool.call`."""
+        """Return up to `most` transactions that were not read yet, the newest first. Raises like `RpcPool.call`."""
         await self._look()
         found = []
         for _ in range(min(most, len(self._unread))):
@@ -84,7 +84,7 @@ class RunTransactions:
         return found
 
     async def _look(self) -> None:
-        """List what has come since the last look."""
+        """List the transactions since the last look."""
         listed: list[Signature] = []
         for _ in range(PAGES_BACK):
             part = await self._signatures(listed[-1] if listed else None)
