@@ -126,8 +126,9 @@ start-training-client start-training-light-client \
 start-training-devnet-client start-training-devnet-light-client: start-training-%client: $(STAMP)
 	sh scripts/start-training.sh $(if $(findstring devnet,$*),devnet,localnet) $(if $(findstring light,$*),light,test)
 
-programs:  ## build both programs
+programs: $(STAMP)  ## build both programs
 	scripts/build-programs.sh
+	$(VENV)/bin/python scripts/legacy_idl.py
 
 programs-check:  ## prove that the committed programs are those of the sources, by a build if these changed
 	scripts/build-programs.sh --check-changed

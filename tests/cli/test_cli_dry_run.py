@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from solders.rpc.requests import RequestAirdrop
 
 from aftermath.chain.accounts import balance
 from aftermath.chain.endpoints import endpoint
@@ -138,7 +137,7 @@ async def airdrop(shell: Shell) -> None:
     """Give the wallet money: a command that is refused for good reason asks for some first."""
     async with RpcPool([endpoint(shell.rpc)]) as pool:
         key = load_wallet(shell.wallet).pubkey
-        await pool.call(RequestAirdrop(key, 5 * 10**9), str)
+        await pool.call(lambda node: node.request_airdrop(key, 5 * 10**9))
         while not await balance(pool, key):
             await asyncio.sleep(0.02)
 

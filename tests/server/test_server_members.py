@@ -14,12 +14,11 @@ from pathlib import Path
 
 import pytest
 from aiohttp import ClientSession, TCPConnector, WSMsgType
+from solana.rpc.types import TxOpts
 from solders.hash import Hash
 from solders.keypair import Keypair
 from solders.message import Message
 from solders.pubkey import Pubkey
-from solders.rpc.config import RpcSendTransactionConfig
-from solders.rpc.requests import SendRawTransaction
 from solders.system_program import TransferParams, transfer
 from solders.transaction import VersionedTransaction
 
@@ -177,7 +176,7 @@ async def test_what_is_no_call_is_answered_or_ends_the_connection() -> None:
 
 async def refusal_of(visitor: Visitor, sent: VersionedTransaction) -> str:
     with pytest.raises(RpcRejected) as caught:
-        await visitor.pool.call(SendRawTransaction(bytes(sent), RpcSendTransactionConfig(skip_preflight=True)), str)
+        await visitor.pool.call(lambda node: node.send_raw_transaction(bytes(sent), TxOpts(skip_preflight=True)))
     return str(caught.value)
 
 
@@ -340,7 +339,7 @@ async def test_new_identities_get_accounts_by_success_and_quota(
         blockhash, _ = await client.sender.blockhash()
         tick = client.sender.transaction([client.ix.tick(RUN)], (), 200_000, 0, blockhash)
         with pytest.raises(TransactionFailed):
-            await looker.pool.call(SendRawTransaction(bytes(tick), RpcSendTransactionConfig(skip_preflight=True)), str)
+            await looker.pool.call(lambda node: node.send_raw_transaction(bytes(tick), TxOpts(skip_preflight=True)))
         assert not funded(looker), "what fails gives no account, without the preflight either"
         for member in members:
             await member.join()

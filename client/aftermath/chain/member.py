@@ -8,8 +8,7 @@ whether it is still worth trying.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 
 from solders.instruction import Instruction
@@ -21,9 +20,10 @@ from aftermath.chain.authorizer import Authorizer
 from aftermath.chain.client import CoordinatorClient
 from aftermath.chain.instructions import witness_metadata
 from aftermath.chain.memberships import check_bond, lacking, membership_of
+from aftermath.chain.newest_run import OUTAGE_SECONDS
 from aftermath.chain.reader import RunReader
 from aftermath.chain.rpc import RpcPool
-from aftermath.chain.subscription import OUTAGE_SECONDS, RunWatcher
+from aftermath.chain.subscription import RunWatcher
 from aftermath.chain.wallet import Wallet
 from aftermath.coordinator.errors import Refusal, Refused, Unavailable
 from aftermath.coordinator.view import View
@@ -32,7 +32,6 @@ from aftermath.rules.commitment import signed_part
 from aftermath.rules.eviction import evicted
 from aftermath.rules.members import Membership
 from aftermath.rules.run import Attestation, Round, RoundId
-from aftermath.rules.state import MemberState
 
 log = logging.getLogger(__name__)
 
@@ -134,7 +133,7 @@ class SolanaMember:
 
     def back(self) -> float:
         """When, on the event loop's clock, the chain was last reached again after an outage; -inf for never."""
-        return self._watcher.back
+        return self._watcher.newest.back
 
     async def views(self) -> AsyncIterator[View]:
         """The newest view at once and after every change."""
@@ -157,7 +156,7 @@ class SolanaMember:
         """The account that admits this wallet to the run. Raises Refused `NotAuthorized` when nobody did."""
         grantor = Pubkey(self._watcher.latest.join_authority)
         asked = grantor, self._wallet.pubkey, self._addresses.run, self._authorizer
-        authorization = await self._authorizations.admitting(*asked, known=self._enrolled)
+        authorization = await self._authorizations.admitting(*asked)
         if authorization is None:
             other = "name another" if self._authorizer else "name one"
             raise Refused(
@@ -174,7 +173,7 @@ class SolanaMember:
         """
         asked = await self.joining(p2p=p2p, tier=tier, weight=weight, schema_hash=schema_hash, stateless=stateless)
         try:
-            await self._send(*asked, seen=self._in_line)
+            await self._send(*asked)
             self._enrolled = True
             check_verdicts(self._watcher.latest)
         except Refused as refusal:
@@ -260,7 +259,7 @@ class SolanaMember:
 
     async def warmup_witness(self, seat: int, at: RoundId) -> None:
         """Say that this elected member has the model."""
-        await self._send(self._coordinator.ix.warmup_witness(self._run_id, seat, at), due=self._still(at))
+        await self._send(self._coordinator.ix.warmup_witness(self._run_id, seat, at))
 
     async def witness(
         self,
@@ -277,11 +276,11 @@ class SolanaMember:
         """Attest the results that the round `at` judges; loss and speeds travel along for indexers."""
         metadata = witness_metadata(step, loss, tokens_per_sec, bytes_per_sec)
         ix = self._coordinator.ix.witness(self._run_id, seat, at, participation, fingerprints, metadata)
-        await self._send(ix, due=self._still(at))
+        await self._send(ix)
 
     async def attest(self, seat: int, at: RoundId, hashes: Mapping[int, bytes]) -> None:
         """State the hashes of the levels this member holds."""
-        await self._send(self._coordinator.ix.attest(self._run_id, seat, at, hashes), due=self._still(at))
+        await self._send(self._coordinator.ix.attest(self._run_id, seat, at, hashes))
 
     async def health_check(self, dropped: int) -> None:
         """Drop the members (bit mask) that the witnesses did not see."""
@@ -299,40 +298,9 @@ class SolanaMember:
         ix = self._coordinator.ix.checkpoint(self._run_id, kind=kind, repo=repo, revision=revision, hashes=hashes)
         await self._send(ix)
 
-    async def _in_line(self) -> bool:
-        """Whether nodes say that this wallet is in the run, or waits to be; also if none answers."""
-        try:
-            with suppress(Unavailable):
-                await self._watcher.refresh(CALL_PATIENCE, min_slot=self._coordinator.sender.slot)
-            members = (await self.view(fresh=True)).members
-        except Unavailable:
-            return True
-        seat = members.find(self.wallet)
-        return seat is not None and (members.seats[seat].pending or members.seats[seat].state is MemberState.HEALTHY)
-
-    def _still(self, at: RoundId) -> Callable[[], Awaitable[bool]]:
-        """What says, by what nodes answer then, whether a run that was in this round and state is in it still: so
-        that whoever refuses a vote of it as too late, or done, can be asked again.
-        """
-        state = self._watcher.latest.state
-
-        async def still() -> bool:
-            try:
-                run = await self._watcher.refresh(CALL_PATIENCE)
-            except Unavailable:
-                return False
-            return run.round_id == at and run.state is state
-
-        return still
-
-    async def _send(
-        self,
-        *instructions: Instruction,
-        seen: Callable[[], Awaitable[bool]] | None = None,
-        due: Callable[[], Awaitable[bool]] | None = None,
-    ) -> None:
+    async def _send(self, *instructions: Instruction) -> None:
         """Send, and see the effect: afterwards the newest Run is as of the transaction's slot, or later."""
-        await self._coordinator.transact(*instructions, seen=seen, due=due)
+        await self._coordinator.transact(*instructions)
         try:
             await self._watcher.refresh(patience=CALL_PATIENCE, min_slot=self._coordinator.sender.slot)
         except Unavailable as error:

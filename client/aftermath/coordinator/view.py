@@ -20,10 +20,3 @@ class View:
     run: Run
     members: Members
     model: Model
-    retractions: int = 0
-    """How often, before this, what had been told of the run was taken back."""
-
-    @property
-    def order(self) -> tuple[int, int]:
-        """Of two views of a run, the newer one's is higher."""
-        return self.retractions, self.run.seq

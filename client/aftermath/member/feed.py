@@ -1,8 +1,7 @@
 """The newest view of the run, shared by all tasks of a member.
 
 One task pours the coordinator's views in; any number of tasks wait for a state they care about. Views only move forward
-in `seq`, unless the coordinator takes back what it told; a waiter sees the newest one, never a queue, so nobody can lag
-behind.
+in `seq`; a waiter sees the newest one, never a queue, so nobody can lag behind.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class RunFeed:
     async def put(self, view: View) -> None:
         """Take a view in, unless it is older than the one held."""
         async with self._changed:
-            if view.order > self.view.order:
+            if view.run.seq > self.view.run.seq:
                 self.view = view
                 self._changed.notify_all()
 

@@ -22,7 +22,7 @@ from aftermath.base.errors import AftermathError
 from aftermath.base.wait import Pulse, cancel
 from aftermath.chain.addresses import run_addresses
 from aftermath.chain.client import CoordinatorClient
-from aftermath.chain.subscription import OUTAGE_SECONDS
+from aftermath.chain.newest_run import OUTAGE_SECONDS
 from aftermath.chain.transactions import RunTransactions, Transaction
 from aftermath.observe.curves import Points
 from aftermath.observe.following import RunFollower

@@ -13,7 +13,7 @@ from aiohttp import web
 from solders.hash import Hash
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
-from solders.rpc.requests import RequestAirdrop
+from solders.signature import Signature
 from solders.system_program import TransferParams, transfer
 
 from aftermath.chain.accounts import balance, fetch, rent
@@ -23,7 +23,7 @@ from aftermath.chain.client import CoordinatorClient
 from aftermath.chain.deploy import deploy_program, deployment_cost
 from aftermath.chain.endpoints import Endpoint
 from aftermath.chain.fees import transaction_fee
-from aftermath.chain.funds import ensure_funds
+from aftermath.chain.funding import ensure_funds
 from aftermath.chain.member import SolanaMember
 from aftermath.chain.options import open_pool
 from aftermath.chain.rpc import RpcPool
@@ -41,7 +41,7 @@ FEE = 5_000
 
 async def give(place: Place, wallet: Wallet, lamports: int) -> None:
     before = await balance(place.pool, wallet.pubkey)
-    await place.pool.call(RequestAirdrop(wallet.pubkey, lamports), str)
+    await place.pool.call(lambda node: node.request_airdrop(wallet.pubkey, lamports))
     while await balance(place.pool, wallet.pubkey) == before:
         await asyncio.sleep(0.05)
 
@@ -101,7 +101,7 @@ async def test_no_sum_is_asked_for_twice_though_only_a_fee_was_spent_since() -> 
         if body["method"] == "requestAirdrop":
             asked_for.append(body["params"][1])
             held += body["params"][1]
-            return answer(body, "signature")
+            return answer(body, str(Signature.default()))
         if body["method"] == "getBalance":
             return answer(body, {"context": {"slot": 7}, "value": held})
         return answer(body, cluster("the one"))

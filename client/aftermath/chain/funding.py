@@ -9,7 +9,6 @@ import itertools
 from collections.abc import Mapping
 
 from solders.pubkey import Pubkey
-from solders.rpc.requests import RequestAirdrop
 
 from aftermath.chain.accounts import LAMPORTS_PER_SOL, balance, fetch_many, rent
 from aftermath.chain.failures import RpcRejected
@@ -64,7 +63,7 @@ async def _ask(pool: RpcPool, wallet: Pubkey, held: int, lamports: int, attempt:
     """
     wanted = max(lamports - held, AIRDROP_LEAST) + held % _ODD + attempt
     try:
-        await pool.call(RequestAirdrop(wallet, wanted), str, patience=ASK_PATIENCE)
+        await pool.call(lambda node: node.request_airdrop(wallet, wanted), patience=ASK_PATIENCE)
     except (RpcRejected, Unavailable) as error:
         raise no_funds(wallet, held, lamports) from error
     again = asyncio.get_running_loop().time() + ASK_AGAIN

@@ -20,12 +20,12 @@ from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 from solders.signature import Signature
 
-from aftermath.chain.accounts import balance, decode_account, rent
-from aftermath.chain.failures import BadReply, TransactionFailed
+from aftermath.chain.accounts import balance, rent
+from aftermath.chain.failures import TransactionFailed
 from aftermath.chain.fees import signature_count, transaction_fee
-from aftermath.chain.funds import rent_due
+from aftermath.chain.funding import rent_due
 from aftermath.chain.refusals import lacks_funds, no_funds
-from aftermath.chain.sender import MAX_UNITS, Sender, allowed_units, simulated_units
+from aftermath.chain.sender import MAX_UNITS, Sender, allowed_units
 from aftermath.coordinator.errors import Refused
 
 
@@ -172,21 +172,13 @@ class DrySender(Sender):
             return step.times * transaction_fee(signature_count(self.wallet.pubkey, step.instructions), units, price)
 
         try:
-            request = self.simulation(step.instructions, [self.wallet.pubkey])
-            used, after = await self.pool.call(request, _units_and_lamports)
+            simulation = await self.simulate(step.instructions, [self.wallet.pubkey])
         except TransactionFailed as failure:
             outcome = Outcome.REFUSED if sure and not lacks_funds(failure) else Outcome.OPEN
             refusal = self.refusal(failure, step.instructions) if outcome is Outcome.REFUSED else None
             return Simulated(step, outcome, fee(step.units or MAX_UNITS), step.units, refusal)
-        units = step.units or allowed_units(used, headroom)
+        units = step.units or allowed_units(simulation.units or MAX_UNITS, headroom)
+        (wallet,) = simulation.accounts
+        after = wallet.lamports if wallet is not None else 0
         returned = max(0, after + self.simulated_fee(step.instructions) - held)
         return Simulated(step, Outcome.ACCEPTED, fee(units), units, returned=returned)
-
-
-def _units_and_lamports(reply: Any) -> tuple[int, int]:
-    """(compute units, lamports of the one account that is watched afterwards); TransactionFailed if refused."""
-    units = simulated_units(reply)
-    accounts = reply["value"].get("accounts")
-    if not isinstance(accounts, list) or len(accounts) != 1 or not isinstance(accounts[0], dict):
-        raise BadReply("the RPC node answered simulateTransaction without the account asked for")
-    return units, decode_account(0, accounts[0]).lamports

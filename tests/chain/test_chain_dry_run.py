@@ -12,7 +12,7 @@ from solders.pubkey import Pubkey
 from solders.system_program import ID as SYSTEM_PROGRAM
 from solders.system_program import TransferParams, transfer
 
-from aftermath.chain.rehearsal import DrySender, Outcome, Rehearsed
+from aftermath.chain.dry_run import DrySender, Outcome, Rehearsed
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.wallet import Wallet
 from chain.faults import answer
@@ -28,7 +28,7 @@ def simulated(accounts: Any, err: Any = None) -> dict[str, Any]:
 
 def account(lamports: Any) -> dict[str, Any]:
     data = [base64.b64encode(b"").decode(), "base64"]
-    return {"lamports": lamports, "owner": str(SYSTEM_PROGRAM), "executable": False, "data": data}
+    return {"lamports": lamports, "owner": str(SYSTEM_PROGRAM), "executable": False, "rentEpoch": 0, "data": data}
 
 
 GOOD = simulated([account(AFTER)])
@@ -37,7 +37,6 @@ NONSENSE = [
     {"value": 7},
     simulated(None),
     simulated([]),
-    simulated([None]),
     simulated([account(AFTER), account(AFTER)]),
     simulated([account("much")]),
     simulated([account(AFTER) | {"data": "?"}]),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from aftermath.chain.endpoints import endpoint
 from aftermath.chain.nodes import FAILURES_BEFORE_LEAVING, Node, Nodes
-from aftermath.chain.outages import PAUSE_FIRST, PAUSE_MAX, Outages
+from aftermath.chain.outage_log import PAUSE_FIRST, PAUSE_MAX, Outages
 
 STEPS = st.lists(st.tuples(st.floats(0.1, 900.0), st.booleans()), max_size=200)
 
@@ -34,7 +34,7 @@ def test_of_many_outages_few_are_told_and_none_is_lost(steps: list[tuple[float, 
         there = away
         assert not said_away or there, "what was said last is so"
     assert said_back == told - said_away
-    assert told + counted + outages.untold + (there and not said_away) == began, "each is told or counted"
+    assert told + counted + outages.unreported + (there and not said_away) == began, "each is told or counted"
     assert told <= 1 + now / PAUSE_FIRST
     assert not began or told, "the first is told at once"
 
