@@ -56,7 +56,9 @@ def test_a_seal_is_of_one_key_and_one_signer(key: bytes, other: bytes, signer: b
 
 
 def test_keys_seals_and_streams_keep_their_values() -> None:
-    """Members of different versions must agree on them; a change here needs another number in its context."""
+    """Members of different versions must agree on them; a change here needs another number in its
+    context.
+    """
     key = key_of(SECRET, PLACE)
     found = key.hex(), seal_of(key, WALLET, PLACE).hex(), masked(bytes(8), key, 1).hex()
     assert found == (
