@@ -26,7 +26,9 @@ LEVEL = 1
 
 
 def result(results, seed: int = 0, zeros: float = 0.97) -> tuple[np.ndarray, np.ndarray]:
-    """Indices and values of a level's entries, many of them unused, as encoding a sparse delta gives them."""
+    """Indices and values of a level's entries, many of them unused, as encoding a sparse delta
+    gives them.
+    """
     generator = torch.Generator().manual_seed(seed)
     layout = level_layout(results, LEVEL)
     kept = []
@@ -57,9 +59,11 @@ def test_round_trip(results, zeros: float) -> None:
 
 
 def test_layout_on_the_wire() -> None:
-    """Three blocks of 64, 4 entries each: 20 bits for the places of each, then the signs, lowest bit first.
+    """Three blocks of 64, 4 entries each: 20 bits for the places of each, then the signs, lowest
+    bit first.
 
-    2081 sets have fewer than 3 members and 1 fewer than 1; 2, 36 and 39711 are C(2, 1), C(9, 2) and C(63, 3).
+    2081 sets have fewer than 3 members and 1 fewer than 1; 2, 36 and 39711 are C(2, 1), C(9, 2) and
+    C(63, 3).
     """
     results = toy_schema(hidden_size=8, intermediate_size=16, tiers=2, num_attention_heads=2).results
     names = [blocks.segment.name for blocks in results.of_level(0)]
@@ -91,7 +95,9 @@ def test_unknown_level() -> None:
 
 
 def test_a_number_of_no_set_is_refused() -> None:
-    """A block of 64 keeps at most 4, one of 679,121 sets, in 20 bits; three blocks have four bits to a whole byte."""
+    """A block of 64 keeps at most 4, one of 679,121 sets, in 20 bits; three blocks have four bits
+    to a whole byte.
+    """
     results = toy_schema(hidden_size=8, intermediate_size=16, tiers=2, num_attention_heads=2).results
     sets = sum(math.comb(64, members) for members in range(5))
     for block, name in enumerate(("down_proj", "gate_proj", "up_proj")):

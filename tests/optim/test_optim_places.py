@@ -1,4 +1,6 @@
-"""Places as bits: a number for every set and a set for every number, against Python's integers; and the least bits."""
+"""Places as bits: a number for every set and a set for every number, against Python's integers; and
+the least bits.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ def counts(n: int) -> list[int]:
 
 @cache
 def weights(n: int, k: int) -> list[list[int]]:
-    """W(p, i) of `optim.ranks` by its definition, [i][p]; and before them how many sets are smaller, by members."""
+    """W(p, i) of `optim.ranks` by its definition, [i][p]; and before them how many sets are
+    smaller, by members.
+    """
 
     def up(number: int) -> int:
         far = max(number.bit_length() - 32, 0)
@@ -153,7 +157,9 @@ SLOW = [pytest.param(*one, marks=pytest.mark.slow) for one in ((4096, 300), (65_
 
 @pytest.mark.parametrize(("n", "k"), [*LARGE, *SLOW])
 def test_large_blocks(n: int, k: int) -> None:
-    """Round trips and, where Python's integers are quick, the numbers themselves; full, part full and empty."""
+    """Round trips and, where Python's integers are quick, the numbers themselves; full, part full
+    and empty.
+    """
     draw = np.random.default_rng(n + k)
     sets = [sorted(draw.choice(n, size, replace=False).tolist()) for size in (k, k, k, k // 2, 1, 0)]
     sets += [list(range(k)), list(range(n - k, n))]
@@ -183,7 +189,9 @@ def test_more_blocks_than_are_done_at_once() -> None:
 
 
 def test_no_bits_take_much_longer_than_those_of_random_sets() -> None:
-    """In every block the limbs end, or a borrow begins, at another i. Each line is a pass over all blocks."""
+    """In every block the limbs end, or a borrow begins, at another i. Each line is a pass over all
+    blocks.
+    """
     n, k, blocks = 4096, 1024, 256
     draw, one = np.random.default_rng(5), np.arange(k)
     random = np.sort(draw.permuted(np.tile(np.arange(n, dtype=np.uint16), (blocks, 1)), axis=1)[:, :k])
@@ -223,7 +231,9 @@ def lines_of(bits: np.ndarray, n: int, k: int) -> int:
 
 
 def test_blocks_of_4096_take_the_least_bits() -> None:
-    """As few as whole numbers for so many sets can have; one for each place where half of them or more are kept."""
+    """Ranks take the fewest bits for the number of sets; bitmaps one per place, if half or more are
+    kept.
+    """
     for k in (1, 2, 8, 16, 32, 64, 100, 256, 512, 1000, 1500, 2000, 2046, 2047, 2048, 3000, 4095, 4096):
         least = (count(4096, k) - 1).bit_length()
         assert places.bits_of(4096, k) == (least if k < 2047 else 4096), k
@@ -238,7 +248,7 @@ def test_other_blocks_take_one_bit_more_at_most(n: int, data: st.DataObject) -> 
 
 
 @pytest.mark.parametrize("k", [129, 512, 2048, 8192, 32_512, 65_025])
-def test_blocks_whose_table_would_be_large_take_a_quarter_more_at_most(k: int) -> None:
+def test_blocks_with_large_tables_take_a_quarter_more_at_most(k: int) -> None:
     bits = places.bits_of(65_025, k)
     assert bits == elias_fano.bits_of(65_025, k) <= 65_025
     binomial = [math.lgamma(65_026) - math.lgamma(m + 1) - math.lgamma(65_026 - m) for m in range(k + 1)]

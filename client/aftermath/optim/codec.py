@@ -1,23 +1,7 @@
-"""The bytes of one level of a result, and the votes in them.
+"""The payload of one level of a result, and the votes in it.
 
-Layout, all little-endian (sizes follow from the result format alone): for every block in canonical order (segments,
-then blocks row-major) the bits of its places (`optim.places`), lowest bit first, with zeros up to a whole byte after
-those of the last block; then the values. A block has `topk` entries, for its places in ascending order; those at
-its end may be unused.
-- Signs: one bit for every entry, first entry in the lowest bit (1 is negative).
-- Floats: an fp32 for every entry.
-- On the lattice: for every block its exponent in six bits, 1 for the least, with zeros up to a whole byte; then the
-  signs, then with 2 bits another bit for every entry (1 is three times the power of two).
-Blocks that are shorter as digits (`ResultFormat.as_digits`) have neither places nor values there, but for their
-exponents: their digits (`optim.digits`), in the same order, come last.
-The values of unused entries, the exponents of blocks without votes and the bits after the last entry are zero.
-
-Decided
-- One encoding per set of votes: whatever does not fit it is refused with a sentence, so equal votes have equal hashes.
-- Nothing is allocated from what a peer says: the size is compared with the format's before anything else.
-- A coefficient that is exactly zero is no vote; a float vote is a normal number (no zero, subnormal, NaN, infinity).
-- Lattice votes are whole multiples of the lattice's smallest value, so that their sums are exact. A member holds those
-  of many peers at once, so a vote is kept in two bytes, and in one where a result has every number.
+Each set of votes has one encoding, so equal votes have equal hashes. Decoding refuses everything
+else. All sizes follow from the result format, so nothing is allocated by a peer's numbers.
 """
 
 from __future__ import annotations
@@ -39,19 +23,34 @@ from aftermath.optim.lattice import LEAST, MOST, digits_of, exponents_of, is_thr
 from aftermath.optim.layout import LevelLayout, level_layout
 from aftermath.optim.votes import Votes, WholeVotes
 
-_MAGNITUDE = 0x7FFFFFFF  # of the bits of an fp32
-_SMALLEST, _INFINITY = 0x00800000, 0x7F800000  # smallest normal number, infinity
+# Layout, little-endian. For every block in canonical order (segments, then blocks row-major): the
+# bits of its places (`optim.places`), lowest bit first, zero-padded to a whole byte after the last
+# block. Then the values. A block has `topk` entries for its places, ascending; the last ones may be
+# unused.
+# - Signs: one bit per entry, first entry in the lowest bit (1 is negative).
+# - Floats: one fp32 per entry, a normal number.
+# - Lattice: the exponent of every block in six bits (1 is the least), zero-padded to a whole byte;
+#   the signs; with 2 bits another bit per entry (1 is three times the power of two).
+# Blocks that are shorter as digits (`ResultFormat.as_digits`) have only exponents there. Their
+# digits (`optim.digits`), in the same order, come last. Unused entries, exponents of blocks without
+# votes and padding are zero. A zero coefficient is not a vote.
+# Lattice votes are multiples of the lattice's smallest value, so their sums are exact. A member
+# holds the votes of many peers at once: a vote takes two bytes, or one if a result has every
+# number.
+_MAGNITUDE = 0x7FFFFFFF  # mask of an fp32's magnitude bits
+_SMALLEST = 0x00800000  # bits of the smallest normal fp32
+_INFINITY = 0x7F800000
 
 
 class BadPayload(AftermathError):
-    """A peer's result is not a valid encoding of this run's result format; the result must not be used."""
+    """A peer's payload is not valid in this run's result format. The result must not be used."""
 
 
 def encode_level(results: ResultFormat, level: int, indices: NDArray[np.uint16], values: NDArray[np.float32]) -> bytes:
-    """The payload of a level, `results.payload_bytes(level)` bytes.
+    """Return the payload of a level, `results.payload_bytes(level)` bytes.
 
-    `indices` and `values` hold one number per entry, [results.entries(level)], as `transform.strongest` orders
-    them. Raises ValueError for values that a lattice does not have.
+    `indices` and `values` have one number per entry, [results.entries(level)], in the order of
+    `transform.strongest`. Raises ValueError for values that are not on the lattice.
     """
     used = indices != UNUSED
     values = np.where(used, values, np.float32(0))
@@ -63,7 +62,8 @@ def encode_level(results: ResultFormat, level: int, indices: NDArray[np.uint16],
     if results.values.lattice_bits:
         if results.values is Values.ONE_BIT and is_three(values).any():
             raise ValueError("a value is three times a power of two, for which there is no bit")
-        exponents, voted = exponents_of(values, layout.entry_first), used[layout.entry_first]
+        exponents = exponents_of(values, layout.entry_first)
+        voted = used[layout.entry_first]
         codes = np.where(voted, exponents.astype(np.int16) - LEAST + 1, 0).astype(np.uint8)
         parts.append(_exponents(codes))
     parts.append(_packed(values[apart] < 0))
@@ -75,11 +75,16 @@ def encode_level(results: ResultFormat, level: int, indices: NDArray[np.uint16],
 
 
 def encode_whole(results: ResultFormat, level: int, chosen: Sequence[tuple[Tensor, Tensor]]) -> bytes:
-    """The same of a level of which every number is kept (`results.whole`), of indices int64 and values fp32 [blocks,
-    topk] by group, which may be on any device: nothing but the payload leaves it.
+    """Return the payload of a level that keeps every number (`results.whole`).
+
+    `chosen` has indices int64 and values fp32 [blocks, topk] by group, on any device. Only the
+    payload leaves the device.
     """
-    layout, rows, codes = level_layout(results, level), [], []
-    device, bits = chosen[0][0].device, results.values.bits
+    layout = level_layout(results, level)
+    rows = []
+    codes = []
+    device = chosen[0][0].device
+    bits = results.values.bits
     if device.type != "cpu" and packed.usable(device, bits):
         return packed.encoded(layout, chosen, bits)
     for indices, values in chosen:
@@ -94,7 +99,7 @@ def encode_whole(results: ResultFormat, level: int, chosen: Sequence[tuple[Tenso
 
 
 def _at_places(indices: Tensor, found: Tensor) -> Tensor:
-    """Digits by entry as digits by place, where a block keeps less than every number."""
+    """Reorder digits from entries to places, for blocks that keep fewer than all numbers."""
     blocks, size = found.shape
     beyond = indices.masked_fill(indices == UNUSED, size)
     return found.new_zeros(blocks, size + 1).scatter_(1, beyond, found)[:, :size]
@@ -103,9 +108,10 @@ def _at_places(indices: Tensor, found: Tensor) -> Tensor:
 def decode_level(
     data: bytes | bytearray | memoryview, results: ResultFormat, level: int, device: torch.device | None = None
 ) -> Votes:
-    """The votes in a peer's payload of one level. Raises BadPayload with what is wrong, SchemaError for a bad level.
+    """Return the votes in a peer's payload of one level.
 
-    With a `device` that can, the payload is read there and the votes stay there; packed, if every number has a digit.
+    Raises BadPayload with the reason, or SchemaError for an invalid level. A `device` that can
+    decode keeps the votes; they stay packed if every number has a digit.
     """
     size = results.payload_bytes(level)
     if len(data) != size:
@@ -113,7 +119,8 @@ def decode_level(
     layout = level_layout(results, level)
     if device is not None and (found := _read_on(device, data, results, level)) is not None:
         return found
-    before, between = results.place_bytes(level), results.value_bytes(level)
+    before = results.place_bytes(level)
+    between = results.value_bytes(level)
     octets = np.frombuffer(data, np.uint8)
     if results.whole(level):
         return _whole(octets[:between], octets[between:], results, layout, level)
@@ -137,7 +144,7 @@ def decode_level(
 def _whole(
     exponents: NDArray[np.uint8], written: NDArray[np.uint8], results: ResultFormat, layout: LevelLayout, level: int
 ) -> WholeVotes:
-    """The votes of a result that has a digit for every number, and nothing beside them but exponents."""
+    """Return the votes of a payload that has only exponents and a digit for every number."""
     found = _digits_of(written, results, layout, level)
     voted = layout.canonical([(own != 0).any(1, keepdim=True) for own in found]).numpy()
     shifts = torch.from_numpy(_block_shifts(exponents, voted, layout, level))
@@ -147,8 +154,11 @@ def _whole(
 def _read_on(
     device: torch.device, data: bytes | bytearray | memoryview, results: ResultFormat, level: int
 ) -> Votes | None:
-    """The votes in a payload of the right size, read on a device; None if it cannot, or they are not valid."""
-    layout, bits = level_layout(results, level), results.values.bits
+    """Decode a payload of the right size on a device. None if the device cannot, or it is not
+    valid.
+    """
+    layout = level_layout(results, level)
+    bits = results.values.bits
     if not results.whole(level):
         can = sparse_payloads.usable(device, results, level)
         return sparse_payloads.decoded(data, results, level, device) if can else None
@@ -157,8 +167,9 @@ def _read_on(
 
 
 def _whole_of(data: bytes, results: ResultFormat, layout: LevelLayout, level: int) -> WholeVotes:
-    """The votes in a payload that was found to be valid."""
-    octets, between = np.frombuffer(data, np.uint8), results.value_bytes(level)
+    """Return the votes of a payload known to be valid."""
+    octets = np.frombuffer(data, np.uint8)
+    between = results.value_bytes(level)
     return _whole(octets[:between], octets[between:], results, layout, level)
 
 
@@ -167,17 +178,20 @@ def _packed(bits: NDArray[Any]) -> bytes:
 
 
 def _exponents(codes: NDArray[np.uint8]) -> bytes:
-    """Of every block, as its code."""
+    """Return the packed exponents of every block."""
     return _packed(np.unpackbits(codes[:, None], axis=1, bitorder="little", count=EXPONENT_BITS))
 
 
 def _widths(layout: LevelLayout, as_digits: bool) -> list[int]:
-    """Entries of a group's blocks, if they are written so; else none."""
+    """Return the entries per block of each group that has (or has not) digits, else 0."""
     return [group.topk if group.digits == as_digits else 0 for group in layout.groups]
 
 
 def _places(indices: NDArray[np.uint16], layout: LevelLayout) -> bytes:
-    """The places of all blocks that have them, of indices by entry. As int16, since torch hardly knows u16."""
+    """Return the places of all blocks that have them, from indices by entry.
+
+    They travel as int16, since torch hardly supports uint16.
+    """
     bits = [
         torch.empty(group.blocks, 0, dtype=torch.uint8)
         if group.digits
@@ -192,7 +206,7 @@ def _places(indices: NDArray[np.uint16], layout: LevelLayout) -> bytes:
 def _digits(
     indices: NDArray[np.uint16], values: NDArray[np.float32], results: ResultFormat, layout: LevelLayout
 ) -> bytes:
-    """The digits of all blocks that are written so, of what is in their entries."""
+    """Return the digits of all blocks that have them, from their entries."""
     small = 1 - 2 * (values < 0).view(np.int8)
     if results.values is Values.TWO_BIT:
         small *= 1 + 2 * is_three(values).view(np.int8)
@@ -214,20 +228,19 @@ def _digits(
 def _read(
     before: NDArray[np.uint8], after: NDArray[np.uint8], results: ResultFormat, layout: LevelLayout, level: int
 ) -> tuple[NDArray[np.uint16], NDArray[np.int8]]:
-    """The indices of all entries, of places and of digits, and the values of those that digits have.
+    """Return the indices of all entries, and the values of entries that have digits.
 
-    Raises BadPayload if a block's bits mean nothing, or if any are left over.
+    Raises BadPayload for invalid or left-over bits.
     """
     sizes = [0 if group.digits else places.bits_of(group.block, group.topk) for group in layout.groups]
-    bits, end = (
-        np.unpackbits(before, bitorder="little"),
-        sum(g.blocks * n for g, n in zip(layout.groups, sizes, strict=True)),
-    )
+    bits = np.unpackbits(before, bitorder="little")
+    end = sum(g.blocks * n for g, n in zip(layout.groups, sizes, strict=True))
     if bits[end:].any():
         raise BadPayload(f"level {level}: a bit after the last place is set")
     of_places = layout.grouped(torch.from_numpy(bits[:end]), sizes)
     of_digits = _digits_of(after, results, layout, level)
-    found, values = [], []
+    found = []
+    values = []
     for number, group in enumerate(layout.groups):
         if group.digits:
             indices, own, wrong = digits.in_entries(of_digits[number].numpy(), group.topk)
@@ -245,32 +258,33 @@ def _read(
 
 
 def _digits_of(data: NDArray[np.uint8], results: ResultFormat, layout: LevelLayout, level: int) -> list[Tensor]:
-    """The digits [blocks, places] of each group that is written so. Raises BadPayload for what is none."""
+    """Return the digits [blocks, places] of each group that has them. Raises BadPayload."""
     widths = [group.block if group.digits else 0 for group in layout.groups]
     count = sum(group.blocks * width for group, width in zip(layout.groups, widths, strict=True))
     if not count:
         return layout.grouped(torch.empty(0, dtype=torch.int8), widths)
     found, wrong = digits.from_bytes(data, count, results.values.bits)
     if wrong is not None:
-        raise BadPayload(f"level {level}: what is written for digit {wrong} is none")
+        raise BadPayload(f"level {level}: the code of digit {wrong} is not valid")
     return layout.grouped(torch.from_numpy(found), widths)
 
 
 def _together(apart: NDArray[np.int8], small: NDArray[np.int8], layout: LevelLayout) -> NDArray[np.int8]:
-    """The values of all entries, of those whose blocks are not digits, and of the others."""
+    """Merge the values of entries without digits (`apart`) and with digits (`small`)."""
     if not len(apart):
         return small
     found = np.empty(layout.entries, np.int8)
-    found[~layout.entry_digit], found[layout.entry_digit] = apart, small
+    found[~layout.entry_digit] = apart
+    found[layout.entry_digit] = small
     return found
 
 
 def _signs(
     data: NDArray[np.uint8], used: NDArray[np.bool_], results: ResultFormat, layout: LevelLayout, level: int
 ) -> NDArray[np.int8]:
-    """Votes of +1 and -1, with two bits of three times that too, of all entries whose blocks are not digits.
+    """Return the votes of all entries whose blocks have no digits: +1, -1, and with 2 bits +3, -3.
 
-    Raises BadPayload if a bit is set that belongs to no vote.
+    Raises BadPayload if a bit is set for an unused entry.
     """
     plane = len(data) // results.values.bits
     signs = 1 - 2 * _plane(data[:plane], used, layout, level, "sign").view(np.int8)
@@ -282,8 +296,12 @@ def _signs(
 def _plane(
     data: NDArray[np.uint8], used: NDArray[np.bool_], layout: LevelLayout, level: int, what: str
 ) -> NDArray[np.uint8]:
-    """One bit for every entry whose block is not digits. Raises BadPayload if one is set that belongs to no vote."""
-    bits, own = np.unpackbits(data, bitorder="little"), used[~layout.entry_digit]
+    """Return one bit for every entry whose block has no digits.
+
+    Raises BadPayload if a bit is set for an unused entry.
+    """
+    bits = np.unpackbits(data, bitorder="little")
+    own = used[~layout.entry_digit]
     if bits[len(own) :].any():
         raise BadPayload(f"level {level}: a bit after the last {what} is set")
     bits = bits[: len(own)]
@@ -295,7 +313,7 @@ def _plane(
 
 
 def _shifts(data: NDArray[np.uint8], used: NDArray[np.bool_], layout: LevelLayout, level: int) -> NDArray[np.uint8]:
-    """How far the values of all entries are shifted. Raises BadPayload for an exponent the lattice does not have."""
+    """Return the shift of every entry's value. Raises BadPayload for an invalid exponent."""
     firsts = np.flatnonzero(layout.entry_first)
     return np.repeat(_block_shifts(data, used[firsts], layout, level), np.diff(firsts, append=layout.entries))
 
@@ -303,8 +321,9 @@ def _shifts(data: NDArray[np.uint8], used: NDArray[np.bool_], layout: LevelLayou
 def _block_shifts(
     data: NDArray[np.uint8], voted: NDArray[np.bool_], layout: LevelLayout, level: int
 ) -> NDArray[np.uint8]:
-    """How far those of every block are shifted; `voted` says which blocks have any. Raises BadPayload as `_shifts`."""
-    bits, end = np.unpackbits(data, bitorder="little"), EXPONENT_BITS * len(voted)
+    """Return the shift of every block. `voted` marks blocks with votes. Raises BadPayload."""
+    bits = np.unpackbits(data, bitorder="little")
+    end = EXPONENT_BITS * len(voted)
     if bits[end:].any():
         raise BadPayload(f"level {level}: a bit after the last exponent is set")
     codes = np.packbits(bits[:end].reshape(-1, EXPONENT_BITS), axis=1, bitorder="little")[:, 0]
@@ -317,7 +336,7 @@ def _block_shifts(
 
 
 def _floats(data: NDArray[np.uint8], used: NDArray[np.bool_], layout: LevelLayout, level: int) -> NDArray[np.float32]:
-    """The fp32 values of all entries. Raises BadPayload for a value that is no vote, or where there must be none."""
+    """Return the fp32 values of all entries. Raises BadPayload for an invalid value."""
     bits = data.view("<u4")
     magnitude = bits & _MAGNITUDE
     wrong = np.where(used, (magnitude < _SMALLEST) | (magnitude >= _INFINITY), bits != 0)

@@ -1,10 +1,8 @@
-"""A set of at most k of n places as low bits and a bitmap of high parts (Elias-Fano), always of one size.
+"""Elias-Fano encoding of a set of at most k of n places, always of one size.
 
-Decided
-- A place is low + 2^l high. For each of k entries its low bits, 0 where the entry is not used; then the high parts as a
-  bitmap, in which the member of entry s sets bit high + s. With l = 0 that is a bitmap of the places themselves.
-- l is what takes the fewest bits, the least of those that are as good: n / k, roughly. If all places may be used, l is
-  0, and sets of all of them, most there are, are told before the others are looked at.
+A place is low + 2^l high. First come the low bits of each of k entries, 0 for an unused one. Then
+the high parts as a bitmap, in which the member of entry s sets bit high + s. With l = 0 that is a
+bitmap of the places.
 """
 
 from __future__ import annotations
@@ -18,12 +16,12 @@ from aftermath.optim.blocks import UNUSED
 
 
 def bits_of(places: int, most: int) -> int:
-    """Bits of a set of at most `most` of `places` places."""
+    """Return the bits of a set of at most `most` of `places` places."""
     return _size(places, most, _low_bits(places, most))
 
 
 def to_bits(indices: NDArray[np.uint16], places: int) -> NDArray[np.uint8]:
-    """The sets [blocks, k], each ascending and then UNUSED: [blocks, bits]."""
+    """Return the bits [blocks, bits] of sets [blocks, k], each ascending and then UNUSED."""
     blocks, most = indices.shape
     if most == places and (whole := indices[:, -1] != UNUSED).any():
         bits = np.ones((blocks, places), np.uint8)
@@ -41,9 +39,10 @@ def to_bits(indices: NDArray[np.uint16], places: int) -> NDArray[np.uint8]:
 
 
 def from_bits(bits: NDArray[np.uint8], places: int, most: int) -> tuple[NDArray[np.uint16], NDArray[np.bool_]]:
-    """The sets of [blocks, bits], as `to_bits` takes them, and which of the rows no set has: [blocks]."""
+    """Return the sets of [blocks, bits], and which rows [blocks] encode no set."""
     if most == places and (whole := bits.all(1)).any():
-        indices, refused = np.tile(np.arange(places, dtype=np.uint16), (len(bits), 1)), np.zeros(len(bits), np.bool_)
+        indices = np.tile(np.arange(places, dtype=np.uint16), (len(bits), 1))
+        refused = np.zeros(len(bits), np.bool_)
         if not whole.all():
             indices[~whole], refused[~whole] = from_bits(bits[~whole], places, most)
         return indices, refused

@@ -1,16 +1,8 @@
-"""A set of at most k of n places as one number, its rank, and back.
+"""The rank of a set of at most k of n places: one integer, and back.
 
-The combinatorial number system: the set p_1 < ... < p_m has the rank N(m) + C(p_1, 1) + ... + C(p_m, m), where N(m)
-is how many sets have fewer members. Each of the sum(C(n, m), m <= k) sets has a rank of its own, and none is left out.
-
-Decided
-- Binomials beyond 2^32 are rounded up to 32 significant bits: W(p, i) = up(W(p - 1, i) + W(p - 1, i - 1)). So a table
-  takes 8 bytes for each, however long they are, and a number is a few operations on 32-bit limbs. Being rounded up,
-  W(p + 1, i) >= W(p, i) + W(p, i - 1), thus W(p_1, 1) + ... + W(p_i, i) < W(p_i + 1, i): taking the largest place that
-  fits, from i = m down, finds the set again. Numbers that no set has are refused, and are 0 from where that is seen:
-  in what remains of others a borrow goes no further than the next limb.
-- Each sum is rounded by less than a factor of 1 + 2^-31, so with n + k < 2^17 all ranks are below (1 + 2^-13) times the
-  number of sets. `bits_of` counts that many: more than the least number of bits, by one, for hardly any n and k.
+Combinatorial number system: the set p_1 < ... < p_m has the rank N(m) + C(p_1, 1) + ... + C(p_m,
+m), where N(m) is the number of smaller sets. Each of the sum(C(n, m), m <= k) sets has its own
+rank, without gaps.
 """
 
 from __future__ import annotations
@@ -22,10 +14,20 @@ from numpy.typing import NDArray
 
 from aftermath.optim.blocks import UNUSED
 
+# Binomials beyond 2^32 are rounded up to 32 significant bits: W(p, i) = up(W(p - 1, i) + W(p - 1, i
+# - 1)). So a table takes 8 bytes for each, and a number takes a few operations on 32-bit limbs. As
+# they are rounded up, W(p + 1, i) >= W(p, i) + W(p, i - 1), so W(p_1, 1) + ... + W(p_i, i) < W(p_i
+# + 1, i): taking the largest place that fits, from i = m down, finds the set again. Numbers that no
+# set has are refused, and set to 0 as soon as that is known: so a borrow in other remainders
+# reaches the next limb at most.
+#
+# Each sum is rounded by less than a factor of 1 + 2^-31. So with n + k < 2^17 all ranks are below
+# (1 + 2^-13) times the number of sets. `bits_of` counts that many: one bit more than the least for
+# hardly any n and k.
 _LIMB = 32  # bits of a limb, and of a weight's significand
 _MASK = (1 << _LIMB) - 1
 _SLACK_BITS = 13
-_SHORT = 62  # bits of the longest numbers that are done in one int64
+_SHORT = 62  # bits of the longest numbers handled in one int64
 _ONE = 1 << _LIMB | 1 << _LIMB - 1  # as a weight
 _FAR = 2 * _LIMB - 2  # the longest shift of an int64
 
@@ -34,7 +36,7 @@ Numbers = NDArray[np.int64]
 
 @lru_cache(maxsize=256)
 def bits_of(places: int, most: int) -> int:
-    """Bits of the rank of a set of at most `most` of `places` places."""
+    """Return the bits of the rank of a set of at most `most` of `places` places."""
     sets = binomial = 1
     for members in range(1, most + 1):
         binomial = binomial * (places - members + 1) // members
@@ -43,20 +45,25 @@ def bits_of(places: int, most: int) -> int:
 
 
 def to_bits(indices: NDArray[np.uint16], places: int) -> NDArray[np.uint8]:
-    """The ranks of sets [blocks, k], each ascending and then UNUSED: [blocks, bits], lowest bit first."""
+    """Return the ranks [blocks, bits], lowest bit first, of sets [blocks, k].
+
+    Each set ascends and ends with UNUSED.
+    """
     blocks, most = indices.shape
-    table, bits = _weights(places, most), bits_of(places, most)
+    table = _weights(places, most)
+    bits = bits_of(places, most)
     used = indices != UNUSED
     weights = np.empty((blocks, most + 1), np.int64)
     weights[:, 0] = table[0, used.sum(1)]
-    weights[:, 1:] = table[np.arange(1, most + 1), np.where(used, indices, 0)]  # W(0, i) = 0 for those unused
+    weights[:, 1:] = table[np.arange(1, most + 1), np.where(used, indices, 0)]  # W(0, i) = 0 for unused entries
     limbs = _sums(weights, bits // _LIMB + 2)
     return np.unpackbits(limbs.astype("<u4").view(np.uint8), axis=1, bitorder="little", count=bits)
 
 
 def from_bits(bits: NDArray[np.uint8], places: int, most: int) -> tuple[NDArray[np.uint16], NDArray[np.bool_]]:
-    """The sets of ranks [blocks, bits], as `to_bits` takes them, and which of the numbers no set has: [blocks]."""
-    table, rest = _weights(places, most), _Remainders(bits)
+    """Return the sets of ranks [blocks, bits], and which numbers [blocks] are no set's rank."""
+    table = _weights(places, most)
+    rest = _Remainders(bits)
     members = rest.largest(table[0])
     rest.subtract(table[0, members])
     found = np.full((len(bits), most + 1), places)
@@ -82,7 +89,7 @@ def from_bits(bits: NDArray[np.uint8], places: int, most: int) -> tuple[NDArray[
 
 
 class _Remainders:
-    """What is left of one number for each block: limbs, the lowest first, with a zero below them."""
+    """The remainder of one number per block: limbs, lowest first, with a zero limb below them."""
 
     def __init__(self, bits: NDArray[np.uint8]) -> None:
         packed = np.packbits(bits, axis=1, bitorder="little")
@@ -91,16 +98,19 @@ class _Remainders:
         octets[:, : packed.shape[1]] = packed
         limbs = np.zeros((len(bits), 1 + used + 2), np.int64)
         limbs[:, 1 : 1 + used] = octets.view("<u4")
-        self._limbs, self._flat = limbs, limbs.reshape(-1)
+        self._limbs = limbs
+        self._flat = limbs.reshape(-1)
         self._first = np.arange(len(bits)) * limbs.shape[1]
-        self._top = np.full(len(bits), used)  # nothing but zeros above it
+        self._top = np.full(len(bits), used)  # all limbs above it are zero
 
     def largest(self, weights: Numbers) -> Numbers:
-        """The last of these ascending weights that is not above the number: its index, for each block."""
+        """Return the index of the last of these ascending weights that is not above the number, per
+        block.
+        """
         at = self._first + self._top
         if not (high := self._flat[at]).all() and (empty := (high == 0) & (self._top > 1)).any():
             self._top -= empty
-            if len(rows := np.flatnonzero(empty & (self._flat[at - empty] == 0))):  # far below: not one limb at a time
+            if len(rows := np.flatnonzero(empty & (self._flat[at - empty] == 0))):  # skip many zero limbs at once
                 used = self._limbs[rows] != 0
                 self._top[rows] = np.maximum((used * np.arange(used.shape[1])).max(1), 1)
             at = self._first + self._top
@@ -112,11 +122,11 @@ class _Remainders:
         return found
 
     def forget(self, which: NDArray[np.bool_]) -> None:
-        """Make these numbers 0."""
+        """Set these numbers to 0."""
         self._limbs[which] = 0
 
     def subtract(self, weights: Numbers) -> None:
-        """Take a weight off each number, none of which is below it."""
+        """Subtract a weight from each number. No number is below its weight."""
         at, low, high = _limbs_of(weights)
         at += self._first
         borrowed = self._flat[at] - low
@@ -131,13 +141,13 @@ class _Remainders:
             borrowed += self._flat[at + 1]
 
     def short(self) -> tuple[Numbers, NDArray[np.bool_]]:
-        """The numbers, 0 for those with more than 62 bits; and which these are."""
+        """Return the numbers, with 0 for those above 62 bits, and which are above."""
         long = self._limbs[:, 3:].any(1) | (self._limbs[:, 2] >> _SHORT - _LIMB != 0)
         return np.where(long, 0, self._limbs[:, 2] << _LIMB | self._limbs[:, 1]), long
 
 
 def _sums(weights: Numbers, count: int) -> Numbers:
-    """The sum of each row of weights, as `count` limbs, the lowest first."""
+    """Return the sum of each row of weights as `count` limbs, lowest first."""
     at, low, high = _limbs_of(weights)
     at += (np.arange(len(weights)) * (count + 1))[:, None]
     # Sums of at most 2^16 limbs, which the float64 of bincount holds exactly.
@@ -151,23 +161,25 @@ def _sums(weights: Numbers, count: int) -> Numbers:
 
 
 def _limbs_of(weights: Numbers) -> tuple[Numbers, Numbers, Numbers]:
-    """Where a weight's lower limb is, counted from one that has 32 bits after the point; that limb; the next one."""
+    """Return a weight's lower limb index (counted from one with 32 fraction bits), that limb, and
+    the next.
+    """
     length = weights >> _LIMB
     shifted = (weights & _MASK) << (length & _LIMB - 1)
     return length // _LIMB, shifted & _MASK, shifted >> _LIMB
 
 
 def weights(places: int, most: int) -> tuple[Numbers, Numbers]:
-    """The tables that ranks are made of: `_weights` and `_short_weights`."""
+    """Return the tables of ranks: `_weights` and `_short_weights`."""
     return _weights(places, most), _short_weights(places, most)
 
 
 @lru_cache(maxsize=16)
 def _weights(places: int, most: int) -> Numbers:
-    """[i, p]: W(p, i) for i from 1 to `most` and p from 0 to `places`; [0, m]: N(m) for m from 0 to `most`.
+    """Return [i, p]: W(p, i) for i from 1 to `most` and p from 0 to `places`, and [0, m]: N(m).
 
-    A weight is its highest 32 bits, of which the first is 1, and above them its length in bits, or 0: so weights
-    compare as the numbers do.
+    A weight is its highest 32 bits, of which the first is 1, and above them its length in bits; or
+    0. So weights compare like the numbers.
     """
     columns = np.zeros((places + 1, most + 1), np.int64)
     columns[:, 0] = _ONE
@@ -185,18 +197,19 @@ def _weights(places: int, most: int) -> Numbers:
 
 @lru_cache(maxsize=16)
 def _short_weights(places: int, most: int) -> Numbers:
-    """[i - 1, p]: W(p, i) as plain numbers, of as many i from 1 on as have none of more than 62 bits."""
+    """Return [i - 1, p]: W(p, i) as plain integers, for the first i whose numbers fit 62 bits."""
     rows = _weights(places, most)[1:]
     long = np.flatnonzero(rows[:, -1] >> _LIMB > _SHORT)
     rows = rows[: long[0]] if len(long) else rows
-    length, significand = rows >> _LIMB, rows & _MASK
+    length = rows >> _LIMB
+    significand = rows & _MASK
     numbers: Numbers = significand << (length - _LIMB).clip(0) >> (_LIMB - length).clip(0)
     numbers.flags.writeable = False
     return numbers
 
 
 def _rounded_up(one: Numbers, other: Numbers) -> Numbers:
-    """The sums of weights, as weights that are not below them."""
+    """Return the sums of weights, rounded up to weights."""
     length = np.maximum(one, other) >> _LIMB
     total = _shifted(one & _MASK, length - (one >> _LIMB)) + _shifted(other & _MASK, length - (other >> _LIMB))
     more = total >> _LIMB
@@ -204,5 +217,5 @@ def _rounded_up(one: Numbers, other: Numbers) -> Numbers:
 
 
 def _shifted(numbers: Numbers, by: Numbers) -> Numbers:
-    """numbers / 2^by, rounded up."""
+    """Return numbers / 2^by, rounded up."""
     return -(-numbers >> np.minimum(by, _FAR))

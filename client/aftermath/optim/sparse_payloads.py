@@ -1,7 +1,7 @@
-"""Payloads with few numbers of each block, made and read on a GPU: the bytes and the votes of `optim.codec`.
+"""Payloads that keep few numbers per block, encoded and decoded on a GPU as in `optim.codec`.
 
-A lane takes a block: its rank, signs and sizes. Bytes that are refused here are refused by `optim.codec`, which
-says why. Where places are not written as ranks, or values are floats, the CPU does all of it.
+A lane handles a block: its rank, signs and sizes. `optim.codec` explains refusals. The CPU handles
+places that are not ranks, and floats.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from aftermath.optim.packed import downloaded, packed_digits, uploaded
 from aftermath.optim.transform import strongest
 from aftermath.optim.votes import Votes
 
-_STEPS = 17  # halvings that find one of 2^16 places, and one more
-_LANES = 32  # blocks of a program: a warp, whose lanes wait for memory and not for each other
+_STEPS = 17  # halvings to find one of 2^16 places, plus one
+_LANES = 32  # blocks per program: a warp, whose lanes wait for memory, not for each other
 
 _PROOF: tuple[tuple[tuple[int, ...], tuple[int, ...], int], ...] = (
     ((90, 64), (64, 64), 40),
@@ -34,34 +34,38 @@ _PROOF: tuple[tuple[tuple[int, ...], tuple[int, ...], int], ...] = (
     ((128, 64), (64, 64), 40),
     ((9,), (9,), 2),
 )
-"""Shapes, edges and top-k: blocks over the ends of tensors, some that are digits, two tensors of a group, one block."""
+"""Shapes, edges and top-k: blocks beyond the ends of tensors, digits, two tensors in a group, one
+block.
+"""
 
 
 def usable(device: torch.device, results: ResultFormat, level: int) -> bool:
-    """Whether a device makes and reads such payloads of a level."""
+    """Return whether a device encodes and decodes such payloads of a level."""
     return on_gpu.works_on(device) and _has_ranks(results, level) and _alike(device, results.values)
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """What a kernel is told of a level; tensors are on the device."""
+    """A kernel's arguments for a level. Tensors are on the device."""
 
     rows: tuple[tuple[int, ...], ...]
     limbs: tuple[int, ...]
-    """Numbers in memory that each group's limbs take."""
+    """Limbs per group in memory."""
     group_of: Tensor
     at: tuple[Tensor, Tensor, Tensor, Tensor]
-    """By block, group after group: bit of its places, first entry, first entry with bits of its own, its number."""
+    """Per block, group by group: bit of its places, first entry, first entry without digits,
+    number.
+    """
     exponents_at: int
     signs_at: int
     sizes_at: int
     digits_at: int
-    """Bits, and for digits the byte."""
+    """Bit offset of places and values; byte offset of digits."""
     ends: tuple[tuple[int, int], ...]
-    """Bits that must be zeros: from, to."""
+    """Padding bits, which must be zero: from, to."""
     digit_count: int
     tables: tuple[Tensor, ...]
-    """Kept, since rows have their addresses."""
+    """Tables that the rows point into, kept alive here."""
 
     def launch(self, kernel: Any, rows: Sequence[Sequence[int]], *given: Any, **constants: Any) -> None:
         """Call a kernel for all blocks."""
@@ -80,9 +84,10 @@ class _Plan:
             )
 
     def with_memory(self, chosen: Sequence[tuple[Tensor, Tensor]] | None = None) -> tuple[list[list[int]], Tensor]:
-        """Return the rows with addresses of zeroed limbs, and of indices and values; and the memory of limbs."""
+        """Return the rows with addresses of zeroed limbs and of `chosen`, and the limbs' memory."""
         memory = torch.zeros(sum(self.limbs) + 1, dtype=torch.int64, device=self.group_of.device)
-        rows, start = [], 0
+        rows = []
+        start = 0
         for number, (row, size) in enumerate(zip(self.rows, self.limbs, strict=True)):
             indices, values = (0, 0) if chosen is None else (own.data_ptr() for own in chosen[number])
             rows.append([*row[:7], memory.data_ptr() + 8 * start, indices, values, *row[7:]])
@@ -93,10 +98,11 @@ class _Plan:
 def decoded(
     data: bytes | bytearray | memoryview, results: ResultFormat, level: int, device: torch.device
 ) -> Votes | None:
-    """Return the votes in a payload of the right size, on the device; None if it is not valid."""
+    """Return the votes in a payload of the right size, on the device. None if it is not valid."""
     from aftermath.kernels import gpu_ranks
 
-    layout, plan = level_layout(results, level), _plan(results, level, device)
+    layout = level_layout(results, level)
+    plan = _plan(results, level, device)
     if not _zeros(data, plan, results.values):
         return None
     payload = uploaded(data, device)
@@ -128,12 +134,13 @@ def decoded(
 
 
 def encoded(results: ResultFormat, level: int, chosen: Sequence[tuple[Tensor, Tensor]]) -> bytes:
-    """Return a level's payload, of indices int64 and values fp32 [blocks, topk] by group."""
+    """Return a level's payload from indices int64 and values fp32 [blocks, topk] by group."""
     from aftermath.kernels import gpu_ranks
 
     layout = level_layout(results, level)
     own = [(indices.contiguous(), values.contiguous()) for indices, values in chosen]
-    device, size = own[0][0].device, results.payload_bytes(level)
+    device = own[0][0].device
+    size = results.payload_bytes(level)
     plan = _plan(results, level, device)
     words = torch.zeros(size // 4 + 2, dtype=torch.int32, device=device)
     rows, memory = plan.with_memory(own)
@@ -153,7 +160,7 @@ def encoded(results: ResultFormat, level: int, chosen: Sequence[tuple[Tensor, Te
 
 
 def _at_places(indices: Tensor, values: Tensor, size: int, kind: Values) -> Tensor:
-    """The digits int8 [blocks, size] of blocks that keep these numbers."""
+    """Return the digits int8 [blocks, size] of blocks that keep these numbers."""
     found = values.sign().to(torch.int8)
     if kind is Values.TWO_BIT:
         found *= 1 + 2 * is_half_more(values).to(torch.int8)
@@ -174,28 +181,36 @@ def _has_ranks(results: ResultFormat, level: int) -> bool:
 
 @lru_cache(maxsize=64)
 def _plan(results: ResultFormat, level: int, device: torch.device) -> _Plan:
-    layout, bits = level_layout(results, level), results.values.bits
+    layout = level_layout(results, level)
+    bits = results.values.bits
     together, width = digits.PACKED[bits]
-    before, between = results.place_bytes(level), results.value_bytes(level)
+    before = results.place_bytes(level)
+    between = results.value_bytes(level)
     exponent_bits = EXPONENT_BITS * layout.blocks if results.values.lattice_bits else 0
     own_count = sum(part.blocks.entries for part in layout.parts if not layout.groups[part.group].digits)
-    exponents_at, signs_at = 8 * before, 8 * (before + whole_bytes(exponent_bits))
-    sizes_at, digits_at = signs_at + 8 * whole_bytes(own_count), before + between
+    exponents_at = 8 * before
+    signs_at = 8 * (before + whole_bytes(exponent_bits))
+    sizes_at = signs_at + 8 * whole_bytes(own_count)
+    digits_at = before + between
     firsts = [sum(group.blocks for group in layout.groups[:number]) for number in range(len(layout.groups))]
     at = [torch.zeros(layout.blocks, dtype=torch.int64) for _ in range(4)]
     bit = entry = own_entry = block = digit = 0
     for part in layout.parts:
-        group, count = layout.groups[part.group], part.blocks.count
-        start, steps = firsts[part.group] + part.first, torch.arange(count)
+        group = layout.groups[part.group]
+        count = part.blocks.count
+        start = firsts[part.group] + part.first
+        steps = torch.arange(count)
         where = slice(start, start + count)
-        at[1][where], at[3][where] = entry + group.topk * steps, block + steps
+        at[1][where] = entry + group.topk * steps
+        at[3][where] = block + steps
         if group.digits:
             first = digit + group.block * steps
             at[0][where] = (8 * digits_at + first // together * width) * 8 + first % together
             digit += count * group.block
         else:
             size = ranks.bits_of(group.block, group.topk)
-            at[0][where], at[2][where] = bit + size * steps, own_entry + group.topk * steps
+            at[0][where] = bit + size * steps
+            at[2][where] = own_entry + group.topk * steps
             bit, own_entry = bit + count * size, own_entry + count * group.topk
         entry, block = entry + count * group.topk, block + count
     rows: list[tuple[int, ...]] = []
@@ -203,7 +218,9 @@ def _plan(results: ResultFormat, level: int, device: torch.device) -> _Plan:
     group_of: list[int] = []
     tables: list[Tensor] = []
     for number, group in enumerate(layout.groups):
-        size, weights, short = 0, torch.empty(0), torch.empty(0)
+        size = 0
+        weights = torch.empty(0)
+        short = torch.empty(0)
         if not group.digits:
             size = ranks.bits_of(group.block, group.topk)
             weights, short = _tables(group.block, group.topk, device)
@@ -234,13 +251,13 @@ def _plan(results: ResultFormat, level: int, device: torch.device) -> _Plan:
 
 @lru_cache(maxsize=16)
 def _tables(size: int, most: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The weights of sets, and those of few members as plain numbers."""
+    """Return the weights of sets, and those of few members as plain integers."""
     found = ranks.weights(size, most)
     return torch.tensor(found[0]).to(device), torch.tensor(found[1]).to(device)
 
 
 def _zeros(data: bytes | bytearray | memoryview, plan: _Plan, kind: Values) -> bool:
-    """Whether what fills up bytes is zeros."""
+    """Return whether the padding bits are zero."""
     for start, end in plan.ends:
         if start < end and int.from_bytes(data[start // 8 : end // 8], "little") >> start % 8:
             return False
@@ -259,7 +276,7 @@ def _alike(device: torch.device, kind: Values) -> bool:
 
 
 def _payloads_alike(device: torch.device, kind: Values) -> bool:
-    """Compare payloads and votes with the CPU's; refuse what the CPU refuses."""
+    """Compare payloads and votes with the CPU's, and check that both refuse the same bytes."""
     from aftermath.optim.codec import decode_level, encode_level
     from aftermath.optim.feedback import entries_of
 
@@ -268,7 +285,8 @@ def _payloads_alike(device: torch.device, kind: Values) -> bool:
         for number, (shape, edges, topk) in enumerate(_PROOF)
     )
     results = ResultFormat(blocks, 1, Transform.NONE, kind)
-    layout, draws = level_layout(results, 0), torch.Generator().manual_seed(4)
+    layout = level_layout(results, 0)
+    draws = torch.Generator().manual_seed(4)
     chosen = []
     for group in layout.groups:
         numbers = torch.randn(group.blocks, group.block, generator=draws)
@@ -278,7 +296,8 @@ def _payloads_alike(device: torch.device, kind: Values) -> bool:
         chosen.append((indices, quantise(values, kind.lattice_bits) if kind.lattice_bits else values))
     expected = encode_level(results, 0, *entries_of(layout, *zip(*chosen, strict=True)))
     payload = encoded(results, 0, [(indices.to(device), values.to(device)) for indices, values in chosen])
-    votes, found = decode_level(expected, results, 0), decoded(expected, results, 0, device)
+    votes = decode_level(expected, results, 0)
+    found = decoded(expected, results, 0, device)
     if payload != expected or found is None or not torch.equal(found.positions.cpu(), votes.positions):
         return False
     spoilt = [bytes([expected[0] ^ 1]) + expected[1:], b"\xff" * 40 + expected[40:], expected[:-1] + b"\xff"]
