@@ -146,7 +146,7 @@ class Member:
     async def round(self, over: Callable[[], Coroutine[Any, Any, object]]) -> None:
         """One, which ends when that returns."""
         self.step += 1
-        await self.asked.go_on(self.model, self.step, self._events, self.compute, over)
+        await self.asked.run(self.model, self.step, self._events, self.compute, over)
         await asyncio.sleep(0.01)
 
 

@@ -91,7 +91,7 @@ def test_announcements_arrive_once_in_order_and_again_after_a_cut() -> None:
         assert other.reachable() == frozenset()
         await one.announce(b"b")
         await asyncio.sleep(1)
-        network.mend()
+        network.heal()
         await asyncio.sleep(1)
         network.crash(other.node_id)
         return [heard.data async for heard in other.announcements()]

@@ -205,7 +205,7 @@ class Faults:
         for other in self._lot.sample(others, self._lot.randint(1, len(others))):
             self._sim.network.cut(one.id, other.id)
         await self._last()
-        self._sim.network.mend()
+        self._sim.network.heal()
         self._end(window)
 
     async def lose(self) -> None:
@@ -219,7 +219,7 @@ class Faults:
     def calm(self) -> None:
         """Undo everything and have everybody back."""
         self._sim.chain.down = False
-        self._sim.network.mend()
+        self._sim.network.heal()
         self._sim.network.loses = lambda sender, receiver: False
         for player in self._sim.players:
             player.set_moods([Mood.GOOD] * len(player.moods))

@@ -62,7 +62,7 @@ class SimNetwork:
         """Part two nodes."""
         self._cut.add(frozenset((one, other)))
 
-    def mend(self) -> None:
+    def heal(self) -> None:
         """Undo all cuts."""
         parted, self._cut = self._cut, set()
         for pair in sorted(sorted(pair) for pair in parted):
