@@ -13,7 +13,7 @@ import pytest
 from aftermath.base.errors import UsageError
 from aftermath.base.worker import ThreadWorker
 from aftermath.central.screen import connected, network, where
-from aftermath.central.served_data import data_beside, serving
+from aftermath.central.served_data import data_for, serving
 from aftermath.central.server import CentralServer
 from aftermath.config.document import RunConfig, parse_as
 from aftermath.data.remote import RemoteTokens
@@ -69,8 +69,8 @@ def data_config(tmp_path: Path) -> Path:
 
 async def test_tokens_are_served_where_the_state_file_says(data_config: Path) -> None:
     port = free_ports("127.0.0.1", 1)
-    beside = data_beside(data_config, parse_as(config_with(f"127.0.0.1:{port}"), "state.toml", RunConfig))
-    async with serving(beside, "127.0.0.1"):
+    served = data_for(data_config, parse_as(config_with(f"127.0.0.1:{port}"), "state.toml", RunConfig))
+    async with serving(served, "127.0.0.1"):
         source = await ThreadWorker("test")(lambda: RemoteTokens(f"127.0.0.1:{port}", 32, 1 << 16))
         assert source.sequences == 9
 
@@ -88,5 +88,5 @@ def test_data_that_does_not_fit_the_state_file_is_told(
 ) -> None:
     config = parse_as(config_with(address, seq_len), "state.toml", RunConfig)
     with pytest.raises(UsageError) as caught:
-        data_beside(data_config, config)
+        data_for(data_config, config)
     assert said in caught.value.fix

@@ -370,7 +370,7 @@ async def test_of_many_who_come_and_go_few_are_told(caplog: pytest.LogCaptureFix
         if number == lines + 20:
             here._lines._tokens = 1.0
     assert caplog.text.count(" is here") == lines + 1
-    assert "is here; 21 times before somebody came or went" in caplog.text
+    assert "is here; 21 earlier arrivals and departures not shown" in caplog.text
 
 
 async def test_without_the_option_nobody_is_withdrawn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -486,11 +486,11 @@ async def test_a_state_that_was_acknowledged_outlives_the_server_and_members_com
             await visitor.chain.leave()
             await until(lambda: _guest(again, visitor).at == here, "it is announced again")
         for away, says in (
-            (serving(port=port), "has begun anew"),
+            (serving(port=port), "has restarted without its state"),
             (serving(tmp_path, port=port, allowed=frozenset()), "is not on this server's list"),
         ):
             async with away:  # without TLS anybody on the way can say so, for as long as it can
-                with pytest.raises(Unavailable, match=f"has not answered for 1 s: .* {says}.*, or somebody on the way"):
+                with pytest.raises(Unavailable, match=f"has not answered for 1 s: .* {says}.*, or something between us and the server"):
                     await visitor.pool.patient(1.0).genesis()
         async with serving(tmp_path, port=port):
             await visitor.pool.genesis()
@@ -526,7 +526,7 @@ async def test_another_certificate_than_the_servers_is_waited_out_by_who_was_let
         async with serving(kept, port=port, tls=own.server_side()):
             await visitor.pool.genesis()
         async with serving(port=port, tls=own.server_side()):  # who has the certificate is believed
-            with pytest.raises(ServerRefused, match="begun anew"):
+            with pytest.raises(ServerRefused, match="restarted without its state"):
                 await visitor.pool.genesis()
     finally:
         await visitor.__aexit__()

@@ -124,7 +124,7 @@ def test_a_line_says_how_far_the_run_is() -> None:
 def test_what_becomes_of_the_killed_member_is_said_up_to_its_return() -> None:
     demo = Demo(Places(Path("nowhere")), "embedded", "llama", "cpu", Console(file=io.StringIO()))
     assert demo.caption(None, False) == f"member-1 will be killed at step {KILL_AT_STEP}, and come back"
-    assert demo.caption(30.0, False).endswith("(kill -9) at 30 s; the others go on and train its share too")
+    assert demo.caption(30.0, False).endswith("(kill -9) at 30 s; the others continue and train its share too")
     assert demo.caption(30.0, True).endswith("it joins the next epoch, with the model from its peers")
     demo.story = story_of(90, back_at=81)
     assert demo.caption(30.0, True).endswith("came back, and trains again since step 81")
@@ -140,7 +140,7 @@ def test_it_ends_with_what_happened_in_plain_sentences() -> None:
         "3 members trained 120 steps together in 75 s; the loss went from 6.075 to 3.212 nats per byte of text.",
         "Each tier's own loss over its last rounds, and on text that nobody trained on, of the checkpoint of step "
         "54: tier 0 3.112 and 3.200, tier 1 3.212 and 3.300, tier 2 3.312 and 3.400.",
-        "Asked which of four pieces of source goes on from another, the whole model is right in 44% of the cases; "
+        "Asked which of four pieces of source continues another, the whole model is right in 44% of the cases; "
         "guessing is right in 25%.",
         "Of the 40 words of three letters or more that the tiers wrote above, 30 are words of the text they learnt "
         "from; what they say together means nothing, after so short a training.",

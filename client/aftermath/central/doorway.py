@@ -1,9 +1,8 @@
-"""Connections before anything was asked on them: few at a time, with TLS or without, and each for some seconds.
+"""Connections on which nothing was asked yet: few at a time, with or without TLS, for some seconds.
 
-Decided: every connection holds one of the few files that a process may have open, so it is counted from when it is
-there and not from when its TLS is; where they are too many, the oldest makes room, of those of the address that has
-most: else whoever opens many would drive out a member whose line is slow. Who has to go is not waited for: neither a
-goodbye of TLS nor what it has not taken keeps its connection.
+A connection counts from the start, not from when TLS is set up. If there are too many, the oldest
+connection of the address with most makes room: otherwise one client could drive out members with
+slow lines. An evicted connection is closed at once, without a goodbye of TLS.
 """
 
 from __future__ import annotations

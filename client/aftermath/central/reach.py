@@ -1,7 +1,7 @@
-"""How a member reaches the run of a server (`train.reach`): its identity, its link, and what goes on beside it.
+"""How a member reaches the run of a server (`train.reach`): identity, link and background tasks.
 
-Decided: an identity is 32 secret bytes, the seed of the key that signs; the key that peers see is derived from it and
-the run, as that of a wallet is. A member without one is given a new one for as long as its process lives.
+An identity is 32 secret bytes, the seed of the signing key. The peer key is derived from it and the
+run, as for a wallet. A member without an identity gets a temporary one.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ from aftermath.train.settings import TrainSettings
 
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:\[\]/@\s]+):(\d{1,5})")
 RENEW = 20.0
-"""Seconds after which a last will is signed anew; a transaction is good for a minute."""
+"""Seconds after which a withdraw transaction is signed again. A transaction is valid for a
+minute.
+"""
 _WILL_UNITS = 400_000
 
 
@@ -150,16 +152,18 @@ def reaching(address: str, trust: Trust | None, identity: Path | None) -> Callab
         wallet = known()
         link, pool, secret = _linked(address, trust, settings.run_id, wallet, START_PATIENCE)
 
-        async def beside(chain: SolanaMember) -> None:
+        async def background(chain: SolanaMember) -> None:
             await leave_wills(chain, link, CoordinatorClient(pool, wallet), settings.run_id)
 
-        return Reach(pool, None, None, wallet, secret, Broker(link), beside)
+        return Reach(pool, None, None, wallet, secret, Broker(link), background)
 
     return reach
 
 
 async def leave_wills(chain: SolanaMember, link: Link, client: CoordinatorClient, run_id: str) -> None:
-    """Keep at the server, for ever, a signed transaction by which this member leaves the run as it is now."""
+    """Keep, until cancelled, a signed transaction at the server that withdraws this member as it is
+    now.
+    """
     while True:
         place = (await chain.view()).run.round_id
         with contextlib.suppress(OSError, WebSocketException, Malformed, CoordinatorError):

@@ -1,4 +1,4 @@
-"""The data server beside a run's server: `data.toml`, and whether it fits what the state file says of the data."""
+"""The data server of a run's server: `data.toml`, and whether it fits the state file's data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aftermath.data.server import DataServer, Settings, load_settings, served
 from aftermath.data.tokens import TokenFiles
 
 
-def data_beside(path: Path, config: RunConfig) -> tuple[Settings, TokenFiles, int]:
+def data_for(path: Path, config: RunConfig) -> tuple[Settings, TokenFiles, int]:
     """What is to be served, and at which port. Raises DataError, UsageError where the two files do not go together."""
     server = config.llm.data_location.Server
     if server is None:
@@ -36,11 +36,11 @@ def data_beside(path: Path, config: RunConfig) -> tuple[Settings, TokenFiles, in
 
 
 @contextlib.asynccontextmanager
-async def serving(beside: tuple[Settings, TokenFiles, int] | None, host: str) -> AsyncIterator[None]:
+async def serving(served: tuple[Settings, TokenFiles, int] | None, host: str) -> AsyncIterator[None]:
     """Serve it until the block ends; nothing of None. Raises DataError."""
-    if beside is None:
+    if served is None:
         yield
         return
-    settings, source, port = beside
+    settings, source, port = served
     async with DataServer(source, settings.token_bytes).listening(host, port):
         yield

@@ -1,9 +1,8 @@
-"""The server: one run on an embedded chain behind one port, for members that prove who they are.
+"""The server: one run on an embedded chain behind one port, for members that prove their identity.
 
-Decided: websockets only, with TLS where a certificate is given; strangers, connections and messages are bounded, and so
-are connections on which nothing was asked (`doorway`). State is in the chain's ledger before anything is acknowledged,
-so that a server that is killed and started again on it goes on where it was, and members that connect again find the
-run as they left it.
+It uses websockets only, with TLS if there is a certificate. Strangers, connections and messages are
+bounded. State is in the ledger before anything is acknowledged, so a killed server resumes, and
+members find the run as they left it.
 """
 
 from __future__ import annotations
@@ -105,7 +104,7 @@ class CentralServer:
             self._sessions.discard(session)
 
     async def _withdraw(self, identity: Pubkey, will: bytes) -> None:
-        """Send what somebody who is gone has left for this."""
+        """Send the withdraw transaction of an identity that is gone."""
         options = {"encoding": "base64", "skipPreflight": True}
         try:
             await self.node.methods["sendTransaction"]([base64.b64encode(will).decode(), options])

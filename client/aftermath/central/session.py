@@ -44,7 +44,7 @@ class House:
         """Connections that have not proven an identity yet, in the order in which they came, and from where."""
 
     def arrives(self, stranger: Session, where: str) -> None:
-        """Somebody has come who has not proven an identity; there is always room for one more."""
+        """Register a connection without a proven identity. Evict one if there are too many."""
         if len(self._strangers) >= MOST_STRANGERS:
             self.settles(longest := makes_room(self._strangers))
             longest.unwanted.set()
@@ -59,7 +59,7 @@ class House:
         if self.allowed is not None and identity not in self.allowed:
             return Denied(
                 f"identity {identity} is not on this server's list of those who may join",
-                "ask whoever runs the server to put it into the file of --allow",
+                "ask the server's operator to add it to the file of --allow",
             )
         if not self.presence.room(identity):
             return Denied(
@@ -99,7 +99,7 @@ class Session(Connection):
         self._abort()  # it is not waited for: who says nothing may not say goodbye either
 
     async def _greeted(self) -> Guest | None:
-        """Who is there, None for somebody who was sent away. Raises Malformed, TimeoutError."""
+        """Return the client, or None if it was sent away. Raises Malformed, TimeoutError."""
         genesis = str(self._house.node.bank.slots.genesis)
         challenge = Challenge(self._house.run_id, genesis, os.urandom(NONCE_BYTES).hex())
         await self._say(challenge)

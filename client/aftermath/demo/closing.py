@@ -20,7 +20,7 @@ def closing(report: Mapping[str, Any], places: Places, killed: MemberStory) -> l
         f"the loss went from {first:.3f} to {last:.3f} nats per byte of text.",
         f"Each tier's own loss over its last rounds, and on text that nobody trained on, of the checkpoint "
         f"of step {report['held_out_step']}: {tiers}.",
-        "Asked which of four pieces of source goes on from another, the whole model is right "
+        "Asked which of four pieces of source continues another, the whole model is right "
         f"in {report['answered']:.0%} of the cases; guessing is right in 25%.",
         f"Of the {every} words of three letters or more that the tiers wrote above, {real} are words of the text they "
         "learnt from; what they say together means nothing, after so short a training.",

@@ -59,19 +59,19 @@ async def server_run(
 ) -> Result:
     """Keep a run, and serve it to its members.
 
-    The first start creates the run from the state file and starts it; a start on the same --save-state-dir goes on
+    The first start creates the run from the state file and starts it; a start on the same --save-state-dir resumes
     where the server was, whatever ended it. Without --save-state-dir the run is lost when the server stops. Runs until
     it is stopped with Ctrl-C.
     """
     from aftermath.central.files import allowed_of, owner_directory, tls_of
     from aftermath.central.owner import establish, inside, owner_wallet
     from aftermath.central.screen import announced, watch
-    from aftermath.central.served_data import data_beside, serving
+    from aftermath.central.served_data import data_for, serving
     from aftermath.central.server import ServerConfig, opened
     from aftermath.central.state import load_state
 
     chosen, file = load_state(state, run_id, init_warmup_time)
-    beside = data_beside(data_config, file) if data_config is not None else None
+    served = data_for(data_config, file) if data_config is not None else None
     directory = owner_directory(save_state_dir.expanduser() if save_state_dir else None)
     config = ServerConfig(
         run_id=chosen,
@@ -85,7 +85,7 @@ async def server_run(
     if directory is None:
         note("warning: nothing is kept. When this server stops, the run is lost: pass --save-state-dir DIR to keep it")
     wallet = owner_wallet(directory)
-    async with serving(beside, listening.host), opened(config) as server:
+    async with serving(served, listening.host), opened(config) as server:
         async with inside(server.node, wallet) as chain:
             for sentence in await establish(chain, chosen, file):
                 note(f"warning: {sentence}")

@@ -16,7 +16,7 @@ def server_validate_config(state: State, data_config: DataConfig = None, run_id:
 
     The run's rules, its model and how that is cut into tiers; with --data-config the data, and that both fit together.
     """
-    from aftermath.central.served_data import data_beside
+    from aftermath.central.served_data import data_for
     from aftermath.central.state import load_state
     from aftermath.owner.schema import shape_of
 
@@ -31,6 +31,6 @@ def server_validate_config(state: State, data_config: DataConfig = None, run_id:
         "sequences": None,
     }
     if data_config is not None:
-        data["sequences"] = data_beside(data_config, config)[1].sequences
+        data["sequences"] = data_for(data_config, config)[1].sequences
     shown = {name: value for name, value in data.items() if value is not None}
     return Result(data, facts(shown | {"bytes_per_round": shape.bytes_in_words}))
