@@ -68,7 +68,7 @@ ARCHAIC = re.compile(rf"(?<![A-Za-z-])(?=[{_INITIALS}])(?:{'|'.join(_ARCHAIC)})(
 # A docstring that begins so leans on the one before it.
 FRAGMENT = re.compile(
     r"\s*(?:(?:of|and|or|but|also|as|by|its|their|whose|whom?|which|those|these|nothing)\b"
-    r"|(?:the same|that of|that which|one of|all of|none of|(?:with|for|from|in|to|on) which)\b)",
+    r"|(?:the same|that of|that which|(?:one|all|none) of (?:them|it|these|those)|(?:with|for|from|in|to|on) which)\b)",
     re.IGNORECASE,
 )
 _NO_PROSE = re.compile(r"^(?:\||#|\s*<|\s*!\[|\s*\[[^\]]+\]:)")

@@ -60,6 +60,7 @@ def test_archaic_word_ignores_other_words(text: str) -> None:
         ("With which it was applied.", True),
         ("Return the same levels.", False),
         ("Offer a block.", False),
+        ("One of two holders is drawn.", False),
         ("Bytes of each state tensor.", False),
     ],
 )
