@@ -310,7 +310,7 @@ def test_what_sparseloco_does_unasked_is_said() -> None:
     plenty = bare(optimizer="sparseloco", members=3, total_batch=12)
     assert advice(plenty) == []
     (few,) = advice(bare(optimizer="sparseloco", members=3, total_batch=11))
-    assert few.startswith("the smallest share has 3 of the 11 sequences of a step, and so many inner steps, not 4: ")
+    assert few.startswith("the smallest share has 3 of the 11 sequences of a step, and as many inner steps, not 4: ")
     (uneven,) = advice(bare(optimizer="sparseloco", members=2, total_batch=12, shares="10,2"))
     assert uneven.startswith("the smallest share has 2 of the 12 ")
     (late,) = advice(bare(optimizer="sparseloco", overlap="1"))

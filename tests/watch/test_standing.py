@@ -147,7 +147,7 @@ def test_a_deadline_that_nobody_acts_upon_is_everybody_s_to_mend() -> None:
     assert late.deadline == -14
     assert not any("tick" in sentence for sentence in late.waits)
     later = at(RunState.WARMUP, now=BEGAN + 60 + 15)
-    assert later.waits[-1] == "somebody to move it on: aftermath-solana tick --run-id test"
+    assert later.waits[-1] == "a tick to move it on: aftermath-solana tick --run-id test"
 
 
 @pytest.mark.parametrize(

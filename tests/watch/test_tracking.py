@@ -81,7 +81,7 @@ def test_one_that_cannot_begin_is_told_of_once_and_done_without(caplog: pytest.L
 
     with Tracking("notes", begin) as tracking:
         told(tracking, 50)
-    told_of = "notes cannot be used, and training goes on without it: ConnectionError: no network"
+    told_of = "notes cannot be used, and training continues without it: ConnectionError: no network"
     assert warnings(caplog) == [told_of]
 
 

@@ -125,8 +125,8 @@ class InnerSteps:
         return {name: tensor.grad for name, tensor in self._learnt.items() if tensor.grad is not None}
 
     def remembered(self) -> dict[str, Tensor]:
-        """Return the moments without copies. They are kept from round to round, with the
-        replica.
+        """Return the moments without copies. They stay with the replica over all
+        rounds.
         """
         return self._inner.remembered()
 

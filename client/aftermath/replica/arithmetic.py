@@ -17,7 +17,7 @@ PRECISION = (
 )
 COMPILE = (
     "Compile the model with torch.compile, before the member joins; auto: on CUDA alone. If it fails, that is said, "
-    "and training goes on without."
+    "and training continues without it."
 )
 
 
