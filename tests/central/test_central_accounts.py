@@ -12,7 +12,7 @@ MAPPED = [f"::ffff:203.0.{site}.7" for site in range(100)]
 
 
 def accepted(new: NewIdentities, where: str, wanted: int) -> int:
-    """How many of so many new identities an address gets."""
+    """Return how many of `wanted` new identities an address gets."""
     for count in range(wanted):
         try:
             new.count(where)

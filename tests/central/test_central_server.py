@@ -220,7 +220,7 @@ async def test_a_member_that_is_slow_to_prove_its_key_is_not_driven_out_by_many_
 async def test_connections_on_which_nothing_is_asked_are_few(
     begins: str, own: Certificate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor do those keep anybody out whose TLS goes on no further, or is all that there is of them."""
+    """Unfinished TLS handshakes, and connections that are only TLS, keep nobody out."""
     monkeypatch.setattr(doorway, "MOST_SILENT", 12)
     tls, trust = (own.server_side(), Trust.by(own.path)) if begins else (None, None)
     given = {"ssl": trust.context, "server_hostname": "localhost"} if trust and begins == "TLS" else {}
@@ -385,7 +385,7 @@ async def test_without_the_option_nobody_is_withdrawn(monkeypatch: pytest.Monkey
             await until(lambda: _guest(server, goes).will, "the will is kept")
             keeping.cancel()
         async with asyncio.timeout(30):
-            while goes.wallet.pubkey in server.presence._guests:  # somebody has to be heard
+            while goes.wallet.pubkey in server.presence._guests:  # one identity has to be heard
                 await stays.chain.view(fresh=True)
                 await asyncio.sleep(0.05)
         assert (await stays.chain.view(fresh=True)).members.pending
@@ -490,7 +490,9 @@ async def test_a_state_that_was_acknowledged_outlives_the_server_and_members_com
             (serving(tmp_path, port=port, allowed=frozenset()), "is not on this server's list"),
         ):
             async with away:  # without TLS anybody on the way can say so, for as long as it can
-                with pytest.raises(Unavailable, match=f"has not answered for 1 s: .* {says}.*, or something between us and the server"):
+                with pytest.raises(
+                    Unavailable, match=f"has not answered for 1 s: .* {says}.*, or something between us and the server"
+                ):
                     await visitor.pool.patient(1.0).genesis()
         async with serving(tmp_path, port=port):
             await visitor.pool.genesis()

@@ -156,7 +156,7 @@ def journals() -> tuple[list[bytes], Decode]:
 
 
 def payloads_of_journals() -> tuple[list[bytes], Decode]:
-    """Records whose checksums are right, whatever is in them: a journal that somebody else wrote."""
+    """Records with valid checksums and arbitrary contents: a journal from a stranger."""
     import zlib
 
     from aftermath.localnet.journal import _HEADER, _PREFIX

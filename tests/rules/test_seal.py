@@ -50,7 +50,7 @@ def test_every_place_has_its_own_key_and_seal(other: ResultPlace) -> None:
 
 
 @given(secrets, secrets, secrets, secrets)
-def test_a_seal_is_of_one_key_and_one_signer(key: bytes, other: bytes, signer: bytes, second: bytes) -> None:
+def test_seal_binds_key_and_signer(key: bytes, other: bytes, signer: bytes, second: bytes) -> None:
     same = (key, signer) == (other, second)
     assert (seal_of(key, signer, PLACE) == seal_of(other, second, PLACE)) == same
 
