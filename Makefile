@@ -80,7 +80,8 @@ fmt: $(STAMP)  ## format Python, and Rust where cargo is
 
 check: lint test  ## lint and test
 
-lint: $(STAMP)  ## ruff, mypy, and clippy where cargo is
+lint: $(STAMP)  ## style, ruff, mypy, and clippy where cargo is
+	$(RUN) scripts/check_style.py
 	$(VENV)/bin/ruff check client tests benchmarks scripts
 	$(VENV)/bin/ruff format --check client tests benchmarks scripts
 	$(VENV)/bin/mypy

@@ -227,7 +227,9 @@ def test_rounded_figures_of_pages_that_do_not_quote() -> None:
     assert said(r"the test recipe's, ([\d.]+) billion", "local-testnet.md") == f"{large / 1e9:.2f}"
     assert said(r"light recipe's model \(([\d.]+) M parameters\)", "operations.md") == f"{light / 1e6:.1f}"
     programs = [PROGRAMS / f"{name}.so" for name in ("coordinator", "authorizer")]
-    rent = sum(minimum_balance(one.stat().st_size + 45) for one in programs)  # the account of its data has so many more
+    rent = sum(
+        minimum_balance(one.stat().st_size + 45) for one in programs
+    )  # the program data account has 45 bytes more
     assert said(r"both programs take about ([\d.]+) SOL of rent", "operations.md") == f"{rent / 1e9:.1f}"
     assert said(r"SOL of rent, the run (\d+\.\d+)", "operations.md") == f"{chain['rent_lamports_total'] / 1e9:.1f}"
 

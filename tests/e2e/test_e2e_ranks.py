@@ -39,7 +39,7 @@ def test_two_ranks_equal_one_and_a_killed_rank_ends_its_member(company: Company,
     company.until(lambda: ranks_of(one) and ranks_of(two), "their other ranks are there")
     [rank] = ranks_of(one)
     company.until_run(
-        lambda run: run.epoch >= 1 and run.state.training and run.current.height >= 2, "the second epoch goes on"
+        lambda run: run.epoch >= 1 and run.state.training and run.current.height >= 2, "the second epoch runs"
     )
     # Levels 2 and 1 are on three members, level 0 on two; after every step, and once more per cooldown.
     assert company.compare_replicas() >= 5 * (ROUNDS + 1)

@@ -1,4 +1,6 @@
-"""Blocks written as digits: Python's integers, one encoding for every row of them, and results that hold some."""
+"""Blocks written as digits: Python's integers, one encoding for every row of them, and results that
+hold some.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ KINDS = {1: (0, 1, -1), 2: (0, 1, -1, 3, -3)}
 NUMBERS = {1: (5, 8), 2: (3, 7)}
 BITS = pytest.mark.parametrize("bits", [1, 2])
 MIXED = toy_inner(topk=4, topk_embeddings=64).results
-"""Of the smallest tier: the embedding's blocks keep all, the others four."""
+"""The smallest tier's results: the embedding's blocks keep all numbers, the others four."""
 MOST = toy_inner(topk=58, topk_embeddings=58).results
 """Blocks of 64 that lack a few."""
 
@@ -64,7 +66,9 @@ def test_bytes_that_are_taken_come_back(bits: int, count: int, data: st.DataObje
 
 
 def test_what_is_beyond_the_last_digit_is_refused() -> None:
-    """Four digits with two bits are two numbers: 14 bits, of which the second number has room for two digits more."""
+    """Four digits with two bits are two numbers: 14 bits, of which the second number has room for
+    two digits more.
+    """
     for number in (5 << 7, 25 << 7, 1 << 14):
         _, wrong = digits.from_bytes(np.frombuffer(number.to_bytes(2, "little"), np.uint8), 4, 2)
         assert wrong is not None, number
@@ -72,7 +76,9 @@ def test_what_is_beyond_the_last_digit_is_refused() -> None:
 
 
 def result(results: ResultFormat, level: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Indices and values of a level's entries; some blocks keep all they may, some less, one nothing."""
+    """Indices and values of a level's entries; some blocks keep all they may, some less, one
+    nothing.
+    """
     draw, indices, values = np.random.default_rng(seed), [], []
     for number, cut in enumerate(one for one in results.of_level(level) for _ in range(one.count)):
         kept = 0 if number == 1 else cut.topk if number % 2 else int(draw.integers(0, cut.topk + 1))
@@ -146,7 +152,7 @@ def test_a_block_that_keeps_too_much_is_named() -> None:
         ):
             decode_level(bytes(data), MOST, 0)
     data[-MOST.digit_bytes(0)] = 0x7F
-    with pytest.raises(BadPayload, match="level 0: what is written for digit 0 is none"):
+    with pytest.raises(BadPayload, match="level 0: the code of digit 0 is not valid"):
         decode_level(bytes(data), MOST, 0)
 
 

@@ -1,4 +1,6 @@
-"""Values on the lattice: the nearest ones, their bytes, one encoding of each set of votes, and refusal of all else."""
+"""Values on the lattice: the nearest ones, their bytes, one encoding of each set of votes, and
+refusal of all else.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,7 @@ def test_of_two_that_are_as_good_the_lower_exponent_is_taken() -> None:
     assert quantise(torch.tensor([[3.0, -3.0]]), 2).tolist() == [[3.0, -3.0]]
 
 
-def test_what_is_beyond_the_lattice_is_its_largest_value_and_blocks_do_not_mix() -> None:
+def test_value_beyond_the_lattice_becomes_its_largest() -> None:
     rows = torch.tensor([[1e30, -1e30], [SMALLEST, 0.0], [0.0, 0.0], [0.25, -0.75]])
     largest = 3 * 2.0**MOST
     assert quantise(rows, 2).tolist() == [[largest, -largest], [SMALLEST, 0.0], [0.0, 0.0], [0.25, -0.75]]
@@ -78,11 +80,14 @@ def test_sums_of_as_many_peers_as_there_can_be_stay_exact() -> None:
     assert 256 * 3 * 2 ** (MOST - LEAST) < 2**53
 
 
-# --- the bytes --------------------------------------------------------------------------------------------------------
+# --- the bytes
+# --------------------------------------------------------------------------------------------------------
 
 
 def result(results: ResultFormat, seed: int = 0, zeros: float = 0.97) -> tuple[np.ndarray, np.ndarray]:
-    """Indices and lattice values of a level's entries, many of them unused; blocks of very different sizes."""
+    """Indices and lattice values of a level's entries, many of them unused; blocks of very
+    different sizes.
+    """
     generator = torch.Generator().manual_seed(seed)
     layout = level_layout(results, LEVEL)
     kept = []
@@ -134,7 +139,9 @@ def test_round_trip(bits: int, zeros: float) -> None:
 
 
 def test_layout_on_the_wire() -> None:
-    """Places, then exponents of blocks in six bits, -40 as 1 and none as 0; signs, sizes; lowest bit first."""
+    """Places, then exponents of blocks in six bits, -40 as 1 and none as 0; signs, sizes; lowest
+    bit first.
+    """
     results = toy_inner(hidden_size=8, intermediate_size=16, tiers=2, num_attention_heads=2).results
     indices = np.full(12, UNUSED, np.uint16)
     values = np.zeros(12, np.float32)
@@ -163,7 +170,7 @@ def test_values_off_the_lattice_are_not_encoded(values: tuple[float, float]) -> 
         encode_level(results, LEVEL, indices, all_values)
 
 
-def test_three_times_a_power_of_two_is_not_encoded_where_there_is_no_bit_for_it() -> None:
+def test_three_times_a_power_needs_two_bits() -> None:
     results = FORMATS[1]
     indices, values = result(results, zeros=1.0)
     indices[:2], values[:2] = (0, 1), (0.5, 1.5)

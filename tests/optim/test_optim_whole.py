@@ -1,4 +1,6 @@
-"""Results that keep every number: the bytes of `optim.codec`, and the steps that `optim.mean` counts by places."""
+"""Results that keep every number: the bytes of `optim.codec`, and the steps that `optim.mean`
+counts by places.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,7 @@ def results_of(schema: Schema, members: int, holes: float) -> dict[int, list[byt
 
 @pytest.mark.parametrize("holes", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("name", SCHEMAS)
-def test_a_replica_takes_the_same_step_from_digits_as_from_places(name: str, holes: float) -> None:
+def test_digits_and_places_give_the_same_step(name: str, holes: float) -> None:
     schema = SCHEMAS[name]
     sent = results_of(schema, 3, holes)
     votes = {level: [decode_level(data, schema.results, level) for data in of] for level, of in sent.items()}
@@ -97,7 +99,7 @@ def test_steps_are_whatever_order_and_batch_they_are_counted_in(name: str, seed:
         assert torch.equal(one.flatten(1), expected)
 
 
-def test_a_device_without_float64_has_its_steps_counted_elsewhere() -> None:
+def test_device_without_float64_counts_elsewhere() -> None:
     schema = SCHEMAS["2 bits"]
     layout = level_layout(schema.results, 0)
     votes = [decode_level(data, schema.results, 0) for data in results_of(schema, 2, 0.3)[0]]

@@ -32,7 +32,7 @@ _NO_TURN = 255
 
 
 class Oracle(Transitions):
-    """A run as whoever sends something to it knows it. Methods raise No where the program refuses."""
+    """A run as a client of the program knows it. Methods raise No if the program refuses."""
 
     # --- what wallets send
 
@@ -284,7 +284,7 @@ class Oracle(Transitions):
             self._use_durable()
 
     def _move(self, step: int, data_index: int) -> None:
-        """The run goes on elsewhere, and leaves behind what waited."""
+        """The run continues elsewhere, and drops the waiting sequences."""
         self.step, self.data_index, self.backlog = step, data_index, set()
         self.trained = {one for one in self.trained if one < data_index}
 

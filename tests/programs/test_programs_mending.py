@@ -1,4 +1,6 @@
-"""What the owner can always mend: a finished run, a bad checkpoint, a model gone wrong, a wallet that harms."""
+"""What the owner can always repair: a finished run, a bad checkpoint, a bad model, a harmful
+wallet.
+"""
 
 import dataclasses
 
@@ -186,7 +188,7 @@ def test_a_removed_wallet_is_out_of_the_line_and_may_ask_again(run: Scenario) ->
 def test_a_barred_wallet_stays_out_until_that_is_lifted(run: Scenario) -> None:
     run.train([0, 1, 2, 3])
     kick(run, 3, barred=True, signer=run.grantor).ok()
-    assert run.members.seats[3].state is MemberState.HEALTHY  # the running epoch goes on with it
+    assert run.members.seats[3].state is MemberState.HEALTHY  # the running epoch continues with it
     run.join(3).refused("Barred")
     run.finish_rounds()
     for index in range(4):

@@ -41,7 +41,7 @@ class Walk:
                     self.trained.update(indices)
 
     def act(self) -> None:
-        """One transaction that somebody might send; refusals are fine, whatever they are."""
+        """Send one transaction that a client might send. Refusals are fine."""
         rng, run = self.rng, self.run
         state, index = run.run, rng.randrange(9)
         choice = rng.random()

@@ -62,7 +62,9 @@ def rounds_pass(run: Scenario, sender: int) -> None:
 
 
 def test_run_without_any_finisher_does_not_begin(world: World) -> None:
-    """Strangers would go on from an older checkpoint, and their hashes would replace the run's."""
+    """Strangers would continue from an older checkpoint, and their hashes would replace the
+    run's.
+    """
     run = trained(world)
     before = known(run)
     for index in STRANGERS:
@@ -292,7 +294,7 @@ def test_established_member_that_leaves_voids_no_epoch(world: World) -> None:
     [
         ("dropped", 60, False),  # ten wallets vote it away
         ("idle", 1, False),  # it is attested, because it owes nothing
-        ("honest beside one of two faces", 60, True),  # of two, one must not void the epoch
+        ("honest next to a two-faced one", 60, True),  # of two, one must not void the epoch
     ],
 )
 def test_epoch_from_older_model_stands_if_established_delivers(
@@ -374,8 +376,8 @@ def set_finishers(run: Scenario, members: Iterable[int]) -> None:
 
 @pytest.mark.parametrize("newcomers", [3, 12])
 def test_newcomers_that_deliver_nothing_make_nobodys_work_void(world: World, newcomers: int) -> None:
-    """The exploit: established members begin anew from the durable checkpoint, and beside them more than a third of the
-    members deliver nothing: whatever the others trained was undone at the end.
+    """The exploit: established members begin again from the durable checkpoint, and more than a
+    third of the members deliver nothing: whatever the others trained was undone at the end.
     """
     run = trained(world)
     silent = range(20, 20 + newcomers)
@@ -457,7 +459,9 @@ def test_a_seat_that_is_worth_nothing_is_taken_first(run: Scenario, worth: dict[
 
 
 def test_wallets_that_come_and_go_without_delivering_take_no_members_seat(run: Scenario) -> None:
-    """256 wallets of one person join and leave; whoever delivered keeps its seat, those wallets push each other out."""
+    """256 wallets of one person join and leave: members that delivered keep their seats, and those
+    wallets evict each other.
+    """
     full(run, last_epoch=9, weight=0)
     state = run.world.record("Run", "test")
     state["epoch"] = 9

@@ -1,4 +1,4 @@
-"""The coordinator's state machine, written a second time: what a run is, and how it goes on (`oracle.py` has the rest).
+"""The coordinator's state machine, written a second time: what a run is, and how it changes (`oracle.py` has the rest).
 
 Decided: it says the same as the program in other words (sequences are sets of numbers, votes are dicts, time is an int)
 and shares no code with it. The shuffle, the cut into shares and the quorum are the client's, which
@@ -37,12 +37,12 @@ from programs.laps import (
 from rules.program_rules import leading
 
 OFTEN = 8
-"""In so many rounds more than not whoever is dropped for its levels has failed to deliver them."""
+"""Failures minus deliveries after which a member is dropped for its levels."""
 ABSENT = 2
-"""So many whoever alone holds a level may fail in, and keeps its word about it."""
+"""Failures that a level's only holder may have without losing its vote."""
 EARLIER = 3
 MEDIANS = 8
-"""No member counts for more than so many medians."""
+"""No member counts for more than this many medians."""
 DAY = 24 * 60 * 60
 MONTH = 30 * DAY
 
@@ -116,7 +116,7 @@ class Transitions:
         return next((one for one in self.laps if one.height == height), None)
 
     def _past(self, back: int) -> Lap | None:
-        """The round so many before this one, as long as it is stored."""
+        """Return the round `back` before this one, as long as it is stored."""
         return self.laps[-1 - back] if back < min(len(self.laps), STORED_ROUNDS) else None
 
     def named(self, at: RoundId, back: int) -> bool:
@@ -269,7 +269,7 @@ class Transitions:
         )
 
     def _jury(self, judges: Lap) -> int:
-        """Of so many a quorum drops somebody."""
+        """Return the number of witnesses whose quorum drops a member."""
         if not self.config.witness_nodes:
             return judges.elected
         established = judges.roster & self.judges
@@ -689,7 +689,7 @@ class Transitions:
         return self._recorded(lap, lap.elected // 2 + 1)
 
     def _recorded(self, lap: Lap, least: int) -> dict[int, int]:
-        """Return the results that at least so many of a round's witnesses recorded."""
+        """Return the results that at least `least` of a round's witnesses recorded."""
         found = Counter((number, result) for vote in lap.votes for number, result in vote.held.items())
         return {number: result for (number, result), votes in found.items() if votes >= least}
 

@@ -117,7 +117,7 @@ class Demo:
             return f"{victim.name} will be killed at step {KILL_AT_STEP}, and come back"
         dead = f"{victim.name} was killed (kill -9) at {killed_at:.0f} s"
         if not revived:
-            return f"{dead}; the others go on and train its share too"
+            return f"{dead}; the others continue and train its share too"
         if victim.returned is None:
             return f"{dead} and is started again; it joins the next epoch, with the model from its peers"
         return f"{dead}, came back, and trains again since step {victim.returned}"

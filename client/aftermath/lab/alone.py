@@ -83,7 +83,7 @@ class Alone:
         return on_cpu(self._params, _WEIGHTS) | on_cpu(moments(self._optimizer, self._learnt), _OPTIMIZER)
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from there. Raises CheckpointError or BadState if it does not fit."""
+        """Continue from there. Raises CheckpointError or BadState if it does not fit."""
         take_weights(self._params, below(state, _WEIGHTS))
         take_moments(self._optimizer, self._learnt, below(state, _OPTIMIZER))
 

@@ -176,7 +176,7 @@ def _whole(
     """Return the votes of a result that has an exponent per block and a digit for every number."""
     numbers, wrong = digits.from_bytes(written, layout.numbers, results.values.bits)
     if wrong is not None:
-        raise BadPayload(f"level {level}: what is written for digit {wrong} is none")
+        raise BadPayload(f"level {level}: the code of digit {wrong} is not valid")
     rows = layout.grouped(torch.from_numpy(numbers), [group.block for group in layout.groups])
     voted = [(own != 0).any(1, keepdim=True) for own in rows]
     checks = _Checks()
@@ -283,7 +283,7 @@ class _Decoding:
         if not count:
             return layout.grouped(torch.empty(0, dtype=torch.int8, device=octets.device), widths)
         numbers, wrong = packed.unpacked_digits(octets, count, self._results.values.bits)
-        self._checks.refuse(wrong, lambda: f"level {self._level}: what is written for digit {_first(wrong)} is none")
+        self._checks.refuse(wrong, lambda: f"level {self._level}: the code of digit {_first(wrong)} is not valid")
         return layout.grouped(numbers, widths)
 
     def _signs(self, octets: Tensor, used: Sequence[Tensor]) -> list[Tensor]:

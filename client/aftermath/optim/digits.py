@@ -1,11 +1,7 @@
-"""Blocks that keep most of their numbers: a digit for each, which says whether it is kept and what its value is.
+"""Digits: the encoding of blocks that keep most of their numbers.
 
-Decided
-- A digit is 0 for a number that is not kept, else 1, -1, 3 or -3 times its block's power of two.
-- Five digits of three kinds are one of 243 numbers and take 8 bits, three of five kinds one of 125 and 7 bits: within a
-  hundredth of the least there can be, where a bit for each place and bits for each value take a quarter more.
-- Digits follow each other over all blocks; the last number is filled up with zeros. Every row of digits has one
-  encoding: numbers beyond the largest are refused, and so is what is beyond the last digit.
+A digit says whether a number is kept, and its value: 0, or 1, -1, 3 or -3 times the block's power
+of two. Every row of digits has one encoding; other bytes are refused.
 """
 
 from __future__ import annotations
@@ -15,27 +11,30 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-PACKED = {1: (5, 8), 2: (3, 7)}  # digits of a number and its bits, by the bits of a value
-_WORD = 8  # numbers that are done in one uint64
+# Five ternary digits are one of 243 codes and take 8 bits; three digits of five kinds are one of
+# 125 and take 7 bits. That is within 1% of the entropy; places and value bits would take a quarter
+# more.
+PACKED = {1: (5, 8), 2: (3, 7)}  # value bits: (digits per code, bits per code)
+_WORD = 8  # codes per uint64
 
 Digits = NDArray[np.int8]
 Octets = NDArray[np.uint8]
 
 
 def fewer(places: int, value_bits: int, bits: int) -> bool:
-    """Do so many digits take fewer than so many bits?"""
+    """Return whether the digits of `places` numbers take fewer than `bits` bits."""
     together, width = PACKED[value_bits]
     return places * width < bits * together
 
 
 def size_of(count: int, value_bits: int) -> int:
-    """Bytes of so many digits."""
+    """Return the bytes of `count` digits."""
     together, width = PACKED[value_bits]
     return -(-(-(-count // together) * width) // 8)
 
 
 def to_bytes(digits: Digits, value_bits: int) -> bytes:
-    """Digits, one after the other, as `size_of` says."""
+    """Encode digits, `size_of` bytes."""
     together, width = PACKED[value_bits]
     numbers = -(-len(digits) // together)
     rows = np.zeros((-(-numbers // _WORD) * _WORD, together), np.uint8)
@@ -48,7 +47,7 @@ def to_bytes(digits: Digits, value_bits: int) -> bytes:
 
 
 def from_bytes(data: Octets, count: int, value_bits: int) -> tuple[Digits, int | None]:
-    """So many digits, and the first that is part of a number that no digits have; one beyond them may be it."""
+    """Return `count` digits, and the index of the first invalid code's first digit, if any."""
     together, width = PACKED[value_bits]
     known = table(value_bits)
     largest = len(known)
@@ -62,7 +61,7 @@ def from_bytes(data: Octets, count: int, value_bits: int) -> tuple[Digits, int |
 
 
 def _bits_of(numbers: Octets, width: int) -> Octets:
-    """The bits of so many times eight numbers, one after the other, lowest first."""
+    """Return the bits of codes, one after the other, lowest first. The count is a multiple of 8."""
     if width == 8:
         return numbers
     words = np.zeros(len(numbers) // _WORD, np.uint64)
@@ -72,7 +71,7 @@ def _bits_of(numbers: Octets, width: int) -> Octets:
 
 
 def _numbers_of(data: Octets, width: int) -> Octets:
-    """What `_bits_of` was given; what is missing at the end is 0."""
+    """Invert `_bits_of`. Missing bits at the end are 0."""
     if width == 8:
         return data
     count = -(-len(data) // width)
@@ -89,8 +88,9 @@ def _numbers_of(data: Octets, width: int) -> Octets:
 
 @lru_cache(maxsize=2)
 def table(value_bits: int) -> Digits:
-    """[number, place]: the digits of every number that there is."""
-    together, radix = PACKED[value_bits][0], 1 + (1 << value_bits)
+    """Return the digits of every code: [code, place]."""
+    together = PACKED[value_bits][0]
+    radix = 1 + (1 << value_bits)
     codes = np.arange(radix**together)[:, None] // radix ** np.arange(together) % radix
     found: Digits = np.array([0, 1, -1, 3, -3], np.int8)[codes]
     found.flags.writeable = False

@@ -1,6 +1,7 @@
-"""Whose seat a joining wallet takes where all 256 are somebody's: the program's choice, made by the client beforehand.
+"""Eviction: whose seat a joining wallet takes when all 256 are used.
 
-A join must bring the membership of whoever loses its seat, so that what that one has earned is written down there.
+The program decides. The client computes the same choice before it joins, because a join must name
+the membership of the member that loses its seat: the program records that member's earnings there.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from aftermath.rules.state import MemberState, ModelSource, RunState
 
 
 def evicted(run: Run, members: Members, model: Model, wallet: bytes, now: int) -> bytes | None:
-    """Return the wallet whose seat `wallet` gets if it joins at chain time `now`. None if it has a seat, or one is
-    nobody's, or every seat is kept.
+    """Return the wallet whose seat `wallet` takes if it joins at chain time `now`.
+
+    Return None if `wallet` has a seat, a seat is free, or every seat is protected.
     """
     if members.find(wallet) is not None or not all(seat.used for seat in members.seats):
         return None
@@ -34,12 +36,14 @@ def evicted(run: Run, members: Members, model: Model, wallet: bytes, now: int) -
 
 
 def _worth(run: Run, seat: Seat, finisher: bool) -> tuple[bool, bool, bool, bool, int]:
-    """The lower, the sooner the seat is given away."""
+    """Return a sort key: the member with the lowest loses its seat first."""
     return finisher, seat.points > 0, seat.weight > 1, seat.last_epoch + 1 >= run.epoch, seat.last_epoch
 
 
 def _awaits_finishers(run: Run, members: Members, model: Model, now: int) -> bool:
-    """Return whether finishers keep their seats: for a time, and as long as the run cannot begin without one."""
+    """Return whether finishers keep their seats: for a time, and while the run needs one to
+    begin.
+    """
     if run.state is not RunState.WAITING_FOR_MEMBERS or run.model_source is not ModelSource.PEERS:
         return False
     until = run.state_started_at + run.config.waiting_for_members_extra_time + run.config.warmup_time

@@ -1,6 +1,6 @@
 """The accounts of a server's members on its chain: who is given one, and when it goes again.
 
-Identities cost nothing, so an account is made with the first transaction of its owner that would succeed, for so many
+Identities cost nothing, so an account is made with the first transaction of its owner that would succeed, for N
 new identities of each address and of all. An account without a membership goes when its owner has been away for long.
 """
 

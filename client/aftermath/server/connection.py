@@ -1,12 +1,8 @@
-"""A member's connections to its server: authenticated websockets that carry what an RPC node would be asked.
+"""A member's connections to its server: authenticated websockets in place of an RPC node.
 
-Decided: this is a `chain.wire.Wire`, so that everything above it is the member's client of a cluster. Calls go over one
-connection, which is made when there is something to say and made anew after it broke; the subscription to the run has
-another. The first of them also hears where the peers are (`peers`). A server that refuses is final: asking again does
-not help; one that is away, or does not greet as ours do, is not. Nor is what somebody else may have said, once the
-server has let us in: a certificate that is not to be trusted, and a greeting without TLS that sends us away. Else
-whoever can break into the line for a moment would end members for good. Nor, then, are too many connections of our own:
-the server counts those that broke for us alone until it misses an answer.
+This is a `chain.wire.Wire`, so everything above it is the member's client of a cluster. Calls use
+one connection, made at first use and again after it broke; it also reports peers' addresses
+(`peers`). The subscription has another one.
 """
 
 from __future__ import annotations
@@ -241,7 +237,7 @@ class ServerConnection(httpx.AsyncBaseTransport):
             if self._genesis:
                 raise NotTheServer(untrusted) from error
             assert self.trust is not None
-            raise ServerRefused(untrusted, self.trust.mended) from error
+            raise ServerRefused(untrusted, self.trust.fix) from error
         except ssl.SSLError as error:
             raise NotTheServer("it does not speak TLS as a server with a certificate does") from error
         except InvalidHandshake as error:
@@ -257,7 +253,7 @@ class ServerConnection(httpx.AsyncBaseTransport):
             )
         if self._genesis and challenge.genesis != self._genesis:
             raise self._sent_away(
-                f"the server {self.address} has begun anew, and the run as it was is gone",
+                f"the server {self.address} has restarted without its state, and the run is lost",
                 "Start this member again; a server keeps its run with --save-state-dir",
             )
         await connection.send(answer(challenge, self._wallet.keypair, self._peer).decode())
@@ -273,5 +269,5 @@ class ServerConnection(httpx.AsyncBaseTransport):
     ) -> ServerRefused | NotTheServer:
         """What a greeting that sends us away is: an answer, or after a better one without TLS anybody's word."""
         if self._genesis and self.trust is None:
-            return NotTheServer(f"{message}, or somebody on the way says so")
+            return NotTheServer(f"{message}, or something between us and the server interferes")
         return refusal(message, fix)

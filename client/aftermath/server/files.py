@@ -11,7 +11,7 @@ from aftermath.base.errors import AftermathError, UsageError
 from aftermath.base.files import fix_of
 
 LEDGER = "ledger"
-"""What is in the directory of state beside the owner's key: the chain's ledger."""
+"""Folder of the chain's ledger in the state directory, next to the owner's key."""
 MOST_LISTED = 1 << 20
 """Bytes of a list of identities."""
 

@@ -31,7 +31,7 @@ Text = Annotated[str, Meta(max_length=400)]
 
 
 class Challenge(msgspec.Struct, frozen=True, tag="challenge", forbid_unknown_fields=True):
-    """The server keeps run `run_id` on the chain of this `genesis`; whoever is there signs `nonce`."""
+    """The server keeps run `run_id` on the chain of this `genesis`. The client signs `nonce`."""
 
     run_id: Annotated[str, Meta(min_length=1, max_length=RUN_ID_BYTES)]
     genesis: Annotated[str, Meta(max_length=64)]
@@ -79,7 +79,7 @@ def answer(challenge: Challenge, identity: Keypair, peer: Keypair) -> bytes:
 
 
 def proven(challenge: Challenge, data: bytes | str) -> tuple[bytes, bytes]:
-    """(identity, peer key) of whoever sent this answer. Raises Malformed for one that proves nothing."""
+    """Return (identity, peer key) of an answer's sender. Raises Malformed if it proves nothing."""
     found: Answer = json_as(_short(data), Answer)
     identity, peer = bytes.fromhex(found.identity), bytes.fromhex(found.peer)
     said = statement(challenge, identity, peer)

@@ -67,7 +67,7 @@ def owner_wallet(directory: Path | None) -> Wallet:
     if holds_chain(directory / LEDGER):
         raise ServerError(
             f"{directory} keeps a run, but not the key of its owner: there is no {path}",
-            "Restore that file from a copy, or begin anew with an empty directory: --save-state-dir DIR",
+            "Restore that file from a copy, or start again with an empty directory: --save-state-dir DIR",
         )
     return create_wallet(path)
 
@@ -110,10 +110,10 @@ async def establish(chain: SignedCluster, run_id: str, file: RunConfig) -> list[
         run, model, _ = await chain.coordinator.snapshot(run_id)
         rules = Config(**file.to_chain()["config"])
         if run.state is RunState.FINISHED and rules.total_steps <= run.trained_steps:
-            return [f"the run has trained all its {run.trained_steps} steps: more total_steps in the file let it go on"]
+            return [f"the run has trained all its {run.trained_steps} steps: raise total_steps in the file to continue"]
         if not run.halted:
             return unused_keys(file, run, model)
-    # with PyTorch, for which a server that goes on does not wait: its members do
+    # loads PyTorch: a server that resumes does not wait for it, since its members check
     from aftermath.owner.schema import shape_of
     from aftermath.owner.troubles import troubles
 

@@ -41,7 +41,7 @@ class Lines(logging.Handler):
 
 
 async def watch(server: CentralServer, tui: bool) -> None:
-    """Show the run for ever."""
+    """Show the run until cancelled."""
     ours = logging.getLogger("aftermath")
     ours.propagate = False  # what it logs is shown here, and not once more
     try:
@@ -142,5 +142,5 @@ def _now() -> datetime:
 
 
 def announced(server: CentralServer) -> None:
-    """The line that says that members can come: for people, and for whoever started the server."""
+    """Print the line that says that members can connect, for people and parent processes."""
     print(f"server ready run={server.config.run_id} port={server.port}", flush=True)

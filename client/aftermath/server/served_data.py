@@ -1,4 +1,4 @@
-"""The data server beside a run's server: `data.toml`, and whether it fits what the state file says of the data."""
+"""The data server of a run's server: `data.toml`, and whether it fits the state file's data."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def data_for(path: Path, config: RunConfig) -> tuple[Settings, TokenFiles, int]:
 
 
 @contextlib.asynccontextmanager
-async def serving(beside: tuple[Settings, TokenFiles, int] | None, host: str) -> AsyncIterator[None]:
+async def serving(served: tuple[Settings, TokenFiles, int] | None, host: str) -> AsyncIterator[None]:
     """Serve it until the block ends; nothing of None. Raises DataError."""
-    if beside is None:
+    if served is None:
         yield
         return
-    settings, source, port = beside
+    settings, source, port = served
     async with DataServer(source, settings.token_bytes).listening(host, port):
         yield

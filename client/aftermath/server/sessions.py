@@ -1,12 +1,9 @@
-"""Who is connected: their connections, where their peers find them, and what is to be done when they are gone.
+"""Connected identities: their connections, their peer addresses, and what follows when they leave.
 
-Decided: an identity is gone when it has had no connection for `GRACE` seconds, so that a connection that breaks and is
-made anew changes nothing. Then its whereabouts are forgotten, and its last will, a transaction that it has signed for
-this, is sent if the server withdraws members: the server signs nothing for anybody. That takes somebody who was heard
-since: where nobody is, the server's own line is down, and an epoch whose members are all withdrawn is lost. Once
-somebody is heard again, all have `RETURN` seconds to come back.
-
-Who comes and goes is told, of many at a time not of each: where everybody may come, identities cost nothing.
+An identity is gone after `GRACE` seconds without a connection. Then the server drops its addresses
+and, if it withdraws members, sends the transaction that the member signed for this. If nobody was
+heard since, the server's own line is down: it withdraws nobody, and everybody gets `RETURN` seconds
+to come back.
 """
 
 from __future__ import annotations
@@ -36,11 +33,11 @@ MOST_OF_ONE = 4
 """Connections of one identity: two of a member, and as many of the one before it that have not ended yet."""
 
 LINES, LINES_A_SECOND = 600.0, 0.2
-"""Of those who come and go: so many at once, as when all members connect, and then so many a second."""
+"""Rate limit of log lines about arrivals and departures: burst, then lines per second."""
 
 
 class Outlet(Protocol):
-    """A connection, as far as somebody is told something over it."""
+    """A connection over which an identity receives messages."""
 
     def put(self, text: str) -> None: ...
 
@@ -84,7 +81,7 @@ class Sessions:
         return client is None or len(client.outlets) < MOST_OF_ONE
 
     def heard(self) -> None:
-        """Somebody who is here has said something."""
+        """Record that a connected identity has sent something."""
         self._heard_at = time.monotonic()
         self._heard.fire()
 
@@ -130,7 +127,7 @@ class Sessions:
         if not self._lines.spare():
             self._untold += 1
             return
-        also = f"; {self._untold} times before somebody came or went" if self._untold else ""
+        also = f"; {self._untold} earlier arrivals and departures not shown" if self._untold else ""
         log.info("%s is %s%s", identity, where, also)
         self._untold = 0
 

@@ -25,16 +25,16 @@ class Trust:
             raise UsageError(f"--tls-ca {certificate} is no certificate that can be read", "It is a PEM file") from None
 
     @property
-    def mended(self) -> str:
+    def fix(self) -> str:
         """What to do about a certificate that is not to be trusted."""
         if self.certificate is None:
             return (
                 "No certificate was given, so only what this machine trusts is (--tls): pass --tls-ca FILE with the "
-                "certificate that whoever runs the server gave you"
+                "certificate that the server's operator gave you"
             )
         return (
-            f"It must be {self.certificate} (--tls-ca), or signed by it: ask whoever runs the server for the "
-            "certificate that it has now"
+            f"It must be {self.certificate} (--tls-ca), or signed by it: ask the server's operator for the "
+            "current certificate"
         )
 
 

@@ -75,7 +75,7 @@ class Solana:
 
 
 class Centralized:
-    """A server, which also serves the tokens of a data.toml beside the config."""
+    """A server, which also serves the tokens of a data.toml next to the config."""
 
     keeper = "server"
 
@@ -106,7 +106,7 @@ class Centralized:
 
 
 def refuse_taken(*ports: int) -> None:
-    """Raises StageError if somebody listens at one of them."""
+    """Raise StageError if a process listens on one of the ports."""
     if taken := [port for port in ports if not is_free(HERE, port)]:
         raise StageError(f"port {taken[0]} is in use", "Name another --server-port, or 0 for one that is free")
 

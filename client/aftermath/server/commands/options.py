@@ -18,7 +18,7 @@ SERVER = "Server"
 State = Annotated[Path, typer.Option("--state", help="The run's state.toml: a run's config file, and its run_id.")]
 DataConfig = Annotated[
     Path | None,
-    typer.Option(help="A data.toml: serve these tokens beside the run, at the address that the state file names."),
+    typer.Option(help="A data.toml: serve these tokens next to the run, at the address that the state file names."),
 ]
 MaybeRunId = Annotated[
     str | None, shared("--run-id", text="The run's name, if the state file does not say it.", check=checked_run_id)

@@ -12,8 +12,8 @@ from aftermath.server.commands.options import ServerOptions, trusted
 async def show_run(server: ServerOptions, run_id: RunId) -> Result:
     """Show where the run of a server stands: how far it is, who is in it, what it waits for and until when.
 
-    As `aftermath-solana show-run`. Without --identity-secret-key-path whoever looks has an identity for this once; a
-    server with a list of those who may join lets in nobody else, so pass one of the list there.
+    As `aftermath-solana show-run`. Without --identity-secret-key-path the command uses a temporary identity. A
+    server with a list of members lets in nobody else, so pass an identity of the list there.
     """
     from aftermath.cli.look import shown
     from aftermath.server.client_backend import visiting

@@ -1,4 +1,4 @@
-"""`watch`: where the run of a server stands, as it goes on."""
+"""The command `watch`: the live state of a server's run."""
 
 from __future__ import annotations
 
