@@ -285,3 +285,11 @@ def test_turns_end_with_the_next_epoch(run: Scenario) -> None:
     run.tick().ok()
     assert run.run.state is RunState.WARMUP
     name(run, order[0], "late").refused("CheckpointNotNewer")
+
+
+def test_directory_is_named_after_a_false_name_on_the_hub(run: Scenario) -> None:
+    """In a run of directories a member names a repository that does not exist. The others have no Hub account."""
+    order = holders(run)
+    name(run, order[1], "no/model", kind=1).ok()
+    name(run, order[0], "good").ok()
+    assert repos(run) == ["good", "no/model", "checkpoints/start"]

@@ -85,7 +85,12 @@ def test_run_without_any_finisher_begins_once_its_owner_rewinds(world: World) ->
     run.owner("set_paused", True).ok()
     run.owner("rewind", 0, 0).ok()
     run.owner("set_paused", False).ok()
-    strangers_begin(run, wait=6)
+    for index in STRANGERS:
+        run.join(index).ok()
+    assert next_deadline(run.run, run.members, run.model) == run.run.state_started_at + 35
+    world.advance(34)
+    run.tick(10).refused("NothingToTick")  # its members may join again
+    strangers_begin(run, wait=1)
 
 
 def test_run_without_any_finisher_begins_if_a_checkpoint_has_it_all(world: World) -> None:
