@@ -275,7 +275,7 @@ def test_established_member_ends_the_wait_of_newcomers(world: World) -> None:
 
 
 def test_established_member_that_leaves_voids_no_epoch(world: World) -> None:
-    """It ends the wait of newcomers that begin from an older model, and leaves in their warm-up."""
+    """It ends the wait of newcomers that begin from an older model, and leaves in their rounds."""
     run = trained_and_lost(world)
     step = run.run.step
     for index in (*STRANGERS, HONEST[0]):
@@ -283,9 +283,10 @@ def test_established_member_that_leaves_voids_no_epoch(world: World) -> None:
     run.world.advance(6)
     run.tick().ok()
     run.draw()
-    run.by(HONEST[0], "leave_run").ok()
     run.world.advance(31)
     run.tick(10).ok()
+    run.everyone_witnesses()
+    run.by(HONEST[0], "leave_run").ok()
     run.finish_rounds()
     run.world.advance(31)
     run.tick(10).ok()

@@ -671,7 +671,9 @@ class Transitions:
 
     def _remaining_judges(self) -> int:
         """The established members that did not leave by themselves."""
-        return self.judges & (self.healthy | self._seats(MemberState.DROPPED) | self._seats(MemberState.RESTARTED))
+        early = self._seats(MemberState.LEFT_EARLY) if self._established() & ~self.judges else 0
+        gone = self._seats(MemberState.DROPPED) | self._seats(MemberState.RESTARTED)
+        return self.judges & (self.healthy | gone | early)
 
     def _exit_reason(self, lap: Lap, unsettled: int) -> ExitReason:
         config, votes = self.config, len(lap.votes)

@@ -35,7 +35,7 @@ pub fn checkpoint(ctx: &mut Context<PermissionlessModel>, params: CheckpointPara
     require!(newer, CoordinatorError::CheckpointNotNewer);
     let CheckpointParams { kind, repo, revision, .. } = params;
     let allowed = match kind {
-        checkpoint_kind::LOCAL => owner || has_directory(model),
+        checkpoint_kind::LOCAL => owner || may_be_directory(run, model),
         _ => kind != checkpoint_kind::DUMMY,
     };
     require!(allowed, CoordinatorError::CheckpointPlaceRefused);
@@ -64,11 +64,12 @@ fn check_sender(run: &Run, members: &Members, sender: &Address) -> Result<u8> {
     Ok(checkpoints::turn(run, index as u8))
 }
 
-/// Return whether a recorded checkpoint is a directory. A false name on the Hub after it does not end the naming of
-/// directories.
-fn has_directory(model: &Model) -> bool {
+/// Return whether a member may name a directory: one is recorded, or the present checkpoint is older than the last epoch. A
+/// false name on the Hub would otherwise end the naming of directories.
+fn may_be_directory(run: &Run, model: &Model) -> bool {
+    let is_old = model.checkpoint_step.max(1) < run.start_step;
     let earlier = model.earlier.iter().any(|one| one.checkpoint.kind == checkpoint_kind::LOCAL);
-    earlier || model.checkpoint.kind == checkpoint_kind::LOCAL
+    is_old || earlier || model.checkpoint.kind == checkpoint_kind::LOCAL
 }
 
 fn check_hashes(run: &Run, hashes: &[Hash]) -> Result<()> {

@@ -121,13 +121,14 @@ fn first_judged(run: &Run, members: &Members, levels: usize) -> usize {
 /// durable checkpoint.
 #[inline(never)]
 fn first_withheld(run: &Run, members: &Members, levels: usize) -> usize {
-    let mut least = levels;
-    if !source::is_at_risk(members) {
-        return least;
-    }
     let absent = bitmap::without(&members.established, &run.began);
     let gone = bitmap::without(&members.judges, &members.healthy);
-    for index in bitmap::seats(&bitmap::either(&absent, &gone)) {
+    let absent = bitmap::either(&absent, &gone);
+    let mut least = levels;
+    if bitmap::is_empty(&absent) || !source::is_at_risk(members) {
+        return least;
+    }
+    for index in bitmap::seats(&absent) {
         let seat = &members.seats[index];
         let missing = if bitmap::has(&run.began, index as u8) {
             matches!(seat.state, member_state::DROPPED | member_state::RESTARTED)
