@@ -73,6 +73,8 @@ class Walk:
         self.act()
         after = self.run.run
         self.settle(before, after)
+        if after.data_index < before.data_index:  # the epoch was undone
+            self.trained = Counter({index: count for index, count in self.trained.items() if index < after.data_index})
         assert after.seq - before.seq in (0, 1)
         if after.epoch != before.epoch:
             self.epochs += 1

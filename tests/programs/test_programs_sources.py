@@ -87,7 +87,12 @@ def test_run_without_any_finisher_begins_once_its_owner_rewinds(world: World) ->
     run.owner("set_paused", True).ok()
     run.owner("rewind", 0, 0).ok()
     run.owner("set_paused", False).ok()
-    strangers_begin(run, wait=6)
+    for index in STRANGERS:
+        run.join(index).ok()
+    assert next_deadline(run.run, run.members, run.model) == run.run.state_started_at + 35
+    world.advance(34)
+    run.tick(10).refused("NothingToTick")  # its members may join again
+    strangers_begin(run, wait=1)
 
 
 def test_run_without_any_finisher_begins_if_a_checkpoint_has_it_all(world: World) -> None:
@@ -272,7 +277,7 @@ def test_established_member_ends_the_wait_of_newcomers(world: World) -> None:
 
 
 def test_established_member_that_leaves_voids_no_epoch(world: World) -> None:
-    """It ends the wait of newcomers that begin from an older model, and leaves in their warm-up."""
+    """It ends the wait of newcomers that begin from an older model, and leaves in their rounds."""
     run = trained_and_lost(world)
     step = run.run.step
     for index in (*STRANGERS, HONEST[0]):
@@ -280,9 +285,10 @@ def test_established_member_that_leaves_voids_no_epoch(world: World) -> None:
     run.world.advance(6)
     run.tick().ok()
     run.draw()
-    run.by(HONEST[0], "leave_run").ok()
     run.world.advance(31)
     run.tick(10).ok()
+    run.everyone_witnesses()
+    run.by(HONEST[0], "leave_run").ok()
     run.finish_rounds()
     run.world.advance(31)
     run.tick(10).ok()

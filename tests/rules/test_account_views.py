@@ -112,7 +112,7 @@ def test_values_the_program_never_writes_are_refused(name: str, field: str, valu
 
 def test_an_unknown_member_state_is_refused() -> None:
     data = bytearray(DATA["members"])
-    data[ACCOUNTS["members"]().offset("seats", 200, "state")] = 6
+    data[ACCOUNTS["members"]().offset("seats", 200, "state")] = 7
     with pytest.raises(AccountError, match="state"):
         views.parse_members(bytes(data))
 

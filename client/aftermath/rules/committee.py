@@ -159,16 +159,31 @@ def _stayed(members: Members, seat: int, last: int) -> bool:
     return member.state is MemberState.HEALTHY or member.exited_height > last
 
 
+def _first_withheld(run: Run, members: Members) -> int:
+    """Return the first level that a missing established member holds: it was dropped, or was in the last epoch and not
+    in this one. Past the last level if none is missing, or too few are established to decide alone.
+    """
+    if members.established.bit_count() < ENOUGH or not members.judges:
+        return run.levels
+    gone = members.judges & (members.mask(MemberState.DROPPED) | members.mask(MemberState.RESTARTED))
+    absent = members.established & ~run.current.began
+    recent = [seat for seat in bitmap.seats(absent) if members.seats[seat].last_epoch + 1 >= run.epoch]
+    return min((members.seats[seat].tier for seat in (*bitmap.seats(gone), *recent)), default=run.levels)
+
+
 def cooldown_electees(run: Run, members: Members, level: int) -> tuple[int, ...]:
     """Return the committee of a level in cooldown: at most 32 seats, in shuffle order.
 
     Members qualify by showing the level in this epoch or before. Only members that showed it before
     qualify if one of them delivered and stayed until the cooldown began. The committee does not
-    change when members leave.
+    change when members leave. It is empty if newcomers would speak of a level that a missing member
+    holds.
     """
     holders = bitmap.from_seats(seat for seat in bitmap.seats(run.current.began) if members.seats[seat].tier <= level)
     spoke = bitmap.seats(members.judges & members.proven & holders)
     heard = any(_stayed(members, seat, run.current.height) for seat in spoke)
+    if not heard and level >= _first_withheld(run, members):
+        return ()
     among = members.judges & holders if heard else holders
     in_order = (seat for seat in ordered(run.current, COOLDOWN) if bitmap.contains(among, seat))
     return tuple(islice((seat for seat in in_order if _is_seated(members, seat)), MAX_WITNESSES))

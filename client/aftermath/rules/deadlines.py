@@ -15,7 +15,7 @@ from aftermath.rules.state import MemberState, ModelSource, RunState
 TICK_STEP = 2.0
 _TICK_RANKS = 15
 HOLDERS_WAIT = 24 * 60 * 60
-"""Seconds that newcomers wait for an established member, and established members for a finisher."""
+"""Seconds for which newcomers wait for an established member, and established members for a trusted finisher."""
 _DRAWS = (RunState.WARMUP, RunState.ROUND_TRAIN, RunState.ROUND_WITNESS)
 _WARMUP_DRAW = 1
 """Seconds after which a tick draws the seed of a warm-up, since the witnesses wait for it."""
@@ -53,6 +53,8 @@ def next_deadline(run: Run, members: Members | None = None, model: Model | None 
             wait += config.warmup_time
         if waits_a_day(run, members, model):
             wait = max(wait, HOLDERS_WAIT)
+        elif expected(run, members):  # after a rewind
+            wait = max(wait, config.waiting_for_members_extra_time + config.warmup_time)
     if run.state is RunState.COOLDOWN and members is not None and model is not None and _is_safe(run, members, model):
         wait = 0
     # Slots last differently on each network. Try from the first second on: an early tick costs
@@ -96,25 +98,36 @@ def trusted_finishers(run: Run, members: Members) -> int:
 def expected(run: Run, members: Members) -> int:
     """Return the established members that newcomers wait for, as a bitmap of seats.
 
-    None if one of them waits, or after a rewind. Members that the owner removed do not count.
+    None if established members wait: one whose last epoch was not undone, or enough to decide alone. Members that the
+    owner removed do not count.
     """
-    waiting = run.state is RunState.WAITING_FOR_MEMBERS and run.epoch_started_at > 0
-    if not waiting or members.established & members.pending:
+    here = members.established & members.pending
+    if (
+        run.state is not RunState.WAITING_FOR_MEMBERS
+        or here.bit_count() >= committee.ENOUGH
+        or here & ~_undone(run, members)
+    ):
         return 0
     seats = enumerate(members.seats)
     unwanted = bitmap.from_seats(number for number, seat in seats if seat.removed or seat.barred)
     return members.established & ~unwanted
 
 
-def waits_a_day(run: Run, members: Members, model: Model | None = None) -> bool:
-    """Return whether no epoch begins for a day.
+def _undone(run: Run, members: Members) -> int:
+    """Return the established members of the last epoch, as a bitmap of seats, if it made steps that were undone."""
+    undone = run.epoch_started_at and members.judged and run.step == run.start_step
+    return members.judges & members.established if undone else 0
 
-    Those who wait would otherwise replace contents that only other members hold.
-    """
+
+def waits_a_day(run: Run, members: Members, model: Model | None = None) -> bool:
+    """Return whether no epoch begins for a day, because it would replace what only absent members hold or confirm."""
     if run.state is not RunState.WAITING_FOR_MEMBERS:
         return False
-    absent = model is not None and _unsaved_away(run, members, model)
-    return bool(expected(run, members)) or (absent and not trusted_finishers(run, members) & members.pending)
+    if run.epoch_started_at and expected(run, members):
+        return True
+    if model is None or not _unsaved_away(run, members, model):
+        return False
+    return not trusted_finishers(run, members) & members.pending or _claimed(run, members, model)
 
 
 def waits_for_holder(run: Run, members: Members, model: Model) -> bool:
@@ -129,16 +142,22 @@ def waits_for_holder(run: Run, members: Members, model: Model) -> bool:
 
 
 def _unsaved_away(run: Run, members: Members, model: Model) -> bool:
-    """Return whether those who wait would reset a level that other members still have to an older
-    checkpoint.
-    """
-    if run.model_source is not ModelSource.PEERS:
-        return False
-    finishers = trusted_finishers(run, members)
-    first = _smallest(finishers, run, members)
-    first_here = _smallest(finishers & members.pending, run, members)
-    away = range(first, first_here)
-    return any(run.level_hashes[level] != model.checkpoint_hashes[level] for level in away)
+    """Return whether trusted finishers are absent that alone hold, or could confirm, a level that no checkpoint has."""
+    first = _smallest(trusted_finishers(run, members), run, members)
+    return run.model_source is ModelSource.PEERS and bool(_missing(run, members, model, first))
+
+
+def _claimed(run: Run, members: Members, model: Model) -> bool:
+    """Return whether other finishers that wait declare that they hold such a level."""
+    absent = _smallest(trusted_finishers(run, members), run, members)
+    claimed = _smallest(run.finishers & members.pending, run, members)
+    return bool(_missing(run, members, model, max(absent, claimed)))
+
+
+def _missing(run: Run, members: Members, model: Model, first: int) -> list[int]:
+    """Return the levels from `first` on that no checkpoint has as they are now, and no trusted finisher that waits."""
+    here = _smallest(trusted_finishers(run, members) & members.pending, run, members)
+    return [level for level in range(first, here) if run.level_hashes[level] != model.checkpoint_hashes[level]]
 
 
 def tick_order(run: Run, members: Members) -> list[int]:

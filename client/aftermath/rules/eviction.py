@@ -21,9 +21,7 @@ def evicted(run: Run, members: Members, model: Model, wallet: bytes, now: int) -
     """
     if members.find(wallet) is not None or not all(seat.used for seat in members.seats):
         return None
-    kept = run.finishers if _awaits_finishers(run, members, model, now) else 0
-    if now < run.state_started_at + HOLDERS_WAIT:
-        kept |= expected(run, members)
+    kept = _awaited(run, members, model, now)
     idle = [
         index
         for index, seat in enumerate(members.seats)
@@ -40,13 +38,20 @@ def _worth(run: Run, seat: Seat, finisher: bool) -> tuple[bool, bool, bool, bool
     return finisher, seat.points > 0, seat.weight > 1, seat.last_epoch + 1 >= run.epoch, seat.last_epoch
 
 
-def _awaits_finishers(run: Run, members: Members, model: Model, now: int) -> bool:
-    """Return whether finishers keep their seats: for a time, and while the run needs one to
-    begin.
-    """
-    if run.state is not RunState.WAITING_FOR_MEMBERS or run.model_source is not ModelSource.PEERS:
-        return False
+def _awaited(run: Run, members: Members, model: Model, now: int) -> int:
+    """Return the members that keep their seats, as a bitmap: finishers, and some of the established members."""
+    recent = bitmap.from_seats(number for number, seat in enumerate(members.seats) if seat.last_epoch + 1 >= run.epoch)
+    recent &= members.established
+    if run.state is not RunState.WAITING_FOR_MEMBERS:
+        return run.finishers | recent
+    in_day = now <= run.state_started_at or now < run.state_started_at + HOLDERS_WAIT
+    kept = expected(run, members) if in_day else 0
     until = run.state_started_at + run.config.waiting_for_members_extra_time + run.config.warmup_time
-    in_time = now <= run.state_started_at or now < until
     unsaved = run.level_hashes[: run.levels] != model.checkpoint_hashes[: run.levels]
-    return in_time or (unsaved and not trusted_finishers(run, members) & members.pending)
+    in_time = now <= run.state_started_at or now < until or (unsaved and in_day)
+    if in_time:
+        kept |= recent
+    holders_are_away = unsaved and not trusted_finishers(run, members) & members.pending
+    if run.model_source is ModelSource.PEERS and (in_time or holders_are_away):
+        kept |= run.finishers
+    return kept

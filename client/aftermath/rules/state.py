@@ -43,6 +43,7 @@ class MemberState(IntEnum):
     WITHDRAWN = 3
     EJECTED = 4
     LEFT_EARLY = 5
+    RESTARTED = 6
 
 
 class ModelSource(IntEnum):
