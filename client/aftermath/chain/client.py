@@ -1,8 +1,7 @@
 """The coordinator program as a service: reads runs, and sends its instructions, one method each.
 
-Decided: `ix` builds instructions and `sender` packs and sends them, for commands that put several into one
-transaction; the methods here are those two for one instruction. An instruction that may end in a transition of the
-run gets spare compute units, because the state can advance between simulation and execution.
+`ix` builds instructions and `sender` packs and sends them, for commands that put several into one transaction. The
+other methods do both for one instruction.
 """
 
 from __future__ import annotations
@@ -42,7 +41,8 @@ from aftermath.rules.model import Model
 from aftermath.rules.run import Run
 
 TRANSITION_UNITS = 150_000
-"""Compute units that closing a round or an epoch may add to an instruction (the program's own ceiling)."""
+"""Compute units that closing a round or an epoch may add to an instruction (the program's own ceiling): the run's state
+can advance between simulation and execution."""
 
 READ_AT_ONCE = 50  # runs, of two accounts each
 

@@ -1,11 +1,8 @@
-"""The sender of a dry run: simulates what it is given instead of sending it, and says what that would do and cost.
+"""The sender of a dry run: simulates transactions instead of sending them, and says what they would do and cost.
 
-Decided
-- It takes the sender's place, so a command cannot tell, and what it was about to send ends it: `Rehearsed` is raised
-  where a sender would have sent, since whatever a command does afterwards reads a chain that has changed.
-- Nothing else is sent either: no test money is asked for. What a wallet lacks is told with all the rest.
-- A cluster simulates a transaction on the state there is. One that writes what an earlier one of the same command
-  writes may be refused only because that one has not landed, so its refusal leaves it open.
+It takes the sender's place and raises `Rehearsed` where a sender would send, because what a command does afterwards
+reads a chain that has changed. It asks for no test money. A transaction that writes what an earlier one of the same
+command writes may be refused only because that one has not landed, so its refusal leaves the outcome open.
 """
 
 from __future__ import annotations
@@ -30,18 +27,19 @@ from aftermath.coordinator.errors import Refused
 
 
 class Outcome(StrEnum):
-    """What the simulation says of a transaction."""
+    """The result of a simulation."""
 
     ACCEPTED = "accepted"
     REFUSED = "refused"
     OPEN = "open"
-    """It depends on what comes before it: an earlier transaction, or test money."""
+    """It depends on an earlier transaction, or on test money."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """A transaction that would be sent, so many `times`, each with other data. `units`: its compute limit, if known;
-    `retried`: a refusal of it is answered by another try, so that it means nothing here.
+    """A transaction that would be sent `times` times, each with other data.
+
+    `units` is its compute limit, if known. The command answers a refusal of a `retried` one with another try.
     """
 
     instructions: Sequence[Instruction]
@@ -52,7 +50,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Simulated:
-    """What became of a step: its fee in lamports at most, for all times; `units` None where nothing was measured."""
+    """A simulated step. `fee` is the highest fee in lamports for all times; `units` is None if nothing was measured."""
 
     step: Step
     outcome: Outcome
@@ -60,12 +58,12 @@ class Simulated:
     units: int | None = None
     refusal: Refused | None = None
     returned: int = 0
-    """Lamports that it gives the wallet, fees aside."""
+    """Lamports that the step gives the wallet, without fees."""
 
 
 @dataclass(frozen=True)
 class NewAccount:
-    """An account that would be created or grow: its bytes then, and what it still lacks in rent, in lamports."""
+    """An account that would be created or grow: its new size in bytes, and the lamports of rent that it lacks."""
 
     address: Pubkey
     size: int
@@ -74,10 +72,10 @@ class NewAccount:
 
 @dataclass
 class Rehearsed(Exception):
-    """All that was about to be sent. `held` and `needed` are lamports of the wallet; `beside` is what the command adds.
+    """Everything that a command was about to send. `beside` holds what the command adds for its output.
 
-    `needed` is what the wallet must hold: rent, fees and bond, the rent of its own account, and what the command asks
-    for beforehand. `granted`: a network of this machine would give what is missing.
+    The wallet holds `held` lamports and must hold `needed`: rent, fees and bond, the rent of its own account, and what
+    the command asks for beforehand. A local network would give what is missing if `granted`.
     """
 
     wallet: Pubkey
@@ -92,7 +90,7 @@ class Rehearsed(Exception):
 
     @property
     def refusal(self) -> Refused | None:
-        """Why it could not be done, None if nothing speaks against it."""
+        """The first refusal, None if everything would be accepted."""
         if self.held < self.needed and not self.granted:
             return no_funds(self.wallet, self.held, self.needed)
         return next((one.refusal for one in self.simulated if one.outcome is Outcome.REFUSED), None)
@@ -104,17 +102,17 @@ class Rehearsed(Exception):
 
     @property
     def fees(self) -> int:
-        """Lamports of fees at most."""
+        """The highest fees in lamports."""
         return sum(one.fee for one in self.simulated)
 
     @property
     def total(self) -> int:
-        """Lamports that leave the wallet at most."""
+        """The most that leaves the wallet, in lamports."""
         return self.rent + self.fees + self.bond
 
 
 class DrySender(Sender):
-    """As `Sender`, but what is to be sent raises `Rehearsed`."""
+    """A `Sender` that raises `Rehearsed` instead of sending."""
 
     _accounts: Sequence[NewAccount] = ()
     _asked = 0
@@ -122,13 +120,13 @@ class DrySender(Sender):
     async def send(
         self, instructions: Sequence[Instruction], *, signers: Sequence[Keypair] = (), headroom: int = 0
     ) -> Signature:
-        """Raises Rehearsed of this one transaction."""
+        """Raise Rehearsed with this transaction."""
         raise await self.rehearse([Step(instructions)], headroom)
 
     async def send_each(
         self, groups: Sequence[Sequence[Instruction]], signers: Sequence[Keypair] = (), *, headroom: int = 0
     ) -> list[Signature]:
-        """Raises Rehearsed of a transaction for each group; no group is nothing to be sent, and no end."""
+        """Raise Rehearsed with a transaction for each group; without groups there is nothing to send."""
         if groups:
             raise await self.rehearse([Step(group) for group in groups], headroom)
         return []
@@ -136,7 +134,7 @@ class DrySender(Sender):
     async def afford(
         self, instructions: Sequence[Instruction], sizes: Mapping[Pubkey, int] | None = None, *, later: int = 0
     ) -> None:
-        """Note the accounts and the sum, which `Rehearsed` says."""
+        """Note the accounts and the sum for `Rehearsed`."""
         await self.creating(sizes or {})
         await super().afford(instructions, sizes, later=later)
 
@@ -152,7 +150,7 @@ class DrySender(Sender):
         ]
 
     async def rehearse(self, steps: Sequence[Step], headroom: int = 0, *, bond: int = 0) -> Rehearsed:
-        """What sending these steps one after the other would do, of which one pays so many lamports as a bond."""
+        """Return what sending these steps in order would do. One of them pays `bond` lamports."""
         held, own = await balance(self.pool, self.wallet.pubkey), await rent(self.pool, 0)
         written: set[Pubkey] = set()
         simulated = []

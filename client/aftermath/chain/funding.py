@@ -1,6 +1,4 @@
-"""Money for transactions: what a wallet holds, what accounts lack in rent, and test money on a network of this
-machine.
-"""
+"""Money for transactions: what accounts lack in rent, and test money on a local network."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ ASK_PATIENCE = 5.0  # seconds in which a faucet takes a request; the node itself
 
 
 async def rent_due(pool: RpcPool, sizes: Mapping[Pubkey, int]) -> dict[Pubkey, int]:
-    """Lamports that each account at these addresses, there or not, still needs to have these many bytes."""
+    """Return the lamports that each address still lacks for an account of its size in `sizes`."""
     addresses = list(sizes)
     _, accounts = await fetch_many(pool, addresses)
     held = {address: account.lamports if account else 0 for address, account in zip(addresses, accounts, strict=True)}
@@ -33,10 +31,10 @@ async def rent_due(pool: RpcPool, sizes: Mapping[Pubkey, int]) -> dict[Pubkey, i
 
 
 async def ensure_funds(pool: RpcPool, wallet: Pubkey, lamports: int) -> int:
-    """Make sure `wallet` holds at least `lamports`; returns what it holds.
+    """Make sure `wallet` holds at least `lamports`; return what it holds.
 
-    On a network of this machine (every endpoint on loopback) the missing money is asked for with requestAirdrop;
-    elsewhere, or when that is not granted, raises Refused `InsufficientFunds` saying how much is missing.
+    On a local network it asks for the missing money with requestAirdrop. Elsewhere, or when the faucet refuses, it
+    raises Refused `InsufficientFunds` with the missing sum.
     """
     held = await balance(pool, wallet)
     if held >= lamports:
@@ -57,9 +55,9 @@ async def ensure_funds(pool: RpcPool, wallet: Pubkey, lamports: int) -> int:
 
 
 async def _ask(pool: RpcPool, wallet: Pubkey, held: int, lamports: int, attempt: int) -> int:
-    """Ask the faucet, and wait a little for what it gives; what the wallet holds then.
+    """Ask the faucet, wait a little for the money, and return what the wallet holds then.
 
-    The sum is one that was not asked for before, because a faucet gives only once for equal requests.
+    Each request asks for another sum, because a faucet gives only once for equal requests.
     """
     wanted = max(lamports - held, AIRDROP_LEAST) + held % _ODD + attempt
     try:

@@ -51,7 +51,7 @@ class Spend:
 
 
 class Sender:
-    """Signs with one wallet and sends through one pool. `errors`: the programs' error tables by program id."""
+    """Signs with one wallet and sends through one pool. `errors` has the programs' error tables by program id."""
 
     def __init__(self, pool: RpcPool, wallet: Wallet, *, errors: Errors, max_priority_fee: int = 0) -> None:
         self.pool = pool
@@ -84,15 +84,13 @@ class Sender:
     async def send_packed(
         self, instructions: Sequence[Instruction], signers: Sequence[Keypair] = (), *, headroom: int = 0
     ) -> list[Signature]:
-        """Send the instructions in order, in as few transactions as their size allows; each is confirmed before the
-        next.
-        """
+        """Send the instructions in order, in as few transactions as fit; each is confirmed before the next."""
         return await self.send_each(pack(self.wallet, instructions), signers, headroom=headroom)
 
     async def send_each(
         self, groups: Sequence[Sequence[Instruction]], signers: Sequence[Keypair] = (), *, headroom: int = 0
     ) -> list[Signature]:
-        """Send a transaction of each group, in order; each is confirmed before the next."""
+        """Send one transaction for each group, in order; each is confirmed before the next."""
         sent = []
         for group in groups:
             needed = payer_and_signers(self.wallet.pubkey, group)
@@ -125,13 +123,13 @@ class Sender:
         self.spend.lamports += transaction_fee(signatures, units, price)
 
     async def price(self, instructions: Sequence[Instruction]) -> int:
-        """Micro-lamports per compute unit to offer for these instructions, within the user's limit."""
+        """Return the micro-lamports per compute unit to offer, within the user's limit."""
         return await priority_price(self.pool, instructions, self._cap)
 
     def transaction(
         self, instructions: Sequence[Instruction], signers: Sequence[Keypair], units: int, price: int, blockhash: Hash
     ) -> VersionedTransaction:
-        """The signed transaction."""
+        """Return the signed transaction."""
         message = self._message(instructions, units, price, blockhash)
         return VersionedTransaction(message, [self.wallet.keypair, *signers])
 
@@ -165,7 +163,7 @@ class Sender:
         )
 
     async def _measure(self, instructions: Sequence[Instruction], headroom: int) -> tuple[int, int]:
-        """(compute limit, price per unit). Raises TransactionFailed when the simulation fails."""
+        """Return (compute limit, price per unit). Raises TransactionFailed when the simulation fails."""
         simulation, price = await both(self.simulate(instructions), self.price(instructions))
         used = simulation.units or MAX_UNITS
         return min(allowed_units(used, headroom) + next(self._count) % UNIQUE, MAX_UNITS), price
@@ -181,7 +179,7 @@ class Sender:
         return await self.pool.call(lambda node: node.simulate(transaction, watched, self.slot or None))
 
     def simulated_fee(self, instructions: Sequence[Instruction]) -> int:
-        """What a simulation of them takes from the wallet as its fee, in lamports."""
+        """Return the fee that a simulation takes from the wallet, in lamports."""
         signatures = signature_count(self.wallet.pubkey, instructions)
         return transaction_fee(signatures, MAX_UNITS, self._simulated_price)
 
@@ -194,13 +192,13 @@ class Sender:
         return Message.new_with_blockhash([*prefix, *instructions], self.wallet.pubkey, blockhash)
 
     def highest_fee(self, instructions: Sequence[Instruction]) -> int:
-        """The most that a transaction of them may cost, whatever it computes."""
+        """Return the highest fee that a transaction of these instructions can cost, in lamports."""
         return transaction_fee(signature_count(self.wallet.pubkey, instructions), MAX_UNITS, self._cap)
 
     async def _refilled(self, failure: TransactionFailed, instructions: Sequence[Instruction]) -> bool:
-        """Whether the transaction failed for want of money that the wallet has been given since.
+        """Return whether the transaction failed for lack of money that the wallet has been given since.
 
-        Raises Refused `InsufficientFunds` where nobody gives any.
+        Raises Refused `InsufficientFunds` where no faucet gives any.
         """
         if not lacks_funds(failure):
             return False
@@ -214,7 +212,7 @@ class Sender:
         return True
 
     def refusal(self, failure: TransactionFailed, instructions: Sequence[Instruction]) -> Refused:
-        """What the cluster said of a transaction of them, as an error for people."""
+        """Return the cluster's refusal of a transaction as an error for people."""
         for log_line in failure.logs:
             log.debug("program log: %s", log_line)
         prefix = [set_compute_unit_limit(0), set_compute_unit_price(0)]
@@ -222,13 +220,14 @@ class Sender:
 
 
 def allowed_units(used: int, headroom: int) -> int:
-    """The compute limit of a transaction whose simulation took `used` units."""
+    """Return the compute limit of a transaction whose simulation used `used` units."""
     return min(used * 11 // 10 + headroom, MAX_UNITS)
 
 
 def pack(wallet: Wallet, instructions: Sequence[Instruction]) -> list[list[Instruction]]:
-    """Split `instructions`, in order, into the fewest groups that fit a transaction. CoordinatorError if one alone does
-    not.
+    """Split `instructions`, in order, into the fewest groups that fit a transaction.
+
+    Raises CoordinatorError if one alone does not fit.
     """
     groups: list[list[Instruction]] = []
     for instruction in instructions:
@@ -245,7 +244,7 @@ def pack(wallet: Wallet, instructions: Sequence[Instruction]) -> list[list[Instr
 
 
 def transaction_size(wallet: Wallet, instructions: Sequence[Instruction]) -> int:
-    """Bytes of the signed transaction, compute-budget instructions included."""
+    """Return the size of the signed transaction in bytes, compute-budget instructions included."""
     prefix = [set_compute_unit_limit(0), set_compute_unit_price(0)]
     message = Message.new_with_blockhash([*prefix, *instructions], wallet.pubkey, Hash.default())
     unsigned = [Signature.default()] * message.header.num_required_signatures
