@@ -22,7 +22,7 @@ from solders.pubkey import Pubkey
 from solders.signature import Signature
 
 from aftermath.localnet import LedgerError, LocalnetConfig, VirtualTime, serve
-from aftermath.localnet.ledger import DATABASE, Ledger
+from aftermath.localnet.ledger import DATABASE, Ledger, holds_chain, is_of_older_format
 from aftermath.localnet.node import Node
 from localnet.chainwork import SOL, deploy, fund, health, memo, move, recent, sign, transfer_new
 from localnet.chainwork import rpc as call
@@ -251,6 +251,16 @@ async def test_ledger_with_unfit_file_is_refused_unchanged(
 
 def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("snapshot-000003", True), ("snapshot-100-9xYz.tar.zst", False), ("journal-000000", False)],
+)
+def test_older_format_is_told_by_its_snapshots(tmp_path: Path, name: str, expected: bool) -> None:
+    (tmp_path / name).touch()
+    assert is_of_older_format(tmp_path) is expected
+    assert holds_chain(tmp_path) is expected
 
 
 async def test_ledger_killed_before_its_first_commit_is_new(tmp_path: Path) -> None:

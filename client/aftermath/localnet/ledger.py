@@ -6,6 +6,7 @@ left their accounts and never executes them again, so a newer runtime recovers t
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -237,7 +238,8 @@ def holds_chain(directory: Path) -> bool:
 
 def is_of_older_format(directory: Path) -> bool:
     """Return whether a ledger directory holds the snapshots that formats 1 and 2 consist of."""
-    return any(directory.glob("snapshot-*"))
+    # A validator's snapshots have longer names.
+    return any(re.fullmatch(r"snapshot-\d+", path.name) for path in directory.glob("snapshot-*"))
 
 
 def _put(database: sqlite3.Connection, states: Iterable[AccountState]) -> None:
