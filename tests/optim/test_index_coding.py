@@ -15,7 +15,8 @@ from torch import Tensor
 from aftermath.optim import index_coding
 from aftermath.optim.bitstrings import pack_bits, unpack_bits
 from aftermath.optim.blocks import UNUSED
-from aftermath.optim.index_coding import bits_of, compact, decode_indices, encode_indices
+from aftermath.optim.index_coding import compact, decode_indices, encode_indices
+from aftermath.optim.index_sizes import bits_of
 
 SMALL = [(size, most) for size in range(1, 9) for most in range(1, size + 1)]
 

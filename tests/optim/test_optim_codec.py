@@ -15,7 +15,7 @@ from aftermath.model.levels import SchemaError
 from aftermath.optim.blocks import UNUSED
 from aftermath.optim.codec import BadPayload, decode_level, encode_level
 from aftermath.optim.format import Values
-from aftermath.optim.index_coding import bits_of
+from aftermath.optim.index_sizes import bits_of
 from aftermath.optim.layout import level_layout
 from aftermath.optim.transform import strongest
 from aftermath.optim.votes import Votes

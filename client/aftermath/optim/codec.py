@@ -29,7 +29,8 @@ from aftermath.optim import digits, on_gpu, packed
 from aftermath.optim.bitstrings import pack_bits, unpack_bits
 from aftermath.optim.blocks import UNUSED
 from aftermath.optim.format import EXPONENT_BITS, ResultFormat, Values, whole_bytes
-from aftermath.optim.index_coding import bits_of, compact, decode_indices, encode_indices
+from aftermath.optim.index_coding import compact, decode_indices, encode_indices
+from aftermath.optim.index_sizes import bits_of
 from aftermath.optim.lattice import LEAST, MOST, digits_of
 from aftermath.optim.layout import LevelLayout, level_layout
 from aftermath.optim.votes import Votes, WholeVotes

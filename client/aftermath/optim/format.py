@@ -16,7 +16,7 @@ from typing import Any
 from aftermath.model.levels import checked_level
 from aftermath.optim import digits
 from aftermath.optim.blocks import Blocks
-from aftermath.optim.index_coding import bits_of
+from aftermath.optim.index_sizes import bits_of
 
 FLOAT_BYTES = 4
 EXPONENT_BITS = 6

@@ -6,21 +6,14 @@ known before the first byte arrives. Every set has one code, and bits that are n
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 from torch import Tensor
 
 from aftermath.optim.blocks import UNUSED
+from aftermath.optim.index_sizes import bits_of, low_bits_of
 
 _ELEMENTS_AT_ONCE = {"cpu": 1 << 20, "cuda": 1 << 26}
 """Bits that are handled together: on a CPU they stay in its cache, on a GPU they fill it."""
-
-
-@lru_cache(maxsize=256)
-def bits_of(size: int, most: int) -> int:
-    """Return the bits of one set of at most `most` of `size` indices; both are from 1 to 65535."""
-    return _code_bits(size, most, _low_bits(size, most))
 
 
 def encode_indices(indices: Tensor, size: int) -> Tensor:
@@ -54,7 +47,7 @@ def compact(values: Tensor, used: Tensor, most: int) -> Tensor:
 
 def _encoded(indices: Tensor, size: int) -> Tensor:
     blocks, most = indices.shape
-    low = _low_bits(size, most)
+    low = low_bits_of(size, most)
     used = indices != UNUSED
     known = torch.where(used, indices, 0).int()
     low_bits = torch.stack([known >> place & 1 for place in range(low)], 2) if low else known.new_empty(blocks, most, 0)
@@ -70,7 +63,7 @@ def _encoded(indices: Tensor, size: int) -> Tensor:
 
 def _decoded(bits: Tensor, size: int, most: int) -> tuple[Tensor, Tensor]:
     blocks = len(bits)
-    low = _low_bits(size, most)
+    low = low_bits_of(size, most)
     lows = torch.zeros(blocks, most, dtype=torch.int32, device=bits.device)
     for place in range(low):
         lows |= bits[:, place : most * low : low].int() << place
@@ -92,13 +85,3 @@ def _decoded(bits: Tensor, size: int, most: int) -> tuple[Tensor, Tensor]:
 def _rows_at_once(rows: Tensor, width: int) -> int:
     limit = _ELEMENTS_AT_ONCE.get(rows.device.type, _ELEMENTS_AT_ONCE["cpu"])
     return max(1, limit // width)
-
-
-@lru_cache(maxsize=256)
-def _low_bits(size: int, most: int) -> int:
-    """Return the l that takes the fewest bits, about log2(size / most)."""
-    return min(range(size.bit_length()), key=lambda low: _code_bits(size, most, low))
-
-
-def _code_bits(size: int, most: int, low: int) -> int:
-    return most * (low + 1) + -(-size >> low) if low else size

@@ -1,0 +1,21 @@
+"""The sizes of index codes (`optim.index_coding`), without torch, which takes an owner's command seconds to load."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+
+@lru_cache(maxsize=256)
+def bits_of(size: int, most: int) -> int:
+    """Return the bits of one set of at most `most` of `size` indices; both are from 1 to 65535."""
+    return _code_bits(size, most, low_bits_of(size, most))
+
+
+@lru_cache(maxsize=256)
+def low_bits_of(size: int, most: int) -> int:
+    """Return the l that takes the fewest bits, about log2(size / most)."""
+    return min(range(size.bit_length()), key=lambda low: _code_bits(size, most, low))
+
+
+def _code_bits(size: int, most: int, low: int) -> int:
+    return most * (low + 1) + -(-size >> low) if low else size
