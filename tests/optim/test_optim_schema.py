@@ -110,7 +110,7 @@ def test_payload_sizes_are_exact() -> None:
     assert built.entries(0) == 2 * 3 * 8 * 8
     # 48 blocks take 88 bits each for their indices (Elias-Fano). C(4096, 8) and fewer are 2^80.7 sets.
     assert built.place_bytes(0) == 48 * 88 // 8
-    assert (built.value_bytes(0), built.payload_bytes(0)) == (48, 534)
+    assert (built.value_bytes(0), built.payload_bytes(0)) == (48, 576)
     assert schema(quantize_1bit=False).results.value_bytes(0) == 4 * 384
     odd = schema({"num_hidden_layers": 1}, topk=3).results
     assert (odd.entries(1), odd.value_bytes(1)) == (36, 5)  # 36 sign bits round up once for the level
