@@ -219,8 +219,7 @@ def test_settings_out_of_range_are_sentences(change: dict[str, Any], says: str) 
         schema(**change)
 
 
-# --- SparseLoCo
-# -------------------------------------------------------------------------------------------------------
+# --- SparseLoCo -----------------------------------------------------------------------------------
 
 
 def inner(**changes: Any) -> Schema:
