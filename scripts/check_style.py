@@ -4,6 +4,7 @@
 scripts/check_style.py                  compare the offences with scripts/style_allowlist.toml
 scripts/check_style.py --list PATH ...  print every offence in these files and folders
 scripts/check_style.py --lower          lower the allowed counts to today's
+scripts/check_style.py --reset          write today's counts, higher ones too (after a merge)
 """
 
 from __future__ import annotations
@@ -284,6 +285,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--list", nargs="+", metavar="PATH", help="print every offence in these files and folders")
     parser.add_argument("--lower", action="store_true", help="lower the allowed counts to today's")
+    parser.add_argument("--reset", action="store_true", help="write today's counts, higher ones too")
     arguments = parser.parse_args()
     offences = find_offences(read_sources())
     if arguments.list:
@@ -292,9 +294,10 @@ def main() -> int:
             if offence.path in prefixes or offence.path.startswith(tuple(f"{p}/" for p in prefixes)):
                 print(f"{offence.path}:{offence.line}: {offence.rule}: {offence.text}")
         return 0
-    allowed = read_allowlist(ALLOWLIST.read_text(encoding="utf-8"))
-    if arguments.lower:
-        ALLOWLIST.write_text(lowered(allowed, count(offences)), encoding="utf-8")
+    counts = count(offences)
+    allowed = counts if arguments.reset else read_allowlist(ALLOWLIST.read_text(encoding="utf-8"))
+    if arguments.lower or arguments.reset:
+        ALLOWLIST.write_text(lowered(allowed, counts), encoding="utf-8")
         return 0
     return report(offences, allowed)
 

@@ -21,8 +21,7 @@ from aftermath.sim.tiny import CONFIG
 from member.desk import SCHEMA, header_of, run_at, three_members
 from rules import builders
 
-# --- health
-# -----------------------------------------------------------------------------------------------------------
+# --- health ---------------------------------------------------------------------------------------
 
 
 def _after(attested: int, attestations: int, overlap: int = 1) -> Run:
@@ -53,8 +52,7 @@ def test_in_the_first_rounds_there_is_nothing_to_report() -> None:
     assert unseen(run_at(4), three_members()) == 0
 
 
-# --- the model from peers
-# ---------------------------------------------------------------------------------------------
+# --- the model from peers -------------------------------------------------------------------------
 
 
 def _manifest(**changed: Any) -> bytes:

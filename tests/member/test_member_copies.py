@@ -42,8 +42,7 @@ def seat_of(player: Player) -> int:
     return seat
 
 
-# --- who copies
-# -------------------------------------------------------------------------------------------------------
+# --- who copies -----------------------------------------------------------------------------------
 
 
 def copies(sim: Simulation, copier: Player, victim: Player, copied: Copied, *, opened: bool = False) -> Lie:
@@ -178,8 +177,7 @@ def test_a_copy_is_not_credited_though_a_witness_lies_for_it(tmp_path: Path) -> 
     assert sim.run.lost_sequences == 0
 
 
-# --- who abuses it
-# ----------------------------------------------------------------------------------------------------
+# --- who abuses it --------------------------------------------------------------------------------
 
 
 def _closes_early_and_continues(player: Player) -> None:
@@ -265,8 +263,7 @@ def test_a_witness_that_is_never_closed_costs_nobody_anything(tmp_path: Path, ov
     assert max(later - now for now, later in pairwise(rounds)) < 0.8 * ROUND_SECONDS
 
 
-# --- who restarts, and small runs
-# -------------------------------------------------------------------------------------
+# --- who restarts, and small runs -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("overlap", EITHER_OVERLAP)
@@ -306,8 +303,7 @@ def test_a_member_that_restarts_opens_what_it_announced_before(tmp_path: Path) -
     sim.check(dropped=[sim.players[3]])
 
 
-# --- the law
-# ---------------------------------------------------------------------------------------------------------
+# --- the law --------------------------------------------------------------------------------------
 
 
 def test_closing_on_a_timely_member_violates_an_invariant(tmp_path: Path) -> None:

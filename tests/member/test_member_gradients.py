@@ -202,8 +202,7 @@ def test_gradients_place_with_another_runs_results_is_refused(tmp_path: Path) ->
     assert (tmp_path / "step-000001-member-0.safetensors").read_bytes() == b"a result"
 
 
-# --- figures
-# ----------------------------------------------------------------------------------------------------------
+# --- figures --------------------------------------------------------------------------------------
 
 
 def test_metrics_come_every_n_steps_and_change_nothing(tmp_path: Path) -> None:

@@ -168,8 +168,7 @@ def test_overdeclared_speed_is_reported_and_costs_one_epoch(tmp_path: Path) -> N
     assert sim.check(dropped=[slow]) > 0
 
 
-# --- one witness's account
-# ------------------------------------------------------------------------------------------
+# --- one witness's account ------------------------------------------------------------------------
 
 
 def _plan(weights: tuple[int, ...] = (3, 3, 3), batch: int = 9) -> RoundPlan:

@@ -50,8 +50,7 @@ def heard(*commitments: Commitment) -> Lineage:
     return lineage
 
 
-# --- the rule
-# ---------------------------------------------------------------------------------------------------------
+# --- the rule -------------------------------------------------------------------------------------
 
 
 def test_continuous_state_is_accepted() -> None:
@@ -106,8 +105,7 @@ def test_what_is_remembered_is_bounded(told: list[tuple[int, int]]) -> None:
     assert all(len(places) <= 8 for places in lineage._told.values())
 
 
-# --- what a witness makes of it
-# ---------------------------------------------------------------------------------------
+# --- what a witness makes of it -------------------------------------------------------------------
 
 
 def test_result_with_discontinuous_state_is_skipped() -> None:
@@ -149,8 +147,7 @@ def test_an_earlier_result_that_comes_later_is_compared_too() -> None:
     run_virtual(story())
 
 
-# --- members
-# ----------------------------------------------------------------------------------------------------------
+# --- members --------------------------------------------------------------------------------------
 
 
 def told(sim: Simulation) -> dict[str, list[Commitment]]:

@@ -19,8 +19,7 @@ from aftermath.rules.commitment import LevelPayload, SequenceInterval, encode_an
 from aftermath.sim.clock import run_virtual
 from member.desk import BATCH, SCHEMA, SECRETS, Desk, commitment_of, header_of, key_to, p2p_of, plan_of, three_members
 
-# --- plan
-# -------------------------------------------------------------------------------------------------------------
+# --- plan -----------------------------------------------------------------------------------------
 
 
 def test_the_shares_of_a_plan_are_the_whole_batch() -> None:

@@ -25,8 +25,7 @@ from aftermath.sim.clock import InlineWorker, VirtualClock, run_virtual
 from aftermath.watch.events import Events
 from rules.builders import run, view
 
-# --- pulse and first_of
-# -----------------------------------------------------------------------------------------------
+# --- pulse and first_of ---------------------------------------------------------------------------
 
 
 async def test_pulse_before_the_first_step_of_wait_is_not_lost() -> None:
@@ -74,8 +73,7 @@ async def test_first_of_cancelled_from_outside_cancels_its_waits() -> None:
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-# --- feed
-# -------------------------------------------------------------------------------------------------------------
+# --- feed -----------------------------------------------------------------------------------------
 
 
 def _at(seq: int, state: RunState = RunState.WARMUP) -> View:
@@ -121,8 +119,7 @@ async def test_following_ends_with_what_the_chain_raises() -> None:
     assert feed.run.seq == 2
 
 
-# --- persist
-# ----------------------------------------------------------------------------------------------------------
+# --- persist --------------------------------------------------------------------------------------
 
 
 class Calls:
@@ -178,8 +175,7 @@ class _Bare:
         self.clock, self.events = clock, events
 
 
-# --- workers
-# ----------------------------------------------------------------------------------------------------------
+# --- workers --------------------------------------------------------------------------------------
 
 
 async def test_a_worker_runs_one_job_at_a_time_in_the_order_asked() -> None:
@@ -248,8 +244,7 @@ def test_a_worker_survives_the_end_of_the_loop() -> None:
     gate.set()
 
 
-# --- virtual time
-# -----------------------------------------------------------------------------------------------------
+# --- virtual time ---------------------------------------------------------------------------------
 
 
 def test_hours_pass_at_once_and_in_order() -> None:

@@ -57,8 +57,7 @@ def at(place: Path, data: bytes) -> Path:
     return path
 
 
-# --- there and back
-# ---------------------------------------------------------------------------------------------------
+# --- there and back -------------------------------------------------------------------------------
 
 
 @given(
@@ -121,8 +120,7 @@ def test_equal_results_give_equal_files() -> None:
     assert turned.to_bytes() == file.to_bytes()
 
 
-# --- what a stranger wrote
-# --------------------------------------------------------------------------------------------
+# --- what a stranger wrote ------------------------------------------------------------------------
 
 
 def changed(file: GradientFile, facts: dict[str, str] | None = None, drop: str = "", tensor: str = "") -> bytes:
@@ -208,8 +206,7 @@ def test_a_file_beyond_the_limit_is_not_read(tmp_path: Path, monkeypatch: pytest
         read_gradient_file(at(tmp_path, made(SIGNS).to_bytes()))
 
 
-# --- dense tensors
-# ----------------------------------------------------------------------------------------------------
+# --- dense tensors --------------------------------------------------------------------------------
 
 
 def applied(file: GradientFile, lr: float) -> dict[str, Tensor]:

@@ -80,8 +80,7 @@ def test_sums_of_as_many_peers_as_there_can_be_stay_exact() -> None:
     assert 256 * 3 * 2 ** (MOST - LEAST) < 2**53
 
 
-# --- the bytes
-# --------------------------------------------------------------------------------------------------------
+# --- the bytes ------------------------------------------------------------------------------------
 
 
 def result(results: ResultFormat, seed: int = 0, zeros: float = 0.97) -> tuple[np.ndarray, np.ndarray]:

@@ -70,8 +70,7 @@ def _payloads(pass_size: PassSize) -> dict[int, bytes]:
     return _replica(pass_size).train(SEQUENCES, 0.1, 0.1, threading.Event()).payloads
 
 
-# --- the gradient
-# -----------------------------------------------------------------------------------------------------
+# --- the gradient ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tier", range(3))
@@ -127,8 +126,7 @@ def test_a_loss_in_parts_is_the_loss(kind: str, rows: int, labels: bool, monkeyp
         torch.testing.assert_close(found[1][1][name], gradient, rtol=1e-4, atol=1e-7)
 
 
-# --- what fits
-# --------------------------------------------------------------------------------------------------------
+# --- what fits ------------------------------------------------------------------------------------
 
 
 @given(peak=st.integers(1, 1 << 40), free=st.integers(-(1 << 40), 1 << 40), kind=st.sampled_from(["auto", "on", "off"]))
@@ -167,8 +165,7 @@ def test_free_memory_is_some_and_less_than_a_terabyte() -> None:
     assert 1 << 20 < free_bytes(torch.device("cpu")) < 1 << 40
 
 
-# --- where memory runs out
-# --------------------------------------------------------------------------------------------
+# --- where memory runs out ------------------------------------------------------------------------
 
 
 class _Tight:

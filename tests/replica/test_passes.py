@@ -53,8 +53,7 @@ def gradients(passes: Passes, model: nn.Module) -> dict[str, Tensor]:
     return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
 
 
-# --- what options mean
-# ------------------------------------------------------------------------------------------------
+# --- what options mean ----------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -93,8 +92,7 @@ def test_bf16_on_a_device_without_it_is_a_sentence(machine: dict[str, bool], dev
         arithmetic_of(torch.device(device), "bf16", "off")
 
 
-# --- bf16
-# -------------------------------------------------------------------------------------------------------------
+# --- bf16 -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -142,8 +140,7 @@ def test_a_round_trained_in_bf16_is_applied_like_any_other() -> None:
     assert plain.hashes() == cast.hashes() != replica(BF16).hashes()
 
 
-# --- compiling
-# --------------------------------------------------------------------------------------------------------
+# --- compiling ------------------------------------------------------------------------------------
 
 
 def test_without_compiling_nothing_of_the_compiler_is_called(monkeypatch: pytest.MonkeyPatch) -> None:

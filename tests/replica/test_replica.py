@@ -58,8 +58,7 @@ def _norm(grads: dict[str, torch.Tensor]) -> float:
     return float(torch.cat([grad.flatten() for grad in grads.values()]).norm())
 
 
-# --- training
-# ---------------------------------------------------------------------------------------------------------
+# --- training -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tier", range(3))
@@ -157,8 +156,7 @@ def test_weight_is_sequences_per_minute_within_limits(sequences: int, seconds: f
     assert weight_of(sequences, seconds) == weight
 
 
-# --- devices
-# ----------------------------------------------------------------------------------------------------------
+# --- devices --------------------------------------------------------------------------------------
 
 
 @pytest.fixture

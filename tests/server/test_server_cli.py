@@ -45,7 +45,7 @@ def refused(*words: str | Path) -> str:
 
 
 @NAMES
-def test_help_has_an_example_that_parses_and_says_what_the_index_says(name: str) -> None:
+def test_help_has_a_valid_example_and_the_indexs_summary(name: str) -> None:
     command, words = CENTRALIZED.load(name), name.split()
     shown = invoke(*words, "--help")
     assert shown.exit_code == 0

@@ -25,7 +25,7 @@ from aftermath.server.trust import Trust
 _WALLET = Wallet(Keypair())
 
 
-async def test_a_connection_that_breaks_while_a_call_is_sent_leaves_no_complaint(
+async def test_connection_broken_during_a_call_logs_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     complaints: list[dict[str, Any]] = []
@@ -51,7 +51,7 @@ async def test_a_connection_that_breaks_while_a_call_is_sent_leaves_no_complaint
 
 @pytest.mark.parametrize("port", [20000, 65535])
 @pytest.mark.parametrize("tls", [False, True])
-async def test_what_is_said_of_the_server_names_the_address_that_is_spoken_to(port: int, tls: bool) -> None:
+async def test_messages_name_the_servers_address(port: int, tls: bool) -> None:
     link = ServerConnection(f"train.example:{port}", Trust.by(None) if tls else None, "mine", _WALLET, Keypair())
     async with CentralPool(link, patience=1.0, seed=0) as pool:
         (at,) = pool.endpoints
@@ -95,7 +95,7 @@ def one_try(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=["a website", "nothing", "text", "an object", "half a challenge", "too deep"],
 )
 @pytest.mark.usefixtures("one_try")
-async def test_what_is_no_server_of_ours_is_told_apart_from_one_that_is_away(says: str | None) -> None:
+async def test_foreign_server_is_told_apart_from_an_absent_one(says: str | None) -> None:
     async with answering(says) as address:
         link = ServerConnection(address, None, "mine", _WALLET, Keypair())
         async with CentralPool(link, patience=1.5, seed=0) as pool:
@@ -105,7 +105,7 @@ async def test_what_is_no_server_of_ours_is_told_apart_from_one_that_is_away(say
 
 
 @pytest.mark.usefixtures("one_try")
-async def test_what_does_not_speak_tls_is_told_apart_and_the_certificate_named(tmp_path: Path) -> None:
+async def test_server_without_tls_is_told_apart_with_certificate(tmp_path: Path) -> None:
     certificate = tmp_path / "cert.pem"
     async with answering(None) as address:
         for trust in (Trust.by(None), Trust(ssl.create_default_context(), certificate)):

@@ -70,7 +70,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
     return Certificate.made_in(tmp_path_factory.mktemp("other"))
 
 
-async def test_a_member_needs_neither_money_nor_a_cluster_and_all_see_one_run() -> None:
+async def test_members_need_neither_money_nor_a_cluster() -> None:
     async with serving(init_min_clients=2, min_clients=2) as server, Visitor(server) as one, Visitor(server) as two:
         await one.join()
         await two.join(tier=1)
@@ -201,7 +201,7 @@ def test_room_is_made_by_the_oldest_of_the_address_with_most() -> None:
     assert makes_room({3: "a", 1: "b"}) == 3
 
 
-async def test_a_member_that_is_slow_to_prove_its_key_is_not_driven_out_by_many_of_one_address(
+async def test_slow_member_is_not_evicted_by_one_crowded_address(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(connection_limiter, "MOST_STRANGERS", 12)
@@ -299,7 +299,7 @@ async def test_a_member_that_takes_nothing_holds_no_connection(ends: bool, monke
         assert await other.seat() is None
 
 
-async def test_a_member_sends_its_own_transactions_about_this_run_and_no_others() -> None:
+async def test_member_sends_only_its_own_transactions_on_this_run() -> None:
     async with serving() as server, Visitor(server) as visitor, Visitor(server) as other:
         client = CoordinatorClient(visitor.pool, visitor.wallet)
         blockhash, _ = await client.sender.blockhash()
@@ -364,7 +364,7 @@ async def test_accounts_without_membership_expire_for_good(tmp_path: Path, monke
             assert await visitor.seat() is not None
 
 
-async def test_a_dropped_connection_withdraws_by_what_the_member_itself_had_signed(
+async def test_dropped_connection_sends_the_members_signed_withdrawal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sessions, "GRACE", 0.2)
@@ -391,7 +391,7 @@ async def test_of_many_who_come_and_go_few_are_told(caplog: pytest.LogCaptureFix
         if number == lines + 20:
             here._lines._tokens = 1.0
     assert caplog.text.count(" is here") == lines + 1
-    assert "is here; 21 times before somebody came or went" in caplog.text
+    assert "is here; 21 earlier arrivals and departures not shown" in caplog.text
 
 
 async def test_without_the_option_nobody_is_withdrawn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -406,7 +406,7 @@ async def test_without_the_option_nobody_is_withdrawn(monkeypatch: pytest.Monkey
             await until(lambda: _client(server, goes).will, "the will is kept")
             keeping.cancel()
         async with asyncio.timeout(30):
-            while goes.wallet.pubkey in server.sessions._clients:  # somebody has to be heard
+            while goes.wallet.pubkey in server.sessions._clients:  # one identity has to be heard
                 await stays.chain.view(fresh=True)
                 await asyncio.sleep(0.05)
         assert (await stays.chain.view(fresh=True)).members.pending
@@ -467,7 +467,7 @@ def _client(server: CentralServer, visitor: Visitor) -> sessions.ConnectedClient
     return server.sessions._clients[visitor.wallet.pubkey]
 
 
-async def test_the_server_tells_members_where_their_peers_are_and_are_no_more(
+async def test_server_reports_peers_addresses_and_departures(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sessions, "GRACE", 0.1)
@@ -490,7 +490,7 @@ async def test_the_server_tells_members_where_their_peers_are_and_are_no_more(
                 await asyncio.sleep(0.05)
 
 
-async def test_a_state_that_was_acknowledged_outlives_the_server_and_members_come_back(tmp_path: Path) -> None:
+async def test_acknowledged_state_survives_a_killed_server(tmp_path: Path) -> None:
     here = Whereabouts(("192.0.2.1:7",))
     async with serving(tmp_path, init_min_clients=2, min_clients=2) as server:
         visitor = Visitor(server)
@@ -507,11 +507,13 @@ async def test_a_state_that_was_acknowledged_outlives_the_server_and_members_com
             await visitor.chain.leave()
             await until(lambda: _client(again, visitor).at == here, "it is announced again")
         for away, says in (
-            (serving(port=port), "has begun anew"),
+            (serving(port=port), "has restarted without its state"),
             (serving(tmp_path, port=port, allowed=frozenset()), "is not on this server's list"),
         ):
             async with away:  # without TLS anybody on the way can say so, for as long as it can
-                with pytest.raises(Unavailable, match=f"has not answered for 1 s: .* {says}.*, or somebody on the way"):
+                with pytest.raises(
+                    Unavailable, match=f"has not answered for 1 s: .* {says}.*, or something between us and the server"
+                ):
                     await visitor.pool.patient(1.0).genesis()
         async with serving(tmp_path, port=port):
             await visitor.pool.genesis()
@@ -533,9 +535,7 @@ async def test_tls_with_a_certificate_of_ones_own(own: Certificate, other: Certi
             await plain.__aenter__()
 
 
-async def test_another_certificate_than_the_servers_is_waited_out_by_who_was_let_in_before(
-    tmp_path: Path, own: Certificate, other: Certificate
-) -> None:
+async def test_known_member_waits_out_another_certificate(tmp_path: Path, own: Certificate, other: Certificate) -> None:
     kept = tmp_path / "state"
     async with serving(kept, tls=own.server_side()) as server:
         port, visitor = server.port, Visitor(server, trust=Trust.by(own.path))
@@ -547,13 +547,13 @@ async def test_another_certificate_than_the_servers_is_waited_out_by_who_was_let
         async with serving(kept, port=port, tls=own.server_side()):
             await visitor.pool.genesis()
         async with serving(port=port, tls=own.server_side()):  # who has the certificate is believed
-            with pytest.raises(ServerRefused, match="begun anew"):
+            with pytest.raises(ServerRefused, match="restarted without its state"):
                 await visitor.pool.genesis()
     finally:
         await visitor.__aexit__()
 
 
-async def test_connections_that_broke_for_the_member_alone_do_not_end_it(own: Certificate) -> None:
+async def test_connections_broken_for_one_member_do_not_end_it(own: Certificate) -> None:
     async with serving(tls=own.server_side()) as server, Visitor(server, trust=Trust.by(own.path)) as visitor:
         outlets, connection = _client(server, visitor).outlets, visitor.link._connection
         assert connection is not None

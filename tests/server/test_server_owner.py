@@ -72,7 +72,7 @@ async def started(state: Path, file: State) -> tuple[list[str], Run, Model]:
     return said, run, model
 
 
-async def test_the_first_start_makes_the_run_and_the_next_ones_leave_it_as_it_is(tmp_path: Path, text: str) -> None:
+async def test_only_the_first_start_creates_the_run(tmp_path: Path, text: str) -> None:
     file = state_of(tmp_path, text)
     _, run, model = await started(tmp_path / "kept", file)
     assert run.state is RunState.WAITING_FOR_MEMBERS
@@ -114,14 +114,14 @@ async def test_other_run_id_on_kept_state_is_refused(tmp_path: Path, text: str) 
         assert [run.run_id for run, _, _ in await chain.coordinator.list_runs()] == ["demo"]
 
 
-async def test_a_server_starts_again_although_what_its_run_began_with_is_gone(tmp_path: Path, text: str) -> None:
+async def test_server_restarts_without_its_runs_initial_files(tmp_path: Path, text: str) -> None:
     await started(tmp_path / "kept", state_of(tmp_path, text))
     said, run, _ = await started(tmp_path / "kept", state_of(tmp_path, text.replace("/model", "/gone")))
     assert [sentence.partition(":")[0] for sentence in said] == ["model.checkpoint.repo"]
     assert run.state is RunState.WAITING_FOR_MEMBERS
 
 
-async def test_a_run_whose_owners_key_is_gone_is_said_and_gets_no_other_owner(tmp_path: Path, text: str) -> None:
+async def test_run_with_lost_owner_key_is_reported(tmp_path: Path, text: str) -> None:
     await started(tmp_path / "kept", state_of(tmp_path, text))
     key = (tmp_path / "kept" / "owner.json").rename(tmp_path / "copy.json")
     with pytest.raises(ServerError, match="keeps a run, but not the key of its owner"):

@@ -1,4 +1,4 @@
-"""What a server shows of its run in a terminal, and the data that it serves beside it."""
+"""The terminal screen of a server's run, and the data server of the run."""
 
 from __future__ import annotations
 

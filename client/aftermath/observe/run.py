@@ -101,8 +101,7 @@ class ObservedRun:
         self._now: bytes | None = None
         self._made = 0.0
 
-    # --- what is known
-    # ------------------------------------------------------------------------------------------------
+    # --- what is known ----------------------------------------------------------------------------
 
     def now(self) -> bytes:
         """`Now` as JSON."""
@@ -138,8 +137,7 @@ class ObservedRun:
         """The moments that are remembered of the run that is shown."""
         return self._records.shown.past
 
-    # --- events
-    # -------------------------------------------------------------------------------------------------------
+    # --- events -----------------------------------------------------------------------------------
 
     def take(self, told: EventRecord) -> None:
         """Learn from an event, which may be of an earlier run of this id."""
@@ -172,8 +170,7 @@ class ObservedRun:
         """Some events were taken: tell it."""
         self._tell()
 
-    # --- the chain
-    # ----------------------------------------------------------------------------------------------------
+    # --- the chain --------------------------------------------------------------------------------
 
     async def follow(self) -> None:
         """Follow the run until cancelled, whatever happens to nodes and to the run; one that the
@@ -246,8 +243,7 @@ class ObservedRun:
             elif self.viewers and time.monotonic() - self._made > _TELL_SECONDS:
                 self._tell()
 
-    # --- transactions
-    # -------------------------------------------------------------------------------------------------
+    # --- transactions -----------------------------------------------------------------------------
 
     async def _read_transactions(self, follower: RunFollower) -> None:
         pause = 0.0 if self._coordinator.pool.is_local else _PAUSE_SECONDS

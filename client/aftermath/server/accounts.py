@@ -1,7 +1,8 @@
 """The accounts of a server's members on its chain: who is given one, and when it goes again.
 
-Identities cost nothing, so an account is made with the first transaction of its owner that would succeed, for N
-new identities of each address and of all. An account without a membership goes when its owner has been away for long.
+Identities cost nothing, so an account is made with the first transaction of its owner that would
+succeed, for N new identities of each address and of all. An account without a membership goes when
+its owner has been away for long.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ ALLOWANCE = 10**9
 LEAST = 10**8
 """Lamports below which it is given them again."""
 NEW_OF_ADDRESS = 300.0
-"""New identities of one address at once, as when a cluster of 256 members starts behind one router."""
+"""New identities of one address at once, as when a cluster of 256 members starts behind one
+router.
+"""
 NEW_OF_ADDRESS_RATE = 0.1
 NEW_OF_ALL = 1200.0
 NEW_OF_ALL_RATE = 0.2
@@ -68,7 +71,9 @@ class NewIdentities:
 
 
 class Accounts:
-    """Accounts of members of the run at address `run`. `here` says whether an identity is connected."""
+    """Accounts of members of the run at address `run`. `here` says whether an identity is
+    connected.
+    """
 
     def __init__(
         self,
@@ -110,7 +115,9 @@ class Accounts:
             return await simulate(params)
 
     def balance(self, params: Any, identity: Pubkey) -> Any:
-        """Answer getBalance, for the identity itself with what it may spend, given already or not."""
+        """Answer getBalance, for the identity itself with what it may spend, given already or
+        not.
+        """
         answer: Any = self._node.methods["getBalance"](params)
         own = isinstance(params, list) and params[0] == str(identity)
         return {**answer, "value": ALLOWANCE} if own and self.missing(identity) else answer
@@ -132,7 +139,8 @@ class Accounts:
 
     def sweep(self) -> None:
         """Remove what is due now."""
-        bank, now = self._node.bank, self._clock()
+        bank = self._node.bank
+        now = self._clock()
         run = bank.account(self._run)
         if run is None:
             return

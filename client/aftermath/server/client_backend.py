@@ -99,7 +99,9 @@ class Broker:
 
 
 def identity_of(path: Path | None) -> Wallet:
-    """The identity in this file, else in RAW_IDENTITY_SECRET_KEY, else a new one. Raises WalletError."""
+    """The identity in this file, else in RAW_IDENTITY_SECRET_KEY, else a new one. Raises
+    WalletError.
+    """
     if path is None and not os.environ.get(IDENTITY_VARIABLE):
         return Wallet(Keypair(), "made for this process")
     secret = identity_secret("", Wallet(Keypair()), path)
@@ -116,7 +118,9 @@ def check_address(address: str) -> None:
 def _linked(
     address: str, trust: Trust | None, run_id: str, wallet: Wallet, patience: float
 ) -> tuple[ServerConnection, CentralPool, bytes]:
-    """The link of an identity, the server as it is asked over it, and the secret of the key that peers see."""
+    """The link of an identity, the server as it is asked over it, and the secret of the key that
+    peers see.
+    """
     secret = identity_secret(run_id, wallet, env={})
     proxy_for(f"{'wss' if trust else 'ws'}://{address}")  # before anything waits for a connection
     link = ServerConnection(address, trust, run_id, wallet, Keypair.from_seed(secret))
@@ -136,7 +140,9 @@ async def visiting(
 
 @contextlib.asynccontextmanager
 async def reached_run(address: str, trust: Trust | None, wallet: Wallet, run_id: str) -> AsyncIterator[Cluster]:
-    """The run of the server at HOST:PORT, as the member with this key reaches it. Raises UsageError."""
+    """The run of the server at HOST:PORT, as the member with this key reaches it. Raises
+    UsageError.
+    """
     check_address(address)
     _, pool, _ = _linked(address, trust, run_id, wallet, PATIENCE_SECONDS)
     async with pool:
@@ -144,7 +150,9 @@ async def reached_run(address: str, trust: Trust | None, wallet: Wallet, run_id:
 
 
 def reaching(address: str, trust: Trust | None, identity: Path | None) -> Callable[[TrainSettings], Reach]:
-    """What makes the way to the server at HOST:PORT. Raises UsageError, and WalletError when it is called."""
+    """What makes the way to the server at HOST:PORT. Raises UsageError, and WalletError when it is
+    called.
+    """
     check_address(address)
     known = functools.cache(lambda: identity_of(identity))  # one for the process, however often the way is made
 

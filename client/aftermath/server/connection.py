@@ -35,7 +35,9 @@ from aftermath.server.trust import Trust
 log = logging.getLogger(__name__)
 
 MAX_MESSAGE = 4 << 20
-OPEN_SECONDS, PING_SECONDS, CLOSE_SECONDS = 5.0, 5.0, 0.2
+OPEN_SECONDS = 5.0
+PING_SECONDS = 5.0
+CLOSE_SECONDS = 0.2
 MOST_PEERS = 1024
 _STRANGE = "it does not greet as an aftermath-centralized server does"
 
@@ -72,16 +74,23 @@ class NotAdmitted(ServerRefused):
 
 
 class NotTheServer(ConnectionError):
-    """What answers does not do so as the server should, or not now. That may pass, as where nobody answers."""
+    """What answers does not do so as the server should, or not now. That may pass, as where nobody
+    answers.
+    """
 
 
 class ServerConnection(httpx.AsyncBaseTransport):
-    """One member's way to the server at `address` (HOST:PORT). `peer` is the key its peers know it by."""
+    """One member's way to the server at `address` (HOST:PORT). `peer` is the key its peers know it
+    by.
+    """
 
     def __init__(self, address: str, trust: Trust | None, run_id: str, wallet: Wallet, peer: Keypair) -> None:
         self.address = address
         self.url = f"{'wss' if trust else 'ws'}://{address}"
-        self.trust, self._run_id, self._wallet, self._peer = trust, run_id, wallet, peer
+        self.trust = trust
+        self._run_id = run_id
+        self._wallet = wallet
+        self._peer = peer
         self._genesis = ""
         self._connection: ClientConnection | None = None
         self._opening = asyncio.Lock()
@@ -93,7 +102,7 @@ class ServerConnection(httpx.AsyncBaseTransport):
         self.peers: dict[bytes, Whereabouts] = {}
         """Where the server says that they are; kept while it is away."""
 
-    # --- the wire -------------------------------------------------------------------------------------------------
+    # --- the wire ---------------------------------------------------------------------------------
 
     def http(self) -> httpx.AsyncClient:
         return httpx.AsyncClient(transport=self, timeout=None)
@@ -122,10 +131,12 @@ class ServerConnection(httpx.AsyncBaseTransport):
             await self._connection.close()
         await cancel([task for task in (self._reader, self._teller) if task is not None])
 
-    # --- calls of our own -----------------------------------------------------------------------------------------
+    # --- calls of our own -------------------------------------------------------------------------
 
     async def keep_will(self, transaction: bytes) -> None:
-        """Leave a signed transaction (base64) with the server, to be sent when we are gone. Raises as `_ask`."""
+        """Leave a signed transaction (base64) with the server, to be sent when we are gone. Raises
+        as `_ask`.
+        """
         await self._call("keepLastWill", [transaction.decode(), {"encoding": "base64"}])
 
     async def announce(self, here: Whereabouts) -> None:
@@ -156,10 +167,12 @@ class ServerConnection(httpx.AsyncBaseTransport):
         body = json.dumps({"jsonrpc": "2.0", "id": number, "method": method, "params": params})
         return await self._ask(number, body)
 
-    # --- the connection -------------------------------------------------------------------------------------------
+    # --- the connection ---------------------------------------------------------------------------
 
     async def _ask(self, number: int | str, body: str) -> bytes:
-        """The reply to a call. Raises OSError, WebSocketException or Malformed without one, ServerRefused."""
+        """The reply to a call. Raises OSError, WebSocketException or Malformed without one,
+        ServerRefused.
+        """
         connection = await self._connected()
         reply: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._waiting[number] = reply
@@ -207,7 +220,9 @@ class ServerConnection(httpx.AsyncBaseTransport):
             self._waiting[head.id].set_result(data)
 
     async def _open(self) -> ClientConnection:
-        """A connection on which we are let in. Raises OSError, WebSocketException, ServerRefused."""
+        """A connection on which we are let in. Raises OSError, WebSocketException,
+        ServerRefused.
+        """
         connection = await self._reached()
         try:
             async with asyncio.timeout(OPEN_SECONDS):
@@ -267,7 +282,9 @@ class ServerConnection(httpx.AsyncBaseTransport):
     def _sent_away(
         self, message: str, fix: str, refusal: type[ServerRefused] = ServerRefused
     ) -> ServerRefused | NotTheServer:
-        """What a greeting that sends us away is: an answer, or after a better one without TLS anybody's word."""
+        """What a greeting that sends us away is: an answer, or after a better one without TLS
+        anybody's word.
+        """
         if self._genesis and self.trust is None:
             return NotTheServer(f"{message}, or something between us and the server interferes")
         return refusal(message, fix)

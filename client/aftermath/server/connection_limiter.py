@@ -1,6 +1,6 @@
 """Limits connections that have not proven an identity: how many there are, and for how long.
 
-Each holds one of the files that a process may have open, and costs whoever opens it nothing.
+Each holds one of the files that a process may have open, and costs its opener nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class ConnectionLimiter(web.Server):
         # aiohttp ends a connection on which no request arrives within `keepalive_timeout`.
         super().__init__(handler, access_log=None, keepalive_timeout=STRANGER_SECONDS)
         self._strangers: dict[web.RequestHandler, str] = {}
-        """Their addresses, oldest connection first."""
+        """Addresses of the connections, oldest first."""
 
     async def listen(self, host: str, port: int, tls: ssl.SSLContext | None) -> asyncio.Server:
         """Accept connections. Raises OSError."""

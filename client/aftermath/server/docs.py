@@ -1,4 +1,6 @@
-"""Writes docs/commands-centralized.md from the commands' own help: `python -m aftermath.server.docs FILE`."""
+"""Writes docs/commands-centralized.md from the commands' own help: `python -m aftermath.server.docs
+FILE`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The files that a server's options name: directory of state, certificate, and list of those who may join."""
+"""The files that a server's options name: directory of state, certificate, and list of those who
+may join.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""The first three messages of a connection: the server's challenge, the member's answer, and whether it may stay.
+"""The first three messages of a connection: challenge, answer, admission. JSON of fixed fields.
 
-Decided: JSON texts of fixed fields. The member proves two keys at once, its identity (the wallet that signs what it
-sends) and the key its peers know it by, with signatures over a prefix, the run, the server's random nonce and both
-keys; so nobody can speak for another, and an answer is good for one connection only. Who stands between the two
-unseen can pass the answer on, but cannot sign anything: against that, and against readers, there is TLS.
+The member proves its identity (the wallet) and its peer key with signatures over a prefix, the run,
+the server's nonce and both keys. So nobody can speak for another, and an answer is good for one
+connection. A relay in between cannot sign anything; TLS excludes it, and readers.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class Challenge(msgspec.Struct, frozen=True, tag="challenge", forbid_unknown_fie
 
 
 class Answer(msgspec.Struct, frozen=True, tag="answer", forbid_unknown_fields=True):
-    """Who is there: both keys and a signature of each."""
+    """A client's answer: both keys and a signature of each."""
 
     identity: Hex32
     peer: Hex32
@@ -81,7 +80,8 @@ def answer(challenge: Challenge, identity: Keypair, peer: Keypair) -> bytes:
 def proven(challenge: Challenge, data: bytes | str) -> tuple[bytes, bytes]:
     """Return (identity, peer key) of an answer's sender. Raises Malformed if it proves nothing."""
     found: Answer = json_as(_short(data), Answer)
-    identity, peer = bytes.fromhex(found.identity), bytes.fromhex(found.peer)
+    identity = bytes.fromhex(found.identity)
+    peer = bytes.fromhex(found.peer)
     said = statement(challenge, identity, peer)
     for key, signature in ((identity, found.identity_signature), (peer, found.peer_signature)):
         if not Signature(bytes.fromhex(signature)).verify(Pubkey(key), said):

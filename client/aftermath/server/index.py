@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from aftermath.cli.index import Entry, Index
 
-SERVER, CLIENT, LOOK = "Keep a run", "Take part in a run", "Look at a run"
+SERVER = "Keep a run"
+CLIENT = "Take part in a run"
+LOOK = "Look at a run"
 
 CENTRALIZED = Index(
     name="aftermath-centralized",

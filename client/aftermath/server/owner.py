@@ -1,8 +1,8 @@
-"""The server as the owner of its run: it creates, configures and starts it, through the code of the owner's commands.
+"""The server as the owner of its run: it creates, configures and starts it like a command.
 
-Decided: the owner's key never leaves the server; with a directory of state it is kept there, readable by the server's
-user only. What a started run goes by is in its accounts: a changed file is taken up where the run is new, paused or
-finished (then if it has more steps), as `update-config` would, and otherwise said not to be.
+The owner's key never leaves the server. With a state directory it is stored there, readable by the
+server's user only. A changed file is applied if the run is new, paused or finished (with more
+steps), like `update-config`; otherwise the server says that it is not.
 """
 
 from __future__ import annotations
@@ -56,8 +56,9 @@ class _Inside(httpx.AsyncBaseTransport):
 
 
 def owner_wallet(directory: Path | None) -> Wallet:
-    """The owner's key in the directory of state, a new one if nothing is kept there yet. Raises WalletError, and
-    ServerError where a run is kept without its key: with another one nobody owns it.
+    """The owner's key in the directory of state, a new one if nothing is kept there yet. Raises
+    WalletError, and ServerError where a run is kept without its key: with another one nobody owns
+    it.
     """
     if directory is None:
         return Wallet(Keypair())
@@ -80,7 +81,9 @@ async def inside(node: Node, wallet: Wallet) -> AsyncIterator[SignedCluster]:
 
 
 def unused_keys(file: RunConfig, run: Run, model: Model) -> list[str]:
-    """Return a sentence for every key of the file that a started run does not take up, with both values."""
+    """Return a sentence for every key of the file that a started run does not take up, with both
+    values.
+    """
     # without the model's shape: to make it takes seconds, and what the run began with may be gone
     change = Change(
         metadata={}, config=file, shape=None, restart_from_step=None, switch_to_hub=False, client_version=None
@@ -94,9 +97,11 @@ def unused_keys(file: RunConfig, run: Run, model: Model) -> list[str]:
 
 
 async def establish(chain: SignedCluster, run_id: str, file: RunConfig) -> list[str]:
-    """See that the run exists, goes by the file if it may still be changed, and is started. What is to be said of that.
+    """See that the run exists, goes by the file if it may still be changed, and is started. What is
+    to be said of that.
 
-    Raises what the owner's commands raise, and ServerError where another run is kept and not this one.
+    Raises what the owner's commands raise, and ServerError where another run is kept and not this
+    one.
     """
     names = [run.run_id for run, _, _ in await chain.coordinator.list_runs()]
     if names and run_id not in names:

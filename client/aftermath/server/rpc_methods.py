@@ -1,10 +1,8 @@
-"""What a member may ask of the server: some reads, transactions of its own about this run, and two things of ours.
+"""What a member may ask of the server: some reads, its own transactions, and two more calls.
 
-Decided: a transaction must be signed by the identity of the connection and by nobody else, and may only call the
-coordinator, about this run, with the compute limit and the check of signatures that go with it; all else is the
-program's to decide. The chain's money is worth nothing and buys nothing here, so that an identity is given what fees
-take (`accounts`). `announceWhereabouts` tells where the member's own peer key is to be found and answers with where the
-others are; `keepLastWill` leaves a transaction with the server, to be sent when the member is gone.
+`announceWhereabouts` stores a peer key's addresses and returns the others'. `keepLastWill` stores a
+transaction to send when the member is gone. The chain's money is worth nothing here, so an identity
+gets what fees take (`accounts`).
 """
 
 from __future__ import annotations
@@ -38,14 +36,16 @@ READS = (
     "getSignatureStatuses",
 )
 MOST_SUBSCRIPTIONS = 16
-"""Of one connection: a member has one, to its run."""
+"""Most subscriptions of one connection. A member has one, to its run."""
 
 
 class RpcMethods:
     """The methods of one run's members. `run`: the address of its Run account."""
 
     def __init__(self, node: Node, program: Pubkey, run: Pubkey, accounts: Accounts) -> None:
-        self._node, self._program, self._run = node, program, run
+        self._node = node
+        self._program = program
+        self._run = run
         self._accounts = accounts
 
     def of_connection(
@@ -92,7 +92,9 @@ class RpcMethods:
         }
 
     def admit(self, params: Any, identity: Pubkey) -> VersionedTransaction:
-        """The transaction of a call. Raises RpcError unless it is this identity's own, about this run."""
+        """The transaction of a call. Raises RpcError unless it is this identity's own, about this
+        run.
+        """
         given = Params(params, 2)
         tx, _ = transaction_of(given.text(0, "transaction"), given.config(1))
         message = tx.message

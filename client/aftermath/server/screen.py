@@ -1,6 +1,7 @@
 """What a server shows of its run: lines of what happens, or a screen of tabs (`tui`).
 
-Decided: both read the accounts, as members do, on the loop that serves these: the chain is for that thread alone.
+Decided: both read the accounts, as members do, on the loop that serves these: the chain is for that
+thread alone.
 """
 
 from __future__ import annotations
@@ -103,8 +104,11 @@ async def _tell(server: CentralServer, tell: Callable[[str], None]) -> None:
 
 def where(server: CentralServer) -> Standing:
     """Where the run stands now."""
-    places, bank = run_addresses(PROGRAM, server.config.run_id), server.node.bank
-    run, model, members = bank.account(places.run), bank.account(places.model), bank.account(places.members)
+    places = run_addresses(PROGRAM, server.config.run_id)
+    bank = server.node.bank
+    run = bank.account(places.run)
+    model = bank.account(places.model)
+    members = bank.account(places.members)
     assert run is not None
     assert model is not None
     assert members is not None

@@ -14,7 +14,9 @@ from aftermath.data.tokens import TokenFiles
 
 
 def data_for(path: Path, config: RunConfig) -> tuple[Settings, TokenFiles, int]:
-    """What is to be served, and at which port. Raises DataError, UsageError where the two files do not go together."""
+    """What is to be served, and at which port. Raises DataError, UsageError where the two files do
+    not go together.
+    """
     server = config.llm.data_location.Server
     if server is None:
         raise UsageError(

@@ -37,13 +37,17 @@ from aftermath.server.sessions import Sessions
 log = logging.getLogger(__name__)
 
 MOST_CONNECTIONS = 1200
-"""Two for each of as many members as a run has places, those of members that wait, and those that are ending."""
+"""Two for each of as many members as a run has places, those of members that wait, and those that
+are ending.
+"""
 PROGRAM = Pubkey.from_string(COORDINATOR_ID)
 
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """`state` is the directory that keeps everything, None for nothing; `allowed`: who may come in, None for all."""
+    """`state` is the directory that keeps everything, None for nothing; `allowed`: who may come in,
+    None for all.
+    """
 
     run_id: str
     host: str
@@ -131,7 +135,9 @@ class CentralServer:
 
 @asynccontextmanager
 async def opened(config: ServerConfig) -> AsyncIterator[CentralServer]:
-    """A server whose chain runs; it lets nobody in before `listen`. Raises LocalnetError for a state that is unfit."""
+    """A server whose chain runs; it lets nobody in before `listen`. Raises LocalnetError for a
+    state that is unfit.
+    """
     server = CentralServer(config)
     try:
         server.node.start()

@@ -28,11 +28,16 @@ log = logging.getLogger(__name__)
 GRACE = 5.0
 """Seconds without a connection after which an identity is gone."""
 RETURN = 15.0
-"""The same after the server's own line was down: longer than a member ever takes to notice that it is back."""
+"""Seconds after an outage of the server's own line: longer than a member takes to notice its
+end.
+"""
 MOST_OF_ONE = 4
-"""Connections of one identity: two of a member, and as many of the one before it that have not ended yet."""
+"""Connections of one identity: two of a member, and as many of the one before it that have not
+ended yet.
+"""
 
-LINES, LINES_A_SECOND = 600.0, 0.2
+LINES = 600.0
+LINES_A_SECOND = 0.2
 """Rate limit of log lines about arrivals and departures: burst, then lines per second."""
 
 
@@ -57,13 +62,17 @@ class ConnectedClient:
 
 
 class Sessions:
-    """All identities that are here. `send`: delivers a last will; None if members are not withdrawn."""
+    """All identities that are here. `send`: delivers a last will; None if members are not
+    withdrawn.
+    """
 
     def __init__(self, send: Callable[[Pubkey, bytes], Awaitable[None]] | None) -> None:
         self._send = send
         self._clients: dict[Pubkey, ConnectedClient] = {}
-        self._heard, self._heard_at = Pulse(), float("-inf")
-        self._lines, self._untold = Bucket(time.monotonic, LINES_A_SECOND, LINES), 0
+        self._heard = Pulse()
+        self._heard_at = float("-inf")
+        self._lines = Bucket(time.monotonic, LINES_A_SECOND, LINES)
+        self._untold = 0
 
     def here(self, identity: Pubkey) -> bool:
         """Whether an identity has a connection now."""
@@ -109,7 +118,9 @@ class Sessions:
             client.leaving = asyncio.create_task(self._expire(client))
 
     def announce(self, client: ConnectedClient, at: Whereabouts, outlet: Outlet) -> list[Mapping[str, Any]]:
-        """Where a client is, which the others are told; where these are, and from now on over this connection."""
+        """Where a client is, which the others are told; where these are, and from now on over this
+        connection.
+        """
         client.told = outlet
         if client.at != at:
             self._moved(client, at)
@@ -141,13 +152,15 @@ class Sessions:
 
     async def _absent(self) -> None:
         """Until who has no connection since now is gone, and not the server."""
-        patience, since = GRACE, time.monotonic()
+        patience = GRACE
+        since = time.monotonic()
         while True:
             await asyncio.sleep(patience)
             if self._heard_at > since:
                 return
             await self._heard.wait()
-            patience, since = RETURN, self._heard_at
+            patience = RETURN
+            since = self._heard_at
 
     async def _expire(self, client: ConnectedClient) -> None:
         await self._absent()

@@ -1,7 +1,7 @@
 """A server's `state.toml`: a run's config file, and what the seed's file says of the run besides.
 
-Decided: the tables are those of a run's config, so that one file serves both; what says where a run is in its life may
-only say that it begins, because that is in the saved state and nowhere else.
+Decided: the tables are those of a run's config, so that one file serves both; what says where a run
+is in its life may only say that it begins, because that is in the saved state and nowhere else.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ class State(RunConfig):
 
 
 def load_state(path: Path, run_id: str | None, init_warmup_time: int | None = None) -> tuple[str, State]:
-    """(the run's id, the file), with another `warmup_time` if one is given. Raises ConfigError, UsageError."""
+    """(the run's id, the file), with another `warmup_time` if one is given. Raises ConfigError,
+    UsageError.
+    """
     state = load_as(path, State)
     if run_id is not None and state.run_id not in (None, run_id):
         raise UsageError(f"--run-id is {run_id!r}, and {path} says {state.run_id!r}", "Leave one of them out")

@@ -11,7 +11,9 @@ from aftermath.base.errors import UsageError
 
 @dataclass(frozen=True)
 class Trust:
-    """The server has this `certificate`, or one that it signed; None: one that this machine trusts."""
+    """The server has this `certificate`, or one that it signed; None: one that this machine
+    trusts.
+    """
 
     context: ssl.SSLContext
     certificate: Path | None = None

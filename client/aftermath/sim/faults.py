@@ -69,8 +69,7 @@ class Faults:
         """Whether a fault can be the reason for what happened to this member."""
         return any(name in one.names and one.start <= when <= one.end + EXCUSED for one in self.windows)
 
-    # --- whom, and for how long
-    # ---------------------------------------------------------------------------------
+    # --- whom, and for how long -------------------------------------------------------------------
 
     def _victim(self) -> Player:
         alive = [player for player in self._sim.players if player.alive]
@@ -114,8 +113,7 @@ class Faults:
         if not player.alive and self._sim.run.state is not RunState.FINISHED:
             self._sim.start(player)
 
-    # --- members
-    # ------------------------------------------------------------------------------------------------
+    # --- members ----------------------------------------------------------------------------------
 
     async def kill(self) -> None:
         await self._away("kill", self._sim.kill)
@@ -142,8 +140,7 @@ class Faults:
         self._return(player)
         self._end(window)
 
-    # --- the chain
-    # ----------------------------------------------------------------------------------------------
+    # --- the chain --------------------------------------------------------------------------------
 
     async def alone(self) -> None:
         """One member does not reach the chain."""
@@ -206,8 +203,7 @@ class Faults:
             except CoordinatorError:
                 return
 
-    # --- the network
-    # --------------------------------------------------------------------------------------------
+    # --- the network ------------------------------------------------------------------------------
 
     async def cut(self) -> None:
         one = self._victim()

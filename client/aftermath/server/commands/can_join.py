@@ -21,10 +21,10 @@ async def can_join(
 ) -> Result:
     """Say whether a member may join the run of a server, and why not.
 
-    Runs the checks that client train runs before it joins. They cover the server's list of members, the client version,
-    other local processes with the same key, the device, and the run's model, tier and data. Exits with 0 if the member
-    may join, 10 if the run needs another client version, 11 if the run or server does not admit the key, and 1 for any
-    other reason.
+    Runs the checks that client train runs before it joins. They cover the server's list of members,
+    the client version, other local processes with the same key, the device, and the run's model,
+    tier and data. Exits with 0 if the member may join, 10 if the run needs another client version,
+    11 if the run or server does not admit the key, and 1 for any other reason.
     """
     from aftermath.cli.can_join import answer, at_the_chain, check_only_process, noting, refused_by
     from aftermath.server.client_backend import identity_of, reached_run

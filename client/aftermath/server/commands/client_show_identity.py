@@ -28,8 +28,8 @@ def client_show_identity(
 ) -> Result:
     """Show the public key by which a server knows a member.
 
-    It is what a server's list of those who may join has. The secret itself is never printed. With --create this makes a
-    key without any other tool; a file that exists stays as it is.
+    It is what a server's list of those who may join has. The secret itself is never printed. With
+    --create this makes a key without any other tool; a file that exists stays as it is.
     """
     import os
 

@@ -1,5 +1,5 @@
-"""`client train`: take part in the run of a server. Its options are those of `aftermath-solana train` that do not name
-a cluster, a wallet or where peers are found, and how the server is reached.
+"""`client train`: take part in the run of a server. Its options are those of `aftermath-solana
+train` that do not name a cluster, a wallet or where peers are found, and how the server is reached.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OF_A_CLUSTER = {
 
 
 def options() -> list[inspect.Parameter]:
-    """Those of `train` that are not about a cluster."""
+    """Return the options of `train` that are not about a cluster."""
     return [option for option in settings_options() if option.name not in OF_A_CLUSTER]
 
 
@@ -50,9 +50,9 @@ def client_train(
 ) -> NoReturn:
     """Join the run of a server and train until it ends.
 
-    As `aftermath-solana train`, but there is no chain, wallet or fee: the server knows a member by its key, and tells
-    it where its peers are. Without --identity-secret-key-path the member has a new identity every time. Ctrl-C leaves
-    the run and exits 0.
+    As `aftermath-solana train`, but there is no chain, wallet or fee: the server knows a member by
+    its key, and tells it where its peers are. Without --identity-secret-key-path the member has a
+    new identity every time. Ctrl-C leaves the run and exits 0.
     """
     from aftermath.server.client_backend import reaching
     from aftermath.train.session import run_member

@@ -1,4 +1,6 @@
-"""`doctor`: what is wrong with this machine, or with its way to a server, before `client train` meets it."""
+"""`doctor`: what is wrong with this machine, or with its way to a server, before `client train`
+meets it.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,10 @@ async def doctor(
 ) -> Result:
     """Say what is wrong with this machine or its way to a server, and how to correct it.
 
-    Checks this machine first: Python and its packages, PyTorch and the device, disk, ports, UDP and the relay. Then
-    checks the server: whether it answers and admits the key, its clock, and the run's version, model and data. Reports
-    which tier fits into memory. Exits with 1 if a check fails, otherwise 0.
+    Checks this machine first: Python and its packages, PyTorch and the device, disk, ports, UDP and
+    the relay. Then checks the server: whether it answers and admits the key, its clock, and the
+    run's version, model and data. Reports which tier fits into memory. Exits with 1 if a check
+    fails, otherwise 0.
     """
     from aftermath.cli.checkup import Subject, examine
     from aftermath.cli.checkup_chain import ON_A_SERVER, SERVER

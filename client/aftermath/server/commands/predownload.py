@@ -21,8 +21,9 @@ async def predownload(
 ) -> Result:
     """Fetch the model of a server's run and check its data before joining.
 
-    The model is loaded once, so that a damaged or unsuitable checkpoint is found now and not in the warm-up. A server
-    with a list of members answers only a listed key: pass it with --identity-secret-key-path.
+    The model is loaded once, so that a damaged or unsuitable checkpoint is found now and not in the
+    warm-up. A server with a list of members answers only a listed key: pass it with
+    --identity-secret-key-path.
     """
     from aftermath.cli.predownload import fetched
     from aftermath.server.client_backend import identity_of, reached_run

@@ -59,9 +59,9 @@ async def server_run(
 ) -> Result:
     """Keep a run, and serve it to its members.
 
-    The first start creates the run from the state file and starts it; a start on the same --save-state-dir resumes
-    where the server was, whatever ended it. Without --save-state-dir the run is lost when the server stops. Runs until
-    it is stopped with Ctrl-C.
+    The first start creates the run from the state file and starts it; a start on the same
+    --save-state-dir resumes where the server was, whatever ended it. Without --save-state-dir the
+    run is lost when the server stops. Runs until it is stopped with Ctrl-C.
     """
     from aftermath.server.files import allowed_of, owner_directory, tls_of
     from aftermath.server.owner import establish, inside, owner_wallet

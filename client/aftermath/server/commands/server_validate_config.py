@@ -14,7 +14,8 @@ from aftermath.server.commands.options import DataConfig, MaybeRunId, State
 def server_validate_config(state: State, data_config: DataConfig = None, run_id: MaybeRunId = None) -> Result:
     """Check the files of a server without starting it.
 
-    The run's rules, its model and how that is cut into tiers; with --data-config the data, and that both fit together.
+    The run's rules, its model and how that is cut into tiers; with --data-config the data, and that
+    both fit together.
     """
     from aftermath.owner.schema import shape_of
     from aftermath.server.served_data import data_for

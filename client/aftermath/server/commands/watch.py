@@ -13,8 +13,9 @@ from aftermath.server.commands.options import ServerOptions, trusted
 async def watch(server: ServerOptions, run_id: RunId, json_output: JsonLines = False) -> Result:
     """Follow where the run of a server stands, until it is finished, or until Ctrl-C.
 
-    On a terminal it has a screen of tabs, which Tab turns over and q closes; elsewhere a line is printed whenever
-    something has changed. Take no identity of a member that runs: the server would think it here after it has gone.
+    On a terminal it has a screen of tabs, which Tab turns over and q closes; elsewhere a line is
+    printed whenever something has changed. Take no identity of a member that runs: the server would
+    think it here after it has gone.
     """
     from aftermath.cli.look import followed
     from aftermath.server.client_backend import visiting
