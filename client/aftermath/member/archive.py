@@ -96,6 +96,9 @@ class Keeper:
         self._next: _Kept | None = None
         self._read: Checkpoint | None = None  # the last place on the Hub that passed the check
         self._named_step = -1  # step of the chain's checkpoint when this member last kept one
+        self._failed_step = -1  # the step whose failure was last warned of
+        self.saved_step: int | None = None
+        """The steps trained in the newest epoch's model, once it is in the directory, or on the Hub without one."""
         if archive.hub is not None and archive.directory is None:
             sweep()
 
@@ -109,14 +112,19 @@ class Keeper:
         """Return whether this member writes checkpoints."""
         return not self._role.tier and bool(self._archive.directory or self._archive.hub)
 
-    async def keep(self, run: Run, replica: Replica, hashes: Mapping[int, bytes]) -> None:
-        """Save the model that `run` ended its epoch with; returns when the replica may change again."""
+    async def keep(self, run: Run, replica: Replica, hashes: Mapping[int, bytes]) -> bool:
+        """Save the model that `run` ended its epoch with; returns when the replica may change again.
+
+        Return False, after a warning, if it could not be written: a later try may succeed.
+        """
         if not self.keeps:
-            return
+            return True
+        self.saved_step = None
         kept = await self._save(run, replica, hashes)
         if kept is None:
-            return
+            return False
         if self._archive.directory is not None:
+            self.saved_step = run.trained_steps
             self._ports.events.emit(kinds.Checkpoint(step=run.trained_steps, path=str(kept.place)))
         late = self._sending is not None
         if self._archive.hub is not None:
@@ -124,6 +132,7 @@ class Keeper:
         if self._archive.hub is None or not self._archive.hub.named or late:
             await self._name_directory(kept)
         await self._prune(kept)
+        return True
 
     async def save_now(self, run: Run, replica: Replica) -> Path | None:
         """Save a model that no epoch ended with; return its directory, or None after a warning.
@@ -152,7 +161,7 @@ class Keeper:
     # --- the disk -----------------------------------------------------------------------------------------------
 
     async def _save(self, run: Run, replica: Replica, hashes: Mapping[int, bytes]) -> _Kept | None:
-        """Write the checkpoint; None, after a warning, if that was not possible."""
+        """Write the checkpoint; None if that was not possible, after a warning at the first try of a step."""
         temporary: Path | None = None
         place: Path | None = None
         try:
@@ -160,7 +169,9 @@ class Keeper:
             place = await self._write(directory, run, replica)
             return _Kept(place, run, hashes, temporary)
         except Exception as error:
-            self._warn(f"no checkpoint of step {run.trained_steps} was kept: {error}")
+            if self._failed_step != run.trained_steps:
+                self._warn(f"no checkpoint of step {run.trained_steps} was kept: {error}")
+            self._failed_step = run.trained_steps
             return None
         finally:
             if temporary is not None and place is None:
@@ -250,6 +261,7 @@ class Keeper:
             if hub.named:
                 await self._name_directory(kept)
             return
+        self.saved_step = step
         self._ports.events.emit(kinds.Checkpoint(step=step, path=f"{hub.repo}@{commit}" if hub.named else commit))
         if not hub.named:
             return

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 
 from aftermath.base.wait import first_of
 from aftermath.coordinator.errors import Refused, Unavailable
@@ -40,8 +41,7 @@ from aftermath.replica.origin import Origin
 from aftermath.replica.replica import Replica
 from aftermath.rules import bitmap
 from aftermath.rules.members import Members, Seat
-from aftermath.rules.model import Model
-from aftermath.rules.run import Run, steps_before
+from aftermath.rules.run import Run
 from aftermath.rules.state import MemberState, RunState
 from aftermath.watch import kinds
 
@@ -85,7 +85,8 @@ class Member:
         self._last = LastMember(ports, role, workers, self._keeper, origin)
         self._replica: Replica | None = None
         self._rounds: Rounds | None = None
-        self._stops = False
+        self._stops: Callable[[bool], bool] | None = None
+        self._ended: Run | None = None  # the newest epoch that this member completed, as it ended
         self._said_stateless = False  # since the last replica: the chain knows that this member holds none
         self.seat: int | None = None
 
@@ -102,9 +103,8 @@ class Member:
                 self._listening.follow_members(),
             )
         except asyncio.CancelledError:
-            stake = self.stake() if self._stops else None
-            if stake is not None and stake.saves and self._replica is not None and self.seat is not None:
-                await self._last.save(self.seat, self._replica, self._rounds)
+            if self._stops is not None:
+                await self._save_stake(self._stops)
             raise
         finally:
             await self._opening.leave()
@@ -120,19 +120,24 @@ class Member:
         """Whoever keeps the run."""
         return self._ports.coordinator
 
-    async def _newest_model(self, known: Model) -> Model:
-        """Return the chain's newest model account: a checkpoint may have been named since `known` was read."""
-        with contextlib.suppress(Unavailable):
-            return (await self._ports.coordinator.view(fresh=True)).model
-        return known
-
     def stake(self) -> Stake | None:
         """Return what would be lost if this member left now, or None."""
         return self._last.stake(self.seat, self._replica)
 
-    def stops(self) -> None:
-        """Say that `live` is about to be cancelled because the user stops this member: it saves what is at stake."""
-        self._stops = True
+    def stops(self, again: Callable[[bool], bool] = lambda saved: False) -> None:
+        """Say that `live` is about to be cancelled because the user stops this member: it saves what is at stake.
+
+        `again`: see `LastMember.save`.
+        """
+        self._stops = again
+
+    async def _save_stake(self, again: Callable[[bool], bool]) -> None:
+        """Save what would be lost, if there is anything."""
+        stake = self.stake()
+        if stake is None or self._replica is None or self.seat is None:
+            again(True)
+        elif stake.saves:
+            await self._last.save(self.seat, self._replica, self._rounds, again)
 
     async def leave(self) -> None:
         """Say there that this member goes, unless it keeps its seat to go on from what it saved."""
@@ -150,15 +155,7 @@ class Member:
             self._notices.rewinding(run)
             self._notices.state(run)
             if run.state is RunState.FINISHED:
-                model = await self._newest_model(view.model)
-                place = model.checkpoint.repo if steps_before(model.checkpoint_step) else None
-                self._ports.events.emit(kinds.Finished(step=run.trained_steps, checkpoint=place))
-                await self._ports.clock.sleep(LINGER if self._replica is not None else 0.0)
-                await self._keeper.settle()
-                await self._gradients.settle()
-                await self._private.settle()
-                if place is None:  # an upload may have ended since
-                    self._notices.never_saved(run, await self._newest_model(model))
+                await self._finish(run)
                 return
             if not self._keeper.keeps:  # one that does says so itself when it cannot, and an upload takes its time
                 self._notices.never_saved(run, view.model)
@@ -180,6 +177,21 @@ class Member:
                 if self.seat is not None and self._replica is None and self._notices.waiting(run):
                     return
                 await self._ports.feed.after(run.seq)
+
+    async def _finish(self, run: Run) -> None:
+        """Say that the run is finished, and stay until its model is saved. Raises ModelLost if it cannot be."""
+        self._notices.finished(run, await self._last.newest_model())
+        await self._ports.clock.sleep(LINGER if self._replica is not None else 0.0)
+        replica = self._replica if self._ended is not None and self._ended.step == run.step else None
+        if self._ended is not None and replica is not None and self._keeper.keeps:
+            await self._last.hold(self._ended, replica)
+        await self._keeper.settle()
+        await self._gradients.settle()
+        await self._private.settle()
+        model = await self._last.newest_model()  # an upload may have ended since
+        if self._keeper.saved_step != run.trained_steps and (stake := self._last.stake(self.seat, replica, model)):
+            raise stake.lost()
+        self._notices.never_saved(run, model)
 
     def _takes_part(self, view: View) -> bool:
         """Whether there is an epoch this member can begin: in warm-up, or just after it if it has kept its replica."""
@@ -232,6 +244,7 @@ class Member:
         """Sign up for the next epoch, and attest and keep the model that this one ended with."""
         assert self.seat is not None
         self._enrolment.completed()
+        self._ended = ended
         if not ended.pending_pause and ended.trained_steps < ended.config.total_steps:
             await self._join(ended)
         parts = self._share, replica, self._keeper, self._private

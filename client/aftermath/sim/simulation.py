@@ -37,6 +37,7 @@ from aftermath.member.attention import Attention
 from aftermath.member.feed import RunFeed
 from aftermath.member.member import Member
 from aftermath.member.ports import Ports, Role, Workers
+from aftermath.member.unfinished import ModelLost
 from aftermath.member.wishes import Wishes
 from aftermath.model.config import ModelConfig
 from aftermath.model.text import Prompt
@@ -197,17 +198,17 @@ class Simulation:
         archive = Archive(directory, self.hub if player.tier == 0 else None, 3, {}, self.read_hub)
         weight = round(60 / player.seconds)
         player.member = Member(ports, role, workers, data, origin, archive, wishes, weight=weight, parallel=4)
-        player.task = asyncio.ensure_future(_live(player.chain, player.member))
+        player.task = asyncio.ensure_future(_live(player, player.chain, player.member))
 
     async def kill(self, player: Player) -> None:
         """kill -9."""
         self.network.crash(player.id)
         await self._end(player)
 
-    async def stop(self, player: Player) -> None:
-        """Ctrl-C: the member says on chain that it goes."""
+    async def stop(self, player: Player, again: Callable[[bool], bool] = lambda saved: False) -> None:
+        """Ctrl-C: the member says on chain that it goes. `again`: see `Member.stops`."""
         assert player.member is not None
-        player.member.stops()
+        player.member.stops(again)
         await self._end(player)
         with contextlib.suppress(CoordinatorError):
             await player.member.leave()
@@ -279,10 +280,13 @@ class Simulation:
                 await self._end(player)
 
 
-async def _live(chain: SimMember, member: Member) -> None:
+async def _live(player: Player, chain: SimMember, member: Member) -> None:
     """What `train` does between opening its ports and closing them."""
     async with chain:
-        await member.live()
+        try:
+            await member.live()
+        except ModelLost as lost:  # an end that a run without checkpoints may have
+            player.lost = lost.message
 
 
 def _key(name: str) -> Keypair:
