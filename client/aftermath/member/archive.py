@@ -40,6 +40,7 @@ from aftermath.rules.state import CheckpointKind, RunState
 from aftermath.watch import kinds
 
 _HUB_SECONDS = 10.0  # for one check of a place on the Hub, for which the cooldown waits
+_ATTESTED_KEPT = 2  # directories that stay beside the newest ones, for the owner to name one
 LONGEST_UPLOAD = 3600.0
 """Seconds after which an upload is given up, waiting for the thread included."""
 
@@ -97,6 +98,7 @@ class Keeper:
         self._read: Checkpoint | None = None  # the last place on the Hub that passed the check
         self._named_step = -1  # step of the chain's checkpoint when this member last kept one
         self._failed_step = -1  # the step whose failure was last warned of
+        self._attested: list[Path] = []  # directories of models that members attested, newest last
         self.saved_step: int | None = None
         """The steps trained in the newest epoch's model, once it is in the directory, or on the Hub without one."""
         if archive.hub is not None and archive.directory is None:
@@ -216,8 +218,9 @@ class Keeper:
         if directory is None or keep is None:
             return
         model = (await self._ports.coordinator.view()).model
-        needed = {newest.place, *self._needed(model)}
         run = newest.run
+        self._note_attested(directory, run, model)
+        needed = {newest.place, *self._needed(model), *self._attested}
 
         def remove() -> None:
             stem = stem_of_run(directory, run.run_id, run.identity)
@@ -226,6 +229,16 @@ class Keeper:
             prune(directory, stem, run.trained_steps, keep, needed | recorded | _directories(model))
 
         await self._workers.compute(remove)
+
+    def _note_attested(self, directory: Path, run: Run, model: Model) -> None:
+        """Remember the newest attested directories that the chain does not name yet: a false place may prevent it."""
+        attested = self._ports.feed.run.attested_step
+        if attested <= model.checkpoint_step:
+            self._attested = []
+            return
+        stem = stem_of_run(directory, run.run_id, run.identity)
+        place = step_directory(directory, stem, steps_before(attested))
+        self._attested = [*(one for one in self._attested if one != place), place][-_ATTESTED_KEPT:]
 
     # --- the Hub ------------------------------------------------------------------------------------------------
 

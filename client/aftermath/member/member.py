@@ -25,7 +25,7 @@ from aftermath.member.opening import Opening
 from aftermath.member.own_state import OwnState
 from aftermath.member.ports import Desync, Ports, Role, Workers
 from aftermath.member.private import PrivateState
-from aftermath.member.ready import Readiness, announce_ready
+from aftermath.member.ready import Readiness, announce_ready, whole_from_peers
 from aftermath.member.results import Results
 from aftermath.member.rounds.collect import LINGER
 from aftermath.member.rounds.divergence import Divergence
@@ -36,10 +36,10 @@ from aftermath.member.ticker import Ticker
 from aftermath.member.unfinished import LastMember, Stake, Unfinished
 from aftermath.member.warmup import NoModel, WarmUp
 from aftermath.member.wishes import Wishes
-from aftermath.replica.modelshare import ModelShare
+from aftermath.replica.modelshare import ModelShare, snapshot
 from aftermath.replica.origin import Origin
 from aftermath.replica.replica import Replica
-from aftermath.rules import bitmap
+from aftermath.rules import bitmap, contents
 from aftermath.rules.members import Members, Seat
 from aftermath.rules.run import Run
 from aftermath.rules.state import MemberState, RunState
@@ -215,6 +215,7 @@ class Member:
         self._own.withdraw()  # a replica that is of no use is to be gone before there is another
         self._replica = replica = await warm.obtain(self._take_replica())
         self._said_stateless = False
+        await self._offer_durable(view, replica, kept=warm.kept)
         if run.cold_start or not warm.kept:
             self._own.begin(None)
         if run.cold_start:
@@ -230,6 +231,14 @@ class Member:
             self._weight = rounds.time.weight  # also of a member that fell out for being too slow
         if ended is not None:
             await self._cool_down(ended, replica)
+
+    async def _offer_durable(self, view: View, replica: Replica, *, kept: bool) -> None:
+        """Offer a model that began as the durable checkpoint to members that cannot read the place on chain."""
+        known = [contents.expected(view.run, view.model, level) for level in self._role.levels]
+        if whole_from_peers(view.run) or None in known or (kept and self._share.manifest is not None):
+            return
+        state, tier = self._role.schema.state, self._role.tier
+        self._share.offer(await self._workers.compute(lambda: snapshot(replica.params, state, tier, view.run.step)))
 
     async def _resume(self, unfinished: Unfinished, view: View) -> None:
         """End the epoch in which this member was stopped as the last one. Raises Desync."""

@@ -4,7 +4,8 @@ Decided
 - whatever arrives is checked level by level against the hashes on chain before it is used; a replica the member
   already has is kept only if it stands the same check, or those of its levels that do: nobody else may have them;
 - the model comes from the peers or from the durable checkpoint, whichever the chain says; a level that no peer can
-  give comes from the durable checkpoint, if that is the copy the chain vouches for;
+  give comes from the durable checkpoint, if that is the copy the chain vouches for; if no place of that checkpoint can
+  be read, it comes from members that have it, checked by the same hashes: anyone of tier 0 may name a false place;
 - a member that nothing can give the model says so on chain before the warm-up's time is over, so that those who have
   it do not wait for nothing;
 - a level for which the chain vouches for nothing (its cooldown failed, or nobody has held it yet) is the durable
@@ -112,8 +113,7 @@ class WarmUp:
             try:
                 if self._run.model_source is ModelSource.PEERS:
                     return await self._from_peers()
-                await self._from_durable(self._lacking)
-                return "the checkpoint"
+                return await self._from_durable()
             except (ModelUnavailable, CheckpointError, ModelConfigError, SchemaError, SegmentError, OSError) as error:
                 message = f"cannot get the model yet: {self._in_words(error)}"
                 if message != said:
@@ -149,13 +149,13 @@ class WarmUp:
 
     # --- from peers ---------------------------------------------------------------------------------------------
 
-    async def _offers(self) -> Mapping[int, list[Offer]]:
-        """What the members of the last epoch that are here again offer, this one apart, by level.
+    async def _offers(self, among: int) -> Mapping[int, list[Offer]]:
+        """What those of the seats `among` that are here offer, this member apart, by level.
 
         Those of the run's step come first: others are right only if the level has not changed since.
         """
         members, step = self._ports.feed.members, self._run.step
-        seats = bitmap.seats(self._run.finishers & self._run.current.roster & ~(1 << self._seat))
+        seats = bitmap.seats(among & self._run.current.roster & ~(1 << self._seat))
         peers = [members.seats[seat].p2p for seat in seats]
         found = await ask_offers(self._ports.transport, self._role.schema.state, peers, _ANSWER)
         return {level: sorted(offers, key=lambda offer: offer.step != step) for level, offers in found.items()}
@@ -165,38 +165,56 @@ class WarmUp:
         self._weights = self._weights or await self._workers.compute(self._origin.blank)
         known = contents.attested(self._run)
         if attested := {level: known[level] for level in self._lacking & known.keys()}:
-            await self._fetch(attested)
+            for reason in await self._fetch(attested, self._run.finishers):
+                self._ports.events.emit(kinds.Warning(message=reason, until="model"))
         if not self._lacking:
             return "peers"
-        source = "the checkpoint" if self._lacking == self._sought else "peers and the checkpoint"
-        await self._from_durable(self._lacking)
-        return source
+        first = "" if self._lacking == self._sought else "peers and "
+        return first + await self._from_durable()
 
-    async def _fetch(self, attested: Mapping[int, bytes]) -> None:
-        """Take the levels with these hashes from peers, as far as they have them."""
-        offers = await self._offers()
+    async def _fetch(self, wanted: Mapping[int, bytes], among: int) -> list[str]:
+        """Take the levels with these hashes from the seats `among`, as far as they have them; return what failed."""
+        offers = await self._offers(among)
         remaining = self._run.state_started_at + self._run.config.warmup_time - self._ports.coordinator.now()
         given = self._ports.transport, self._ports.clock, self._role.schema.state, self._workers.decode
         fetcher = LevelFetcher(*given, parallel=self._parallel, deadline_s=float(max(10, remaining)))
-        for level in sorted(attested, reverse=True):
+        reasons = list[str]()
+        for level in sorted(wanted, reverse=True):
             try:
-                await fetcher.fetch(level, offers.get(level, ()), self._weights, attested[level])
+                await fetcher.fetch(level, offers.get(level, ()), self._weights, wanted[level])
                 self._lacking.discard(level)
             except ModelUnavailable as error:
-                self._ports.events.emit(kinds.Warning(message=str(error), until="model"))
+                reasons.append(str(error))
+        return reasons
 
     # --- from the durable checkpoint ----------------------------------------------------------------------------
 
-    async def _from_durable(self, levels: set[int]) -> None:
-        """Take levels from the durable checkpoint, from the first place that has it.
+    async def _from_durable(self) -> str:
+        """Take the lacking levels from the first place that has the durable checkpoint, else from members that have it.
 
-        ModelUnavailable if the chain vouches for something else; CheckpointError and others if there is no such place.
+        Return from where, in words. ModelUnavailable if the chain vouches for something else; CheckpointError and
+        others if there is no such place.
         """
-        durable = await self._durable(levels)
+        levels = set(self._lacking)
+        try:
+            durable = await self._durable(levels)
+        except (ModelUnavailable, CheckpointError, ModelConfigError, SchemaError, SegmentError, OSError):
+            if not await self._from_members(levels):
+                raise
+            return "members that have the checkpoint"
         if levels == set(self._role.levels):
             self._weights = durable
         else:
             await self._workers.compute(lambda: self._copy(durable, levels))
+        return "the checkpoint"
+
+    async def _from_members(self, levels: set[int]) -> bool:
+        """Take levels of the durable checkpoint from members; return whether all are here."""
+        wanted = {level: digest for level in levels if (digest := self._expected(level)) is not None}
+        if len(wanted) == len(levels):  # else only the place that the chain names is the same for all
+            self._weights = self._weights or await self._workers.compute(self._origin.blank)
+            await self._fetch(wanted, among=-1)
+        return not self._lacking
 
     async def _durable(self, levels: set[int]) -> dict[str, Tensor]:
         """The tier's weights from one of the places recorded for the step of the durable checkpoint.

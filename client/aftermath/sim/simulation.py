@@ -86,6 +86,7 @@ class Simulation:
         self.read_hub: Callable[[Checkpoint], None] = lambda _: None
         """Called with each place on the Hub that a member reads. Raises the error that the Hub would cause."""
         self.keeps = True
+        self.keep_steps = 3
         self.held_up = False
         """Whether members look out for having been held up, as by `sim.clock.hold_up`."""
         self.writes_gradients = False
@@ -195,7 +196,7 @@ class Simulation:
         )
         origin = Origin(self.schema, player.tier, "auto", torch.device("cpu"), PassSize(4, "off"), clock.monotonic)
         directory = self.place / "kept" / player.name if player.tier == 0 and self.keeps else None
-        archive = Archive(directory, self.hub if player.tier == 0 else None, 3, {}, self.read_hub)
+        archive = Archive(directory, self.hub if player.tier == 0 else None, self.keep_steps, {}, self.read_hub)
         weight = round(60 / player.seconds)
         player.member = Member(ports, role, workers, data, origin, archive, wishes, weight=weight, parallel=4)
         player.task = asyncio.ensure_future(_live(player, player.chain, player.member))
