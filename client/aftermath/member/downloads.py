@@ -1,7 +1,7 @@
 """Limit how many results a member downloads at once, and choose whose come next.
 
 An author that stalls holds its turn until the try times out. Therefore one author gets at most half of the turns, and
-after a failed try it waits behind authors that failed less often.
+after a failed try it waits behind authors that failed less often. Authors that failed last share half of the turns.
 """
 
 from __future__ import annotations
@@ -61,11 +61,16 @@ class Downloads:
     def _give(self) -> None:
         """Give out free turns: first to authors that failed less often, among these to the one that waited longest."""
         assert self._most is not None
-        for_one = max(1, self._most // 2)
+        half = max(1, self._most // 2)
         while self._running.total() < self._most:
             # A future that is done was cancelled, and is about to be removed.
             waiting = [one for one in self._waiting if not one[1].done()]
-            ready = [one for one in waiting if self._running[one[0]] < for_one]
+            failed = sum(self._running[author] for author in self._failures)
+            ready = [
+                one
+                for one in waiting
+                if self._running[one[0]] < half and (failed < half or one[0] not in self._failures)
+            ]
             if not ready:
                 return
             chosen = min(ready, key=lambda one: self._failures[one[0]])
