@@ -95,7 +95,10 @@ def test_directory_replaces_only_a_false_place(
 ) -> None:
     """The member has the owner's wallet, from which the program accepts a directory at any time."""
 
-    def read(_: Checkpoint) -> None:
+    reads = list[Checkpoint]()
+
+    def read(checkpoint: Checkpoint) -> None:
+        reads.append(checkpoint)
         if answer is not None:
             raise answer
 
@@ -109,6 +112,7 @@ def test_directory_replaces_only_a_false_place(
         await sim.until(lambda run: run.epoch == (2 if directory else 3) and run.state is RunState.ROUND_TRAIN)
         assert sim.model.checkpoint.kind is (CheckpointKind.LOCAL if directory else CheckpointKind.HUB)
         assert bool(_warned(owner)) is not directory, "that nobody uploads newer ones"
+        assert len(reads) == (repo != "/etc"), "neither a good place nor one without an answer is read in every epoch"
 
     play(tmp_path, story, **ALONE | {"total_steps": 12})
 

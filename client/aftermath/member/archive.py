@@ -40,6 +40,7 @@ from aftermath.rules.state import CheckpointKind, RunState
 from aftermath.watch import kinds
 
 _HUB_SECONDS = 10.0  # for one check of a place on the Hub, for which the cooldown waits
+_AWAY_EPOCHS = 8  # in which a place is not checked again after the Hub has not answered for it
 _ATTESTED_KEPT = 2  # directories that stay beside the newest ones, for the owner to name one
 LONGEST_UPLOAD = 3600.0
 """Seconds after which an upload is given up, waiting for the thread included."""
@@ -96,6 +97,7 @@ class Keeper:
         self._sending: _Kept | None = None
         self._next: _Kept | None = None
         self._read: Checkpoint | None = None  # the last place on the Hub that passed the check
+        self._away: tuple[Checkpoint, int] | None = None  # a place that was not answered for, and in which epoch
         self._named_step = -1  # step of the chain's checkpoint when this member last kept one
         self._failed_step = -1  # the step whose failure was last warned of
         self._attested: list[Path] = []  # directories of models that members attested, newest last
@@ -300,15 +302,17 @@ class Keeper:
         before, self._named_step = self._named_step, model.checkpoint_step
         if kept.scratch is not None or model.checkpoint_step > kept.run.step:
             return
-        wrong = await self._wrong_with(model.checkpoint)
+        wrong = await self._wrong_with(model.checkpoint, kept.run.epoch)
         if model.checkpoint.kind is CheckpointKind.LOCAL or wrong is not None:
             await self._name(Checkpoint(CheckpointKind.LOCAL, str(kept.place), ""), kept, model.checkpoint, wrong)
         elif before == model.checkpoint_step < kept.run.step:
             self._warn_unnamed(kept, "nobody has uploaded a newer one for an epoch")
 
-    async def _wrong_with(self, checkpoint: Checkpoint) -> str | None:
+    async def _wrong_with(self, checkpoint: Checkpoint, epoch: int) -> str | None:
         """Return why a place on the Hub does not hold the run's model. None if it does or the Hub does not answer."""
         if checkpoint.kind is not CheckpointKind.HUB or checkpoint == self._read:
+            return None
+        if self._away is not None and self._away[0] == checkpoint and epoch < self._away[1] + _AWAY_EPOCHS:
             return None
 
         async def read() -> None:
@@ -319,11 +323,13 @@ class Keeper:
             require_place(checkpoint)
             await first_of(read(), self._ports.clock.sleep(_HUB_SECONDS))
         except HubAway:
-            return None
+            pass
         except (CheckpointError, ModelConfigError) as error:
             return error.message
         except Exception as error:  # a stranger chose the files: whatever they break, refuse the place
             return f"{escaped(checkpoint.repo)} cannot be read: {type(error).__name__}: {escaped(str(error))}"
+        if self._read != checkpoint:
+            self._away = checkpoint, epoch
         return None
 
     def _warn_unnamed(self, kept: _Kept, why: str) -> None:

@@ -27,7 +27,7 @@ from aftermath.base.wait import first_of
 from aftermath.coordinator.view import View
 from aftermath.member.ports import Desync, Ports, Role, Workers
 from aftermath.model.config import ModelConfigError
-from aftermath.model.documents import CheckpointError
+from aftermath.model.documents import CheckpointError, HubAway
 from aftermath.model.levels import SchemaError
 from aftermath.model.segments import SegmentError, level_hash, segment_bytes, write_segment
 from aftermath.model.steps import stem_of_run, step_directory
@@ -37,7 +37,7 @@ from aftermath.replica.modelshare import LevelFetcher, ModelUnavailable, Offer, 
 from aftermath.replica.origin import Origin
 from aftermath.replica.replica import Replica
 from aftermath.rules import bitmap, contents
-from aftermath.rules.model import Checkpoint
+from aftermath.rules.model import Checkpoint, Model
 from aftermath.rules.run import STORED_ROUNDS, Run, steps_before
 from aftermath.rules.state import CheckpointKind, ModelSource, RunState
 from aftermath.watch import kinds
@@ -115,7 +115,7 @@ class WarmUp:
                     return await self._from_peers()
                 return await self._from_durable()
             except (ModelUnavailable, CheckpointError, ModelConfigError, SchemaError, SegmentError, OSError) as error:
-                message = f"cannot get the model yet: {self._in_words(error)}"
+                message = f"cannot get the model yet: {why_no_model(error, self._model)}"
                 if message != said:
                     self._ports.events.emit(kinds.Warning(message=message, until="model"))
                 said = message
@@ -127,13 +127,6 @@ class WarmUp:
             if clock.monotonic() >= failing + max(self._run.config.warmup_time / 2, _LEAST_TRIED):
                 raise NoModel("no source has given the model for half of the warm-up's time")
             await first_of(self._ports.feed.after(self._ports.feed.run.seq), clock.sleep(pauses.next()))
-
-    def _in_words(self, error: Exception) -> str:
-        """Return an error with the fix for a member: fixes for owners tell how to make a model."""
-        checkpoint = self._model.checkpoint
-        if not isinstance(error, CheckpointError) or checkpoint.kind is not CheckpointKind.LOCAL:
-            return str(error)
-        return f"{error.message}\n{advice_to_member('model', checkpoint.repo)}"
 
     def _expected(self, level: int) -> bytes | None:
         """The hash of what the epoch begins with, if the chain has it."""
@@ -267,3 +260,14 @@ def warmup_over(started: Run, now: Run) -> bool:
     """Whether the warm-up that was seen in `started` is over; one that is tried again is another."""
     again = now.epoch_started_at != started.epoch_started_at
     return now.epoch != started.epoch or now.state is not RunState.WARMUP or again
+
+
+def why_no_model(error: Exception, model: Model) -> str:
+    """Return an error with the fix for a member: fixes for owners tell how to make a model."""
+    checkpoint = model.checkpoint
+    if isinstance(error, HubAway) and steps_before(model.checkpoint_step):
+        fix = "A member named this place, so this member also asks others that have the checkpoint"
+        return f"{error.message}\n{fix}; or check this machine's internet connection"
+    if not isinstance(error, CheckpointError) or checkpoint.kind is not CheckpointKind.LOCAL:
+        return str(error)
+    return f"{error.message}\n{advice_to_member('model', checkpoint.repo)}"
