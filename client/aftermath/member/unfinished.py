@@ -171,7 +171,6 @@ class LastMember:
     async def hold(self, ended: Run, replica: Replica) -> None:
         """Hold the model that a finished run ended with until it is saved, here or as the chain's checkpoint."""
         pauses, warned = Backoff(_FIRST_RETRY, _LONGEST_HOLD), False
-        hashes: dict[int, bytes] | None = None
         while True:
             await self._keeper.settle()
             unsaved = unsaved_steps(ended, await self.newest_model())
@@ -184,7 +183,7 @@ class LastMember:
                     "the model and tries again until it is saved\nTo leave and lose these steps, press Ctrl-C twice",
                     until="checkpoint",
                 )
-            hashes = hashes or await self._workers.compute(replica.hashes)
+            hashes = await self._workers.compute(replica.hashes)
             await self._keeper.keep(ended, replica, hashes)
             if self._keeper.saved_step is None:  # the disk is full; an upload takes its time
                 await self._ports.clock.sleep(pauses.next())
