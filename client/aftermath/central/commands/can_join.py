@@ -28,14 +28,12 @@ async def can_join(
     """
     from aftermath.central.link import ServerRefused
     from aftermath.central.reach import identity_of, reached_run
-    from aftermath.cli.can_join import answer, at_the_chain, check_only_process, noting, refused_by
+    from aftermath.cli.can_join import answer, at_the_chain, refused_by
 
     wallet = identity_of(server.identity_secret_key_path)
     try:
         async with reached_run(server.server_addr, trusted(server), wallet, run_id) as chain:
             entry = await at_the_chain(chain, run_id, wallet.pubkey, None, 0, None)
-            with noting(entry.refusals):
-                await check_only_process(chain, run_id, wallet.pubkey)
     except ServerRefused as refusal:
         return refused_by(refusal, run_id, wallet.pubkey)
     return answer(
