@@ -80,7 +80,8 @@ fmt: $(STAMP)  ## format Python, and Rust where cargo is
 
 check: lint test  ## lint and test
 
-lint: $(STAMP)  ## ruff, mypy, and clippy where cargo is
+lint: $(STAMP)  ## style, ruff, mypy, and clippy where cargo is
+	$(RUN) scripts/check_style.py
 	$(VENV)/bin/ruff check client tests benchmarks scripts
 	$(VENV)/bin/ruff format --check client tests benchmarks scripts
 	$(VENV)/bin/mypy
@@ -89,7 +90,7 @@ lint: $(STAMP)  ## ruff, mypy, and clippy where cargo is
 # The pages that are made from something else: commands from their help, keys from their classes, figures from benchmarks/measured.
 docs: $(STAMP)  ## write commands.md, config.md, events.md and the figures in all pages anew
 	$(RUN) -m aftermath.cli.docs docs/commands.md
-	$(RUN) -m aftermath.central.docs docs/commands-centralized.md
+	$(RUN) -m aftermath.server.docs docs/commands-centralized.md
 	$(RUN) -m aftermath.cli.config_page docs/config.md
 	$(RUN) -m aftermath.watch.events_page docs/events.md
 	$(RUN) benchmarks/plots.py docs
@@ -126,8 +127,9 @@ start-training-client start-training-light-client \
 start-training-devnet-client start-training-devnet-light-client: start-training-%client: $(STAMP)
 	sh scripts/start-training.sh $(if $(findstring devnet,$*),devnet,localnet) $(if $(findstring light,$*),light,test)
 
-programs:  ## build both programs
+programs: $(STAMP)  ## build both programs
 	scripts/build-programs.sh
+	$(VENV)/bin/python scripts/legacy_idl.py
 
 programs-check:  ## prove that the committed programs are those of the sources, by a build if these changed
 	scripts/build-programs.sh --check-changed

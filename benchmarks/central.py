@@ -31,8 +31,6 @@ from typing import Any
 import psutil
 from solders.keypair import Keypair
 
-from aftermath.central.link import Link
-from aftermath.central.reach import CentralPool
 from aftermath.chain.member import SolanaMember
 from aftermath.chain.wallet import Wallet
 from aftermath.coordinator.errors import Refused, Unavailable
@@ -43,6 +41,8 @@ from aftermath.rules.committee import quorum, witnesses
 from aftermath.rules.consensus import pack_fingerprints
 from aftermath.rules.run import Run
 from aftermath.rules.state import RunState
+from aftermath.server.client_backend import CentralPool
+from aftermath.server.connection import ServerConnection
 
 RUN = "bench"
 FINGERPRINT = bytes(31) + b"\1"
@@ -99,7 +99,7 @@ quantize_1bit = true
 def server(place: Path, members: int, rounds: int) -> Iterator[tuple[psutil.Process, int]]:
     """The server's process, and its port."""
     state = state_file(place, members, rounds)
-    command = [sys.executable, "-m", "aftermath.central", "server", "run", "--state", str(state)]
+    command = [sys.executable, "-m", "aftermath.server", "server", "run", "--state", str(state)]
     with (place / "server.log").open("w") as log:
         child = subprocess.Popen(
             [*command, "--host", "127.0.0.1", "--save-state-dir", str(place / "kept"), "--tui", "false"],
@@ -130,7 +130,7 @@ class _Clock:
 async def connected(port: int) -> Any:
     """(client of the run, its peer key) of a new identity."""
     wallet, peer = Wallet(Keypair()), Keypair()
-    link = Link(f"127.0.0.1:{port}", None, RUN, wallet, peer)
+    link = ServerConnection(f"127.0.0.1:{port}", None, RUN, wallet, peer)
     seed = int.from_bytes(wallet.public[:4])
     async with (
         CentralPool(link, patience=60.0, seed=seed) as pool,

@@ -1,4 +1,4 @@
-"""What unequal members are worth to each other: does the large one learn more beside small ones, and they beside it?
+"""What unequal members are worth to each other: does the large one learn more with small ones, and they with it?
 
     python benchmarks/heterogeneity.py [--json] [--kind KIND]    the figures, from what is kept in measured/runs
     python benchmarks/heterogeneity.py --run SIZE [--kind KIND]  train what is named and nobody measured

@@ -1,4 +1,4 @@
-"""Signed transfers per second through the HTTP API of the embedded localnet, beside LiteSVM called directly.
+"""Signed transfers per second through the HTTP API of the embedded localnet, compared with LiteSVM called directly.
 
     python benchmarks/localnet.py [--transactions 20000] [--connections 32] [--json]
 

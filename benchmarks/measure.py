@@ -33,7 +33,6 @@ COMMANDS = {
     "rolling": "python benchmarks/rolling.py --json",
     "ideas": "python benchmarks/ideas.py --json",
     "codec": "python benchmarks/codec.py --json",
-    "bound": "python benchmarks/bound.py --json",
     "roots": "python benchmarks/roots.py --json",
     "spinning": "python benchmarks/spinning.py --json",
     "draft": "python benchmarks/draft.py --json",

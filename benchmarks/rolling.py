@@ -1,4 +1,4 @@
-"""Whether small members learn more by strips that change: the prefix of a tier, against strips drawn anew.
+"""Whether small members learn more by strips that change: the prefix of a tier, against strips drawn again.
 
     python benchmarks/rolling.py [--json]        the figures, from what is kept in measured/runs/rolling.jsonl
     python benchmarks/rolling.py --run EVERY     train with strips drawn every so many rounds, and keep it

@@ -38,8 +38,8 @@ from typing import Any
 import psutil
 
 from aftermath.demo.commands import Commands, DemoFailed, Places
-from aftermath.demo.stage import REPOSITORY, create_run, prepare_files, write_config
-from aftermath.demo.stage import start as start_chain
+from aftermath.demo.stage import REPOSITORY, create_run, launch, prepare_files, resume_run, write_config
+from aftermath.testnet.chain import await_chain
 from aftermath.testnet.errors import StageError
 from aftermath.testnet.processes import Process
 from aftermath.watch.reader import EventReader, flat
@@ -57,10 +57,12 @@ def measure(members: int, overlap: int | None, place: Path) -> dict[str, Any]:
     write_config(places, REPOSITORY / "config" / "demo" / "config.toml")
     places.config.write_text(short(places.config.read_text(), members, overlap))
     names = [f"member-{index}" for index in range(members)]
-    chain, commands = start_chain(places, "embedded")
+    chain, commands = launch(places, "embedded")
     processes = [chain]
     try:
+        await_chain(chain, commands.chain)
         create_run(commands, names)
+        resume_run(commands)
         processes += [start(commands, name, TIERS[index % 3]) for index, name in enumerate(names)]
         spent = wait_for_end(processes)
     finally:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What it costs that threads wait by spinning, on a machine alone and beside another busy process.
+"""What it costs that threads wait by spinning, on a machine alone and next to another busy process.
 
 Usage: python benchmarks/spinning.py [--json]
 

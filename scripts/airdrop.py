@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from solders.pubkey import Pubkey
-from solders.rpc.requests import RequestAirdrop
 
 from aftermath.chain.accounts import LAMPORTS_PER_SOL, balance
 from aftermath.chain.endpoints import endpoint
@@ -61,7 +60,7 @@ async def _given(cluster: str, wallet: Pubkey, amount: int) -> int:
     async with RpcPool([endpoint(cluster)], patience=ANSWER_SECONDS) as pool:
         before = await balance(pool, wallet)
         try:
-            await pool.call(RequestAirdrop(wallet, amount * LAMPORTS_PER_SOL), str)
+            await pool.call(lambda node: node.request_airdrop(wallet, amount * LAMPORTS_PER_SOL))
         except (RpcRejected, Unavailable) as error:
             raise _refused(wallet, error.message) from error
         try:

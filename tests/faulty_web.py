@@ -82,7 +82,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(302, body, Location=self.path, **{"Content-Encoding": "gzip", "Set-Cookie": "a=b"})
 
     def _never(self, bit: bytes) -> None:
-        """The beginning of an answer, which goes on for as long as somebody listens."""
+        """Send the beginning of an answer that never ends while the client listens."""
         self.close_connection = True
         if bit == b"x":
             self.wfile.write(b"HTTP/1.1 206 Partial Content\r\nx: ")

@@ -100,7 +100,7 @@ def test_replacing_shared_by_two_processes_keeps_both_whole(tmp_path: Path) -> N
     with replacing(target, shared=True) as stream:
         stream.write(b"ours")
     assert target.read_bytes() == b"ours"
-    ours.send("go on")
+    ours.send("continue")
     assert ours.recv() == "done"
     other.join()
     assert target.read_bytes() == b"theirs"
@@ -141,11 +141,11 @@ def test_one_process_is_alone_in_a_directory_and_leaves_nothing_there(tmp_path: 
     ours, theirs = multiprocessing.Pipe()
     other = multiprocessing.get_context("spawn").Process(target=_alone, args=(tmp_path, theirs), daemon=True)
     other.start()
-    theirs.close()  # or a process that dies without a word is waited for for ever
+    theirs.close()  # or a process that dies without a word is awaited without end
     assert ours.recv() == "in"
     with pytest.raises(BlockingIOError):
         hold(tmp_path / ".naming.lock")
-    ours.send("go on")
+    ours.send("continue")
     with alone_in(tmp_path):
         assert ours.recv() == "out"
     other.join()

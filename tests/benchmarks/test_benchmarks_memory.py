@@ -55,7 +55,7 @@ def test_bytes_are_counted_once_and_until_they_are_dropped(memory: ModuleType) -
 
 
 @pytest.mark.parametrize("model", ["light", "preset", "test"])
-def test_what_is_reckoned_before_a_member_joins_is_near_what_was_counted(memory: ModuleType, model: str) -> None:
+def test_computed_memory_is_near_the_measured_one(memory: ModuleType, model: str) -> None:
     """The tier that doctor and --matformer-tier auto take is chosen by it."""
     config = parse_as((memory.ROOT / "config" / "solana-test" / memory.CONFIGS[model]).read_text(), model, RunConfig)
     schema = agreed_schema(memory.document_of(model), memory.TIERS, optimizer_of(config.llm.optimizer))
@@ -63,5 +63,5 @@ def test_what_is_reckoned_before_a_member_joins_is_near_what_was_counted(memory:
     counted = json.loads((BENCHMARKS / "measured" / "memory.json").read_text())["figures"][model]
     for tier in range(memory.TIERS):
         assert state_bytes(schema, tier) == counted["state"][tier]
-        reckoned = least_bytes(schema, tier, length, memory.MEMBERS[model])
-        assert reckoned == pytest.approx(counted["recomputed"][tier], rel=0.05)
+        computed = least_bytes(schema, tier, length, memory.MEMBERS[model])
+        assert computed == pytest.approx(counted["recomputed"][tier], rel=0.05)

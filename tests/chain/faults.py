@@ -151,4 +151,4 @@ SYSTEM = "11111111111111111111111111111111"
 
 def account_json(raw: bytes, encoding: str = "base64", **changes: Any) -> dict[str, Any]:
     text = base64.b64encode(raw).decode()
-    return {"lamports": 5, "owner": SYSTEM, "executable": False, "data": [text, encoding], **changes}
+    return {"lamports": 5, "owner": SYSTEM, "executable": False, "rentEpoch": 0, "data": [text, encoding], **changes}

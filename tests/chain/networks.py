@@ -21,7 +21,7 @@ from aftermath.chain.addresses import EVERYONE
 from aftermath.chain.authorizer import Authorizer
 from aftermath.chain.client import CoordinatorClient
 from aftermath.chain.endpoints import endpoint
-from aftermath.chain.funds import ensure_funds
+from aftermath.chain.funding import ensure_funds
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.wallet import Wallet
 from aftermath.localnet import LocalnetConfig, Network

@@ -11,6 +11,7 @@ from aiohttp import web
 from solders.hash import Hash
 
 from aftermath.chain.endpoints import Endpoint, endpoint
+from aftermath.chain.node_client import NodeClient
 from chain.faults import answer, answer_error
 
 Answer = Callable[[dict[str, Any]], Awaitable[web.Response]]
@@ -44,9 +45,23 @@ class Node:
         return self.methods.count(method)
 
 
+async def get_slot(node: NodeClient) -> int:
+    """What the tests ask a node; a scripted one answers 7."""
+    return (await node.get_slot()).value
+
+
 def result(value: Any) -> Answer:
     async def reply(body: dict[str, Any]) -> web.Response:
         return answer(body, value)
+
+    return reply
+
+
+def by_method(**results: Any) -> Answer:
+    """The result for the method of the request."""
+
+    async def reply(body: dict[str, Any]) -> web.Response:
+        return answer(body, results[body["method"]])
 
     return reply
 

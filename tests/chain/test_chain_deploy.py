@@ -14,9 +14,9 @@ from solders.pubkey import Pubkey
 from aftermath.chain import loader
 from aftermath.chain.accounts import fetch, rent
 from aftermath.chain.deploy import Deployment, deploy_program, deployment_steps
+from aftermath.chain.dry_run import DrySender, Outcome
 from aftermath.chain.endpoints import Endpoint
-from aftermath.chain.funds import ensure_funds
-from aftermath.chain.rehearsal import DrySender, Outcome
+from aftermath.chain.funding import ensure_funds
 from aftermath.chain.sender import Sender
 from aftermath.chain.wallet import Wallet, load_wallet
 from aftermath.coordinator.errors import CoordinatorError, Refused

@@ -12,7 +12,7 @@ from solders.instruction import Instruction
 from solders.keypair import Keypair
 
 from aftermath.chain.endpoints import Endpoint
-from aftermath.chain.funds import ensure_funds
+from aftermath.chain.funding import ensure_funds
 from aftermath.chain.member import SolanaMember
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.wallet import Wallet

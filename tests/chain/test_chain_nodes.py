@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from aftermath.chain.endpoints import endpoint
-from aftermath.chain.nodes import FAILURES_BEFORE_LEAVING, LEAVE_MAX, LEAVE_SECONDS, Node, Nodes
+from aftermath.chain.failures import BEHIND, RpcError
+from aftermath.chain.nodes import FAILURES_BEFORE_LEAVING, LAG_SECONDS, LEAVE_MAX, LEAVE_SECONDS, Node, Nodes
 
 UNASKED: Any = None
 DOUBLED = (20.0, 40.0, 60.0, 60.0)
@@ -24,38 +25,43 @@ def test_a_node_that_fails_is_tried_by_one_call_at_a_time_after_pauses_that_doub
     primary, fallback = nodes.all
     assert max(DOUBLED) == LEAVE_MAX
     for failures in range(FAILURES_BEFORE_LEAVING):
-        assert nodes.choose([], "GetSlot", 0.0) is primary, f"failed {failures} times"
+        assert nodes.choose([], 0.0) is primary, f"failed {failures} times"
         assert primary.verified
         nodes.failed(primary, TimeoutError(), 0.0)
     assert not primary.verified, "another cluster may answer there next"
     now = LEAVE_SECONDS
     for pause in DOUBLED:
-        assert nodes.choose([], "GetSlot", now - 0.1) is fallback
-        assert nodes.choose([], "GetSlot", now) is primary
-        assert nodes.choose([], "GetSlot", now) is fallback, "the others do not wait for it"
+        assert nodes.choose([], now - 0.1) is fallback
+        assert nodes.choose([], now) is primary
+        assert nodes.choose([], now) is fallback, "the others do not wait for it"
         nodes.failed(primary, TimeoutError(), now)
         now += pause
     nodes.answered(primary, now)
-    assert nodes.choose([], "GetSlot", now) is primary
+    assert nodes.choose([], now) is primary
     for _ in range(FAILURES_BEFORE_LEAVING):
         nodes.failed(primary, TimeoutError(), now)
-    assert nodes.choose([], "GetSlot", now + LEAVE_SECONDS) is primary, "the next outage begins with a short pause"
-
-
-def test_a_kind_of_call_that_a_node_fails_again_is_not_asked_of_it_sooner(nodes: Nodes) -> None:
-    primary, fallback = nodes.all
-    nodes.leave(primary, "GetSlot", 0.0)
-    assert nodes.choose([], "GetBalance", 0.0) is primary
-    assert nodes.choose([], "GetSlot", LEAVE_SECONDS) is primary
-    nodes.leave(primary, "GetSlot", LEAVE_SECONDS)
-    again = LEAVE_SECONDS + DOUBLED[0]
-    assert nodes.choose([], "GetSlot", again - 0.1) is fallback
-    assert nodes.choose([], "GetSlot", again) is primary
+    assert nodes.choose([], now + LEAVE_SECONDS) is primary, "the next outage begins with a short pause"
 
 
 def test_a_call_goes_round_all_nodes_before_it_tries_one_twice_as_often(nodes: Nodes) -> None:
     primary, fallback = nodes.all
     failed: list[Node] = []
     for expected in (primary, primary, fallback, fallback, primary):
-        assert nodes.choose(failed, "GetSlot", 0.0) is expected
+        assert nodes.choose(failed, 0.0) is expected
         failed.append(expected)
+
+
+def test_node_that_lags_is_not_left_and_one_that_stays_behind_is(
+    nodes: Nodes, caplog: pytest.LogCaptureFixture
+) -> None:
+    primary, fallback = nodes.all
+    behind = RpcError(BEHIND, "Minimum context slot has not been reached")
+    for now in (0.0, 0.5, LAG_SECONDS - 0.1):
+        nodes.failed(primary, behind, now)
+        assert nodes.choose([], now) is primary
+    assert nodes.choose([primary] * FAILURES_BEFORE_LEAVING, 0.5) is fallback, "this call goes on elsewhere"
+    assert not caplog.messages
+    for now in (LAG_SECONDS, LAG_SECONDS + 1):
+        nodes.failed(primary, behind, now)
+    assert nodes.choose([], LAG_SECONDS + 1) is fallback
+    assert "does not answer (Minimum context slot" in caplog.text

@@ -8,13 +8,11 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from solders.rpc.requests import GetSlot
 
-from aftermath.chain.accounts import whole
 from aftermath.chain.endpoints import endpoint
 from aftermath.chain.rpc import RpcPool
 from aftermath.coordinator.errors import Unavailable
-from chain.scripted import Answer, Node, serving, status
+from chain.scripted import Answer, Node, get_slot, serving, status
 
 
 def timed(answer: Answer, times: list[float]) -> Answer:
@@ -30,9 +28,9 @@ def timed(answer: Answer, times: list[float]) -> Answer:
 async def test_retry_after_delays_every_call_to_node() -> None:
     node, times = Node(), list[float]()
     async with serving(node) as where, RpcPool(where) as pool:
-        assert await pool.call(GetSlot(), whole) == 7
+        assert await pool.call(get_slot) == 7
         node.always = timed(status(429, Retry_After="3"), times)
-        calls = [pool.call(GetSlot(), whole, patience=7.0) for _ in range(2)]
+        calls = [pool.call(get_slot, patience=7.0) for _ in range(2)]
         outcomes = await asyncio.gather(*calls, return_exceptions=True)
     assert all(isinstance(outcome, Unavailable) for outcome in outcomes)
     waves = [second - first for first, second in pairwise(times) if second - first > 0.5]
@@ -45,7 +43,7 @@ async def test_node_that_asks_for_pause_leaves_calls_to_fallback() -> None:
     primary.script = [status(429, Retry_After="60")]
     async with serving(primary, fallback) as where, RpcPool(where) as pool:
         for _ in range(3):
-            assert await pool.call(GetSlot(), whole) == 7
+            assert await pool.call(get_slot) == 7
     assert (primary.count("getSlot"), fallback.count("getSlot")) == (1, 3)
 
 
@@ -54,7 +52,7 @@ async def test_retry_after_of_years_ends_after_minute() -> None:
     node.script = [status(503, Retry_After="999999999")]
     async with serving(node) as where, RpcPool(where) as pool:
         started = asyncio.get_running_loop().time()
-        assert await pool.call(GetSlot(), whole, patience=90.0) == 7
+        assert await pool.call(get_slot, patience=90.0) == 7
         assert 59.9 < asyncio.get_running_loop().time() - started < 62.0
 
 
@@ -76,7 +74,7 @@ async def test_refused_request_has_fix_for_its_reason(answer: Answer, expected: 
     node.always = answer
     async with serving(node) as where, RpcPool(where, patience=1.0) as pool:
         with pytest.raises(Unavailable, match=f"(?s){expected}") as told:
-            await pool.call(GetSlot(), whole)
+            await pool.call(get_slot)
     assert "hidden" not in str(told.value)
     assert ("localnet" in told.value.fix) is ("Check that it runs" in expected)
 
@@ -91,6 +89,6 @@ async def test_refused_request_has_fix_for_its_reason(answer: Answer, expected: 
 async def test_unreached_node_has_fix_for_where_it_is(address: str, expected: str) -> None:
     async with RpcPool([endpoint(address)], patience=0.1) as pool:
         with pytest.raises(Unavailable) as told:
-            await pool.call(GetSlot(), whole)
+            await pool.call(get_slot)
     assert expected in told.value.fix
     assert ("localnet" in told.value.fix) == ("127.0.0.1" in address)

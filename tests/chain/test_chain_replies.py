@@ -13,17 +13,16 @@ import zstandard
 from aiohttp import web
 from solders.hash import Hash
 from solders.keypair import Keypair
-from solders.rpc.requests import GetSlot
 from solders.system_program import TransferParams, transfer
 
-from aftermath.chain import endpoints, nodes
-from aftermath.chain.accounts import parse_reply, whole
-from aftermath.chain.failures import PREFLIGHT_FAILURE, BadReply, RpcError, TransactionFailed, result_of
+from aftermath.chain import node_client, nodes
+from aftermath.chain.failures import PREFLIGHT_FAILURE, RpcError, TransactionFailed, raise_error
+from aftermath.chain.node_client import NodeClient
 from aftermath.chain.refusals import refused
 from aftermath.chain.rpc import RpcPool
 from aftermath.coordinator.errors import Unavailable
 from chain.faults import answer
-from chain.scripted import Node, result, serving, status, text
+from chain.scripted import Node, get_slot, result, serving, status, text
 
 UNFUNDED = {"err": "AccountNotFound", "logs": None}
 
@@ -40,7 +39,7 @@ UNFUNDED = {"err": "AccountNotFound", "logs": None}
 )
 def test_reply_error_raises_transaction_failed_or_rpc_error(error: object, kind: type[Exception]) -> None:
     with pytest.raises(kind) as caught:
-        result_of({"error": error})
+        raise_error(error, "SimulateVersionedTransaction")
     assert type(caught.value) is kind
 
 
@@ -56,7 +55,7 @@ async def test_a_genesis_that_is_no_hash_is_asked_for_again(nonsense: Any) -> No
         for script in ([], [status(503)] * nodes.FAILURES_BEFORE_LEAVING):
             node.script, node.genesis = script, nonsense
             before = node.count("getGenesisHash")
-            asking = asyncio.create_task(pool.call(GetSlot(), whole))
+            asking = asyncio.create_task(pool.call(get_slot))
             while node.count("getGenesisHash") < before + 2:
                 assert not asking.done()
                 await asyncio.sleep(0.05)
@@ -70,17 +69,9 @@ async def test_a_fallback_whose_genesis_is_no_hash_is_passed_over(nonsense: Any)
     async with serving(primary, liar, honest) as where, RpcPool(where) as pool:
         await pool.check()
         primary.always = status(503)
-        assert await pool.call(GetSlot(), whole) == 7
+        assert await pool.call(get_slot) == 7
     assert liar.count("getSlot") == 0
     assert honest.count("getSlot") == 1
-
-
-def test_a_slot_of_more_than_64_bits_is_the_nodes_failure() -> None:
-    """Later requests name the newest slot that was seen, and none could name this one."""
-    newest = (1 << 64) - 1
-    assert parse_reply({"context": {"slot": newest}, "value": None}) == (newest, None)
-    with pytest.raises(BadReply):
-        parse_reply({"context": {"slot": newest + 1}, "value": None})
 
 
 @pytest.mark.parametrize("number", [0, -1, 1, 9, "2", 2.5, [2]])
@@ -94,7 +85,7 @@ async def test_the_reply_to_another_request_is_not_taken_for_ours(number: Any) -
     node = Node()
     async with serving(node) as where, RpcPool(where) as pool:
         node.script = [stale, foreign, text('{"result": 6}')]
-        assert await pool.call(GetSlot(), whole) == 7
+        assert await pool.call(get_slot) == 7
     assert node.count("getSlot") == 4
 
 
@@ -107,18 +98,18 @@ async def test_every_request_has_a_number_of_its_own() -> None:
 
     node.always = note
     async with serving(node) as where, RpcPool(where) as pool:
-        await asyncio.gather(*(pool.call(GetSlot(), whole) for _ in range(20)))
+        await asyncio.gather(*(pool.call(get_slot) for _ in range(20)))
     assert len(set(numbers)) == 21
 
 
-async def test_a_reader_that_trips_over_a_reply_blames_the_reply() -> None:
-    def trips(value: Any) -> int:
-        return int(value["slot"].bit_length())
+async def test_reader_that_fails_blames_reply() -> None:
+    async def trips(node: NodeClient) -> int:
+        return {4: 3}[await get_slot(node)]
 
     node = Node()
     async with serving(node) as where, RpcPool(where) as pool:
-        node.script = [result(value) for value in (None, [], {"slot": None}, "x")] + [result({"slot": 4})]
-        assert await pool.call(GetSlot(), trips) == 3
+        node.script = [result(value) for value in (None, [], -1, 1 << 64, "x", 5)] + [result(4)]
+        assert await pool.call(trips) == 3
 
 
 @pytest.mark.parametrize("detail", [5, -1, True, None, [], {}, [[1]], {"Custom": "x"}, {"a": 1, "b": 2}, "x" * 10_000])
@@ -146,7 +137,7 @@ async def test_a_reply_in_gzip_is_read() -> None:
 
     node.script = [compressed]
     async with serving(node) as where, RpcPool(where) as pool:
-        assert await pool.call(GetSlot(), whole) == 8
+        assert await pool.call(get_slot) == 8
 
 
 SPACES = b" " * 200_000
@@ -163,20 +154,20 @@ BOMBS = {
 async def test_no_more_of_a_compressed_reply_is_unpacked_than_may_be_read(
     encoding: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(endpoints, "MAX_REPLY", 1000)
+    monkeypatch.setattr(node_client, "MAX_REPLY", 1000)
     made: list[int] = []
 
-    def unpacked(*given: Any, whole: Any = endpoints._unpacked) -> bytes:
+    def unpacked(*given: Any, whole: Any = node_client._unpacked) -> bytes:
         made.append(len(whole(*given)))
         return bytes(made[-1])
 
-    monkeypatch.setattr(endpoints, "_unpacked", unpacked)
+    monkeypatch.setattr(node_client, "_unpacked", unpacked)
     body, why = BOMBS[encoding]
     node = Node()
     node.always = packed(body, encoding)
     async with serving(node) as where, RpcPool(where) as pool:
         with pytest.raises(Unavailable, match=why):
-            await pool.call(GetSlot(), whole)
+            await pool.call(get_slot)
     assert max(made, default=0) <= 1001
 
 
@@ -189,4 +180,4 @@ async def test_a_reply_that_is_no_whole_gzip_is_the_nodes_failure(body: bytes) -
     broken, honest = Node(), Node()
     broken.always = packed(body, "gzip")
     async with serving(broken, honest) as where, RpcPool(where) as pool:
-        assert await pool.call(GetSlot(), whole) == 7
+        assert await pool.call(get_slot) == 7

@@ -5,21 +5,18 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from typing import Any
 
 import httpx
 import pytest
-from aiohttp import web
-from solders.rpc.requests import GetGenesisHash, GetSlot, SendRawTransaction
 
 from aftermath.base.errors import UsageError
-from aftermath.chain import defaults, endpoints, nodes, rpc
-from aftermath.chain.accounts import whole
-from aftermath.chain.endpoints import CLUSTERS, Endpoint, HttpNode, endpoint, shown
+from aftermath.chain import defaults, node_client, nodes, rpc
+from aftermath.chain.endpoints import CLUSTERS, Endpoint, endpoint, shown
 from aftermath.chain.failures import RpcRejected, TransactionFailed
+from aftermath.chain.node_client import NodeClient
 from aftermath.chain.rpc import RpcPool, WrongCluster
 from aftermath.coordinator.errors import CoordinatorError, Unavailable
-from chain.scripted import Answer, Node, cluster, error, hang, result, serving, status, text
+from chain.scripted import Answer, Node, cluster, error, get_slot, hang, result, serving, status, text
 
 
 @pytest.mark.parametrize(
@@ -40,7 +37,7 @@ async def test_passing_faults_are_retried(fault: Answer) -> None:
     node = Node()
     node.script = [fault] * 6
     async with serving(node) as where, RpcPool(where) as pool:
-        assert await pool.call(GetSlot(), whole) == 7
+        assert await pool.call(get_slot) == 7
     assert node.count("getSlot") == 7
 
 
@@ -50,7 +47,7 @@ async def test_malformed_requests_are_not_retried(code: int) -> None:
     node.script = [error(code)]
     async with serving(node) as where, RpcPool(where) as pool:
         with pytest.raises(RpcRejected, match=str(code)):
-            await pool.call(GetSlot(), whole)
+            await pool.call(get_slot)
     assert node.count("getSlot") == 1
 
 
@@ -59,12 +56,12 @@ async def test_a_kind_of_request_that_was_answered_before_is_not_malformed(code:
     """A gateway says so of quotas, or of what it cut off itself: that passes, and is no reason to give up."""
     node = Node()
     async with serving(node) as where, RpcPool(where) as pool:
-        assert await pool.call(GetSlot(), whole) == 7
+        assert await pool.call(get_slot) == 7
         node.script = [error(code)] * 2
-        assert await pool.call(GetSlot(), whole) == 7
+        assert await pool.call(get_slot) == 7
         node.script = [error(code)] * 1000
         with pytest.raises(Unavailable, match=f"no .RPC error {code}"):
-            await pool.call(GetSlot(), whole)
+            await pool.call(get_slot)
 
 
 async def test_what_one_node_calls_malformed_the_next_may_answer() -> None:
@@ -73,7 +70,7 @@ async def test_what_one_node_calls_malformed_the_next_may_answer() -> None:
     primary.script = [error(-32601)] * 9
     async with serving(primary, fallback) as where, RpcPool(where) as pool:
         for _ in range(3):
-            assert await pool.call(GetSlot(), whole) == 7
+            assert await pool.call(get_slot) == 7
     assert (primary.count("getSlot"), fallback.count("getSlot")) == (2, 3)
 
 
@@ -83,7 +80,7 @@ async def test_what_all_nodes_call_malformed_is_not_asked_for_ever() -> None:
         node.script = [error(-32601)] * 9
     async with serving(*nodes) as where, RpcPool(where) as pool:
         with pytest.raises(RpcRejected, match="-32601"):
-            await pool.call(GetSlot(), whole)
+            await pool.call(get_slot)
     assert [node.count("getSlot") for node in nodes] == [2, 1]
 
 
@@ -93,7 +90,7 @@ async def test_a_node_that_only_has_errors_of_its_own_is_out_of_reach_when_patie
     node.script = [error(code)] * 1000
     async with serving(node) as where, RpcPool(where) as pool:
         with pytest.raises(Unavailable, match=f"no .RPC error {code}"):
-            await pool.call(GetSlot(), whole)
+            await pool.call(get_slot)
     assert 2 <= node.count("getSlot") < 100, "it was asked again, with growing pauses"
 
 
@@ -103,7 +100,7 @@ async def test_a_refused_transaction_is_not_retried_and_keeps_its_logs() -> None
     node.script = [error(-32002, {"err": err, "logs": ["one"]})]
     async with serving(node) as where, RpcPool(where) as pool:
         with pytest.raises(TransactionFailed) as caught:
-            await pool.call(SendRawTransaction(b"one"), str)
+            await pool.call(lambda node: node.send_raw_transaction(b"one"))
     assert (caught.value.custom, caught.value.instruction, caught.value.logs) == (6007, (2, {"Custom": 6007}), ("one",))
 
 
@@ -112,7 +109,7 @@ async def test_a_transaction_that_is_said_to_have_failed_where_none_was_sent_is_
     liar, honest = Node(), Node()
     async with serving(liar, honest) as where, RpcPool(where) as pool:
         liar.script = [error(-32002, {"err": "AccountInUse"})] * 9
-        assert await pool.call(GetSlot(), whole) == 7
+        assert await pool.call(get_slot) == 7
         assert honest.count("getSlot") == 1
 
 
@@ -120,53 +117,26 @@ async def test_a_result_that_makes_no_sense_is_the_nodes_failure() -> None:
     liar, honest = Node(), Node()
     async with serving(liar, honest) as where, RpcPool(where) as pool:
         liar.script = [result("seven")] * 9
-        assert await pool.call(GetSlot(), whole) == 7
+        assert await pool.call(get_slot) == 7
         assert honest.count("getSlot") == 1
-
-
-async def test_a_node_is_left_for_the_kind_of_call_that_it_fails_and_returned_to(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """It answers other calls all the while: those that it fails must not be slow every time."""
-    primary, fallback = Node(), Node()
-
-    async with serving(primary, fallback) as where, RpcPool(where) as pool:
-
-        async def no_slots(body: dict[str, Any]) -> web.Response:
-            if body["method"] != "getSlot":
-                return await result(primary.genesis)(body)
-            await pool.genesis()
-            return await status(503)(body)
-
-        primary.always = no_slots
-        for _ in range(4):
-            assert await pool.call(GetSlot(), whole) == 7
-        assert (primary.count("getSlot"), fallback.count("getSlot")) == (2, 4)
-        assert fallback.count("getGenesisHash") == 1, "the rest is asked of the primary"
-        assert caplog.text.count("answers, but not to GetSlot") == 1
-        primary.always = None
-        await asyncio.sleep(nodes.LEAVE_SECONDS)
-        for _ in range(3):
-            assert await pool.call(GetSlot(), whole) == 7
-        assert (primary.count("getSlot"), fallback.count("getSlot")) == (5, 4)
 
 
 async def test_a_dead_primary_is_left_and_returned_to() -> None:
     primary, fallback = Node(), Node()
     async with serving(primary, fallback) as where, RpcPool(where) as pool:
-        assert await pool.call(GetSlot(), whole) == 7
+        assert await pool.call(get_slot) == 7
         primary.always = status(503)
-        assert await pool.call(GetSlot(), whole) == 7
+        assert await pool.call(get_slot) == 7
         tried = len(primary.methods)
         for _ in range(3):
-            await pool.call(GetSlot(), whole)
+            await pool.call(get_slot)
         assert len(primary.methods) == tried
         assert fallback.count("getSlot") == 4
         primary.always = None
         answered = primary.count("getSlot")
         async with asyncio.timeout(60):
             while primary.count("getSlot") == answered:
-                await pool.call(GetSlot(), whole)
+                await pool.call(get_slot)
                 await asyncio.sleep(0.5)
 
 
@@ -176,7 +146,7 @@ async def test_an_outage_is_told_once_and_its_end(caplog: pytest.LogCaptureFixtu
         for told in (1, 0):  # another one within seconds is not
             caplog.clear()
             node.script = [hang] * 5
-            assert await pool.call(GetSlot(), whole) == 7
+            assert await pool.call(get_slot) == 7
             assert caplog.text.count("does not answer") == told
             assert caplog.text.count("answers again") == told
 
@@ -187,18 +157,18 @@ async def test_a_first_answer_that_is_long_in_coming_is_said_to_be_waited_for(
     node = Node()
     node.always = hang
     async with serving(node) as where, RpcPool(where, attempt=30) as pool:
-        asked = [asyncio.create_task(pool.patient(60).call(GetSlot(), whole)) for _ in range(2)]
+        asked = [asyncio.create_task(pool.patient(60).call(get_slot)) for _ in range(2)]
         while not caplog.messages:
             await asyncio.sleep(0.1)
         for task in asked:
             task.cancel()
         assert caplog.messages == [f"waits for RPC endpoint {node.url}"], "before any try has failed"
         node.always = None
-        await pool.call(GetSlot(), whole)
+        await pool.call(get_slot)
         caplog.clear()
         node.always = hang
         with pytest.raises(Unavailable):
-            await pool.call(GetSlot(), whole, patience=rpc.TOLD_AFTER + 1)
+            await pool.call(get_slot, patience=rpc.TOLD_AFTER + 1)
         assert not any("waits for" in message for message in caplog.messages), "that is of a start alone"
 
 
@@ -208,7 +178,7 @@ async def test_a_hanging_node_costs_one_attempt_not_the_call() -> None:
         primary.always = hang
         now = asyncio.get_running_loop().time
         started = now()
-        assert await pool.call(GetSlot(), whole) == 7
+        assert await pool.call(get_slot) == 7
         assert now() - started < 2 * 2.0 + 1
 
 
@@ -230,41 +200,25 @@ async def test_a_hanging_node_is_left_within_the_patience_of_one_call() -> None:
     primary, fallback = Node(), Node()
     async with serving(primary, fallback) as where, RpcPool(where) as pool:
         primary.always = hang
-        assert await pool.call(GetSlot(), whole, patience=10.0) == 7
+        assert await pool.call(get_slot, patience=10.0) == 7
 
 
 async def test_a_view_of_a_pool_shares_its_nodes_and_has_a_patience_of_its_own() -> None:
     node = Node()
     async with serving(node) as where, RpcPool(where, patience=1000) as pool:
         brisk = pool.patient(3.0)
-        assert await brisk.call(GetSlot(), whole) == 7
-        assert await pool.call(GetSlot(), whole) == 7
+        assert await brisk.call(get_slot) == 7
+        assert await pool.call(get_slot) == 7
         assert node.count("getGenesisHash") == 1, "what one view knows of a node, all know"
         node.always = hang
         with pytest.raises(Unavailable, match="for 3 s"):
-            await brisk.call(GetSlot(), whole)
-        outage = asyncio.create_task(pool.call(GetSlot(), whole))
+            await brisk.call(get_slot)
+        outage = asyncio.create_task(pool.call(get_slot))
         node.always = status(503)
         await asyncio.sleep(30)
         assert not outage.done(), "the pool itself is as patient as before"
         node.always = None
         assert await asyncio.wait_for(outage, 10) == 7
-
-
-@pytest.mark.parametrize(("answer", "answers"), [(hang, False), (error(-32016), True), (status(429), True)])
-async def test_a_node_that_is_behind_is_left_and_yet_answers(answer: Answer, answers: bool) -> None:
-    """What has landed is told to such a one too: a lying one could else put all others behind, by a slot."""
-    node, other = Node(), Node()
-    async with serving(node, other) as where, RpcPool(where, attempt=2.0) as pool:
-        (by_itself, _) = pool.each()
-        assert by_itself.answers
-        node.always = answer
-        for _ in range(2):
-            await pool.call(GetSlot(), whole)
-        asked = node.count("getSlot")
-        await pool.call(GetSlot(), whole)
-        assert node.count("getSlot") == asked, "it is left"
-        assert by_itself.answers is answers
 
 
 async def test_nobody_answers_names_the_endpoints_and_the_fix() -> None:
@@ -273,7 +227,7 @@ async def test_nobody_answers_names_the_endpoints_and_the_fix() -> None:
         pass
     async with RpcPool([endpoint(node.url), endpoint("http://127.0.0.1:9/secret?api-key=abc")]) as pool:
         with pytest.raises(Unavailable) as caught:
-            await pool.call(GetSlot(), whole)
+            await pool.call(get_slot)
     said = str(caught.value)
     assert node.url in said
     assert "http://127.0.0.1:9 (cannot connect)" in said
@@ -288,10 +242,10 @@ async def test_a_fallback_of_another_cluster_is_refused() -> None:
     async with serving(primary, fallback) as where, RpcPool(where) as pool:
         with pytest.raises(WrongCluster, match="another cluster"):
             await pool.check()
-        assert await pool.call(GetSlot(), whole) == 7
+        assert await pool.call(get_slot) == 7
         primary.always = status(503)
         with pytest.raises(Unavailable, match="another cluster"):
-            await pool.call(GetSlot(), whole, patience=10.0)
+            await pool.call(get_slot, patience=10.0)
         assert fallback.count("getSlot") == 0
 
 
@@ -301,40 +255,40 @@ async def test_one_node_that_says_it_is_of_another_cluster_now_is_left_for_the_n
     monkeypatch.setattr(nodes, "LEAVE_SECONDS", 0.0)
     primary, fallback = Node(cluster("one")), Node(cluster("one"))
     async with serving(primary, fallback) as where, RpcPool(where) as pool:
-        await pool.call(GetSlot(), whole)
+        await pool.call(get_slot)
         primary.script = [status(503)] * nodes.FAILURES_BEFORE_LEAVING
         primary.genesis = cluster("two")
         for _ in range(3):
-            assert await pool.call(GetSlot(), whole) == 7
+            assert await pool.call(get_slot) == 7
         assert primary.count("getGenesisHash") > 1
 
 
 async def test_a_network_started_anew_at_the_same_address_is_noticed() -> None:
     node = Node(cluster("one"))
     async with serving(node) as where, RpcPool(where) as pool:
-        await pool.call(GetSlot(), whole)
+        await pool.call(get_slot)
         node.script = [status(503)] * nodes.FAILURES_BEFORE_LEAVING
         node.genesis = cluster("two")
         with pytest.raises(WrongCluster, match="without --ledger"):
-            await pool.call(GetSlot(), whole)
+            await pool.call(get_slot)
 
 
 async def test_replies_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoints, "MAX_REPLY", 1000)
+    monkeypatch.setattr(node_client, "MAX_REPLY", 1000)
     node = Node()
     node.script = [text(json.dumps({"result": "x" * 2000}))] * 1000
     async with serving(node) as where, RpcPool(where) as pool:
         with pytest.raises(Unavailable, match="more than 1000 bytes"):
-            await pool.call(GetSlot(), whole)
+            await pool.call(get_slot)
 
 
 async def test_replies_have_few_values() -> None:
     """A million numbers, in some kilobytes on the wire, take ten seconds in which a member does nothing else."""
     fat, honest = Node(), Node()
-    numbers = [1e300] * endpoints.MOST_VALUES
+    numbers = [1e300] * node_client.MOST_VALUES
     fat.always = text(json.dumps({"jsonrpc": "2.0", "result": 6, "pad": numbers}))
     async with serving(fat, honest) as where, RpcPool(where) as pool:
-        assert await pool.call(GetSlot(), whole) == 7
+        assert await pool.call(get_slot) == 7
 
 
 async def test_the_same_seed_waits_the_same() -> None:
@@ -347,7 +301,7 @@ async def test_the_same_seed_waits_the_same() -> None:
 async def test_genesis_is_asked_once_for_many_calls() -> None:
     node = Node()
     async with serving(node) as where, RpcPool(where) as pool:
-        await asyncio.gather(*(pool.call(GetSlot(), whole) for _ in range(20)))
+        await asyncio.gather(*(pool.call(get_slot) for _ in range(20)))
         assert await pool.genesis() == cluster("the one")
     assert node.count("getGenesisHash") == 2
 
@@ -365,7 +319,7 @@ async def test_genesis_is_asked_once_for_many_calls() -> None:
 async def test_local_network_on_loopback_follows_genesis_hash(genesis: str, expected: bool) -> None:
     async with serving(Node(genesis)) as where, RpcPool(where) as pool:
         assert not pool.is_local  # not known yet
-        await pool.call(GetSlot(), whole)
+        await pool.call(get_slot)
         assert pool.is_local is expected
         assert pool.patient(1.0).is_local is expected
 
@@ -432,10 +386,10 @@ async def test_cookies_of_a_node_do_not_add_up() -> None:
 
     def answer(request: httpx.Request) -> httpx.Response:
         cookies = [("Set-Cookie", f"c{next(given)}=x") for _ in range(20)]
-        return httpx.Response(200, headers=cookies, json={"id": json.loads(request.content)["id"], "result": "x"})
+        return httpx.Response(200, headers=cookies, json={"id": json.loads(request.content)["id"], "result": 7})
 
     async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as session:
-        node = HttpNode("http://node.example", session)
+        node = NodeClient("http://node.example", session, set())
         for _ in range(5):
-            await node.ask(GetGenesisHash(), 5)
+            await get_slot(node)
         assert len(session.cookies.jar) == 20

@@ -13,20 +13,19 @@ import pytest
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 
-from aftermath.chain import subscription
+from aftermath.chain import run_source, subscription, wire
 from aftermath.chain.accounts import fetch
 from aftermath.chain.addresses import CLOCK, run_addresses
 from aftermath.chain.client import CoordinatorClient
 from aftermath.chain.clock import ChainClock
 from aftermath.chain.endpoints import Endpoint, endpoint
-from aftermath.chain.reader import RunReader
+from aftermath.chain.node_client import AccountData
 from aftermath.chain.rpc import RpcPool
-from aftermath.chain.subscription import LEAD, RunWatcher
+from aftermath.chain.socket import AccountSocket
+from aftermath.chain.subscription import RunWatcher
 from aftermath.chain.views import run_account
 from aftermath.chain.wallet import Wallet
 from aftermath.coordinator.errors import CoordinatorError, NoSuchRun, Unavailable
-from aftermath.coordinator.view import View
-from aftermath.member.feed import RunFeed
 from aftermath.rules.run import Run
 from aftermath.rules.state import RunState
 from chain.faults import FaultyNode, Proxy, account_json, faulty_websocket, proxy
@@ -179,7 +178,6 @@ NONSENSE = {
     "too deep": "[" * 100_000,
     "an error too deep": '{"id": 1, "error": ' + "[" * 900 + "]" * 900 + "}",
     "no object": "7",
-    "a second answer": '{"id": 1, "result": 4}',
     "an answer to another request": '{"id": 7, "result": 4}',
 }
 
@@ -219,7 +217,7 @@ async def test_a_fault_of_ours_in_reading_a_run_does_not_end_the_watch(
     embedded: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     await embedded.configured_run()
-    read, trips = subscription.parse_run, 0
+    read, trips = run_source.parse_run, 0
 
     def trip(data: bytes) -> Run:
         nonlocal trips
@@ -227,10 +225,10 @@ async def test_a_fault_of_ours_in_reading_a_run_does_not_end_the_watch(
         raise RecursionError("as a parser might")
 
     async with watching(embedded, silence=0.05) as watcher:
-        monkeypatch.setattr(subscription, "parse_run", trip)
+        monkeypatch.setattr(run_source, "parse_run", trip)
         newest = await change(embedded, 3)
         await asyncio.wait_for(_until(lambda: trips > 3), 10)
-        monkeypatch.setattr(subscription, "parse_run", read)
+        monkeypatch.setattr(run_source, "parse_run", read)
         await seen(watcher, newest, 10)
     assert caplog.text.count("cannot be read") <= 2, "said when it begins, by poll and by push"
 
@@ -351,13 +349,12 @@ async def test_a_run_that_never_was_is_told_at_the_start(embedded: Place) -> Non
 
 
 async def test_an_older_state_never_replaces_a_newer_one(place: Place) -> None:
-    coordinator = await place.configured_run()
+    await place.configured_run()
     async with watching(place, silence=60) as watcher:
-        _, old = await subscription.fetch_many(place.pool, [run_addresses(coordinator.program_id, place.run_id).run])
+        old = watcher.latest
         newest = await change(place, 3)
         await seen(watcher, newest, 5)
-        assert old[0] is not None
-        watcher.saw(watcher.slot + 100, old[0])
+        watcher.newest.take(old, watcher.newest.slot + 100)
         assert watcher.latest.seq == newest
 
 
@@ -379,124 +376,31 @@ async def _state(place: Place, run_id: str | None = None, **later: int) -> bytes
     return bytes(data)
 
 
-@asynccontextmanager
-async def lied_to(place: Place, lie: str) -> AsyncIterator[tuple[FaultyNode, RpcPool, RunWatcher]]:
-    """A watcher whose first websocket pushes a lie again and again, and whose second one is honest."""
-    url, ws = place.network.rpc_url, place.network.ws_url
+async def test_finish_that_websocket_alone_tells_is_not_believed(embedded: Place) -> None:
+    """A member that believed it would end."""
+    coordinator = await embedded.configured_run()
+    data = bytearray(await _state(embedded, changes=1))
+    data[run_account().offset("state")] = RunState.FINISHED
+    lie = _notification(coordinator.program_id, bytes(data))
+    url, ws = embedded.network.rpc_url, embedded.network.ws_url
     async with (
         faulty_websocket(lie, every=0.1) as faulty,
         RpcPool([Endpoint(url, faulty.url), Endpoint(url, ws)]) as pool,
-        watching(place, pool, silence=0.05) as watcher,
+        watching(embedded, pool, silence=0.05) as watcher,
+        asyncio.timeout(20),
     ):
-        yield faulty, pool, watcher
-
-
-async def test_a_state_that_no_node_confirms_does_not_stay(embedded: Place) -> None:
-    """One push of a websocket with the highest `seq` there is would else be the last that is believed."""
-    coordinator = await embedded.configured_run()
-    for changes in (LEAD + 1, 1 << 62):
-        lie = _notification(coordinator.program_id, await _state(embedded, changes=changes))
-        async with (
-            faulty_websocket(lie, every=0.1) as faulty,
-            RpcPool([Endpoint(embedded.network.rpc_url, faulty.url)]) as pool,
-            watching(embedded, pool, silence=0.1) as watcher,
-        ):
-            await asyncio.wait_for(_until(lambda watcher=watcher: watcher.push_bytes_max > 0), 5)  # type: ignore[misc]
-            await seen(watcher, newest := await change(embedded, changes % 7), 5)
-            assert watcher.latest.seq == newest
-
-
-@pytest.mark.parametrize("changes", [1, LEAD])
-async def test_a_state_that_nodes_contradict_is_taken_back(
-    embedded: Place, caplog: pytest.LogCaptureFixture, changes: int
-) -> None:
-    """While the run stands still nothing overtakes it."""
-    coordinator = await embedded.configured_run()
-    true = (await coordinator.run(embedded.run_id)).seq
-    lie = _notification(coordinator.program_id, await _state(embedded, changes=changes))
-    async with lied_to(embedded, lie) as (faulty, _, watcher), asyncio.timeout(20):
-        updates = watcher.updates()
-        while (await anext(updates)).seq != true + changes:
-            pass
-        assert (await anext(updates)).seq == true
-        await seen(watcher, await change(embedded, 3), 5)
-        assert watcher.latest.seq == true + 1
-        assert faulty.subscriptions == 1
-    assert caplog.text.count("going by what they answer") == 1
-
-
-@pytest.mark.parametrize("forged", [{"state": RunState.FINISHED}, {"rounds": 1}], ids=["finished", "another round"])
-async def test_a_turn_of_the_run_that_a_websocket_alone_tells_is_not_believed(
-    embedded: Place, forged: dict[str, int]
-) -> None:
-    """A member that believed it would end, or sign a made-up round; test_chain_pushes.py has every other field."""
-    coordinator = await embedded.configured_run()
-    true = await coordinator.run(embedded.run_id)
-    data = bytearray(await _state(embedded, changes=1))
-    for field, value in forged.items():
-        data[run_account().offset(field)] = value
-    lie = _notification(coordinator.program_id, bytes(data))
-    async with lied_to(embedded, lie) as (faulty, _, watcher), asyncio.timeout(20):
-        watched = asyncio.create_task(_all(watcher, until=true.seq + 1))
-        await _until(lambda: faulty.subscriptions == 1)
+        await _until(lambda: watcher.push_bytes_max > 0)
         await asyncio.sleep(1)
-        assert watcher.latest == true
-        assert await change(embedded, 3) == true.seq + 1
-        assert [run.seq for run in await watched] == [true.seq, true.seq + 1]
-        assert watcher.latest.state is true.state
+        assert watcher.latest.state is not RunState.FINISHED
+        await seen(watcher, await change(embedded, 3), 5)
 
 
-async def test_a_turn_that_a_websocket_tells_is_asked_for_at_once(embedded: Place) -> None:
+async def test_turn_of_run_is_pushed(embedded: Place) -> None:
     coordinator = await embedded.configured_run()
     async with watching(embedded, silence=60) as watcher:
         await coordinator.set_paused(embedded.run_id, False)
         newest = await coordinator.run(embedded.run_id)
         assert (await seen(watcher, newest.seq, 5)).state is newest.state
-
-
-async def _all(watcher: RunWatcher, until: int) -> list[Run]:
-    found: list[Run] = []
-    async for run in watcher.updates():
-        found.append(run)
-        if run.seq >= until:
-            break
-    return found
-
-
-@pytest.mark.parametrize("forged", [{"members_seq": 1}, {"slot": 1 << 30}], ids=["members", "slot"])
-async def test_what_is_read_of_a_made_up_state_is_read_anew(embedded: Place, forged: dict[str, int]) -> None:
-    """Members of a state that no node has, or as of a slot that none has reached, would be waited for."""
-    coordinator = await embedded.configured_run()
-    true = (await coordinator.run(embedded.run_id)).seq
-    later = {field: more for field, more in forged.items() if field != "slot"}
-    made_up = await _state(embedded, changes=2, **later)
-    lie = _notification(coordinator.program_id, made_up, slot=forged.get("slot", 1))
-    async with lied_to(embedded, lie) as (_, pool, watcher), asyncio.timeout(40):
-        feed = RunFeed(await RunReader(pool, coordinator.program_id, embedded.run_id, watcher).view())
-        reader = RunReader(pool, coordinator.program_id, embedded.run_id, watcher)
-        await _until(lambda: watcher.latest.seq == true + 2)
-        await feed.put(View(watcher.latest, feed.members, feed.model))
-        passed = asyncio.create_task(feed.after(true + 2))
-        while feed.run.seq != true:
-            await feed.put(await reader.view())
-            await asyncio.sleep(0.05)
-        assert (await passed).seq == true
-        newest = await change(embedded, 3)
-        await seen(watcher, newest, 5)
-        await feed.put(await reader.view())
-        assert feed.run.seq == newest
-
-
-async def test_pushes_are_ahead_of_what_nodes_answer_for_a_while(
-    embedded: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lead = 8
-    monkeypatch.setattr(subscription, "LEAD", lead)
-    await embedded.configured_run()
-    async with watching(embedded, silence=60) as watcher:
-        for rate in range(lead + 3):
-            newest = await change(embedded, rate)
-        await seen(watcher, newest, 5)
 
 
 async def test_another_run_is_not_taken_for_this_one(embedded: Place, caplog: pytest.LogCaptureFixture) -> None:
@@ -528,14 +432,15 @@ async def test_a_websocket_that_pours_out_what_is_no_run_costs_few_lines_and_pol
     embedded: Place, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     coordinator = await embedded.configured_run()
-    polls, fetch_many = 0, subscription.fetch_many
+    polls = 0
+    read = run_source.RunSource.read
 
     async def counted(*given: Any, **more: Any) -> Any:
         nonlocal polls
         polls += 1
-        return await fetch_many(*given, **more)
+        return await read(*given, **more)
 
-    monkeypatch.setattr(subscription, "fetch_many", counted)
+    monkeypatch.setattr(run_source.RunSource, "read", counted)
     after = [_notification(coordinator.program_id, bytes(size)) for size in (7, 8)]
     async with (
         faulty_websocket(*after, every=0.01) as faulty,
@@ -547,3 +452,16 @@ async def test_a_websocket_that_pours_out_what_is_no_run_costs_few_lines_and_pol
         assert polls <= 1.2 / subscription.POLL_PAUSE + 1
         assert watcher.push_bytes_max
     assert caplog.text.count("cannot be read") <= 1
+
+
+async def test_websocket_with_message_above_limit_is_left() -> None:
+    pushes: list[AccountData] = []
+    async with (
+        faulty_websocket(json.dumps({"method": "other", "pad": [[]] * wire.MAX_MESSAGE})) as faulty,
+        RpcPool([Endpoint("http://127.0.0.1:9", faulty.url)]) as pool,
+    ):
+        follows = AccountSocket(pool, Pubkey.new_unique(), pushes.append, lambda: None)
+        following = asyncio.create_task(follows.run())
+        await asyncio.wait_for(_until(lambda: faulty.subscriptions > 1), 5)
+        following.cancel()
+    assert not pushes

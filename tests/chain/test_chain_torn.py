@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from solders.pubkey import Pubkey
 from solders.system_program import TransferParams, transfer
 
 from aftermath.chain.accounts import fetch
@@ -20,8 +19,7 @@ from aftermath.chain.endpoints import Endpoint, endpoint
 from aftermath.chain.member import SolanaMember
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.subscription import RunWatcher
-from aftermath.coordinator.errors import Refused, Unavailable
-from aftermath.programs import AUTHORIZER_ID
+from aftermath.coordinator.errors import Refused
 from aftermath.rules.run import Round
 from chain.faults import account_json, answer, meddling
 from chain.networks import SCHEMA_HASH, Place
@@ -47,63 +45,6 @@ async def test_an_account_that_cannot_be_read_is_read_again(embedded: Place) -> 
             assert (await member.view()).members.find(member.wallet) is None
             assert (await member.view()).model.metadata.name == "torn"
     assert not any(torn.values())
-
-
-@pytest.mark.parametrize("method", ["getMultipleAccounts", "getAccountInfo"])
-async def test_a_node_that_does_not_know_the_run_is_not_believed_against_another(embedded: Place, method: str) -> None:
-    """What was there is gone only if all nodes say so."""
-    await embedded.configured_run(run := embedded.run_id)
-    forgetful = False
-
-    async def forget(body: dict[str, Any]) -> web.StreamResponse | None:
-        if not forgetful or body["method"] != method:
-            return None
-        nothing = [None] * len(body["params"][0]) if method == "getMultipleAccounts" else None
-        return answer(body, {"context": {"slot": 1 << 40}, "value": nothing})
-
-    async with meddling(embedded.network.rpc_url, forget) as url:
-        where = [Endpoint(url, embedded.network.ws_url), endpoint(embedded.network.rpc_url, embedded.network.ws_url)]
-        async with RpcPool(where) as pool, SolanaMember(pool, embedded.wallet, run, client_version="") as member:
-            forgetful = True
-            assert (await member.view(fresh=True)).run.run_id == run
-            assert (await member.view()).members.find(member.wallet) is None
-
-
-@pytest.mark.parametrize("junk", [False, True])
-async def test_a_node_that_does_not_know_the_authorization_does_not_end_a_member(embedded: Place, junk: bool) -> None:
-    """Who has joined once was admitted: that it is not any more, all nodes have to say."""
-    await embedded.open_run(run := embedded.run_id)
-    forgotten = 0
-
-    async def forget(body: dict[str, Any]) -> web.StreamResponse | None:
-        nonlocal forgotten
-        if not joined or body["method"] != "getMultipleAccounts" or str(place) not in body["params"][0]:
-            return None
-        forgotten += 1
-        value = account_json(b"\xff" * 200, owner=AUTHORIZER_ID) if junk else None
-        return answer(body, {"context": {"slot": 1 << 40}, "value": [value] * len(body["params"][0])})
-
-    joined = False
-    place = authorization_address(Pubkey.from_string(AUTHORIZER_ID), embedded.wallet.pubkey, EVERYONE)
-    wish: dict[str, Any] = {"tier": 0, "weight": 10, "schema_hash": SCHEMA_HASH, "stateless": False}
-    async with meddling(embedded.network.rpc_url, forget) as url:
-        where = [Endpoint(url, embedded.network.ws_url), endpoint(embedded.network.rpc_url, embedded.network.ws_url)]
-        async with RpcPool(where) as pool, SolanaMember(pool, embedded.wallet, run, client_version="") as member:
-            await member.join(p2p=member.wallet, **wish)
-            joined = True
-            await member.leave()
-            await member.join(p2p=member.wallet, **wish)
-    assert forgotten > 0
-
-
-async def test_a_slot_that_no_node_has_reached_is_forgotten(embedded: Place) -> None:
-    await embedded.configured_run("ahead")
-    where = endpoint(embedded.network.rpc_url, embedded.network.ws_url)
-    async with RpcPool([where]) as pool, SolanaMember(pool, embedded.wallet, "ahead", client_version="") as member:
-        member._watcher.slot = 1 << 40
-        with pytest.raises(Unavailable, match="Minimum context slot"):
-            await member._watcher.refresh(1.0)
-        assert (await member.view(fresh=True)).run.run_id == "ahead"
 
 
 async def test_lamports_at_an_address_without_an_authorization_keep_nobody_out(embedded: Place) -> None:
@@ -185,7 +126,7 @@ def _tearing(place: Place, read: list[int]) -> Callable[[], AbstractAsyncContext
 def _with_attestations(member: SolanaMember) -> Round:
     """A round that two members have attested, as far as this member knows."""
     stored = replace(member._watcher.latest.rounds[0], attestations=2, clients=3)
-    member._watcher._latest = replace(member._watcher.latest, head=0, rounds=(stored,) * 4)
+    member._watcher.newest._run = replace(member._watcher.latest, head=0, rounds=(stored,) * 4)
     return stored
 
 

@@ -13,7 +13,6 @@ from solders.signature import Signature
 from aftermath.chain import transactions
 from aftermath.chain.addresses import run_addresses
 from aftermath.chain.endpoints import endpoint
-from aftermath.chain.failures import BadReply
 from aftermath.chain.instructions import witness_metadata
 from aftermath.chain.member import SolanaMember
 from aftermath.chain.rpc import RpcPool
@@ -21,7 +20,7 @@ from aftermath.chain.transactions import PAGE, RunTransactions, Stated, _stated,
 from aftermath.coordinator.errors import Unavailable
 from aftermath.rules.state import RunState
 from chain.networks import SCHEMA_HASH, Place
-from chain.scripted import Node, result, serving
+from chain.scripted import Answer, Node, by_method, result, serving
 
 
 def reader(place: Place, run_id: str, **options: int) -> RunTransactions:
@@ -92,26 +91,35 @@ async def test_the_first_look_goes_back_a_few_pages_only(embedded: Place, monkey
     assert len(await found.read(100)) == 1
 
 
+SIGNATURE = {"signature": str(Signature.default()), "slot": 1}
+
+
+@pytest.mark.parametrize("listed", [7, [7], [{"signature": "x", "slot": 1}], [SIGNATURE] * (PAGE + 1)])
+async def test_malformed_list_is_the_nodes_failure(listed: Any) -> None:
+    await _first_node_is_left(result(listed))
+
+
 @pytest.mark.parametrize(
-    "reply",
+    "transaction",
     [
         7,
         {},
-        {"transaction": ["AAAA", "base64"], "meta": {"err": None, "fee": 1}},
-        {"transaction": ["AAAA", "base58"], "meta": {"err": None, "fee": 1}},
-        {"transaction": "AAAA", "meta": {}},
+        {"slot": 1, "transaction": ["AAAA", "base64"], "meta": {"err": None, "fee": 1}},
+        {"slot": 1, "transaction": ["AAAA", "base58"], "meta": {"err": None, "fee": 1}},
+        {"slot": 1, "transaction": "AAAA", "meta": {}},
     ],
 )
-def test_a_malformed_transaction_is_the_node_s_fault(reply: Any) -> None:
-    pool = RpcPool([endpoint("http://127.0.0.1:9")])
-    with pytest.raises(BadReply):
-        RunTransactions(pool, Pubkey.default(), Pubkey.default())._read(reply)
+async def test_malformed_transaction_is_the_nodes_failure(transaction: Any) -> None:
+    await _first_node_is_left(result([SIGNATURE]), result(transaction), result(transaction))
 
 
-@pytest.mark.parametrize("reply", [7, [7], [{"signature": "x"}], [{}] * (transactions.PAGE + 1)])
-def test_a_malformed_list_is_too(reply: Any) -> None:
-    with pytest.raises(BadReply):
-        transactions._signatures(reply)
+async def _first_node_is_left(*script: Answer) -> None:
+    broken, honest = Node(), Node()
+    broken.script = [*script] + [result(7)] * 2
+    honest.always = by_method(getGenesisHash=honest.genesis, getSignaturesForAddress=[], getTransaction=None)
+    async with serving(broken, honest) as endpoints, RpcPool(endpoints) as pool:
+        assert await RunTransactions(pool, Pubkey.default(), Pubkey.default()).read(1) == []
+    assert honest.methods[-1] == broken.methods[-1]
 
 
 async def test_no_answer_is_an_outage() -> None:
@@ -123,7 +131,7 @@ async def test_no_answer_is_an_outage() -> None:
 async def test_memos_of_strangers_do_not_hide_the_transactions() -> None:
     """Anybody may name a run in a transaction whose memo is full of commas."""
     node = Node()
-    listed = [{"signature": str(Signature.new_unique()), "memo": "[900] " + "," * 900} for _ in range(PAGE)]
+    listed = [{"signature": str(Signature.new_unique()), "slot": 1, "memo": "[900] " + "," * 900} for _ in range(PAGE)]
     node.script = [result(listed), result(None)]
     async with serving(node) as endpoints, RpcPool(endpoints) as pool:
         found = RunTransactions(pool, Pubkey.default(), Pubkey.default(), page=PAGE + 1)

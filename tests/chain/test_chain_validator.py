@@ -24,7 +24,7 @@ from chain.test_chain_deploy import (  # noqa: F401
     test_deploy_leave_alone_and_upgrade_to_a_larger_program,
     test_what_a_larger_program_would_take_is_known_before,
 )
-from chain.test_chain_funds import (  # noqa: F401
+from chain.test_chain_funding import (  # noqa: F401
     test_a_drained_member_is_refilled_by_a_local_network,
     test_a_drained_wallet_elsewhere_reads_sum_balance_and_address,
 )

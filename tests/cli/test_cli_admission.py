@@ -15,12 +15,11 @@ import pytest
 from aiohttp import web
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
-from solders.rpc.requests import RequestAirdrop
 
 from aftermath import __version__
 from aftermath.base.directories import cache_directory
 from aftermath.base.errors import Unsuitable
-from aftermath.chain import confirm, funds
+from aftermath.chain import funding
 from aftermath.chain.accounts import balance
 from aftermath.chain.addresses import run_addresses
 from aftermath.chain.admission import FEES_IN_HAND
@@ -64,7 +63,7 @@ def waiting(owner: Shell, run_id: str, material: Path, tmp_path: Path) -> Shell:
 
 async def airdrop(rpc: str, key: Pubkey, lamports: int) -> None:
     async with RpcPool([endpoint(rpc)]) as pool:
-        await pool.call(RequestAirdrop(key, lamports), str)
+        await pool.call(lambda node: node.request_airdrop(key, lamports))
         while not await balance(pool, key):
             await asyncio.sleep(0.05)
 
@@ -285,7 +284,7 @@ def test_a_faucet_that_gives_nothing(
     waiting: Shell, run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An RPC address of this machine need not be a local network's: it can lead to any node."""
-    monkeypatch.setattr(funds, "ASK_PATIENCE", 0.1)
+    monkeypatch.setattr(funding, "ASK_PATIENCE", 0.1)
     poor = tmp_path / "poor.json"
     poor.write_text(Keypair().to_json())
     poor.chmod(0o600)
@@ -304,11 +303,8 @@ def test_a_faucet_that_gives_nothing(
     assert asyncio.run(asked(FEES_IN_HAND)) == []
 
 
-def test_create_run_asks_once_for_all_of_it(
-    owner: Shell, run_id: str, material: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_create_run_asks_once_for_all_of_it(owner: Shell, run_id: str, material: Path) -> None:
     """The authorization that lets everybody join and the owner's next commands included: the sum is enough for them."""
-    monkeypatch.setattr(confirm, "TELL_SECONDS", 0.1)
     own = load_wallet(owner.wallet).pubkey
     elsewhere = ("--run-id", run_id, *FAR[:2])
 

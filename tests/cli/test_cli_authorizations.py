@@ -13,7 +13,7 @@ import pytest
 from solders.pubkey import Pubkey
 
 from aftermath.chain.endpoints import endpoint
-from aftermath.chain.funds import ensure_funds
+from aftermath.chain.funding import ensure_funds
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.wallet import create_wallet
 from cli.cli_runs import Shell, invoke

@@ -12,7 +12,6 @@ import pytest
 import typer
 
 from aftermath.base.errors import AftermathError, UsageError, code_of
-from aftermath.central.link import NotAdmitted
 from aftermath.chain.admission import VERIFICATION_NOT_THERE
 from aftermath.chain.memberships import BOND_ABOVE_LIMIT
 from aftermath.chain.refusals import INSUFFICIENT_FUNDS
@@ -20,6 +19,7 @@ from aftermath.cli.pages import PAGES
 from aftermath.cli.present import reporting
 from aftermath.coordinator.errors import Refused
 from aftermath.programs import AUTHORIZER_IDL, COORDINATOR_IDL
+from aftermath.server.connection import NotAdmitted
 from cli.conftest import ROOT
 from docs.test_docs import slugs
 

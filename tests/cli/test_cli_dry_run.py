@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from solders.rpc.requests import RequestAirdrop
 
-from aftermath.central.index import CENTRALIZED
 from aftermath.chain.accounts import balance
 from aftermath.chain.endpoints import endpoint
 from aftermath.chain.rpc import RpcPool
@@ -22,6 +20,7 @@ from aftermath.chain.wallet import create_wallet, load_wallet
 from aftermath.cli.index import Index
 from aftermath.cli.main import INDEX, SOLANA
 from aftermath.localnet.runtime import minimum_balance
+from aftermath.server.index import CENTRALIZED
 from cli.cli_lone_member import join, leave
 from cli.cli_runs import Outcome, Shell, invoke
 from cli.test_cli_bad_input import ELSEWHERE as NOT_LOCAL
@@ -138,7 +137,7 @@ async def airdrop(shell: Shell) -> None:
     """Give the wallet money: a command that is refused for good reason asks for some first."""
     async with RpcPool([endpoint(shell.rpc)]) as pool:
         key = load_wallet(shell.wallet).pubkey
-        await pool.call(RequestAirdrop(key, 5 * 10**9), str)
+        await pool.call(lambda node: node.request_airdrop(key, 5 * 10**9))
         while not await balance(pool, key):
             await asyncio.sleep(0.02)
 

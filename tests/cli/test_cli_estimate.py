@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from solders.pubkey import Pubkey
-from solders.rpc.requests import RequestAirdrop
 
 from aftermath.chain.accounts import balance
 from aftermath.chain.endpoints import endpoint
@@ -39,7 +38,7 @@ async def held(rpc: str, key: Pubkey, *, at_least: int = 0) -> int:
     """What a wallet has, after an airdrop if that is asked for."""
     async with RpcPool([endpoint(rpc)]) as pool, asyncio.timeout(20):
         if at_least:
-            await pool.call(RequestAirdrop(key, at_least), str)
+            await pool.call(lambda node: node.request_airdrop(key, at_least))
         while (has := await balance(pool, key)) < at_least:
             await asyncio.sleep(0.05)
         return has

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from aftermath.central.index import CENTRALIZED
 from aftermath.cli.index import Index
 from aftermath.cli.main import SOLANA
+from aftermath.server.index import CENTRALIZED
 from cli.cli_runs import invoke, invoke_ending
 from cli.test_cli_decode_gradients import put, result_of
 from cli.test_cli_outputs import events_in, everything_in

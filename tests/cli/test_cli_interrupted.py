@@ -50,8 +50,8 @@ def run(program: str, *line: str) -> tuple[int, str, str]:
         ("aftermath", "aftermath.cli.train", (*TRAIN, "--help")),
         ("aftermath", "solders", TRAIN),
         ("aftermath", "torch", ("eval", ".")),
-        ("aftermath.central", "typer", ("--help",)),
-        ("aftermath.central", "solders", CLIENT),
+        ("aftermath.server", "typer", ("--help",)),
+        ("aftermath.server", "solders", CLIENT),
     ],
 )
 def test_it_is_one_line_while_modules_are_imported(package: str, module: str, line: tuple[str, ...]) -> None:

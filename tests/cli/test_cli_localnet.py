@@ -58,6 +58,22 @@ def test_a_ledger_keeps_runs_even_when_the_network_is_killed(tmp_path: Path) -> 
     assert not (tmp_path / "ledger").exists()
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["lock", "ledger.sqlite3", "ledger.sqlite3-wal"],  # as a killed localnet leaves it
+        ["lock", "snapshot-000003", "journal-000002", "journal-000003", ".snapshot-000004.partial"],
+    ],
+)
+def test_reset_of_any_ledger_format_deletes_it(tmp_path: Path, names: list[str]) -> None:
+    directory = tmp_path / "ledger"
+    directory.mkdir()
+    for name in names:
+        (directory / name).touch()
+    clear(directory)
+    assert not directory.exists()
+
+
 def test_reset_spares_what_is_no_ledger(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("years of work")
     refused = invoke("localnet", "--ledger", tmp_path, "--reset", "--port", "0")

@@ -11,7 +11,6 @@ import pytest
 import typer
 
 from aftermath.base.errors import AftermathError, UsageError
-from aftermath.central.index import CENTRALIZED
 from aftermath.chain import defaults
 from aftermath.chain.endpoints import CLUSTERS, endpoint
 from aftermath.chain.wallet import PATH_VARIABLE, WALLET_VARIABLE, WalletError, create_wallet
@@ -21,6 +20,7 @@ from aftermath.cli.present import reporting, tell_stored
 from aftermath.cli.profile import KEY_VARIABLE, PROFILE_VARIABLE, VARIABLES, Name
 from aftermath.cli.variables import environment
 from aftermath.coordinator.errors import NoSuchRun, Refused, Unavailable
+from aftermath.server.index import CENTRALIZED
 from cli.cli_runs import Shell, invoke
 
 PARAMETERS = {

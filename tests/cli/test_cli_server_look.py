@@ -14,17 +14,17 @@ from pathlib import Path
 import pytest
 from solders.keypair import Keypair
 
-from aftermath.central import reach
-from aftermath.central.index import CENTRALIZED
-from aftermath.central.link import Link
-from aftermath.central.reach import CentralPool
 from aftermath.chain.member import SolanaMember
 from aftermath.chain.wallet import Wallet
 from aftermath.localnet.free_ports import free_ports
+from aftermath.server import client_backend
+from aftermath.server.client_backend import CentralPool
+from aftermath.server.connection import ServerConnection
+from aftermath.server.index import CENTRALIZED
 from cli.cli_lone_member import quick_config
 from cli.cli_runs import Outcome, invoke_during, invoke_ending, press_ctrl_c
 
-SCRIPT = [sys.executable, "-m", "aftermath.central"]
+SCRIPT = [sys.executable, "-m", "aftermath.server"]
 RUN = "looked-at"
 LISTED, UNLISTED = bytes([7]) * 32, bytes([8]) * 32
 
@@ -71,7 +71,7 @@ def server(material: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 async def join(address: str) -> None:
     """A member of the run, who asks for a place and goes."""
     wallet = Wallet(Keypair.from_seed(LISTED))
-    link = Link(address, None, RUN, wallet, Keypair())
+    link = ServerConnection(address, None, RUN, wallet, Keypair())
     async with (
         CentralPool(link, patience=20.0, seed=0) as pool,
         SolanaMember(pool, wallet, RUN, client_version="") as chain,
@@ -138,7 +138,7 @@ def test_what_keeps_somebody_from_looking_is_said(
     assert refusal["code"] == "not-admitted"
     assert "--allow" in refusal["fix"]
     assert server("show-run", "--json", "--tls-ca", server.key).code == 2
-    monkeypatch.setattr(reach, "PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr(client_backend, "PATIENCE_SECONDS", 0.5)
     away = Server(f"127.0.0.1:{free_ports('127.0.0.1', 1)}", server.key)
     assert away("show-run", "--json").error["code"] == "unavailable"
     assert "--server-addr" in away("watch", "--json").error["fix"]

@@ -13,13 +13,13 @@ from rich.console import Console
 
 from aftermath.base.streams import one_output
 from aftermath.base.verbosity import VERBOSITY, Verbosity, say
-from aftermath.central.index import CENTRALIZED
 from aftermath.chain.wallet import create_wallet
 from aftermath.cli.present import note
 from aftermath.cli.update_config import announce
 from aftermath.lab.kinds import Finished
 from aftermath.lab.lines import StepLines
 from aftermath.owner.difference import Difference
+from aftermath.server.index import CENTRALIZED
 from aftermath.watch.console import ConsoleLines
 from aftermath.watch.kinds import Leaving, Warning
 from aftermath.watch.log_lines import LogLines, show_debug_logs

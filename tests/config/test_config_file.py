@@ -23,7 +23,7 @@ from config.config_cases import CHECKPOINT, DISTRO, SEED, SPARSELOCO, changed, w
 
 REPOSITORY = Path(__file__).parents[2]
 CONFIGS = sorted((REPOSITORY / "config").glob("*/*config.toml"))
-"""Without the files beside them that say what models and tokens are made of."""
+"""Configs, without the files next to them that say what models and tokens are made from."""
 
 
 def real(bits: int) -> float:

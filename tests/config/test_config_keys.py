@@ -41,7 +41,7 @@ COMPANIONS = {
     "model.LLM.optimizer.SparseLoCo.compression_chunk": {"compression_topk": 1},
     "model.LLM.cold_start_warmup_steps": {},
 }
-"""What must be beside a key for its own limit to be what counts."""
+"""Other keys that must be set for a key's own limit to count."""
 
 
 def named(key: Key) -> Any:
@@ -49,7 +49,9 @@ def named(key: Key) -> Any:
 
 
 def with_value(key: Key, value: Any) -> dict[str, Any]:
-    """The tables of a whole config in which this key has this value, and all beside it that it needs."""
+    """Return the tables of a whole config with this key at this value, and all other keys that it
+    needs.
+    """
     tables = tomllib.loads(SEED)
     tables["model"]["LLM"] |= copy.deepcopy(EVERYWHERE)
     table: Any = tables
@@ -58,11 +60,11 @@ def with_value(key: Key, value: Any) -> dict[str, Any]:
         if above is not None and above.table is not None and issubclass(above.table, Choice) and name not in table:
             table.clear()
         table = table.setdefault(name, {})
-        for beside in held_by(find(".".join(key.path[:depth]))[0]):
-            if beside.required and beside.path[-1] not in table:
+        for other in held_by(find(".".join(key.path[:depth]))[0]):
+            if other.required and other.path[-1] not in table:
                 filled = {"shuffle": "DontShuffle", "location": {"SingleUrl": {"url": "https://x/y"}}}
-                given = tomllib.loads(beside.example) if beside.example else filled
-                table[beside.path[-1]] = given[beside.path[-1]]
+                given = tomllib.loads(other.example) if other.example else filled
+                table[other.path[-1]] = given[other.path[-1]]
     table |= COMPANIONS.get(key.name, {})
     table[key.path[-1]] = value
     return tables

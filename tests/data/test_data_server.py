@@ -103,7 +103,7 @@ def test_clients_that_say_nothing_keep_nobody_out(place: Path, monkeypatch: pyte
 
 
 async def _flood(port: int, host: str, connections: int, stop: asyncio.Event) -> None:
-    """Ask for sequences over so many connections of `host`, and connect again where one is closed."""
+    """Ask for sequences over `connections` connections of `host`, and reconnect closed ones."""
     question = packed(Read([0] * 64))
 
     async def ask() -> None:

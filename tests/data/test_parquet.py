@@ -68,7 +68,7 @@ def test_rows_and_labels_are_those_of_arrays(tmp_path: Path) -> None:
     assert np.array_equal(PreprocessedRows(tmp_path, 8, 40, labels=False).read([1]), ROWS[[1]])
 
 
-def test_a_file_is_unpacked_once_and_anew_when_it_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_is_unpacked_once_and_again_after_a_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "a.parquet", tokens=[[1, 2, 3, 4]])
     first = parquet.unpacked_tokens(path, 2)
     with monkeypatch.context() as patch:

@@ -162,7 +162,7 @@ def test_tokens_of_the_stated_width_are_taken(tmp_path: Path, tokens: np.ndarray
         ("a.idx", b"MMIDIDX\0\0" + struct.pack("<QB", 1, 8) + bytes(40), 2, None),
     ],
 )
-def test_width_that_a_file_beside_states_must_be_the_runs(
+def test_width_in_a_metadata_file_must_be_the_runs(
     tmp_path: Path, name: str, content: bytes, width: int, sentence: str | None
 ) -> None:
     TOKENS.astype("<u2").tofile(tmp_path / "a.bin")

@@ -124,7 +124,7 @@ def test_a_line_says_how_far_the_run_is() -> None:
 def test_what_becomes_of_the_killed_member_is_said_up_to_its_return() -> None:
     demo = Demo(Places(Path("nowhere")), "embedded", "llama", "cpu", Console(file=io.StringIO()))
     assert demo.caption(None, False) == f"member-1 will be killed at step {KILL_AT_STEP}, and come back"
-    assert demo.caption(30.0, False).endswith("(kill -9) at 30 s; the others go on and train its share too")
+    assert demo.caption(30.0, False).endswith("(kill -9) at 30 s; the others continue and train its share too")
     assert demo.caption(30.0, True).endswith("it joins the next epoch, with the model from its peers")
     demo.story = story_of(90, back_at=81)
     assert demo.caption(30.0, True).endswith("came back, and trains again since step 81")

@@ -1,4 +1,6 @@
-"""The bounds on peers that docs/security.md states are those of the code: each row, made anew from the constants."""
+"""The bounds on peers in docs/security.md are those of the code: each row is built from the
+constants.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,9 @@ ROWS = [
     f"others who come by relays; "
     f"{arrivals.HANDSHAKE_S:.0f} seconds each | {door.MAX_HANDSHAKES}; while {door.MAX_HANDSHAKES // 2} are under way, "
     f"addresses have to be proven first; {door.LOOKED_AT_RATE:.0f} connections a second are looked at after the first "
-    f"{door.LOOKED_AT_BURST:.0f}, and whoever comes from where a member was connected last, as often as one may connect"
-    f"; {door.LEFT_RATE:.0f} are turned away, others wait in QUIC; where all are taken, the oldest of the "
-    "address that has most gives way to another's, and to whoever comes from where a member was connected last at once",
+    f"{door.LOOKED_AT_BURST:.0f}, in addition to those from a place where a member was connected last, as often as one "
+    f"may connect; {door.LEFT_RATE:.0f} are turned away, others wait in QUIC; where all are taken, the oldest of the "
+    "address that has most gives way to another's, and at once to one from where a member was connected last",
     f"greetings | one at a time, and {link.MOST_BEFORE_GREETING >> 10} KiB until it is done, looked at every "
     f"{link.GREETING_LOOK_S} seconds; {link.MOST_BEFORE_ANSWER >> 20} MiB of whom we dial | as handshakes",
     f"connections | one, for {links.LINGER_S:.0f} seconds two; {quota.ARRIVALS_BURST:.0f} at once, then one in "
@@ -39,8 +41,8 @@ ROWS = [
     f"{quota.ALL_ASKED_BURST:,.0f}",
     f"bytes that QUIC holds unread | {link.MOST_UNREAD >> 20} MiB, and {link._MOST_GIVEN_UP >> 20} MiB of what was "
     f"asked for and given up, looked at every {watch.UNREAD_S} seconds; who pours in more is closed and kept out. "
-    f"{QUIC_STREAMS * QUIC_WINDOW // 10**6} MB in between | {link.MOST_UNREAD_OF_ALL >> 20} MiB; while it is more, "
-    "whoever has most is closed",
+    f"{QUIC_STREAMS * QUIC_WINDOW // 10**6} MB in between | {link.MOST_UNREAD_OF_ALL >> 20} MiB; beyond that, "
+    "the peer with most is closed",
     f"announcements | {MAX_ANNOUNCEMENT:,} bytes each, {quota.TOLD_RATE:.0f} a second after the first "
     f"{quota.TOLD_BURST:.0f}; who says {quota.EXCESS_BURST:.0f} more is closed and kept out; {announce.REMEMBERED} "
     f"hashes are remembered, and {announce.OUTBOX} wait for a peer that reads slowly | {quota.ALL_TOLD_RATE:.0f} a "
@@ -56,7 +58,7 @@ ROWS = [
     f"{blobs.LARGE_PIECES * blobs.PIECE + SMALL * blobs.SMALL_PIECE >> 20} MiB",
     f"answers that were not taken | {requests.ANSWERS >> 20} MiB, or one larger answer; for "
     f"{requests.HEADER_S + pace.PATIENCE_S:.0f} to {requests.HEADER_S + pace.LONGEST_PATIENCE_S:.0f} seconds | "
-    f"{requests.ALL_ANSWERS >> 20} MiB, beside one for each",
+    f"{requests.ALL_ANSWERS >> 20} MiB, plus one for each",
     f"what QUIC keeps until it is acknowledged | {QUIC_SENDS // 10**6} MB | {OTHERS * QUIC_SENDS // 10**6:,} MB",
     f"what is kept of it | { {2: 'two'}[results._MAX_PER_MEMBER] } results for each of {STORED_ROUNDS} rounds, "
     f"{ {2: 'two'}[results._MAX_PER_MEMBER] } announcements for each of {STORED_ROUNDS} rounds to come, a key "

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from aftermath.central.index import CENTRALIZED
 from aftermath.chain import views
 from aftermath.chain.views import (
     members_account,
@@ -25,6 +24,7 @@ from aftermath.chain.views import (
 from aftermath.cli.main import SOLANA
 from aftermath.localnet.runtime import minimum_balance
 from aftermath.programs import AUTHORIZER_IDL, COORDINATOR_IDL
+from aftermath.server.index import CENTRALIZED
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(ROOT.glob("*.md")) + [ROOT / "keys/README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -39,12 +39,12 @@ SET_BY_US = {
         "32,003",  # an example of a vocabulary with an awkward size, and of one without
         "32,000",
         "4,096",  # coefficients of a block
-        *("11.1", "11.9", "12.9", "37.4", "38.1", "42.1", "67.0", "67.8", "75.8"),  # bytes of one, as tested below
-        "1,196",  # of one that keeps all, too
-        "33.4",  # bytes for 32 places of one
+        *("12.0", "12.8", "13.8", "40.0", "40.8", "44.8", "72.0", "72.8", "80.8"),  # bytes of one, as tested below
+        "81",  # bits of a rank among all sets of 8 of 4,096
+        "7",  # bits of three digits, and what an index code takes beyond a rank
+        "1,196",  # bytes of a block that keeps all
+        "36",  # bytes for 32 indices of one
         "2",  # of a value
-        "64",  # MiB of the largest table of them: optim/places.py
-        "65,025",  # the places of the largest block
     },
     "security.md": {
         "256",  # KiB of a block of a private state: optim/private_blocks.py
@@ -227,7 +227,9 @@ def test_rounded_figures_of_pages_that_do_not_quote() -> None:
     assert said(r"the test recipe's, ([\d.]+) billion", "local-testnet.md") == f"{large / 1e9:.2f}"
     assert said(r"light recipe's model \(([\d.]+) M parameters\)", "operations.md") == f"{light / 1e6:.1f}"
     programs = [PROGRAMS / f"{name}.so" for name in ("coordinator", "authorizer")]
-    rent = sum(minimum_balance(one.stat().st_size + 45) for one in programs)  # the account of its data has so many more
+    rent = sum(
+        minimum_balance(one.stat().st_size + 45) for one in programs
+    )  # the program data account has 45 bytes more
     assert said(r"both programs take about ([\d.]+) SOL of rent", "operations.md") == f"{rent / 1e9:.1f}"
     assert said(r"SOL of rent, the run (\d+\.\d+)", "operations.md") == f"{chain['rent_lamports_total'] / 1e9:.1f}"
 

@@ -1,4 +1,4 @@
-"""The bytes of results that a page and the recipes state are those of the formats: nobody measures what is reckoned."""
+"""The bytes of results in a page and in the recipes are those of the formats."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from e2e.diary import Diary
 from e2e.material import Material
 from e2e.processes import PATIENCE, Running, until
 
-SCRIPT = [sys.executable, "-m", "aftermath.central"]
+SCRIPT = [sys.executable, "-m", "aftermath.server"]
 RUN = "central"
 
 
@@ -48,7 +48,7 @@ class Central:
         self.port = found[2]
 
     def _files(self, material: Material, **rules: int) -> Path:
-        """state.toml and data.toml: the run's tokens come from the data server beside the run's."""
+        """Write state.toml and data.toml: the run's tokens come from the server's data server."""
         text = material.config(self._place, one_bit=True, **rules).read_text()
         local = f"data_location = {{ Local = {json.dumps(str(material.tokens))} }}"
         host = self._setting.host

@@ -21,11 +21,13 @@ from aftermath.rules.members import Members, Seat
 from aftermath.rules.model import Model
 from aftermath.rules.run import Run
 from aftermath.rules.state import MemberState
+from e2e import forking
 from e2e.diary import Diary, applied_sequences, compare_replicas
 from e2e.network import Network
-from e2e.processes import CONSOLE, PATIENCE, Running, until
+from e2e.processes import CONSOLE, PATIENCE, Running, RunningMember, until
 
 _run_numbers = itertools.count(1)
+THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 _POISED = Path(__file__).with_name("poised.py")
 
 
@@ -52,6 +54,8 @@ class Company:
         self.network, self._xprocess, self.place = network, xprocess, place
         self.run_id = f"run-{next(_run_numbers)}"
         self.players: list[Player] = []
+        self.starts_commands = False
+        """Whether members are started as commands, from nothing, and not forked."""
         self.owner = place / "owner.json"
         self.owner_key = create_wallet(self.owner).pubkey
 
@@ -111,7 +115,12 @@ class Company:
 
     def start(self, player: Player, *options: str | Path, on: Sequence[str] = (), **own: str) -> Running:
         """Start `aftermath-solana train` for it; `on` are the words before it, `own` what its environment says more."""
-        return self._launch(player, [*on, CONSOLE, *self.line(player, *options)], **own)
+        if on or own or self.starts_commands or not forking.SUPPORTED:
+            return self._launch(player, [*on, CONSOLE, *self.line(player, *options)], **own)
+        name = f"{self.run_id}-{player.name}"
+        member = RunningMember(name, self.line(player, *options), self.place / "logs", THREADS)
+        player.processes.append(member)
+        return member
 
     def poise(self, player: Player) -> Callable[[], None]:
         """Start it up to the point where its command begins, and wait for that; the result lets it begin."""
@@ -120,8 +129,8 @@ class Company:
         return go.touch
 
     def _launch(self, player: Player, command: Sequence[str | Path], ready: str | None = None, **own: str) -> Running:
-        threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"} | own
-        player.processes.append(Running(self._xprocess, f"{self.run_id}-{player.name}", command, threads, ready))
+        name = f"{self.run_id}-{player.name}"
+        player.processes.append(Running(self._xprocess, name, command, THREADS | own, ready))
         return player.process
 
     def start_three(self) -> list[Player]:

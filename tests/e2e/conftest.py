@@ -11,6 +11,7 @@ from xprocess import XProcess
 
 from aftermath.localnet import validator_binary
 from e2e.company import Company
+from e2e.forking import close_fork_server
 from e2e.installed import Installed, install
 from e2e.material import Material, make_material
 from e2e.network import Network
@@ -44,6 +45,7 @@ def xprocess(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     with XProcess(request.config, root) as processes:
         request.config._xprocess = processes  # type: ignore[attr-defined]
         yield processes
+        close_fork_server()
         for resource in processes.resources:
             if resource.popen is not None and resource.popen.poll() is None:
                 resource.info[0].terminate()

@@ -25,7 +25,7 @@ def possible() -> bool:
 
 @contextmanager
 def lan(count: int) -> Iterator[list[list[str]]]:
-    """So many machines, each as the words before a command that is to run on it."""
+    """Yield `count` machines, each as the words before a command that runs on it."""
     bridge, spaces = f"am{os.getpid()}", [f"am{os.getpid()}n{index}" for index in range(count)]
     try:
         _ip("link", "add", bridge, "type", "bridge")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,8 @@ from typing import Any
 
 import psutil
 from xprocess import ProcessStarter, XProcess
+
+from e2e.forking import Forked, fork_server
 
 CONSOLE = Path(sys.executable).with_name("aftermath-solana")
 PATIENCE = 400.0  # seconds: a deadline for broken runs, not an expectation
@@ -38,7 +41,7 @@ class Running:
         self.name = f"{next(_numbers)}-{name}"
         kind = _starter([str(word) for word in command], {**os.environ, **(environment or {})}, ready)
         _, self.log = xprocess.ensure(self.name, kind, persist_logs=False)
-        self._child = xprocess.resources[-1].popen
+        self._child: subprocess.Popen[Any] | Forked = xprocess.resources[-1].popen
         # A failed test's report would hold the whole output of every process; `last_words` is enough.
         xprocess.config._extlogfiles.pop(self.name)
         self.expected = True
@@ -95,6 +98,19 @@ class Running:
             return []
         root = psutil.Process(self.pid)
         return [*root.children(recursive=True), root]
+
+
+class RunningMember(Running):
+    """A member of a test, forked from a process that has imported all it needs."""
+
+    def __init__(self, name: str, arguments: Sequence[str | Path], logs: Path, environment: Mapping[str, str]) -> None:
+        """Start `aftermath-solana ARGUMENTS`."""
+        self.name = f"{next(_numbers)}-{name}"
+        self.log = logs / f"{self.name}.log"
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        self.log.touch()
+        self._child = fork_server().start([str(word) for word in arguments], self.log, {**os.environ, **environment})
+        self.expected = True
 
 
 def _starter(command: list[str], environment: dict[str, str], ready: str | None) -> type[ProcessStarter]:

@@ -1,4 +1,4 @@
-"""A run whose checkpoint is said to be where it is not: whoever joins finds out what the model is all the same."""
+"""A run whose named checkpoint is not there: a newcomer obtains the model all the same."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ LATE = 4  # rounds whose data may be done again after the run's end
 def check_whole(central: Central, name: str, steps: int) -> None:
     """A member that was there all the time applied every step once, no sequence twice, and learnt something.
 
-    What somebody who was killed, or was too slow, left of the last rounds is in the run's backlog when it ends.
+    Shares of the last rounds that a killed or slow member left undone are in the run's backlog when it ends.
     """
     diary = central.diaries[name]
     assert [event["step"] for event in diary.saw("applied")] == list(range(1, steps + 1))
@@ -41,12 +41,12 @@ def test_a_run_outlives_kill_9_of_its_server_and_of_a_member(
     central = Central(xprocess, tmp_path, material, Setting(), rounds_per_epoch=STEPS // 3, total_steps=STEPS)
     try:
         names = [central.start(tier) for tier in (0, 1, 2)]
-        central.until(lambda: central.applied(names[0]) >= 2, "rounds go on")
+        central.until(lambda: central.applied(names[0]) >= 2, "rounds continue")
         central.server.kill()  # in the middle of a round
         before = central.applied(names[0])
         central.start_server()
-        central.until(lambda: central.applied(names[0]) > before + 1, "they go on with the server that came back")
-        central.until(lambda: central.applied(names[2]) >= STEPS // 3 + 2, "the second epoch goes on")
+        central.until(lambda: central.applied(names[0]) > before + 1, "they continue with the server that came back")
+        central.until(lambda: central.applied(names[2]) >= STEPS // 3 + 2, "the second epoch runs")
         central.members[names[2]].kill()
         gone = f"{central.identities[names[2]]} is withdrawn from the run"
         central.until(lambda: gone in central.server.output, "who is gone is withdrawn")

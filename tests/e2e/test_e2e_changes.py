@@ -65,7 +65,7 @@ def test_late_joiner_takes_the_model_from_its_peers(crew: Company) -> None:
 
 
 def leave(crew: Company, player: Player) -> None:
-    """Ctrl-C: it leaves the run on chain, quickly, and exits 0; the others go on."""
+    """Ctrl-C: it leaves the run on chain, quickly, and exits 0; the others continue."""
     crew.until(lambda: crew.in_epoch(player), "it is in an epoch")
     interrupt(player)
     crew.until(lambda: has_left(crew, player), "the chain knows that it left", 20)

@@ -44,7 +44,7 @@ def told(page: str, heading: str) -> Iterator[str]:
 
 @dataclass
 class Person:
-    """Somebody at a shell of this machine, where the package is installed."""
+    """A user at a shell of this machine, where the package is installed."""
 
     place: Path
     variables: dict[str, str]
@@ -67,14 +67,14 @@ class Person:
         return done.stdout
 
     def starts(self, line: str, ready: str | None = None) -> Running:
-        """What goes on until Ctrl-C."""
+        """Start a command that runs until Ctrl-C."""
         enter = [sys.executable, "-c", "import os, sys; os.chdir(sys.argv[1]); os.execvp('bash', sys.argv[2:])"]
         words: list[str | Path] = [*enter, self.place, "bash", "-c", f"exec {line}"]
         self.left.append(Running(self.starter, line.split()[1], words, self.variables, ready))
         return self.left[-1]
 
     def ends(self, process: Running) -> None:
-        """Ctrl-C, which every command that goes on takes as its end."""
+        """End a running command with Ctrl-C."""
         process.interrupt(60)
         assert process.code in (0, 128 + signal.SIGINT), process.last_words
 
@@ -105,7 +105,7 @@ def at_network(person: Person, line: str) -> None:
 
 
 def test_a_run_from_its_first_line_to_its_last(person: Person) -> None:
-    """An owner, a provider and somebody who keeps the model, each by the page for them."""
+    """An owner, a provider and a user who keeps the model, each by the page for them."""
     network, *lines = told("owner.md", "The first time, on this machine alone")
     at_network(person, network)
     for line in lines:
@@ -142,7 +142,7 @@ def test_a_run_from_its_first_line_to_its_last(person: Person) -> None:
     assert (person.place / "loss.svg").read_text().startswith("<?xml")
     until(
         lambda: person.types("aftermath-solana show-run --run-id mine").count("training"),
-        "an epoch goes on",
+        "an epoch runs",
         watched=watched,
     )
 

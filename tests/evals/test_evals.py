@@ -136,7 +136,7 @@ class Member:
         self._events = Events(lambda: 0.0, [self.told.append])
 
     async def rounds(self, most: int, enough: int = 2) -> list[kinds.Event]:
-        """So many rounds at most, and what was told by then."""
+        """Run at most `most` rounds, and return the events."""
         for _ in range(most):
             if len(self.told) >= enough:
                 break
@@ -146,7 +146,7 @@ class Member:
     async def round(self, over: Callable[[], Coroutine[Any, Any, object]]) -> None:
         """One, which ends when that returns."""
         self.step += 1
-        await self.asked.go_on(self.model, self.step, self._events, self.compute, over)
+        await self.asked.run(self.model, self.step, self._events, self.compute, over)
         await asyncio.sleep(0.01)
 
 
@@ -184,12 +184,12 @@ async def test_answers_are_of_the_step_that_is_told(tokenizer: Tokenizer) -> Non
 
 async def test_a_round_that_begins_waits_for_no_pass(model: LanguageModel, tokenizer: Tokenizer) -> None:
     """It begins in the middle of one, and has the replica's thread at once; the pass is made again."""
-    begun, goes_on = threading.Event(), threading.Event()
+    begun, resumed = threading.Event(), threading.Event()
 
     def hold(module: nn.Module, _: object) -> None:
         if threading.current_thread().name == "evaluations" and isinstance(module, nn.RMSNorm):
             begun.set()
-            goes_on.wait()
+            resumed.wait()
 
     member = Member(asking(20), model)
     held = register_module_forward_pre_hook(hold)
@@ -198,7 +198,7 @@ async def test_a_round_that_begins_waits_for_no_pass(model: LanguageModel, token
         assert begun.is_set()
         assert await member.compute(lambda: torch.is_tensor(model(torch.zeros(1, 4, dtype=torch.int64))))
     finally:
-        goes_on.set()
+        resumed.set()
         held.remove()
     (event,) = await member.rounds(600, 1)
     (at_rest,) = evaluated(asked_of(model), tokenizer, 24, Wanted((SOURCE_CHOICE,), docs=20))

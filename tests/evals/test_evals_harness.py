@@ -1,4 +1,7 @@
-"""The LM Evaluation Harness asks our models. All tests that import it are here: importing takes seconds."""
+"""The LM Evaluation Harness asks our models. All tests that import it are here.
+
+They are nightly: importing it takes 12 CPU seconds, and what it asks of a model changes with its releases only.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from aftermath.model.network import LanguageModel
 from aftermath.model.tokenizer import Tokenizer
 from evals.known_text import TEXT
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 
 @pytest.fixture(autouse=True)

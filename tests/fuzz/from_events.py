@@ -1,4 +1,4 @@
-"""Files of events, which somebody else may have handed on; and all that is made of what they say."""
+"""Files of events, which a stranger may have handed on; and all that is made of what they say."""
 
 from __future__ import annotations
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import shutil
+import sqlite3
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from msgspec import msgpack
 from safetensors.torch import save
 from solders.keypair import Keypair
 
@@ -22,10 +26,10 @@ from aftermath.data.local import open_tokens
 from aftermath.localnet.bank import Bank
 from aftermath.localnet.errors import LedgerError
 from aftermath.localnet.genesis import open_chain
-from aftermath.localnet.journal import frame, read_records
+from aftermath.localnet.ledger import DATABASE, Ledger
 from aftermath.localnet.pubsub import Connection
 from aftermath.localnet.reading import Reading
-from aftermath.localnet.records import Mark, Record, Stored
+from aftermath.localnet.records import Chain, Era, Landed
 from aftermath.localnet.rpc import Rpc
 from aftermath.localnet.subscriptions import Subscriptions
 from aftermath.localnet.timing import VirtualTime
@@ -150,23 +154,23 @@ def tier_manifests() -> tuple[list[bytes], Decode]:
     return [seed], read
 
 
-def journals() -> tuple[list[bytes], Decode]:
-    records: list[Record] = [Stored(bytes(32), b"account"), Mark(7), Mark(8)]
-    return [b"".join(map(frame, records))], through_file("journal", lambda path: list(read_records(path, repair=False)))
-
-
-def payloads_of_journals() -> tuple[list[bytes], Decode]:
-    """Records whose checksums are right, whatever is in them: a journal that somebody else wrote."""
-    import zlib
-
-    from aftermath.localnet.journal import _HEADER, _PREFIX
+def ledger_rows() -> tuple[list[bytes], Decode]:
+    """A transaction in a database that is sound otherwise."""
+    directory = folder() / "ledger"
+    shutil.rmtree(directory, ignore_errors=True)  # of an earlier test in this process
+    landed = Landed(5, 0, bytes(65), None, 0, [1], [1], b"meta", [], [])
+    with contextlib.closing(Ledger(directory)) as ledger:
+        ledger.recover()
+        ledger.start(Chain(bytes(32), [Era(0, 0.0, 400)], 5, 0), [])
+        ledger.append([(landed, [])])
 
     def read(data: bytes) -> object:
-        prefix = _PREFIX.pack(len(data), zlib.crc32(data))
-        return through(prefix + zlib.crc32(prefix).to_bytes(4, "little") + data)
+        with contextlib.closing(sqlite3.connect(directory / DATABASE)) as database, database:
+            database.execute("UPDATE history SET landed = ?", (data,))
+        with contextlib.closing(Ledger(directory)) as ledger:
+            return ledger.recover()
 
-    through = through_file("journal", lambda path: list(read_records(path, repair=True)))
-    return [frame(one)[_HEADER.size :] for one in (Stored(bytes(32), b"account"), Mark(7))], read
+    return [msgpack.encode(landed)], read
 
 
 def tokens() -> tuple[list[bytes], Decode]:
@@ -279,8 +283,7 @@ FILES = [
     Decoder("key file", wallets, (WalletError,)),
     Decoder("key variable", wallet_variables, (WalletError,)),
     Decoder("identity", identities, (WalletError,)),
-    Decoder("journal", journals, (LedgerError,)),
-    Decoder("journal record", payloads_of_journals, (LedgerError,)),
+    Decoder("ledger row", ledger_rows, (LedgerError,)),
     Decoder("call", calls),
     Decoder("subscription", subscriptions),
     Decoder("any JSON", lambda: ([encoded(asked()), byte_tokenizer().to_str().encode()[:2000]], json_value), BOUND),

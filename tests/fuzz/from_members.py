@@ -16,14 +16,6 @@ from solders.transaction import VersionedTransaction
 
 from aftermath.base.bounded import Malformed
 from aftermath.base.errors import ConfigError
-from aftermath.central.accounts import Accounts
-from aftermath.central.files import ServerError, allowed_of
-from aftermath.central.gate import Gate, whereabouts_of
-from aftermath.central.greeting import Challenge, Denied, Welcome, admitted, answer, challenged, proven
-from aftermath.central.link import Link
-from aftermath.central.presence import Presence
-from aftermath.central.server import PROGRAM
-from aftermath.central.state import State
 from aftermath.chain.addresses import run_addresses
 from aftermath.chain.instructions import CoordinatorInstructions
 from aftermath.chain.programs import coordinator_program
@@ -34,6 +26,14 @@ from aftermath.localnet.errors import RpcError
 from aftermath.localnet.node import Node
 from aftermath.p2p.discovery import Whereabouts
 from aftermath.rules.run import RoundId
+from aftermath.server.accounts import Accounts
+from aftermath.server.connection import ServerConnection
+from aftermath.server.files import ServerError, allowed_of
+from aftermath.server.handshake import Challenge, Denied, Welcome, admitted, answer, challenged, proven
+from aftermath.server.rpc_methods import RpcMethods, whereabouts_of
+from aftermath.server.server import PROGRAM
+from aftermath.server.sessions import Sessions
+from aftermath.server.state import State
 from config.config_cases import SEED
 from fuzz.decoder import Decode, Decoder, now, through_file
 
@@ -64,15 +64,15 @@ def verdicts() -> tuple[list[bytes], Decode]:
 
 
 def transactions() -> tuple[list[bytes], Decode]:
-    """The bytes of transactions, as the gate is asked to let them through."""
+    """The bytes of transactions, as a member sends them."""
     node = Node(LocalnetConfig())
-    gate = Gate(node, PROGRAM, RUN, Accounts(node, PROGRAM, RUN, lambda _: True))
+    methods_of_run = RpcMethods(node, PROGRAM, RUN, Accounts(node, PROGRAM, RUN, lambda _: True))
     ix = CoordinatorInstructions(coordinator_program(), ME.pubkey())
     steps = [ix.leave_run("demo", RoundId(1, 2, 3))], [ix.tick("demo"), ix.tick("demo")]
     made = [VersionedTransaction(Message.new_with_blockhash(s, ME.pubkey(), Hash.default()), [ME]) for s in steps]
 
     def decode(data: bytes) -> object:
-        tx = gate.admit([base64.b64encode(data).decode(), {"encoding": "base64"}], ME.pubkey())
+        tx = methods_of_run.admit([base64.b64encode(data).decode(), {"encoding": "base64"}], ME.pubkey())
         keys = tx.message.account_keys
         assert keys[0] == ME.pubkey()
         assert all(keys[one.program_id_index] != Pubkey.default() for one in tx.message.instructions)
@@ -84,16 +84,16 @@ def transactions() -> tuple[list[bytes], Decode]:
 def calls() -> tuple[list[bytes], Decode]:
     """Whole messages of a member that was let in. Every one is answered: nothing may leave."""
     node = Node(LocalnetConfig())
-    presence = Presence(None)
+    sessions = Sessions(None)
     outlet = _Outlet()
-    guest = presence.came(ME.pubkey(), bytes(PEER.pubkey()), outlet)
-    gate = Gate(node, PROGRAM, RUN, Accounts(node, PROGRAM, RUN, lambda _: True))
-    methods = gate.methods(
+    client = sessions.came(ME.pubkey(), bytes(PEER.pubkey()), outlet)
+    methods_of_run = RpcMethods(node, PROGRAM, RUN, Accounts(node, PROGRAM, RUN, lambda _: True))
+    methods = methods_of_run.of_connection(
         ME.pubkey(),
         "192.0.2.1",
         outlet,
-        lambda at: presence.announce(guest, at, outlet),
-        lambda will: presence.keep(guest, will),
+        lambda at: sessions.announce(client, at, outlet),
+        lambda will: sessions.keep(client, will),
     )
     del methods["sendTransaction"]  # waits for a turn of the loop; what it reads is read by the one below
     rpc = node.rpc(methods)
@@ -120,7 +120,7 @@ class _Outlet:
 
 def pushes() -> tuple[list[bytes], Decode]:
     """What a server sends a member over the connection of its calls."""
-    link = Link("localhost:1", None, "demo", Wallet(ME), PEER)
+    link = ServerConnection("localhost:1", None, "demo", Wallet(ME), PEER)
     told = {"peer": "ab" * 32, "at": msgspec.to_builtins(HERE)}
     seeds = [
         {"jsonrpc": "2.0", "method": "whereaboutsNotification", "params": told},
@@ -154,7 +154,7 @@ MEMBERS = [
     Decoder("answer to a challenge", answers, (Malformed,)),
     Decoder("challenge", greetings, (Malformed,)),
     Decoder("verdict", verdicts, (Malformed,)),
-    Decoder("transaction at the gate", transactions, (RpcError,)),
+    Decoder("transaction of a member", transactions, (RpcError,)),
     Decoder("call of a member", calls),
     Decoder("message of the server", pushes, (Malformed,)),
     Decoder("whereabouts", whereabouts, (RpcError,)),

@@ -21,7 +21,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aftermath.central.index import CENTRALIZED
 from aftermath.cli.describe import names
 from aftermath.cli.index import Index
 from aftermath.cli.main import SOLANA
@@ -33,6 +32,7 @@ from aftermath.optim.engine import Engine
 from aftermath.optim.feedback import ErrorFeedback
 from aftermath.optim.parts import PseudoGradient
 from aftermath.optim.schema import Schema
+from aftermath.server.index import CENTRALIZED
 from aftermath.watch.kinds import MEMBER_EVENTS
 from optim.optim_oracle import RAGGED, toy_inner, toy_schema
 from programs.harness import World

@@ -65,7 +65,7 @@ def blamed_for(attack: str) -> str:
 
 
 def newcomers_from(attack: str) -> str:
-    """Where an honest newcomer takes the model from, if one comes beside it."""
+    """Return where an honest newcomer takes the model from, if the attack has one."""
     return next((kind.newcomers_from for kind in ATTACKS[attack] if kind.newcomers_from), "peers")
 
 

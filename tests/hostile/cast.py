@@ -2,7 +2,7 @@
 
 python cast.py SCHEDULE     a JSON list of {"attack", "first", "epoch", "settings"}, with the settings of `train`
 
-Beside the schedule it writes deeds.json: how often each attack was made, and from which round of its epoch on.
+In addition to the schedule it writes deeds.json: how often each attack was made, and from which round of its epoch on.
 """
 
 from __future__ import annotations

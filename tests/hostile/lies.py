@@ -137,7 +137,7 @@ class SmallerTier(Lies):
 
 
 class AnotherShare(Lies):
-    """A result for sequences of somebody else, and one in everybody else's name."""
+    """Send a result for another member's sequences, and one in every other member's name."""
 
     blamed_for = _UNASSIGNED
 

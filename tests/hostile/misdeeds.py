@@ -111,7 +111,7 @@ class AttestsUnasked(Behaviour):
 
 
 class FalseOffers(Behaviour):
-    """Has finished an epoch, and offers a model of garbage to whoever joins the next."""
+    """Finish an epoch, then offer a garbage model to newcomers."""
 
     epochs = 2
 

@@ -122,7 +122,7 @@ class _Epoch:
 
 
 class Watch:
-    """Looks at the chain and at the honest processes while the run goes on."""
+    """Watches the chain and the honest processes while the run lasts."""
 
     def __init__(self, honest: Sequence[Player]) -> None:
         self._honest = honest

@@ -1,7 +1,7 @@
 """Runs of three honest members, and in every epoch one member that does its worst: what must hold all the same.
 
 `make hostile` prints the table and writes runs/hostile.json, and `make hostile ATTACKS="silence,early ticks"` has only
-these rows. Several runs share the attacks, at the same time, since a round that waits for somebody needs no processor.
+these rows. Several runs share the attacks, at the same time, since a round that waits needs no processor.
 How long rounds take is written down and not judged.
 """
 
@@ -90,7 +90,9 @@ class Stage:
         company.command("set-paused", "resume", "--run-id", company.run_id)
 
     def _parts(self, name: str) -> list[dict[str, Any]]:
-        """Who comes for an attack, as `cast` is told. One of two epochs has a newcomer beside it in its second."""
+        """Return the attackers, for `cast`. An attack of two epochs has a newcomer in its second
+        one.
+        """
         first = self.epochs
         self.epochs += epochs(name)
         player, last = self.company.player(0), self.epochs - 1

@@ -38,7 +38,7 @@ from replica.whole_round import MODELS, OPTIMIZERS
 
 assert use.missing() is None
 THREADS = [1, 2, 3]
-_BESIDE = 4096  # numbers on each side of an array, to be left as they are
+_MARGIN = 4096  # numbers on each side of an array, to be left as they are
 CLIENT = Path(use.__file__).parents[2]
 
 
@@ -84,12 +84,12 @@ def chosen(values: np.ndarray, topk: int, smallest: float) -> tuple[np.ndarray, 
     size = len(values)
     sizes = {"words": size, "more": 2 * size, "places": size, "indices": topk, "found": topk}
     kinds = {"words": np.uint32, "more": np.uint32, "places": np.int64, "indices": np.int64, "found": np.float32}
-    whole = {name: np.full(count + 2 * _BESIDE, 77, kinds[name]) for name, count in sizes.items()}
-    given = {name: numbers[_BESIDE : _BESIDE + sizes[name]] for name, numbers in whole.items()}
+    whole = {name: np.full(count + 2 * _MARGIN, 77, kinds[name]) for name, count in sizes.items()}
+    given = {name: numbers[_MARGIN : _MARGIN + sizes[name]] for name, numbers in whole.items()}
     choice.strongest(values, int(np.float32(smallest).view(np.uint32)), *given.values())
     for name, numbers in whole.items():
-        assert (numbers[:_BESIDE] == 77).all(), name
-        assert (numbers[_BESIDE + sizes[name] :] == 77).all(), name
+        assert (numbers[:_MARGIN] == 77).all(), name
+        assert (numbers[_MARGIN + sizes[name] :] == 77).all(), name
     return given["indices"], given["found"]
 
 

@@ -22,7 +22,7 @@ Kernel = Callable[..., None]
 
 
 @pytest.fixture(autouse=True)
-def _anew() -> Iterator[None]:
+def _fresh() -> Iterator[None]:
     proof.unfit.cache_clear()
     yield
     proof.unfit.cache_clear()

@@ -1,4 +1,4 @@
-"""The laboratory as on a GPU, where there is none: it ends with the CPU's bits, also where it went on from a state."""
+"""The laboratory on a simulated GPU ends with the CPU's bits, also after a resume."""
 
 from __future__ import annotations
 

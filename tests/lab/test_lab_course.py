@@ -72,7 +72,7 @@ class Killed(Exception):
 
 
 def killed_after(training: Course, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run, and die after so many steps of this process, before anything else is done."""
+    """Run, and die after `steps` steps of this process, before anything else is done."""
     whole, count = Course._step, itertools.count(1)
 
     def step(self: Course, number: int) -> float | None:
@@ -136,7 +136,9 @@ def test_a_training_that_was_killed_ends_as_if_it_had_not_been(
 
 @pytest.mark.parametrize("arm", ["muon", *slow("adamw", "distro", "at once", "sparseloco", "inner muon, late")])
 def test_what_is_kept_matters(place: Path, monkeypatch: pytest.MonkeyPatch, arm: str) -> None:
-    """A training that goes on with weights alone ends elsewhere: the rest of the state is needed."""
+    """A training that resumes with weights alone ends elsewhere: the rest of the state is
+    needed.
+    """
     options = ARMS[arm] | {"save_every": 2}
     train(place, **options, out=place / "whole")
     training = course(place, **options, out=place / "cut")
@@ -223,7 +225,7 @@ def test_the_checkpoint_is_one_that_can_be_trained_on(place: Path) -> None:
         load(place / "small" / CHECKPOINT, 0)
 
 
-def test_another_recipe_does_not_go_on(place: Path) -> None:
+def test_another_recipe_does_not_resume(place: Path) -> None:
     train(place, out=place / "out")
     cases: list[tuple[dict[str, Any], str]] = [
         ({"lr": 0.5}, "--lr, --lr-schedule or --warmup-steps differed"),
@@ -250,7 +252,7 @@ def test_what_members_agree_on_is_named_one_by_one(place: Path) -> None:
 def test_what_was_not_saved_is_said_to_be_trained_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     killed_after(course(place, out=place / "early", save_every=6), 3, monkeypatch)
     (warning,) = [event for event in train(place, out=place / "early", save_every=6) if event["kind"] == "warning"]
-    assert "begins anew" in warning["message"]
+    assert "starts again" in warning["message"]
     killed_after(course(place, out=place / "late", save_every=2), 3, monkeypatch)
     begun = train(place, out=place / "late", save_every=2)
     assert begun[0]["done"] == 2

@@ -1,4 +1,4 @@
-"""What a training is made of: a run's config file, options beside it, defaults without it, and mistakes told."""
+"""The recipe of a training: a run's config, overriding options, defaults, and errors."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_model_named_on_the_hub_is_fetched(tmp_path: Path) -> None:
     assert bare(model=Path("team/tiny")).model == str(tmp_path / "team" / "tiny"), "a directory of that name counts"
 
 
-def test_options_beside_the_config_count() -> None:
+def test_options_override_the_config() -> None:
     there = recipe(config_path=DEMO)
     found = recipe(
         config_path=DEMO, model=Path("/m"), data_path=Path("/d"), seq_len=64, steps=40, total_batch=7, seed=4
@@ -161,7 +161,7 @@ def test_what_members_agree_on_is_said_by_options() -> None:
     assert recipe(config_path=DISTRO_RUN, optimizer="sparseloco", lr=2e-3).agreed == SparseLoCo(clip=1.0)
 
 
-def test_a_config_with_sparseloco_is_taken_and_options_beside_it_count(tmp_path: Path) -> None:
+def test_options_override_a_config_with_sparseloco(tmp_path: Path) -> None:
     table = RULES[RULES.index("[model.LLM.optimizer.Distro]") :]
     keys = "inner_steps = 6\nvalue_bits = 1\ncompression_topk = 9\nweight_decay = 0.01\nclip_grad_norm = 2.0\n"
     given = file(tmp_path, (table, "[model.LLM.optimizer.SparseLoCo]\n" + keys))
@@ -169,8 +169,8 @@ def test_a_config_with_sparseloco_is_taken_and_options_beside_it_count(tmp_path:
     found = recipe(config_path=given)
     assert (found.optimizer, found.agreed, found.overlap, found.schedule.base_lr) == ("sparseloco", of_file, 1, 0.004)
     said = {"inner_steps": 2, "value_bits": "2", "topk": 5, "outer_lr": 0.5, "mean": "all", "feedback_decay": 0.5}
-    beside = replace(of_file, inner_steps=2, bits=2, topk=5, topk_embeddings=5, outer_lr=0.5, decay=0.5)
-    assert recipe(config_path=given, **said).agreed == replace(beside, divisor="all")
+    changed = replace(of_file, inner_steps=2, bits=2, topk=5, topk_embeddings=5, outer_lr=0.5, decay=0.5)
+    assert recipe(config_path=given, **said).agreed == replace(changed, divisor="all")
     assert recipe(config_path=given, optimizer="distro", lr=1e-3).agreed == Distro.of(optimizer_of(SOFT_DISTRO))
     with pytest.raises(UsageError, match=r"--inner-optimizer muon: the learning rate in .* is for adamw") as told:
         recipe(config_path=given, inner_optimizer="muon")
@@ -310,7 +310,7 @@ def test_what_sparseloco_does_unasked_is_said() -> None:
     plenty = bare(optimizer="sparseloco", members=3, total_batch=12)
     assert advice(plenty) == []
     (few,) = advice(bare(optimizer="sparseloco", members=3, total_batch=11))
-    assert few.startswith("the smallest share has 3 of the 11 sequences of a step, and so many inner steps, not 4: ")
+    assert few.startswith("the smallest share has 3 of the 11 sequences of a step, and as many inner steps, not 4: ")
     (uneven,) = advice(bare(optimizer="sparseloco", members=2, total_batch=12, shares="10,2"))
     assert uneven.startswith("the smallest share has 2 of the 12 ")
     (late,) = advice(bare(optimizer="sparseloco", overlap="1"))

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import logging
+import contextlib
 import os
 import resource
 import signal
-import struct
+import sqlite3
 import sys
-import zlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
-import msgspec
 import pytest
 from solana.exceptions import SolanaRpcException
 from solana.rpc.async_api import AsyncClient
@@ -24,9 +22,10 @@ from solders.pubkey import Pubkey
 from solders.signature import Signature
 
 from aftermath.localnet import LedgerError, LocalnetConfig, VirtualTime, serve
-from aftermath.localnet.journal import Journal, read_records
-from aftermath.localnet.records import Entry, Head, Mark
-from localnet.chainwork import SOL, deploy, fund, memo, move, recent, send, sign, transfer_new
+from aftermath.localnet.ledger import DATABASE, Ledger, holds_chain, is_of_older_format
+from aftermath.localnet.node import Node
+from localnet.chainwork import SOL, deploy, fund, health, memo, move, recent, sign, transfer_new
+from localnet.chainwork import rpc as call
 from localnet.processes import start
 
 PAYERS = 4
@@ -65,8 +64,13 @@ async def reopened(ledger: Path) -> AsyncIterator[AsyncClient]:
     await running.close()
 
 
+@pytest.mark.slow
 async def test_kill_9_loses_nothing_acknowledged(tmp_path: Path) -> None:
-    to, payers, acknowledged = Keypair().pubkey(), [Keypair() for _ in range(PAYERS)], dict[Signature, int]()
+    to, payers, acknowledged = (
+        Keypair().pubkey(),
+        [Keypair() for _ in range(PAYERS)],
+        dict[Signature, int](),
+    )
     with localnet(tmp_path / "ledger") as (rpc, pid):
         async with AsyncClient(rpc) as client:
             genesis = (await client.get_genesis_hash()).value
@@ -116,6 +120,7 @@ async def test_blockhashes_duplicates_and_programs_survive(tmp_path: Path, memo_
         assert [one.signature for one in listed[:2]] == [kept.signatures[0], sent.signatures[0]]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs prlimit to fill a process's disk")
 async def test_a_full_disk_is_an_error_and_changes_nothing(tmp_path: Path) -> None:
     payer, to = Keypair(), Keypair().pubkey()
@@ -124,15 +129,18 @@ async def test_a_full_disk_is_an_error_and_changes_nothing(tmp_path: Path) -> No
             await fund(client, payer.pubkey())
             balance = (await client.get_balance(payer.pubkey())).value
             tx = sign([move(payer, to, SOL)], await recent(client), payer)
-            journal = tmp_path / "ledger" / "journal-000000"
-            resource.prlimit(pid, resource.RLIMIT_FSIZE, (journal.stat().st_size + 100, resource.RLIM_INFINITY))
-            with pytest.raises(RPCException, match="the chain is unchanged"):
-                await client.send_transaction(tx)
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
+            for _ in range(2):
+                with pytest.raises(RPCException, match="the chain is unchanged"):
+                    await client.send_transaction(tx)
+            assert "cannot be written" in (await call(rpc, "getHealth"))["error"]["message"]
+            assert await health(rpc) == "unknown"
             assert (await client.get_balance(payer.pubkey())).value == balance
             assert (await client.get_account_info(to)).value is None
             assert (await client.get_signature_statuses([tx.signatures[0]])).value == [None]
             resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
             await client.send_transaction(tx)
+            assert (await call(rpc, "getHealth"))["result"] == "ok"
     async with reopened(tmp_path / "ledger") as client:
         assert (await client.get_balance(to)).value == SOL
         assert (await client.get_balance(payer.pubkey())).value == balance - SOL - 5000
@@ -151,105 +159,128 @@ async def grown(ledger: Path, transfers: int) -> tuple[Keypair, int]:
     return payer, balance
 
 
-def lengthen(path: Path, data: bytes) -> None:
-    with open(path, "ab") as file:
-        file.write(data)
+def spoil(folder: Path, statement: str, *values: object) -> None:
+    """Execute a statement on a ledger that no process has open."""
+    with contextlib.closing(sqlite3.connect(folder / DATABASE)) as database, database:
+        database.execute(statement, values)
 
 
-def names(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir()}
+def write_text(folder: Path) -> None:
+    (folder / DATABASE).write_text("years of work, but not a database\n" * 100)
 
 
-async def test_an_unfinished_record_is_dropped_with_a_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    payer, balance = await grown(tmp_path, 2)
-    journal = tmp_path / "journal-000000"
-    lengthen(journal, b"\x50\x01\x00\x00short")
-    with caplog.at_level(logging.WARNING):
-        running = await serve(LocalnetConfig(rpc_port=0, ledger=tmp_path, time=VirtualTime()))
-    assert running.bank.balance(payer.pubkey()) == balance
-    await running.close()
-    assert "dropped 9 bytes" in caplog.text
+def write_other_database(folder: Path) -> None:
+    (folder / DATABASE).unlink()
+    spoil(folder, "CREATE TABLE notes (line TEXT)")
 
 
-async def test_a_damaged_record_stops_the_start(tmp_path: Path) -> None:
-    await grown(tmp_path, 3)
-    journal = tmp_path / "journal-000000"
-    data = bytearray(journal.read_bytes())
-    data[100] ^= 1
-    journal.write_bytes(data)
-    with pytest.raises(LedgerError, match=r"journal-000000 is damaged at byte 49\n"):
-        await serve(LocalnetConfig(rpc_port=0, ledger=tmp_path))
-    data[100] ^= 1
-    journal.write_bytes(data)
-    await (await serve(LocalnetConfig(rpc_port=0, ledger=tmp_path))).close()
+def cut_off(folder: Path) -> None:
+    path = folder / DATABASE
+    os.truncate(path, path.stat().st_size // 2)
 
 
-async def test_a_damaged_snapshot_stops_the_start(tmp_path: Path) -> None:
+def overwrite_pages(folder: Path) -> None:
+    path = folder / DATABASE
+    data = path.read_bytes()
+    path.write_bytes(data[:4096] + b"\x55" * (len(data) - 4096))
+
+
+def write_old_format(folder: Path) -> None:
+    (folder / DATABASE).unlink()
+    for name in ("snapshot-000000", "journal-000000"):
+        (folder / name).write_bytes(b"written by an earlier version")
+
+
+@pytest.mark.parametrize(
+    ("change", "message", "fix"),
+    [
+        (write_text, "is damaged: file is not a database", "from a copy"),
+        (write_other_database, "is not a ledger", "another directory"),
+        (cut_off, "is damaged", "from a copy"),
+        (overwrite_pages, "is damaged", "from a copy"),
+        (
+            lambda folder: spoil(folder, "DELETE FROM chain"),
+            "is damaged: it holds no chain",
+            "from a copy",
+        ),
+        (
+            lambda folder: spoil(folder, "UPDATE chain SET eras = x'00'"),
+            "is damaged",
+            "from a copy",
+        ),
+        (
+            lambda folder: spoil(folder, "UPDATE accounts SET account = x'00'"),
+            "is damaged",
+            "from a copy",
+        ),
+        (
+            lambda folder: spoil(folder, "UPDATE accounts SET key = 5 WHERE rowid = 1"),
+            "is damaged",
+            "from a copy",
+        ),
+        (
+            lambda folder: spoil(folder, "UPDATE history SET landed = x'c1'"),
+            "is damaged",
+            "from a copy",
+        ),
+        (
+            lambda folder: spoil(folder, "DROP TABLE history"),
+            "cannot be read: no such table",
+            "permissions",
+        ),
+        (
+            lambda folder: spoil(folder, "PRAGMA user_version = 4"),
+            "has format 4, .* reads format 3",
+            "--reset",
+        ),
+        (write_old_format, "an older version wrote it", "--reset"),
+    ],
+)
+async def test_ledger_with_unfit_file_is_refused_unchanged(
+    tmp_path: Path, change: Callable[[Path], None], message: str, fix: str
+) -> None:
     await grown(tmp_path, 1)
-    snapshot = tmp_path / "snapshot-000000"
-    snapshot.write_bytes(snapshot.read_bytes()[:-30])
-    with pytest.raises(LedgerError, match="damaged"):
+    change(tmp_path)
+    before = files(tmp_path)
+    with pytest.raises(LedgerError, match=message) as caught:
         await serve(LocalnetConfig(rpc_port=0, ledger=tmp_path))
+    assert fix in caught.value.fix
+    assert "--ledger" in caught.value.fix
+    assert files(tmp_path) == before
 
 
 def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def without_records(folder: Path) -> None:
-    (folder / "journal-000000").write_bytes(b"")
-
-
-def without_the_journal(folder: Path) -> None:
-    (folder / "journal-000000").unlink()
-
-
-def of_another_chain(folder: Path) -> None:
-    journal = Journal(folder / "journal-000000", Head(bytes(32), 0))
-    journal.append([Mark(1000)])
-    journal.close()
-
-
-def that_does_not_follow(folder: Path) -> None:
-    path = folder / "journal-000000"
-    head, *records = read_records(path, repair=False)
-    landed = next(one.landed for one in records if isinstance(one, Entry))
-    assert isinstance(head, Head)
-    journal = Journal(path, head)
-    journal.append([Entry(landed, [(bytes(32), [(0, b"of an account that is not there")])])])
-    journal.close()
-
-
-def of_the_first_format(folder: Path) -> None:
-    """As the first release wrote it: eras are pairs, journals have no head."""
-    chain = [4, 1, bytes(32), [[1, 1_700_000_000.0]], 5, 3]
-    payload = msgspec.msgpack.encode(chain)
-    prefix = struct.pack("<II", len(payload), zlib.crc32(payload))
-    (folder / "snapshot-000000").write_bytes(prefix + struct.pack("<I", zlib.crc32(prefix)) + payload)
-
-
 @pytest.mark.parametrize(
-    ("spoil", "said"),
-    [
-        (without_records, "journal-000000 is not a journal of this chain, or was cut off at its start"),
-        (without_the_journal, "journal-000000 is missing"),
-        (of_another_chain, "journal-000000 is not a journal of this chain"),
-        (that_does_not_follow, "journal-000000 does not follow from its snapshot"),
-        (of_the_first_format, "has format 1; this version writes format 2"),
-    ],
+    ("name", "expected"),
+    [("snapshot-000003", True), ("snapshot-100-9xYz.tar.zst", False), ("journal-000000", False)],
 )
-async def test_a_ledger_that_does_not_fit_together(tmp_path: Path, spoil: Callable[[Path], None], said: str) -> None:
+def test_older_format_is_told_by_its_snapshots(tmp_path: Path, name: str, expected: bool) -> None:
+    (tmp_path / name).touch()
+    assert is_of_older_format(tmp_path) is expected
+    assert holds_chain(tmp_path) is expected
+
+
+async def test_ledger_killed_before_its_first_commit_is_new(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    assert ledger.recover() is None
+    ledger.close()
+    assert (tmp_path / DATABASE).exists()
+    await (await serve(LocalnetConfig(rpc_port=0, ledger=tmp_path))).close()
+
+
+async def test_ledger_open_in_another_program_is_refused(tmp_path: Path) -> None:
     await grown(tmp_path, 1)
-    spoil(tmp_path)
-    before = files(tmp_path)
-    with pytest.raises(LedgerError, match=said) as caught:
-        await serve(LocalnetConfig(rpc_port=0, ledger=tmp_path))
-    assert "--ledger" in caught.value.fix
-    assert files(tmp_path) == before
+    with contextlib.closing(sqlite3.connect(tmp_path / DATABASE, isolation_level=None)) as database:
+        database.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(LedgerError, match="cannot be read: database is locked"):
+            await serve(LocalnetConfig(rpc_port=0, ledger=tmp_path))
 
 
-async def test_an_account_that_the_runtime_brought_along_is_journalled_whole(tmp_path: Path) -> None:
-    """SPL Token has some hundred kilobytes that no snapshot holds: ranges of it would follow from nothing."""
+async def test_ledger_keeps_accounts_of_the_runtime(tmp_path: Path) -> None:
+    """SPL Token comes with the runtime, and the ledger has it once a transaction changed it."""
     token = Pubkey.from_string("TokenkegQfeZyiNwAJbNbGKPFXCWuBvf9Ss623VQ5DA")
     held = []
     for _ in range(2):
@@ -263,25 +294,31 @@ async def test_an_account_that_the_runtime_brought_along_is_journalled_whole(tmp
     assert held[2] == held[1]
 
 
+async def test_forget_with_unwritable_ledger_keeps_accounts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    node = Node(LocalnetConfig(ledger=tmp_path, time=VirtualTime()))
+    key = Keypair().pubkey()
+    await node.provide(key, SOL)
+    assert node._ledger is not None
+    assert node._ledger._connection is not None
+    node._ledger._connection.execute("PRAGMA query_only = ON")
+    node.forget([key])
+    assert node.bank.balance(key) == SOL
+    assert "accounts not deleted" in caplog.text
+    node._ledger._connection.execute("PRAGMA query_only = OFF")
+    node.forget([key])
+    assert node.bank.account(key) is None
+    await node.close()
+    again = Node(LocalnetConfig(ledger=tmp_path, time=VirtualTime()))
+    assert again.bank.account(key) is None
+    await again.close()
+
+
 async def test_two_networks_cannot_share_a_ledger(tmp_path: Path) -> None:
     running = await serve(LocalnetConfig(rpc_port=0, ledger=tmp_path))
     with pytest.raises(LedgerError, match=r"in use by another process\n.*--save-state-dir"):
         await serve(LocalnetConfig(rpc_port=0, ledger=tmp_path))
     await running.close()
     await (await serve(LocalnetConfig(rpc_port=0, ledger=tmp_path))).close()
-
-
-async def test_compaction_keeps_state_and_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aftermath.localnet.ledger.COMPACT_BYTES", 2_000)
-    payer, balance = await grown(tmp_path, 16)
-    assert "snapshot-000000" not in names(tmp_path)
-    assert sum(name.startswith("snapshot") for name in names(tmp_path)) == 1
-    running = await serve(LocalnetConfig(rpc_port=0, ledger=tmp_path, time=VirtualTime()))
-    assert running.bank.balance(payer.pubkey()) == balance
-    async with AsyncClient(running.rpc_url) as client:
-        assert len((await client.get_signatures_for_address(payer.pubkey())).value) == 17
-        await send(client, [move(payer, Keypair().pubkey(), SOL)], payer)
-    await running.close()
 
 
 async def test_a_ledger_that_cannot_be_made(tmp_path: Path) -> None:

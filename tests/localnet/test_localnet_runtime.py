@@ -49,7 +49,7 @@ def test_who_has_the_fee_to_the_lamport_pays_it_and_who_has_less_does_not(priori
 
 
 @pytest.mark.parametrize("priority", [0, 1, 2, 5_000])
-def test_what_the_fee_takes_cannot_be_spent_beside_it_however_small_it_is(priority: int) -> None:
+def test_fee_cannot_be_spent_twice_however_small(priority: int) -> None:
     fee = LAMPORTS_PER_SIGNATURE + priority
     runtime = Runtime()
     payer = holding(runtime, SOL)

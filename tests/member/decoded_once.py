@@ -1,7 +1,8 @@
-"""A fixture for simulated runs: it decodes each result once for all members, which are in one process.
+"""A fixture for simulated runs: it decodes each result once for all members, which are in one
+process.
 
-Decoding is a pure function, and takes a fifth of a simulated run's time. A member that changed votes in place would
-change them for the others, and their replicas would differ.
+Decoding is a pure function, and takes a fifth of a simulated run's time. A member that changed
+votes in place would change them for the others, and their replicas would differ.
 """
 
 from __future__ import annotations

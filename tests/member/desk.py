@@ -1,4 +1,6 @@
-"""A small round as its members see it: three members of tiers 0, 1 and 2, and the results of member 0."""
+"""A small round as its members see it: three members of tiers 0, 1 and 2, and the results of member
+0.
+"""
 
 from __future__ import annotations
 
@@ -133,7 +135,7 @@ class Desk:
         return said
 
     def hear_sealed(self, seat: int, height: int = 4, **changed: Any) -> Commitment:
-        """The same without the key."""
+        """Announce a result like `announce`, without its key."""
         said = commitment_of(self.transports[seat], seat, height, **changed)
         self.results.hear(said, encode_announcement(said, SECRETS[seat]))
         return said

@@ -1,4 +1,6 @@
-"""Members that lie: real members whose announcements, payloads or tensors are exchanged for others on the way out."""
+"""Members that lie: real members whose announcements, payloads or tensors are exchanged for others
+on the way out.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ Lie = Callable[[Commitment, SimTransport], Awaitable[None]]
 
 
 def sabotage(player: Player, lie: Lie) -> None:
-    """From now on `lie` announces what this member has to announce of a round, and it answers no questions."""
+    """From now on `lie` announces what this member has to announce of a round, and it answers no
+    questions.
+    """
     transport = player.transport
     assert transport is not None
     honest = transport.announce
@@ -55,14 +59,16 @@ def payload_of(player: Player, said: Commitment, transport: SimTransport, level:
 
 
 def with_payload(player: Player, said: Commitment, transport: SimTransport, level: int, data: bytes) -> Commitment:
-    """The same commitment, but to these bytes, masked."""
+    """Return the commitment with these bytes, masked, in place of its own."""
     sealed = masked(data, key_of(player.identity.secret(), said.place), level)
     levels = {**said.levels, level: LevelPayload(transport.publish(sealed), len(data))}
     return msgspec.structs.replace(said, levels=levels)
 
 
 def garbage_in(player: Player, levels: range) -> Lie:
-    """Commits to bytes of the right size that are no encoding (no set of places has this number), for these levels."""
+    """Commits to bytes of the right size that are no encoding (no set of places has this number),
+    for these levels.
+    """
 
     async def lie(said: Commitment, transport: SimTransport) -> None:
         for level in levels:
@@ -123,7 +129,9 @@ def never_fetch_from(transport: SimTransport, shunning: bytes, hidden: set[bytes
 
 
 def conspire(players: Sequence[Player], level: int) -> None:
-    """From now on these members serve that level of their results to one another and to nobody else."""
+    """From now on these members serve that level of their results to one another and to nobody
+    else.
+    """
     shared: dict[bytes, bytes] = {}
     for player in players:
         transport = player.transport
@@ -195,7 +203,9 @@ def offer_garbage(sim: Simulation, player: Player, fill: float) -> None:
 
 
 def two_faced(player: Player, friends: Collection[bytes]) -> None:
-    """From now on it offers the model as it is to `friends`, and one that it makes up to everybody else."""
+    """From now on it offers the model as it is to `friends`, and one that it makes up to everybody
+    else.
+    """
     transport, member = player.transport, player.member
     assert transport is not None
     assert member is not None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 SHORT = {"rounds_per_epoch": 3, "total_steps": 6}
-"""Two epochs of three rounds. Members of tiers 0, 1 and 2 then compare 3 hashes after each step and epoch: 24."""
+"""Two epochs of three rounds. Members of tiers 0, 1 and 2 then compare 3 hashes after each step and
+epoch: 24.
+"""
 
 ALONE = {**SHORT, "min_clients": 1, "init_min_clients": 1}
-"""The same with one member."""
+"""A short run with one member."""

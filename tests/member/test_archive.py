@@ -1,4 +1,6 @@
-"""Checkpoints on the Hub: uploading takes longer than a cooldown, and costs the member that does it nothing."""
+"""Checkpoints on the Hub: uploading takes longer than a cooldown, and costs the member that does it
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def repository(tmp_path: Path) -> Repository:
 
 
 def _start(sim: Simulation, repository: Repository, *tiers: int, seconds: float = 20.0) -> list[Player]:
-    """Add a member of tier 0 and others of these tiers; each upload takes it so many seconds, more than a cooldown."""
+    """Add a member of tier 0 and others of these tiers. Each upload takes it `seconds`, more than a
+    cooldown.
+    """
     sim.hub, sim.upload_seconds = repository.hub, seconds
     return [sim.add(tier) for tier in (0, *tiers)]
 
@@ -36,7 +40,7 @@ def _warned(player: Player) -> list[str]:
     return [event["message"] for event in player.saw("warning")]
 
 
-def test_an_upload_goes_on_beside_the_next_epoch(tmp_path: Path, repository: Repository) -> None:
+def test_upload_continues_during_the_next_epoch(tmp_path: Path, repository: Repository) -> None:
     async def story(sim: Simulation) -> None:
         _start(sim, repository, 1, 2)
         await sim.until(lambda run: run.epoch == 1 and run.state is RunState.ROUND_TRAIN)
@@ -54,9 +58,7 @@ def test_an_upload_goes_on_beside_the_next_epoch(tmp_path: Path, repository: Rep
     assert [level_hash(weights, sim.schema.state, level) for level in range(3)] == list(sim.run.level_hashes)
 
 
-def test_of_those_that_wait_for_a_long_upload_the_newest_is_uploaded_next(
-    tmp_path: Path, repository: Repository
-) -> None:
+def test_newest_waiting_checkpoint_is_uploaded_next(tmp_path: Path, repository: Repository) -> None:
     """Steps 3, 6, 9 and 12 are saved; the upload of step 3 outlasts the next two epochs."""
 
     async def story(sim: Simulation) -> None:
@@ -138,13 +140,15 @@ def test_an_upload_that_loses_to_a_directory_is_a_warning(tmp_path: Path, reposi
         for step in (3, 6, 9)
         if chosen[step].kind is CheckpointKind.LOCAL
     ]
-    assert CheckpointKind.LOCAL in {one.kind for one in chosen.values()}  # so somebody was told
+    assert CheckpointKind.LOCAL in {one.kind for one in chosen.values()}  # so a member named it
     assert not _warned(sim.players[3])
 
 
 @pytest.mark.slow
 def test_a_directory_does_not_replace_what_others_can_reach(tmp_path: Path, repository: Repository) -> None:
-    """Once the run's checkpoint is on the Hub, a member that only writes to a directory leaves it there."""
+    """Once the run's checkpoint is on the Hub, a member that only writes to a directory leaves it
+    there.
+    """
 
     async def story(sim: Simulation) -> None:
         players = _start(sim, repository, 1, 2)
@@ -196,7 +200,9 @@ def test_whatever_goes_wrong_in_the_background_is_a_warning(tmp_path: Path, repo
 
 
 def test_upload_without_name_leaves_directory_on_chain(tmp_path: Path, repository: Repository) -> None:
-    """The first copy fails, the second arrives; the run's checkpoint is the directory of each epoch."""
+    """The first copy fails, the second arrives; the run's checkpoint is the directory of each
+    epoch.
+    """
 
     def refuse() -> None:
         if len(repository.sources) == 1:

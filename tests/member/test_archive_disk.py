@@ -1,4 +1,6 @@
-"""What checkpoints leave on the disk: what is still needed stays, everything else goes, whatever happens."""
+"""What checkpoints leave on the disk: what is still needed stays, everything else goes, whatever
+happens.
+"""
 
 from __future__ import annotations
 
@@ -103,7 +105,9 @@ def test_a_save_that_fails_in_an_unexpected_way_is_a_warning(
 
 
 def test_old_steps_go_but_not_the_one_on_its_way_to_the_hub(tmp_path: Path, repository: Repository) -> None:
-    """Step 3 is being uploaded all the time and 18 waits; the chain has recorded the directories of the four newest."""
+    """Step 3 is being uploaded all the time and 18 waits; the chain has recorded the directories of
+    the four newest.
+    """
 
     async def story(sim: Simulation) -> None:
         sim.hub, sim.upload_seconds = repository.hub, 500.0
@@ -142,7 +146,9 @@ def test_old_steps_go_but_not_the_one_the_chain_names(tmp_path: Path, keep_steps
 
 
 async def _epoch_from_the_start(sim: Simulation) -> None:
-    """The owner pauses, and makes step 1 the one that comes next; returns when an epoch has been gone through."""
+    """The owner pauses, and makes step 1 the one that comes next; returns when an epoch has been
+    gone through.
+    """
     sim.pause(True)
     run = await sim.until(lambda run: run.state is RunState.PAUSED)
     progress = {"epoch": run.epoch, "step": 1, "data_index": 0}
@@ -174,7 +180,7 @@ def test_a_step_of_a_past_that_was_left_makes_room(tmp_path: Path) -> None:
     play(tmp_path / "run", story, **ALONE | {"total_steps": 12})
 
 
-def test_a_step_of_a_past_that_was_left_stays_if_the_chain_names_it(tmp_path: Path) -> None:
+def test_rewound_step_stays_if_the_chain_names_it(tmp_path: Path) -> None:
     async def story(sim: Simulation) -> None:
         sim.add(0)
         place = sim.place / "kept" / "m0"

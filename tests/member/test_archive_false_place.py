@@ -1,4 +1,6 @@
-"""False places on the Hub: any tier-0 member that finished an epoch may name one, with the right hashes."""
+"""False places on the Hub: any tier-0 member that finished an epoch may name one, with the right
+hashes.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def _name_falsely(sim: Simulation, repo: str) -> None:
 
 
 def test_recorded_step_outlives_false_place_and_feeds_restart(tmp_path: Path) -> None:
-    """The honest member keeps its copy of that step, says what is wrong, and starts again from it."""
+    """The honest member keeps its copy of that step, says what is wrong, and starts again from
+    it.
+    """
 
     async def story(sim: Simulation) -> None:
         honest = sim.add(0)

@@ -1,4 +1,4 @@
-"""Whose results a member fetches next, when it fetches few at once."""
+"""Tests of which results a member fetches next, if it fetches few at once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ STALLED = 100.0
     ],
 )
 def test_stalling_author_leaves_turns_to_others(most: int | None, ends: list[float]) -> None:
-    """50 downloads of a stalling author begin. Then six other authors' downloads take a second each."""
+    """50 downloads of a stalling author begin. Then six other authors' downloads take a second
+    each.
+    """
 
     async def story() -> None:
         turns, ended = Downloads(most), list[float]()

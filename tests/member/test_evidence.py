@@ -1,4 +1,4 @@
-"""Two results that one member signed for one share are kept as evidence, and prove it to whoever has nothing else."""
+"""Two signed results of one share are kept as evidence that convinces anybody."""
 
 from __future__ import annotations
 
@@ -64,8 +64,10 @@ def test_what_is_kept_is_bounded_and_one_pair_of_a_share() -> None:
     assert len([e for e in desk.events if e["kind"] == "equivocated"]) == evidence.MOST + 5
 
 
-def test_a_member_that_tells_each_half_another_result_is_found_out_by_all(tmp_path: Path) -> None:
-    """Nobody hears both: the witnesses' fingerprints differ, so the others' announcements are asked for."""
+def test_two_results_of_one_member_are_proven_by_all(tmp_path: Path) -> None:
+    """Nobody hears both: the witnesses' fingerprints differ, so the others' announcements are asked
+    for.
+    """
 
     async def story(sim: Simulation) -> None:
         players = [sim.add(tier) for tier in (0, 0, 1, 1, 2)]
@@ -115,7 +117,9 @@ def check_evidence(liar: Player, honest: list[Player]) -> None:
 
 
 def check_ejected(sim: Simulation, liar: Player, honest: list[Player]) -> None:
-    """One member showed it to the program, which ejected the liar: it counts for next to nothing from then on."""
+    """One member showed it to the program, which ejected the liar: it counts for next to nothing
+    from then on.
+    """
     told = [event for player in honest for event in player.saw("ejected")]
     assert [event["seat"] for event in told] == [seat_of(liar)]
     weights = {player.id: seat.weight for player in sim.players for seat in sim.members.seats if seat.p2p == player.id}

@@ -1,4 +1,6 @@
-"""Who is reported for not delivering, and which offers of the model are taken seriously."""
+"""Tests of which members are reported for not delivering, and which offers of the model are
+accepted.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ from aftermath.sim.tiny import CONFIG
 from member.desk import SCHEMA, header_of, run_at, three_members
 from rules import builders
 
-# --- health -----------------------------------------------------------------------------------------------------------
+# --- health
+# -----------------------------------------------------------------------------------------------------------
 
 
 def _after(attested: int, attestations: int, overlap: int = 1) -> Run:
@@ -33,7 +36,7 @@ def test_who_no_quorum_saw_is_suspected() -> None:
     assert unseen(_after(0b011, 2), three_members()) == 0b100
 
 
-def test_without_overlap_it_is_the_roster_of_the_round_that_closed() -> None:
+def test_manifest_without_overlap_uses_the_closed_rounds_roster() -> None:
     run = _after(0b001, 3, overlap=0)
     fewer = replace(run, rounds=(run.rounds[0], replace(run.rounds[1], roster=0b011), *run.rounds[2:]))
     assert (unseen(run, three_members()), unseen(fewer, three_members())) == (0b110, 0b010)
@@ -50,7 +53,8 @@ def test_in_the_first_rounds_there_is_nothing_to_report() -> None:
     assert unseen(run_at(4), three_members()) == 0
 
 
-# --- the model from peers ---------------------------------------------------------------------------------------------
+# --- the model from peers
+# ---------------------------------------------------------------------------------------------
 
 
 def _manifest(**changed: Any) -> bytes:

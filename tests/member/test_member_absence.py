@@ -1,4 +1,6 @@
-"""Members that go at the wrong moment: the witness of a round, a holder in cooldown. The others go on."""
+"""Members that leave at the wrong moment: a round's witness, a holder in cooldown. The others
+continue.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,7 @@ def test_a_witness_that_leaves_does_not_hold_up_the_others(tmp_path: Path, leave
     assert not sim.record.dropped
 
 
-def test_a_witness_that_leaves_in_warm_up_does_not_hold_up_the_others(tmp_path: Path) -> None:
+def test_witness_leaving_in_warm_up_delays_nobody(tmp_path: Path) -> None:
     async def story(sim: Simulation) -> None:
         for tier in (0, 0, 1, 2):
             sim.add(tier)
@@ -82,7 +84,7 @@ def test_death_in_warm_up_drops_member_after_first_round(tmp_path: Path) -> None
     assert sim.run.lost_sequences == 0
 
 
-def test_a_witness_whose_word_is_refused_asks_and_complains_ever_more_rarely(tmp_path: Path) -> None:
+def test_refused_attestation_is_retried_ever_more_rarely(tmp_path: Path) -> None:
     """A round that its wallet cannot pay for lasts 20 seconds, and a warm-up 60."""
 
     async def refused(*_: object, **__: object) -> None:
@@ -108,8 +110,10 @@ def test_a_witness_whose_word_is_refused_asks_and_complains_ever_more_rarely(tmp
     assert max(said.values()) <= 6
 
 
-def test_a_holder_that_dies_in_cooldown_does_not_cost_the_run_its_model(tmp_path: Path) -> None:
-    """Of two that hold level 0 one is there to say what it is; nothing starts again from the checkpoint."""
+def test_holder_dying_in_cooldown_leaves_the_model_attested(tmp_path: Path) -> None:
+    """The remaining one of two holders of level 0 attests it. Nothing starts again from the
+    checkpoint.
+    """
 
     async def story(sim: Simulation) -> None:
         players = [sim.add(tier) for tier in (0, 0, 1, 2)]
@@ -127,10 +131,12 @@ def test_a_holder_that_dies_in_cooldown_does_not_cost_the_run_its_model(tmp_path
 
 
 @pytest.mark.slow
-def test_a_level_whose_last_holder_left_before_its_checkpoint_was_named_does_not_hold_up_the_run(
+def test_level_lost_before_its_checkpoint_does_not_block_the_run(
     tmp_path: Path,
 ) -> None:
-    """A new holder begins with the durable copy: the newest hash of level 0 is of weights that nobody has."""
+    """A new holder begins with the durable copy: the newest hash of level 0 is of weights that
+    nobody has.
+    """
 
     async def story(sim: Simulation) -> None:
         sim.upload_seconds = 1e6
@@ -148,7 +154,9 @@ def test_a_level_whose_last_holder_left_before_its_checkpoint_was_named_does_not
 
 @pytest.mark.slow
 def test_a_stall_of_all_is_held_against_nobody(tmp_path: Path) -> None:
-    """A member that had nothing to train is no judge of those who had: it would be left alone, without the model."""
+    """A member that had nothing to train is no judge of those who had: it would be left alone,
+    without the model.
+    """
 
     async def story(sim: Simulation) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2, 2)]
@@ -177,7 +185,9 @@ def test_a_stall_of_all_is_held_against_nobody(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_who_withholds_its_share_and_attests_it_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a round of one sequence nobody else owes a result: that looks like a stall of all, once."""
+    """In a round of one sequence nobody else owes a result: that looks like a stall of all,
+    once.
+    """
     announce = Announcing.announce
     withheld: list[int] = []
 
@@ -202,8 +212,10 @@ def test_who_withholds_its_share_and_attests_it_is_dropped(tmp_path: Path, monke
 
 @pytest.mark.slow
 @pytest.mark.parametrize("overlap", [0, 1])
-def test_a_round_in_which_all_are_stopped_is_finished_when_they_go_on(tmp_path: Path, overlap: int) -> None:
-    """Some results are there and that of the only holder of level 0 is not: it gets its time, and is not dropped."""
+def test_round_finishes_when_all_suspended_members_resume(tmp_path: Path, overlap: int) -> None:
+    """Some results are there and that of the only holder of level 0 is not: it gets its time, and
+    is not dropped.
+    """
 
     async def story(sim: Simulation) -> None:
         sim.held_up = True
@@ -224,7 +236,7 @@ def test_a_round_in_which_all_are_stopped_is_finished_when_they_go_on(tmp_path: 
 
 
 def _waits_for(run: Run, slow: Player, quick: Sequence[Player]) -> bool:
-    """Whether the round goes on until `slow` has trained its share, and the `quick` have."""
+    """Return whether the round lasts until `slow` has trained its share, and the `quick` have."""
     assert slow.member is not None
     height = run.current.height
     plan = slow.member._results.plan(height) if run.state is RunState.ROUND_TRAIN else None

@@ -1,4 +1,6 @@
-"""Who announces another one's work as its own gets no credit for it, and who abuses what stops that gains nothing."""
+"""A member that announces a copy of another's work gets no credit, and abusing the defence gains
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ ROUND_SECONDS = 15  # of the run's rules
 EITHER_OVERLAP = [pytest.param(0, marks=pytest.mark.slow), 1]
 
 _SECRETS: dict[bytes, bytes] = {}
-"""Of the members of a run, by their p2p keys."""
+"""Players of the members of a run, by p2p key."""
 Copied = Callable[[Commitment, Commitment, bytes, SimTransport], Commitment]
 """From a copier's own commitment, that of its victim and the victim's key, if it waits for that."""
 
@@ -40,11 +42,14 @@ def seat_of(player: Player) -> int:
     return seat
 
 
-# --- who copies -------------------------------------------------------------------------------------------------------
+# --- who copies
+# -------------------------------------------------------------------------------------------------------
 
 
 def copies(sim: Simulation, copier: Player, victim: Player, copied: Copied, *, opened: bool = False) -> Lie:
-    """Waits for what the victim announces of a round, or for its key, and announces the same work as its own."""
+    """Waits for what the victim announces of a round, or for its key, and announces the same work
+    as its own.
+    """
     tasks: list[asyncio.Task[None]] = []
 
     async def wait(said: Commitment, transport: SimTransport) -> None:
@@ -73,7 +78,7 @@ def the_bytes_and_the_seal(said: Commitment, theirs: Commitment, key: bytes, tra
 
 
 def the_work(said: Commitment, theirs: Commitment, key: bytes, transport: SimTransport) -> Commitment:
-    """Opened, and masked anew under its own seal: as good a commitment as there is."""
+    """A result unmasked and masked again under the copier's own seal: a valid commitment."""
     own = key_of(_SECRETS[said.sender], said.place)
     levels = {}
     for level, payload in theirs.levels.items():
@@ -83,7 +88,9 @@ def the_work(said: Commitment, theirs: Commitment, key: bytes, transport: SimTra
 
 
 def _an_epoch(place: Path, hostile: Callable[[Simulation, list[Player]], None], **rules: int) -> Simulation:
-    """Members of tiers 0, 1, 2 and 0, of whom the first does its worst from round 1 on; the first epoch to its end."""
+    """Members of tiers 0, 1, 2 and 0, of whom the first does its worst from round 1 on; the first
+    epoch to its end.
+    """
 
     async def story(sim: Simulation) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2, 0)]
@@ -119,7 +126,9 @@ def _dropped(sim: Simulation) -> set[bytes]:
     ],
 )
 def test_who_copies_is_not_credited_and_falls_out(tmp_path: Path, copied: Copied, overlap: int) -> None:
-    """`the_bytes` is the attack on payloads that are not sealed: there the copier is credited in every round."""
+    """`the_bytes` is the attack on payloads that are not sealed: there the copier is credited in
+    every round.
+    """
 
     def hostile(sim: Simulation, players: list[Player]) -> None:
         sabotage(players[0], copies(sim, players[0], players[3], copied, opened=copied is the_work))
@@ -134,7 +143,9 @@ def test_who_copies_is_not_credited_and_falls_out(tmp_path: Path, copied: Copied
 
 @pytest.mark.slow
 def test_a_copy_is_not_credited_though_a_witness_lies_for_it(tmp_path: Path) -> None:
-    """Two of five, of whom one copies and both say at once that they are closed and attest the copy all the same."""
+    """Two of five, of whom one copies and both say at once that they are closed and attest the copy
+    all the same.
+    """
 
     rounds: set[int] = set()
     credited: set[int] = set()
@@ -153,7 +164,7 @@ def test_a_copy_is_not_credited_though_a_witness_lies_for_it(tmp_path: Path) -> 
         _SECRETS.update({player.id: player.identity.secret() for player in players})
         await sim.until_round(1)
         for liar in players[:2]:
-            _closes_early_and_goes_on(liar)
+            _closes_early_and_continues(liar)
         sim.chain.observers.append(look)
         sabotage(players[0], copies(sim, players[0], players[3], the_work, opened=True))
         await sim.until(lambda run: run.epoch == 1)
@@ -167,10 +178,11 @@ def test_a_copy_is_not_credited_though_a_witness_lies_for_it(tmp_path: Path) -> 
     assert sim.run.lost_sequences == 0
 
 
-# --- who abuses it ----------------------------------------------------------------------------------------------------
+# --- who abuses it
+# ----------------------------------------------------------------------------------------------------
 
 
-def _closes_early_and_goes_on(player: Player) -> None:
+def _closes_early_and_continues(player: Player) -> None:
     """Says that it is closed as soon as a round begins, and attests what comes later."""
     member = player.member
     assert member is not None
@@ -189,7 +201,7 @@ def _closes_early_and_goes_on(player: Player) -> None:
 
 @pytest.mark.parametrize("overlap", EITHER_OVERLAP)
 def test_who_closes_early_leaves_nobody_out(tmp_path: Path, overlap: int) -> None:
-    sim = _an_epoch(tmp_path, lambda sim, players: _closes_early_and_goes_on(players[0]), overlap=overlap)
+    sim = _an_epoch(tmp_path, lambda sim, players: _closes_early_and_continues(players[0]), overlap=overlap)
     _honest_are_whole(sim)
     assert not sim.record.dropped
     assert {e["results"] for player in sim.players for e in player.saw("applied")} == {4}
@@ -211,7 +223,7 @@ def _intercept(player: Player, kind: type, instead: Callable[[bytes, SimTranspor
 
 @pytest.mark.parametrize("overlap", EITHER_OVERLAP)
 def test_who_never_opens_delivers_nothing(tmp_path: Path, overlap: int) -> None:
-    """It costs an epoch one round's time, as whoever is late."""
+    """It costs an epoch one round's time, like any late member."""
 
     def hostile(sim: Simulation, players: list[Player]) -> None:
         _intercept(players[0], Key, lambda data, transport: None)
@@ -232,7 +244,7 @@ def test_who_never_opens_delivers_nothing(tmp_path: Path, overlap: int) -> None:
 
 @pytest.mark.parametrize("overlap", EITHER_OVERLAP)
 def test_who_opens_to_one_has_opened_to_all(tmp_path: Path, overlap: int) -> None:
-    """Whoever has a key passes it on."""
+    """Any member that has a key passes it on."""
 
     def hostile(sim: Simulation, players: list[Player]) -> None:
         _intercept(players[0], Key, lambda data, transport: transport.tell(players[1].id, data))
@@ -253,7 +265,8 @@ def test_a_witness_that_is_never_closed_costs_nobody_anything(tmp_path: Path, ov
     assert max(later - now for now, later in pairwise(rounds)) < 0.8 * ROUND_SECONDS
 
 
-# --- who restarts, and small runs -------------------------------------------------------------------------------------
+# --- who restarts, and small runs
+# -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("overlap", EITHER_OVERLAP)
@@ -293,10 +306,11 @@ def test_a_member_that_restarts_opens_what_it_announced_before(tmp_path: Path) -
     sim.check(dropped=[sim.players[3]])
 
 
-# --- the law ---------------------------------------------------------------------------------------------------------
+# --- the law
+# ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_witness_that_is_closed_on_a_member_without_a_fault_breaks_a_law(tmp_path: Path) -> None:
+def test_closing_on_a_timely_member_violates_an_invariant(tmp_path: Path) -> None:
     async def story(sim: Simulation) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1)

@@ -18,7 +18,9 @@ LATENCY = 0.5  # virtual seconds to the chain, and as many back
 
 @pytest.mark.parametrize("after", [2.25, 2.75], ids=["before it lands", "before its confirmation is seen"])
 def test_ctrl_c_while_a_join_is_under_way_leaves_no_ghost(tmp_path: Path, after: float) -> None:
-    """The time from the call to Ctrl-C: the authorization is looked up, the transaction simulated, sent, and lands."""
+    """The time from the call to Ctrl-C: the authorization is looked up, the transaction simulated,
+    sent, and lands.
+    """
 
     async def story(sim: Simulation) -> None:
         sim.chain.latency = LATENCY
@@ -101,7 +103,7 @@ def test_a_member_that_lost_its_place_is_back_soon(tmp_path: Path) -> None:
     play(tmp_path, story)
 
 
-def test_an_owner_who_pauses_again_and_again_keeps_nobody_from_joining(tmp_path: Path) -> None:
+def test_repeated_pauses_do_not_slow_joins(tmp_path: Path) -> None:
     """A pause while members wait takes their places; no other machine has to do with it."""
 
     async def story(sim: Simulation) -> None:
@@ -120,7 +122,9 @@ def test_an_owner_who_pauses_again_and_again_keeps_nobody_from_joining(tmp_path:
 
 
 def test_members_are_told_whom_the_owner_removes_and_bars(tmp_path: Path) -> None:
-    """Who is removed asks again; who is barred ends, with the sentence that says who can lift it."""
+    """A removed member asks again. A barred one ends, with a sentence that says who can lift the
+    bar.
+    """
     told: list[str] = []
 
     async def story(sim: Simulation) -> None:
@@ -142,8 +146,10 @@ def test_members_are_told_whom_the_owner_removes_and_bars(tmp_path: Path) -> Non
     assert "barred from" in told[0]
 
 
-def test_members_go_on_from_the_checkpoint_that_the_owner_took_the_run_back_to(tmp_path: Path) -> None:
-    """Two epochs are trained; the owner goes back to the end of the first, while the members run on."""
+def test_members_continue_from_the_rewound_checkpoint(tmp_path: Path) -> None:
+    """Two epochs are trained; the owner goes back to the end of the first, while the members run
+    on.
+    """
 
     async def story(sim: Simulation) -> None:
         for tier in (0, 1, 2):
@@ -171,7 +177,7 @@ def test_members_go_on_from_the_checkpoint_that_the_owner_took_the_run_back_to(t
         assert len({hashes[level] for hashes in top if level in hashes}) <= 2
 
 
-def test_whoever_comes_late_says_once_that_it_waits(tmp_path: Path) -> None:
+def test_late_member_reports_once_that_it_waits(tmp_path: Path) -> None:
     async def story(sim: Simulation) -> None:
         early = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1)
@@ -184,7 +190,9 @@ def test_whoever_comes_late_says_once_that_it_waits(tmp_path: Path) -> None:
 
 
 def test_who_gives_its_place_up_asks_nobody_who_took_it(tmp_path: Path) -> None:
-    """A member that nothing gives the model leaves every epoch, and asks for the next ever more rarely."""
+    """A member that nothing gives the model leaves every epoch, and asks for the next ever more
+    rarely.
+    """
 
     async def story(sim: Simulation) -> None:
         player = sim.add(0)

@@ -38,7 +38,7 @@ def files_of(sim: Simulation, player: Player) -> dict[str, bytes]:
 
 
 def results_of(sim: Simulation, player: Player) -> dict[int, list[GradientFile]]:
-    """The same by step, in the order of seats."""
+    """Return the files by step, in the order of seats."""
     found: dict[int, list[GradientFile]] = defaultdict(list)
     for name in files_of(sim, player):
         file = read_gradient_file(sim.place / "gradients" / player.name / name)
@@ -69,7 +69,7 @@ def test_members_of_one_tier_write_the_same_files(tmp_path: Path) -> None:
 def test_they_hold_the_very_votes_that_are_applied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overlap: int
 ) -> None:
-    """Of every level a member holds, in the order of seats, whatever tiers the others have."""
+    """Check every level that a member holds, in the order of seats, whatever the others' tiers."""
     applied: dict[int, list[tuple[Mapping[int, Sequence[Votes]], float]]] = defaultdict(list)
     apply = Replica.apply
 
@@ -128,7 +128,7 @@ def test_full_disk_is_one_warning_each_time_it_fills(tmp_path: Path, monkeypatch
 
 
 def test_a_directory_that_goes_is_a_warning_or_made_again(tmp_path: Path) -> None:
-    """Of one member a file takes its place, of the other it is only removed."""
+    """One member's file is replaced; the other's is only removed."""
 
     async def story(sim: Simulation) -> None:
         sim.writes_gradients = True
@@ -161,7 +161,7 @@ def test_a_disk_slower_than_the_rounds_costs_files_and_no_memory(tmp_path: Path)
     sim = play(tmp_path, story, init_min_clients=2, rounds_per_epoch=12, total_steps=12)
     assert sim.compare(sim.players) > 0
     told = [event["message"] for event in sim.players[0].saw("warning")]
-    assert any("takes them more slowly than rounds go on" in message for message in told)
+    assert any("is slower than the rounds" in message for message in told)
     assert 0 < len(results_of(sim, sim.players[0])) < len(results_of(sim, sim.players[1])) == 12
 
 
@@ -202,10 +202,11 @@ def test_gradients_place_with_another_runs_results_is_refused(tmp_path: Path) ->
     assert (tmp_path / "step-000001-member-0.safetensors").read_bytes() == b"a result"
 
 
-# --- figures ----------------------------------------------------------------------------------------------------------
+# --- figures
+# ----------------------------------------------------------------------------------------------------------
 
 
-def test_figures_come_every_so_many_steps_and_change_nothing(tmp_path: Path) -> None:
+def test_metrics_come_every_n_steps_and_change_nothing(tmp_path: Path) -> None:
     def run(place: Path, every: int) -> Simulation:
         async def story(sim: Simulation) -> None:
             sim.optim_stats_steps = every

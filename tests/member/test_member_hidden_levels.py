@@ -1,5 +1,6 @@
-"""One of a level's holders that gives it to no other one neither pushes these out nor has each round last its longest:
-where few of them are witnesses all witnesses have it, and else a quorum of those drawn must.
+"""One of a level's holders that gives it to no other one neither pushes these out nor has each
+round last its longest: where few of them are witnesses all witnesses have it, and else a quorum of
+those drawn must.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ WITNESSES = 4
 
 
 def _epoch(place: Path, lie: str, overlap: int) -> Simulation:
-    """Member 0 lies from round 1 on; member 1 holds level 0 too, and is a witness in some rounds."""
+    """Member 0 lies from round 1 on; member 1 holds level 0 too, and is a witness in some
+    rounds.
+    """
 
     async def story(sim: Simulation) -> None:
         liar, holder, *_ = [sim.add(tier) for tier in TIERS]
@@ -48,9 +51,7 @@ def _epoch(place: Path, lie: str, overlap: int) -> Simulation:
         pytest.param("from all", 1, marks=pytest.mark.slow),
     ],
 )
-def test_a_level_hidden_where_no_other_holder_is_a_witness_pushes_nobody_out(
-    tmp_path: Path, lie: str, overlap: int
-) -> None:
+def test_level_hidden_from_nonwitness_holders_drops_nobody(tmp_path: Path, lie: str, overlap: int) -> None:
     sim = _epoch(tmp_path, lie, overlap)
     liar, *honest = sim.players
     assert sim.compare(honest) > 0
@@ -74,7 +75,7 @@ def _holder_went_through(sim: Simulation) -> bool:
 
 
 @pytest.mark.slow
-def test_a_holder_that_missed_a_round_has_its_results_from_those_who_attested_them(tmp_path: Path) -> None:
+def test_holder_that_missed_a_round_fetches_from_attesters(tmp_path: Path) -> None:
     """It was in no duty of that round, and learns of who has what when it applies it."""
 
     async def story(sim: Simulation) -> None:
@@ -94,8 +95,8 @@ def test_a_holder_that_missed_a_round_has_its_results_from_those_who_attested_th
 
 
 @pytest.mark.slow
-def test_who_witnesses_in_the_place_of_others_hands_on_what_it_has(tmp_path: Path) -> None:
-    """Those who were drawn leave before they attest; who came for them is asked as well."""
+def test_replacement_witness_serves_fetched_levels(tmp_path: Path) -> None:
+    """The drawn witnesses leave before they attest. Their replacements are asked as well."""
     replaced: list[int] = []
 
     async def story(sim: Simulation) -> None:
@@ -120,8 +121,10 @@ def test_who_witnesses_in_the_place_of_others_hands_on_what_it_has(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_whom_another_rule_would_have_drawn_is_nothing_to_who_applies_the_last_round_late(tmp_path: Path) -> None:
-    """One of two holders says that it lacks what the other delivered, in a round in which it alone judges a level."""
+def test_late_apply_uses_epoch_start_rules(tmp_path: Path) -> None:
+    """One of two holders says that it lacks what the other delivered, in a round in which it alone
+    judges a level.
+    """
 
     async def story(sim: Simulation) -> None:
         liar, holder, *_ = [sim.add(tier) for tier in (0, 0, 2, 2, 2, 2)]
@@ -146,9 +149,9 @@ def test_whom_another_rule_would_have_drawn_is_nothing_to_who_applies_the_last_r
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lie", ["silent", "attests"])
-def test_who_has_a_round_closed_before_other_holders_attest_pushes_none_of_them_out(tmp_path: Path, lie: str) -> None:
-    """It tells of its result just before the chain's next second, in which it ticks: those who hold the level wait for
-    its own then, and all others have attested.
+def test_early_closed_round_drops_no_other_holder(tmp_path: Path, lie: str) -> None:
+    """It tells of its result just before the chain's next second, in which it ticks: those who hold
+    the level wait for its own then, and all others have attested.
     """
 
     async def story(sim: Simulation) -> None:
@@ -181,10 +184,10 @@ def test_who_has_a_round_closed_before_other_holders_attest_pushes_none_of_them_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("overlap", [0, 1])
-def test_who_hides_a_level_that_few_witnesses_hold_has_two_rounds_last_their_longest(
-    tmp_path: Path, overlap: int
-) -> None:
-    """Three of eleven witness, others in each round: whom these waited for in vain the next ones know."""
+def test_hidden_level_of_few_witnesses_stretches_two_rounds(tmp_path: Path, overlap: int) -> None:
+    """Three of eleven witness, others in each round: whom these waited for in vain the next ones
+    know.
+    """
     took: list[float] = []
 
     async def story(sim: Simulation) -> None:
@@ -207,9 +210,9 @@ def test_who_hides_a_level_that_few_witnesses_hold_has_two_rounds_last_their_lon
 
 @pytest.mark.slow
 @pytest.mark.parametrize("overlap", [0, 1])
-def test_who_dies_before_it_attests_leaves_no_other_holder_to_a_liar(tmp_path: Path, overlap: int) -> None:
-    """One of three has opened a result that another one has not got yet; the third says that it has it, and hands on
-    nothing.
+def test_holder_dying_before_attesting_leaves_no_liar_alone(tmp_path: Path, overlap: int) -> None:
+    """One of three has opened a result that another one has not got yet; the third says that it has
+    it, and hands on nothing.
     """
 
     async def story(sim: Simulation) -> None:
@@ -251,7 +254,9 @@ def test_who_dies_before_it_attests_leaves_no_other_holder_to_a_liar(tmp_path: P
 
 @pytest.mark.parametrize("overlap", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_nobody_waits_for_a_level_that_one_member_alone_holds(tmp_path: Path, overlap: int) -> None:
-    """Its line is slow: the witnesses had the level for nobody, and did without its results."""
+    """Its slow line keeps it from serving the level, and the witnesses attest without its
+    results.
+    """
 
     async def story(sim: Simulation) -> None:
         alone, *_ = [sim.add(tier) for tier in (0, *[2] * 6)]

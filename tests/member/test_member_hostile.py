@@ -1,4 +1,6 @@
-"""Members that lie cost themselves their share, and never the others their replicas, their place or their time."""
+"""Members that lie cost themselves their share, and never the others their replicas, their place or
+their time.
+"""
 
 from __future__ import annotations
 
@@ -49,13 +51,15 @@ def _epoch_with_a_liar(
 
 
 def seat_of(player: Player) -> int:
-    """Its place in the run, which is another one whenever members join in another order."""
+    """Return its place in the run, which depends on the order in which members join."""
     seat: int = player.saw("joined")[-1]["seat"]
     return seat
 
 
 def _undisturbed(sim: Simulation) -> None:
-    """All honest members went through the whole epoch with equal replicas, and only the liar was dropped."""
+    """All honest members went through the whole epoch with equal replicas, and only the liar was
+    dropped.
+    """
     liar, *honest = sim.players
     assert sim.check(hostile=[liar]) > 0
     for player in honest:
@@ -73,8 +77,10 @@ def test_garbage_payloads_are_left_out_and_hold_nobody_up(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_garbage_that_only_large_tiers_can_see_costs_them_nothing(tmp_path: Path) -> None:
-    """Four witnesses of tier 2 accept what they hold of the result; tier 0 leaves its garbage strip out."""
+def test_garbage_on_upper_levels_costs_large_tiers_nothing(tmp_path: Path) -> None:
+    """Four witnesses of tier 2 accept what they hold of the result; tier 0 leaves its garbage strip
+    out.
+    """
     sim = _epoch_with_a_liar(
         tmp_path, lambda sim, liar: garbage_in(liar, range(1)), tiers=(0, 0, 0, 2, 2, 2, 2, 2, 2), rounds=4
     )
@@ -87,7 +93,7 @@ def test_garbage_that_only_large_tiers_can_see_costs_them_nothing(tmp_path: Path
     assert sequences[1] == len(sim.players)  # the result counts where it is valid
 
 
-def _goes_on_without_level_0(sim: Simulation, *, waits: int = 1) -> None:
+def _runs_without_level_0(sim: Simulation, *, waits: int = 1) -> None:
     """Nobody is dropped or falls out, and level 0 of the liar's results is in nobody's replica."""
     honest = sim.players[1:]
     assert sim.compare(honest) > 0
@@ -104,16 +110,20 @@ def _goes_on_without_level_0(sim: Simulation, *, waits: int = 1) -> None:
 
 
 @pytest.mark.slow
-def test_a_level_hidden_from_its_only_other_holder_is_left_out_by_all(tmp_path: Path) -> None:
-    """The others hold no level 0 and vouch for the rest; by their votes the holder would have to have it, or go."""
+def test_level_hidden_from_its_other_holder_is_left_out_by_all(tmp_path: Path) -> None:
+    """The others hold no level 0 and vouch for the rest; by their votes the holder would have to
+    have it, or go.
+    """
     sim = _epoch_with_a_liar(tmp_path, lambda sim, liar: hides(liar, 0), rounds=6, tiers=(0, 0, 1, 2))
-    _goes_on_without_level_0(sim)
+    _runs_without_level_0(sim)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("overlap", [0, 1])
-def test_two_newcomers_that_vouch_for_each_other_do_not_push_the_holder_out(tmp_path: Path, overlap: int) -> None:
-    """They are two of three that declare tier 0 and show level 0 to each other only; the third has shown it before."""
+def test_two_colluding_newcomers_do_not_drop_the_holder(tmp_path: Path, overlap: int) -> None:
+    """They are two of three that declare tier 0 and show level 0 to each other only; the third has
+    shown it before.
+    """
 
     async def story(sim: Simulation) -> None:
         for tier in (0, 1, 1, 2, 2):
@@ -135,13 +145,13 @@ def test_two_newcomers_that_vouch_for_each_other_do_not_push_the_holder_out(tmp_
 
 
 @pytest.mark.slow
-def test_without_overlap_a_hidden_level_costs_time_and_nobody_its_place(tmp_path: Path) -> None:
+def test_hidden_level_without_overlap_costs_time_only(tmp_path: Path) -> None:
     lie = {"rounds": 6, "tiers": (0, 0, 1, 2), "overlap": 0}
-    _goes_on_without_level_0(_epoch_with_a_liar(tmp_path, lambda sim, liar: hides(liar, 0), **lie), waits=6)
+    _runs_without_level_0(_epoch_with_a_liar(tmp_path, lambda sim, liar: hides(liar, 0), **lie), waits=6)
 
 
 @pytest.mark.slow
-def test_a_member_that_has_nothing_to_do_with_one_of_its_peers_pushes_it_nowhere(tmp_path: Path) -> None:
+def test_member_ignoring_one_peer_does_not_drop_it(tmp_path: Path) -> None:
     async def story(sim: Simulation) -> None:
         players = [sim.add(tier) for tier in (0, 0, 1, 2)]
         await sim.until_round(1)
@@ -153,7 +163,7 @@ def test_a_member_that_has_nothing_to_do_with_one_of_its_peers_pushes_it_nowhere
         liar.set_members(player.id for player in players)
         await sim.until(lambda run: run.epoch == 1)
 
-    _goes_on_without_level_0(play(tmp_path, story, init_min_clients=4, rounds_per_epoch=6))
+    _runs_without_level_0(play(tmp_path, story, init_min_clients=4, rounds_per_epoch=6))
 
 
 def test_nan_votes_are_refused(tmp_path: Path) -> None:
@@ -179,14 +189,14 @@ def _share_of_another(sim: Simulation, liar: Player) -> Lie:
 
 
 @pytest.mark.parametrize("lie_of", [_wrong_size, pytest.param(_share_of_another, marks=pytest.mark.slow)])
-def test_what_was_not_assigned_is_refused_before_a_byte_is_fetched(tmp_path: Path, lie_of: object) -> None:
+def test_unassigned_result_is_refused_before_fetching(tmp_path: Path, lie_of: object) -> None:
     sim = _epoch_with_a_liar(tmp_path, lie_of)
     _undisturbed(sim)
     assert sim.players[1].saw("refused", why="not what it was assigned", height=1)
     assert not sim.players[1].saw("fetched", seat=seat_of(sim.players[0]), height=1)
 
 
-def test_what_was_not_assigned_is_spoken_of_once_a_round_and_under_the_name_of_who_sent_it(tmp_path: Path) -> None:
+def test_unassigned_result_is_reported_once_with_its_sender(tmp_path: Path) -> None:
     def flood(sim: Simulation, liar: Player) -> Lie:
         async def lie(said: Commitment, transport: SimTransport) -> None:
             for number in range(100):
@@ -205,7 +215,7 @@ def test_what_was_not_assigned_is_spoken_of_once_a_round_and_under_the_name_of_w
     assert 0 < len(told) == len({event["height"] for event in told})
 
 
-def test_whoever_sends_what_is_no_announcement_is_kept_out_and_spoken_of_once(tmp_path: Path) -> None:
+def test_sender_of_invalid_announcement_is_barred_once(tmp_path: Path) -> None:
     """Undecodable bytes, other members' words and those of another run, for a whole epoch."""
 
     def babble(sim: Simulation, liar: Player) -> Lie:
@@ -256,7 +266,7 @@ def test_two_results_of_one_share_count_as_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_member_that_tells_each_half_another_result_forks_nobody(tmp_path: Path) -> None:
+def test_two_results_of_one_member_fork_nobody(tmp_path: Path) -> None:
     def two_faced(sim: Simulation, liar: Player) -> Lie:
         async def lie(said: Commitment, transport: SimTransport) -> None:
             faces = sign(liar, said), sign(liar, other_result(sim, said, transport))
@@ -274,8 +284,10 @@ def test_a_member_that_tells_each_half_another_result_forks_nobody(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_one_that_hides_its_accepted_result_from_a_member_is_asked_around(tmp_path: Path) -> None:
-    """Everybody but member 1 hears the result; member 1 has heard two others, and still gets the right one."""
+def test_hidden_accepted_result_is_fetched_from_other_peers(tmp_path: Path) -> None:
+    """Everybody but member 1 hears the result; member 1 has heard two others, and still gets the
+    right one.
+    """
 
     def hiding(sim: Simulation, liar: Player) -> Lie:
         async def lie(said: Commitment, transport: SimTransport) -> None:
@@ -363,7 +375,9 @@ def test_a_gradient_that_is_not_finite_is_left_out(tmp_path: Path) -> None:
 
 
 def test_what_witnesses_record_names_the_result_they_hold(tmp_path: Path) -> None:
-    """The bytes on chain are fingerprints of the commitments announced, under the attesting round's seed."""
+    """The bytes on chain are fingerprints of the commitments announced, under the attesting round's
+    seed.
+    """
 
     async def story(sim: Simulation) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]

@@ -1,4 +1,6 @@
-"""A member reports only an epoch that it went through to its end, whatever the run has begun and given up since."""
+"""A member reports only an epoch that it went through to its end, whatever the run has begun and
+given up since.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,10 @@ def _awake(player: Player) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["abandoned", "paused", "paused and resumed"])
-def test_rounds_that_another_warm_up_has_cleared_were_not_gone_through(tmp_path: Path, end: str) -> None:
-    """The last rounds of epoch 0 are gone from the chain, which waits in epoch 1 as if it had just ended."""
+def test_rounds_cleared_by_a_new_warm_up_do_not_count(tmp_path: Path, end: str) -> None:
+    """The last rounds of epoch 0 are gone from the chain, which waits in epoch 1 as if it had just
+    ended.
+    """
 
     async def story(sim: Simulation) -> None:
         players = [sim.add(tier) for tier in (0, 0, 1, 2)]
@@ -44,7 +48,7 @@ def test_rounds_that_another_warm_up_has_cleared_were_not_gone_through(tmp_path:
         _awake(players[0])
         await sim.until(lambda run: bool(players[0].saw("warning")), limit=60)
         told = [event["message"] for event in players[0].saw("warning")]
-        assert any(message.startswith("out of this epoch: the epoch went on") for message in told), told
+        assert any(message.startswith("out of this epoch: the epoch continued") for message in told), told
         if end == "paused":
             sim.pause(False)
         for player in players:
@@ -62,7 +66,9 @@ def test_rounds_that_another_warm_up_has_cleared_were_not_gone_through(tmp_path:
 
 
 def test_an_owner_that_went_back_has_ended_no_epoch_at_that_step(tmp_path: Path) -> None:
-    """A member finds the run paused right after its epoch, and at another step: it has no model of that step."""
+    """A member finds the run paused right after its epoch, and at another step: it has no model of
+    that step.
+    """
 
     async def story(sim: Simulation) -> None:
         players = [sim.add(tier) for tier in (0, 0, 1, 2)]

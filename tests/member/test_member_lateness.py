@@ -1,4 +1,6 @@
-"""One member that is always late costs an epoch about one round's whole time; an honest one that is slow, nothing."""
+"""One member that is always late costs an epoch about one round's whole time; an honest one that is
+slow, nothing.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ def _rounds(player: Player) -> list[float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("overlap", [1, 0])
-def test_who_is_always_late_costs_an_epoch_one_round_and_is_then_left_out(tmp_path: Path, overlap: int) -> None:
+def test_always_late_member_costs_one_round_per_epoch(tmp_path: Path, overlap: int) -> None:
     """It announces when 78 % of the limit are over, as long as it is in the run."""
 
     async def story(sim: Simulation) -> None:
@@ -75,7 +77,9 @@ def test_who_is_always_late_costs_an_epoch_one_round_and_is_then_left_out(tmp_pa
 
 
 def _late_by_level(sim: Simulation, player: Player, seconds: float) -> None:
-    """From now on it serves one level of its results so much later, another every four rounds, and is no witness."""
+    """From now on it serves one level of its results so much later, another every four rounds, and
+    is no witness.
+    """
     transport, chain = player.transport, player.chain
     assert transport is not None
     assert chain is not None
@@ -96,8 +100,10 @@ def _late_by_level(sim: Simulation, player: Player, seconds: float) -> None:
 
 
 @pytest.mark.slow
-def test_who_is_late_level_by_level_and_no_witness_costs_one_round(tmp_path: Path) -> None:
-    """Who does not hold a level does not see that it is late, but sees that a quorum did without."""
+def test_member_late_on_each_level_costs_one_round(tmp_path: Path) -> None:
+    """A member that does not hold a level cannot see that it is late, but sees that a quorum missed
+    it.
+    """
 
     async def story(sim: Simulation) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2, 0)]
@@ -114,7 +120,7 @@ def test_who_is_late_level_by_level_and_no_witness_costs_one_round(tmp_path: Pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("times", "rounds"), [(3.0, 6), (4.5, 2)])
-def test_an_honest_member_that_is_slow_for_some_rounds_loses_nothing(tmp_path: Path, times: float, rounds: int) -> None:
+def test_honest_member_slow_for_some_rounds_loses_nothing(tmp_path: Path, times: float, rounds: int) -> None:
     async def story(sim: Simulation) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2, 0)]
         await sim.until_round(1)
@@ -140,7 +146,7 @@ def test_an_honest_member_that_is_slow_for_some_rounds_loses_nothing(tmp_path: P
 
 
 @pytest.mark.slow
-def test_a_machine_slower_than_it_said_is_told_and_left_behind_for_one_epoch(tmp_path: Path) -> None:
+def test_overdeclared_speed_is_reported_and_costs_one_epoch(tmp_path: Path) -> None:
     """The next epoch goes by the speed that was seen."""
 
     async def story(sim: Simulation) -> None:
@@ -162,7 +168,8 @@ def test_a_machine_slower_than_it_said_is_told_and_left_behind_for_one_epoch(tmp
     assert sim.check(dropped=[slow]) > 0
 
 
-# --- one witness's account ------------------------------------------------------------------------------------------
+# --- one witness's account
+# ------------------------------------------------------------------------------------------
 
 
 def _plan(weights: tuple[int, ...] = (3, 3, 3), batch: int = 9) -> RoundPlan:
@@ -192,7 +199,7 @@ def test_what_is_taken_beyond_the_grace_comes_from_the_allowance() -> None:
     assert _waits(fourth, {2}, 404.0, 411.9, 412.1) == [True, True, False], "it was in time again"
 
 
-def test_whom_witnesses_did_without_is_in_time_again_after_one_round_that_they_did_not() -> None:
+def test_left_out_member_is_in_time_after_one_timely_round() -> None:
     allowances, plan = Allowances(20.0), _plan()
     first = Lateness(allowances, plan, 100.0)
     assert _waits(first, {2}, 104.0, 112.0) == [True, True]
@@ -205,7 +212,7 @@ def test_whom_witnesses_did_without_is_in_time_again_after_one_round_that_they_d
     assert _waits(third, {2}, 304.0, 311.9) == [True, True]
 
 
-def test_what_a_key_took_is_not_charged_twice_where_the_round_closes_without_it() -> None:
+def test_time_for_a_key_is_charged_once() -> None:
     allowances, everybody = Allowances(20.0), frozenset(range(3))
     late = Lateness(allowances, _plan(), 0.0)
     assert _waits(late, set(), 3.0) == [True]
@@ -243,7 +250,7 @@ def test_next_duty_counts_members_a_quorum_left_out(attested: int, next_height: 
     assert run_virtual(story()).left_out == left_out
 
 
-def test_nobody_is_late_before_two_thirds_of_the_members_and_of_the_weight_are_there() -> None:
+def test_nobody_is_late_before_two_thirds_deliver() -> None:
     few = Lateness(Allowances(20.0), _plan(), 0.0)
     assert _waits(few, {1, 2}, 4.0, 1000.0) == [True, True]
     light = Lateness(Allowances(20.0), _plan((3, 3, 4)), 0.0)
@@ -254,7 +261,7 @@ def test_nobody_is_late_before_two_thirds_of_the_members_and_of_the_weight_are_t
     ("weights", "batch", "seat", "until"),
     [((3, 3, 3), 9, 2, 30.0), ((8, 8, 2), 9, 2, 60.0), ((8, 7, 3), 18, 2, 60.0), ((5, 5, 5), 4, 1, 35.0)],
 )
-def test_a_slow_machine_has_longer_and_so_has_a_share_beyond_the_weight(
+def test_slow_machine_and_large_share_get_more_time(
     weights: tuple[int, ...], batch: int, seat: int, until: float
 ) -> None:
     plan = _plan(weights, batch)

@@ -1,4 +1,6 @@
-"""The chain of roots: what each member's optimizer knew before a result is what it knew after the one before."""
+"""The chain of roots: what each member's optimizer knew before a result is what it knew after the
+one before.
+"""
 
 from __future__ import annotations
 
@@ -48,10 +50,11 @@ def heard(*commitments: Commitment) -> Lineage:
     return lineage
 
 
-# --- the rule ---------------------------------------------------------------------------------------------------------
+# --- the rule
+# ---------------------------------------------------------------------------------------------------------
 
 
-def test_what_goes_on_from_the_last_result_is_whole() -> None:
+def test_continuous_state_is_accepted() -> None:
     chain = [said(0, 0, 1, None), said(1, 1, 2, (2, 0)), said(3, 2, 3, (2, 1))]
     assert [heard(*chain).broken(one) for one in chain] == [None] * 3
     assert [heard(*reversed(chain)).broken(one) for one in chain] == [None] * 3, "in whatever order it was heard"
@@ -69,11 +72,11 @@ def test_what_does_not_is_broken(wrong: Commitment) -> None:
 
 
 def test_what_was_not_heard_is_no_fault() -> None:
-    """Its own announcement of round 1 was lost, or came to others only."""
+    """Its own announcement of round 1 was lost, or reached only others."""
     assert heard(said(0, 0, 1, None)).broken(said(2, 7, 8, (2, 1))) is None
 
 
-def test_an_epoch_goes_on_from_the_last_one_or_begins_with_nothing() -> None:
+def test_epoch_continues_the_last_state_or_begins_without() -> None:
     lineage = heard(said(6, 0, 5, None), said(7, 5, 6, (2, 6)))
     lineage.begin(3)
     assert lineage.broken(said(0, 6, 7, (2, 7), epoch=3)) is None
@@ -90,7 +93,7 @@ def test_another_attempt_at_an_epoch_knows_nothing_of_the_first() -> None:
     assert lineage.broken(said(1, 9, 2, (2, 0))) is None
 
 
-def test_of_two_results_of_one_round_either_may_be_the_one_that_it_goes_on_from() -> None:
+def test_state_may_continue_from_either_of_two_results() -> None:
     lineage = heard(said(0, 0, 1, None), said(0, 0, 2, None))
     assert [lineage.broken(said(1, before, 3, (2, 0))) is None for before in (1, 2, 3)] == [True, True, False]
 
@@ -103,10 +106,11 @@ def test_what_is_remembered_is_bounded(told: list[tuple[int, int]]) -> None:
     assert all(len(places) <= 8 for places in lineage._told.values())
 
 
-# --- what a witness makes of it ---------------------------------------------------------------------------------------
+# --- what a witness makes of it
+# ---------------------------------------------------------------------------------------
 
 
-def test_a_result_whose_state_does_not_go_on_is_not_attested_and_not_waited_for() -> None:
+def test_result_with_discontinuous_state_is_skipped() -> None:
     async def story() -> None:
         desk = Desk()
         desk.results.open(plan_of(4))
@@ -145,7 +149,8 @@ def test_an_earlier_result_that_comes_later_is_compared_too() -> None:
     run_virtual(story())
 
 
-# --- members ----------------------------------------------------------------------------------------------------------
+# --- members
+# ----------------------------------------------------------------------------------------------------------
 
 
 def told(sim: Simulation) -> dict[str, list[Commitment]]:
@@ -170,7 +175,9 @@ def _listen(player: Player, found: list[Commitment]) -> None:
 
 
 def breaks(chain: list[Commitment]) -> Iterator[Commitment]:
-    """Where a member begins with nothing; fails where it does not go on from its last result otherwise."""
+    """Return where a member begins without a state. Fail if its state is otherwise
+    discontinuous.
+    """
     last: Commitment | None = None
     for one in chain:
         if one.private.since is None:
@@ -208,7 +215,7 @@ def test_every_members_roots_are_a_chain_over_epochs(
 
 
 @pytest.mark.slow
-def test_a_restarted_member_goes_on_from_what_it_kept_and_else_begins_with_nothing(tmp_path: Path) -> None:
+def test_restarted_member_resumes_its_saved_state_or_none(tmp_path: Path) -> None:
     for remembers in (True, False):
         chains: dict[str, list[Commitment]] = {}
 
@@ -235,7 +242,7 @@ def test_a_restarted_member_goes_on_from_what_it_kept_and_else_begins_with_nothi
 
 
 @pytest.mark.slow
-def test_a_kept_state_that_is_not_the_one_that_was_told_is_damaged(tmp_path: Path) -> None:
+def test_saved_state_with_another_root_is_damaged(tmp_path: Path) -> None:
     from safetensors import safe_open
     from safetensors.torch import save_file
 
@@ -259,7 +266,9 @@ def test_a_kept_state_that_is_not_the_one_that_was_told_is_damaged(tmp_path: Pat
 
 @pytest.mark.slow
 def test_a_member_that_exchanges_its_state_has_delivered_nothing(tmp_path: Path) -> None:
-    """Its roots are of another state than it told before: nobody attests that, and its share is trained again."""
+    """Its roots are of another state than announced: nobody attests that, and its share is trained
+    again.
+    """
 
     async def story(sim: Simulation) -> None:
         for tier in (0, 1, 2, 2):
@@ -289,8 +298,10 @@ def exchanges(player: Player) -> Lie:
 
 
 @pytest.mark.slow
-def test_a_checker_gets_the_states_before_and_after_a_round_that_is_judged(tmp_path: Path) -> None:
-    """While the next round trains, of every member; the state after is the one that its optimizer then has."""
+def test_checker_gets_states_before_and_after_a_judged_round(tmp_path: Path) -> None:
+    """While the next round trains, of every member; the state after is the one that its optimizer
+    then has.
+    """
     compared = 0
 
     async def story(sim: Simulation) -> None:
@@ -347,9 +358,7 @@ def test_a_state_is_given_to_nobody_before_its_key_is_told(tmp_path: Path) -> No
     assert refused
 
 
-def test_without_memory_for_a_copy_a_member_goes_on_and_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_member_without_memory_for_a_copy_warns_and_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise MemoryError
 

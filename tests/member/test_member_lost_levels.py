@@ -1,4 +1,4 @@
-"""The last holder of a level dies: the level goes back to the durable copy, and the run goes on at its pace."""
+"""The last holder of a level dies: the level returns to the durable copy, and the run continues."""
 
 from __future__ import annotations
 
@@ -24,9 +24,7 @@ async def _dies_after_attesting(sim: Simulation, player: Player, epoch: int) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("epoch", "kept"), [(0, 0), (1, 3)])
-def test_a_newcomer_takes_a_level_that_died_with_its_holder_from_the_durable_copy(
-    tmp_path: Path, epoch: int, kept: int
-) -> None:
+def test_newcomer_loads_a_lost_level_from_the_checkpoint(tmp_path: Path, epoch: int, kept: int) -> None:
     async def story(sim: Simulation) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         await _dies_after_attesting(sim, players[0], epoch)
@@ -71,8 +69,8 @@ def test_a_run_that_lost_a_level_keeps_its_pace(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_member_that_nothing_can_give_the_model_makes_room_for_the_others(tmp_path: Path) -> None:
-    """Its disk lacks the checkpoint that the run went back to: the others wait half a warm-up, not every epoch."""
+def test_member_without_a_model_source_leaves_the_epoch(tmp_path: Path) -> None:
+    """Its disk lacks the rewound checkpoint: the others wait half a warm-up, not every epoch."""
 
     async def story(sim: Simulation) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2, 2)]
@@ -91,7 +89,9 @@ def test_a_member_that_nothing_can_give_the_model_makes_room_for_the_others(tmp_
 
 @pytest.mark.slow
 def test_holders_that_all_died_are_waited_for(tmp_path: Path) -> None:
-    """What they trained is in no checkpoint. Only their word, or the owner's rewind, lets the run do without it."""
+    """What they trained is in no checkpoint. Only their word, or the owner's rewind, lets the run
+    do without it.
+    """
 
     async def story(sim: Simulation) -> None:
         players = [sim.add(0), sim.add(1)]

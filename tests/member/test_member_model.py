@@ -14,8 +14,10 @@ from member.short_runs import SHORT
 
 
 @pytest.mark.parametrize("fill", [0.25, pytest.param(float("nan"), marks=pytest.mark.slow)])
-def test_a_joiner_fetches_no_byte_of_garbage_from_peers_that_outnumber_the_honest(tmp_path: Path, fill: float) -> None:
-    """Two of three offer the same garbage as the run's own step; its root is not the hash on chain."""
+def test_joiner_fetches_no_garbage_from_a_dishonest_majority(tmp_path: Path, fill: float) -> None:
+    """Two of three offer the same garbage as the run's own step; its root is not the hash on
+    chain.
+    """
 
     async def story(sim: Simulation) -> None:
         players = [sim.add(0) for _ in range(3)]
@@ -41,7 +43,9 @@ def _steps_aside(player: Player) -> list[str]:
 
 @pytest.mark.slow
 def test_an_altered_checkpoint_is_refused_until_it_is_put_right(tmp_path: Path) -> None:
-    """All have died, so the run goes back to the file whose content the members attested; one bit of it differs."""
+    """All have died, so the run goes back to the file whose content the members attested; one bit
+    of it differs.
+    """
 
     async def story(sim: Simulation) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]

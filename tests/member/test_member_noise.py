@@ -1,4 +1,6 @@
-"""A member that sends its peers what no member sends: nobody stops, and nobody's replica notices."""
+"""A member that sends its peers what no member sends: nobody stops, and nobody's replica
+notices.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ READY = b"\x02"  # the head of what is no commitment
 
 
 def noise(player: Player, said: bytes) -> Iterator[bytes]:
-    """Announcements that no member makes: nested beyond every parser, signed or not, and real ones, changed."""
+    """Announcements that no member makes: nested beyond every parser, signed or not, and real ones,
+    changed.
+    """
     unknown = b"\x81\xa1x"  # a map whose one field nobody knows
     for body in (nested(1000), unknown + nested(1000), nested(MAX_ANNOUNCEMENT_BYTES - 100)):
         yield body
@@ -43,7 +47,7 @@ async def junk(peer: bytes, body: bytes) -> bytes:
 
 
 async def pester(player: Player, transport: SimTransport) -> None:
-    """Tell and ask all others nonsense, for ever, and answer nonsense."""
+    """Send and answer nonsense until cancelled."""
     for topic in (COMMITMENTS, MODEL):
         transport.handle(topic, junk)
     said = sign(player, Ready(sender=player.id, signer=bytes(player.key.pubkey()), run_id="sim", epoch=0, seat=0))
@@ -86,7 +90,9 @@ def test_noise_stops_nobody_and_changes_no_replica(tmp_path: Path) -> None:
 def test_a_fault_of_ours_in_hearing_costs_the_message_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whatever the parser overlooks: here the handler fails at every announcement of one member, in every way."""
+    """Whatever the parser overlooks: here the handler fails at every announcement of one member, in
+    every way.
+    """
     errors = (RecursionError, MemoryError, KeyError, AssertionError)
     heard = 0
 

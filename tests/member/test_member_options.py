@@ -1,4 +1,6 @@
-"""What options of one member do to its rounds: a delay of its shares, and how many results it fetches at once."""
+"""What options of one member do to its rounds: a delay of its shares, and how many results it
+fetches at once.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Outages under a virtual clock: of the chain for one or for all, of connections, of members too slow or too silent."""
+"""Outages under a virtual clock: of the chain for one or for all, of connections, of members too
+slow or too silent.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from member.short_runs import SHORT
 
 
 @pytest.mark.slow
-def test_one_member_without_rpc_for_twenty_seconds_returns_next_epoch(tmp_path: Path) -> None:
+def test_member_without_rpc_for_20_s_returns_next_epoch(tmp_path: Path) -> None:
     async def story(sim: Simulation) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1)
@@ -34,7 +36,9 @@ def test_one_member_without_rpc_for_twenty_seconds_returns_next_epoch(tmp_path: 
 
 
 def test_rpc_down_for_all_in_round_and_cooldowns_loses_nothing(tmp_path: Path) -> None:
-    """In cooldowns it may be longer than they are. In a round an outage of 14 seconds may already drop a member."""
+    """In cooldowns it may be longer than they are. In a round an outage of 14 seconds may already
+    drop a member.
+    """
 
     async def story(sim: Simulation) -> None:
         for tier in (0, 1, 2):
@@ -64,10 +68,8 @@ async def _outage(sim: Simulation, seconds: float = 20) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("outages", [((0, 14), (3, 11)), ((1, 22), (2, 20))], ids=str)
-def test_rpc_down_over_the_end_of_a_cooldown_leaves_no_model_unattested(
-    tmp_path: Path, outages: tuple[tuple[int, int], ...]
-) -> None:
-    """Whoever reaches the chain first does not end the cooldown before the others' attestations are there."""
+def test_rpc_outage_at_cooldown_end_leaves_model_attested(tmp_path: Path, outages: tuple[tuple[int, int], ...]) -> None:
+    """The first member to reach the chain does not end the cooldown before the others attest."""
 
     async def story(sim: Simulation) -> None:
         for tier in (0, 1, 2):
@@ -85,10 +87,10 @@ def test_rpc_down_over_the_end_of_a_cooldown_leaves_no_model_unattested(
 
 
 @pytest.mark.slow
-def test_nodes_that_take_no_transactions_for_a_while_cost_little_more_than_that(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They answer all else, when a warm-up waits for dead members. There is no outage after which to be patient."""
+def test_node_write_outage_costs_little_more_than_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They answer all else, when a warm-up waits for dead members. There is no outage after which
+    to be patient.
+    """
     deaf, answer = [False], Road.handle_async_request
 
     async def handled(self: Road, request: httpx.Request) -> httpx.Response:
@@ -121,8 +123,10 @@ def test_nodes_that_take_no_transactions_for_a_while_cost_little_more_than_that(
 
 
 @pytest.mark.slow
-def test_patience_after_an_outage_ends_with_the_state_that_it_was_in(tmp_path: Path) -> None:
-    """The next epoch waits for its members no longer than ever, though the cooldown before waited for all."""
+def test_grace_after_an_outage_ends_with_its_state(tmp_path: Path) -> None:
+    """The next epoch waits for its members no longer than ever, though the cooldown before waited
+    for all.
+    """
     took = []
 
     async def story(sim: Simulation) -> None:
@@ -198,7 +202,7 @@ def test_a_slow_member_is_waited_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_member_slower_than_a_round_loses_its_share_which_is_redone(tmp_path: Path) -> None:
+def test_share_of_a_too_slow_member_is_redone(tmp_path: Path) -> None:
     async def story(sim: Simulation) -> None:
         sim.add(0), sim.add(1), sim.add(2, seconds=25.0)
         await sim.until(lambda run: run.epoch == 1)
@@ -214,7 +218,7 @@ def seat_key(player: object) -> bytes:
     return bytes(player.key.pubkey())  # type: ignore[attr-defined]
 
 
-def test_a_member_that_joins_and_never_trains_is_dropped_and_blocks_nobody(tmp_path: Path) -> None:
+def test_member_that_never_trains_is_dropped(tmp_path: Path) -> None:
     async def story(sim: Simulation) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until(lambda run: run.state is RunState.WAITING_FOR_MEMBERS and sim.members.pending == 0b111)
@@ -229,7 +233,9 @@ def test_a_member_that_joins_and_never_trains_is_dropped_and_blocks_nobody(tmp_p
 
 
 def test_announcements_that_get_lost_are_asked_for(tmp_path: Path) -> None:
-    """Every other announcement never arrives: nobody is dropped for it and nothing is done twice."""
+    """Every other announcement never arrives: nobody is dropped for it and nothing is done
+    twice.
+    """
 
     async def story(sim: Simulation) -> None:
         for tier in (0, 1, 2):
@@ -256,7 +262,7 @@ def test_a_cut_between_two_members_is_bridged_by_the_third(tmp_path: Path) -> No
         await sim.until_round(1)
         sim.network.cut(players[0].id, players[1].id)
         await sim.until_round(3)
-        sim.network.mend()
+        sim.network.heal()
         await sim.until_finished()
 
     sim = play(tmp_path, story, rounds_per_epoch=4, total_steps=4)
@@ -265,7 +271,9 @@ def test_a_cut_between_two_members_is_bridged_by_the_third(tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_witnesses_lost_down_to_the_quorum_still_decide(tmp_path: Path) -> None:
-    """Two of three witnesses are exactly the quorum: all that they attest counts and no round is lost."""
+    """Two of three witnesses are exactly the quorum: all that they attest counts and no round is
+    lost.
+    """
 
     async def story(sim: Simulation) -> None:
         players = [sim.add(tier) for tier in (0, 0, 1, 1, 2, 2)]
@@ -325,8 +333,10 @@ def test_a_level_that_nobody_held_is_open_to_a_late_tier_0(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_a_member_that_is_away_at_the_end_of_an_epoch_still_finishes_it(tmp_path: Path) -> None:
-    """When it is back, the others have declared other weights: its rounds are those of the members as they were."""
+def test_member_away_at_an_epochs_end_still_finishes_it(tmp_path: Path) -> None:
+    """When it is back, the others have declared other weights: its rounds are those of the members
+    as they were.
+    """
 
     async def story(sim: Simulation) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
@@ -350,8 +360,8 @@ def test_a_member_that_is_away_at_the_end_of_an_epoch_still_finishes_it(tmp_path
 
 
 @pytest.mark.slow
-def test_results_that_nobody_has_any_more_are_not_waited_for_once_the_epoch_is_over(tmp_path: Path) -> None:
-    """The run cannot begin another epoch without the member that waits, so it must not wait for ever."""
+def test_lost_results_are_not_awaited_after_the_epoch(tmp_path: Path) -> None:
+    """The run cannot begin another epoch without the waiting member, so it must stop waiting."""
 
     async def story(sim: Simulation) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
@@ -366,7 +376,7 @@ def test_results_that_nobody_has_any_more_are_not_waited_for_once_the_epoch_is_o
         for player in players[:2]:
             await sim.kill(player)
             sim.start(player)
-        sim.network.mend()
+        sim.network.heal()
         away.chain.down = False
         await sim.until_finished()
 

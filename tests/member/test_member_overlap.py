@@ -1,4 +1,6 @@
-"""Members of a run without overlap: a round's results are applied when the next begins, and no drain round comes."""
+"""Members of a run without overlap: a round's results are applied when the next begins, and no
+drain round comes.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,7 @@ def test_a_late_joiner_takes_the_model_from_its_peers(tmp_path: Path) -> None:
     assert sim.check() == 36
 
 
-def test_a_killed_member_is_dropped_in_the_next_round_and_its_share_done_again(tmp_path: Path) -> None:
+def test_killed_member_is_dropped_and_its_share_redone(tmp_path: Path) -> None:
     async def story(sim: Simulation) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1)
@@ -105,8 +107,10 @@ def test_a_slow_member_is_waited_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_member_slower_than_a_round_is_told_and_its_share_redone(tmp_path: Path) -> None:
-    """Its witnesses wait until shortly before the round's time is up, and so long its work may take."""
+def test_too_slow_member_is_warned_and_its_share_redone(tmp_path: Path) -> None:
+    """Its witnesses wait until shortly before the round's time is up, so its work may take that
+    long.
+    """
 
     async def story(sim: Simulation) -> None:
         sim.add(0), sim.add(1), slow.append(sim.add(2))
@@ -172,8 +176,8 @@ def test_who_signs_two_results_has_delivered_none(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seconds", [5, 20])
 def test_an_outage_for_all_throws_no_step_away(tmp_path: Path, seconds: float) -> None:
-    """A round that it outlasts is no step, and its data waits; the run has all of its steps all the same. It begins
-    with the round, before anybody can read what the one before came to.
+    """A round that it outlasts is no step, and its data waits; the run has all of its steps all the
+    same. It begins with the round, before anybody can read what the one before came to.
     """
 
     async def story(sim: Simulation) -> None:
@@ -241,8 +245,8 @@ def test_announcements_that_get_lost_are_asked_for(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("changed", [False, True])
-def test_a_member_that_is_away_at_the_end_of_an_epoch_still_finishes_it(tmp_path: Path, changed: bool) -> None:
-    """By the rules with which the epoch began, whatever its owner has set since."""
+def test_member_away_at_an_epochs_end_still_finishes_it(tmp_path: Path, changed: bool) -> None:
+    """The rules are those with which the epoch began, whatever its owner has set since."""
 
     async def story(sim: Simulation) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
@@ -284,7 +288,7 @@ def test_only_some_of_the_members_witness(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("overlap", [0, 1])
-def test_members_that_are_fast_enough_for_rounds_of_a_second_learn(tmp_path: Path, overlap: int) -> None:
+def test_members_fast_enough_for_one_second_rounds_learn(tmp_path: Path, overlap: int) -> None:
     async def story(sim: Simulation) -> None:
         for _ in range(3):
             sim.add(0, seconds=0.05)

@@ -56,7 +56,7 @@ def same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
 @pytest.mark.parametrize(
     "optimizer", [pytest.param(None, id="distro"), pytest.param(SPARSELOCO, id="sparseloco", marks=pytest.mark.slow)]
 )
-def test_members_that_are_started_again_between_two_epochs_go_on_from_what_they_knew(
+def test_members_restarted_between_epochs_resume_their_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizer: dict[str, Any] | None
 ) -> None:
     whole, taken = Engine.restore, []
@@ -86,7 +86,7 @@ def test_members_that_are_started_again_between_two_epochs_go_on_from_what_they_
 
 
 @pytest.mark.slow
-def test_a_member_that_was_away_for_an_epoch_begins_with_nothing_and_says_so(tmp_path: Path) -> None:
+def test_member_away_for_an_epoch_begins_without_state(tmp_path: Path) -> None:
     async def story(sim: Simulation) -> None:
         sim.remembers = True
         for tier in (0, 1, 2, 2):
@@ -109,7 +109,9 @@ def test_a_member_that_was_away_for_an_epoch_begins_with_nothing_and_says_so(tmp
 
 
 def test_a_damaged_file_is_told_and_left(tmp_path: Path) -> None:
-    """An empty one, one that is not of this format, and one without a state; the first member does not restart."""
+    """An empty one, one that is not of this format, and one without a state; the first member does
+    not restart.
+    """
     damages = (b"", b"\xff" * 64, b"\x02\0\0\0\0\0\0\0{}")
 
     async def story(sim: Simulation) -> None:
@@ -146,7 +148,7 @@ def test_a_full_disk_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert not player.saw("remembered")
 
 
-def test_private_state_of_a_later_run_of_the_same_id_is_another_file(tmp_path: Path) -> None:
+def test_later_run_of_the_same_id_has_its_own_state_file(tmp_path: Path) -> None:
     """The first run's file stays, and its state is never offered to the second."""
     files = set()
     for created in (1, 2):

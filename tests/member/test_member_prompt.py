@@ -1,4 +1,6 @@
-"""Text that members write while they train: it comes, it changes nothing, and nobody waits for it."""
+"""Text that members write while they train: it comes, it changes nothing, and nobody waits for
+it.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ def whole_run(place: Path, prompt: Prompt | None, **rules: Any) -> Simulation:
 
 
 @pytest.mark.parametrize("overlap", [pytest.param(0, marks=pytest.mark.slow), 1])
-def test_every_member_continues_the_prompt_while_replicas_stay_the_same(tmp_path: Path, overlap: int) -> None:
+def test_members_continue_the_prompt_and_replicas_stay_equal(tmp_path: Path, overlap: int) -> None:
     sim = whole_run(tmp_path, Prompt("w3 w10", 3, words()), overlap=overlap)
     assert sim.check() == 24, "all rounds were applied by all"
     assert sim.run.lost_sequences == 0
@@ -56,7 +58,7 @@ def test_every_member_continues_the_prompt_while_replicas_stay_the_same(tmp_path
 
 @pytest.mark.slow
 def test_a_text_longer_than_a_round_has_time_for_holds_nobody_up(tmp_path: Path) -> None:
-    """Of 3,000 tokens a second each: more than the whole run takes."""
+    """Generate 3,000 tokens at one per second: longer than the whole run."""
     silent = whole_run(tmp_path / "silent", None)
     sim = whole_run(tmp_path / "told", Prompt("w1", 3000, words()))
     assert sim.check() == silent.check() == 24

@@ -1,4 +1,6 @@
-"""Whom a warm-up waits for: not one that never says it is ready, but one that is still fetching the model."""
+"""A warm-up does not wait for a member that never reports ready, but for one that still fetches the
+model.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ def _warmup(sim: Simulation, player: Player) -> float:
 
 
 @pytest.mark.parametrize("silent", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_one_member_that_never_says_it_is_ready_costs_half_of_a_warm_up(tmp_path: Path, silent: bool) -> None:
+def test_member_never_ready_costs_half_of_a_warm_up(tmp_path: Path, silent: bool) -> None:
     async def story(sim: Simulation) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2, 0)]
         await sim.until_round(1)

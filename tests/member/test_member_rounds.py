@@ -1,4 +1,6 @@
-"""What a member does in its rounds when something is out of the ordinary, and what each epoch begins with."""
+"""What a member does in its rounds when something is out of the ordinary, and what each epoch
+begins with.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,10 @@ def _momentum(player: Player) -> float:
     return sum(float(tensor.abs().sum()) for name, tensor in kept.items() if "residual" in name)
 
 
-def test_after_a_pause_everybody_starts_without_momentum_and_learns_from_the_first_round(tmp_path: Path) -> None:
-    """A cold start: delta is zero, the rate is not, so the first round that is applied changes the model."""
+def test_members_learn_without_momentum_after_a_pause(tmp_path: Path) -> None:
+    """A cold start: delta is zero, the rate is not, so the first round that is applied changes the
+    model.
+    """
 
     async def story(sim: Simulation) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
@@ -90,7 +94,7 @@ def _slow_down(player: Player, seconds: float) -> None:
     player.compute._seconds = seconds  # type: ignore[union-attr]
 
 
-def test_the_speed_that_was_measured_in_the_rounds_is_declared_for_the_next_epoch(tmp_path: Path) -> None:
+def test_measured_speed_is_declared_for_the_next_epoch(tmp_path: Path) -> None:
     """All declare 60 sequences a minute; 10 take two of them 2 seconds and the third 6."""
 
     async def story(sim: Simulation) -> None:
@@ -111,7 +115,9 @@ def test_the_speed_that_was_measured_in_the_rounds_is_declared_for_the_next_epoc
 
 
 def test_training_that_is_too_late_for_its_round_is_given_up(tmp_path: Path) -> None:
-    """A share takes 16 seconds and a round 5: nobody can use the result, and the epoch goes on without the member."""
+    """A share takes 16 seconds and a round 5: nobody can use the result, and the epoch continues
+    without the member.
+    """
 
     async def story(sim: Simulation) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
@@ -125,7 +131,8 @@ def test_training_that_is_too_late_for_its_round_is_given_up(tmp_path: Path) -> 
     assert "too slow for its share of the rounds: 3 sequences took more than 16 s" in too_slow
     assert "a round leaves 5 s for it at most" in too_slow
     assert not slow.saw("trained")
-    # 3 sequences in 16 seconds are at most 11 a minute: so much it declares when it joins again, having fallen out.
+    # 3 sequences in 16 seconds are at most 11 a minute: so much it declares when it joins again,
+    # having fallen out.
     assert [event["weight"] for event in slow.saw("joined")][:2] == [60, 11]
     assert sim.run.lost_sequences == 0
     assert sim.check(dropped=[slow]) > 0
@@ -133,7 +140,9 @@ def test_training_that_is_too_late_for_its_round_is_given_up(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("witnesses", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_member_alone_and_too_slow_is_told_once_per_epoch(tmp_path: Path, witnesses: int) -> None:
-    """A share takes 40 seconds and a round 15 at most: nothing it trains counts, and nobody is there to drop it."""
+    """A share takes 40 seconds and a round 15 at most: nothing it trains counts, and nobody is
+    there to drop it.
+    """
 
     async def story(sim: Simulation) -> None:
         alone = sim.add(0)
@@ -154,7 +163,9 @@ def test_a_member_alone_and_too_slow_is_told_once_per_epoch(tmp_path: Path, witn
 
 @pytest.mark.parametrize(("seconds", "told"), [pytest.param(3.0, False, marks=pytest.mark.slow), (7.0, True)])
 def test_all_of_a_rounds_own_work_counts(tmp_path: Path, seconds: float, told: bool) -> None:
-    """Two pieces of work are the share's, two the apply's with its hashes; a round lasts 15 seconds at most."""
+    """Two pieces of work are the share's, two the apply's with its hashes; a round lasts 15 seconds
+    at most.
+    """
 
     async def story(sim: Simulation) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
@@ -173,7 +184,7 @@ def test_all_of_a_rounds_own_work_counts(tmp_path: Path, seconds: float, told: b
     assert sim.check(dropped=[slow] if told else []) > 0
 
 
-def test_a_snapshot_is_withdrawn_at_the_first_apply_of_the_next_epoch(tmp_path: Path) -> None:
+def test_snapshot_is_withdrawn_at_the_next_epochs_first_apply(tmp_path: Path) -> None:
     async def story(sim: Simulation) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1, epoch=1)

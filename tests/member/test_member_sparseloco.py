@@ -29,7 +29,9 @@ def _table(**changes: Any) -> dict[str, Any]:
 
 
 def _taken(player: Player) -> set[int]:
-    """How many steps the inner optimizer of a member remembers, by what it says of every parameter."""
+    """How many steps the inner optimizer of a member remembers, by what it says of every
+    parameter.
+    """
     assert player.member is not None
     replica = player.member._replica
     assert replica is not None
@@ -50,9 +52,7 @@ def _taken(player: Player) -> set[int]:
         pytest.param(0, {"divisor": "all", "orthogonal_lr": 10.0}, marks=pytest.mark.slow),
     ],
 )
-def test_three_tiers_end_with_the_same_levels_and_have_changed_them(
-    tmp_path: Path, overlap: int, changes: dict[str, Any]
-) -> None:
+def test_three_tiers_change_levels_and_end_equal(tmp_path: Path, overlap: int, changes: dict[str, Any]) -> None:
     async def story(sim: Simulation) -> None:
         for tier in (0, 1, 2):
             sim.add(tier)
@@ -86,7 +86,7 @@ def test_a_member_takes_part_where_results_are_exchanged(tmp_path: Path, sparsel
     play(tmp_path, story, optimizer=_table() if sparseloco else None)
 
 
-def test_the_moments_of_inner_optimizers_outlive_an_epoch_and_end_with_a_pause(tmp_path: Path) -> None:
+def test_inner_moments_survive_epochs_but_not_a_pause(tmp_path: Path) -> None:
     async def story(sim: Simulation) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until(lambda run: run.epoch == 1 and run.state is RunState.WARMUP)
@@ -104,7 +104,7 @@ def test_the_moments_of_inner_optimizers_outlive_an_epoch_and_end_with_a_pause(t
 
 
 @pytest.mark.slow
-def test_a_member_that_was_killed_comes_back_without_moments_and_replicas_stay_equal(tmp_path: Path) -> None:
+def test_killed_member_returns_without_moments_and_stays_equal(tmp_path: Path) -> None:
     async def story(sim: Simulation) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2, 1)]
         await sim.until_round(1)

@@ -1,4 +1,6 @@
-"""The last member of a run is stopped in mid-epoch: it saves the model, and the run goes on from that."""
+"""The last member of a run is stopped in mid-epoch: it saves the model, and the run resumes from
+that.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ def test_lone_member_stopped_in_mid_epoch_loses_no_step(tmp_path: Path, overlap:
     sim.record.check_coverage(sim.backlog)
 
 
-def test_last_holder_of_a_level_beside_others_saves_only_a_copy(tmp_path: Path) -> None:
+def test_last_holder_of_a_level_among_others_saves_a_copy(tmp_path: Path) -> None:
     async def story(sim: Simulation) -> None:
         player = sim.add(0)
         sim.add(1)
@@ -61,7 +63,7 @@ def test_last_holder_of_a_level_beside_others_saves_only_a_copy(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_run_that_went_on_without_the_saved_steps_says_so(tmp_path: Path) -> None:
+def test_run_that_continued_without_saved_steps_is_reported(tmp_path: Path) -> None:
     async def story(sim: Simulation) -> None:
         player = sim.add(0)
         await sim.until_round(2)

@@ -1,4 +1,6 @@
-"""A level that nobody attested is the durable checkpoint's for all, whatever a member of the last epoch tells each."""
+"""A level that nobody attested is the durable checkpoint's for all, whatever a member of the last
+epoch tells each.
+"""
 
 from __future__ import annotations
 
@@ -44,10 +46,11 @@ def _told(player: Player) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "parted", ["a newcomer", pytest.param("a holder, beside one whose attestation is late", marks=pytest.mark.slow)]
+    "parted",
+    ["a newcomer", pytest.param("a holder, with another one whose attestation is late", marks=pytest.mark.slow)],
 )
 def test_two_faced_offers_part_nobody(tmp_path: Path, parted: str) -> None:
-    """Of a level of which two say different things, or one of three says anything."""
+    """Two holders of a level attest different hashes, or one of three attests any hash."""
 
     async def story(sim: Simulation) -> None:
         tiers = (0, 1, 2, 0) if parted == "a newcomer" else (0, 0, 1, 0)

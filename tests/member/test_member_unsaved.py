@@ -1,4 +1,6 @@
-"""Members warn while the chain knows of no checkpoint, and name the checkpoint of a finished run."""
+"""Members warn while the chain knows of no checkpoint, and name the checkpoint of a finished
+run.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A member's life under a virtual clock: joining, rounds, leaving, pausing; replicas always equal."""
+"""A member's life under a virtual clock: joining, rounds, leaving, pausing; replicas always
+equal.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,9 @@ def test_pause_and_resume_keeps_the_replicas(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_pausing_in_warm_up_costs_nobody_its_replica(tmp_path: Path) -> None:
-    """The second epoch's warm-up is paused and tried again: the run must not fall back to the checkpoint."""
+    """The second epoch's warm-up is paused and tried again: the run must not fall back to the
+    checkpoint.
+    """
 
     async def story(sim: Simulation) -> None:
         for tier in (0, 1, 2):
@@ -116,7 +120,7 @@ def test_everybody_leaves_in_warm_up_and_returns(tmp_path: Path) -> None:
     assert sim.run.lost_sequences == 0
 
 
-def test_a_member_that_leaves_in_warm_up_costs_nobody_else_its_replica(tmp_path: Path) -> None:
+def test_leaving_in_warm_up_costs_no_other_replica(tmp_path: Path) -> None:
     async def story(sim: Simulation) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until(lambda run: run.epoch == 1 and run.state is RunState.WARMUP)
@@ -155,7 +159,7 @@ def test_all_die_and_return_to_the_durable_checkpoint(tmp_path: Path) -> None:
     sim.check()
 
 
-def test_a_member_leaves_and_the_others_go_on(tmp_path: Path) -> None:
+def test_a_member_leaves_and_the_others_continue(tmp_path: Path) -> None:
     async def story(sim: Simulation) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1)

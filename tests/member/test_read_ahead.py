@@ -42,20 +42,20 @@ def test_a_share_is_there_when_it_is_asked_for() -> None:
     run_virtual(play())
 
 
-def test_a_source_that_is_away_is_told_once_and_asked_until_it_is_back() -> None:
+def test_unreachable_source_is_reported_once_and_retried() -> None:
     async def play() -> None:
         desk, source = Desk(), Faulty(*[SourceAway("http://x does not answer")] * 4)
         share = await Reading(desk.ports, InlineWorker(), source).share([3])
         assert share.shape == (1, 4)
         assert source.asked == 5
         told = [event["message"] for event in desk.events if event["kind"] == "warning"]
-        assert told == ["http://x does not answer; this member goes on when it can be had again"]
+        assert told == ["http://x does not answer; this member continues when it is available again"]
         assert asyncio.get_running_loop().time() == 1 + 2 + 4 + 8
 
     run_virtual(play())
 
 
-def test_what_waiting_cannot_mend_is_raised() -> None:
+def test_permanent_error_is_raised() -> None:
     async def play() -> None:
         with pytest.raises(DataError, match="shrank"):
             await Reading(Desk().ports, InlineWorker(), Faulty(DataError("x shrank"))).share([3])

@@ -1,4 +1,6 @@
-"""Duties that the chain refuses: what was refused for good is not asked for again, an empty wallet ever more rarely."""
+"""Duties that the chain refuses: what was refused for good is not asked for again, an empty wallet
+ever more rarely.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from member.short_runs import SHORT
 
 
 def _tries(sim: Simulation, player: Player, duty: str, name: str | None = None) -> list[tuple[object, float]]:
-    """When a member tries a duty, and for which height or seat; refused by that name, if one is given."""
+    """When a member tries a duty, and for which height or seat; refused by that name, if one is
+    given.
+    """
     assert player.chain is not None
     call, tries = getattr(player.chain, duty), []
 
@@ -59,7 +63,7 @@ def test_an_attestation_refused_for_good_is_tried_once_a_round(tmp_path: Path) -
 
 
 def test_a_turn_that_may_come_is_waited_for_closely(tmp_path: Path) -> None:
-    """Somebody that this member took to have left has attested, and may leave all the same."""
+    """A member that this one took to have left has attested, and may leave all the same."""
 
     async def story(sim: Simulation) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
@@ -74,7 +78,7 @@ def test_a_turn_that_may_come_is_waited_for_closely(tmp_path: Path) -> None:
     play(tmp_path, story, round_witness_time=3)
 
 
-def test_an_empty_wallet_is_tried_ever_more_rarely_until_it_is_filled(tmp_path: Path) -> None:
+def test_empty_wallet_is_retried_with_backoff_until_funded(tmp_path: Path) -> None:
     async def story(sim: Simulation) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1)
@@ -99,7 +103,7 @@ def test_an_empty_wallet_is_tried_ever_more_rarely_until_it_is_filled(tmp_path: 
 
 
 @pytest.mark.parametrize("name", ["BadParticipation", pytest.param("InsufficientFunds", marks=pytest.mark.slow)])
-def test_a_report_of_readiness_that_is_refused_is_not_repeated_all_through_warm_up(tmp_path: Path, name: str) -> None:
+def test_refused_readiness_report_is_not_repeated(tmp_path: Path, name: str) -> None:
     async def story(sim: Simulation) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         tries = [_tries(sim, player, "warmup_witness", name) for player in players[1:]]

@@ -19,7 +19,8 @@ from aftermath.rules.commitment import LevelPayload, SequenceInterval, encode_an
 from aftermath.sim.clock import run_virtual
 from member.desk import BATCH, SCHEMA, SECRETS, Desk, commitment_of, header_of, key_to, p2p_of, plan_of, three_members
 
-# --- plan -------------------------------------------------------------------------------------------------------------
+# --- plan
+# -------------------------------------------------------------------------------------------------------------
 
 
 def test_the_shares_of_a_plan_are_the_whole_batch() -> None:
@@ -63,7 +64,7 @@ def test_whatever_differs_from_the_assignment_is_not_admitted(changed: dict[str,
     assert not plan_of().admits(msgspec.structs.replace(commitment_of(None, 1), **changed), SCHEMA)
 
 
-def test_a_member_with_an_empty_share_owes_and_may_announce_nothing() -> None:
+def test_member_with_empty_share_owes_and_announces_nothing() -> None:
     plan = plan_round("test", 2, replace(header_of(), batch=0), three_members(), 0)
     assert plan.owing == frozenset()
     assert not plan.admits(commitment_of(None, 1), SCHEMA)
@@ -97,7 +98,7 @@ def test_a_repeated_announcement_changes_nothing() -> None:
     run_virtual(story())
 
 
-def test_who_has_no_share_is_not_kept_out_for_what_strangers_signed() -> None:
+def test_member_without_share_is_not_barred_for_strangers() -> None:
     """Anybody can make as many keys as they like, and peers pass on what was signed with them."""
 
     async def story() -> None:
@@ -128,7 +129,7 @@ def test_announcements_of_a_round_not_seen_yet_wait_for_it() -> None:
     run_virtual(story())
 
 
-def test_announcements_too_far_ahead_or_of_another_epoch_are_not_kept() -> None:
+def test_announcements_of_other_epochs_or_far_ahead_are_dropped() -> None:
     async def story() -> None:
         desk = Desk()
         desk.results.open(plan_of(4))
@@ -158,7 +159,7 @@ def test_old_rounds_are_forgotten_and_their_payloads_withdrawn() -> None:
     run_virtual(story())
 
 
-def test_votes_of_a_round_that_is_applied_are_let_go_and_its_payloads_still_served() -> None:
+def test_applied_round_frees_votes_and_serves_payloads() -> None:
     async def story() -> None:
         desk = Desk()
         desk.results.open(plan_of(4))
@@ -212,7 +213,7 @@ def test_what_was_never_fetched_is_not_withdrawn() -> None:
     run_virtual(story())
 
 
-def test_a_payload_comes_from_another_holder_when_its_trainer_is_gone() -> None:
+def test_payload_comes_from_another_holder_without_its_trainer() -> None:
     async def story() -> None:
         desk = Desk()
         desk.results.open(plan_of(4))
@@ -234,7 +235,7 @@ def test_a_payload_comes_from_another_holder_when_its_trainer_is_gone() -> None:
 
 
 class _HasForOthers(Desk):
-    """Of a member that holds level 2 alone, and as a witness has level 1 for others."""
+    """Return the desk of a member that holds level 2 only and serves level 1 as a witness."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -245,7 +246,9 @@ class _HasForOthers(Desk):
         self.results.have_for_others(4)
 
     async def hear_without(self, level: int) -> bytes:
-        """Member 1's result is announced, and this level of it not to be had; the bytes of that, to be served later."""
+        """Member 1's result is announced, and this level of it not to be had; the bytes of that, to
+        be served later.
+        """
         digest = self.hear(1).levels[level].blake3
         data = self.transports[1]._blobs[digest]
         self.transports[1].retract(digest)
@@ -256,7 +259,7 @@ class _HasForOthers(Desk):
         return sorted(self.results.candidates(4, 1)[0].payloads)
 
 
-def test_a_witness_fetches_what_it_needs_before_what_it_has_for_others() -> None:
+def test_witness_fetches_its_own_levels_first() -> None:
     async def story() -> None:
         desk = _HasForOthers()
         own = await desk.hear_without(2)
@@ -269,7 +272,7 @@ def test_a_witness_fetches_what_it_needs_before_what_it_has_for_others() -> None
     run_virtual(story())
 
 
-def test_what_a_witness_did_without_it_fetches_for_others_no_more() -> None:
+def test_witness_stops_fetching_for_others_after_attesting() -> None:
     async def story() -> None:
         desk = _HasForOthers()
         lacking = await desk.hear_without(1)
@@ -284,7 +287,7 @@ def test_what_a_witness_did_without_it_fetches_for_others_no_more() -> None:
     run_virtual(story())
 
 
-def test_of_a_payload_that_is_never_to_be_had_only_the_first_tries_are_told() -> None:
+def test_only_first_failures_of_a_payload_are_reported() -> None:
     async def story() -> None:
         desk = Desk()
         desk.results.open(plan_of())
@@ -337,7 +340,7 @@ def test_a_peers_answer_is_hostile_until_checked(reply: bytes) -> None:
     run_virtual(story())
 
 
-def test_an_answer_counts_only_if_it_is_of_the_round_and_seats_asked_for() -> None:
+def test_answer_counts_only_for_the_requested_round_and_seats() -> None:
     async def story() -> None:
         desk = Desk()
         desk.results.open(plan_of(4))
@@ -356,7 +359,9 @@ def test_an_answer_counts_only_if_it_is_of_the_round_and_seats_asked_for() -> No
 
 @pytest.mark.parametrize(("values", "barred"), [(8, False), (9, True), (65_530, True)])
 def test_answer_beyond_what_its_seats_need_bars_the_peer(values: int, barred: bool) -> None:
-    """The question is about one seat. The member reads no more of an answer than one seat can need."""
+    """The question is about one seat. The member reads no more of an answer than one seat can
+    need.
+    """
 
     async def story() -> None:
         desk = Desk()
@@ -379,7 +384,9 @@ def test_answer_beyond_what_its_seats_need_bars_the_peer(values: int, barred: bo
 
 @pytest.mark.parametrize(("relay", "barred"), [(1, False), (2, True)])
 def test_signer_answers_for_what_it_sends_itself(relay: int, barred: bool) -> None:
-    """Member 2 signed announcements in other attempts at the round. Member 1 passes them on, or 2 sends them itself."""
+    """Member 2 signed announcements in other attempts at the round. Member 1 passes them on, or 2
+    sends them itself.
+    """
 
     async def story() -> None:
         desk = Desk()

@@ -42,7 +42,7 @@ def test_a_result_is_held_once_it_is_opened_by_its_own_key() -> None:
     run_virtual(story())
 
 
-def test_somebody_elses_bytes_are_opened_by_nobody() -> None:
+def test_copied_bytes_cannot_be_revealed() -> None:
     async def story() -> None:
         desk = Desk()
         desk.results.open(plan_of())

@@ -10,7 +10,7 @@ from member.desk import Desk
 DECLARED = 60
 
 
-def test_a_share_that_was_done_shows_the_speed_whatever_was_declared() -> None:
+def test_trained_share_sets_the_speed() -> None:
     time = ShareTime(Desk().ports.events, 15.0, DECLARED)
     assert time.weight == DECLARED
     for seconds, weight in ((2.0, 90), (6.0, 30)):
@@ -18,8 +18,10 @@ def test_a_share_that_was_done_shows_the_speed_whatever_was_declared() -> None:
         assert time.weight == weight
 
 
-def test_a_share_that_was_given_up_at_once_does_not_make_the_machine_fast() -> None:
-    """Who waited for results until the run was ahead gives its share up as soon as it begins."""
+def test_share_given_up_at_once_does_not_raise_the_speed() -> None:
+    """A member that waited for results until the run was ahead gives its share up as soon as it
+    begins.
+    """
     time = ShareTime(Desk().ports.events, 15.0, DECLARED)
     time.took(3, 0.001, done=False)
     assert time.weight == DECLARED
@@ -28,7 +30,7 @@ def test_a_share_that_was_given_up_at_once_does_not_make_the_machine_fast() -> N
 
 
 def test_shares_given_up_in_a_row_repeat_the_warning() -> None:
-    """As in rounds of a second: a share that is given up at once takes no time at all."""
+    """In rounds of a second, a share that is given up at once takes no time."""
     seen: list[kinds.Event] = []
     time = ShareTime(Events(lambda: 0.0, [seen.append]), 15.0, DECLARED)
     for _ in range(12):

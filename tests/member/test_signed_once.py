@@ -1,4 +1,6 @@
-"""A member signs one result of each place in the run, whatever it is shown: two cost it its seat and its bond."""
+"""A member signs one result of each place in the run, whatever it is shown: two cost it its seat
+and its bond.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ def _trained(loss: float) -> Any:
 
 
 def test_a_round_that_is_shown_again_is_not_signed_again() -> None:
-    """By a node that is believed: the same round, of the same seed, with another share."""
+    """A trusted node shows the same round, with the same seed, and another share."""
 
     async def story() -> None:
         desk = Desk()
@@ -48,7 +50,7 @@ def test_a_round_that_is_shown_again_is_not_signed_again() -> None:
         await announcing.announce(plan_of(), _trained(1.0))
         told = desk.results.candidates(4, 0)
         header = replace(plan_of().header, data_index=500)
-        desk.results.begin(2)  # it fell out, and begins the epoch anew
+        desk.results.begin(2)  # it fell out, and begins the epoch again
         again = replace(plan_of(), header=header, shares={**plan_of().shares, 0: plan_of().shares[1]})
         desk.results.open(again)
         with pytest.raises(Desync, match="signed another result"):

@@ -31,7 +31,7 @@ def test_signed_results_after_restart_refuse_another_result(tmp_path: Path) -> N
     assert SignedResults(tmp_path, b"o" * 32).record(PLACE, SECOND)  # another key
 
 
-def test_signed_results_with_torn_last_line_go_on(tmp_path: Path) -> None:
+def test_signed_results_survive_a_torn_last_line(tmp_path: Path) -> None:
     SignedResults(tmp_path, KEY).record(PLACE, FIRST)
     with _file(tmp_path).open("ab") as stream:
         stream.write(b'["demo",3,')

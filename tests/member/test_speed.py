@@ -45,7 +45,7 @@ def machine(seconds_per_token: float) -> tuple[Replica, list[tuple[int, ...]]]:
 
 
 @pytest.mark.parametrize("seconds_per_token", [1e-5, 1e-3, 0.02, 0.05])
-def test_measuring_ends_in_time_and_finds_the_speed_on_fast_and_slow_machines(seconds_per_token: float) -> None:
+def test_measuring_ends_in_time_on_fast_and_slow_machines(seconds_per_token: float) -> None:
     """A micro-batch of these takes from 0.2 seconds to 14 minutes."""
     replica, seen = machine(seconds_per_token)
     began = CLOCK["now"]
@@ -56,7 +56,7 @@ def test_measuring_ends_in_time_and_finds_the_speed_on_fast_and_slow_machines(se
     assert (seen[-2:] == [(MICRO, SEQ_LEN)] * 2) is (seconds_per_token < 1e-4)
 
 
-def test_a_first_pass_that_takes_too_long_is_made_once_more_as_it_also_warms_the_machine() -> None:
+def test_slow_first_pass_is_measured_once_more() -> None:
     replica, seen = machine(1.0)
     assert replica.measure_weight(SEQ_LEN, 8.0) == 1
     assert seen == [(1, 32), (1, 32)]
@@ -73,7 +73,7 @@ def test_the_last_pass_is_a_micro_batch_of_the_run(micro: int, seq_len: int) -> 
     assert all(parameter.grad is None for parameter in replica.params.values())
 
 
-def test_what_stands_in_for_the_weights_has_their_shapes_and_trains() -> None:
+def test_stand_in_weights_have_the_right_shapes_and_train() -> None:
     made = origin()
     weights = made._weights_like_new()
     assert {name: tuple(tensor.shape) for name, tensor in weights.items()} == LONG.parameter_shapes(0)
@@ -86,8 +86,10 @@ def test_what_stands_in_for_the_weights_has_their_shapes_and_trains() -> None:
     [(3.0, 65535, 6.0), (9.0, 65535, 18.0), (11.0, 1, 11 + speed.PATIENCE), (900.0, 1, speed.MAKING)],
 )
 def test_it_is_said_what_is_measured_and_how_long_that_can_take(seconds: float, weight: int, took: float) -> None:
-    """Whatever makes it slow (memory, another process): after ten seconds the member goes on without. Making the model
-    that is measured with takes as long here, and is waited for longer.
+    """Something slows it (memory, another process): after ten seconds the member continues without
+    a measurement.
+
+    Making the measured model takes as long here, and has a longer limit.
     """
 
     async def measure() -> tuple[int, list[dict[str, object]]]:

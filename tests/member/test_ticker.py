@@ -1,4 +1,6 @@
-"""Whose turn it is to tick: members try in the order of the ranking, one step after the other, and none too early."""
+"""The order of ticks: members try in the order of the ranking, one step apart, and none too
+early.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ _COARSE = 1.0  # seconds: chain time is whole ones
 
 
 def _refuse_ticks(sim: Simulation, player: Player, tries: dict[int, float]) -> None:
-    """From now on none of this member's ticks lands; `tries`: the chain's time of its first try, by its seat."""
+    """From now on none of this member's ticks lands; `tries`: the chain's time of its first try, by
+    its seat.
+    """
     chain = player.chain
     assert chain is not None
     seat = sim.members.find(chain.wallet)
@@ -27,7 +31,7 @@ def _refuse_ticks(sim: Simulation, player: Player, tries: dict[int, float]) -> N
     chain.tick = noted  # type: ignore[method-assign]
 
 
-def test_members_try_one_after_the_other_in_the_order_of_the_ranking(tmp_path: Path) -> None:
+def test_members_tick_in_the_order_of_the_ranking(tmp_path: Path) -> None:
     """While nobody's tick lands, each finds that those before it did nothing."""
 
     async def story(sim: Simulation) -> None:

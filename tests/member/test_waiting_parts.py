@@ -1,4 +1,6 @@
-"""The small parts everything waits on: pulse, first_of, feed, persist, worker threads, virtual time."""
+"""The small parts everything waits on: pulse, first_of, feed, persist, worker threads, virtual
+time.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +25,11 @@ from aftermath.sim.clock import InlineWorker, VirtualClock, run_virtual
 from aftermath.watch.events import Events
 from rules.builders import run, view
 
-# --- pulse and first_of -----------------------------------------------------------------------------------------------
+# --- pulse and first_of
+# -----------------------------------------------------------------------------------------------
 
 
-async def test_a_pulse_between_the_call_and_the_first_step_of_wait_is_not_lost() -> None:
+async def test_pulse_before_the_first_step_of_wait_is_not_lost() -> None:
     pulse = Pulse()
     waiting = pulse.wait()
     pulse.fire()
@@ -48,7 +51,7 @@ async def test_first_of_leaves_no_task_behind() -> None:
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-async def test_first_of_returns_what_came_first_and_of_two_at_once_the_earlier() -> None:
+async def test_first_of_returns_the_first_result() -> None:
     assert await first_of(asyncio.sleep(3600, "late"), asyncio.sleep(0, "soon")) == "soon"
     assert await first_of(asyncio.sleep(0, "one"), asyncio.sleep(0, "two")) == "one"
 
@@ -71,7 +74,8 @@ async def test_first_of_cancelled_from_outside_cancels_its_waits() -> None:
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-# --- feed -------------------------------------------------------------------------------------------------------------
+# --- feed
+# -------------------------------------------------------------------------------------------------------------
 
 
 def _at(seq: int, state: RunState = RunState.WARMUP) -> View:
@@ -86,7 +90,7 @@ async def test_the_feed_never_goes_back() -> None:
     assert feed.run.seq == 6
 
 
-async def test_whoever_waits_sees_the_newest_state_and_not_every_one() -> None:
+async def test_waiter_sees_the_newest_state_only() -> None:
     feed = RunFeed(_at(1))
     waiting = asyncio.ensure_future(feed.after(1))
     await asyncio.sleep(0)
@@ -117,7 +121,8 @@ async def test_following_ends_with_what_the_chain_raises() -> None:
     assert feed.run.seq == 2
 
 
-# --- persist ----------------------------------------------------------------------------------------------------------
+# --- persist
+# ----------------------------------------------------------------------------------------------------------
 
 
 class Calls:
@@ -173,7 +178,8 @@ class _Bare:
         self.clock, self.events = clock, events
 
 
-# --- workers ----------------------------------------------------------------------------------------------------------
+# --- workers
+# ----------------------------------------------------------------------------------------------------------
 
 
 async def test_a_worker_runs_one_job_at_a_time_in_the_order_asked() -> None:
@@ -199,7 +205,7 @@ async def test_a_workers_error_is_the_callers() -> None:
     assert await worker(lambda: 1) == 1
 
 
-async def test_a_job_that_stops_an_iteration_is_an_error_and_no_end_of_waiting() -> None:
+async def test_job_raising_stop_iteration_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="StopIteration"):
         await ThreadWorker("test")(lambda: next(iter(())))
 
@@ -242,7 +248,8 @@ def test_a_worker_survives_the_end_of_the_loop() -> None:
     gate.set()
 
 
-# --- virtual time -----------------------------------------------------------------------------------------------------
+# --- virtual time
+# -----------------------------------------------------------------------------------------------------
 
 
 def test_hours_pass_at_once_and_in_order() -> None:

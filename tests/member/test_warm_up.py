@@ -1,4 +1,6 @@
-"""Where a member takes the model from: what peers offer and what the disk holds counts only under the chain's hash."""
+"""Where a member takes the model from: what peers offer and what the disk holds counts only under
+the chain's hash.
+"""
 
 from __future__ import annotations
 
@@ -43,12 +45,16 @@ def _hash(weights: Mapping[str, Tensor] | int, level: int) -> bytes:
 
 
 class Joiner:
-    """A member of tier 1 in the warm-up after an epoch that two others, of tiers 1 and 2, have finished."""
+    """A member of tier 1 in the warm-up after an epoch that two others, of tiers 1 and 2, have
+    finished.
+    """
 
     def __init__(
         self, place: Path, *, attested: int, source: ModelSource = ModelSource.PEERS, finished: bool = False
     ) -> None:
-        """`attested`: bitmap of the levels whose hash in ATTESTED is on chain; `finished`: so did this member."""
+        """`attested`: bitmap of the levels whose hash in ATTESTED is on chain; `finished`: so did
+        this member.
+        """
         write_checkpoint(place / "model", init_weights(CONFIG, DURABLE), CONFIG, tier=0, companions={})
         self._checkpoint = Checkpoint(CheckpointKind.LOCAL, str(place / "model"), "")
         self.desk = Desk()
@@ -73,8 +79,8 @@ class Joiner:
         return builders.view(run, three_members(), self._model)
 
     def recorded(self, place: Path, before: Path, seed: int | None = None) -> None:
-        """The chain names `place`, and has recorded another one of the same step before it, with the hashes of these
-        weights or else the run's.
+        """The chain names `place`, and has recorded another one of the same step before it, with
+        the hashes of these weights or else the run's.
         """
         hashes = self.run.level_hashes if seed is None else tuple(_hash(seed, level) for level in range(3))
         places = [Checkpoint(CheckpointKind.LOCAL, str(one), "") for one in (place, before)]
@@ -92,13 +98,17 @@ class Joiner:
         )
 
     def falsely_named(self, step: int) -> None:
-        """Let the chain name a false place for the checkpoint of a step, with the hashes of the run's model."""
+        """Let the chain name a false place for the checkpoint of a step, with the hashes of the
+        run's model.
+        """
         place, hashes = Checkpoint(CheckpointKind.HUB, "/etc", ""), tuple(_hash(ATTESTED, level) for level in range(3))
         model = builders.model(checkpoint=place, checkpoint_step=step + 1, checkpoint_hashes=hashes, earlier=())
         self.feed.view = builders.view(self.run, three_members(), model)
 
     async def obtain(self, seed: int | None = None, kept: Path | None = None) -> Replica:
-        """Go through the warm-up, with a replica of these weights and a directory of own checkpoints, if any."""
+        """Go through the warm-up, with a replica of these weights and a directory of own
+        checkpoints, if any.
+        """
         origin = Origin(SCHEMA, 1, "auto", torch.device("cpu"), PassSize(4, "off"), lambda: 0.0)
         began, replica = replace(self.feed.view, run=self.run), None
         if seed is not None:
@@ -116,7 +126,7 @@ class Joiner:
 
 
 @pytest.mark.parametrize("there", ["nothing", "another model", "other weights"])
-def test_a_place_without_the_model_is_passed_over_for_another_of_the_same_step(tmp_path: Path, there: str) -> None:
+def test_place_without_the_model_is_skipped_for_another(tmp_path: Path, there: str) -> None:
     """What the chain holds is believed; where it says that it is, not."""
 
     async def story() -> None:
@@ -185,7 +195,7 @@ def test_a_fault_of_ours_with_a_place_costs_that_place(tmp_path: Path, monkeypat
 
 
 def test_what_differs_from_the_attested_hash_is_thrown_away(tmp_path: Path) -> None:
-    """The two differ and the chain says who is right, whoever is asked first."""
+    """The two differ, and the chain decides, in any order of asking."""
 
     async def story(wrong: int, right: int) -> None:
         joiner = Joiner(tmp_path / str(wrong), attested=0b100)
@@ -196,7 +206,7 @@ def test_what_differs_from_the_attested_hash_is_thrown_away(tmp_path: Path) -> N
     run_virtual(story(2, 1))
 
 
-def test_an_offer_of_the_runs_own_step_is_asked_before_older_ones(tmp_path: Path) -> None:
+def test_offers_of_the_runs_step_come_first(tmp_path: Path) -> None:
     async def story() -> None:
         joiner = Joiner(tmp_path, attested=0b110)
         joiner.offer(1, ATTESTED), joiner.offer(2, OTHER, step=STEP - 6)
@@ -206,7 +216,7 @@ def test_an_offer_of_the_runs_own_step_is_asked_before_older_ones(tmp_path: Path
     run_virtual(story())
 
 
-def test_an_attested_level_that_has_not_changed_may_come_from_an_older_snapshot(tmp_path: Path) -> None:
+def test_unchanged_level_may_come_from_an_older_snapshot(tmp_path: Path) -> None:
     async def story() -> None:
         joiner = Joiner(tmp_path, attested=0b110)
         joiner.offer(1, ATTESTED, step=STEP - 6)
@@ -215,7 +225,7 @@ def test_an_attested_level_that_has_not_changed_may_come_from_an_older_snapshot(
     run_virtual(story())
 
 
-def test_a_replica_that_differs_from_the_attested_hash_is_given_up(tmp_path: Path) -> None:
+def test_replica_with_another_hash_is_dropped(tmp_path: Path) -> None:
     async def story() -> None:
         joiner = Joiner(tmp_path, attested=0b110)
         joiner.offer(1, ATTESTED)
@@ -226,7 +236,9 @@ def test_a_replica_that_differs_from_the_attested_hash_is_given_up(tmp_path: Pat
 
 @pytest.mark.parametrize("source", list(ModelSource))
 def test_a_checkpoint_that_is_not_the_attested_one_is_never_used(tmp_path: Path, source: ModelSource) -> None:
-    """Level 2 on the disk is not what the chain says; no peer has it. The warm-up ends without a replica."""
+    """Level 2 on the disk is not what the chain says; no peer has it. The warm-up ends without a
+    replica.
+    """
 
     async def story() -> None:
         joiner = Joiner(tmp_path, attested=0b100, source=source)
@@ -259,7 +271,7 @@ def test_who_gets_the_model_from_nowhere_gives_up_halfway(tmp_path: Path, source
     run_virtual(story())
 
 
-def test_a_source_that_never_ends_is_left_when_the_rounds_cannot_be_caught_up_with(tmp_path: Path) -> None:
+def test_endless_source_is_abandoned_when_too_late(tmp_path: Path) -> None:
     async def story() -> None:
         joiner = Joiner(tmp_path, attested=0b110)
         joiner.offer(1, ATTESTED)
@@ -271,15 +283,15 @@ def test_a_source_that_never_ends_is_left_when_the_rounds_cannot_be_caught_up_wi
 
         joiner.desk.transports[0].fetch = fetch  # type: ignore[method-assign]
 
-        async def go_on() -> None:
+        async def give_up_late() -> None:
             for height in range(5):
                 await clock.sleep(20)
                 now = replace(joiner.run, seq=height + 1, state=RunState.ROUND_TRAIN)
                 later = replace(now, rounds=(builders.header(0b111, height=height), *now.rounds[1:]))
                 await joiner.feed.put(joiner.view(later))
 
-        going = asyncio.ensure_future(go_on())
-        with pytest.raises(Desync, match="the epoch went on before the model was here"):
+        going = asyncio.ensure_future(give_up_late())
+        with pytest.raises(Desync, match="the epoch continued before the model arrived"):
             await joiner.obtain()
         assert clock.monotonic() == 100
         await going
@@ -290,17 +302,19 @@ def test_a_source_that_never_ends_is_left_when_the_rounds_cannot_be_caught_up_wi
 @pytest.mark.parametrize("own", [None, ATTESTED, OTHER])
 @pytest.mark.parametrize("offered", [(), (ATTESTED, ATTESTED), (ATTESTED, OTHER), (OTHER, OTHER)])
 @pytest.mark.parametrize("lost", [0, 0b100])
-def test_a_level_that_nobody_attested_is_the_checkpoints_whatever_peers_offer_and_this_member_has(
+def test_unattested_level_comes_from_the_checkpoint(
     tmp_path: Path, own: int | None, offered: tuple[int, ...], lost: int
 ) -> None:
-    """Also if all agree: another member may be told something else. It is waited for nobody, and no byte is fetched."""
+    """Even if all agree: another member may be told something else. It waits for nobody and fetches
+    no byte.
+    """
 
     async def story() -> None:
         joiner = Joiner(tmp_path, attested=0b010, finished=own is not None)
         joiner.run = replace(joiner.run, levels_lost=lost)
         for seat, seed in zip((1, 2), offered, strict=False):
             joiner.offer(seat, seed)
-        if not offered:  # whoever has level 1 offers it
+        if not offered:  # a holder of level 1 offers it
             joiner.offer(1, ATTESTED)
         if offered[:1] == (OTHER,) and own != ATTESTED:
             with pytest.raises(NoModel):
@@ -316,9 +330,7 @@ def test_a_level_that_nobody_attested_is_the_checkpoints_whatever_peers_offer_an
 
 
 @pytest.mark.parametrize("own", [DURABLE, OTHER])
-def test_what_the_checkpoint_has_of_a_level_that_nobody_attested_is_weighed_against_the_chain(
-    tmp_path: Path, own: int
-) -> None:
+def test_unattested_level_is_checked_against_the_chain(tmp_path: Path, own: int) -> None:
     """A replica that has it is kept; a place that has something else is passed over."""
 
     async def story() -> None:
@@ -335,8 +347,10 @@ def test_what_the_checkpoint_has_of_a_level_that_nobody_attested_is_weighed_agai
     run_virtual(story())
 
 
-def test_without_a_hash_the_present_place_alone_is_the_checkpoint(tmp_path: Path) -> None:
-    """A first checkpoint that its owner has put in another one's place: who cannot load it must not take the other."""
+def test_level_without_hash_comes_from_the_current_place(tmp_path: Path) -> None:
+    """A first checkpoint that its owner has put in another one's place: who cannot load it must not
+    take the other.
+    """
 
     async def story() -> None:
         joiner = Joiner(tmp_path, attested=0, source=ModelSource.CHECKPOINT)

@@ -140,7 +140,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Storage(ThreadingHTTPServer):
-    """Another host, which serves bytes to whoever knows their address, and notes what it was told about them."""
+    """Another host that serves bytes at secret addresses, and records the requests."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), StorageHandler)

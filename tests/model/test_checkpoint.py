@@ -300,7 +300,7 @@ def test_an_index_cannot_lead_out_of_its_directory(full: Path, name: str) -> Non
 
 
 def test_what_has_no_end_is_not_read(full: Path) -> None:
-    """A pipe or a device in the place of a file would be read for ever."""
+    """Reading a pipe or a device in the place of a file would never end."""
     (full / "model.safetensors").rename(full / "weights.safetensors")
     os.mkfifo(full / "other.safetensors")
     (full / "more.safetensors").symlink_to("/dev/zero")

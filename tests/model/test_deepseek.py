@@ -199,7 +199,9 @@ def test_a_tier_is_a_prefix_that_computes_what_the_full_model_does_without_the_r
 def test_a_tier_with_narrow_experts_is_computed_by_transformers_as_it_comes(
     file: dict[str, Any], hidden: int, width: int, dtype: torch.dtype, tmp_path: Path
 ) -> None:
-    """Without a word of whoever loads it, in either precision, though its grouped products want wider rows."""
+    """It loads without options, in either precision, though its grouped products want wider
+    rows.
+    """
     from transformers import AutoModelForCausalLM
 
     shape = config(file, hidden_size=hidden, moe_intermediate_size=width)

@@ -71,7 +71,7 @@ def test_logits_and_gradients_are_its_own_and_checkpoints_go_both_ways(saved: tu
     assert architecture_of(document(place)) is Architecture.HF_AUTO
     params = load(place, 0)
     ours = config.build(0, params)
-    ours.train()  # whoever asks for it: dropout would draw from nobody's seed
+    ours.train()  # even then no dropout, which would draw from an unseeded generator
     tokens = torch.randint(0, 64, (2, 12), generator=torch.Generator().manual_seed(2))
     assert torch.equal(ours(tokens), theirs(tokens).logits)
     ours.loss(tokens).backward()

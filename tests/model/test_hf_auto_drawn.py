@@ -46,7 +46,7 @@ FAMILIES = {
     "gpt_oss": {"num_local_experts": (3, 4), "num_experts_per_tok": (1, 2), "sliding_window": (3, 64)},
     "mamba": {"state_size": (3, 4), "use_conv_bias": (True, False)},
 }
-"""What of a family is drawn beside its sizes, and from what."""
+"""Settings of a family, besides its sizes, and the values to draw them from."""
 
 
 def drawn(number: int) -> dict[str, Any]:

@@ -130,7 +130,7 @@ def test_the_outline_is_fetched_without_weights(fetch: Fetch, server: Hub) -> No
     assert read_companions(place) == {"tokenizer.json": server.repos["me/model"]["tokenizer.json"]}
 
 
-def test_the_config_is_the_one_beside_the_only_manifest(fetch: Fetch, server: Hub) -> None:
+def test_config_comes_from_the_folder_of_the_only_manifest(fetch: Fetch, server: Hub) -> None:
     files = server.repos["me/model"]
     files["sub/config.json"] = files["config.json"]
     files[f"sub/{MANIFEST_FILE}"] = files.pop(MANIFEST_FILE)

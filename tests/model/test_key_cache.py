@@ -1,4 +1,4 @@
-"""What a network keeps of a text: the tokens after it are as if all had been computed anew."""
+"""The key cache of a network gives the same tokens as a full computation."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def text(length: int, batch: int = 2) -> Tensor:
 
 
 def in_pieces(model: LanguageModel, ids: Tensor, cache: Cache, lengths: tuple[int, ...]) -> Tensor:
-    """Logits of all tokens, passed so many at a time."""
+    """Return logits of all tokens, passed in pieces of these lengths."""
     parts = ids.split(list(lengths), dim=1)
     return torch.cat([model.head(model.body(part, cache)) for part in parts], dim=1)
 
@@ -103,7 +103,7 @@ def test_what_is_cut_back_is_forgotten(name: str) -> None:
 
 
 @torch.no_grad()
-def anew(model: LanguageModel, prompt: list[int], tokens: int) -> list[int]:
+def recomputed(model: LanguageModel, prompt: list[int], tokens: int) -> list[int]:
     """The likeliest tokens, each of a pass of the whole window; those of two that are as likely are none to ask for."""
     ids = list(prompt)
     for _ in range(tokens):
@@ -116,7 +116,7 @@ def anew(model: LanguageModel, prompt: list[int], tokens: int) -> list[int]:
 @pytest.mark.parametrize("name", FILES)
 def test_cached_text_beyond_window_equals_uncached(name: str) -> None:
     model = built(FILES[name])
-    wanted = anew(model, [3, 1, 4], 2 * WINDOW)
+    wanted = recomputed(model, [3, 1, 4], 2 * WINDOW)
     for guesses in (0, 1, 5):
         draft = Draft(built(FILES[name], 1), guesses) if guesses else None
         assert generate(model, [3, 1, 4], new_tokens=2 * WINDOW, draft=draft).ids == wanted, f"{guesses} guesses"
@@ -127,7 +127,7 @@ def test_dynamic_positions_keep_a_text_up_to_the_length_that_the_model_knows() -
     known = 8
     model = built(FILES["dynamic"], rope_original_length=known)
     assert model.config.cacheable == known < model.config.max_position_embeddings
-    wanted = anew(model, [3, 1, 4], WINDOW)
+    wanted = recomputed(model, [3, 1, 4], WINDOW)
     for draft in (None, Draft(model, 4), Draft(built(FILES["dynamic"], 1, rope_original_length=known), 3)):
         assert generate(model, [3, 1, 4], new_tokens=WINDOW, draft=draft).ids == wanted
     assert generate(built(FILES["dynamic"]), [3, 1, 4], new_tokens=WINDOW).ids != wanted, "the scale matters"

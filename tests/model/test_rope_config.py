@@ -74,17 +74,19 @@ def theirs(file: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor] | None:
 
 
 # `rope_scaling` is read by the code that reads `rope_parameters`, so one kind is enough there.
-TABLES = [*itertools.product(KINDS, ("rope_parameters", "beside the table")), ("yarn", "rope_scaling")]
+TABLES = [*itertools.product(KINDS, ("rope_parameters", "outside the table")), ("yarn", "rope_scaling")]
 
 
 @pytest.mark.parametrize(("kind", "where"), TABLES)
 def test_whatever_a_number_of_a_table_is_it_is_what_transformers_makes_of_it_or_refused(kind: str, where: str) -> None:
-    beside = where == "beside the table"
-    for key in ("original_max_position_embeddings",) if beside else KEYS:
+    outside = where == "outside the table"
+    for key in ("original_max_position_embeddings",) if outside else KEYS:
         for value in VALUES:
             table = {"rope_type": kind, **PLAIN, **({"mscale": 0.7, "mscale_all_dim": 1.3} if "mscale" in key else {})}
             file = SHAPE | (
-                {"rope_parameters": table, key: value} if beside else {where: table | {key: value}, "rope_theta": 500.0}
+                {"rope_parameters": table, key: value}
+                if outside
+                else {where: table | {key: value}, "rope_theta": 500.0}
             )
             try:
                 config = config_of(file)
@@ -111,7 +113,7 @@ def test_a_number_that_yarn_cannot_have_is_refused_with_what_is_expected(key: st
     assert refused.value.fix.startswith("Say a number above 0 up to 1,000")
 
 
-def test_a_length_beside_the_table_counts_before_that_in_it() -> None:
+def test_length_outside_the_table_overrides_the_inner_one() -> None:
     file = SHAPE | {"rope_parameters": {"rope_type": "yarn", **PLAIN}, "original_max_position_embeddings": 32}
     config = config_of(file)
     assert isinstance(config, LlamaConfig)

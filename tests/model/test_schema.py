@@ -107,7 +107,7 @@ def test_tied_embeddings_are_one_tensor() -> None:
 
 
 @pytest.mark.parametrize("tiers", [0, 9])
-def test_a_run_has_so_many_tiers(tiers: int) -> None:
+def test_number_of_tiers_is_checked(tiers: int) -> None:
     with pytest.raises(SchemaError, match="1 to 8 tiers"):
         schema(tiers=tiers)
 

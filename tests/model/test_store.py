@@ -1,4 +1,4 @@
-"""Writing checkpoints: whole or not at all, only so many, and none lost to a full disk or a crash."""
+"""Writing checkpoints: all or nothing, up to a number, and none lost to a full disk or a crash."""
 
 import errno
 import json

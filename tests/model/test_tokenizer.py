@@ -84,7 +84,7 @@ CUTS_OR_PADS = {
 
 @pytest.mark.parametrize("what", CUTS_OR_PADS)
 def test_tokenizer_saved_with_limits_neither_cuts_nor_pads(what: str) -> None:
-    assert _changed(**CUTS_OR_PADS[what]).encode("go on") == [*b"go on"]
+    assert _changed(**CUTS_OR_PADS[what]).encode("two words") == [*b"two words"]
 
 
 def test_tokenizer_with_gaps_has_a_vocabulary_above_its_largest_id() -> None:
@@ -138,10 +138,10 @@ def test_what_it_answers_is_what_the_library_does() -> None:
         assert tokenizer.decode(ids) == library.decode(ids) == text
     with pytest.raises(CheckpointError, match="cannot split a text into tokens"):
         tokenizer.encode("\udcff")
-    assert tokenizer.encode("go on") == [*b"go on"]
+    assert tokenizer.encode("two words") == [*b"two words"]
 
 
-def test_one_that_takes_for_ever_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_tokenizer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = in_its_process()
     os.kill(tokenizer._child.pid, signal.SIGSTOP)
     monkeypatch.setattr(module, "_PATIENCE", 0.5)
@@ -151,11 +151,11 @@ def test_one_that_takes_for_ever_is_given_up(monkeypatch: pytest.MonkeyPatch) ->
     assert tokenizer._child.poll() is not None
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="there whoever asks ends it alone")
-def test_one_that_takes_for_ever_ends_itself_where_nobody_is_left_who_does() -> None:
+@pytest.mark.skipif(sys.platform == "win32", reason="there only the caller ends it")
+def test_endless_tokenizer_ends_itself_without_a_parent() -> None:
     slow = {"type": "Replace", "pattern": {"Regex": "(x+x+)+y"}, "content": "z"}
     of_file = {**json.loads(byte_tokenizer().to_str()), "normalizer": _sequence(slow, 2000, "normalizers")}
-    ignored = "import signal; signal.signal(signal.SIGALRM, signal.SIG_IGN)"  # as whoever started us may have had it
+    ignored = "import signal; signal.signal(signal.SIGALRM, signal.SIG_IGN)"  # as the parent may have it
     run = f"{ignored}; from aftermath.model import tokenizer_process as it; it.PATIENCE = 1; it._main()"
     with subprocess.Popen([sys.executable, "-c", run], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as child:
         assert child.stdin is not None

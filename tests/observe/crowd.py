@@ -1,6 +1,6 @@
 """Members without trainers on a real embedded network: they take a run through its rounds by their instructions alone.
 
-`python -m observe.crowd` shows a run that goes on, for whoever works on the page: it says where its network is.
+`python -m observe.crowd` shows a live run for work on the page: it prints where its network is.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Crowd:
             await member.join(p2p=member.wallet, tier=tier, weight=weight, schema_hash=SCHEMA_HASH, stateless=stateless)
 
     async def reach(self, *states: RunState, height: int = 0) -> Run:
-        """Go on until the run is in one of these states, in that round or a later one."""
+        """Act until the run is in one of these states, in that round or a later one."""
         async with asyncio.timeout(60):
             while (run := await self.run()).state not in states or run.current.height < height:
                 await self.act(run)
@@ -58,7 +58,7 @@ class Crowd:
         return run
 
     async def act(self, run: Run) -> None:
-        """What is to be done in this state, by whoever has to."""
+        """Do what this state needs, as the member that has to."""
         seats = (await self.place.coordinator.members(self.run_id)).seats
         for tier, member in self._members:
             seat = next(
@@ -120,7 +120,7 @@ async def _open(place: Place, run_id: str, name: str, config: dict[str, int]) ->
 
 
 async def show() -> None:
-    """A run that goes on for as long as this process."""
+    """Show a run for as long as this process lives."""
     rules = {"init_min_clients": 6, "rounds_per_epoch": 12, "cooldown_time": 6, "total_steps": 400}
     async with crowd("demo", (0, 0, 1, 1, 1, 2, 2), name="Seven unequal computers", **rules) as found:
         print(f"rpc={found.place.network.rpc_url} ws={found.place.network.ws_url}", flush=True)

@@ -226,7 +226,7 @@ async def test_runs_that_are_followed_are_counted(people: Crowd, monkeypatch: py
     async with observed_there(people, named=RUN) as viewer:
         async with viewer.live("/live/second") as socket:
             await until(socket, state_is("uninitialized"))
-            assert await viewer.status("/api/runs/third") == 503, "one is named, and somebody looks at the other"
+            assert await viewer.status("/api/runs/third") == 503, "one is named, and a visitor looks at the other"
         async with viewer.live("/live/third") as socket:
             await until(socket, state_is("uninitialized"))
         assert await viewer.status(f"/api/runs/{AT}") == 200
@@ -300,7 +300,7 @@ async def test_a_port_that_is_taken_is_said(people: Crowd) -> None:
                 pass
 
 
-async def test_the_command_serves_until_ctrl_c_whoever_looks(real_time: None, people: Crowd, tmp_path: Path) -> None:
+async def test_command_serves_until_ctrl_c_despite_visitors(real_time: None, people: Crowd, tmp_path: Path) -> None:
     absent = tmp_path / "absent"
     arguments = ("--rpc", people.place.network.rpc_url, "--events", str(absent), "--port", "0", "--json")
     process = await asyncio.create_subprocess_exec(CONSOLE, "observe", *arguments, stdout=PIPE, stderr=PIPE)

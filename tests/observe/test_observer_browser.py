@@ -38,7 +38,7 @@ PATIENCE = 30
 
 
 class Browser:
-    """A page, asked and driven from another thread, so that network and observer go on."""
+    """A page, driven from another thread, so that network and observer keep running."""
 
     def __init__(self, driver: Chrome) -> None:
         self.driver = driver
@@ -155,7 +155,7 @@ async def test_the_page_in_a_browser(browser: Browser) -> None:
         await browser.press(Keys.TAB, Keys.ENTER)
         await browser.until("document.querySelector('#link').dataset.kind === 'live'")
 
-        # Numbers of any length stand whole beside the lines.
+        # Numbers of any length fit next to the lines.
         await browser.look("light", 1280)
         drawn = """import("/chart.js").then(({ chart }) => {
             const shown = (value) => `${value.toFixed(1)} MB`;

@@ -1,4 +1,6 @@
-"""The aggregate in arbitrary precision: Python integers and fractions, block by block as defined."""
+"""The aggregate in arbitrary precision: Python integers and fractions, block by block as
+defined.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from aftermath.optim.basis import integer_basis
 from aftermath.optim.blocks import Blocks
 from aftermath.optim.distro import Distro
 from aftermath.optim.format import ResultFormat
-from aftermath.optim.layout import level_layout
+from aftermath.optim.layout import LevelLayout, level_layout
 from aftermath.optim.schema import Schema, build_schema
 from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.optim.votes import Votes
@@ -37,12 +39,15 @@ CONFIG = {
 }
 
 
-# No edge of 8 divides any of these: vectors of 20 = 7 + 7 + 6, strips of 17 = 6 + 6 + 5 and 34 = 4 x 7 + 6, 41 rows.
+# No edge of 8 divides any of these: vectors of 20 = 7 + 7 + 6, strips of 17 = 6 + 6 + 5 and 34 = 4
+# x 7 + 6, 41 rows.
 RAGGED = {"vocab_size": 41, "hidden_size": 20, "intermediate_size": 68}
 
 
 def toy_schema(**changes: Any) -> Schema:
-    """A small run of three tiers; keyword arguments change its settings or, if they name one, its model's config."""
+    """A small run of three tiers; keyword arguments change its settings or, if they name one, its
+    model's config.
+    """
     model = CONFIG | {key: changes.pop(key) for key in list(changes) if key in CONFIG}
     tiers = changes.pop("tiers", 3)
     settings: dict[str, Any] = {"topk": 4, "chunk": 8, "quantize_1bit": True, "decay": 0.9} | changes
@@ -51,7 +56,7 @@ def toy_schema(**changes: Any) -> Schema:
 
 
 def toy_inner(**changes: Any) -> Schema:
-    """The same with inner steps."""
+    """Return the settings with inner steps."""
     model = CONFIG | {key: changes.pop(key) for key in list(changes) if key in CONFIG}
     tiers = changes.pop("tiers", 3)
     settings: dict[str, Any] = {"topk": 4, "chunk": 8} | changes
@@ -59,7 +64,9 @@ def toy_inner(**changes: Any) -> Schema:
 
 
 def cut_blocks(tensor: np.ndarray, cut: Blocks) -> np.ndarray:
-    """The blocks [n, h, w] of a segment's tensor, padded with zeros, number by number; of a stack one after another."""
+    """The blocks [n, h, w] of a segment's tensor, padded with zeros, number by number; of a stack
+    one after another.
+    """
     if tensor.ndim > 2:
         return np.concatenate([cut_blocks(one, cut) for one in tensor.reshape(-1, *tensor.shape[-2:])])
     matrix = np.atleast_2d(tensor)
@@ -87,7 +94,7 @@ def real_basis(edge: int) -> list[list[Decimal]]:
 
     @cache
     def cosine(place: int) -> Decimal:
-        """Of so many parts of a circle that has 4 * edge."""
+        """Return the cosine of `angle` parts of a circle that has 4 * edge of them."""
         angle = 2 * pi * place / (4 * edge)
         term = total = Decimal(1)
         for k in range(2, 120, 2):
@@ -107,7 +114,7 @@ def _away(value: Fraction) -> int:
 
 
 def oracle_means(votes: Sequence[Votes], low: int, high: int) -> dict[int, int]:
-    """m of every coefficient in [low, high) that somebody voted on."""
+    """Return m of every coefficient in [low, high) with a vote."""
     given: dict[int, list[Fraction]] = defaultdict(list)
     for vote in votes:
         for position, value in zip(vote.positions.tolist(), vote.values.tolist(), strict=True):
@@ -125,7 +132,9 @@ def oracle_means(votes: Sequence[Votes], low: int, high: int) -> dict[int, int]:
 
 
 def oracle_signs(votes: Sequence[Votes], results: ResultFormat, level: int) -> list[np.ndarray]:
-    """Per segment of the level the sign of the aggregate, int8 [blocks, h, w], in unbounded integers."""
+    """Per segment of the level the sign of the aggregate, int8 [blocks, h, w], in unbounded
+    integers.
+    """
     layout = level_layout(results, level)
     found = []
     for part in layout.parts:
@@ -144,3 +153,14 @@ def oracle_signs(votes: Sequence[Votes], results: ResultFormat, level: int) -> l
             blocks.append(np.sign(rows).astype(np.int8))
         found.append(np.stack(blocks))
     return found
+
+
+def entry_bases(layout: LevelLayout) -> np.ndarray:
+    """The position of the first coefficient of each entry's block, in canonical order of entries."""
+    return np.concatenate(
+        [
+            np.repeat(group.base + (part.first + np.arange(part.blocks.count)) * group.block, group.topk)
+            for part in layout.parts
+            for group in [layout.groups[part.group]]
+        ]
+    )

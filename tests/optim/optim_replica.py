@@ -1,4 +1,6 @@
-"""Replicas of a toy run as their optimizer sees them: tensors, and gradients that do not depend on them."""
+"""Replicas of a toy run as their optimizer sees them: tensors, and gradients that do not depend on
+them.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ def replica(schema: Schema, tier: int, seed: int = 0) -> tuple[dict[str, Tensor]
 
 
 def gradients(schema: Schema, tier: int, seed: int) -> dict[str, Tensor]:
-    """Somebody's gradients."""
+    """Set arbitrary gradients."""
     return tensors(schema, tier, 1000 + seed)
 
 

@@ -1,4 +1,6 @@
-"""Optimizers of tiny replicas that have trained, so that there is something that they alone know."""
+"""Optimizers of tiny replicas that have trained, so that there is something that they alone
+know.
+"""
 
 from __future__ import annotations
 

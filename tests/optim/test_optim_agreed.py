@@ -1,4 +1,6 @@
-"""What members agree on, out of a Model account: every key of a config file arrives at its setting."""
+"""What members agree on, out of a Model account: every key of a config file arrives at its
+setting.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,7 @@ def test_distro_keeps_its_own() -> None:
     assert (found.decay, found.weight_decay, found.clip) == (0.999, 0.0, 1.0)
 
 
-def test_every_kind_is_named_once_and_by_what_the_config_calls_it() -> None:
+def test_every_optimizer_has_its_config_name() -> None:
     assert OPTIMIZERS.keys() == set(OptimizerKind) - {OptimizerKind.NONE}
     tables = Optimizer.variants()
     assert [known.table for known in OPTIMIZERS.values()] == list(tables)
@@ -72,7 +74,7 @@ def test_an_optimizer_without_results_has_no_schema() -> None:
     assert "[model.LLM.optimizer.SparseLoCo]" in told.value.fix
 
 
-def test_the_program_s_numbers_have_the_names_that_files_and_schemas_use() -> None:
+def test_optimizer_fields_match_files_and_schemas() -> None:
     for words, numbers in (
         (sparseloco.InnerOptimizerName, state.InnerOptimizer),
         (sparseloco.DivisorName, state.Divisor),

@@ -1,4 +1,6 @@
-"""Vectors that even out experts: what members count is voted on exactly, applied alike, and nothing else moves them."""
+"""Vectors that even out experts: what members count is voted on exactly, applied alike, and nothing
+else moves them.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +101,9 @@ def test_an_error_is_exact_in_its_sign() -> None:
 @pytest.mark.usefixtures("by")
 @pytest.mark.parametrize("rounds", [1, 3])
 def test_distro_moves_it_by_the_majority_of_its_members(rounds: int) -> None:
-    """Whatever the rounds before: nothing of a vote is left over. All other parameters decay, and this does not."""
+    """Whatever the rounds before: nothing of a vote is left over. All other parameters decay, and
+    this does not.
+    """
     schema = build_schema(V3, 3, DISTRO)
     everyone = [member(schema, tier) for tier in range(3)]
     signs = torch.tensor([[(8 * c > sum(own)) - (8 * c < sum(own)) for c in own] for own in COUNTS]).sum(0).sign()
@@ -150,7 +154,7 @@ def test_without_an_error_it_stays_as_it_is_whatever_decays(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_counts_change_nothing_that_is_clipped_measured_or_remembered(kind: str) -> None:
+def test_expert_counts_do_not_affect_clip_metrics_or_state(kind: str) -> None:
     schema = build_schema(V3, 2, ALL[kind])
     ends, figures, kept = [], [], []
     for counts in (COUNTS[0], [1_000_000, *COUNTS[1][1:]]):

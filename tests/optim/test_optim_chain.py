@@ -1,9 +1,12 @@
-"""Rounds of two members from gradients to weights, restated in numpy's float64 by the formulas of docs/research.md.
+"""Rounds of two members from gradients to weights, restated in numpy's float64 by the formulas of
+docs/research.md.
 
 Decided
-- Nothing of `optim` is used in the restatement: blocks, bases, choice, lattice and apply are written anew.
-- Both make the same decisions only where none is a near tie. So the restatement refuses to make one that roundings of
-  fp32 could turn; the seeds are such that it never has to, but for signs of sums that are zero.
+- Nothing of `optim` is used in the restatement: blocks, bases, choice, lattice and apply are
+  written again.
+- Both make the same decisions only where none is a near tie. So the restatement refuses to make one
+  that roundings of fp32 could turn; the seeds are such that it never has to, but for signs of sums
+  that are zero.
 """
 
 from __future__ import annotations
@@ -30,13 +33,15 @@ Arrays = dict[str, Array]
 ROUNDS, STEPS, CHUNK, TOPK = 3, 3, 8, 4
 RATE, OUTER, DECAY, WEIGHT_DECAY, PULL = 0.05, 0.7, 0.9, 0.1, 0.1
 CLEAR = 1e-5
-"""By how much of its size a decision is clear: above what fp32 makes of sums of 64 products in three rounds."""
+"""How clear a decision must be, relative to its size: above fp32's error in sums of 64 products
+over three rounds.
+"""
 NEAR_ZERO = 1e-6
 ULP = 2.0**-24
 
 
 def edge(size: int) -> int:
-    """Of the fewest blocks, as equal as they can be."""
+    """Return the fewest blocks, as equal as possible."""
     return -(-size // -(-size // CHUNK))
 
 
@@ -77,7 +82,7 @@ def inverse(coefficients: Array) -> Array:
 
 
 def strongest(blocks: Array) -> Array:
-    """The same with zeros for all but the largest magnitudes of each block."""
+    """Return the blocks with zeros for all but the largest magnitudes of each."""
     flat = blocks.reshape(len(blocks), -1)
     order = np.sort(np.abs(flat), axis=1)[:, ::-1]
     if order.shape[1] <= TOPK:
@@ -87,7 +92,9 @@ def strongest(blocks: Array) -> Array:
 
 
 def on_lattice(blocks: Array, wide: bool) -> Array:
-    """Each block's kept numbers as the nearest ±s, or ±3 s if `wide`, for the power of two s with the least error."""
+    """Each block's kept numbers as the nearest ±s, or ±3 s if `wide`, for the power of two s with
+    the least error.
+    """
     found = np.zeros_like(blocks)
     for sent, block in zip(found, blocks, strict=True):
         kept = np.abs(block[block != 0])
@@ -106,7 +113,7 @@ class Member:
     """What one member remembers: what it did not send, what it sent last, and AdamW's moments."""
 
     bits: int
-    """Of a value on the lattice; 0 for DisTrO's signs."""
+    """Return the exponent of a lattice value; 0 for DisTrO's signs."""
     residual: Arrays = field(default_factory=dict)
     sent: Arrays = field(default_factory=dict)
     moments: dict[str, tuple[Array, Array]] = field(default_factory=dict)
@@ -144,9 +151,11 @@ class Member:
 
 
 def applied(weights: Arrays, votes: Sequence[Arrays], one_bit: bool, theirs: Mapping[str, Array]) -> Arrays:
-    """x (1 - rate decay) - rate sign(the inverse DCT of the means); or x - rate (sum / sqrt(keepers members)).
+    """x (1 - rate decay) - rate sign(the inverse DCT of the means); or x - rate (sum / sqrt(keepers
+    members)).
 
-    A sum within rounding of zero has the sign that `theirs` has, as `optim.exact` says, whatever that is.
+    A sum within rounding of zero has the sign that `theirs` has, as `optim.exact` says, whatever
+    that is.
     """
     found = {}
     for name, tensor in weights.items():
@@ -167,7 +176,9 @@ def applied(weights: Arrays, votes: Sequence[Arrays], one_bit: bool, theirs: Map
 
 
 def drawn(like: Mapping[str, Array], seed: int) -> Arrays:
-    """Of magnitudes from 1/2 to 3/2, so that no gradient is a difference of nearly equal numbers."""
+    """Draw magnitudes from 1/2 to 3/2, so that no gradient is a difference of nearly equal
+    numbers.
+    """
     draws = np.random.default_rng(seed)
     found = {}
     for name, tensor in like.items():
@@ -191,7 +202,7 @@ def trained(params: Mapping[str, Tensor], engine: Engine, noises: Sequence[Array
 
 
 @pytest.mark.parametrize(("lattice", "seed"), [(0, 0), (1, 1), (2, 1)], ids=["signs", "1 bit", "2 bits"])
-def test_weights_after_three_rounds_of_two_members_are_those_of_float64(lattice: int, seed: int) -> None:
+def test_weights_after_three_rounds_match_float64(lattice: int, seed: int) -> None:
     agreed: dict[str, Any] = {
         "tiers": 1,
         "chunk": CHUNK,

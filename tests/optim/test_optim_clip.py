@@ -26,7 +26,7 @@ def test_gradients_at_the_norm_stay_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_what_is_not_finite_is_refused_by_name_and_changes_nothing(value: float) -> None:
+def test_nonfinite_gradient_is_refused_by_name(value: float) -> None:
     grads = {"a": torch.ones(2), "b": torch.tensor([2.0, value])}
     with pytest.raises(NonFiniteGradient, match="gradient of b is not finite"):
         clip_gradients(grads, 0.1)

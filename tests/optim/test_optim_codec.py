@@ -15,11 +15,11 @@ from aftermath.model.levels import SchemaError
 from aftermath.optim.blocks import UNUSED
 from aftermath.optim.codec import BadPayload, decode_level, encode_level
 from aftermath.optim.format import Values
+from aftermath.optim.index_coding import bits_of
 from aftermath.optim.layout import level_layout
-from aftermath.optim.places import bits_of
 from aftermath.optim.transform import strongest
 from aftermath.optim.votes import Votes
-from optim.optim_oracle import toy_schema
+from optim.optim_oracle import entry_bases, toy_schema
 
 BIT, FLOAT = toy_schema().results, toy_schema(quantize_1bit=False).results
 LEVEL = 1
@@ -52,14 +52,14 @@ def test_round_trip(results, zeros: float) -> None:
     used = indices != UNUSED
     assert used.any() == (zeros < 1)
     layout = level_layout(results, LEVEL)
-    assert votes.positions.tolist() == (layout.entry_base + indices)[used].tolist()
+    assert votes.positions.tolist() == (entry_bases(layout) + indices)[used].tolist()
     assert votes.values.tolist() == (np.sign(values) if results is BIT else values)[used].tolist()
 
 
 def test_layout_on_the_wire() -> None:
-    """Three blocks of 64, 4 entries each: 20 bits for the places of each, then the signs, lowest bit first.
+    """Three blocks of 64 with 4 entries each: 24 bits for the indices of each, then the signs, lowest bit first.
 
-    2081 sets have fewer than 3 members and 1 fewer than 1; 2, 36 and 39711 are C(2, 1), C(9, 2) and C(63, 3).
+    `test_index_coding` has the code of {2, 9, 63}. 17 has the low bits 1 and the high part 2.
     """
     results = toy_schema(hidden_size=8, intermediate_size=16, tiers=2, num_attention_heads=2).results
     names = [blocks.segment.name for blocks in results.of_level(0)]
@@ -69,8 +69,9 @@ def test_layout_on_the_wire() -> None:
     indices[:3], values[:3] = (2, 9, 63), (-1.0, 0.5, -3.0)
     indices[8], values[8] = 17, -0.25
     data = encode_level(results, 0, indices, values)
-    places = (2081 + 2 + 36 + 39711) | (1 + 17) << 40
-    assert data == places.to_bytes(8, "little") + bytes([0b101, 0b1])
+    first = sum(1 << bit for bit in (1, 3, 6, 7, 8, 12, 14, 21))
+    third = 1 << 0 | 1 << 14
+    assert data == (first | third << 48).to_bytes(9, "little") + bytes([0b101, 0b1])
     votes = decode_level(data, results, 0)
     assert votes.positions.tolist() == [2, 9, 63, 128 + 17]
     assert votes.values.tolist() == [-1, 1, -1, -1]
@@ -90,21 +91,28 @@ def test_unknown_level() -> None:
         decode_level(b"", BIT, 3)
 
 
-def test_a_number_of_no_set_is_refused() -> None:
-    """A block of 64 keeps at most 4, one of 679,121 sets, in 20 bits; three blocks have four bits to a whole byte."""
+def test_code_of_no_set_is_refused() -> None:
+    """A block of 64 keeps at most 4 in 24 bits, of which the last 12 have at most 4 ones; three blocks fill 9 bytes."""
     results = toy_schema(hidden_size=8, intermediate_size=16, tiers=2, num_attention_heads=2).results
-    sets = sum(math.comb(64, members) for members in range(5))
+    low_bits = sum((4 + entry) << 3 * entry for entry in range(4))  # of 60 to 63
+    code = low_bits | 0b1111 << 12 + 7
     for block, name in enumerate(("down_proj", "gate_proj", "up_proj")):
-        for number in (sets - 1, sets, (1 << 20) - 1):
-            data = (number << 20 * block).to_bytes(8, "little") + bytes(2)
-            if number < sets:
-                assert decode_level(data, results, 0).positions.tolist() == [64 * block + at for at in range(60, 64)]
-                continue
+        data = (code << 24 * block).to_bytes(9, "little") + bytes(2)
+        assert decode_level(data, results, 0).positions.tolist() == [64 * block + at for at in range(60, 64)]
+        for wrong in (code ^ 1 << 12, (1 << 24) - 1, 1):
+            data = (wrong << 24 * block).to_bytes(9, "little") + bytes(2)
             with pytest.raises(BadPayload, match=f"{name}.weight, block 0: no set of at most 4 of 64 places"):
                 decode_level(data, results, 0)
-    for bit in range(60, 64):
+
+
+def test_bits_after_the_last_place_are_refused() -> None:
+    """Three blocks of 64 with 3 entries take 19 bits each, 57 of the 64 in eight bytes."""
+    results = toy_schema(topk=3, hidden_size=8, intermediate_size=16, tiers=2, num_attention_heads=2).results
+    for bit in range(57, 64):
+        data = bytearray(encode_level(results, 0, np.full(9, UNUSED, np.uint16), np.zeros(9, np.float32)))
+        data[bit // 8] |= 1 << bit % 8
         with pytest.raises(BadPayload, match="level 0: a bit after the last place is set"):
-            decode_level((1 << bit).to_bytes(8, "little") + bytes(2), results, 0)
+            decode_level(data, results, 0)
 
 
 def test_the_block_of_a_refused_number_is_named() -> None:

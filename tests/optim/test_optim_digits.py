@@ -1,4 +1,6 @@
-"""Blocks written as digits: Python's integers, one encoding for every row of them, and results that hold some."""
+"""Blocks written as digits: Python's integers, one encoding for every row of them, and results that
+hold some.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aftermath.optim import digits, places
+from aftermath.optim import digits, index_coding
 from aftermath.optim.blocks import UNUSED
 from aftermath.optim.codec import BadPayload, decode_level, encode_level
 from aftermath.optim.format import ResultFormat, Transform, Values
 from aftermath.optim.lattice import SMALLEST
 from aftermath.optim.layout import level_layout
-from optim.optim_oracle import toy_inner, toy_schema
+from optim.optim_oracle import entry_bases, toy_inner, toy_schema
 
 KINDS = {1: (0, 1, -1), 2: (0, 1, -1, 3, -3)}
 NUMBERS = {1: (5, 8), 2: (3, 7)}
 BITS = pytest.mark.parametrize("bits", [1, 2])
 MIXED = toy_inner(topk=4, topk_embeddings=64).results
-"""Of the smallest tier: the embedding's blocks keep all, the others four."""
+"""The smallest tier's results: the embedding's blocks keep all numbers, the others four."""
 MOST = toy_inner(topk=58, topk_embeddings=58).results
 """Blocks of 64 that lack a few."""
 
@@ -64,28 +66,19 @@ def test_bytes_that_are_taken_come_back(bits: int, count: int, data: st.DataObje
 
 
 def test_what_is_beyond_the_last_digit_is_refused() -> None:
-    """Four digits with two bits are two numbers: 14 bits, of which the second number has room for two digits more."""
+    """Four digits with two bits are two numbers: 14 bits, of which the second number has room for
+    two digits more.
+    """
     for number in (5 << 7, 25 << 7, 1 << 14):
         _, wrong = digits.from_bytes(np.frombuffer(number.to_bytes(2, "little"), np.uint8), 4, 2)
         assert wrong is not None, number
     assert digits.from_bytes(np.frombuffer((4 << 7).to_bytes(2, "little"), np.uint8), 4, 2)[0].tolist() == [0, 0, 0, -3]
 
 
-@pytest.mark.parametrize("most", [1, 7, 8])
-@given(st.lists(st.lists(st.sampled_from(KINDS[2]), min_size=8, max_size=8), min_size=1, max_size=6))
-def test_blocks_come_back_and_those_that_keep_too_much_are_told(most: int, rows: list[list[int]]) -> None:
-    blocks = np.array(rows, np.int8)
-    indices, values, wrong = digits.in_entries(blocks.copy(), most)
-    assert wrong.tolist() == [sum(map(bool, row)) > most for row in rows]
-    assert (digits.of_entries(indices[~wrong], values[~wrong], 8) == blocks[~wrong]).all()
-    for row, kept in zip(rows, indices.tolist(), strict=True):
-        here = [place for place, digit in enumerate(row) if digit]
-        if len(here) <= most:
-            assert kept == here + [UNUSED] * (most - len(here))
-
-
 def result(results: ResultFormat, level: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Indices and values of a level's entries; some blocks keep all they may, some less, one nothing."""
+    """Indices and values of a level's entries; some blocks keep all they may, some less, one
+    nothing.
+    """
     draw, indices, values = np.random.default_rng(seed), [], []
     for number, cut in enumerate(one for one in results.of_level(level) for _ in range(one.count)):
         kept = 0 if number == 1 else cut.topk if number % 2 else int(draw.integers(0, cut.topk + 1))
@@ -112,14 +105,14 @@ FORMATS = {
 def test_round_trip(name: str, level: int) -> None:
     results = FORMATS[name]
     layout = level_layout(results, level)
-    assert layout.entry_digit.any() or (name, level) == ("some", 0)
+    assert any(group.digits for group in layout.groups) or (name, level) == ("some", 0)
     indices, values = result(results, level, 5)
     if results.values is Values.SIGN:
         values = np.sign(values)
     data = encode_level(results, level, indices, values)
     assert len(data) == results.payload_bytes(level)
     votes, used = decode_level(data, results, level), indices != UNUSED
-    assert votes.positions.tolist() == (layout.entry_base + indices)[used].tolist()
+    assert votes.positions.tolist() == (entry_bases(layout) + indices)[used].tolist()
     numbers = votes.values.numpy() if results.values is Values.SIGN else votes.multiples().numpy() * SMALLEST
     assert numbers.tolist() == values[used].tolist()
 
@@ -159,7 +152,7 @@ def test_a_block_that_keeps_too_much_is_named() -> None:
         ):
             decode_level(bytes(data), MOST, 0)
     data[-MOST.digit_bytes(0)] = 0x7F
-    with pytest.raises(BadPayload, match="level 0: what is written for digit 0 is none"):
+    with pytest.raises(BadPayload, match="level 0: the code of digit 0 is not valid"):
         decode_level(bytes(data), MOST, 0)
 
 
@@ -167,6 +160,6 @@ def test_blocks_are_digits_only_where_that_is_shorter() -> None:
     for kept in (1, 8, 64, 2048, 2600, 2800, 4096):
         for values in (Values.SIGN, Values.ONE_BIT, Values.TWO_BIT, Values.FLOAT):
             results = ResultFormat((), 1, Transform.NONE, values)
-            apart = places.bits_of(4096, kept) + values.bits * kept
+            apart = index_coding.bits_of(4096, kept) + values.bits * kept
             together = 4096 * 8 / 5 if values.bits == 1 else 4096 * 7 / 3
             assert results.as_digits(4096, kept) == (values is not Values.FLOAT and together < apart)

@@ -1,4 +1,6 @@
-"""DisTrO: its state against a plain transcription of the formulas, its safety, and replicas that stay equal."""
+"""DisTrO: its state against a plain transcription of the formulas, its safety, and replicas that
+stay equal.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from optim.optim_replica import SEQUENCES, bits, encode, gradients, replica, ten
 @pytest.mark.parametrize("sizes", [{}, RAGGED], ids=["whole blocks", "padded blocks"])
 @pytest.mark.parametrize("one_bit", [True, False])
 def test_replicas_of_all_tiers_stay_equal(one_bit: bool, sizes: dict[str, int]) -> None:
-    """Members of tiers 0, 1, 2, 1; who trains and whose result counts changes from round to round."""
+    """Members of tiers 0, 1, 2, 1; who trains and whose result counts changes from round to
+    round.
+    """
     schema = toy_schema(quantize_1bit=one_bit, weight_decay=0.1, topk_embeddings=9, **sizes)
     tiers = [0, 1, 2, 1]
     members = [replica(schema, tier) for tier in tiers]
@@ -49,7 +53,7 @@ def test_replicas_of_all_tiers_stay_equal(one_bit: bool, sizes: dict[str, int]) 
 
 
 @pytest.mark.parametrize("sizes", [{}, RAGGED], ids=["whole blocks", "padded blocks"])
-def test_apply_is_the_formula_with_only_the_holders_of_a_level_counted(sizes: dict[str, int]) -> None:
+def test_apply_counts_only_a_levels_holders(sizes: dict[str, int]) -> None:
     schema = toy_schema(weight_decay=0.01, **sizes)
     lr = 0.0123
     params, engine = replica(schema, 0)
@@ -72,7 +76,9 @@ def test_apply_is_the_formula_with_only_the_holders_of_a_level_counted(sizes: di
 
 @pytest.mark.parametrize("sizes", [{}, RAGGED], ids=["whole blocks", "padded blocks"])
 def test_state_follows_the_formulas(sizes: dict[str, int]) -> None:
-    """Three rounds of delta and of the kept coefficients, with plain float64 matrices; padding returns to zero."""
+    """Three rounds of delta and of the kept coefficients, with plain float64 matrices; padding
+    returns to zero.
+    """
     schema = toy_schema(quantize_1bit=False, decay=0.9, **sizes)
     _, engine = replica(schema, 1)
     name = "model.layers.0.mlp.gate_proj.weight"
@@ -220,7 +226,7 @@ def test_bad_learning_rate(lr: float) -> None:
     assert bits(params) == before
 
 
-def test_apply_is_refused_for_other_levels_and_while_a_share_is_trained() -> None:
+def test_apply_is_refused_for_other_levels_and_during_training() -> None:
     schema = toy_schema()
     params, engine = replica(schema, 1)
     votes = decode_level(encode(replica(schema, 0)[1], gradients(schema, 0, 0), 0.1)[0], schema.results, 0)

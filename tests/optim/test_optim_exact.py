@@ -1,4 +1,6 @@
-"""The exact aggregate against unbounded integers, and its independence of everything that must not matter."""
+"""The exact aggregate against unbounded integers, and its independence of everything that must not
+matter.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ CPU = torch.device("cpu")
 
 
 def random_votes(results, level: int, peers: int, seed: int, density: float = 0.1) -> list[Votes]:
-    """Votes of `peers` peers, each on a random part of the level's coefficients; low positions are shared by many."""
+    """Votes of `peers` peers, each on a random part of the level's coefficients; low positions are
+    shared by many.
+    """
     generator = torch.Generator().manual_seed(seed)
     total = sum(group.blocks * group.block for group in level_layout(results, level).groups)
     votes = []
@@ -62,7 +66,8 @@ def test_equals_unbounded_integers_for_other_edges(hidden: int, chunk: int) -> N
 
 @pytest.mark.parametrize(("height", "width"), [(64, 64), (1, 64), (43, 64), (250, 255), (1, 512), (64, 1)])
 def test_worst_block_reaches_no_sum_that_float64_rounds(height: int, width: int) -> None:
-    """Every coefficient voted for by all, with the signs that make the largest sum in the first corner.
+    """Every coefficient voted for by all, with the signs that make the largest sum in the first
+    corner.
 
     Only the first columns are compared: unbounded integers are slow.
     """
@@ -98,7 +103,7 @@ def test_order_threads_and_memory_layout_do_not_matter(one_bit: bool) -> None:
 
 
 def test_sums_of_a_block_are_equal_however_they_are_grouped() -> None:
-    """The same dense block alone, in a batch of 64, and transposed in memory gives the same integers."""
+    """A dense block gives the same integers alone, in a batch of 64, and transposed in memory."""
     generator = torch.Generator().manual_seed(1)
     means = torch.randint(-(1 << 26), (1 << 26) + 1, (64, 64, 64), generator=generator).double()
     together = _inverse(means.clone())
@@ -117,7 +122,9 @@ def test_opposite_votes_leave_no_trace_and_silence_is_zero() -> None:
 
 
 def test_a_mean_counts_only_the_peers_that_kept_the_coefficient() -> None:
-    """One of 20 peers keeps a coefficient that 19 others are silent about: its vote weighs 1, not 1/20."""
+    """One of 20 peers keeps a coefficient that 19 others are silent about: its vote weighs 1, not
+    1/20.
+    """
     results = toy_schema().results
     others = [Votes(0, torch.tensor([1]), torch.tensor([1], dtype=torch.int8)) for _ in range(19)]
     alone = Votes(0, torch.tensor([0]), torch.tensor([-1], dtype=torch.int8))
@@ -128,7 +135,7 @@ def test_a_mean_counts_only_the_peers_that_kept_the_coefficient() -> None:
     assert equal(signs([*others, alone], results, 0, CPU), signs(both, results, 0, CPU))
 
 
-def test_signs_are_those_of_the_float_transform_except_at_near_ties() -> None:
+def test_signs_match_the_float_transform_except_near_ties() -> None:
     results = toy_schema(vocab_size=2048, hidden_size=64, chunk=64, topk=8).results
     votes = random_votes(results, 2, 3, seed=9, density=0.002)
     layout = level_layout(results, 2)

@@ -1,4 +1,6 @@
-"""A result as a file: it comes back whole, any reader of safetensors reads it, and what it claims is checked."""
+"""A result as a file: it comes back whole, any reader of safetensors reads it, and what it claims
+is checked.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ def made(schema: Schema, tier: int = 1, lr: float = 0.1) -> GradientFile:
 
 
 def inner(schema: Schema, tier: int, lr: float) -> GradientFile:
-    """The same with inner steps, whose gradient is that of the weights' own size."""
+    """Return a result with inner steps, whose gradient has the size of the weights."""
     params, engine = replica(schema, tier)
 
     def backward(_: Tensor) -> float:
@@ -55,7 +57,8 @@ def at(place: Path, data: bytes) -> Path:
     return path
 
 
-# --- there and back ---------------------------------------------------------------------------------------------------
+# --- there and back
+# ---------------------------------------------------------------------------------------------------
 
 
 @given(
@@ -100,7 +103,7 @@ def test_any_reader_of_safetensors_reads_it(tmp_path: Path) -> None:
         }
     assert facts.pop("schema").encode() == SIGNS.to_json()
     assert facts == {
-        "format": "1",
+        "format": "2",
         "run_id": "r",
         "epoch": "1",
         "round": "3",
@@ -112,17 +115,20 @@ def test_any_reader_of_safetensors_reads_it(tmp_path: Path) -> None:
     }
 
 
-def test_the_same_result_is_the_same_file_in_whatever_order_its_levels_come() -> None:
+def test_equal_results_give_equal_files() -> None:
     file = made(SIGNS)
     turned = GradientFile(SIGNS, file.about, dict(reversed(file.payloads.items())))
     assert turned.to_bytes() == file.to_bytes()
 
 
-# --- what a stranger wrote --------------------------------------------------------------------------------------------
+# --- what a stranger wrote
+# --------------------------------------------------------------------------------------------
 
 
 def changed(file: GradientFile, facts: dict[str, str] | None = None, drop: str = "", tensor: str = "") -> bytes:
-    """The file with other metadata, without one of its entries, or with another name for its first tensor."""
+    """The file with other metadata, without one of its entries, or with another name for its first
+    tensor.
+    """
     data = file.to_bytes()
     length = int.from_bytes(data[:8], "little")
     head = json.loads(data[8 : 8 + length])
@@ -136,7 +142,7 @@ def changed(file: GradientFile, facts: dict[str, str] | None = None, drop: str =
 @pytest.mark.parametrize(
     ("facts", "drop", "tensor", "says"),
     [
-        ({"format": "2"}, "", "", "its format is '2', and this client reads 1"),
+        ({"format": "1"}, "", "", "its format is '1', and this client reads 2"),
         ({}, "format", "", "its format is None"),
         ({"schema_hash": "00" * 32}, "", "", "not the one whose hash it names"),
         ({"schema": "{}"}, "", "", "not a schema"),
@@ -202,7 +208,8 @@ def test_a_file_beyond_the_limit_is_not_read(tmp_path: Path, monkeypatch: pytest
         read_gradient_file(at(tmp_path, made(SIGNS).to_bytes()))
 
 
-# --- dense tensors ----------------------------------------------------------------------------------------------------
+# --- dense tensors
+# ----------------------------------------------------------------------------------------------------
 
 
 def applied(file: GradientFile, lr: float) -> dict[str, Tensor]:
@@ -227,7 +234,9 @@ def test_of_distro_its_signs_are_those_that_the_run_applies(schema: Schema) -> N
 
 @pytest.mark.parametrize("lr", [0.1, 1e-3])
 def test_of_sparseloco_they_are_what_the_run_subtracts(lr: float) -> None:
-    """Also where a value is cut to what one member may move: with outer_lr 1 and one member that is the whole step."""
+    """The test also cuts a value to what one member may move: with outer_lr 1 and one member that
+    is the whole step.
+    """
     file = inner(LATTICE, 1, lr)
     found, expected = dict(dense(LATTICE, file.votes(), lr)), applied(file, lr)
     for name, tensor in found.items():

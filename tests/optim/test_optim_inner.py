@@ -1,4 +1,6 @@
-"""SparseLoCo: inner steps against a plain loop, what they leave behind on an error, and replicas that stay equal."""
+"""SparseLoCo: inner steps against a plain loop, what they leave behind on an error, and replicas
+that stay equal.
+"""
 
 from __future__ import annotations
 
@@ -69,8 +71,10 @@ def plain(
 
 
 @pytest.mark.parametrize("inner", ["adamw", "muon"])
-def test_a_pseudo_gradient_is_how_far_the_member_s_own_optimizer_went(inner: str) -> None:
-    """Seven sequences in three parts, then two in two: moments and their counts go on over rounds."""
+def test_pseudo_gradient_is_the_change_of_the_inner_optimizer(inner: str) -> None:
+    """Seven sequences in three parts, then two in two: moments and their counts continue over
+    rounds.
+    """
     schema = toy_inner(inner_steps=3, inner_optimizer=inner, clip=2.0, weight_decay=0.1)
     params, engine = replica(schema, 1)
     before, made = bits(params), []
@@ -86,8 +90,10 @@ def test_a_pseudo_gradient_is_how_far_the_member_s_own_optimizer_went(inner: str
 
 
 @pytest.mark.parametrize("rates", [{}, {"divisor": "all", "outer_lr": 4.0, "orthogonal_lr": 1.5}])
-def test_what_travels_is_looked_ahead_to_as_its_apply_would_have_it(rates: dict[str, Any]) -> None:
-    """A member whose result travels trains as one to whom it was applied alone, and its weights stay as they were."""
+def test_lookahead_applies_the_travelling_result(rates: dict[str, Any]) -> None:
+    """A member whose result travels trains as one to whom it was applied alone, and its weights
+    stay as they were.
+    """
     schema = toy_inner(inner_optimizer="muon", **rates)
     (late, ahead), (others, at_once) = replica(schema, 1), replica(schema, 1)
     for own, each in ((late, ahead), (others, at_once)):
@@ -102,7 +108,7 @@ def test_what_travels_is_looked_ahead_to_as_its_apply_would_have_it(rates: dict[
     assert bits(late) == shared != bits(others)
 
 
-def test_a_look_ahead_that_is_given_up_leaves_the_weights_as_they_were() -> None:
+def test_cancelled_lookahead_restores_the_weights() -> None:
     schema = toy_inner(orthogonal_lr=1.5)
     params, engine = replica(schema, 0)
     engine.train(SEQUENCES, pull(schema, 0, params), 0.02, 0.01)
@@ -139,7 +145,7 @@ def test_the_loss_is_the_mean_over_the_sequences() -> None:
 @pytest.mark.parametrize("inner", ["adamw", "muon"])
 @pytest.mark.parametrize("step", [1, 2, 3])
 @pytest.mark.parametrize("why", ["given up", "not finite", "too far"])
-def test_a_share_that_fails_leaves_weights_and_moments_as_they_were(inner: str, step: int, why: str) -> None:
+def test_failed_share_restores_weights_and_moments(inner: str, step: int, why: str) -> None:
     schema = toy_inner(inner_steps=3, inner_optimizer=inner, clip=None)
     (params, engine), (others, untouched) = replica(schema, 0), replica(schema, 0)
     for own, each in ((params, engine), (others, untouched)):
@@ -169,7 +175,7 @@ def test_a_share_that_fails_leaves_weights_and_moments_as_they_were(inner: str, 
 
 
 @pytest.mark.parametrize("inner", ["adamw", "muon"])
-def test_a_share_that_fails_is_undone_where_a_parameter_never_had_a_gradient(inner: str) -> None:
+def test_failed_share_is_undone_without_some_gradients(inner: str) -> None:
     schema = toy_inner(inner_steps=3, inner_optimizer=inner)
     params, engine = replica(schema, 0)
     count = 0
@@ -206,7 +212,9 @@ def test_the_first_share_that_fails_leaves_no_moments() -> None:
 @pytest.mark.parametrize("sizes", [{}, RAGGED], ids=["whole blocks", "padded blocks"])
 @pytest.mark.parametrize("width", [1, 2])
 def test_what_was_not_sent_is_sent_later(width: int, sizes: dict[str, int]) -> None:
-    """Three rounds of residual and values, in plain float64: what is sent leaves the residual, nothing else does."""
+    """Three rounds of residual and values, in plain float64: what is sent leaves the residual,
+    nothing else does.
+    """
     schema = toy_inner(bits=width, decay=0.9, **sizes)
     _, engine = replica(schema, 1)
     name = "model.layers.0.mlp.gate_proj.weight"
@@ -249,7 +257,9 @@ def test_what_is_too_small_for_the_lattice_waits() -> None:
 @pytest.mark.parametrize("sizes", [{}, RAGGED], ids=["whole blocks", "padded blocks"])
 @pytest.mark.parametrize("changed", [{}, {"bits": 1, "divisor": "all", "outer_lr": 0.8}, {"inner_optimizer": "muon"}])
 def test_replicas_of_all_tiers_stay_equal(changed: dict[str, Any], sizes: dict[str, int]) -> None:
-    """Members of tiers 0, 1, 2, 1; who trains and whose result counts changes from round to round."""
+    """Members of tiers 0, 1, 2, 1; who trains and whose result counts changes from round to
+    round.
+    """
     schema = toy_inner(topk_embeddings=9, inner_steps=2, **changed, **sizes)
     tiers = [0, 1, 2, 1]
     members = [replica(schema, tier) for tier in tiers]
@@ -276,7 +286,7 @@ def test_replicas_of_all_tiers_stay_equal(changed: dict[str, Any], sizes: dict[s
 
 @pytest.mark.parametrize("inner", ["adamw", "muon"])
 @pytest.mark.parametrize("done", [0, 1, 3])
-def test_a_replica_goes_on_from_its_state_bit_by_bit(inner: str, done: int) -> None:
+def test_a_replica_continues_from_its_state_bit_by_bit(inner: str, done: int) -> None:
     schema = toy_inner(inner_steps=2, inner_optimizer=inner, **RAGGED)
     params, engine = replica(schema, 1)
 
@@ -349,7 +359,7 @@ def test_a_gradient_whose_square_no_moment_can_hold_is_refused(inner: str) -> No
     engine.restore(engine.state())
 
 
-def test_results_of_everything_take_a_byte_a_number_and_no_positions_until_somebody_asks() -> None:
+def test_whole_results_take_a_byte_per_number() -> None:
     """Where a block has zeros, other places count."""
     schema = toy_inner(chunk=4, topk=16, topk_embeddings=16, orthogonal_lr=1.5)
     votes = []
@@ -394,7 +404,9 @@ def test_steps_that_run_ahead_go_as_far_as_others(monkeypatch: pytest.MonkeyPatc
     [(float("nan"), 0.0), (float("inf"), 0.0), (3e30, 0.0), (1.0, float("nan")), (1.0, float("inf"))],
 )
 def test_a_share_that_ran_ahead_is_refused_whole(monkeypatch: pytest.MonkeyPatch, number: float, loss: float) -> None:
-    """What no step has waited for is judged at the end, and weights and moments are as they were."""
+    """What no step has waited for is judged at the end, and weights and moments are as they
+    were.
+    """
     monkeypatch.setattr("aftermath.optim.inner.may_run_ahead", lambda _: True)
     schema = toy_inner(inner_steps=3)
     params, engine = replica(schema, 0)

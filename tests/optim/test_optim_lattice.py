@@ -1,4 +1,6 @@
-"""Values on the lattice: the nearest ones, their bytes, one encoding of each set of votes, and refusal of all else."""
+"""Values on the lattice: the nearest ones, their bytes, one encoding of each set of votes, and
+refusal of all else.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from aftermath.optim.lattice import LEAST, MOST, SMALLEST, quantise
 from aftermath.optim.layout import level_layout
 from aftermath.optim.transform import strongest
 from aftermath.optim.votes import Votes
-from optim.optim_oracle import toy_inner
+from optim.optim_oracle import entry_bases, toy_inner
 
 FORMATS = {bits: toy_inner(bits=bits).results for bits in (1, 2)}
 LEVEL = 1
@@ -68,7 +70,7 @@ def test_of_two_that_are_as_good_the_lower_exponent_is_taken() -> None:
     assert quantise(torch.tensor([[3.0, -3.0]]), 2).tolist() == [[3.0, -3.0]]
 
 
-def test_what_is_beyond_the_lattice_is_its_largest_value_and_blocks_do_not_mix() -> None:
+def test_value_beyond_the_lattice_becomes_its_largest() -> None:
     rows = torch.tensor([[1e30, -1e30], [SMALLEST, 0.0], [0.0, 0.0], [0.25, -0.75]])
     largest = 3 * 2.0**MOST
     assert quantise(rows, 2).tolist() == [[largest, -largest], [SMALLEST, 0.0], [0.0, 0.0], [0.25, -0.75]]
@@ -78,11 +80,14 @@ def test_sums_of_as_many_peers_as_there_can_be_stay_exact() -> None:
     assert 256 * 3 * 2 ** (MOST - LEAST) < 2**53
 
 
-# --- the bytes --------------------------------------------------------------------------------------------------------
+# --- the bytes
+# --------------------------------------------------------------------------------------------------------
 
 
 def result(results: ResultFormat, seed: int = 0, zeros: float = 0.97) -> tuple[np.ndarray, np.ndarray]:
-    """Indices and lattice values of a level's entries, many of them unused; blocks of very different sizes."""
+    """Indices and lattice values of a level's entries, many of them unused; blocks of very
+    different sizes.
+    """
     generator = torch.Generator().manual_seed(seed)
     layout = level_layout(results, LEVEL)
     kept = []
@@ -105,10 +110,11 @@ def encoded_again(votes: Votes, results: ResultFormat) -> bytes:
     layout = level_layout(results, LEVEL)
     indices = np.full(layout.entries, UNUSED, np.uint16)
     values = np.zeros(layout.entries, np.float32)
-    starts = np.flatnonzero(layout.entry_first)
+    bases = entry_bases(layout)
+    starts = np.flatnonzero(np.diff(bases, prepend=-1))
     at = dict(zip(votes.positions.tolist(), votes.multiples().tolist(), strict=True))
     for first, last in zip(starts, [*starts[1:], layout.entries], strict=True):
-        base = int(layout.entry_base[first])
+        base = int(bases[first])
         block = next(g.block for g in layout.groups if g.base <= base < g.base + g.blocks * g.block)
         own = sorted(position for position in at if base <= position < base + block)
         for entry, position in zip(range(first, last), own, strict=False):
@@ -126,21 +132,25 @@ def test_round_trip(bits: int, zeros: float) -> None:
     votes = decode_level(memoryview(data), results, LEVEL)
     used = indices != UNUSED
     assert used.any() == (zeros < 1)
-    assert votes.positions.tolist() == (level_layout(results, LEVEL).entry_base + indices)[used].tolist()
+    assert votes.positions.tolist() == (entry_bases(level_layout(results, LEVEL)) + indices)[used].tolist()
     assert votes.kind == votes.multiples().dtype == torch.int64
     assert (votes.multiples().double() * SMALLEST).tolist() == values[used].tolist()
     assert encoded_again(votes, results) == data
 
 
 def test_layout_on_the_wire() -> None:
-    """Places, then exponents of blocks in six bits, -40 as 1 and none as 0; signs, sizes; lowest bit first."""
+    """Places, then exponents of blocks in six bits, -40 as 1 and none as 0; signs, sizes; lowest
+    bit first.
+    """
     results = toy_inner(hidden_size=8, intermediate_size=16, tiers=2, num_attention_heads=2).results
     indices = np.full(12, UNUSED, np.uint16)
     values = np.zeros(12, np.float32)
     indices[:3], values[:3] = (2, 9, 63), (-0.75, 0.25, -0.25)
     indices[8], values[8] = 17, 8.0
     data = encode_level(results, 0, indices, values)
-    places = (2081 + 2 + 36 + 39711 | (1 + 17) << 40).to_bytes(8, "little")  # as in test_optim_codec
+    first = sum(1 << bit for bit in (1, 3, 6, 7, 8, 12, 14, 21))  # as in test_optim_codec
+    third = 1 << 0 | 1 << 14
+    places = (first | third << 48).to_bytes(9, "little")
     with pytest.raises(ValueError, match="lattice"):
         encode_level(results, 0, indices, values * 8)
     exponents = (39 | 0 << 6 | 44 << 12).to_bytes(3, "little")
@@ -160,11 +170,11 @@ def test_values_off_the_lattice_are_not_encoded(values: tuple[float, float]) -> 
         encode_level(results, LEVEL, indices, all_values)
 
 
-def test_three_times_a_power_of_two_is_not_encoded_where_there_is_no_bit_for_it() -> None:
+def test_three_times_a_power_needs_two_bits() -> None:
     results = FORMATS[1]
     indices, values = result(results, zeros=1.0)
     indices[:2], values[:2] = (0, 1), (0.5, 1.5)
-    with pytest.raises(ValueError, match="three times a power of two, for which there is no bit"):
+    with pytest.raises(ValueError, match="not on the lattice"):
         encode_level(results, LEVEL, indices, values)
 
 
@@ -192,14 +202,14 @@ def test_an_exponent_that_the_lattice_does_not_have(code: int) -> None:
     place = results.place_bytes(LEVEL)
     codes = int.from_bytes(data[place : place + 2], "little") & ~(63 << 6) | code << 6
     data[place : place + 2] = codes.to_bytes(2, "little")
-    with pytest.raises(BadPayload, match="entry 4: an exponent that is not from -40 to 3"):
+    with pytest.raises(BadPayload, match="block 1: an exponent that is not from -40 to 3"):
         decode_level(data, results, LEVEL)
 
 
 def test_an_exponent_of_a_block_without_votes() -> None:
     data, results = payload(1, zeros=1.0), FORMATS[1]
     data[results.place_bytes(LEVEL)] = 1
-    with pytest.raises(BadPayload, match="entry 0: an exponent without votes"):
+    with pytest.raises(BadPayload, match="block 0: an exponent without votes"):
         decode_level(data, results, LEVEL)
 
 

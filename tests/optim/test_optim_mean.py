@@ -29,7 +29,9 @@ from optim.optim_replica import bits, tensors
 
 
 def oracle(votes: Sequence[Votes], divisor: DivisorName, rate: float) -> dict[int, np.float32]:
-    """What is subtracted, by position: every operation in unbounded fractions, rounded as IEEE rounds it."""
+    """What is subtracted, by position: every operation in unbounded fractions, rounded as IEEE
+    rounds it.
+    """
     kept = defaultdict(list)
     for vote in votes:
         for position, value in zip(vote.positions.tolist(), vote.multiples().tolist(), strict=True):
@@ -83,7 +85,9 @@ def test_equals_fractions_and_is_as_near_as_fp32_can_be(
 
 @pytest.mark.parametrize("divisor", get_args(DivisorName))
 def test_the_largest_sums_are_exact(divisor: DivisorName) -> None:
-    """256 peers with the largest value, one of which differs by the smallest: a sum that fp32 does not know."""
+    """256 peers with the largest value, one of which differs by the smallest: a sum that fp32 does
+    not know.
+    """
     rows = [{0: LARGEST, 1: LARGEST} for _ in range(255)] + [{0: LARGEST, 1: 1}]
     votes = votes_of(rows)
     assert sum(row[0] for row in rows) < 2**53
@@ -152,7 +156,7 @@ def test_order_threads_and_memory_layout_do_not_matter() -> None:
     assert applied([Votes(2, gaps(v.positions), gaps(v.values)) for v in votes], strided=True) == expected
 
 
-def test_what_nobody_kept_keeps_every_bit_and_so_does_a_level_without_votes() -> None:
+def test_numbers_and_levels_without_votes_keep_their_bits() -> None:
     schema = toy_inner()
     params = tensors(schema, 0, 0)
     odd = torch.tensor([-0.0, 1e-42, 3e38, -1e-30])
@@ -168,7 +172,7 @@ def test_what_nobody_kept_keeps_every_bit_and_so_does_a_level_without_votes() ->
     assert bits(params) == before
 
 
-def test_refuses_what_no_run_can_have_accepted_and_changes_nothing() -> None:
+def test_impossible_votes_are_refused_and_change_nothing() -> None:
     schema = toy_inner()
     params = tensors(schema, 1, 0)
     engine, before = Engine(schema, 1, params), bits(params)
@@ -218,7 +222,7 @@ def test_one_member_moves_nothing_further_than_the_rate_allows(inner: InnerOptim
     assert bits(params) == moved
 
 
-def test_a_rate_beyond_all_numbers_leaves_the_lattice_as_the_bound() -> None:
+def test_infinite_rate_leaves_the_lattice_as_the_bound() -> None:
     """The program takes any finite rate."""
     schema = toy_inner()
     params = tensors(schema, 2, 0)

@@ -1,4 +1,6 @@
-"""What an optimizer says of its results, on request: true figures, and not one bit of training is another."""
+"""What an optimizer says of its results, on request: true figures, and not one bit of training is
+another.
+"""
 
 from __future__ import annotations
 
@@ -59,8 +61,8 @@ def norm(schema: Schema, level: int, params: Mapping[str, Tensor]) -> float:
 
 
 def test_they_are_the_norms_and_the_share_that_was_sent() -> None:
-    """DisTrO with floats: the first residual is the rate times the gradient, and what is left of it that minus what
-    was sent, which `dense` turns into tensors.
+    """DisTrO with floats: the first residual is the rate times the gradient, and what is left of it
+    that minus what was sent, which `dense` turns into tensors.
     """
     schema = toy_schema(**WHOLE, quantize_1bit=False)
     _, engine = replica(schema, 0)

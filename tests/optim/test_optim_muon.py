@@ -131,7 +131,7 @@ def test_without_parameters_there_is_nothing_to_learn():
 
 
 def test_steps_of_many_tensors_together_are_those_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    """But for products in bf16, which move a step by a part in a hundred."""
+    """Products in bf16 move a step by one percent."""
     shapes = {"model.layers.0.self_attn.q_proj.weight": (32, 32), "model.layers.0.mlp.up_proj.weight": (64, 32)}
     shapes |= {"model.layers.1.self_attn.q_proj.weight": (32, 32), "model.norm.weight": (32,)}
     found = []

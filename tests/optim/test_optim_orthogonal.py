@@ -37,7 +37,7 @@ def test_enough_steps_give_the_polar_factor(shape, condition):
     assert (found - factor).abs().max() < 2e-3
 
 
-def test_five_steps_raise_what_is_above_the_bound_and_overshoot_nothing():
+def test_five_steps_raise_singular_values_without_overshoot():
     given, _ = matrix(128, 128, 1e2)
     values = torch.linalg.svdvals(polar_express(given.float()))
     assert 0.87 < values.min() < values.max() < 1.13
@@ -58,7 +58,9 @@ def test_scale_and_orientation_do_not_matter():
 
 @pytest.mark.parametrize("exponent", [-44, -38, -30, -23, -20, 19, 25, 38])
 def test_any_size_that_fp32_holds_is_right(exponent):
-    """Squares of such numbers are zero or infinite; those near the smallest of all have few digits left."""
+    """Squares of such numbers are zero or infinite; those near the smallest of all have few digits
+    left.
+    """
     given = matrix(40, 24, 1e2)[0].double()
     given = (given / given.abs().max() * 10.0**exponent).float()
     expected = polar_express(given.double())
@@ -78,10 +80,12 @@ def test_nothing_stays_nothing():
     assert torch.equal(polar_express(torch.zeros(8, 4)), torch.zeros(8, 4))
 
 
-@example(steps=9, exponent=-0.7977203364979895)  # an interval so narrow that the exchange once went on for ever
+@example(steps=9, exponent=-0.7977203364979895)  # an interval so narrow that the exchange once never ended
 @given(steps=st.integers(1, 12), exponent=st.floats(-7, -0.01))
 def test_every_polynomial_maps_its_interval_into_the_next(steps, exponent):
-    """Points of [smallest, 1] stay positive and below 2 all the way, and the last interval is the narrowest."""
+    """Points of [smallest, 1] stay positive and below 2 all the way, and the last interval is the
+    narrowest.
+    """
     smallest = 10.0**exponent
     x = torch.logspace(exponent, 0, 2001, dtype=torch.float64)
     for a, b, c in polynomials(steps, smallest):
@@ -93,7 +97,9 @@ def test_every_polynomial_maps_its_interval_into_the_next(steps, exponent):
 
 
 def test_the_first_polynomial_is_the_published_one():
-    """The paper's own coefficients for 1e-3 (its code's table), before the margin that it applies too."""
+    """The paper's own coefficients for 1e-3 (its code's table), before the margin that it applies
+    too.
+    """
     published = (8.28721201814563, -23.595886519098837, 17.300387312530933)
     a, b, c = polynomials(8, 1e-3)[0]
     assert (a * 1.01, b * 1.01**3, c * 1.01**5) == pytest.approx(published, rel=1e-6)

@@ -1,4 +1,6 @@
-"""Muon at the apply: its formula, its bounds, and its independence of everything that must not matter."""
+"""Muon at the apply: its formula, its bounds, and its independence of everything that must not
+matter.
+"""
 
 from __future__ import annotations
 

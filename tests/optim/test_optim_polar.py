@@ -1,4 +1,6 @@
-"""The exact polar factor: near the true one, the same bits whatever the sums' order, within the bounds of its proof."""
+"""The exact polar factor: near the true one, the same bits whatever the sums' order, within the
+bounds of its proof.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ def test_the_polynomials_are_the_polar_express_rounded() -> None:
         assert ours == tuple(round(coefficient, 4) for coefficient in best)
 
 
-def test_the_polynomials_keep_singular_values_where_units_are_made_for() -> None:
+def test_polynomials_keep_singular_values_within_units() -> None:
     """X's and P's largest in their units stay below the bound of a length, with room for noise."""
     high = 1.0
     for (a, b, c), squares, factors in zip(POLYNOMIALS, polar._SQUARES, polar._FACTORS, strict=True):
@@ -62,7 +64,7 @@ def test_is_near_the_polar_factor(shape: tuple[int, int]) -> None:
 @pytest.mark.parametrize("shape", [(320, 896), (512, 512)])
 @pytest.mark.parametrize("largest", [1, 30])
 def test_larger_matrices_are_within_the_bounds_too(shape: tuple[int, int], largest: int) -> None:
-    """Also where one direction outweighs all others, as in gradients."""
+    """One direction may outweigh all others, as in gradients."""
     u, _, v = torch.linalg.svd(_matrix(shape, 4), full_matrices=False)
     strengths = torch.ones(min(shape))
     strengths[0] = largest
@@ -80,7 +82,7 @@ def test_numbers_of_one_size_are_within_the_bounds(shape: tuple[int, int]) -> No
 @pytest.mark.parametrize("shape", [(64, 64), (256, 256), (384, 384), (704, 256), (128, 2048)])
 @pytest.mark.parametrize("noise", [0, 0.01])
 def test_what_a_member_makes_up_of_few_numbers_moves_no_further(shape: tuple[int, int], noise: float) -> None:
-    """Of ones, and of some directions of +1 and -1, where all would be rounded one way."""
+    """Matrices of ones, and of some directions of +1 and -1, would all round the same way."""
     generator = torch.Generator().manual_seed(7)
     for count in range(4):
         u = torch.randn(shape[0], count + 1, generator=generator).sign()
@@ -93,7 +95,9 @@ def test_what_a_member_makes_up_of_few_numbers_moves_no_further(shape: tuple[int
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_equals_whole_numbers(shape: tuple[int, int]) -> None:
-    """All products once more in unbounded integers; what is between them in single operations of fp32."""
+    """All products once more in unbounded integers; what is between them in single operations of
+    fp32.
+    """
     matrix = _matrix(shape, 2, 1e4)
     tall = shape[0] > shape[1]
     x = _start(matrix.mT if tall else matrix)
@@ -118,7 +122,7 @@ def test_equals_whole_numbers(shape: tuple[int, int]) -> None:
 
 
 def _offsets(like: NDArray[np.float32], name: str, columns: str) -> NDArray[np.float32]:
-    """As a formula says: bits 16 to 31 of products of 24 bits each, as a fraction less a half."""
+    """The formula takes bits 16 to 31 of products of 24 bits each, as a fraction less a half."""
 
     def drawn(name: str, count: int) -> list[int]:
         stream = hashlib.shake_128(f"aftermath polar {name}".encode()).digest(3 * count)
@@ -161,7 +165,7 @@ def _in_another_order(patch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_order_of_the_sums_shows() -> None:
-    """Of any sum, by any number of threads, with other strides, or transposed."""
+    """Sums are exact for any number of threads, with other strides, or transposed."""
     for shape in [(192, 64), (64, 192), (130, 131)]:
         matrix = _matrix(shape, 3, 1e3)
         torch.set_num_threads(1)
@@ -181,7 +185,7 @@ def test_no_order_of_the_sums_shows() -> None:
 
 
 def test_many_at_once_are_each_as_by_itself() -> None:
-    """Also beside one that leaves the bounds, and one of zeros."""
+    """The batch also has a matrix that leaves the bounds, and one of zeros."""
     matrices = torch.stack([_matrix((20, 50), seed) * 10.0**seed for seed in range(4)])
     matrices[1], matrices[2, 1:, 1:] = 0, 0
     assert torch.equal(exact_polar(matrices), torch.stack([exact_polar(matrix) for matrix in matrices]))
@@ -189,7 +193,7 @@ def test_many_at_once_are_each_as_by_itself() -> None:
 
 @given(st.integers(0, 2**32), st.integers(1, 40), st.integers(1, 40), st.integers(-149, 120), st.integers(0, 40))
 def test_no_sum_leaves_what_fp32_holds(seed: int, rows: int, columns: int, exponent: int, spread: int) -> None:
-    """Of any finite matrix: the largest part of any sum is that of the magnitudes."""
+    """For any finite matrix, the largest part of any sum is that of the magnitudes."""
     generator = torch.Generator().manual_seed(seed)
     powers = torch.randint(-spread, 1, (rows, columns), generator=generator)
     matrix = torch.randn(rows, columns, generator=generator) * torch.exp2(powers.float()) * 2.0**exponent
@@ -212,8 +216,10 @@ def test_no_sum_leaves_what_fp32_holds(seed: int, rows: int, columns: int, expon
 
 
 @pytest.mark.parametrize("units", [6000, 200_000])
-def test_what_leaves_the_bounds_is_seen_by_every_order_of_the_sums(units: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With units too fine for fp32: the matrix stays as its last good step left it, whatever order sums run in."""
+def test_out_of_bounds_is_detected_in_every_sum_order(units: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With units too fine for fp32: the matrix stays as its last good step left it, whatever order
+    sums run in.
+    """
     monkeypatch.setattr(polar, "_UNITS", units)
     matrix = _matrix((60, 70), 5)
     expected = exact_polar(matrix)
@@ -241,10 +247,10 @@ def test_any_finite_number_has_its_sign(value: float) -> None:
         ((256, 1024), 128, 0.35, (0.15, 0.25)),
     ],
 )
-def test_of_low_rank_the_directions_that_are_there_come_near_one_and_the_rest_is_small_noise(
+def test_polar_singular_values_of_low_rank_input(
     shape: tuple[int, int], rank: int, noise: float, part: tuple[float, float]
 ) -> None:
-    """As the docstring has it: no direction of the noise is long, and all together are where there are many."""
+    """See `exact_polar`: no direction of the noise is long, but many together are."""
     generator = torch.Generator().manual_seed(0)
     matrix = torch.randn(shape[0], rank, generator=generator) @ torch.randn(rank, shape[1], generator=generator)
     u, _, v = torch.linalg.svd(matrix.double(), full_matrices=False)
@@ -261,6 +267,6 @@ def test_zeros_stay() -> None:
 
 
 def test_a_zero_has_one_sign() -> None:
-    """Of any matrix, also where all products of a sum are -0."""
+    """For any matrix, even if all products of a sum are -0."""
     found = exact_polar(torch.tensor([[-1.0, 0.0, -0.0], [-0.0, -0.0, 0.0], [0.0, -2.0, -0.0]]))
     assert not bool(torch.signbit(found[found == 0]).any())

@@ -1,4 +1,6 @@
-"""The schema: blocks, exact sizes of results, canonical JSON, and refusal of everything that is not it."""
+"""The schema: blocks, exact sizes of results, canonical JSON, and refusal of everything that is not
+it.
+"""
 
 import hashlib
 import json
@@ -40,7 +42,7 @@ def schema(hf: dict[str, Any] | None = None, tiers: int = 3, **changes: Any) -> 
 
 
 @given(st.integers(1, 5), st.integers(1, 40), st.integers(1, 255), st.integers(1, 70000), st.integers(1, 4))
-def test_every_segment_is_cut_into_the_fewest_blocks_with_the_least_padding(
+def test_segments_have_fewest_blocks_and_least_padding(
     prefix: int, hidden: int, chunk: int, topk: int, tiers: int
 ) -> None:
     hf = {"intermediate_size": prefix << (tiers - 1), "hidden_size": 4 * hidden, "head_dim": 2}
@@ -54,7 +56,7 @@ def test_every_segment_is_cut_into_the_fewest_blocks_with_the_least_padding(
         assert 1 <= blocks.topk <= blocks.size <= 65535
 
 
-def test_blocks_of_awkward_sizes_are_padded_and_end_with_their_strip() -> None:
+def test_blocks_of_odd_sizes_are_padded() -> None:
     wide = schema({"intermediate_size": 11008, "vocab_size": 257}, tiers=4)  # strips of 1376 = 32 * 43, and doubles
     cut = {
         (b.segment.level, b.segment.shape): (b.edges, b.grid)
@@ -72,7 +74,9 @@ def test_blocks_of_awkward_sizes_are_padded_and_end_with_their_strip() -> None:
 
 @pytest.mark.parametrize("vocabulary", [31_991, 32_001, 32_003, 32_009])
 def test_an_awkward_vocabulary_costs_as_much_as_a_round_one(vocabulary: int) -> None:
-    """12 layers of 768: a result of 32,000 words takes 0.37 MB, and so does one of 32,003, which is prime."""
+    """12 layers of 768: a result of 32,000 words takes 0.37 MB, and so does one of 32,003, which is
+    prime.
+    """
     hf = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 12}
     sizes = [
         built.results.result_bytes()
@@ -101,7 +105,8 @@ def test_the_embedding_and_the_head_may_keep_more_than_the_rest() -> None:
 
 def test_payload_sizes_are_exact() -> None:
     built = schema().results
-    # Level 0 of a layer: gate and up strips of 256 x 128 (8 blocks each), down 128 x 256 (8 blocks); 2 layers, 8 kept.
+    # Level 0 of a layer: gate and up strips of 256 x 128 (8 blocks each), down 128 x 256 (8
+    # blocks); 2 layers, 8 kept.
     assert built.entries(0) == 2 * 3 * 8 * 8
     # 48 blocks take 81 bits each for their places: C(4096, 8) and fewer are 2^80.7 sets.
     assert built.place_bytes(0) == 48 * 81 // 8
@@ -130,7 +135,7 @@ def _leaves(node: Any) -> list[Any]:
     return [leaf for child in node for leaf in _leaves(child)] if isinstance(node, list) else [node]
 
 
-def test_the_hash_is_the_same_from_every_tier_and_from_redundant_keys() -> None:
+def test_hash_is_equal_from_every_tier_and_redundant_keys() -> None:
     base = schema().hash()
     for tier in range(3):
         assert build_schema(LlamaConfig.from_hf(HF).to_hf(tier), 3, schema().optimizer).hash() == base
@@ -214,7 +219,8 @@ def test_settings_out_of_range_are_sentences(change: dict[str, Any], says: str) 
         schema(**change)
 
 
-# --- SparseLoCo -------------------------------------------------------------------------------------------------------
+# --- SparseLoCo
+# -------------------------------------------------------------------------------------------------------
 
 
 def inner(**changes: Any) -> Schema:
@@ -237,7 +243,7 @@ CHANGES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("change", [{}, *CHANGES], ids=str)
-def test_inner_steps_come_back_from_json_and_every_setting_counts(change: dict[str, Any]) -> None:
+def test_sparseloco_settings_round_trip_and_change_the_hash(change: dict[str, Any]) -> None:
     built = inner(**change)
     data = built.to_json()
     assert Schema.from_json(data) == built
@@ -300,13 +306,17 @@ def test_inner_steps_out_of_range_are_sentences(change: dict[str, Any], says: st
 
 
 def test_payload_sizes_on_the_lattice_are_exact() -> None:
-    """Level 0 has 6 strips of 8 blocks: 267 bits of places each; 6 bits a block and the bits of all 32 entries."""
+    """Level 0 has 6 strips of 8 blocks: 267 bits of places each; 6 bits a block and the bits of all
+    32 entries.
+    """
     assert inner().results.payload_bytes(0) == 48 * 267 // 8 + 36 + 2 * (48 * 32 // 8)
     assert inner(bits=1).results.payload_bytes(0) == 48 * 267 // 8 + 36 + 48 * 32 // 8
 
 
 def test_blocks_that_keep_all_are_as_large_as_their_digits() -> None:
-    """48 blocks of 4,096 numbers: three in 7 bits, or five in 8, and an exponent of 6 bits for each block."""
+    """48 blocks of 4,096 numbers: three in 7 bits, or five in 8, and an exponent of 6 bits for each
+    block.
+    """
     whole = {"topk": 4096, "topk_embeddings": 4096}
     assert inner(**whole).results.payload_bytes(0) == 36 + 48 * 4096 // 3 * 7 // 8
     assert inner(**whole, bits=1).results.payload_bytes(0) == 36 + -(-48 * 4096 // 5)

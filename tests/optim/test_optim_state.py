@@ -1,4 +1,4 @@
-"""What an optimizer keeps can be put away: another replica with the same weights goes on from it bit by bit."""
+"""Saved optimizer state: another replica with the same weights continues from it bit by bit."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def train(params: dict[str, Tensor], engine: Engine, tier: int, step: int) -> di
 
 @pytest.mark.parametrize("tier", range(3))
 @pytest.mark.parametrize("done", [0, 1, 3])
-def test_a_replica_goes_on_from_it_bit_by_bit(tier: int, done: int) -> None:
+def test_restored_replica_continues_bit_by_bit(tier: int, done: int) -> None:
     params, engine = replica(SCHEMA, tier)
     for step in range(done):
         train(params, engine, tier, step)

@@ -29,7 +29,9 @@ def test_sums_and_counts_are_those_of_a_dictionary(span: int, votes: list[tuple[
 
 @st.composite
 def _lattice_votes(draw: st.DrawFn) -> list[Votes]:
-    """Of one to five peers, some of whom have the very same positions; as whole numbers, or in two bytes each."""
+    """Draw votes of one to five peers, some with the same positions, as integers or in two bytes
+    each.
+    """
     span = draw(st.integers(1, 60))
     sets = [
         torch.tensor(draw(st.permutations(sorted(draw(st.sets(st.integers(0, span - 1)))))), dtype=torch.int64)
@@ -50,7 +52,9 @@ def _lattice_votes(draw: st.DrawFn) -> list[Votes]:
 
 @given(_lattice_votes(), st.integers(1, LARGEST))
 def test_votes_on_the_lattice_are_counted_as_their_whole_numbers(votes: list[Votes], most: int) -> None:
-    """Few or many, with shared positions or not, in either form; and what is counted is left as it was."""
+    """Few or many, with shared positions or not, in either form; and what is counted is left as it
+    was.
+    """
     before = [(vote.values.clone(), vote.shifts) for vote in votes]
     found, sums, counts = tally_multiples(votes, most)
     kept = defaultdict(list)

@@ -35,9 +35,7 @@ def test_a_constant_block_has_only_the_first_coefficient() -> None:
         *[((3, 4, 6), (1, 2, 3)), ((3, 5, 7), (1, 2, 3)), ((2, 2, 3, 4), (1, 1, 2, 3)), ((5, 1, 4), (1, 1, 4))],
     ],
 )
-def test_cells_pair_every_number_with_its_place_also_in_strided_tensors(
-    shape: tuple[int, ...], chunk: tuple[int, ...]
-) -> None:
+def test_cells_pair_numbers_and_places_in_strided_tensors(shape: tuple[int, ...], chunk: tuple[int, ...]) -> None:
     cut = Blocks(Segment("w", 0, None, 0, shape[0], shape), chunk, 1)
     tensor = torch.arange(1.0, 101.0).view(10, 10)[: shape[0], 3 : 3 + shape[-1]]
     if len(shape) == 1:

@@ -1,4 +1,6 @@
-"""Results that keep every number: the bytes of `optim.codec`, and the steps that `optim.mean` counts by places."""
+"""Results that keep every number: the bytes of `optim.codec`, and the steps that `optim.mean`
+counts by places.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 
 from aftermath.optim import digits, mean, packed, whole
 from aftermath.optim.blocks import UNUSED
-from aftermath.optim.codec import decode_level, encode_level, encode_whole
+from aftermath.optim.codec import decode_level, encode_groups, encode_level
 from aftermath.optim.engine import Engine
 from aftermath.optim.feedback import ErrorFeedback, entries_of
 from aftermath.optim.lattice import LARGEST, SMALLEST
@@ -52,7 +54,7 @@ def results_of(schema: Schema, members: int, holes: float) -> dict[int, list[byt
 
 @pytest.mark.parametrize("holes", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("name", SCHEMAS)
-def test_a_replica_takes_the_same_step_from_digits_as_from_places(name: str, holes: float) -> None:
+def test_digits_and_places_give_the_same_step(name: str, holes: float) -> None:
     schema = SCHEMAS[name]
     sent = results_of(schema, 3, holes)
     votes = {level: [decode_level(data, schema.results, level) for data in of] for level, of in sent.items()}
@@ -97,7 +99,7 @@ def test_steps_are_whatever_order_and_batch_they_are_counted_in(name: str, seed:
         assert torch.equal(one.flatten(1), expected)
 
 
-def test_a_device_without_float64_has_its_steps_counted_elsewhere() -> None:
+def test_device_without_float64_counts_elsewhere() -> None:
     schema = SCHEMAS["2 bits"]
     layout = level_layout(schema.results, 0)
     votes = [decode_level(data, schema.results, 0) for data in results_of(schema, 2, 0.3)[0]]
@@ -111,12 +113,12 @@ def test_values_that_are_on_no_lattice_are_not_sent() -> None:
         (torch.arange(group.block).expand(group.blocks, -1), torch.full((group.blocks, group.block), 0.5))
         for group in layout.groups
     ]
-    good = encode_whole(schema.results, 0, chosen)
+    good = encode_groups(schema.results, 0, chosen)
     assert good == encode_level(schema.results, 0, *entries_of(layout, *zip(*chosen, strict=True)))
     for wrong in (0.7, 0.25, 2.0**-42, 2.0**5):
         chosen[0][1][0, 1] = wrong
         with pytest.raises(ValueError, match="not on the lattice"):
-            encode_whole(schema.results, 0, chosen)
+            encode_groups(schema.results, 0, chosen)
 
 
 def test_an_entry_that_is_not_used_leaves_its_place_empty() -> None:
@@ -128,7 +130,7 @@ def test_an_entry_that_is_not_used_leaves_its_place_empty() -> None:
         values = torch.zeros(group.blocks, group.block)
         indices[0, :2], values[0, :2] = torch.tensor([1, 3]), torch.tensor([-1.5, 0.5])
         chosen.append((indices, values))
-    data = encode_whole(schema.results, 0, chosen)
+    data = encode_groups(schema.results, 0, chosen)
     assert data == encode_level(schema.results, 0, *entries_of(layout, *zip(*chosen, strict=True)))
     votes = decode_level(data, schema.results, 0)
     assert isinstance(votes, WholeVotes)

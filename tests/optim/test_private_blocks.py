@@ -1,4 +1,6 @@
-"""The blocks of a private state: where they lie follows from the schema, and the root changes with every bit."""
+"""The blocks of a private state: where they lie follows from the schema, and the root changes with
+every bit.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +37,7 @@ def test_a_checker_knows_from_the_schema_which_blocks_there_are(name: str, tier:
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_the_root_is_of_the_blocks_in_their_order_however_many_threads(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_root_is_equal_for_any_number_of_threads(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(private_blocks, "BLOCK", 256)
     monkeypatch.setattr(private_blocks, "_PIECE", 1024)
     _, engine = trained(OPTIMIZERS[name], 0)
@@ -113,8 +113,10 @@ def test_what_was_sent_is_not_held_twice() -> None:
 
 
 @pytest.mark.parametrize("size", [8, 256, 264, 1000, 4096])
-def test_whoever_has_a_tensor_in_runs_has_its_digests(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However short runs are, and wherever they begin; what each tells is as long as is known before."""
+def test_runs_of_a_tensor_give_its_digests(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However short runs are, and wherever they begin; what each tells is as long as is known
+    before.
+    """
     monkeypatch.setattr(private_blocks, "BLOCK", 256)
     whole = torch.arange(size // 4, dtype=torch.float32)
     expected = digests_of({"x": whole})

@@ -106,7 +106,7 @@ def test_another_schema_is_told_to_begin_from_the_checkpoint() -> None:
         assert run.run.model_source.name.lower() == source
 
 
-def test_a_run_does_not_go_on_after_its_last_step() -> None:
+def test_run_does_not_continue_after_its_last_step() -> None:
     """It would end with the next command, and could never be changed again."""
     run = _paused("RUN-step3")
     ix = CoordinatorInstructions(coordinator_program(), run.authority.pubkey())

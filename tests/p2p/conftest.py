@@ -60,7 +60,9 @@ async def rogue() -> AsyncIterator[Callable[..., Awaitable[Rogue]]]:
 
 @pytest.fixture
 def no_help(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ask nobody beside a holder before it is given up, so that a slow machine changes no count."""
+    """Ask no second holder before the first is given up, so that a slow machine changes no
+    count.
+    """
     monkeypatch.setattr(pace.Pace, "hedge", lambda self, holder: pace.LONGEST_PATIENCE_S)
 
 

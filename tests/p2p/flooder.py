@@ -1,7 +1,7 @@
 """Members that flood another one, in a process of their own, each by its own endpoint.
 
 Arguments: the victim's address as HOST:PORT, its seed, how they flood (a function below), seeds of the flooders (comma
-separated). Goes on until it is killed. Prints "flooding" when all are at it.
+separated). Runs until it is killed. Prints "flooding" when all are at it.
 """
 
 import asyncio

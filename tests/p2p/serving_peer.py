@@ -2,7 +2,7 @@
 
 Arguments: discovery directory, seed, members' seeds (comma separated), size, bytes to serve before blocking (0: all).
 Prints "ready" when it can be asked and "half" when it blocks; announces "alive" to everyone. A request on "freeze"
-blocks its event loop for so many seconds as the body says.
+blocks its event loop for the number of seconds in the body.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""A blob filled by many: every byte is written once and noted as its giver's, whoever joins, stalls or dies."""
+"""A blob filled by many peers: every byte is written once and credited to its sender."""
 
 import random
 

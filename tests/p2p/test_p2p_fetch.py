@@ -236,7 +236,7 @@ async def test_a_trickle_is_not_progress(opened, rogue, monkeypatch):
 
 
 class _Unfinished:
-    """A stream whose answer goes on after the first part."""
+    """A stream whose answer continues after the first part."""
 
     def __init__(self, stream) -> None:
         self._stream = stream

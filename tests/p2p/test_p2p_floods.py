@@ -178,7 +178,7 @@ MEMORY = {
     "unread_blobs": lambda peers: peers * (requests.STREAMS * 2 * blobs.PIECE + QUIC_SENDS),
     "unread_answers": lambda peers: peers * (requests.STREAMS * 2 * LARGE_ANSWER + QUIC_SENDS),
 }
-"""Bytes that a flood by so many peers may take, beside the slack, by what it is."""
+"""Bytes that a flood by that many peers may take, without the slack, by kind."""
 
 
 ALONE = ("connections", "requests", "unread_blobs")
@@ -241,7 +241,7 @@ def _most(peers: int, burst: float, rate: float, seconds: float) -> float:
 
 
 @pytest.mark.slow
-async def test_what_a_peer_does_not_acknowledge_is_what_we_reckon_with(opened, monkeypatch):
+async def test_unacknowledged_bytes_match_our_bound(opened, monkeypatch):
     """Of a peer whose process stands still: until it is found out, QUIC keeps so much of what we send."""
     monkeypatch.setattr(blobs, "LARGE_PIECES", 0)
     monkeypatch.setattr(watch, "PROBE_S", 1.0)

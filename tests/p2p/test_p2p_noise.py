@@ -1,4 +1,4 @@
-"""Announcements over real connections that no member makes: the member that hears them goes on listening."""
+"""Announcements that no member makes: the member that hears them keeps listening."""
 
 import asyncio
 from dataclasses import replace
@@ -28,7 +28,7 @@ def signed(seed: int, body: bytes) -> bytes:
 async def test_a_member_hears_the_others_after_one_announced_what_is_nested_beyond_reading(
     opened: Any, body: bytes
 ) -> None:
-    """Whoever announces such is kept out; who comes back as another key says no more."""
+    """The announcer is barred, and ignored when it comes back with another key."""
     ours, honest, *cheats = [await opened(seed) for seed in range(1, 7)]
     desk = Desk()
     readiness, heard = Readiness(), list[Ready]()

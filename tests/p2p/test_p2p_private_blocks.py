@@ -39,7 +39,7 @@ def state_of(name: str = "distro", tier: int = 0, rounds: int = 1) -> tuple[Stat
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-async def test_whoever_has_a_commitment_gets_all_blocks_of_its_state(mesh: Mesh, name: str) -> None:
+async def test_commitment_gives_access_to_all_blocks_of_its_state(mesh: Mesh, name: str) -> None:
     member, checker = await mesh(1, 2)
     parts, engine, kept = state_of(name)
     StateShare(member).offer(kept)

@@ -50,7 +50,7 @@ async def test_who_stops_waiting_takes_no_turn() -> None:
         await first
 
 
-async def test_connecting_anew_fills_no_bucket(opened, rogue, monkeypatch):
+async def test_reconnecting_fills_no_bucket(opened, rogue, monkeypatch):
     monkeypatch.setattr(quota, "ASKED_RATE", 1e-3)
     monkeypatch.setattr(quota, "ASKED_BURST", 5.0)
     node, cheat = await opened(1), await rogue(2)
@@ -68,7 +68,7 @@ async def test_connecting_anew_fills_no_bucket(opened, rogue, monkeypatch):
     assert node.stats().throttled == 1, "the second of its connections waits at its second request"
 
 
-async def test_who_goes_on_announcing_beyond_its_quota_is_kept_out(opened, rogue, monkeypatch):
+async def test_peer_announcing_beyond_its_quota_is_barred(opened, rogue, monkeypatch):
     monkeypatch.setattr(quota, "TOLD_RATE", 200.0)
     monkeypatch.setattr(quota, "TOLD_BURST", 5.0)
     monkeypatch.setattr(quota, "EXCESS_BURST", 10.0)
@@ -92,7 +92,7 @@ async def test_who_goes_on_announcing_beyond_its_quota_is_kept_out(opened, rogue
 
 
 @pytest.mark.parametrize("connected", [True, False], ids=["connected", "alone"])
-async def test_who_goes_on_connecting_beyond_its_quota_is_kept_out(opened, rogue, monkeypatch, connected):
+async def test_peer_connecting_beyond_its_quota_is_barred(opened, rogue, monkeypatch, connected):
     monkeypatch.setattr(quota, "ARRIVALS_RATE", 1e-3)
     monkeypatch.setattr(quota, "ARRIVALS_BURST", 1.0)
     monkeypatch.setattr(quota, "EXCESS_BURST", 3.0)
@@ -171,7 +171,7 @@ def test_where_all_places_are_taken_the_oldest_of_the_address_with_most_gives_wa
     assert sum(map(len, one._inside.values())) == MAX_HANDSHAKES
 
 
-def test_strangers_that_begin_anew_in_time_keep_nobody_out_who_was_connected() -> None:
+def test_restarting_strangers_keep_no_former_peer_out() -> None:
     now = 0.0
     one, gave_way = Door(lambda: now), list[Handshake]()
     enter = entering(one, gave_way)
@@ -262,7 +262,7 @@ async def test_who_pours_in_when_it_is_dialled_is_closed_and_kept_out(opened, ro
 
 
 @pytest.mark.slow
-async def test_what_quic_lets_a_peer_pour_in_is_what_we_reckon_with(opened, rogue, monkeypatch):
+async def test_bytes_that_quic_admits_match_our_bound(opened, rogue, monkeypatch):
     monkeypatch.setattr(link, "MOST_BEFORE_GREETING", 1 << 40)
     node, cheat = await opened(1), await rogue(2)
     node.set_members([cheat.node_id])

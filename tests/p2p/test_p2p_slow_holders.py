@@ -64,7 +64,7 @@ async def lacking(request, stream) -> None:
 
 
 def trickling(data: bytes, piece: int, seconds: float) -> Answer:
-    """Send `piece` bytes, and wait so many seconds after each."""
+    """Send `piece` bytes, and wait `seconds` after each."""
 
     async def answer(request, stream) -> None:
         await stream.send().write_all(frame_of(Reply(Status.OK, len(data))))
@@ -176,7 +176,7 @@ async def test_a_silent_part_of_a_large_blob_is_taken_over_without_patience(endl
 
 
 async def test_a_late_answer_still_counts(quick, trio):
-    """A second holder is asked beside the first; the first, not the second, then delivers."""
+    """A second holder is asked as well; the first, not the second, then delivers."""
     data, helper_asked, over = content(MIB), asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
 

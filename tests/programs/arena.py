@@ -93,7 +93,7 @@ def _fingerprints(held: Mapping[int, int]) -> bytes:
 
 
 class Arena:
-    """One run, which begins with so many `gaps` in its data, and what the oracle says of it."""
+    """One run that begins with `gaps` gaps in its data, and the oracle's account of it."""
 
     sent = 0
     """Transactions of all stories together."""
@@ -226,7 +226,7 @@ class Arena:
         return self._send("kick", None, data, (index, barred), replaced=replaced)
 
     def _sponsor(self, index: int) -> Pubkey:
-        """Who paid for a wallet's membership; of one that there is none of, whoever would pay for a bar."""
+        """Return who paid for a wallet's membership, or would pay for a bar without one."""
         held = self.oracle.memberships.get(index)
         return wallet(index) if held and held.own else self.scenario.accounts["authority"]
 

@@ -32,7 +32,13 @@ from programs.transitions import Transitions
 
 SEATS, EVENLY, STEP, EPOCH = bitmap.MAX_MEMBERS, 64, 40, 5
 DURABLE = tuple(bytes([0xD0 + level]) * 32 for level in range(MAX_LEVELS))
-GONE = (MemberState.DROPPED, MemberState.WITHDRAWN, MemberState.EJECTED, MemberState.LEFT_EARLY)
+GONE = (
+    MemberState.DROPPED,
+    MemberState.WITHDRAWN,
+    MemberState.EJECTED,
+    MemberState.LEFT_EARLY,
+    MemberState.RESTARTED,
+)
 # how often a member is one of these, of which each state has one
 CHANCES: Mapping[str, tuple[float, ...]] = {
     "judge": (0, 0.1, 0.5, 0.9, 1),
@@ -157,6 +163,7 @@ class Cooldowns:
             if seat and rng.random() < chance["idle"]:  # in another epoch, or in none
                 sets.established |= (rng.random() < 0.5) << seat
                 seats[seat]["exited_height"] = rng.choice([0, 0, 1, last, last + 1])
+                seats[seat]["last_epoch"] = EPOCH - rng.choice([1, 2, 2, 2])
             elif rng.random() < chance["gone"]:
                 self._gone(sets, seats[seat], (seat, last, judged), chance)
             else:
@@ -227,7 +234,9 @@ class Cooldowns:
             if one.used:
                 established = bitmap.contains(members.established, seat)
                 ours = Seat(seat, one.tier, state=one.state, exited=one.exited_height, established=established)
+                ours.last_epoch = one.last_epoch
                 oracle.members.append(ours)
+        oracle.epoch = run.epoch
         oracle.judges, oracle.proven, oracle.began = members.judges, members.proven, run.current.began
         oracle.laps = [Lap(run.current.height, STEP, oracle.began, oracle.began, 1, seed=run.current.seed)]
         return oracle

@@ -51,7 +51,7 @@ class Seat:
 
 @dataclass
 class Held:
-    """A wallet's membership. Whoever has a seat has one."""
+    """A wallet's membership. Every wallet with a seat has one."""
 
     bond: int = 0
     forfeited: int = 0

@@ -32,7 +32,7 @@ _NO_TURN = 255
 
 
 class Oracle(Transitions):
-    """A run as whoever sends something to it knows it. Methods raise No where the program refuses."""
+    """A run as a client of the program knows it. Methods raise No if the program refuses."""
 
     # --- what wallets send
 
@@ -59,7 +59,7 @@ class Oracle(Transitions):
             seat.tier, seat.declared = tier, weight
         if stateless:
             self.finishers &= ~(1 << number)
-            self._withdraw(seat)
+            self._withdraw(seat, restarted=True)
         added, seat.wish = seat.wish != WAITS, WAITS
         if stateless:
             self._reelect()
@@ -228,7 +228,10 @@ class Oracle(Transitions):
         holds = seat.tier == 0 and (cooling or bitmap.contains(self.finishers, number))
         need(holds, "NotAllowedToCheckpoint")
         need(self.known.attested == self.every and hashes == self.known.hashes, "CheckpointMismatch")
-        need(self.kept is None, "CheckpointMismatch")
+        before = self.kept and self.kept[0]
+        need(
+            before is None or (before.hashes, before.step) == (self.known.hashes, self.known.step), "CheckpointMismatch"
+        )
         turn, known = self._turn(number), self.known
         same = known.step == self.durable.step and turn < self.durable.turn
         need(known.step > self.durable.step or same, "CheckpointNotNewer")
@@ -277,6 +280,7 @@ class Oracle(Transitions):
             need(epoch >= self.epoch, "EpochGoesBack")
             self.epoch = epoch
             self._move(step, data_index)
+            self.start_step = 0
             self.known = replace(self.known, step=min(self.known.step, step))
             self.durable = replace(self.durable, step=min(self.durable.step, step - 1))
         self.config = config or self.config
@@ -284,7 +288,7 @@ class Oracle(Transitions):
             self._use_durable()
 
     def _move(self, step: int, data_index: int) -> None:
-        """The run goes on elsewhere, and leaves behind what waited."""
+        """The run continues elsewhere, and drops the waiting sequences."""
         self.step, self.data_index, self.backlog = step, data_index, set()
         self.trained = {one for one in self.trained if one < data_index}
 

@@ -248,7 +248,7 @@ class Members(RuleBasedStateMachine):
 
 
 class AnyWallets(Members):
-    """Whoever does what is due, and whoever does anything at all; and the owner is whimsical."""
+    """Wallets that do what is due, wallets that do anything, and a whimsical owner."""
 
     @initialize(
         overlap=st.integers(0, 1), witnesses=st.sampled_from([0, 0, 2]), percent=st.sampled_from([0, 0, 40]),
@@ -272,7 +272,7 @@ class AnyWallets(Members):
         serving=st.sets(st.integers(0, ALL - 1), max_size=ALL), all_but=st.booleans(), seconds=SECONDS,
         thoughts=thoughts(range(ALL)),
     )  # fmt: skip
-    def go_on(self, serving: set[int], all_but: bool, seconds: int, thoughts: list[Thought]) -> None:
+    def go_ahead(self, serving: set[int], all_but: bool, seconds: int, thoughts: list[Thought]) -> None:
         self.turn([index for index in range(ALL) if (index in serving) != all_but], thoughts, seconds)
 
     @rule(what=st.sampled_from(["pause", "bar", "remove", "nothing"]), index=st.integers(0, ALL - 1))
@@ -330,7 +330,7 @@ class Coalition(Members):
         first=st.integers(0, ALL - 1), away=st.sets(st.integers(0, ALL - 1)), thoughts=thoughts(range(ALL)),
         seconds=SECONDS,
     )  # fmt: skip
-    def go_on(self, first: int, away: set[int], thoughts: list[Thought], seconds: int) -> None:
+    def go_ahead(self, first: int, away: set[int], thoughts: list[Thought], seconds: int) -> None:
         """The coalition does whatever it thinks of, and of what is due what it likes."""
         order = [*range(first, ALL), *range(first)]
         serving = [index for index in order if index in self.honest or index not in away]
@@ -444,7 +444,7 @@ def test_no_transaction_does_what_the_rules_do_not_say(machine: type[RuleBasedSt
     assert machine is not Hiders or Hiders.convictions > 0, "nobody was ever dropped for its levels"
 
 
-def test_whoever_is_barred_and_keeps_no_membership_is_refused_alike() -> None:
+def test_barred_wallet_without_membership_is_refused() -> None:
     arena = Arena(**CONFIG)
     assert arena.withdraw(0)
     assert arena.kick(0, True)

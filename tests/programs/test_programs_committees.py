@@ -1,4 +1,4 @@
-"""Who says what a level contains: up to 32 members that delivered it in half of the rounds, whoever of them is left."""
+"""Committees of a level's contents: up to 32 members that delivered it in half of the rounds."""
 
 from __future__ import annotations
 

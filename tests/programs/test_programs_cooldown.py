@@ -163,8 +163,8 @@ def test_a_member_names_no_place_that_others_cannot_read(cool: Scenario) -> None
     cool.by(0, "checkpoint", NAMED).ok()
     keys = {"user": cool.authority.pubkey()}
     for kind, repo in ((1, "team/better"), (2, "/srv/model")):
-        mended = NAMED | {"kind": kind, "repo": repo}
-        cool.world.send(cool.instruction("checkpoint", mended, accounts=keys), signers=[cool.authority]).ok()
+        better = NAMED | {"kind": kind, "repo": repo}
+        cool.world.send(cool.instruction("checkpoint", better, accounts=keys), signers=[cool.authority]).ok()
         assert (cool.model.checkpoint.repo, cool.model.checkpoint_step) == (repo, 3)
 
 

@@ -1,4 +1,4 @@
-"""Two different results that one member signed for one share eject it, whoever shows them; nothing else does.
+"""Two different results that one member signed for one share eject it, shown by anyone; nothing else does.
 
 The exploit of the rule before: a member that signed another result for every peer delivered nothing, and kept its
 place, its share and its points.
@@ -80,7 +80,9 @@ def test_leaving_before_it_is_found_out_does_not_help(training: Scenario) -> Non
 
 
 def test_a_proof_costs_one_bond_and_no_other_one(world: World) -> None:
-    """The exploit: the owner set the epoch back, and whoever had kept the two statements showed them again."""
+    """The exploit: the owner set the epoch back, and the holder of the two statements showed them
+    again.
+    """
     run = Scenario(world).start(join_bond=10**6)
     train(run)
     signed = pair(run)
@@ -150,7 +152,7 @@ def test_signatures_that_lie_elsewhere_prove_nothing(training: Scenario) -> None
     """
     run = training
     honest, lie = sign(said(run, 1, 0), 0), sign(said(run, 2, 0), 0)
-    # member 0 signed one result; somebody puts another one where the program looks, and has the check look elsewhere
+    # member 0 signed one result; an attacker puts another one where the program looks, and has the check look elsewhere
     real = honest.signature + honest.key + honest.statement
     never = honest.signature + honest.key + lie.statement
     size, first, second = len(honest.statement), 2 + 2 * 14, 2 + 2 * 14 + len(real)

@@ -1,4 +1,6 @@
-"""Who keeps its word about a level from one epoch to the next: whoever has shown it for as long as it was there."""
+"""Votes on a level from one epoch to the next: members keep them that showed it while they were
+there.
+"""
 
 from __future__ import annotations
 
@@ -203,7 +205,9 @@ def test_in_a_first_epoch_no_minority_of_a_levels_holders_takes_the_words_of_the
 
 
 def test_of_a_level_that_is_new_no_minority_of_its_holders_has_the_word_alone(world: World) -> None:
-    """Beside established members of other tiers five come for level 0, and two of these got nothing of three."""
+    """Five come for level 0, next to established members of other tiers; two of them got nothing of
+    three.
+    """
     run, rest = established(world, (1, 1, 1, 2, 2, 2, 2))
     run.train_of(rest | dict.fromkeys(range(7, 12), 0))
     end(run, dict.fromkeys((7, 8), (9, 10, 11)))
@@ -212,7 +216,9 @@ def test_of_a_level_that_is_new_no_minority_of_its_holders_has_the_word_alone(wo
 
 @pytest.mark.parametrize("founded", [True, False])
 def test_of_a_level_that_is_new_no_minority_has_a_word_that_shows_nothing(world: World, founded: bool) -> None:
-    """Two of five that come for level 0 give none of it to the others, in a first epoch or beside established ones."""
+    """Two of five that come for level 0 give none of it to the others, in a first epoch or a later
+    one.
+    """
     rest = (1, 1, 1, 2, 2, 2, 2)
     run = established(world, rest)[0] if founded else Scenario(world).start(init_min_clients=3, rounds_per_epoch=8)
     run.train_of(dict(enumerate(rest)) | dict.fromkeys(range(7, 12), 0))

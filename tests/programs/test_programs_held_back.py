@@ -28,7 +28,7 @@ STATES = {
 
 
 def _reach(run: Scenario, state: RunState) -> RoundId:
-    """The run goes on until it is in that state; the place that a vote names then."""
+    """Advance the run to that state, and return the place that a vote names then."""
     while run.run.state is not state or run.run.current.height:
         if run.run.state is RunState.COOLDOWN and state is RunState.COOLDOWN:
             break

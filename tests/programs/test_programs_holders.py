@@ -167,10 +167,10 @@ def test_half_of_those_who_have_shown_it_suffice_if_nobody_disagrees(world: Worl
 
 @pytest.mark.parametrize("gone", [(), (0,), (0, 1)], ids=["nobody", "one", "both"])
 @pytest.mark.parametrize("holders", [1, 2])
-def test_beside_who_has_shown_a_level_newcomers_say_nothing_of_it(
-    world: World, holders: int, gone: tuple[int, ...]
-) -> None:
-    """One or two have shown level 0 before, two newcomers in this epoch: they are not asked, whoever leaves then."""
+def test_newcomers_do_not_attest_an_established_level(world: World, holders: int, gone: tuple[int, ...]) -> None:
+    """One or two showed level 0 before, two newcomers in this epoch: the newcomers are not
+    asked.
+    """
     run, honest = _grown(world, tiers=(0, 2 - 2 * (holders > 1), 1, 1, 2, 2, 1))
     run.train_of(honest | dict.fromkeys(LIARS, 0))
     run.finish_rounds()
@@ -207,7 +207,7 @@ def test_who_leaves_does_not_take_the_work_of_those_who_stay(world: World, found
 
 @pytest.mark.parametrize("founders", [(0, 2, 2, 2), (0, 2, 2, 2, 2, 2, 2, 2), (0, 0, 0, 0)], ids=str)
 @pytest.mark.parametrize("newcomers", [1, 2, 12])
-def test_one_that_stays_is_enough_whoever_leaves(world: World, founders: tuple[int, ...], newcomers: int) -> None:
+def test_one_staying_holder_is_enough(world: World, founders: tuple[int, ...], newcomers: int) -> None:
     """All others who had shown something leave: who comes just then says nothing of what the one that stayed holds."""
     run, honest = _grown(world, tiers=founders)
     liars = range(len(founders), len(founders) + newcomers)
@@ -276,7 +276,7 @@ def test_who_never_attests_hides_no_level_from_those_who_hold_it(world: World, f
         if run.run.current.height == height:
             world.advance(6)
             run.tick(1)
-    assert run.members.shown[run.seat_of(0)] <= -8  # from then on whoever asks for it is heard
+    assert run.members.shown[run.seat_of(0)] <= -8  # from then on a report of it counts
     run.attest(0, FALSE).refused("NotElected")
     _end(run, rest, TRUE)
     assert not run.members.established & hidden

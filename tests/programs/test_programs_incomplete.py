@@ -133,7 +133,9 @@ def test_a_level_of_a_middle_tier_has_its_own_holders(world: World) -> None:
 
 
 def test_those_who_have_shown_nothing_convict_nobody(world: World) -> None:
-    """In a first epoch, two that declare tier 0 do not have the honest one dropped, however long it goes on."""
+    """In a first epoch, two that declare tier 0 do not drop the honest one, however long it
+    lasts.
+    """
     run = Scenario(world).start(init_min_clients=3, rounds_per_epoch=LONG)
     begin(run, dict(enumerate(TIERS)) | dict.fromkeys(LIARS, 0))
     lacks = {0: LIARS} | dict.fromkeys(LIARS, (0,))

@@ -1,5 +1,6 @@
-"""Who delivered all its levels is counted as the oracle says, in rounds of more members than witnesses too, whatever
-they hold and say, and whoever has left: the random walks have few members.
+"""Deliveries are counted as the oracle says, also with more members than witnesses.
+
+The random walks have few members.
 """
 
 from __future__ import annotations

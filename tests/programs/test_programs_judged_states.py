@@ -15,13 +15,13 @@ from programs.judged_states import Cooldowns, Drawn
     ("seed", "states"),
     [(0, 80), pytest.param(1, 1_500, marks=pytest.mark.slow), pytest.param(2, 10_000, marks=pytest.mark.nightly)],
 )
-def test_whoever_is_asked_in_a_cooldown_and_what_it_ends_with_is_the_clients(seed: int, states: int) -> None:
+def test_cooldown_committees_and_results_match_the_client(seed: int, states: int) -> None:
     seen = walk(seed, states)
     assert min(seen[kind] for kind in ("attested", "unknown", "full", "in part", "alone", "all")) > 0, seen
 
 
 def walk(seed: object, states: int) -> Counter[str]:
-    """So many random states; how many of them were of which kind, and the most units that anything took."""
+    """Draw `states` random states. Return how many had which kind, and the most compute units."""
     cooldowns, seen = Cooldowns(seed), Counter[str]()
     for number in range(states):
         drawn = cooldowns.draw()

@@ -73,7 +73,9 @@ def end_epoch(run: Scenario) -> None:
 
 # ---- what a seat costs
 def test_an_empty_wallet_gets_no_seat(bonded: Scenario) -> None:
-    """The exploit: any wallet took a seat for a transaction's fee, paid by whoever liked; 256 of them filled a run."""
+    """The exploit: any wallet took a seat for a transaction's fee, paid by anyone; 256 of them
+    filled a run.
+    """
     wallet = member(7).pubkey()
     join = bonded.by(7, "join_run", JOIN)
     join.refused("NotEnrolled")
@@ -323,7 +325,7 @@ def test_what_was_delivered_of_what_was_due_is_written_down(world: World) -> Non
         end_epoch(run)
 
 
-def test_nothing_is_due_in_an_epoch_that_went_on_without_a_member_of_its_first_attempt(world: World) -> None:
+def test_member_of_an_abandoned_attempt_owes_nothing(world: World) -> None:
     run = Scenario(world).start(min_clients=3, rounds_per_epoch=2, overlap=0)
     for _ in range(2):
         run.train([0, 1, 2]).finish_rounds()

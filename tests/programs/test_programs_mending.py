@@ -1,4 +1,6 @@
-"""What the owner can always mend: a finished run, a bad checkpoint, a model gone wrong, a wallet that harms."""
+"""What the owner can always repair: a finished run, a bad checkpoint, a bad model, a harmful
+wallet.
+"""
 
 import dataclasses
 
@@ -186,7 +188,7 @@ def test_a_removed_wallet_is_out_of_the_line_and_may_ask_again(run: Scenario) ->
 def test_a_barred_wallet_stays_out_until_that_is_lifted(run: Scenario) -> None:
     run.train([0, 1, 2, 3])
     kick(run, 3, barred=True, signer=run.grantor).ok()
-    assert run.members.seats[3].state is MemberState.HEALTHY  # the running epoch goes on with it
+    assert run.members.seats[3].state is MemberState.HEALTHY  # the running epoch continues with it
     run.join(3).refused("Barred")
     run.finish_rounds()
     for index in range(4):
@@ -285,3 +287,27 @@ def test_turns_end_with_the_next_epoch(run: Scenario) -> None:
     run.tick().ok()
     assert run.run.state is RunState.WARMUP
     name(run, order[0], "late").refused("CheckpointNotNewer")
+
+
+def test_directory_is_named_after_a_false_name_on_the_hub(run: Scenario) -> None:
+    """In a run of directories a member names a repository that does not exist. The others have no Hub account."""
+    order = holders(run)
+    name(run, order[1], "no/model", kind=1).ok()
+    name(run, order[0], "good").ok()
+    assert repos(run) == ["good", "no/model", "checkpoints/start"]
+
+
+def test_directory_is_named_where_hub_place_is_older_than_last_epoch(run: Scenario) -> None:
+    """A run on the Hub, whose last name there is false. Nobody has named the model of the epoch before the last one."""
+    epoch(run, 0)
+    record = run.world.record("Model", "test")
+    record["checkpoint"]["kind"] = CheckpointKind.HUB
+    record["earlier"]["checkpoint"]["kind"] = CheckpointKind.NONE
+    run.world.store("Model", "test", record)
+    for _ in range(2):
+        order = holders(run, tiers=3)
+        if run.run.epoch == 1:
+            name(run, order[0], "mine").refused("CheckpointPlaceRefused")
+            run.world.advance(31)
+            run.tick().ok()
+    name(run, order[0], "mine").ok()

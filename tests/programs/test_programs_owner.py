@@ -204,7 +204,7 @@ def test_fewer_tiers_leave_nothing_of_those_before(world: World) -> None:
     assert not any(map(any, world.record("Model", "test")["checkpoint_hashes"][0]))
 
 
-def test_what_only_tells_of_changes_begins_anew(run: Scenario) -> None:
+def test_change_counters_wrap_around(run: Scenario) -> None:
     record = run.world.record("Run", "test")
     record["members_seq"] = record["model_seq"] = np.iinfo(np.uint32).max
     run.world.store("Run", "test", record)

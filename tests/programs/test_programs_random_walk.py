@@ -41,7 +41,7 @@ class Walk:
                     self.trained.update(indices)
 
     def act(self) -> None:
-        """One transaction that somebody might send; refusals are fine, whatever they are."""
+        """Send one transaction that a client might send. Refusals are fine."""
         rng, run = self.rng, self.run
         state, index = run.run, rng.randrange(9)
         choice = rng.random()
@@ -73,6 +73,8 @@ class Walk:
         self.act()
         after = self.run.run
         self.settle(before, after)
+        if after.data_index < before.data_index:  # the epoch was undone
+            self.trained = Counter({index: count for index, count in self.trained.items() if index < after.data_index})
         assert after.seq - before.seq in (0, 1)
         if after.epoch != before.epoch:
             self.epochs += 1

@@ -111,7 +111,7 @@ def test_a_quorum_opens_the_grace_and_all_witnesses_close_the_round(run: Scenari
     assert (state.current.height, state.rounds[1].attested) == (2, 0b111)
 
 
-def test_that_counts_begin_anew_with_the_rounds_is_told(run: Scenario) -> None:
+def test_reset_of_counts_with_the_rounds_is_visible(run: Scenario) -> None:
     """Who has not shown its levels in the epoch before may be dropped for them in its rounds, and not in the next's."""
     run.warm_up([0, 1, 2])
     before = run.run.members_seq
@@ -263,14 +263,16 @@ def test_an_epoch_ends_with_a_drain_round(world: World, reason: ExitReason, conf
 
 
 def test_an_epoch_ends_after_30_days_at_most(world: World) -> None:
-    """The exploit: one wallet of the owner's kept an epoch going for ever, and the bonds of all who had left."""
+    """The exploit: one wallet of the owner's kept an epoch running without end, and the bonds of
+    all that had left.
+    """
     run = Scenario(world).start(join_bond=10**6, rounds_per_epoch=2**32 - 1, min_clients=1)
     run.train([0, 1, 2])
     for index in (0, 1):
         run.by(index, "leave_run").ok()
         run.by(index, "withdraw").refused("StillBound")
     world.advance(30 * 24 * 60 * 60)
-    for _ in range(2):  # the round that goes on, and the drain round
+    for _ in range(2):  # the current round, and the drain round
         run.everyone_witnesses()
     assert (run.run.state, run.run.exit_reason) == (RunState.COOLDOWN, ExitReason.EPOCH_TIME)
     world.advance(31)

@@ -1,4 +1,6 @@
-"""Seeds that nobody chooses: what one decides is fixed before it is known, and whoever draws it can draw no other."""
+"""Seeds that nobody chooses: a seed's decisions are fixed before it is known, and every drawer gets
+the same.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +90,7 @@ def test_the_last_voter_gains_nothing_by_what_it_chooses(epochs: int, most: int)
     assert (attack.epochs, attack.tried) == (epochs, 24)
     assert len(attack.gained) > epochs // 2
     assert set(attack.gained) == {0}  # no choice is better than none
-    # so many independent draws with a chance of one in nine have at most this many, 99 % of them
+    # this many independent draws with a chance of one in nine stay below `most` in 99 % of cases
     assert attack.captured <= most, f"{attack.captured} of {attack.epochs}"
 
 
@@ -118,7 +120,7 @@ def _seed(old: int, slot: int) -> int:
     return int.from_bytes(digest[:8], "little")
 
 
-def test_whoever_draws_the_seed_draws_the_same(world: World) -> None:
+def test_every_drawer_gets_the_same_seed(world: World) -> None:
     """By an attestation, a departure or a tick, at once or after minutes."""
     seeds = set()
     for draw, seconds in (("witness", 1), ("leave", 1), ("tick", 1), ("tick", 15)):
@@ -154,7 +156,9 @@ def test_no_round_closes_before_the_next_ones_seed_can_be_drawn(world: World) ->
 
 
 def test_a_hash_that_is_forgotten_is_replaced_by_that_of_a_fixed_slot(world: World) -> None:
-    """Nobody said anything for 512 slots: the seed comes from the slot 512 later, whoever asks in the 512 after."""
+    """Nobody said anything for 512 slots: the seed comes from the slot 512 later, for the next 512
+    slots.
+    """
     run = Scenario(world).start(max_round_train_time=100_000)
     run.train([0, 1, 2])
     fixed, old = run.run.seed_slot, run.run.current.seed

@@ -62,7 +62,9 @@ def rounds_pass(run: Scenario, sender: int) -> None:
 
 
 def test_run_without_any_finisher_does_not_begin(world: World) -> None:
-    """Strangers would go on from an older checkpoint, and their hashes would replace the run's."""
+    """Strangers would continue from an older checkpoint, and their hashes would replace the
+    run's.
+    """
     run = trained(world)
     before = known(run)
     for index in STRANGERS:
@@ -85,7 +87,12 @@ def test_run_without_any_finisher_begins_once_its_owner_rewinds(world: World) ->
     run.owner("set_paused", True).ok()
     run.owner("rewind", 0, 0).ok()
     run.owner("set_paused", False).ok()
-    strangers_begin(run, wait=6)
+    for index in STRANGERS:
+        run.join(index).ok()
+    assert next_deadline(run.run, run.members, run.model) == run.run.state_started_at + 35
+    world.advance(34)
+    run.tick(10).refused("NothingToTick")  # its members may join again
+    strangers_begin(run, wait=1)
 
 
 def test_run_without_any_finisher_begins_if_a_checkpoint_has_it_all(world: World) -> None:
@@ -270,7 +277,7 @@ def test_established_member_ends_the_wait_of_newcomers(world: World) -> None:
 
 
 def test_established_member_that_leaves_voids_no_epoch(world: World) -> None:
-    """It ends the wait of newcomers that begin from an older model, and leaves in their warm-up."""
+    """It ends the wait of newcomers that begin from an older model, and leaves in their rounds."""
     run = trained_and_lost(world)
     step = run.run.step
     for index in (*STRANGERS, HONEST[0]):
@@ -278,9 +285,10 @@ def test_established_member_that_leaves_voids_no_epoch(world: World) -> None:
     run.world.advance(6)
     run.tick().ok()
     run.draw()
-    run.by(HONEST[0], "leave_run").ok()
     run.world.advance(31)
     run.tick(10).ok()
+    run.everyone_witnesses()
+    run.by(HONEST[0], "leave_run").ok()
     run.finish_rounds()
     run.world.advance(31)
     run.tick(10).ok()
@@ -292,7 +300,7 @@ def test_established_member_that_leaves_voids_no_epoch(world: World) -> None:
     [
         ("dropped", 60, False),  # ten wallets vote it away
         ("idle", 1, False),  # it is attested, because it owes nothing
-        ("honest beside one of two faces", 60, True),  # of two, one must not void the epoch
+        ("honest next to a two-faced one", 60, True),  # of two, one must not void the epoch
     ],
 )
 def test_epoch_from_older_model_stands_if_established_delivers(
@@ -374,8 +382,8 @@ def set_finishers(run: Scenario, members: Iterable[int]) -> None:
 
 @pytest.mark.parametrize("newcomers", [3, 12])
 def test_newcomers_that_deliver_nothing_make_nobodys_work_void(world: World, newcomers: int) -> None:
-    """The exploit: established members begin anew from the durable checkpoint, and beside them more than a third of the
-    members deliver nothing: whatever the others trained was undone at the end.
+    """The exploit: established members begin again from the durable checkpoint, and more than a
+    third of the members deliver nothing: whatever the others trained was undone at the end.
     """
     run = trained(world)
     silent = range(20, 20 + newcomers)
@@ -457,7 +465,9 @@ def test_a_seat_that_is_worth_nothing_is_taken_first(run: Scenario, worth: dict[
 
 
 def test_wallets_that_come_and_go_without_delivering_take_no_members_seat(run: Scenario) -> None:
-    """256 wallets of one person join and leave; whoever delivered keeps its seat, those wallets push each other out."""
+    """256 wallets of one person join and leave: members that delivered keep their seats, and those
+    wallets evict each other.
+    """
     full(run, last_epoch=9, weight=0)
     state = run.world.record("Run", "test")
     state["epoch"] = 9

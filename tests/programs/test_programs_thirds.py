@@ -1,4 +1,6 @@
-"""What wallets can do beside members that have shown what they hold, and in an epoch in which nobody has."""
+"""What wallets can do next to established members, and in an epoch in which nobody has shown
+anything.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,7 @@ def test_newcomers_do_not_say_what_the_model_is_in_the_cooldown_of_their_first_e
 
 @pytest.mark.parametrize("left", [3, 2, 1])
 def test_of_fewer_than_three_established_members_none_has_the_word_alone(world: World, left: int) -> None:
-    """The others begin anew in the warm-up, as after a restart: the newcomers beside them are witnesses then."""
+    """The others begin again in the warm-up, as after a restart: then the newcomers witness."""
     run, honest = established(world, FIVE)
     newcomers = range(len(FIVE), 2 * len(FIVE))
     for index in (*honest, *newcomers):

@@ -18,7 +18,7 @@ def shares(run: Scenario) -> dict[int, int]:
 
 
 def epoch(run: Scenario, silent: dict[int, int] | None = None) -> None:
-    """The rounds of an epoch, of which `silent` members deliver only the first so many, and its end."""
+    """Run the rounds of an epoch and its end. `silent` members deliver only that many rounds."""
     while run.run.state.training:
         current = run.run.current
         judged = run.run.round(run.run.config.judged(current.height))
@@ -42,7 +42,7 @@ def again(run: Scenario, declared: dict[int, int]) -> None:
     run.tick().ok()
 
 
-def test_who_is_left_no_share_beside_a_great_weight_keeps_its_word(world: World) -> None:
+def test_member_without_share_next_to_a_large_weight_keeps_vote(world: World) -> None:
     """It doubles, until others owe nothing in whole epochs: what the model is they say still."""
     run = Scenario(world, tiers=1).start(
         init_min_clients=9, rounds_per_epoch=5, global_batch_size_start=9, global_batch_size_end=9
@@ -106,7 +106,7 @@ def test_who_is_left_no_share_of_a_first_epoch_is_no_newcomer_in_the_next(world:
 
 
 def _state(run: Scenario, tiers: dict[int, int], hashes: tuple[bytes, ...]) -> None:
-    """Whoever of these may says what the levels are, and that is what they are."""
+    """Attest the levels as each of these members that may."""
     for index, tier in tiers.items():
         levels = committee.levels_to_attest(run.run, run.members, run.seat_of(index))
         if levels and run.run.state is RunState.COOLDOWN:
@@ -225,7 +225,7 @@ def test_a_warm_up_that_is_given_up_costs_nobody_anything(run: Scenario) -> None
     assert set(weights(run).values()) == {64}
 
 
-def test_whoever_has_shown_nothing_is_a_newcomer_again(run: Scenario) -> None:
+def test_member_that_showed_nothing_is_a_newcomer_again(run: Scenario) -> None:
     """The exploit: wallets that were among themselves in a warm-up, or in an epoch without a step, kept what they had
     declared there as if they had delivered it.
     """

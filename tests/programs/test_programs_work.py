@@ -43,7 +43,7 @@ def test_idle_wallets_close_no_rounds_in_no_time_and_make_no_step(world: World, 
 
 def test_rounds_without_a_least_time_wait_for_slots_all_the_same(world: World) -> None:
     """A run whose rounds are short may say so. Idle wallets still close none while the chain stands still, and one in
-    four slots at most when it goes on.
+    four slots at most when it advances.
     """
     run = Scenario(world).start(min_round_time=0, rounds_per_epoch=50)
     run.train(IDLE)

@@ -1,4 +1,4 @@
-"""The coordinator's state machine, written a second time: what a run is, and how it goes on (`oracle.py` has the rest).
+"""The coordinator's state machine, written a second time: what a run is, and how it changes (`oracle.py` has the rest).
 
 Decided: it says the same as the program in other words (sequences are sets of numbers, votes are dicts, time is an int)
 and shares no code with it. The shuffle, the cut into shares and the quorum are the client's, which
@@ -37,12 +37,12 @@ from programs.laps import (
 from rules.program_rules import leading
 
 OFTEN = 8
-"""In so many rounds more than not whoever is dropped for its levels has failed to deliver them."""
+"""Failures minus deliveries after which a member is dropped for its levels."""
 ABSENT = 2
-"""So many whoever alone holds a level may fail in, and keeps its word about it."""
+"""Failures that a level's only holder may have without losing its vote."""
 EARLIER = 3
 MEDIANS = 8
-"""No member counts for more than so many medians."""
+"""No member counts for more than this many medians."""
 DAY = 24 * 60 * 60
 MONTH = 30 * DAY
 
@@ -79,6 +79,9 @@ class Transitions:
         self.earlier: list[Named | None] = [None] * EARLIER
         """The checkpoints before it, newest first."""
         self.kept: tuple[Knowledge, int] | None = None
+        """What the run goes back to if the epoch does not stand: from its beginning to its rounds' end, or its own."""
+        self.is_trained = False
+        """Whether that is settled when the rounds end, and not undone by then."""
         self.statements: dict[int, dict[int, bytes]] = {}
         """What is said of each level, by whom."""
 
@@ -116,7 +119,7 @@ class Transitions:
         return next((one for one in self.laps if one.height == height), None)
 
     def _past(self, back: int) -> Lap | None:
-        """The round so many before this one, as long as it is stored."""
+        """Return the round `back` before this one, as long as it is stored."""
         return self.laps[-1 - back] if back < min(len(self.laps), STORED_ROUNDS) else None
 
     def named(self, at: RoundId, back: int) -> bool:
@@ -183,6 +186,9 @@ class Transitions:
         delivered = [self.members[one] for one in bitmap.seats(self.judges & self.proven)]
         spoken = any(seat.tier <= level and stayed(seat) for seat in delivered)
 
+        if not spoken and any(seat.tier <= level for seat in self._missing()):
+            return []
+
         def counts(number: int) -> bool:
             if spoken and not bitmap.contains(self.judges, number):
                 return False  # a newcomer
@@ -191,6 +197,15 @@ class Transitions:
             return bool((seat.established and stayed) or bitmap.contains(self.proven, number)) and seat.tier <= level
 
         return [number for number in self.lap.ordered(committee.COOLDOWN) if counts(number)][:MAX_WITNESSES]
+
+    def _missing(self) -> list[Seat]:
+        """Established members, if there are three, that were dropped, or were in the last epoch alone."""
+        if self._established().bit_count() < 3 or not self.judges:
+            return []
+        gone = self.judges & (self._seats(MemberState.DROPPED) | self._seats(MemberState.RESTARTED))
+        absent = self._established() & ~self.began
+        recent = [one for one in bitmap.seats(absent) if self.members[one].last_epoch + 1 >= self.epoch]
+        return [self.members[one] for one in (*bitmap.seats(gone), *recent)]
 
     def _half(self, seat: Seat) -> bool:
         return 2 * seat.delivered >= self.judged and seat.shown >= 0
@@ -246,7 +261,10 @@ class Transitions:
         votes = [vote.held.get(number) == result for vote in asked]
         may = not known or bitmap.contains(self.judges, number)  # who is accused has its own word
         others = len(votes) + (may and number not in [vote.seat for vote in asked])
-        return votes, self._decides(lap, level, len(votes)), self._decides(lap, level, others)
+        needed = self._decides(lap, level, len(votes))
+        if known and not lap.established and level == self.levels - 1 and len(votes) == 2:
+            needed = 1  # a majority of all has what leads
+        return votes, needed, self._decides(lap, level, others)
 
     def _decides(self, lap: Lap, level: int, asked: int) -> int:
         """Return how many decide. Where nobody has shown a level, absent witnesses count if they may hold it."""
@@ -269,7 +287,7 @@ class Transitions:
         )
 
     def _jury(self, judges: Lap) -> int:
-        """Of so many a quorum drops somebody."""
+        """Return the number of witnesses whose quorum drops a member."""
         if not self.config.witness_nodes:
             return judges.elected
         established = judges.roster & self.judges
@@ -345,8 +363,10 @@ class Transitions:
             held.forfeited, held.bond = held.forfeited + held.bond, 0
             held.ejections += 1
 
-    def _withdraw(self, seat: Seat) -> None:
-        if seat.state is MemberState.HEALTHY:
+    def _withdraw(self, seat: Seat, *, restarted: bool = False) -> None:
+        if seat.state is MemberState.HEALTHY and restarted and self.state.training:
+            self._exit(seat, MemberState.RESTARTED)
+        elif seat.state is MemberState.HEALTHY:
             self._exit(seat, MemberState.LEFT_EARLY if self.state is RunState.WARMUP else MemberState.WITHDRAWN)
 
     def _exit(self, seat: Seat, state: MemberState) -> None:
@@ -421,25 +441,37 @@ class Transitions:
         extra, waiting = self.config.waiting_for_members_extra_time, self.waiting
         if self.known.source is ModelSource.PEERS:
             finishers = self._trusted_finishers()
-            here = self._held(finishers & waiting)
+            here, claimed = self._held(finishers & waiting), self._claimed(waiting)
             away = self._held(finishers) & ~here & self._unsaved()
             extra += self.config.warmup_time if away else 0
-            if away and not here:
+            if away & claimed or (away and not here):
                 if not waiting & (self._established() | self.finishers):
                     return False
                 extra = max(extra, DAY)
         if self._newcomers_alone(waiting):
-            extra = max(extra, DAY)
+            rewound = self.config.waiting_for_members_extra_time + self.config.warmup_time
+            extra = max(extra, DAY if self.epoch_since else rewound)
         if not self._passed(self.since, extra) or waiting.bit_count() < self.config.init_min_clients:
             return False
         self._begin(waiting)
         return True
 
+    def _claimed(self, waiting: int) -> int:
+        """Unsaved levels that of those who wait only finishers hold that are not established, while others are."""
+        here = self._held(self._trusted_finishers() & waiting)
+        return self._held(self.finishers & waiting) & ~here & self._unsaved()
+
     def _newcomers_alone(self, waiting: int) -> bool:
-        """None of those waits who have shown before what they hold. The owner may have chosen the model since."""
+        """None of those waits who have shown before what they hold, or one or two whose epoch was undone."""
         known = self._established()
         may_come = any(self.members[number].wish < REMOVED for number in bitmap.seats(known))
-        return bool(self.epoch_since) and may_come and not waiting & known
+        here = waiting & known
+        return may_come and here.bit_count() < 3 and not here & ~self._undone()
+
+    def _undone(self) -> int:
+        """The established members of the last epoch, if it made steps that do not count."""
+        undone = self.epoch_since and self.judged and self.step == self.start_step
+        return self.judges & self._established() if undone else 0
 
     def _established(self) -> int:
         return bitmap.from_seats(number for number, seat in enumerate(self.members) if seat.established)
@@ -449,6 +481,10 @@ class Transitions:
         return self.finishers & self._established() or self.finishers
 
     def _begin(self, waiting: int) -> None:
+        known = self._established() & waiting
+        if not known & ~self._undone() and known.bit_count() < 3:
+            for number in bitmap.seats(known):
+                self.members[number].established = False
         for number, seat in enumerate(self.members):
             seat.state, seat.delivered = MemberState.IDLE, 0
             if bitmap.contains(waiting, number):
@@ -460,13 +496,13 @@ class Transitions:
         self.known_levels = 0
         self._fix()
         self._weigh([self.members[number] for number in bitmap.seats(waiting)])
+        if self._established().bit_count() >= 3 and self.judges:
+            self.kept, self.is_trained = (self.known, self.first_untrained), True
         if self.known.source is ModelSource.PEERS:
-            held = self._held(self._trusted_finishers() & waiting)
-            if self._unsaved():
-                held = held or self._held(self.finishers & waiting)
+            held = self._held(self._trusted_finishers() & waiting) | self._claimed(waiting)
             lost = self._unsaved() & ~held
             if lost or not held:
-                self.kept = self.known, self.first_untrained
+                self.kept, self.is_trained = (self.known, self.first_untrained), False
             marked = self.known.lost if held else 0
             self._go_back(lost, whole=not held)
             self.known = replace(self.known, lost=lost | marked)
@@ -516,6 +552,8 @@ class Transitions:
             for seat in self.members:
                 seat.state = MemberState.IDLE
             self._restore()
+            if self.cold and self.known.source is ModelSource.CHECKPOINT and not self.finishers:
+                self.epoch_since = 0
             self._enter(RunState.WAITING_FOR_MEMBERS)
             return True
         if self.seed_slot:
@@ -601,8 +639,8 @@ class Transitions:
                 self.proven |= owed
                 for number in bitmap.seats(counted):
                     self.members[number].delivered += 1
-                if self.kept and self._stands(lap, lap.attested, delivered):
-                    self.kept = None
+                if self.kept and self._is_trained_by(lap, lap.attested, delivered):
+                    self.is_trained = True
         if self.draining:
             self._cool_down()
             return
@@ -617,9 +655,9 @@ class Transitions:
         self.draining = over
         self._start_round(lap.height + 1, unsettled)
 
-    def _stands(self, lap: Lap, attested: int, delivered: int) -> bool:
-        """Whether an epoch from an older model stands: one of those asked delivered, and a quorum of them is attested.
-        Where newcomers witness, a quorum of all is enough, and who was dropped is asked.
+    def _is_trained_by(self, lap: Lap, attested: int, delivered: int) -> bool:
+        """Whether one of those asked delivered, and a quorum of them is attested. Where newcomers witness, a quorum of
+        all is enough, and who was dropped is asked.
         """
 
         def enough(members: int) -> bool:
@@ -628,8 +666,14 @@ class Transitions:
         if lap.established:
             asked = lap.roster & self._electors(lap.roster & (lap.voters | self.healthy))
             return enough(asked) and bool(delivered & asked)
-        asked = self.judges & (self.healthy | self._seats(MemberState.DROPPED)) or lap.roster
+        asked = self._remaining_judges() or lap.roster
         return (enough(asked) or enough(lap.roster)) and bool(delivered & asked)
+
+    def _remaining_judges(self) -> int:
+        """The established members that did not leave by themselves."""
+        early = self._seats(MemberState.LEFT_EARLY) if self._established() & ~self.judges else 0
+        gone = self._seats(MemberState.DROPPED) | self._seats(MemberState.RESTARTED)
+        return self.judges & (self.healthy | gone | early)
 
     def _exit_reason(self, lap: Lap, unsettled: int) -> ExitReason:
         config, votes = self.config, len(lap.votes)
@@ -689,7 +733,7 @@ class Transitions:
         return self._recorded(lap, lap.elected // 2 + 1)
 
     def _recorded(self, lap: Lap, least: int) -> dict[int, int]:
-        """Return the results that at least so many of a round's witnesses recorded."""
+        """Return the results that at least `least` of a round's witnesses recorded."""
         found = Counter((number, result) for vote in lap.votes for number, result in vote.held.items())
         return {number: result for (number, result), votes in found.items() if votes >= least}
 
@@ -726,6 +770,9 @@ class Transitions:
             idle = [one for one in bitmap.seats(self.healthy & ~self.proven) if self.members[one].tier <= least]
             idle = [one for one in idle if self._half(self.members[one])]
             self.proven |= bitmap.from_seats(idle) if 4 * len(idle) <= self.proven.bit_count() else 0
+        if self.is_trained:
+            spoke, worked = self.judges & self.proven & self.healthy, self.step != self.start_step
+            self.kept = self.kept if worked and not spoke and self._remaining_judges() else None
         self._enter(RunState.COOLDOWN)
 
     def _record(self, level: int, found: bytes) -> None:
@@ -766,6 +813,7 @@ class Transitions:
 
     def _end_epoch(self) -> None:
         unknown = self._unknown()
+        undone = self._restore()
         healthy, worked = self.healthy & self.lap.roster, self.step > self.start_step
         earned = self.rates[0] // healthy.bit_count() if healthy else 0
         for seat in self.members:
@@ -781,7 +829,7 @@ class Transitions:
             self._forget()
         for seat in self.members:
             seat.state = MemberState.IDLE
-        if not self._restore():
+        if not undone:
             self._take_over(healthy, unknown)
         self.epoch += 1
         if self.pausing:
@@ -811,11 +859,10 @@ class Transitions:
             seat.established = seat.shown >= 0 or (seat.shown >= -ABSENT and seat.tier < shown)
         for number in bitmap.seats(healthy & self.proven):
             self.members[number].established = True
-        unwanted = bitmap.from_seats(number for number, seat in enumerate(self.members) if seat.wish >= REMOVED)
         holders = healthy
         if self.step == self.start_step and self.known.source is ModelSource.PEERS:
-            holders |= self.finishers & ~self.began  # nobody has anything newer than they have
-        self.finishers = holders & ~unwanted
+            holders = self.finishers & ~(self.began & ~healthy) or healthy  # nobody has anything newer
+        self.finishers = holders & ~self._unwanted()
         marked = self.known.lost if self.step == self.start_step else unknown
         if unknown == self.every:
             self._use_durable()
@@ -831,7 +878,8 @@ class Transitions:
         self.known = Knowledge(known.hashes, known.attested, known.step, known.data_index, source, marked)
 
     def _restore(self) -> bool:
-        """What an epoch from an older model changed is undone, unless it stands."""
+        """What an epoch changed that does not stand is undone. Finishers that were removed are none any more."""
+        self.finishers &= ~self._unwanted()
         if self.kept is None:
             return False
         (self.known, data_index), self.kept = self.kept, None
@@ -840,6 +888,9 @@ class Transitions:
             self.backlog = set()
             self.trained = {one for one in self.trained if one < data_index}
         return True
+
+    def _unwanted(self) -> int:
+        return bitmap.from_seats(number for number, seat in enumerate(self.members) if seat.wish >= REMOVED)
 
     def _pause(self) -> None:
         if self.state is RunState.WARMUP:

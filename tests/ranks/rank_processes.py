@@ -121,7 +121,7 @@ def slow(*values: Any) -> list[Any]:
 
 @contextmanager
 def ranks_on_cpu(data: int, tensor: int = 1) -> Iterator[tuple[Launched, Ranks]]:
-    """So many ranks, with one thread each."""
+    """Yield `data` * `tensor` ranks, with one thread each."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     with launched(Mesh((torch.device("cpu"),) * (data * tensor), data, tensor), 1) as processes:

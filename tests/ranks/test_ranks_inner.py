@@ -120,7 +120,7 @@ def test_for_a_step_the_first_rank_sends_its_order_alone(
 @pytest.mark.slow
 @pytest.mark.parametrize("inner", ["adamw", "muon"])
 def test_what_was_kept_is_gone_on_with_by_ranks_that_were_not_there(ranks: Ranks, inner: str) -> None:
-    """The file of a member's own state is the same, whoever wrote it."""
+    """The file of a member's own state is the same for every writer."""
     alone, led = two(ranks, "llama", 0, 1, inner_settings(inner))
     for number in range(2):
         for replica in (alone, led):
@@ -224,7 +224,7 @@ def test_a_replica_without_inner_steps_reserves_nothing(ranks: Ranks) -> None:
 
 
 @pytest.mark.slow
-def test_ranks_go_on_with_the_next_replica_after_one_that_failed(ranks: Ranks) -> None:
+def test_ranks_continue_with_the_next_replica_after_a_failure(ranks: Ranks) -> None:
     """What was to be undone is not undone in the next one's state."""
     _, led = two(ranks, "llama", 0, 1, inner_settings("adamw"))
 

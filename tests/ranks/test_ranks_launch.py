@@ -1,4 +1,4 @@
-"""The ranks' processes: one that ends is named, however it ends and whatever goes on; none outlives its member."""
+"""The ranks' processes: an ended rank is named, and none outlives its member."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 MUON = SparseLoCo(inner_steps=3, inner_optimizer="muon", chunk=16, topk=16)
 
 
-async def _for_ever() -> None:
+async def _endless() -> None:
     await asyncio.Event().wait()
 
 
@@ -32,7 +32,7 @@ async def test_rank_that_ends_while_nothing_is_done_is_named() -> None:
         os.kill(processes.processes[0], signal.SIGKILL)
         said = r"rank 1 of this member, on cpu, has ended by SIGKILL.*\n.*Start the member"
         with pytest.raises(RankLost, match=said):
-            await processes.while_all_run(_for_ever())
+            await processes.while_all_run(_endless())
 
 
 @pytest.mark.slow
@@ -104,7 +104,7 @@ async def test_error_unrelated_to_the_ranks_stays_what_it_is(monkeypatch: pytest
 async def test_rank_that_cannot_begin_is_named(capfd: pytest.CaptureFixture[str]) -> None:
     said = "rank 1 of this member, on cuda:7, has ended with status 1"
     with launched(Mesh((CPU, torch.device("cuda:7")), 2, 1), 1) as processes, pytest.raises(RankLost, match=said):
-        await processes.while_all_run(_for_ever())
+        await processes.while_all_run(_endless())
     assert "rank 1 on cuda:7: " in capfd.readouterr().err
 
 
@@ -114,7 +114,7 @@ async def test_rank_that_crashes_says_where_it_was(capfd: pytest.CaptureFixture[
     with ranks_on_cpu(2) as (processes, _):
         os.kill(processes.processes[0], signal.SIGSEGV)
         with pytest.raises(RankLost, match="rank 1 of this member, on cpu, has ended by SIGSEGV"):
-            await processes.while_all_run(_for_ever())
+            await processes.while_all_run(_endless())
     said = capfd.readouterr().err
     assert "Fatal Python error: " in said
     assert "aftermath/ranks/follow.py" in said

@@ -32,7 +32,7 @@ ROOM = 48 << 20
 
 @contextmanager
 def limited(process: int, room: int) -> Iterator[None]:
-    """That process gets no more than so many bytes beside those that it has."""
+    """Limit that process to `room` more bytes than it has."""
     before = resource.prlimit(process, resource.RLIMIT_AS)
     resource.prlimit(process, resource.RLIMIT_AS, (psutil.Process(process).memory_info().vms + room, before[1]))
     try:
@@ -74,7 +74,7 @@ def test_all_ranks_halve_their_passes_and_give_the_bits_of_one_rank(
 
 @pytest.mark.slow
 def test_an_inner_step_is_of_the_passes_that_sufficed(processes: Launched, ranks: Ranks) -> None:
-    """Ranks keep weights and gradients for it, which come anew when the share begins again."""
+    """Ranks keep weights and gradients for it, which come again when the share begins again."""
     alone, led = two(ranks, "named", 0, MICRO, SparseLoCo(inner_steps=1, chunk=16, topk=16))
     gradients(led, share(1))
     with limited(processes.processes[-1], ROOM):

@@ -117,8 +117,8 @@ def test_a_block_is_read_while_a_share_is_learnt(ranks: Ranks) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["signs", "digits"])
-def test_what_was_forgotten_is_not_read_and_the_ranks_go_on(ranks: Ranks, kind: str) -> None:
-    """Whoever asks for a block has it from an outline that was there before."""
+def test_forgotten_state_is_not_read_and_ranks_continue(ranks: Ranks, kind: str) -> None:
+    """A reader has the block's name from an earlier outline."""
     alone, led = two(ranks, "llama", 0, 1, SETTINGS[kind])
     for replica in (alone, led):
         learnt(replica, 0)
@@ -204,9 +204,7 @@ def test_ranks_hold_the_state_of_the_last_replica_alone(ranks: Ranks) -> None:
     alone, led = two(ranks, "llama", 0, 1, SIGNS)
     with pytest.raises(RuntimeError, match="another replica's state"):
         first.optimizer.tree()
-    assert first.optimizer.block(BlockSpan("result.residual.0.0", 0, 4)) == b"", (
-        "so whoever asks is told that it changed"
-    )
+    assert first.optimizer.block(BlockSpan("result.residual.0.0", 0, 4)) == b"", "so the reader learns that it changed"
     assert learnt(led, 0).payloads == learnt(alone, 0).payloads
 
 

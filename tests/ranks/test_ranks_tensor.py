@@ -49,7 +49,9 @@ def test_layers_that_are_computed_twice_give_the_same_bits(ranks: Ranks, model: 
 
 
 def drawn(replica: Replica, number: int) -> Trained:
-    """A round of gradients that are the same for whoever trains: what layers that are cut make differs by rounding."""
+    """Draw a round of gradients, the same for every trainer. Layers that are cut differ by
+    rounding.
+    """
     draws = torch.Generator().manual_seed(number)
     given = {name: torch.randn(tensor.shape, generator=draws) for name, tensor in replica.params.items()}
 

@@ -1,11 +1,15 @@
-"""A machine with a GPU, for tests on one without: tensors that say they are on `cuda:0` and are computed by the CPU.
+"""A machine with a GPU, for tests on one without: tensors that say they are on `cuda:0` and are
+computed by the CPU.
 
 Decided
-- `OnGpu` carries a tensor of the CPU. Every operation reaches it below autograd, so what the product asks of torch is
-  computed as ever, backward passes too, and an operation on tensors of both places is refused as a GPU refuses it.
-- The place is told to Python alone. torch's engine wants a stream of every tensor that is on a GPU in its own eyes, and
-  has none without a driver; so `to`, `cpu`, `numpy` and the like, which ask for the place, are answered here.
-- A number without dimensions may come from the CPU, and indices may not: a GPU takes them too, and copies at each use.
+- `OnGpu` carries a tensor of the CPU. Every operation reaches it below autograd, so what the
+  product asks of torch is computed as ever, backward passes too, and an operation on tensors of
+  both places is refused as a GPU refuses it.
+- The place is told to Python alone. torch's engine wants a stream of every tensor that is on a GPU
+  in its own eyes, and has none without a driver; so `to`, `cpu`, `numpy` and the like, which ask
+  for the place, are answered here.
+- A number without dimensions may come from the CPU, and indices may not: a GPU takes them too, and
+  copies at each use.
 """
 
 from __future__ import annotations
@@ -59,7 +63,9 @@ class OnGpu(Tensor):
 
 
 def _computed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What an operation gives, where a GPU would have it. Raises RuntimeError for tensors of both places."""
+    """What an operation gives, where a GPU would have it. Raises RuntimeError for tensors of both
+    places.
+    """
     kwargs.pop("pin_memory", None)
     tensors = list(_tensors_in((*args, *kwargs.values())))
     there = [tensor for tensor in tensors if isinstance(tensor, OnGpu)]
@@ -79,7 +85,8 @@ def _computed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return _with_tensors(lambda tensor: before[id(tensor)] if id(tensor) in before else OnGpu(tensor), out)
 
 
-# torch's own `tree_map` knows every kind of container and takes five times as long as the operations themselves.
+# torch's own `tree_map` knows every kind of container and takes five times as long as the
+# operations themselves.
 def _tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
     for value in values:
         if isinstance(value, Tensor):
@@ -102,7 +109,9 @@ def _inner(tensor: Tensor) -> Tensor:
 
 
 def _in_backward() -> bool:
-    """Whether the engine runs: it makes tensors where it believes its gradients to be, here the CPU."""
+    """Whether the engine runs: it makes tensors where it believes its gradients to be, here the
+    CPU.
+    """
     return torch._C._current_graph_task_id() >= 0
 
 
@@ -170,7 +179,7 @@ def gpu_at_hand() -> Iterator[torch.device]:
 
 
 def without_gpu(work: Callable[..., Any]) -> Callable[..., Any]:
-    """The same, inside `gpu_at_hand`, as if there were none: for what is given nothing that is on it."""
+    """Return a context, inside `gpu_at_hand`, without a GPU, for code that gets no tensor on it."""
 
     def alone(*args: Any, **kwargs: Any) -> Any:
         with _disable_current_modes(), torch._C.DisableTorchFunction():

@@ -1,4 +1,6 @@
-"""Whole rounds as on a GPU, where there is none: nothing mixes tensors of both places, and the bits are the CPU's."""
+"""Whole rounds as on a GPU, where there is none: nothing mixes tensors of both places, and the bits
+are the CPU's.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +29,16 @@ torch.set_num_threads(1)
 
 @pytest.fixture(autouse=True)
 def _by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In both places: kernels, and torch's fused AdamW, are the CPU's alone and round otherwise (`tests/kernels`)."""
+    """In both places: kernels, and torch's fused AdamW, are the CPU's alone and round otherwise
+    (`tests/kernels`).
+    """
     monkeypatch.setattr("aftermath.optim.proof.unfit", lambda: "torch is compared with itself")
     monkeypatch.setattr("aftermath.optim.inner_optimizer.may_fuse", lambda _: False)
 
 
 HERE = [name for name in MODELS if name != "auto-experts"]
-"""All but the one whose experts transformers counts by `one_hot`: it makes tensors where no stand-in sees it, and loops
-over numbers that `FakeTensorMode` does not have. `test_on_cuda` has it.
+"""All but the one whose experts transformers counts by `one_hot`: it makes tensors where no
+stand-in sees it, and loops over numbers that `FakeTensorMode` does not have. `test_on_cuda` has it.
 """
 ESSENTIAL = [("nanogpt", "distro"), ("qwen3", "sparseloco-muon")]
 """Signs and a mean; the second with inner steps, Muon, and heads that share keys."""
@@ -79,7 +83,9 @@ def test_its_speed_is_measured_and_it_writes_text() -> None:
 
 @pytest.mark.parametrize("model", HERE)
 def test_passes_in_bf16_have_the_types_that_a_gpu_gives_them(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
-    """Without numbers, by torch's own rules for CUDA: what it would refuse, or compute in another type, shows."""
+    """Without numbers, by torch's own rules for CUDA: what it would refuse, or compute in another
+    type, shows.
+    """
     if model.startswith("auto"):
         pytest.importorskip("transformers")
     config = config_of(MODELS[model])

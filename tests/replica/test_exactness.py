@@ -1,4 +1,6 @@
-"""What makes a device exact is set in one place, is asserted, and is proved before anything is joined."""
+"""What makes a device exact is set in one place, is asserted, and is proved before anything is
+joined.
+"""
 
 from __future__ import annotations
 
@@ -56,14 +58,14 @@ def test_a_workspace_that_is_repeatable_too_is_left() -> None:
 @pytest.mark.parametrize(
     ("name", "value"), [(VARIABLES[0], ":0:0"), (VARIABLES[1], "1"), (VARIABLES[2], "1"), (VARIABLES[0], "")]
 )
-def test_an_environment_that_asks_for_something_else_is_refused_by_name(name: str, value: str) -> None:
+def test_inexact_environment_is_refused_by_name(name: str, value: str) -> None:
     os.environ[name] = value
     with pytest.raises(Unsuitable, match=rf"(?s)^{name} is .*Unset it"):
         exact_device("cpu")
 
 
 class _Fewer(TorchDispatchMode):
-    """Products of fp32 whose factors keep so many bits, as with bfloat16 and TF32."""
+    """Multiply in fp32 with factors of `bits` bits, like bfloat16 and TF32."""
 
     def __init__(self, bits: int) -> None:
         super().__init__()

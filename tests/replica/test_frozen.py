@@ -1,4 +1,6 @@
-"""A copy of a model's weights: it answers as the model did, and gives way in the middle of a pass."""
+"""A copy of a model's weights: it answers as the model did, and gives way in the middle of a
+pass.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,7 @@ def test_a_pass_ends_at_the_next_module(name: str) -> None:
     assert len(called) == 6 < whole
 
 
-def test_nothing_is_copied_where_it_may_not_go_on() -> None:
+def test_nothing_is_copied_after_an_interrupt() -> None:
     asked = 0
 
     def twice() -> bool:

@@ -1,4 +1,6 @@
-"""Only labels are learnt, and the gradient is that of the mean over all of a share's labels, however it is cut."""
+"""Only labels are learnt, and the gradient is that of the mean over all of a share's labels,
+however it is cut.
+"""
 
 import threading
 

@@ -52,7 +52,7 @@ def offered(desk: Desk, seat: int, seed: int) -> Offer:
     return Offer(STEP, tuple(taken.manifest.levels[0]), (p2p_of(seat),))
 
 
-def test_a_member_without_a_snapshot_refuses_and_is_silent_about_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_member_without_snapshot_refuses_silently(caplog: pytest.LogCaptureFixture) -> None:
     async def story() -> None:
         desk = Desk()
         ours, share = desk.transports[0], ModelShare(desk.transports[1])
@@ -107,7 +107,7 @@ def test_segments_are_taken_from_all_holders() -> None:
 
 
 def test_offers_that_are_not_the_attested_level_cost_no_byte() -> None:
-    """However many make them, and whoever is asked first: what is offered is weighed against the hash on chain."""
+    """An offer counts by the hash on chain, however many peers make it, in any order."""
 
     async def story() -> None:
         desk = Desk()
@@ -128,8 +128,8 @@ def test_offers_that_are_not_the_attested_level_cost_no_byte() -> None:
     run_virtual(story())
 
 
-def test_who_offers_the_attested_level_and_sends_another_is_found_out_at_the_first_segment() -> None:
-    """The right list of digests behind which there are other bytes: those come from somebody else."""
+def test_false_level_is_detected_at_the_first_segment() -> None:
+    """The list of digests is right and the bytes are not: they come from another peer."""
 
     async def story() -> None:
         desk = Desk()
@@ -145,7 +145,7 @@ def test_who_offers_the_attested_level_and_sends_another_is_found_out_at_the_fir
     run_virtual(story())
 
 
-def test_a_manifest_fits_its_limit_and_the_schema_or_is_no_answer() -> None:
+def test_manifest_beyond_limit_or_schema_is_ignored() -> None:
     levels = {level: [bytes(32)] * len(SCHEMA.state.of_level(level)) for level in range(SCHEMA.state.levels)}
     whole = msgspec.msgpack.encode(SnapshotManifest(2**63 - 1, levels))
     assert len(whole) <= manifest_limit(SCHEMA.state)

@@ -1,4 +1,6 @@
-"""On a real GPU, where there is one: `make gpu-check` runs these. Elsewhere `test_as_on_a_gpu.py` does what it can."""
+"""On a real GPU, where there is one: `make gpu-check` runs these. Elsewhere `test_as_on_a_gpu.py`
+does what it can.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ def test_results_of_the_cpu_are_applied_with_its_bits(gpu: torch.device, model: 
 
 
 @pytest.mark.parametrize("optimizer", [name for name in OPTIMIZERS if name != "distro"])
-def test_every_optimizer_applies_results_of_the_cpu_with_its_bits(gpu: torch.device, optimizer: str) -> None:
+def test_every_optimizer_applies_cpu_results_bit_by_bit(gpu: torch.device, optimizer: str) -> None:
     _same(gpu, "llama", optimizer)
 
 

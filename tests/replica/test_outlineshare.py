@@ -1,4 +1,6 @@
-"""What a newcomer is told of the model: believed if it is the run's, whoever else tells something."""
+"""The model's outline from peers: a newcomer believes it if it is the run's, whatever others
+send.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def of_the_run(config: Mapping[str, Any]) -> Schema:
 
 
 def told(outlines: Mapping[int, Outline], *, served: bytes | None = None) -> Outline | None:
-    """What member 0 learns of members that have these outlines; with `served` member 2 answers with this."""
+    """What member 0 learns of members that have these outlines; with `served` member 2 answers with
+    this.
+    """
 
     async def story() -> Outline | None:
         desk = Desk()

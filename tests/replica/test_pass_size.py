@@ -1,4 +1,6 @@
-"""How a share is cut into passes: what fits, what happens where memory runs out, and that the gradient stays."""
+"""How a share is cut into passes: what fits, what happens where memory runs out, and that the
+gradient stays.
+"""
 
 from __future__ import annotations
 
@@ -68,12 +70,13 @@ def _payloads(pass_size: PassSize) -> dict[int, bytes]:
     return _replica(pass_size).train(SEQUENCES, 0.1, 0.1, threading.Event()).payloads
 
 
-# --- the gradient -----------------------------------------------------------------------------------------------------
+# --- the gradient
+# -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tier", range(3))
 @pytest.mark.parametrize("kind", FILES)
-def test_layers_that_are_computed_twice_have_the_same_gradients_bit_for_bit(kind: str, tier: int) -> None:
+def test_recomputed_layers_have_equal_gradients(kind: str, tier: int) -> None:
     config = config_of(FILES[kind])
     found = []
     for recompute in (False, True):
@@ -124,7 +127,8 @@ def test_a_loss_in_parts_is_the_loss(kind: str, rows: int, labels: bool, monkeyp
         torch.testing.assert_close(found[1][1][name], gradient, rtol=1e-4, atol=1e-7)
 
 
-# --- what fits --------------------------------------------------------------------------------------------------------
+# --- what fits
+# --------------------------------------------------------------------------------------------------------
 
 
 @given(peak=st.integers(1, 1 << 40), free=st.integers(-(1 << 40), 1 << 40), kind=st.sampled_from(["auto", "on", "off"]))
@@ -149,7 +153,7 @@ def test_less_is_taken_until_there_is_no_less(kind: Checkpointing, steps: int) -
     assert passes.news() == ()
 
 
-def test_auto_finds_a_size_and_trains_as_a_member_that_was_told_it() -> None:
+def test_auto_size_trains_like_the_same_explicit_size() -> None:
     found = PassSize(AUTO, "auto")
     payloads = _payloads(found)
     assert not found.unknown
@@ -163,11 +167,14 @@ def test_free_memory_is_some_and_less_than_a_terabyte() -> None:
     assert 1 << 20 < free_bytes(torch.device("cpu")) < 1 << 40
 
 
-# --- where memory runs out --------------------------------------------------------------------------------------------
+# --- where memory runs out
+# --------------------------------------------------------------------------------------------
 
 
 class _Tight:
-    """Stands in for a device: no more than `most` sequences at once, and none unless layers are computed twice."""
+    """Stands in for a device: no more than `most` sequences at once, and none unless layers are
+    computed twice.
+    """
 
     def __init__(self, replica: Replica, most: int, recompute: bool) -> None:
         self._model, self._most, self._recompute = replica.model, most, recompute
@@ -183,7 +190,7 @@ class _Tight:
 @pytest.mark.parametrize(
     ("most", "recompute", "size"), [(1, False, 5), (1, True, AUTO), (2, False, AUTO), (2, True, 5)]
 )
-def test_a_share_is_trained_in_smaller_passes_where_memory_runs_out(
+def test_share_uses_smaller_passes_when_memory_runs_out(
     most: int, recompute: bool, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     passes = PassSize(size, "auto")

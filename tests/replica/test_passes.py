@@ -1,5 +1,5 @@
-"""How passes are computed: which options mean what where, that bf16 keeps what must be fp32, and that compiling, where
-it works and where it does not, changes what a step takes and not what it is.
+"""How passes are computed: which options mean what where, that bf16 keeps what must be fp32, and
+that compiling, where it works and where it does not, changes what a step takes and not what it is.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ def gradients(passes: Passes, model: nn.Module) -> dict[str, Tensor]:
     return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
 
 
-# --- what options mean ------------------------------------------------------------------------------------------------
+# --- what options mean
+# ------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -92,11 +93,12 @@ def test_bf16_on_a_device_without_it_is_a_sentence(machine: dict[str, bool], dev
         arithmetic_of(torch.device(device), "bf16", "off")
 
 
-# --- bf16 -------------------------------------------------------------------------------------------------------------
+# --- bf16
+# -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_gradients_of_bf16_passes_are_fp32_and_near_those_of_fp32(model: str) -> None:
+def test_bf16_passes_give_fp32_gradients_near_fp32s(model: str) -> None:
     plain, cast = network(model), network(model)
     wanted, found = gradients(Passes(plain), plain), gradients(Passes(cast, BF16), cast)
     assert found.keys() == wanted.keys()
@@ -126,7 +128,9 @@ def test_bf16_chooses_the_experts_that_fp32_does(model: str) -> None:
 
 
 def test_a_round_trained_in_bf16_is_applied_like_any_other() -> None:
-    """What is sent has the same size, parameters stay as they were while it is made, and replicas end equal."""
+    """What is sent has the same size, parameters stay as they were while it is made, and replicas
+    end equal.
+    """
     plain, cast = replica(Arithmetic()), replica(BF16)
     results = [own.train(SHARE, 0.1, 0.1, threading.Event()).payloads for own in (plain, cast)]
     assert plain.hashes() == cast.hashes()
@@ -138,7 +142,8 @@ def test_a_round_trained_in_bf16_is_applied_like_any_other() -> None:
     assert plain.hashes() == cast.hashes() != replica(BF16).hashes()
 
 
-# --- compiling --------------------------------------------------------------------------------------------------------
+# --- compiling
+# --------------------------------------------------------------------------------------------------------
 
 
 def test_without_compiling_nothing_of_the_compiler_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,7 +223,9 @@ def test_machine_without_a_compiler_trains_without(
     params=[pytest.param("aot_eager", marks=pytest.mark.slow), pytest.param("inductor", marks=pytest.mark.nightly)]
 )
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What is behind `torch.compile`: C++ takes half a minute, and graphs and gradients are the same without it."""
+    """What is behind `torch.compile`: C++ takes half a minute, and graphs and gradients are the
+    same without it.
+    """
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=request.param))
     return str(request.param)
 

@@ -1,4 +1,6 @@
-"""A replica's arithmetic: the gradient of a share, how it is clipped, and on which device that happens."""
+"""A replica's arithmetic: the gradient of a share, how it is clipped, and on which device that
+happens.
+"""
 
 from __future__ import annotations
 
@@ -56,12 +58,13 @@ def _norm(grads: dict[str, torch.Tensor]) -> float:
     return float(torch.cat([grad.flatten() for grad in grads.values()]).norm())
 
 
-# --- training ---------------------------------------------------------------------------------------------------------
+# --- training
+# ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tier", range(3))
 @pytest.mark.parametrize("micro", [1, 2, 4, 5])
-def test_the_gradient_is_the_mean_over_the_share_whatever_the_micro_batch(
+def test_gradient_is_the_shares_mean_for_any_micro_batch(
     monkeypatch: pytest.MonkeyPatch, micro: int, tier: int
 ) -> None:
     """Six sequences in micro-batches that do and do not divide them."""
@@ -82,7 +85,7 @@ def test_the_loss_is_the_mean_over_the_share(micro: int) -> None:
     assert trained.tokens == SEQUENCES.numel()
 
 
-def test_a_large_gradient_is_scaled_to_the_clip_norm_and_a_small_one_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_large_gradients_are_scaled_to_the_clip_norm(monkeypatch: pytest.MonkeyPatch) -> None:
     free = _gradient(_replica(), monkeypatch, SEQUENCES)
     norm = _norm(free)
     clipped = _gradient(_replica(clip=norm / 4), monkeypatch, SEQUENCES)
@@ -137,7 +140,7 @@ def test_training_that_is_cancelled_changes_nothing() -> None:
     assert results[0] == results[1]
 
 
-def test_a_gradient_that_is_not_finite_is_raised_and_the_next_is_as_if_it_had_not_been() -> None:
+def test_nonfinite_gradient_leaves_state_unchanged() -> None:
     replica, other = _replica(), _replica()
     hook = replica.params["model.norm.weight"].register_hook(lambda grad: torch.full_like(grad, float("nan")))
     with pytest.raises(NonFiniteGradient, match="norm"):
@@ -150,13 +153,12 @@ def test_a_gradient_that_is_not_finite_is_raised_and_the_next_is_as_if_it_had_no
 @pytest.mark.parametrize(
     ("sequences", "seconds", "weight"), [(8, 2.0, 240), (8, 0.0, 65535), (1, 1e9, 1), (3, 7.0, 26)]
 )
-def test_the_weight_is_sequences_per_minute_within_what_the_chain_takes(
-    sequences: int, seconds: float, weight: int
-) -> None:
+def test_weight_is_sequences_per_minute_within_limits(sequences: int, seconds: float, weight: int) -> None:
     assert weight_of(sequences, seconds) == weight
 
 
-# --- devices ----------------------------------------------------------------------------------------------------------
+# --- devices
+# ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -191,7 +193,7 @@ def test_a_device_that_is_here_is_picked(machine: dict[str, int], gpus: int, mps
     "name",
     ["foo", "", "CUDA", "cuda:", "cuda:x", "cuda:-1", "cuda:0,", "cuda:1234", "cpu:0", "cpu,mps", "auto "],
 )
-def test_a_name_that_is_no_device_is_a_sentence_with_the_names_that_are(machine: dict[str, int], name: str) -> None:
+def test_unknown_device_error_lists_valid_names(machine: dict[str, int], name: str) -> None:
     machine.update(gpus=8, mps=1)
     with pytest.raises(UsageError, match=r"(?s)^--device .*It is auto, cpu, mps, cuda or cuda:X,Y"):
         pick_device(name)
@@ -212,7 +214,7 @@ def test_a_gpu_beyond_the_last_one_is_a_sentence(machine: dict[str, int]) -> Non
 
 
 @pytest.mark.parametrize("optimizer", ["distro", "sparseloco", "sparseloco-muon", "sparseloco-polar"])
-def test_replicas_whose_experts_are_stacks_stay_equal_and_are_handed_on(optimizer: str) -> None:
+def test_replicas_with_stacked_experts_stay_equal(optimizer: str) -> None:
     pytest.importorskip("transformers")
     left = play("auto-experts", optimizer, CPU)
     assert left.hashes[0] == left.hashes[1] == left.hashes[2] == left.loaded[0]

@@ -1,4 +1,6 @@
-"""Whole rounds of three replicas on one device, and what they leave, to be compared with another device's."""
+"""Whole rounds of three replicas on one device, and what they leave, to be compared with another
+device's.
+"""
 
 from __future__ import annotations
 
@@ -54,8 +56,8 @@ MODELS: dict[str, dict[str, Any]] = {
     | {"num_experts_per_tok": 2, "moe_intermediate_size": 12},
     "auto": {"model_type": "gpt2", "vocab_size": 48, "n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 64},
 }
-"""A `config.json` of each architecture; those that begin with `auto` need transformers. The experts of one are stacks
-of matrices.
+"""A `config.json` of each architecture; those that begin with `auto` need transformers. The experts
+of one are stacks of matrices.
 """
 _DISTRO = {"topk": 4, "topk_embeddings": 6, "chunk": 7, "decay": 0.999, "weight_decay": 0.01, "clip": 1.0}
 OPTIMIZERS: dict[str, Settings] = {
@@ -76,13 +78,14 @@ class Left:
     payloads: list[list[dict[int, bytes]]]
     hashes: list[dict[int, bytes]]
     loaded: list[dict[int, bytes]]
-    """Of replicas that were made of the snapshots."""
+    """Return the replicas made from the snapshots."""
 
 
 def play(
     model: str, optimizer: str, device: torch.device, given: Sequence[Sequence[Mapping[int, bytes]]] | None = None
 ) -> Left:
-    """Play two rounds with replicas of tiers 0, 1 and 2 (all of 0 where a model has one), and load what they end with.
+    """Play two rounds with replicas of tiers 0, 1 and 2 (all of 0 where a model has one), and load
+    what they end with.
 
     Each trains, encodes, and applies the results of all: its own, or those `given`, if they are.
     """
@@ -125,7 +128,9 @@ def _replica(
 
 
 def _handed_on(replica: Replica) -> dict[str, Tensor]:
-    """The tensors of a joiner that takes a replica's snapshot, written where the joiner's replica then is."""
+    """The tensors of a joiner that takes a replica's snapshot, written where the joiner's replica
+    then is.
+    """
     taken = snapshot(replica.params, replica.schema.state, replica.tier, 0)
     tensors = {name: torch.zeros_like(tensor) for name, tensor in replica.params.items()}
     for level, digests in taken.manifest.levels.items():

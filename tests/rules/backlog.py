@@ -1,9 +1,10 @@
 """What becomes of sequences that nobody trained: the program's backlog, as pure functions.
 
-The chain keeps intervals of sequences in ascending order, joined where they touch. A round takes the first few of them
-before anything fresh, so no data is skipped. A round whose gaps would not fit counts for nothing and comes back whole,
-and while the backlog is full rounds take nothing fresh. Members only read the result in `Run`: this says the program's
-rule a second time, for tests to hold against the compiled program.
+The chain keeps intervals of sequences in ascending order, joined where they touch. A round takes
+the first few of them before anything fresh, so no data is skipped. A round whose gaps would not fit
+counts for nothing and comes back whole, and while the backlog is full rounds take nothing fresh.
+Members only read the result in `Run`: this says the program's rule a second time, for tests to hold
+against the compiled program.
 """
 
 from __future__ import annotations
@@ -44,8 +45,9 @@ class Backlog:
         return Backlog(tuple(joined))
 
     def take(self, batch: int) -> tuple[tuple[Interval, ...], Backlog]:
-        """What a round of so many sequences does again, and what is left."""
-        taken, left = [], list(self.intervals)
+        """Return what a round of `batch` sequences trains again, and the remaining backlog."""
+        taken: list[Interval] = []
+        left = list(self.intervals)
         for first in self.intervals[:REDO]:
             count = min(first.len, batch)
             batch -= count
@@ -58,7 +60,7 @@ class Backlog:
         return tuple(taken), Backlog(tuple(left))
 
     def batch(self, wanted: int) -> int:
-        """The sequences of a round that is to have so many; `take` them from this backlog."""
+        """Return the sequences of a round that wants `wanted`, taken from this backlog."""
         taken, left = self.take(wanted)
         return wanted if left.has_room(0) else sum(interval.len for interval in taken)
 
@@ -73,7 +75,9 @@ class Settled:
 
 
 def settle(backlog: Backlog, header: Round, shares: Mapping[int, PositionInterval], agreed: int) -> Settled:
-    """Settle round `header`: the shares (in position order) of members on whom no quorum agreed come back."""
+    """Settle round `header`: the shares (in position order) of members on whom no quorum agreed
+    come back.
+    """
     idle = bitmap.from_seats(seat for seat, share in shares.items() if share.len == 0)
     missing = _merged(share for seat, share in shares.items() if share.len and not bitmap.contains(agreed, seat))
     untrained = [Interval(r.start, len(r)) for gap in missing for r in sequences(header, gap)]

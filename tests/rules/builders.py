@@ -57,7 +57,9 @@ def seat(index: int, **given: Any) -> Seat:
 
 
 def members(seats: dict[int, Seat], **given: Any) -> Members:
-    """These members. All of them have delivered whatever was judged, unless the test says otherwise."""
+    """Return members with these seats. By default they have delivered everything that was
+    judged.
+    """
     healthy = bitmap.from_seats(index for index, one in seats.items() if one.state is MemberState.HEALTHY)
     values: dict[str, Any] = {"epoch": 0, "forfeited": 0, "judged": 0, "delivered": (0,) * bitmap.MAX_MEMBERS}
     values |= {

@@ -1,4 +1,6 @@
-"""What committees have stated at cooldown, which members never read: as the Witnesses account has it."""
+"""What committees have stated at cooldown, which members never read: as the Witnesses account has
+it.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ _HASH_BYTES = 32
 
 
 def stated_in(witnesses: bytes) -> tuple[dict[int, bytes], ...]:
-    """What the committee of each level has stated, by the place in it (`committee.cooldown_electees`)."""
+    """What the committee of each level has stated, by the place in it
+    (`committee.cooldown_electees`).
+    """
     start = views.witnesses_account().offset("cooldown")
     hashes = [
         witnesses[at : at + _HASH_BYTES]

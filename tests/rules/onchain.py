@@ -1,4 +1,6 @@
-"""The compiled coordinator in an in-process chain, driven instruction by instruction with a clock the test sets."""
+"""The compiled coordinator in an in-process chain, driven instruction by instruction with a clock
+the test sets.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ class Refused(Exception):
 
 
 class Onchain:
-    """One run in one world. Wallets come from their number, so everything but nothing is reproducible."""
+    """One run in one world. Wallets come from their number, so everything but nothing is
+    reproducible.
+    """
 
     def __init__(self) -> None:
         self.world = World()
@@ -87,7 +91,9 @@ class Onchain:
         self.send(self.owner, self.ix(self.owner).update(RUN_ID, **parts))
 
     def configure(self, text: str, **config: int) -> None:
-        """Set config, model and a schema of three tiers from a config file's text, some config values replaced."""
+        """Set config, model and a schema of three tiers from a config file's text, some config
+        values replaced.
+        """
         parts = parse_as(text, "config.toml", RunConfig).to_chain()
         schema = {"hash": SCHEMA_HASH, "tier_widths": [256, 128, 64]}
         self.update(config=parts["config"] | config, model=parts["model"])
@@ -106,14 +112,18 @@ class Onchain:
         self.tick()
 
     def begin(self, members: Mapping[int, tuple[int, int]]) -> None:
-        """Let wallets join as {number: (tier, weight)} and go to the first round; seat i is the i-th of them."""
+        """Let wallets join as {number: (tier, weight)} and go to the first round; seat i is the
+        i-th of them.
+        """
         for number, (tier, weight) in members.items():
             self.join(number, tier=tier, weight=weight)
         while self.run.state is not RunState.ROUND_TRAIN:
             self.tick_at_deadline()
 
     def witness(self, seat: int, results: Mapping[int, bytes]) -> None:
-        """Let the member of a seat attest {seat: commitment} of the judged round; its wallet's number is seat + 1."""
+        """Let the member of a seat attest {seat: commitment} of the judged round; its wallet's
+        number is seat + 1.
+        """
         run, wallet = self.run, self.wallet(seat + 1)
         judged = run.round(run.config.judged(run.current.height))
         fingerprints = (

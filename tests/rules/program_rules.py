@@ -1,4 +1,6 @@
-"""Rules that the program alone follows, stated once more to compare it with; members need none of them."""
+"""Rules that the program alone follows, stated once more to compare it with; members need none of
+them.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ Result = TypeVar("Result")
 
 
 def elected_count(witness_nodes: int, clients: int) -> int:
-    """How many witnesses a round elects among `clients` members; 0 witness nodes means as many as fit."""
+    """How many witnesses a round elects among `clients` members; 0 witness nodes means as many as
+    fit.
+    """
     return min(witness_nodes or clients, clients, MAX_WITNESSES)
 
 
@@ -27,16 +31,17 @@ def witness_positions(header: Round) -> list[int]:
 def attested_mask(attesting: Round, attestations: Iterable[Attestation], judged: Round, idle: int) -> int:
     """What the program writes to `attesting.attested` when that round closes.
 
-    `judged` is the round that it judges and `idle` the bitmap of its members whose share was empty: they owe nothing
-    and always count.
+    `judged` is the round that it judges and `idle` the bitmap of its members whose share was empty:
+    they owe nothing and always count.
     """
     everything = replace(attesting, attested=judged.roster)
     return bitmap.from_seats(consensus(everything, attestations, judged.roster)) | idle & judged.roster
 
 
 def leading(results: Iterable[Result | None]) -> Result | None:
-    """What the majority vote over a round's attestations names, in their order (Boyer and Moore): what most of them
-    are, if anything is; else what is left by the order. None stands for no result.
+    """What the majority vote over a round's attestations names, in their order (Boyer and Moore):
+    what most of them are, if anything is; else what is left by the order. None stands for no
+    result.
     """
     leads: Result | None = None
     margin = 0

@@ -1,7 +1,8 @@
 """Records the frozen account fixtures from the compiled program.
 
-Run it by `cd tests && ../.venv/bin/python -m rules.record_accounts`. The recorded run is in the cooldown of its second
-epoch, so that every part holds something: a backlog, four rounds, attestations, level hashes, points.
+Run it by `cd tests && ../.venv/bin/python -m rules.record_accounts`. The recorded run is in the
+cooldown of its second epoch, so that every part holds something: a backlog, four rounds,
+attestations, level hashes, points.
 """
 
 from __future__ import annotations

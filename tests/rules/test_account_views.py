@@ -1,9 +1,9 @@
 """The accounts of the compiled program read as recorded, and nothing else is read.
 
-The fixtures in `accounts/` are bytes that the program wrote. When a test here fails because the program's structs or
-the IDL changed, runs that exist on chain can no longer be read: such a change needs a new layout version (`VERSION`
-in the program and in `views`) and a new program id. Only then record the fixtures again: `cd tests &&
-../.venv/bin/python -m rules.record_accounts`.
+The fixtures in `accounts/` are bytes that the program wrote. When a test here fails because the
+program's structs or the IDL changed, runs that exist on chain can no longer be read: such a change
+needs a new layout version (`VERSION` in the program and in `views`) and a new program id. Only then
+record the fixtures again: `cd tests && ../.venv/bin/python -m rules.record_accounts`.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def test_values_the_program_never_writes_are_refused(name: str, field: str, valu
 
 def test_an_unknown_member_state_is_refused() -> None:
     data = bytearray(DATA["members"])
-    data[ACCOUNTS["members"]().offset("seats", 200, "state")] = 6
+    data[ACCOUNTS["members"]().offset("seats", 200, "state")] = 7
     with pytest.raises(AccountError, match="state"):
         views.parse_members(bytes(data))
 

@@ -1,4 +1,6 @@
-"""What a peer may send us: only canonical, signed, in-range announcements pass, and any changed byte is noticed."""
+"""What a peer may send us: only canonical, signed, in-range announcements pass, and any changed
+byte is noticed.
+"""
 
 from __future__ import annotations
 
@@ -50,13 +52,17 @@ KEY = Key(sender=SENDER, signer=b"w" * 32, run_id="test", epoch=2, height=7, see
 
 
 def signed(body: bytes) -> bytes:
-    """Any bytes in the place of a body, signed as an announcement is: what a hostile member could send."""
+    """Any bytes in the place of a body, signed as an announcement is: what a hostile member could
+    send.
+    """
     head = commitment.head_of(Commitment(**GOOD))
     return SENDER + bytes(Keypair.from_seed(SECRET).sign_message(commitment.statement(head, body))) + head + body
 
 
 def raw(**changed: Any) -> bytes:
-    """The body of a good commitment with some fields replaced by any value, and `extra` ones at its end."""
+    """The body of a good commitment with some fields replaced by any value, and `extra` ones at its
+    end.
+    """
     tag, *values = msgspec.msgpack.decode(msgspec.msgpack.encode(Commitment(**GOOD)), strict=False)
     fields = {"tag": tag} | dict(zip(Commitment.__struct_fields__, values, strict=True))
     return msgspec.msgpack.encode(list((fields | changed).values()))
@@ -191,8 +197,8 @@ def test_trailing_bytes_and_oversized_messages_are_refused() -> None:
 
 @pytest.mark.parametrize("depth", [9, 900, 4096 - 179])
 @pytest.mark.parametrize("before", [b"", b"\x92\x01", b"\x81\xa1x"])
-def test_deep_nesting_is_refused_whoever_signed_it(depth: int, before: bytes) -> None:
-    """The last form is a map with a field that nobody knows, which a parser passes over, depth and all."""
+def test_deep_nesting_is_refused_for_every_signer(depth: int, before: bytes) -> None:
+    """Nested bodies raise before the parser recurses into them, also below an unknown field."""
     body = (before + nested(depth))[: 4096 - 96 - 82]
     for data in (body, SENDER + bytes(64) + body, signed(body)):
         with pytest.raises(BadAnnouncement):

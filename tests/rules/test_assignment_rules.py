@@ -1,4 +1,6 @@
-"""Every position of a batch goes to exactly one trainer, in fair shares, and every position is one sequence."""
+"""Every position of a batch goes to exactly one trainer, in fair shares, and every position is one
+sequence.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,7 @@ def test_equal_weights_get_equal_shares(seed: int, clients: int, batch: int) -> 
     st.integers(0, 100),
     st.data(),
 )
-def test_sequences_of_all_shares_are_the_redone_and_the_fresh_ones(
+def test_all_shares_cover_redone_and_fresh_sequences(
     data_index: int, redo_index: int, weights: list[int], batch: int, data: st.DataObject
 ) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(1, max(batch, 1)), max_size=REDO)))

@@ -1,4 +1,4 @@
-"""Of which levels all witnesses have to have the bytes: those of which few of the holders are drawn."""
+"""Levels whose bytes every witness must fetch: those with few holders among the drawn."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _had_by_all(round: Round, run: Run, members: Members) -> frozenset[int]:
 
 
 @given(st.integers(1, 256), st.integers(0, 32), st.integers(0, 2**64 - 1), st.data())
-def test_who_is_drawn_is_who_witnesses_if_nobody_leaves(count: int, nodes: int, seed: int, data: st.DataObject) -> None:
+def test_drawn_seats_witness_if_nobody_leaves(count: int, nodes: int, seed: int, data: st.DataObject) -> None:
     judges = data.draw(st.integers(0, 2**count - 1))
     round, run, members = _run([0] * count, nodes=nodes, judges=judges, seed=seed)
     if data.draw(st.booleans()) and judges:
@@ -49,15 +49,13 @@ def test_who_is_drawn_is_who_witnesses_if_nobody_leaves(count: int, nodes: int, 
     assert availability.drawn(replace(round, attested=1), run, later) == drawn, "it is the same at any time"
 
 
-def test_where_all_members_are_witnesses_holders_alone_have_a_level() -> None:
+def test_only_holders_have_a_level_if_all_members_witness() -> None:
     for tiers in ([0, 1, 2], [0] + [2] * 31, [2] * 32):
         assert _had_by_all(*_run(tiers)) == frozenset()
 
 
 @given(st.lists(st.integers(0, 2), min_size=33, max_size=256), st.integers(0, 2**64 - 1), st.data())
-def test_what_few_of_the_holders_drawn_would_judge_all_witnesses_have(
-    tiers: list[int], seed: int, data: st.DataObject
-) -> None:
+def test_all_witnesses_have_a_level_with_few_drawn_holders(tiers: list[int], seed: int, data: st.DataObject) -> None:
     judges, known = data.draw(st.integers(0, 2 ** len(tiers) - 1)), data.draw(st.integers(0, 7))
     round, run, members = _run(tiers, known=known, judges=judges, seed=seed)
     drawn = availability.drawn(round, run, members)
@@ -72,8 +70,8 @@ def test_what_few_of_the_holders_drawn_would_judge_all_witnesses_have(
         assert (level in found) == (needed and there != holders and len(there) < availability.MANY)
 
 
-def test_a_level_that_all_witnesses_have_is_applied_as_the_rest_and_no_holder_alone_keeps_it_in_or_out() -> None:
-    """Of two holders one is drawn: whichever it is, and whatever it says, the witnesses' quorum decides."""
+def test_common_levels_need_no_holder_quorum() -> None:
+    """Only one of two holders is drawn. Whatever it attests, the quorum of witnesses decides."""
     tiers = [0, 0, *[1] * 4]
     for seed in range(40):
         round, run, members = _run(tiers, nodes=4, seed=seed)

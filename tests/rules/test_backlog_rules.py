@@ -21,7 +21,9 @@ TABLE = members({index: seat(index, weight=index + 1) for index in range(CLIENTS
 
 @given(st.integers(0, 2**32), st.lists(st.tuples(st.integers(1, 90), st.integers(0, ROSTER)), min_size=1, max_size=40))
 def test_every_sequence_is_trained_once_or_waits(seed: int, rounds: list[tuple[int, int]]) -> None:
-    """Rounds of any size, in which any members fail: what was handed out is accounted for at the end."""
+    """Rounds of any size, in which any members fail: what was handed out is accounted for at the
+    end.
+    """
     backlog, data_index, trained = Backlog(), 0, Counter[int]()
     for height, (wanted, delivered) in enumerate(rounds):
         batch = backlog.batch(wanted)
@@ -40,7 +42,7 @@ def test_every_sequence_is_trained_once_or_waits(seed: int, rounds: list[tuple[i
     assert len(backlog.intervals) <= BACKLOG
 
 
-def test_neighbouring_shares_come_back_as_one_interval_split_at_the_redo_border() -> None:
+def test_adjacent_failed_shares_return_split_at_the_redo_border() -> None:
     round_ = header(1, batch=20, redo=(Interval(100, 6),), data_index=1000)
     shares = {1: PositionInterval(2, 5), 2: PositionInterval(5, 9), 0: PositionInterval(9, 12)}
     shares |= {3: PositionInterval(12, 20)}
@@ -51,7 +53,7 @@ def test_neighbouring_shares_come_back_as_one_interval_split_at_the_redo_border(
     )
 
 
-def test_what_touches_is_joined_on_both_sides() -> None:
+def test_adjacent_intervals_are_merged_on_both_sides() -> None:
     backlog = Backlog((Interval(10, 5), Interval(18, 2), Interval(40, 1)))
     assert backlog.put([Interval(15, 3)]).intervals == (Interval(10, 10), Interval(40, 1))
     assert backlog.put([Interval(5, 5)]).intervals[0] == Interval(5, 10)
@@ -69,7 +71,7 @@ def test_a_round_whose_gaps_do_not_fit_comes_back_whole() -> None:
     assert fuller.batch(1000) == 10 * REDO  # and nothing fresh until there is room again
 
 
-def test_the_first_intervals_are_taken_and_the_last_of_them_shrinks() -> None:
+def test_take_uses_first_intervals_and_shrinks_the_last() -> None:
     backlog = Backlog((Interval(40, 5), Interval(90, 2), Interval(95, 1)))
     assert backlog.take(3) == ((Interval(40, 3),), Backlog((Interval(43, 2), Interval(90, 2), Interval(95, 1))))
     assert backlog.take(6) == ((Interval(40, 5), Interval(90, 1)), Backlog((Interval(91, 1), Interval(95, 1))))

@@ -1,4 +1,6 @@
-"""The seeded shuffle and what follows from it: permutations, quorums, witnesses, verifiers, cooldown reporters."""
+"""The seeded shuffle and what follows from it: permutations, quorums, witnesses, verifiers,
+cooldown reporters.
+"""
 
 from __future__ import annotations
 
@@ -79,10 +81,12 @@ def test_witnesses_are_distinct_members_and_as_many_as_elected(seed: int, roster
 
 
 @given(U64, ROSTERS, st.integers(1, 32), st.data())
-def test_who_leaves_makes_room_for_the_next_and_a_vote_does_not(
+def test_next_member_witnesses_for_a_leaver_unless_it_voted(
     seed: int, roster: int, witness_nodes: int, data: st.DataObject
 ) -> None:
-    """Members attest and leave in any order: there are never more votes than seats, and no seat is empty in vain."""
+    """Members attest and leave in any order: there are never more votes than seats, and no seat is
+    empty in vain.
+    """
     healthy, attested = roster, 0
     round_ = header(roster, seed=seed, elected=program_rules.elected_count(witness_nodes, roster.bit_count()))
     for _ in range(20):
@@ -98,7 +102,7 @@ def test_who_leaves_makes_room_for_the_next_and_a_vote_does_not(
 
 
 @given(U64, ROSTERS, ROSTERS, st.integers(0, 100))
-def test_who_has_gone_moves_nobody_else(seed: int, began: int, stayed: int, percent: int) -> None:
+def test_leaver_does_not_change_the_order_of_others(seed: int, began: int, stayed: int, percent: int) -> None:
     """Among those who stay, each order is the one of those who began."""
     whole, left = header(began, seed=seed), header(began & stayed, began=began, seed=seed)
     before = [seat for seat in committee.roles(whole, percent) if bitmap.contains(stayed, seat)]
@@ -111,16 +115,16 @@ def _newcomers(healthy: int) -> Members:
     return members({}, healthy=healthy)
 
 
-def test_somebody_outside_the_roster_is_no_witness() -> None:
+def test_member_outside_the_roster_is_not_a_witness() -> None:
     round_ = header(0b1011)
     assert set(committee.witnesses(round_, _newcomers(2**256 - 1))) == {0, 1, 3}
 
 
 @given(U64, ROSTERS, ROSTERS, ROSTERS, st.booleans())
-def test_newcomers_have_no_word_beside_three_who_hold_all_levels(
+def test_newcomers_do_not_witness_with_three_established_members(
     seed: int, roster: int, known: int, healthy: int, whole: bool
 ) -> None:
-    """However many they are; where these are fewer, or hold not all, or are all gone, everybody has one."""
+    """Only established members witness if three or more hold all levels; otherwise all do."""
     judges = roster & known
     begins = run(RunState.ROUND_TRAIN, began=roster, levels_established=0b111 if whole else 0b110)
     alone = committee.enough(begins, members({}, healthy=roster, judges=judges), roster)
@@ -137,7 +141,7 @@ def test_newcomers_have_no_word_beside_three_who_hold_all_levels(
 
 
 @given(U64, ROSTERS, st.integers(0, 100))
-def test_somebody_always_trains(seed: int, roster: int, percent: int) -> None:
+def test_one_member_always_trains(seed: int, roster: int, percent: int) -> None:
     roles = committee.roles(header(roster, seed=seed), percent)
     verifiers = sum(role is Committee.VERIFIER for role in roles.values())
     clients = roster.bit_count()
@@ -154,8 +158,9 @@ def test_verifier_count_leaves_one_member_that_trains(clients: int, percent: int
 def test_a_committee_holds_its_level_and_has_delivered(
     seed: int, present: set[int], levels: int, data: st.DataObject
 ) -> None:
-    """In this epoch or one before, in which case it stays a place of its own; only who spoke by deeds now may speak.
-    Where somebody has done both and stayed, newcomers have no place.
+    """Every reporter delivered in this epoch or before.
+
+    Newcomers have no place if an established member delivered and stayed.
     """
     tiers = {index: data.draw(st.integers(0, levels - 1)) for index in present}
     gone = data.draw(st.sets(st.sampled_from(sorted(present))))

@@ -1,4 +1,6 @@
-"""What witnesses record fits its place exactly, and what a quorum records is applied, in whatever order it came."""
+"""What witnesses record fits its place exactly, and what a quorum records is applied, in whatever
+order it came.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,7 @@ def test_a_fingerprint_lies_in_planes_of_words() -> None:
 
 
 @given(SEAT_SETS, st.data())
-def test_nothing_is_recorded_for_who_did_not_deliver(seats: set[int], data: st.DataObject) -> None:
+def test_no_fingerprint_for_a_member_without_a_result(seats: set[int], data: st.DataObject) -> None:
     roster = bitmap.from_seats(seats)
     delivered = data.draw(st.sets(st.sampled_from(sorted(seats))))
     attestation = attest(0, dict.fromkeys(delivered, b"\xff" * 32), roster)
@@ -69,7 +71,9 @@ def test_another_commitment_does_not_match() -> None:
 
 
 def test_results_that_look_alike_in_one_round_differ_in_another() -> None:
-    """Two commitments ground to one fingerprint are of no use once the attesting round's seed is another."""
+    """Two commitments ground to one fingerprint are of no use once the attesting round's seed is
+    another.
+    """
     first = (0).to_bytes(32, "big")
     seen = consensus.fingerprint(first, FULL, SEED)
     others = (number.to_bytes(32, "big") for number in range(1, 100_000))
@@ -86,9 +90,7 @@ def test_the_fingerprint_is_the_low_bits_of_the_hash() -> None:
 
 
 @given(st.integers(1, 256), st.integers(0, 2**32), st.data())
-def test_a_result_is_applied_exactly_when_a_quorum_recorded_the_same(
-    clients: int, seed: int, data: st.DataObject
-) -> None:
+def test_result_is_applied_iff_a_quorum_recorded_the_same(clients: int, seed: int, data: st.DataObject) -> None:
     roster = (1 << clients) - 1
     elected = program_rules.elected_count(0, clients)
     needed = committee.quorum(elected)
@@ -111,7 +113,7 @@ def test_a_result_is_applied_exactly_when_a_quorum_recorded_the_same(
     assert list(consensus.consensus(attesting, witnesses, roster).items()) == list(accepted.items())
 
 
-def test_a_quorum_is_of_the_elected_not_of_those_who_came() -> None:
+def test_quorum_counts_the_elected_not_the_attesters() -> None:
     roster = 0b111111
     results = {seat: bytes([seat]) * 32 for seat in range(6)}
     attesting = header(roster, attested=roster)
@@ -137,8 +139,8 @@ def test_members_without_a_share_always_count() -> None:
 def vouched_by(
     recorded: dict[int, set[int]], tiers: list[int], levels: int = 3, *, judges: int = 0, known: int = 0
 ) -> dict[int, frozenset[int]]:
-    """What is applied of each level, where these witnesses recorded the true results of these members; of the levels
-    `known`, the `judges` say who delivers them.
+    """What is applied of each level, where these witnesses recorded the true results of these
+    members; of the levels `known`, the `judges` say who delivers them.
     """
     roster = (1 << len(tiers)) - 1
     attestations = [attest(w, {s: bytes([s]) * 32 for s in of}, roster) for w, of in recorded.items()]
@@ -151,29 +153,30 @@ def vouched_by(
     )
 
 
-def test_a_level_that_is_kept_from_one_of_two_holders_is_applied_by_nobody() -> None:
-    """Member 0 shows its level 0 to nobody: member 1, who holds it too, records nothing, and the others cannot know."""
+def test_level_hidden_from_one_of_two_holders_is_not_applied() -> None:
+    """Member 0 hides its level 0, so holder 1 records nothing, and the others cannot know."""
     everybody = {0, 1, 2, 3}
     recorded = {0: everybody, 1: everybody - {0}, 2: everybody, 3: everybody}
     found = vouched_by(recorded, [0, 0, 1, 2])
     assert found == {0: frozenset({1, 2, 3}), 1: frozenset(everybody), 2: frozenset(everybody)}
 
 
-def test_a_liar_among_three_holders_keeps_nobody_out_and_brings_nobody_in() -> None:
+def test_liar_among_three_holders_changes_no_result() -> None:
     recorded = {0: {0}, 1: {1, 2, 3, 4}, 2: {1, 2, 3, 4}, 3: {0, 1, 2, 3, 4}, 4: {0, 1, 2, 3, 4}}
     assert vouched_by(recorded, [0, 0, 0, 2, 2])[0] == frozenset({1, 2, 3, 4})
 
 
-def test_a_level_that_one_member_alone_holds_is_applied_as_the_rest() -> None:
+def test_level_with_one_holder_is_applied_like_the_rest() -> None:
     recorded = {w: {0, 1, 2, 3} for w in (1, 2, 3)}
     assert vouched_by(recorded, [0, 1, 1, 1])[0] == frozenset({0, 1, 2, 3}), "it is slow itself"
     newcomer = vouched_by(recorded, [0, 1, 1, 1], judges=0b1110, known=0b111)
-    assert newcomer[0] == frozenset({1, 2, 3}), "whoever has shown the level is not there"
+    assert newcomer[0] == frozenset({1, 2, 3}), "the judge that has shown the level is absent"
 
 
-def test_a_level_is_not_applied_of_one_of_several_holders_that_is_the_only_one_to_attest_it() -> None:
-    """0 keeps its level from 1 and 2, who wait for it, and has the round closed before they attest."""
-    everybody, tiers = set(range(11)), [0, 0, 0, *[2] * 8]
+def test_level_is_not_applied_on_its_senders_word_alone() -> None:
+    """Member 0 hides its level from 1 and 2 and closes the round before they attest."""
+    everybody = set(range(11))
+    tiers = [0, 0, 0, *[2] * 8]
     others = dict.fromkeys(range(3, 11), everybody)
     assert vouched_by(others, tiers) == {0: frozenset(), 1: frozenset(), 2: everybody}
     alone = vouched_by(others | {0: everybody}, tiers)
@@ -182,8 +185,10 @@ def test_a_level_is_not_applied_of_one_of_several_holders_that_is_the_only_one_t
     assert late == {0: everybody - {0}, 1: everybody - {0}, 2: everybody}, "a quorum of three is two"
 
 
-def test_two_newcomers_do_not_say_what_is_applied_of_the_level_that_another_has_shown() -> None:
-    """5 and 6 declare tier 0 and keep level 0 from member 0, which alone has shown before that it holds it."""
+def test_two_newcomers_do_not_judge_an_established_level() -> None:
+    """Members 5 and 6 declare tier 0 and hide level 0 from member 0, its only established
+    holder.
+    """
     recorded: dict[int, set[int]] = {w: set(range(7)) for w in range(1, 7)} | {0: set(range(5))}
     tiers = [0, 1, 1, 2, 2, 0, 0]
     found = vouched_by(recorded, tiers, judges=0b11111, known=0b111)
@@ -191,7 +196,7 @@ def test_two_newcomers_do_not_say_what_is_applied_of_the_level_that_another_has_
     assert vouched_by(recorded, tiers)[0] == frozenset(range(7)), "nobody has shown it in a first epoch: two of three"
 
 
-def test_a_judge_that_has_not_attested_stands_for_its_own_result_and_for_no_newcomers() -> None:
+def test_silent_judge_counts_for_its_own_result_only() -> None:
     recorded = {w: set(range(5)) for w in range(1, 5)}
     assert vouched_by(recorded, [0, 1, 1, 2, 0], judges=0b1111, known=0b111)[0] == {0}, "4 has come later"
     assert vouched_by(recorded, [0, 1, 1, 2, 0], judges=0b1110, known=0b110)[0] == {0}, (
@@ -199,17 +204,15 @@ def test_a_judge_that_has_not_attested_stands_for_its_own_result_and_for_no_newc
     )
 
 
-def test_no_judge_keeps_the_common_level_from_a_quorum_of_all() -> None:
-    """It alone has shown it before, and says that it got nothing of anybody."""
+def test_no_judge_blocks_the_last_level_against_a_quorum() -> None:
+    """The only judge claims that it received nothing."""
     recorded: dict[int, set[int]] = {w: set(range(4)) for w in range(1, 4)} | {0: set()}
     found = vouched_by(recorded, [0, 0, 0, 2], judges=1, known=0b111)
     assert (found[0], found[2]) == (frozenset(), frozenset(range(4)))
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=32), st.data())
-def test_a_level_is_applied_where_a_quorum_of_its_judges_agrees_and_the_common_one_always(
-    of: list[int], data: st.DataObject
-) -> None:
+def test_level_is_applied_iff_a_quorum_of_its_judges_agrees(of: list[int], data: st.DataObject) -> None:
     everybody = set(range(len(of)))
     silent = data.draw(st.sets(st.sampled_from(sorted(everybody)), max_size=len(of) // 3))
     recorded = {w: data.draw(st.sets(st.sampled_from(sorted(everybody)))) for w in everybody - silent}

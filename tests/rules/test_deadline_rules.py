@@ -40,8 +40,8 @@ def test_each_state_waits_for_its_own_time(state: RunState, wait: int) -> None:
 @pytest.mark.parametrize(
     ("state", "drawn_by"), [(RunState.WARMUP, 1), (RunState.ROUND_TRAIN, 30), (RunState.COOLDOWN, 20)]
 )
-def test_a_seed_that_nobody_has_drawn_is_due_before_what_it_holds_up(state: RunState, drawn_by: int) -> None:
-    """The warm-up's witnesses wait for theirs; a round's is mostly drawn by an attestation."""
+def test_undrawn_seed_is_due_before_the_state_ends(state: RunState, drawn_by: int) -> None:
+    """A warm-up's witnesses wait for the seed. An attestation usually draws a round's seed."""
     waits = run(state, config=TIMES, state_started_at=1000, seed_slot=8)
     assert deadlines.next_deadline(waits) == 1000 + drawn_by
     long = replace(waits, config=replace(TIMES, max_round_train_time=3000, warmup_time=3000))
@@ -76,12 +76,10 @@ def test_nothing_is_due_while_too_few_members_wait() -> None:
         (0b0111, (1,), 5),  # seat 1 holds that
         (0b1111, (0,), 5),  # seat 3 does
         (0b0110, (0,), 5),  # nobody did
-        (0b0001, (2,), None),  # none of those who finished waits: only they or the owner go on
+        (0b0001, (2,), None),  # no finisher waits: only a finisher or the owner can continue
     ],
 )
-def test_holders_that_are_away_are_waited_for_if_they_have_what_nobody_else_has(
-    finishers: int, differing: tuple[int, ...], wait: int | None
-) -> None:
+def test_epoch_waits_for_absent_sole_holders(finishers: int, differing: tuple[int, ...], wait: int | None) -> None:
     table = members({i: seat(i, tier=(0, 1, 2, 0)[i], pending=i > 0, state=MemberState.IDLE) for i in range(4)})
     waiting = run(
         RunState.WAITING_FOR_MEMBERS,
@@ -140,7 +138,7 @@ def test_the_fee_of_ticking_is_shared_over_time() -> None:
     assert all(60 <= first.count(index) <= 140 for index in range(4))
 
 
-def test_later_ranks_wait_longer_but_never_for_ever() -> None:
+def test_later_ranks_wait_longer_up_to_a_bound() -> None:
     delays = [deadlines.tick_delay(rank) for rank in range(256)]
     assert delays[0] == 0.0
     assert delays == sorted(delays)

@@ -1,4 +1,4 @@
-"""Which epoch is a run's last one."""
+"""Tests of the rule for a run's last epoch."""
 
 from __future__ import annotations
 

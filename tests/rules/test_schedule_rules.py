@@ -79,7 +79,9 @@ def test_the_cosine_is_that_of_the_platform_to_the_last_bits(total: int, data: s
 
 
 def test_the_cosine_has_the_same_bits_on_every_machine() -> None:
-    """Correctly rounded, so a fixed constant: a change here would fork the replicas of running runs."""
+    """Correctly rounded, so a fixed constant: a change here would fork the replicas of running
+    runs.
+    """
     assert schedules.learning_rate(COSINE, 777).hex() == "0x1.a3021dacf5ad5p-12"
 
 
@@ -94,7 +96,7 @@ def test_a_cold_start_rises_to_the_full_rate_and_stays(start: int, warmup: int, 
 
 @given(st.sampled_from([LINEAR, COSINE, STABLE]), st.integers(1, 20), st.integers(1, 300))
 def test_the_first_trained_step_has_a_rate_above_zero(rule: LrSchedule, warmup: int, start: int) -> None:
-    """Its whole batch would be spent on nothing. Steps count from 1, so a warm-up from 0 begins above it."""
+    """A rate of 0 would waste the whole batch of the first step."""
     assert rule.warmup_init_lr == 0.0
     assert schedules.learning_rate(rule, 1) > 0
     assert schedules.learning_rate(rule, start) * schedules.cold_start_factor(start, start, warmup) > 0

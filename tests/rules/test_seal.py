@@ -50,13 +50,15 @@ def test_every_place_has_its_own_key_and_seal(other: ResultPlace) -> None:
 
 
 @given(secrets, secrets, secrets, secrets)
-def test_a_seal_is_of_one_key_and_one_signer(key: bytes, other: bytes, signer: bytes, second: bytes) -> None:
+def test_seal_binds_key_and_signer(key: bytes, other: bytes, signer: bytes, second: bytes) -> None:
     same = (key, signer) == (other, second)
     assert (seal_of(key, signer, PLACE) == seal_of(other, second, PLACE)) == same
 
 
 def test_keys_seals_and_streams_keep_their_values() -> None:
-    """Members of different versions must agree on them; a change here needs another number in its context."""
+    """Members of different versions must agree on them; a change here needs another number in its
+    context.
+    """
     key = key_of(SECRET, PLACE)
     found = key.hex(), seal_of(key, WALLET, PLACE).hex(), masked(bytes(8), key, 1).hex()
     assert found == (

@@ -52,5 +52,5 @@ def _service(name: str, given: dict[str, Any]) -> Service:
 
 def _plain(word: str) -> str:
     """A word without the form that keeps a dollar sign from being a variable of the file."""
-    assert "$" not in word.replace("$$", ""), f"{word!r} is a variable of whoever starts it"
+    assert "$" not in word.replace("$$", ""), f"{word!r} is a variable of the shell"
     return word.replace("$$", "$")

@@ -41,7 +41,7 @@ def test_sequences_lost_or_done_twice_are_found(changed: dict[str, Any], waiting
         _record(**changed).check_coverage(waiting)
 
 
-def test_what_is_handed_out_anew_after_the_run_went_back_is_not_trained_twice() -> None:
+def test_sequences_assigned_again_after_rewind_count_once() -> None:
     record = _record(step=3)
     record.note(builders.run(RunState.WAITING_FOR_MEMBERS, step=2, data_index=12), builders.members({}))
     record.check_coverage([])
@@ -91,7 +91,7 @@ def test_announcements_arrive_once_in_order_and_again_after_a_cut() -> None:
         assert other.reachable() == frozenset()
         await one.announce(b"b")
         await asyncio.sleep(1)
-        network.mend()
+        network.heal()
         await asyncio.sleep(1)
         network.crash(other.node_id)
         return [heard.data async for heard in other.announcements()]

@@ -1,4 +1,6 @@
-"""Clients that are killed while the testnet goes on: those that train, and none that is still starting."""
+"""Clients that are killed while the testnet runs: those that train, and none that is still
+starting.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ class Starting:
 def test_only_a_client_that_has_trained_since_its_start_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Kills fall due far more often than a client starts: whoever is back, or not yet training, is left alone."""
+    """Kills fall due far more often than a client starts: a client that is not training yet is left
+    alone.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(run, "BACK_SECONDS", 0.5)
     monkeypatch.setattr(run, "LOOK_SECONDS", 0.05)

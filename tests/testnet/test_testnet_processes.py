@@ -1,4 +1,4 @@
-"""Processes end with whoever started them, whatever ended that."""
+"""Processes end with their parent, whatever ended it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_children_and_theirs_do_not_outlive_a_starter_that_is_killed(tmp_path: P
 
 
 def test_the_same_with_a_named_pipe(tmp_path: Path) -> None:
-    """As in the panes of a terminal, where the standard input is somebody's."""
+    """The pane of a terminal needs it, where the user has the standard input."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     held = os.open(pipe, os.O_RDWR)

@@ -13,7 +13,7 @@ SETTINGS = TrainSettings(run_id="demo", matformer_tier=1)
 
 
 def test_our_own_failures_stay_as_they_are() -> None:
-    error = AftermathError("it broke", "mend it")
+    error = AftermathError("it broke", "fix it")
     assert known(error, SETTINGS) is error
 
 

@@ -16,7 +16,7 @@ FOREVER = 3600.0
 
 
 class Session:
-    """Works for ever, then leaves in `seconds`."""
+    """Works until cancelled, then leaves in `seconds`."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds

@@ -100,7 +100,7 @@ def test_a_directory_that_cannot_be_is_named_whole(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:
+def test_directory_of_another_user_is_refused(tmp_path: Path) -> None:
     (tmp_path / "theirs").mkdir(mode=0o500)
     with pytest.raises(AftermathError, match="Permission denied"):
         check_places(settings(checkpoint_dir=tmp_path / "theirs"))

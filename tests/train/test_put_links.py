@@ -116,7 +116,7 @@ async def test_put_of_all_files_ends_with_the_config(bucket: Bucket, checkpoint:
     assert pauses == []
 
 
-async def test_address_signs_anew_for_each_file(bucket: Bucket, checkpoint: Path) -> None:
+async def test_address_signs_each_file_separately(bucket: Bucket, checkpoint: Path) -> None:
     address = f"{bucket.server.make_url('/links')}/{put_links.CHECKPOINT}?token={SECRET}"
     hub = hub_of(TrainSettings(run_id="demo", checkpoint_dir=checkpoint.parent, checkpoint_put_links=address))
     assert hub is not None

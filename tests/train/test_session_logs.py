@@ -57,7 +57,7 @@ def test_every_event_file_begins_with_what_it_is_about_and_every_event_is_dated(
             assert 0 <= line["t"] < 60
 
 
-def test_a_log_that_ends_in_half_a_line_goes_on_in_a_line_of_its_own(tmp_path: Path) -> None:
+def test_log_with_a_torn_last_line_continues_on_a_new_line(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     for before, lines in ((None, 1), (b"", 1), (b'{"kind":"left"}\n', 2), (b'{"kind":"left"}\n{"at":"x","ki', 3)):
         log.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""What a session does not import: it is started by hand, and waited for."""
+"""What commands do not import, since people wait for their start."""
 
 from __future__ import annotations
 
@@ -8,20 +8,38 @@ import sys
 import pytest
 
 SHARDING = ("torch.distributed.fsdp", "torch.distributed.tensor", "sympy")
-SELDOM = (*SHARDING, "triton", "transformers", "matplotlib", "textual")
+SELDOM = (*SHARDING, "torch._dynamo", "triton", "transformers", "matplotlib", "textual")
+INNER_STEPS = """
+import torch
+from aftermath.optim.inner_optimizer import InnerOptimizer
+from aftermath.optim.sparseloco import SparseLoCo
+
+for kind in ("adamw", "muon"):
+    matrix, vector = torch.nn.Parameter(torch.ones(4, 4)), torch.nn.Parameter(torch.ones(4))
+    matrix.grad, vector.grad = torch.ones(4, 4), torch.ones(4)
+    params = {"model.layers.0.mlp.up_proj.weight": matrix, "model.norm.weight": vector}
+    InnerOptimizer(params, SparseLoCo(topk=4, topk_embeddings=4, chunk=4, inner_optimizer=kind)).step(0.1, [])
+    assert not (matrix == 1).any() and not (vector == 1).any()
+"""
 
 
-def imported(modules: str, absent: tuple[str, ...]) -> str:
-    """The names among `absent` that a process has imported with these modules."""
-    program = f"import sys, {modules}\nprint(*(name for name in {absent!r} if name in sys.modules))"
+def imported(modules: str, absent: tuple[str, ...], program: str = "") -> str:
+    """The names among `absent` that a process has imported with these modules and by this program."""
+    program = f"import sys, {modules}\n{program}\nprint(*(name for name in {absent!r} if name in sys.modules))"
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
 
 
 def test_session_imports_no_torch_before_it_says_so() -> None:
-    assert imported("aftermath.train.session, aftermath.central.reach", ("torch", *SELDOM)) == ""
+    assert imported("aftermath.train.session, aftermath.server.client_backend", ("torch", *SELDOM)) == ""
+
+
+def test_owner_commands_make_a_schema_without_torch() -> None:
+    """`update-config` and `config validate` check the model's shape, for which they need no tensor."""
+    assert imported("aftermath.owner.schema, aftermath.owner.troubles, aftermath.owner.agreed_data", ("torch",)) == ""
 
 
 @pytest.mark.slow
 def test_session_imports_nothing_that_few_members_need() -> None:
-    """With all that a member trains with, torch among it."""
-    assert imported("aftermath.train.session, aftermath.train.named, aftermath.train.assembly", SELDOM) == ""
+    """With all that a member trains with, torch among it, and with the first step of either inner optimizer."""
+    modules = "aftermath.train.session, aftermath.train.named, aftermath.train.assembly"
+    assert imported(modules, SELDOM, INNER_STEPS) == ""

@@ -87,7 +87,7 @@ def test_a_member_keeps_its_tier_and_nothing_is_measured() -> None:
     assert (choice.tier, measured) == (1, [])
 
 
-def test_several_devices_are_not_reckoned() -> None:
+def test_memory_of_several_devices_is_not_computed() -> None:
     here = torch.device("cpu")
     check_alone(AUTO_TIER, Mesh((here,), 1, 1))
     check_alone(0, Mesh((here, here), 2, 1))
@@ -96,7 +96,7 @@ def test_several_devices_are_not_reckoned() -> None:
 
 
 def leave_free(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    """Have the system say that so many bytes are free."""
+    """Have the system report `size` free bytes."""
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=size))
 
 

@@ -17,7 +17,7 @@ LOOKS = 5
 
 @pytest.fixture
 def updates(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The widget of every drawing that was laid out anew, in order."""
+    """The widget of every drawing that was laid out again, in order."""
     seen: list[str] = []
     update = Static.update
 

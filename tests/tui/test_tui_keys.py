@@ -178,7 +178,7 @@ async def test_text_of_strangers_is_text_on_every_tab() -> None:
             assert "\u202e" not in shown
 
 
-async def test_the_log_follows_what_is_said_and_is_wrapped_anew_for_another_width() -> None:
+async def test_log_follows_and_wraps_again_for_another_width() -> None:
     app = screen_of(busy_member())
     async with app.run_test(size=(80, 24)) as pilot:
         await on(pilot, "Log")

@@ -24,7 +24,7 @@ def members(standing: str = "takes part", count: int = 5) -> Standing:
 
 @pytest.mark.parametrize("count", [5, 40])
 async def test_a_servers_screen_of_80_columns_says_when_each_was_last_seen(count: int) -> None:
-    """Also beside the bar that says how far many members are scrolled."""
+    """The scroll bar of many members leaves it readable."""
     found = members(count=count)
     here = frozenset(one.signer for one in found.members[:2])
     app = screen_of([*server(), Stands(found, here)], "server")

@@ -58,7 +58,7 @@ class Terminal:
         return termios.tcgetattr(self._theirs)
 
     def press(self, keys: str) -> None:
-        """As somebody would."""
+        """Press keys like a user."""
         os.write(self._ours, keys.encode())
 
     def until(self, true: Callable[[], bool]) -> None:

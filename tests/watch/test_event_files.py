@@ -126,7 +126,7 @@ def limited(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 def test_a_full_disk_costs_events_and_not_the_process(tmp_path: Path, limited: subprocess.Popen[str]) -> None:
     assert limited.stdout is not None
     assert limited.stderr is not None
-    assert limited.stdout.readline() == "two epochs are over\n", "it went on"
+    assert limited.stdout.readline() == "two epochs are over\n", "it continued"
     warning = limited.stderr.readline()
     assert warning.startswith(f"warning: events are not kept in {tmp_path} any more: File too large; this is tried ")
     resource.prlimit(limited.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))

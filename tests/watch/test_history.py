@@ -72,7 +72,7 @@ def test_epochs_begin_with_the_first_step_that_anybody_told_of() -> None:
     assert run.history.epochs == {0: 1, 1: 10, 2: 20}
 
 
-def test_bytes_go_on_where_a_process_that_was_started_again_counts_from_nothing() -> None:
+def test_bytes_continue_when_a_restarted_process_counts_from_0() -> None:
     run = Run()
     run.start("a0", "b1")
     run.step(1, a0=1.0, b1=1.0)
@@ -131,7 +131,7 @@ def test_members_whose_events_are_not_here_are_called_by_their_places() -> None:
 
 
 def _texts(path: Path) -> str:
-    """An SVG has every text as a comment beside its strokes."""
+    """Return the texts of an SVG, which are comments next to its strokes."""
     root = ElementTree.parse(path).getroot()
     assert root.tag.endswith("svg")
     return path.read_text()

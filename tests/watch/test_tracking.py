@@ -1,4 +1,6 @@
-"""A tracker that is slow, fails or hangs: events go on at once, a person is told once, and the end comes in time."""
+"""A tracker that is slow, fails or hangs: events continue at once, with one warning and a timely
+end.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,7 @@ def test_one_that_cannot_begin_is_told_of_once_and_done_without(caplog: pytest.L
 
     with Tracking("notes", begin) as tracking:
         told(tracking, 50)
-    told_of = "notes cannot be used, and training goes on without it: ConnectionError: no network"
+    told_of = "notes cannot be used, and training continues without it: ConnectionError: no network"
     assert warnings(caplog) == [told_of]
 
 
@@ -132,7 +134,7 @@ def test_a_slow_one_loses_what_does_not_fit_and_nothing_that_did() -> None:
     assert len(steps) <= 6, "five that waited, and one in its hands"
 
 
-def test_whoever_leaves_has_it_closed_at_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_leaving_member_closes_the_tracker_at_once(caplog: pytest.LogCaptureFixture) -> None:
     """It is closed while the member still leaves the run, not after it."""
     closed = threading.Event()
     notebook = Notebook(lambda row: closed.set() if row is None else None)
@@ -145,7 +147,7 @@ def test_whoever_leaves_has_it_closed_at_once(caplog: pytest.LogCaptureFixture) 
     assert warnings(caplog) == []
 
 
-def test_whoever_leaves_waits_for_a_hanging_one_no_longer_than_leaving_may_take(
+def test_leaving_member_does_not_wait_for_a_hanging_tracker(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     never = threading.Event()

@@ -43,7 +43,7 @@ def test_the_time_between_epochs_counts_and_a_pause_does_not() -> None:
     assert progress.left == pytest.approx(77)
 
 
-def test_a_run_that_goes_back_starts_counting_anew() -> None:
+def test_rewound_run_restarts_its_count() -> None:
     progress = Progress()
     state(progress, 50)
     rounds(progress, 51, 60, 0, 1)

@@ -6,7 +6,7 @@ _MOST_DOUBLINGS = 16
 
 
 def doubled(tries: int, first: float, longest: float) -> float:
-    """Seconds to wait after so many tries in a row (from 1 on) that failed."""
+    """Return the seconds to wait after `tries` failed tries in a row (from 1 on)."""
     return min(first * 2.0 ** min(tries - 1, _MOST_DOUBLINGS), longest)
 
 

@@ -12,7 +12,9 @@ T = TypeVar("T")
 
 
 def place(transport: asyncio.BaseTransport | None) -> str:
-    """Return the address at the other end; of IPv6 its /64, since whoever has one address there has all of them."""
+    """Return the peer's address; for IPv6 its /64, since a host with one address there has all of
+    them.
+    """
     peer = transport.get_extra_info("peername") if transport is not None else None
     return network_of(str(peer[0])) if isinstance(peer, tuple) else ""
 
@@ -29,7 +31,7 @@ def makes_room(waiting: Mapping[T, str]) -> T:
 
 
 def network_of(host: str) -> str:
-    """What the addresses have in common that whoever has this one has."""
+    """Return the part of an address that all addresses of its host share."""
     host = host.partition("%")[0]
     try:
         ip = ipaddress.ip_address(host)

@@ -1,11 +1,8 @@
-"""Files that are there whole or not at all, and forced to disk: the one way in which this software replaces a file.
+"""Atomic file replacement: a file is complete on disk or not there at all.
 
-Decided
-- What is to stand under a name is written beside it, under a name that begins with a dot and ends with `.partial`,
-  forced to disk, and renamed. After an error the old file is as it was, and nothing is left beside it.
-- A killed process leaves its partial file; the next one that writes that name takes its place.
-- Where several processes may write one name at once (`shared`), each has a partial name of its own. A killed one leaves
-  its file for good, so that is for small files only.
+New contents go to a hidden file with the suffix `.partial` in the same directory, are forced to
+disk, and renamed. After an error the old file is unchanged. A killed process leaves its partial
+file, which the next write of that name replaces.
 """
 
 from __future__ import annotations
@@ -62,7 +59,7 @@ def replacing(target: Path, *, shared: bool = False) -> Iterator[BinaryIO]:
     """
     with standing_in(target, shared=shared) as partial:
         partial.unlink(missing_ok=True)
-        with partial.open("xb") as stream:  # never what somebody else put there, a link to another file above all
+        with partial.open("xb") as stream:  # never open a file or link that another user put there
             yield stream
 
 

@@ -34,7 +34,7 @@ def looped() -> Iterator[None]:
 @contextmanager
 def on_interrupt(told: Callable[[], None]) -> Iterator[None]:
     """The first Ctrl-C or SIGTERM calls this, and a second does what it would have done (KeyboardInterrupt, the end).
-    Nothing changes where somebody else decides already what a signal does, or it is ignored.
+    Nothing changes if a handler is installed already, or the signal is ignored.
     """
     usual = {signal.SIGINT: (signal.default_int_handler, quiet.told), signal.SIGTERM: (signal.SIG_DFL,)}
     now = {number: signal.getsignal(number) for number in usual}

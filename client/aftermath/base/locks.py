@@ -32,7 +32,9 @@ def hold(path: Path) -> contextlib.ExitStack:
 
 @contextlib.contextmanager
 def alone_in(directory: Path) -> Iterator[None]:
-    """Wait until no other process is in the block with this directory; where the file system knows no locks, go on."""
+    """Wait until no other process is in the block with this directory. Without lock support,
+    continue.
+    """
     path = directory / _NAMING
     lock = FileLock(path, mode=0o600, thread_local=False)
     with contextlib.suppress(OSError, NotImplementedError):
@@ -41,5 +43,5 @@ def alone_in(directory: Path) -> Iterator[None]:
         yield
     finally:
         if lock.is_locked:
-            path.unlink(missing_ok=True)  # while it is held: whoever waits for this file then makes another
+            path.unlink(missing_ok=True)  # while locked: a process that waits for this file then makes another
         lock.release()

@@ -48,7 +48,7 @@ class Tree:
 
 
 def proof_length(index: int, count: int) -> int:
-    """How many hashes the proof of a block has, of so many blocks."""
+    """Return how many hashes the proof of a block has, for `count` blocks."""
     return sum(at is not None for at in _neighbours(index, count))
 
 

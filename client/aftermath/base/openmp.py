@@ -1,7 +1,7 @@
 """How the threads that PyTorch computes with wait for one another: set before it is loaded, which reads it once.
 
 Decided: each looks for the next piece of work a thousand times, some microseconds, and then sleeps. GNU's OpenMP, with
-which PyTorch is built for Linux, looks 300,000 times, all of which is lost where something else has the cores: beside
+which PyTorch is built for Linux, looks 300,000 times, all of which is lost where something else has the cores: next to
 one busy process on two cores a small model trained half as fast, and where that one had a share of its own, as another
 terminal's has, a fiftieth. Alone it is as fast (`benchmarks/spinning.py`). To sleep at once (OMP_WAIT_POLICY=passive)
 costs a fifth of that.

@@ -22,7 +22,7 @@ _IMPORTS = "<frozen importlib"
 
 
 class Quietly:
-    """All that a script does is done within. Nothing changes where Ctrl-C is ignored, or where somebody else decides
+    """All that a script does is done within. Nothing changes where Ctrl-C is ignored, or where a handler decides
     already what it does.
     """
 

@@ -41,9 +41,9 @@ def each(function: Callable[[T], U], items: Sequence[T], at_once: int) -> list[U
 
 
 def within(seconds: float, call: Callable[[], T], late: Exception) -> T:
-    """What `call` returns or raises; raises `late` if that takes longer.
+    """Return what `call` returns, or raise what it raises. Raise `late` after `seconds`.
 
-    The call then goes on in its thread, unheeded.
+    The call then continues in its thread, and its outcome is ignored.
     """
     outcome: Future[T] = Future()
 

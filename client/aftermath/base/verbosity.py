@@ -1,4 +1,4 @@
-"""How much commands print beside their result: -q and -v, which every command takes."""
+"""The options -q and -v of every command: how much it prints in addition to its result."""
 
 from __future__ import annotations
 

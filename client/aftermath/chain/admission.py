@@ -10,7 +10,7 @@ import shlex
 
 from solders.pubkey import Pubkey
 
-from aftermath.chain.funds import ensure_funds
+from aftermath.chain.funding import ensure_funds
 from aftermath.chain.rpc import RpcPool
 from aftermath.coordinator.errors import Refused
 from aftermath.rules.run import Run

@@ -1,28 +1,26 @@
-"""The authorizer program: who may join a run. Reads authorizations and builds and sends its four instructions.
+"""The authorizer program: who may join a run. Reads authorizations and builds its four instructions.
 
-Decided: an authorization is valid as the program itself judges it: active, of this grantor and scope, and either for
-everyone (the default key as grantee), for the user, or with the user among the grantee's delegates. Its scope is all
-runs of the grantor, or one run.
+An authorization is valid as the program itself judges it: active, of this grantor and scope, and either for everyone
+(the default key as grantee), for the user, or with the user among the grantee's delegates. Its scope is all runs of
+the grantor, or one run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from solders.instruction import Instruction
 from solders.pubkey import Pubkey
 from solders.system_program import ID as SYSTEM_PROGRAM
 
-from aftermath.chain.accounts import AccountData, Doubt, fetch_many
 from aftermath.chain.addresses import EVERYONE, JOIN_SCOPE, authorization_address
+from aftermath.chain.node_client import AccountData, NodeClient
 from aftermath.chain.programs import AnchorProgram, authorizer_program
 from aftermath.chain.rpc import RpcPool
 
 DELEGATES_AT_ONCE = 20
 """Delegates that fit one transaction beside its other parts."""
-
-_KNOWN_PATIENCE = 20.0  # seconds in which each of three nodes can be asked twice
 
 BARE_BYTES, DELEGATE_BYTES = 154, 32
 """Size of an authorization without scope and delegates, and what each delegate adds."""
@@ -133,48 +131,32 @@ class Authorizer:
         return (await self._fetch(grantor, [(grantee, scope)], min_slot=min_slot))[0]
 
     async def admitting(
-        self, grantor: Pubkey, user: Pubkey, run: Pubkey, authorizer: Pubkey | None = None, *, known: bool = False
+        self, grantor: Pubkey, user: Pubkey, run: Pubkey, authorizer: Pubkey | None = None
     ) -> Authorization | None:
-        """An authorization that admits `user` to the run at this address: the one for `authorizer`, or else that for
-        everyone or the user's own; for all runs of the grantor, or for this one. Of a wallet that is `known` to have
-        been admitted, all nodes have to say that it is not any more.
+        """Return an authorization that admits `user` to the run at this address, None if there is none.
+
+        It is the one for `authorizer`, or else that for everyone or the user's own; for all runs of the grantor, or
+        for this one.
         """
         grantees = [EVERYONE, user] if authorizer is None else [authorizer]
-        gone = Doubt(self._pool)
-
-        def chosen(found: Sequence[Authorization | None]) -> Authorization | None:
-            return next((a for a in found if a is not None and a.admits(grantor, user, run)), None)
-
-        def judged(found: Sequence[Authorization | None]) -> None:
-            if known and chosen(found) is None:
-                gone.absent()
-
         wanted = [(one, scope) for scope in (JOIN_SCOPE, bytes(run)) for one in grantees]
-        return chosen(await self._fetch(grantor, wanted, judged, _KNOWN_PATIENCE if known else None))
+        found = await self._fetch(grantor, wanted)
+        return next((a for a in found if a is not None and a.admits(grantor, user, run)), None)
 
     async def _fetch(
-        self,
-        grantor: Pubkey,
-        wanted: Sequence[tuple[Pubkey, bytes]],
-        judged: Callable[[Sequence[Authorization | None]], None] = lambda found: None,
-        patience: float | None = None,
-        min_slot: int | None = None,
+        self, grantor: Pubkey, wanted: Sequence[tuple[Pubkey, bytes]], min_slot: int | None = None
     ) -> list[Authorization | None]:
-        """What is there of them; a BadReply of `judged` is the node's failure. What another program owns is none, since
-        anybody can put lamports there.
-        """
+        """Return what is there of them. Lamports at such an address, which anybody can send, are no authorization."""
         addresses = [authorization_address(self._program.id, grantor, grantee, scope) for grantee, scope in wanted]
-        found: list[Authorization | None] = []
 
-        def legible(accounts: list[AccountData | None]) -> None:
-            found[:] = [
+        async def ask(node: NodeClient) -> list[Authorization | None]:
+            _, accounts = await node.accounts(addresses, min_slot)
+            return [
                 self._parse(address, account) if account is not None and account.owner == self._program.id else None
                 for address, account in zip(addresses, accounts, strict=True)
             ]
-            judged(found)
 
-        await fetch_many(self._pool, addresses, min_slot=min_slot, patience=patience, legible=legible)
-        return found
+        return await self._pool.call(ask)
 
     def _parse(self, address: Pubkey, account: AccountData) -> Authorization:
         found = self._program.account("Authorization", account.data)

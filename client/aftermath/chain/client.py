@@ -1,15 +1,11 @@
 """The coordinator program as a service: reads runs, and sends its instructions, one method each.
 
-Decided: `ix` builds instructions and `sender` packs and sends them, for commands that put several into one
-transaction; the methods here are those two for one instruction. An instruction that may end in a transition of the
-run gets spare compute units, because the state can advance between simulation and execution.
+`ix` builds instructions and `sender` packs and sends them, for commands that put several into one transaction. The
+other methods do both for one instruction.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from collections.abc import Awaitable, Callable
 from functools import cached_property
 
 from solders.instruction import Instruction
@@ -17,12 +13,14 @@ from solders.pubkey import Pubkey
 from solders.signature import Signature
 
 from aftermath.base.errors import AccountError
-from aftermath.chain.accounts import AccountData, fetch, fetch_many, fetch_program
+from aftermath.chain.accounts import fetch_many, fetch_program
 from aftermath.chain.addresses import run_addresses
+from aftermath.chain.dry_run import DrySender
+from aftermath.chain.failures import BadReply
 from aftermath.chain.instructions import GROWTH, MEMBERS, WITNESSES, CoordinatorInstructions, Table
 from aftermath.chain.memberships import membership_of
+from aftermath.chain.node_client import AccountData, NodeClient
 from aftermath.chain.programs import authorizer_program, coordinator_program, error_tables
-from aftermath.chain.rehearsal import DrySender
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.sender import Sender
 from aftermath.chain.views import (
@@ -36,26 +34,22 @@ from aftermath.chain.views import (
     witnesses_account,
 )
 from aftermath.chain.wallet import Wallet
-from aftermath.coordinator.errors import CoordinatorError, NoSuchRun, Refusal, Refused, Unavailable
+from aftermath.coordinator.errors import CoordinatorError, NoSuchRun
 from aftermath.rules.bitmap import seats
 from aftermath.rules.members import Members
 from aftermath.rules.model import Model
 from aftermath.rules.run import Run
 
-log = logging.getLogger(__name__)
-
 TRANSITION_UNITS = 150_000
-"""Compute units that closing a round or an epoch may add to an instruction (the program's own ceiling)."""
-
-ELSEWHERE_SECONDS = 30.0
-"""For which a node by itself is waited for to land what another one refused: one that is far behind never does."""
+"""Compute units that closing a round or an epoch may add to an instruction (the program's own ceiling): the run's state
+can advance between simulation and execution."""
 
 READ_AT_ONCE = 50  # runs, of two accounts each
 
 
 class CoordinatorClient:
     """One coordinator program on one cluster; with a wallet also its instructions. `program_id` defaults to the
-    packaged one; a `dry` one sends nothing (see `rehearsal`).
+    packaged one; a `dry` one sends nothing (see `dry_run`).
     """
 
     def __init__(
@@ -106,8 +100,14 @@ class CoordinatorClient:
     async def snapshot(self, run_id: str) -> tuple[Run, Model, Members]:
         """Run, model and members as of one slot. Errors as `run`."""
         found = run_addresses(self.program_id, run_id)
-        _, accounts = await fetch_many(self.pool, [found.run, found.model, found.members])
-        run, model, members = [await self._present(run_id, account) for account in accounts]
+
+        async def ask(node: NodeClient) -> list[AccountData | None]:
+            _, accounts = await node.accounts([found.run, found.model, found.members])
+            if None in accounts:
+                await self._check_program(node)
+            return accounts
+
+        run, model, members = [self._present(run_id, account) for account in await self.pool.call(ask)]
         return parse_run(run.data), parse_model(model.data), parse_members(members.data)
 
     async def list_runs(self) -> list[tuple[Run, Model, Members | None]]:
@@ -225,58 +225,39 @@ class CoordinatorClient:
         """Perform the transition that is due; Refused `NothingToTick` if none is."""
         return await self.transact(self.ix.tick(run_id))
 
-    async def transact(
-        self,
-        *instructions: Instruction,
-        seen: Callable[[], Awaitable[bool]] | None = None,
-        due: Callable[[], Awaitable[bool]] | None = None,
-    ) -> Signature:
-        """Send instructions of which the last may end in a transition of the run.
-
-        What one node refuses for good, by which a member would end, is sent by way of each other one. So is that whose
-        effect is asked for by `seen`, if it is refused for whatever reason, or said to have landed and not to be seen;
-        and that which is still `due` when it is refused. Raises as `Sender.send`.
-        """
-        failure: CoordinatorError | None = None
-        alone = len(self.pool.endpoints) == 1
-        for sender in (self.sender, *([] if alone else self.sender.each())):
-            try:
-                async with asyncio.timeout(None if failure is None else ELSEWHERE_SECONDS):
-                    signature = await sender.send(list(instructions), headroom=TRANSITION_UNITS)
-            except Refused as refusal:
-                if alone:
-                    raise
-                if refusal.reason is not Refusal.FINAL and seen is None and not (due and await due()):
-                    raise
-                failure = failure or refusal
-            except (CoordinatorError, TimeoutError) as error:
-                if failure is None:
-                    raise
-                log.debug("not by way of another node either: %s", error)
-            else:
-                self.sender.slot = max(self.sender.slot, sender.slot)
-                if alone or seen is None or await seen():
-                    return signature
-                failure = failure or Unavailable("a node says of a transaction that it has landed, and it has not")
-        assert failure is not None
-        raise failure
+    async def transact(self, *instructions: Instruction) -> Signature:
+        """Send instructions of which the last may end in a transition of the run. Raises as `Sender.send`."""
+        return await self.sender.send(list(instructions), headroom=TRANSITION_UNITS)
 
     async def _account(self, run_id: str, address: Pubkey) -> AccountData:
-        """As it is after what this client has sent: a node that is behind would show what was before it."""
-        if self._wallet is None:
-            _, account = await fetch(self.pool, address)
-        else:
-            _, account = await self.sender.after_sent(lambda pool, slot: fetch(pool, address, min_slot=slot))
-        return await self._present(run_id, account)
+        """Return an account as it is after what this client has sent."""
+        min_slot = None if self._wallet is None else self.sender.slot or None
 
-    async def _present(self, run_id: str, account: AccountData | None) -> AccountData:
+        async def ask(node: NodeClient) -> AccountData | None:
+            _, account = await node.account(address, min_slot=min_slot)
+            if account is None:
+                await self._check_program(node)
+            return account
+
+        return self._present(run_id, await self.pool.call(ask))
+
+    async def _check_program(self, node: NodeClient) -> None:
+        """Raise CoordinatorError if the program is not on the cluster, BadReply if only this node says so."""
+        if not await self._is_program_missing(node):
+            return
+        if not await self.pool.uncontradicted(self._is_program_missing):
+            raise BadReply("the RPC node does not know the program, and another node does")
+        raise CoordinatorError(
+            f"there is no program {self.program_id} on this cluster",
+            "Check --rpc and --coordinator-program-id, or deploy it: aftermath-solana deploy",
+        )
+
+    async def _is_program_missing(self, node: NodeClient) -> bool:
+        _, program = await node.account(self.program_id, length=0)
+        return program is None or not program.executable
+
+    def _present(self, run_id: str, account: AccountData | None) -> AccountData:
         if account is None:
-            _, program = await fetch(self.pool, self.program_id, length=0)
-            if program is None or not program.executable:
-                raise CoordinatorError(
-                    f"there is no program {self.program_id} on this cluster",
-                    "Check --rpc and --coordinator-program-id, or deploy it: aftermath-solana deploy",
-                )
             raise NoSuchRun(
                 f"there is no run {run_id!r} on this cluster",
                 "Check the run id, --rpc and --coordinator-program-id; aftermath-solana list-runs shows what is there",

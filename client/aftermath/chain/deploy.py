@@ -14,22 +14,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from solders.commitment_config import CommitmentLevel
+from solana.rpc.commitment import Processed
 from solders.instruction import Instruction
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
-from solders.rpc.config import RpcContextConfig
-from solders.rpc.requests import GetSlot
 from solders.signature import Signature
 from solders.system_program import CreateAccountParams, create_account
 
 from aftermath.base.directories import cache_directory
 from aftermath.base.wait import both
 from aftermath.chain import loader
-from aftermath.chain.accounts import AccountData, fetch, rent, whole
+from aftermath.chain.accounts import fetch, rent
 from aftermath.chain.confirm import deliver_all
+from aftermath.chain.dry_run import Step
 from aftermath.chain.fees import transaction_fee
-from aftermath.chain.rehearsal import Step
+from aftermath.chain.node_client import AccountData
 from aftermath.chain.sender import MAX_TRANSACTION, Sender, transaction_size
 from aftermath.chain.wallet import load_wallet, write_key_file
 from aftermath.coordinator.errors import CoordinatorError, Refused, Unavailable
@@ -209,10 +208,9 @@ async def _upgrade(sender: Sender, program: Pubkey, buffer: Pubkey, standing: lo
 
 async def _past(sender: Sender, slot: int) -> None:
     """Wait until the cluster is past `slot`. Raises Unavailable when it does not advance."""
-    config = RpcContextConfig(CommitmentLevel.Processed)
     try:
         async with asyncio.timeout(SLOT_SECONDS):
-            while await sender.pool.call(GetSlot(config), whole) <= slot:
+            while (await sender.pool.call(lambda node: node.get_slot(Processed))).value <= slot:
                 await asyncio.sleep(0.1)
     except TimeoutError as error:
         raise Unavailable(f"the cluster did not get past slot {slot} in {SLOT_SECONDS:.0f} s") from error

@@ -1,40 +1,20 @@
-"""Where an RPC node is, and one bounded HTTP conversation with it.
+"""The addresses of an RPC node, and what to tell a user about a node that fails.
 
-Decided: replies are read as plain JSON up to a size limit. solders builds the requests, but its reply parsers refuse
-a whole answer for one unknown error variant, which every release of the validator may add. Of compressed replies gzip
-alone is taken, and unpacked up to the same limit: some kilobytes of others are gigabytes, and exist before they are
-counted. Addresses are shown without path and query, because providers put API keys there. The clusters that everybody
-knows have names, which are taken wherever a node's address is; what else is asked of them needs an address.
+Addresses are printed without path and query, because providers put API keys there.
 """
 
 from __future__ import annotations
 
-import asyncio
-import json
 import re
-import zlib
 from dataclasses import dataclass
 from ipaddress import ip_address
-from typing import Any, Protocol
 from urllib.parse import urlsplit, urlunsplit
 
 import httpx
-from solders.rpc.requests import GetProgramAccounts, GetSignaturesForAddress
 
-from aftermath.base.bounded import MAX_JSON_VALUES, json_value
 from aftermath.base.errors import UsageError
 from aftermath.chain import defaults
 
-MAX_REPLY = 64 << 20
-"""Bytes of a reply, unpacked."""
-MOST_VALUES = 1 << 15
-"""JSON values of a reply to anything but the question for all accounts of a program, or for the transactions of one,
-each of which may have a memo full of commas, and which no member asks: a number may be twenty bytes and take ten
-microseconds, all of which nothing else is done in.
-"""
-_LISTS = (GetProgramAccounts, GetSignaturesForAddress)
-_MOST_COOKIES = 16  # a service may know by one which of its nodes we were on
-_GZIP = zlib.MAX_WBITS | 16
 LAST_PORT = 65535
 _SCHEME = re.compile(r"[^:/@\s]*:?/+")
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]*\]|[\w.-]*)(:[0-9]{1,5}(?![\w.-]))?")
@@ -45,7 +25,7 @@ CLUSTERS = {
     "testnet": "https://api.testnet.solana.com",
     "mainnet": "https://api.mainnet-beta.solana.com",
 }
-"""What may be said for a node's address, by name."""
+"""Addresses by the names that users may give instead."""
 PUBLIC_GENESIS = frozenset(
     (
         "5eykt4UsFv8P8NJdTREpY1vzqKqZKvdpKuc147dw2N9d",  # mainnet
@@ -53,28 +33,11 @@ PUBLIC_GENESIS = frozenset(
         "EtWTRABZaYq6iMfeYKouRu166VU2xqa1wcaWoxPkrZBG",  # devnet
     )
 )
-"""Genesis hashes of the public clusters: strangers own runs there, wherever the node is that we ask."""
+"""Genesis hashes of the public clusters. Strangers own runs there, even if the node runs on this machine."""
 
 
 class NoNextPort(UsageError):
-    """Where a node's websocket is does not follow from its address, so it has to be said."""
-
-
-class Request(Protocol):
-    """A JSON-RPC request: anything that gives its own JSON (solders' requests, or `RawRequest`)."""
-
-    def to_json(self) -> str: ...
-
-
-@dataclass(frozen=True)
-class RawRequest:
-    """A request solders has no class for."""
-
-    method: str
-    params: tuple[Any, ...] = ()
-
-    def to_json(self) -> str:
-        return json.dumps({"jsonrpc": "2.0", "id": 0, "method": self.method, "params": list(self.params)})
+    """The websocket's address cannot be derived from the HTTP address, so the user has to give it."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +49,7 @@ class Endpoint:
 
     @property
     def shown(self) -> str:
-        """The address without path and query (they may hold an API key)."""
+        """The HTTP address without path and query, which may hold an API key."""
         return shown(self.http)
 
     @property
@@ -149,86 +112,8 @@ def _derived(http: str) -> str:
     return urlunsplit((scheme, host + port, parts.path, parts.query, ""))
 
 
-class HttpNode:
-    """An RPC node over HTTP: reads at most MAX_REPLY bytes of a reply and gives it as checked JSON."""
-
-    def __init__(self, url: str, session: httpx.AsyncClient) -> None:
-        self.endpoint_uri, self.session = url, session
-        self._asked = 0
-
-    async def ask(self, request: Request, timeout: float) -> dict[str, Any]:
-        """The reply's JSON object (with `result` or `error`) within `timeout` seconds.
-
-        Raises TimeoutError, httpx.HTTPError (status codes included), or ValueError when the reply is too long, not
-        JSON-RPC, or the reply to another request.
-        """
-        self._asked += 1
-        asked = self._asked
-        url, body = self.endpoint_uri, numbered(request, asked)
-        if len(self.session.cookies.jar) > _MOST_COOKIES:
-            self.session.cookies.clear()
-        headers = {"Content-Type": "application/json", "Accept-Encoding": "gzip"}
-        async with (
-            asyncio.timeout(timeout),
-            self.session.stream("POST", url, content=body, headers=headers) as response,
-        ):
-            response.raise_for_status()
-            received = await _body(response)
-        return reply_to(asked, json_value(received, MAX_JSON_VALUES if isinstance(request, _LISTS) else MOST_VALUES))
-
-    async def close(self) -> None:
-        """Close the connections."""
-        await self.session.aclose()
-
-
-async def _body(response: httpx.Response) -> bytearray:
-    """At most MAX_REPLY bytes. Raises ValueError."""
-    if response.is_stream_consumed:  # it comes from within this process
-        return bytearray(response.content)
-    encoding, received = response.headers.get("Content-Encoding", "identity").strip().lower(), bytearray()
-    if encoding not in ("identity", "gzip"):
-        raise ValueError("reply in an encoding that was not asked for")
-    unpacking = zlib.decompressobj(_GZIP) if encoding == "gzip" else None
-    async for part in response.aiter_raw():
-        received += part if unpacking is None else _unpacked(unpacking, part, MAX_REPLY + 1 - len(received))
-        if len(received) > MAX_REPLY:
-            raise ValueError(f"reply of more than {MAX_REPLY} bytes")
-    if unpacking is not None and not unpacking.eof:
-        raise ValueError("reply that is cut short")
-    return received
-
-
-def _unpacked(unpacking: zlib._Decompress, part: bytes, most: int) -> bytes:
-    """What a part of a reply is, as far as it is no more than `most` bytes. Raises ValueError."""
-    try:
-        unpacked = unpacking.decompress(part, most)
-    except zlib.error:
-        raise ValueError("reply that cannot be unpacked") from None
-    if unpacking.unused_data:
-        raise ValueError("reply that goes on after its end")
-    return unpacked
-
-
-def numbered(request: Request, number: int) -> str:
-    """The request's JSON with `number` as its id, by which its reply is known."""
-    return json.dumps({**json.loads(request.to_json()), "id": number})
-
-
-def reply_to(number: int, reply: Any) -> dict[str, Any]:
-    """`reply`, if it is one to request `number`. ValueError for anything else.
-
-    Only an error may come without an id: what stands before a node (a rate limiter) has not read the request.
-    """
-    if not isinstance(reply, dict) or ("result" not in reply and "error" not in reply):
-        raise ValueError("reply is not JSON-RPC")
-    of = reply.get("id")
-    if (of is None and reply.get("error") is None) or (of is not None and (type(of) is not int or of != number)):
-        raise ValueError("reply to another request")
-    return reply
-
-
 def describe(error: BaseException) -> str:
-    """A few words for what went wrong with a node."""
+    """Return a few words for what went wrong with a node."""
     if isinstance(error, httpx.HTTPStatusError):
         response = error.response
         target = _redirect(response)
@@ -243,7 +128,7 @@ def describe(error: BaseException) -> str:
 
 
 def advice(error: BaseException) -> str:
-    """Return a fix for a node's refusal of a request, empty where there is no better one than for any failure."""
+    """Return a fix for a node's refusal, empty if there is no better one than for any failure."""
     if not isinstance(error, httpx.HTTPStatusError):
         return ""
     code = error.response.status_code

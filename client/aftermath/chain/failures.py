@@ -1,30 +1,33 @@
 """Which failures of an RPC call are worth another try, and what a failed transaction says.
 
-Retryable: everything a node may say of itself (no connection, 429, 5xx, behind, rate limited, a code of its own).
-Not retryable: the four codes by which JSON-RPC calls the request itself wrong, and transactions that the cluster
-refused (`TransactionFailed`, whose `error` is the cluster's JSON: a string or a one-key object).
+A node's own trouble is worth one: no connection, 429, 5xx, behind, rate limited. A request that JSON-RPC calls
+malformed is not, and neither is a transaction that the cluster refused.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
-import httpx
+import json
+from typing import Any, NoReturn
 
 from aftermath.coordinator.errors import CoordinatorError
 
 PREFLIGHT_FAILURE = -32002
 MAX_TEXT = 500  # characters of what a node says; a program's log line has fewer
 MAX_LINES = 256  # of a program's log; the cluster cuts it off at 10,000 bytes
+BEHIND = -32016
+"""A node has not reached the slot that was asked for (minContextSlot)."""
 MALFORMED = frozenset({-32700, -32600, -32601, -32602})
+"""Codes of errors that another try does not help against."""
+_TRANSACTIONS = frozenset({"SendRawTransaction", "SimulateVersionedTransaction"})  # requests that carry one
 
 
 class RpcError(Exception):
-    """A JSON-RPC error object."""
+    """A JSON-RPC error object; `kind` is the class of the request."""
 
-    def __init__(self, code: int, message: str) -> None:
+    def __init__(self, code: int, message: str, kind: str = "") -> None:
         super().__init__(f"{message} (RPC error {code})")
         self.code = code
+        self.kind = kind
 
 
 class BadReply(CoordinatorError):
@@ -75,26 +78,20 @@ def variant(error: Any) -> str:
     return str(error)[:MAX_TEXT]
 
 
-def result_of(reply: dict[str, Any]) -> Any:
-    """The `result` of a JSON-RPC reply. Raises TransactionFailed for a refused transaction, else RpcError."""
-    error = reply.get("error")
-    if error is None:
-        return reply.get("result")
+def error_json(error: Any) -> Any:
+    """Return solders' TransactionError as the cluster's JSON: a string, or an object with one key."""
+    name = type(error).__name__.removeprefix("TransactionError")
+    if name == "Fieldless":
+        return str(error).rpartition(".")[2]
+    return {name: json.loads(error.to_json())}
+
+
+def raise_error(error: Any, kind: str) -> NoReturn:
+    """Raise what the error object of a reply to a request of this class says: TransactionFailed or RpcError."""
     if not isinstance(error, dict):
-        raise RpcError(0, str(error)[:MAX_TEXT])
+        raise RpcError(0, str(error)[:MAX_TEXT], kind)
     code = error.get("code")
-    data = error.get("data")
-    if code == PREFLIGHT_FAILURE and isinstance(data, dict) and data.get("err") is not None:
+    data = error.get("data") if code == PREFLIGHT_FAILURE and kind in _TRANSACTIONS else None
+    if isinstance(data, dict) and data.get("err") is not None:
         raise TransactionFailed(data["err"], data.get("logs") or ())
-    raise RpcError(code if isinstance(code, int) else 0, str(error.get("message", ""))[:MAX_TEXT])
-
-
-def retryable(error: BaseException) -> bool:
-    """Whether the same request may succeed later or elsewhere."""
-    if isinstance(error, BadReply):
-        return True
-    if isinstance(error, RpcError):
-        return error.code not in MALFORMED
-    if isinstance(error, TransactionFailed):
-        return error.kind == "BlockhashNotFound"
-    return isinstance(error, httpx.HTTPError | TimeoutError | ValueError | OSError)
+    raise RpcError(code if isinstance(code, int) else 0, str(error.get("message", ""))[:MAX_TEXT], kind)

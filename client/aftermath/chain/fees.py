@@ -10,7 +10,6 @@ from solders.instruction import Instruction
 from solders.pubkey import Pubkey
 
 from aftermath.chain.addresses import ED25519
-from aftermath.chain.endpoints import RawRequest
 from aftermath.chain.rpc import RpcPool
 
 LAMPORTS_PER_SIGNATURE = 5_000
@@ -26,16 +25,9 @@ async def priority_price(pool: RpcPool, instructions: Sequence[Instruction], cap
     """
     if cap <= 0:
         return 0
-    written = {str(a.pubkey): None for i in instructions for a in i.accounts if a.is_writable}
-    request = RawRequest("getRecentPrioritizationFees", (list(written)[:MAX_LOCKED_ACCOUNTS],))
-    return min(percentile(await pool.call(request, recent_prices), PERCENTILE), cap)
-
-
-def recent_prices(reply: object) -> list[int]:
-    """The prices in the RPC's reply; anything malformed is left out."""
-    entries = reply if isinstance(reply, list) else []
-    found = [e.get("prioritizationFee") for e in entries if isinstance(e, dict)]
-    return [p for p in found if isinstance(p, int) and p >= 0]
+    written = list({a.pubkey: None for i in instructions for a in i.accounts if a.is_writable})
+    prices = await pool.call(lambda node: node.recent_prices(written[:MAX_LOCKED_ACCOUNTS]))
+    return min(percentile(prices, PERCENTILE), cap)
 
 
 def percentile(values: Sequence[int], percent: int) -> int:

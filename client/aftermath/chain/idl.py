@@ -1,9 +1,7 @@
 """Reads a canonical Anchor IDL (spec 0.1.0) and converts it to the legacy form that anchorpy understands.
 
-Decided: only the types an instruction's arguments reach are converted (zero-copy accounts are read by numpy,
-`chain.views`); names stay in snake case, because anchorpy snake-cases whatever it is given and a trip through camel
-case would lose underscores before digits (`quantize_1bit`). The errors travel beside the IDL, so that a failed
-transaction can be named.
+Names stay in snake case: anchorpy snake-cases what it is given, and would lose the underscore before the digit of
+`quantize_1bit`. The errors travel next to the IDL, so that a failed transaction can be named.
 """
 
 from __future__ import annotations
@@ -80,8 +78,12 @@ def load_idl(path: Path) -> ProgramIdl:
         ) from error
 
 
-def convert(idl: Json) -> ProgramIdl:
-    """Canonical IDL -> ProgramIdl. Raises KeyError/ValueError on anything outside the part of the spec we use."""
+def convert(idl: Json, *, zero_copy: bool = False) -> ProgramIdl:
+    """Convert a canonical IDL. Raises KeyError or ValueError on anything outside the part of the spec we use.
+
+    `zero_copy` includes the accounts that the program maps into memory. anchorpy takes some 50 times as long as numpy
+    to read them, so this package reads them by `chain.layout` and leaves them out here.
+    """
     spec = idl["metadata"].get("spec")
     if spec != SPEC:
         raise ValueError(f"IDL spec {spec!r}, expected {SPEC}")
@@ -91,7 +93,8 @@ def convert(idl: Json) -> ProgramIdl:
     for instruction in idl["instructions"]:
         for argument in instruction["args"]:
             _reach(argument["type"], types, wanted)
-    accounts = [a["name"] for a in idl.get("accounts", []) if "serialization" not in types[a["name"]]]
+    listed = [a["name"] for a in idl.get("accounts", [])]
+    accounts = [name for name in listed if zero_copy or "serialization" not in types[name]]
     for name in accounts:
         for inner in _mentioned(types[name]["type"]):
             _reach(inner, types, wanted)

@@ -13,7 +13,7 @@ from solders.system_program import ID as SYSTEM_PROGRAM
 from solders.sysvar import CLOCK, RENT
 
 from aftermath.base.errors import AccountError
-from aftermath.chain.accounts import AccountData
+from aftermath.chain.node_client import AccountData
 
 LOADER = Pubkey.from_string("BPFLoaderUpgradeab1e11111111111111111111111")
 BUFFER_HEADER = 37  # variant u32, Option<authority>

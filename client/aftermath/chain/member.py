@@ -1,15 +1,14 @@
-"""One member's view of its run: what its parts are handed as their coordinator.
+"""One member's view of its run on Solana (`coordinator.ports.Coordinator`).
 
-Decided: a call that changes the run returns when its effect can be read. What a member cannot go on without
-(`chain.reader`) waits out an outage of minutes; everything else gives up after seconds, because its caller knows
-whether it is still worth trying.
+A call that changes the run returns when its effect can be read. Reads that a member cannot go on without
+(`chain.reader`) wait out an outage of minutes. Everything else gives up after seconds, because its caller knows
+whether another try is worth it.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 
 from solders.instruction import Instruction
@@ -21,9 +20,10 @@ from aftermath.chain.authorizer import Authorizer
 from aftermath.chain.client import CoordinatorClient
 from aftermath.chain.instructions import witness_metadata
 from aftermath.chain.memberships import check_bond, lacking, membership_of
+from aftermath.chain.newest_run import OUTAGE_SECONDS
 from aftermath.chain.reader import RunReader
 from aftermath.chain.rpc import RpcPool
-from aftermath.chain.subscription import OUTAGE_SECONDS, RunWatcher
+from aftermath.chain.subscription import RunWatcher
 from aftermath.chain.wallet import Wallet
 from aftermath.coordinator.errors import Refusal, Refused, Unavailable
 from aftermath.coordinator.view import View
@@ -32,7 +32,6 @@ from aftermath.rules.commitment import signed_part
 from aftermath.rules.eviction import evicted
 from aftermath.rules.members import Membership
 from aftermath.rules.run import Attestation, Round, RoundId
-from aftermath.rules.state import MemberState
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +92,7 @@ class SolanaMember:
 
     @property
     def called(self) -> str:
-        """What keeps the run, to a person."""
+        """What messages call the keeper of the run."""
         return self._pool.keeper
 
     @property
@@ -112,7 +111,7 @@ class SolanaMember:
         return self._coordinator.program_id
 
     def costs(self) -> Mapping[str, int]:
-        """Transactions that landed, their fees in lamports, and the bytes of the largest push of a new state."""
+        """Return how many transactions landed, their fees in lamports, and the size of the largest push in bytes."""
         spend = self._coordinator.sender.spend
         most = self._watcher.push_bytes_max
         return {"transactions": spend.transactions, "lamports": spend.lamports, "push_bytes_max": most}
@@ -123,30 +122,30 @@ class SolanaMember:
 
     @property
     def silent(self) -> int:
-        """Seconds for which nothing was heard of the run. 0 while there are answers."""
+        """Seconds since the last sign of the run, 0 while there are answers."""
         silent = self._watcher.silent
         return round(silent) if silent > OUTAGE_SECONDS else 0
 
     @property
     def has_tick(self) -> bool:
-        """Whether a person can move an overdue run on with a command."""
+        """Whether a command can move an overdue run on."""
         return self._pool.has_tick
 
     def back(self) -> float:
         """When, on the event loop's clock, the chain was last reached again after an outage; -inf for never."""
-        return self._watcher.back
+        return self._watcher.newest.back
 
     async def views(self) -> AsyncIterator[View]:
-        """The newest view at once and after every change."""
+        """Yield the newest view at once and after every change."""
         async for _ in self._watcher.updates():
             yield await self.view()
 
     async def view(self, *, fresh: bool = False) -> View:
-        """The view of the newest known state, or with `fresh` of one that is read now."""
+        """Return the view of the newest known state, or with `fresh` of one that is read now."""
         return await self._reader.view(CALL_PATIENCE if fresh else None)
 
     async def attestations(self, round: Round) -> tuple[Attestation, ...]:
-        """What the witnesses of `round` have sent so far.
+        """Return what the witnesses of `round` have sent so far.
 
         Raises Refused: `RoundNotStored` when the chain no longer holds that round, `Unreadable` when nodes send
         something else for it again and again.
@@ -154,10 +153,10 @@ class SolanaMember:
         return await self._reader.attestations(round)
 
     async def authorization(self) -> Pubkey:
-        """The account that admits this wallet to the run. Raises Refused `NotAuthorized` when nobody did."""
+        """Return the account that admits this wallet to the run. Raises Refused `NotAuthorized` if there is none."""
         grantor = Pubkey(self._watcher.latest.join_authority)
         asked = grantor, self._wallet.pubkey, self._addresses.run, self._authorizer
-        authorization = await self._authorizations.admitting(*asked, known=self._enrolled)
+        authorization = await self._authorizations.admitting(*asked)
         if authorization is None:
             other = "name another" if self._authorizer else "name one"
             raise Refused(
@@ -174,7 +173,7 @@ class SolanaMember:
         """
         asked = await self.joining(p2p=p2p, tier=tier, weight=weight, schema_hash=schema_hash, stateless=stateless)
         try:
-            await self._send(*asked, seen=self._in_line)
+            await self._send(*asked)
             self._enrolled = True
             check_verdicts(self._watcher.latest)
         except Refused as refusal:
@@ -186,7 +185,7 @@ class SolanaMember:
     async def joining(
         self, *, p2p: bytes, tier: int, weight: int, schema_hash: bytes, stateless: bool
     ) -> list[Instruction]:
-        """What `join` sends.
+        """Return the instructions that `join` sends.
 
         Raises Refused: `NotAuthorized` when nobody admitted this wallet, `VerificationNotThere` for a run in which
         others may convict it.
@@ -210,14 +209,15 @@ class SolanaMember:
         return [*steps, join]
 
     async def bond_due(self) -> int:
-        """Lamports of the run's bond that this wallet has yet to pay. Raises Refused if the bond is above what its user
-        allows.
+        """Return the lamports of the run's bond that this wallet still has to pay.
+
+        Raises Refused if the bond is above what its user allows.
         """
         view = await self.view()
         return lacking(view.run, await self._membership(view))
 
     async def _membership(self, view: View) -> Membership | None:
-        """What the run keeps of this wallet. Raises Refused if it asks for more than is allowed."""
+        """Return this wallet's membership. Raises Refused if the run asks for more than the user allows."""
         pool, program = self._coordinator.pool, self._coordinator.program_id
         held = await membership_of(pool, program, view.run, self._wallet.pubkey)
         if held is not None and self._forfeited(view):
@@ -226,12 +226,12 @@ class SolanaMember:
         return held
 
     def _forfeited(self, view: View) -> bool:
-        """This wallet was ejected, and its membership does not say so yet."""
+        """Return whether this wallet was ejected and its membership does not say so yet."""
         seat = view.members.find(self.wallet)
         return seat is not None and contains(view.members.forfeited, seat)
 
     async def _enrolment(self, view: View) -> list[Instruction]:
-        """What this wallet has to do before its first join, if anything."""
+        """Return the instructions that this wallet needs before its first join."""
         held, run, ix = await self._membership(view), view.run, self._coordinator.ix
         if held is not None and held.enrolled and not lacking(run, held):
             return []
@@ -239,12 +239,12 @@ class SolanaMember:
         return [*settled, ix.enroll(self._run_id, run.created, run.config.join_bond)]
 
     def _evicted(self, view: View) -> Pubkey | None:
-        """Whose seat a join of this wallet takes."""
+        """Return the wallet whose seat a join of this wallet takes."""
         wallet = evicted(view.run, view.members, view.model, self.wallet, self.now())
         return Pubkey(wallet) if wallet else None
 
     async def leave(self) -> None:
-        """Give up the place in the run."""
+        """Leave the run."""
         for tries_left in reversed(range(_LEAVINGS)):
             try:
                 await self._send(self._coordinator.ix.leave_run(self._run_id, self._watcher.latest.round_id))
@@ -255,12 +255,12 @@ class SolanaMember:
             await self._watcher.refresh(CALL_PATIENCE)
 
     async def tick(self) -> None:
-        """Perform the transition that is due; Refused `NothingToTick` if none is."""
+        """Perform the transition that is due. Raises Refused `NothingToTick` if none is."""
         await self._send(self._coordinator.ix.tick(self._run_id))
 
     async def warmup_witness(self, seat: int, at: RoundId) -> None:
         """Say that this elected member has the model."""
-        await self._send(self._coordinator.ix.warmup_witness(self._run_id, seat, at), due=self._still(at))
+        await self._send(self._coordinator.ix.warmup_witness(self._run_id, seat, at))
 
     async def witness(
         self,
@@ -274,21 +274,21 @@ class SolanaMember:
         tokens_per_sec: float,
         bytes_per_sec: float,
     ) -> None:
-        """Attest the results that the round `at` judges; loss and speeds travel along for indexers."""
+        """Attest the results that the round `at` judges. Loss and speeds are for indexers."""
         metadata = witness_metadata(step, loss, tokens_per_sec, bytes_per_sec)
         ix = self._coordinator.ix.witness(self._run_id, seat, at, participation, fingerprints, metadata)
-        await self._send(ix, due=self._still(at))
+        await self._send(ix)
 
     async def attest(self, seat: int, at: RoundId, hashes: Mapping[int, bytes]) -> None:
         """State the hashes of the levels this member holds."""
-        await self._send(self._coordinator.ix.attest(self._run_id, seat, at, hashes), due=self._still(at))
+        await self._send(self._coordinator.ix.attest(self._run_id, seat, at, hashes))
 
     async def health_check(self, dropped: int) -> None:
         """Drop the members (bit mask) that the witnesses did not see."""
         await self._send(self._coordinator.ix.health_check(self._run_id, dropped))
 
     async def prove_equivocation(self, first: bytes, second: bytes) -> None:
-        """Show two announcements of one member that contradict each other."""
+        """Submit two announcements of one member that contradict each other."""
         signed = signed_part(first), signed_part(second)
         await self._send(
             self._coordinator.ix.check_signatures(signed), self._coordinator.ix.prove_equivocation(self._run_id)
@@ -299,40 +299,9 @@ class SolanaMember:
         ix = self._coordinator.ix.checkpoint(self._run_id, kind=kind, repo=repo, revision=revision, hashes=hashes)
         await self._send(ix)
 
-    async def _in_line(self) -> bool:
-        """Whether nodes say that this wallet is in the run, or waits to be; also if none answers."""
-        try:
-            with suppress(Unavailable):
-                await self._watcher.refresh(CALL_PATIENCE, min_slot=self._coordinator.sender.slot)
-            members = (await self.view(fresh=True)).members
-        except Unavailable:
-            return True
-        seat = members.find(self.wallet)
-        return seat is not None and (members.seats[seat].pending or members.seats[seat].state is MemberState.HEALTHY)
-
-    def _still(self, at: RoundId) -> Callable[[], Awaitable[bool]]:
-        """What says, by what nodes answer then, whether a run that was in this round and state is in it still: so
-        that whoever refuses a vote of it as too late, or done, can be asked again.
-        """
-        state = self._watcher.latest.state
-
-        async def still() -> bool:
-            try:
-                run = await self._watcher.refresh(CALL_PATIENCE)
-            except Unavailable:
-                return False
-            return run.round_id == at and run.state is state
-
-        return still
-
-    async def _send(
-        self,
-        *instructions: Instruction,
-        seen: Callable[[], Awaitable[bool]] | None = None,
-        due: Callable[[], Awaitable[bool]] | None = None,
-    ) -> None:
-        """Send, and see the effect: afterwards the newest Run is as of the transaction's slot, or later."""
-        await self._coordinator.transact(*instructions, seen=seen, due=due)
+    async def _send(self, *instructions: Instruction) -> None:
+        """Send, and wait for the effect: then the newest Run is as of the transaction's slot or later."""
+        await self._coordinator.transact(*instructions)
         try:
             await self._watcher.refresh(patience=CALL_PATIENCE, min_slot=self._coordinator.sender.slot)
         except Unavailable as error:

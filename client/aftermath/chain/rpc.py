@@ -1,11 +1,7 @@
-"""One RPC service made of a primary and up to two fallback nodes.
+"""One RPC service made of a primary node and up to two fallbacks.
 
-Decided: which node is asked is for `nodes` to say; between tries the wait grows exponentially with seeded jitter;
-every await has a deadline; a reply that cannot be read is the node's failure, whatever is wrong with it; so is it when
-a node calls a request malformed, unless all nodes do so and none has ever answered one of its kind (gateways say it of
-quotas, of methods that they do not pass on, and of requests that they cut off themselves), and when it says that a
-transaction failed where it was sent none; and a node of another cluster (genesis hash) is never used. Nor does it end a
-call while there is another node: whoever keeps one of three could otherwise end a member at any time.
+A call is tried again, and on the next node, after an error, a timeout or a reply that cannot be read; between tries
+the wait doubles. `nodes` chooses the node. A node of another cluster (genesis hash) is never used.
 """
 
 from __future__ import annotations
@@ -14,25 +10,20 @@ import asyncio
 import copy
 import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 from urllib.parse import urlsplit
 
-from solders.hash import Hash, ParseHashError
-from solders.rpc.requests import GetGenesisHash, SendRawTransaction, SimulateVersionedTransaction
+import httpx
 
 from aftermath.base.backoff import doubled
+from aftermath.base.errors import AccountError, AftermathError
 from aftermath.base.proxies import proxy_for
-from aftermath.chain.endpoints import PUBLIC_GENESIS, Endpoint, HttpNode, Request, describe
-from aftermath.chain.failures import (
-    BadReply,
-    RpcError,
-    RpcRejected,
-    TransactionFailed,
-    result_of,
-    retryable,
-)
+from aftermath.chain.endpoints import PUBLIC_GENESIS, Endpoint, describe
+from aftermath.chain.failures import MALFORMED, BadReply, RpcError, RpcRejected, TransactionFailed
+from aftermath.chain.node_client import NodeClient
 from aftermath.chain.nodes import FAILURES_BEFORE_LEAVING, Node, Nodes
 from aftermath.chain.wire import Internet, Wire
 from aftermath.coordinator.errors import CoordinatorError, Unavailable
@@ -41,10 +32,18 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+Ask = Callable[[NodeClient], Awaitable[T]]
+"""One request, or several, to a node. What it raises counts as the node's failure, unless it is an error for the
+caller (CoordinatorError, TransactionFailed)."""
+
 MAX_ENDPOINTS = 3
-_TRANSACTIONS = (SendRawTransaction, SimulateVersionedTransaction)
-BACKOFF_FIRST, BACKOFF_MAX = 0.25, 4.0
+BACKOFF_FIRST = 0.25
+BACKOFF_MAX = 4.0
 TOLD_AFTER = 2.0  # seconds a person sees nothing before the first answer
+AGREE_SECONDS = 1.5  # in which another node answers, and catches up if it is some slots behind
+AGREE_AGAIN = 0.3
+_EXPECTED = (AftermathError, TransactionFailed, RpcError, httpx.HTTPError, OSError, ValueError)
+"""What asking a node raises by itself (TimeoutError is an OSError)."""
 _UNREACHED_HERE = "Check that it runs (a local network: aftermath-solana localnet)"
 _UNREACHED = "Check its address, and that this machine is on the internet or on the node's network"
 TRIES = 2.5  # at least as many in a call's patience: a node that hangs is left within one call, not after some
@@ -62,26 +61,39 @@ class _Cluster:
 
     genesis: str = ""
     answered: set[str] = field(default_factory=set)
-    """The kinds of calls that some node has answered."""
+    """The kinds of requests that some node has answered."""
     awaited: bool = False
-    """Whether it was told that the first answer is waited for."""
+    """Whether the log says that the pool waits for the first answer."""
+
+
+@dataclass
+class _Tries:
+    """The failures of one call."""
+
+    failed: list[Node] = field(default_factory=list)
+    refused: set[Node] = field(default_factory=set)
+    """Nodes that call the request malformed."""
+    strange: set[Node] = field(default_factory=set)
+    """Nodes of another cluster."""
 
 
 class RpcPool:
-    """Calls that survive the loss of a node. `patience`: seconds for which a call that gets no answer is tried again;
-    `attempt`: seconds for one try; `wire`: what carries the calls (the machine's network). `seed` should be another in
-    every process: it draws when the next try begins.
+    """Calls that survive the loss of a node.
+
+    A call without an answer is tried again for `patience` seconds, `attempt` seconds a try. `wire` carries the calls,
+    over the machine's network by default. `seed` draws the jitter of the back-off and should differ between processes.
     """
 
     called = "RPC endpoint"
-    keeps_seats = True
-    """What a node is to a person who reads a log."""
+    """What log lines call a node."""
     keeper = "the chain"
-    """What is behind the nodes, to a person."""
+    """What messages call the service behind the nodes."""
+    keeps_seats = True
+    """Whether a seat outlasts its member's connection."""
     signs_with: Literal["wallet", "identity"] = "wallet"
-    """And what a member's key is there."""
+    """What messages call a member's key."""
     has_tick = True
-    """Whether a person can move an overdue run on with a command (`tick`)."""
+    """Whether a command can move an overdue run on (`tick`)."""
 
     def __init__(
         self,
@@ -97,12 +109,15 @@ class RpcPool:
                 f"{len(endpoints)} RPC endpoints given", f"Give one, and up to {MAX_ENDPOINTS - 1} fallbacks"
             )
         self.wire = wire or Internet()
-        self._nodes = Nodes([Node(e, HttpNode(e.http, self.wire.http())) for e in endpoints], self.called)
-        self._everywhere = len(endpoints)  # also of a view of one node by itself
-        self.seed, self._random = seed, random.Random(seed)
-        self._cluster = _Cluster()
-        self.patience, self._tries = patience, TRIES
+        self.seed = seed
+        self.patience = patience
         self.attempt = attempt
+        self._random = random.Random(seed)
+        self._cluster = _Cluster()
+        self._tries = TRIES
+        clients = [NodeClient(one.http, self.wire.http(), self._cluster.answered) for one in endpoints]
+        nodes = [Node(one, client) for one, client in zip(endpoints, clients, strict=True)]
+        self._nodes = Nodes(nodes, self.called)
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
@@ -112,27 +127,22 @@ class RpcPool:
     def is_local(self) -> bool:
         """Whether this is a local network, where runs are the user's own and test money may be asked for.
 
-        All endpoints are on this machine, and a node has named a genesis hash that is not a public cluster's: a node
-        of mainnet can run here too, and a tunnel can lead to one. False until a first call was answered.
+        All endpoints must be on this machine, and the genesis hash must not be that of a public cluster: a mainnet
+        node can run here too, and a tunnel can lead to one. False until a first call was answered.
         """
         genesis = self._cluster.genesis
         known = bool(genesis) and genesis not in PUBLIC_GENESIS
         return known and all(node.endpoint.is_loopback for node in self._nodes.all)
 
-    @property
-    def answers(self) -> bool:
-        """Whether there is a node that is not left just now for its silence."""
-        now = asyncio.get_running_loop().time()
-        return not all(node.is_gone(now) for node in self._nodes.all)
-
     def patient(self, seconds: float, tries: float = TRIES) -> RpcPool:
-        """The same nodes and connections for calls that have a patience of their own, of at least so many tries."""
+        """Return a view of the same nodes and connections whose calls last `seconds`, with at least `tries` tries."""
         view = copy.copy(self)
-        view.patience, view._tries = seconds, tries
+        view.patience = seconds
+        view._tries = tries
         return view
 
     def each(self) -> list[RpcPool]:
-        """Every node by itself, for what has to be asked of all."""
+        """Return every node by itself, to ask all of them."""
         views = []
         for node in self._nodes.all:
             view = copy.copy(self)
@@ -140,8 +150,26 @@ class RpcPool:
             views.append(view)
         return views
 
+    async def uncontradicted(self, claim: Ask[bool]) -> bool:
+        """Return whether `claim` holds at every node that answers.
+
+        For the few answers that end a member or a command: one broken node does not give them alone.
+        """
+
+        async def denies(node: RpcPool) -> bool:
+            denied = False
+            with suppress(CoordinatorError, TimeoutError):
+                async with asyncio.timeout(AGREE_SECONDS):
+                    while denied := not await node.call(claim, patience=AGREE_SECONDS):
+                        await asyncio.sleep(AGREE_AGAIN)
+            return denied
+
+        if len(self._nodes.all) == 1:
+            return True
+        return not any(await asyncio.gather(*(denies(node) for node in self.each())))
+
     async def check(self) -> None:
-        """Compare the clusters of all nodes that answer now, so that a wrong fallback is found before it is needed.
+        """Compare the clusters of all nodes that answer, so that a wrong fallback is found before it is needed.
 
         Raises WrongCluster, or Unavailable when no node at all answers.
         """
@@ -149,107 +177,96 @@ class RpcPool:
         for node in self._nodes.all:
             try:
                 async with asyncio.timeout(self.attempt):
-                    await self._verify(node, self.attempt)
+                    await self._verify(node)
             except WrongCluster:
                 raise
             except Exception as error:
                 log.warning("%s %s does not answer (%s)", self.called, node.endpoint.shown, describe(error))
 
     async def genesis(self) -> str:
-        """The cluster's genesis hash (base58). In the first call of all each node is tried, also if all others hang."""
-        each = self.patience / (FAILURES_BEFORE_LEAVING * self._everywhere + 0.5)
-        return await self.call(GetGenesisHash(), genesis_hash, attempt=min(self.attempt, each))
+        """Return the cluster's genesis hash (base58). The first call tries every node, even if all others hang."""
+        each = self.patience / (FAILURES_BEFORE_LEAVING * len(self._nodes.all) + 0.5)
+        return await self.call(_genesis, attempt=min(self.attempt, each))
 
-    async def call(
-        self,
-        request: Request,
-        read: Callable[[Any], T],
-        *,
-        patience: float | None = None,
-        attempt: float | None = None,
-    ) -> T:
-        """The `result` of `request`, as `read` understands it; a result it refuses (BadReply) counts as the node's
-        failure.
+    async def call(self, ask: Ask[T], *, patience: float | None = None, attempt: float | None = None) -> T:
+        """Return what `ask` makes of a node's answer. It is tried for `patience` seconds, `attempt` seconds a try.
 
-        Raises Unavailable when no node answered within `patience`, RpcRejected when all nodes refused the request
-        as malformed and none has ever answered its kind, TransactionFailed when the cluster refused a transaction,
-        WrongCluster when all of them are of another one.
+        Raises Unavailable when no node answered in time, RpcRejected when all nodes call the request malformed and
+        none has ever answered one of its kind, TransactionFailed when the cluster refused a transaction, and
+        WrongCluster when every node serves another cluster.
         """
+        patience = self.patience if patience is None else patience
+        attempt = attempt or min(self.attempt, patience / self._tries)
         if self._cluster.answered:
-            return await self._call(request, read, patience, attempt)
+            return await self._call(ask, patience, attempt)
         telling = asyncio.get_running_loop().call_later(TOLD_AFTER, self._awaited)
         try:
-            return await self._call(request, read, patience, attempt)
+            return await self._call(ask, patience, attempt)
         finally:
             telling.cancel()
 
     def _awaited(self) -> None:
-        """Say, once, that no node has answered yet: one that swallows what it is sent fails only after seconds."""
+        """Say once that no node has answered yet: a node that swallows requests fails only after seconds."""
         if not self._cluster.answered and not self._cluster.awaited:
             self._cluster.awaited = True
-            log.warning("waits for %s %s", self.called, ", ".join(node.endpoint.shown for node in self._nodes.all))
+            shown = ", ".join(node.endpoint.shown for node in self._nodes.all)
+            log.warning("waits for %s %s", self.called, shown)
 
-    async def _call(
-        self, request: Request, read: Callable[[Any], T], patience: float | None, attempt: float | None
-    ) -> T:
+    async def _call(self, ask: Ask[T], patience: float, attempt: float) -> T:
         now = asyncio.get_running_loop().time
-        patience = self.patience if patience is None else patience
         deadline = now() + patience
-        attempt = attempt or min(self.attempt, patience / self._tries)
-        failed: list[Node] = []
-        refused: set[Node] = set()
-        strange: set[Node] = set()
-        kind = type(request).__name__
+        tries = _Tries()
         while True:
             if pause := self._nodes.pause(now()):
                 await asyncio.sleep(min(pause, max(deadline - now(), 0.0)))
                 if now() >= deadline:
                     raise self._unavailable(patience)
                 continue
-            node = self._nodes.choose(failed, kind, now())
+            node = self._nodes.choose(tries.failed, now())
             node.tried_at = now()
             allowed = min(attempt, max(deadline - now(), 0.05))
             try:
-                result = await self._ask(node, request, read, allowed)
-                self._nodes.answered_to(node, kind)
-                self._cluster.answered.add(kind)
-                log.debug("%s %s answered %s", self.called, node.endpoint.shown, kind)
-                return result
+                async with asyncio.timeout(allowed):
+                    return await self._ask(node, ask)
             except TransactionFailed:
                 raise
-            except Exception as caught:
-                error = caught
-                if isinstance(error, WrongCluster):
-                    strange.add(node)
-                    if len(strange) < self._everywhere:
-                        error = BadReply(error.message)
-                if isinstance(error, CoordinatorError) and not isinstance(error, BadReply):
-                    raise
-                if not retryable(error):
-                    refused.add(node)
-                    if len(refused) == self._everywhere and kind not in self._cluster.answered:
-                        raise RpcRejected(f"{node.endpoint.shown} refused the request: {describe(error)}") from error
-                self._nodes.failed(node, error, now())
-                failed.append(node)
-                if failed.count(node) == FAILURES_BEFORE_LEAVING:
-                    self._nodes.leave(node, kind, now())
-            wait = self.backoff(len(failed))
+            except Exception as error:  # also a fault of ours in reading a reply: it costs the reply, not the caller
+                self._failed(node, error, tries)
+            wait = self.backoff(len(tries.failed))
             if now() + wait >= deadline:
                 raise self._unavailable(patience)
             await asyncio.sleep(wait)
 
+    def _failed(self, node: Node, error: Exception, tries: _Tries) -> None:
+        """Count a failure against the node; raise the error if it is one for the caller."""
+        everywhere = len(self._nodes.all)
+        if isinstance(error, WrongCluster):
+            tries.strange.add(node)
+            if len(tries.strange) == everywhere:
+                raise error
+            error = BadReply(error.message)
+        if isinstance(error, AftermathError) and not isinstance(error, BadReply):
+            raise error
+        if isinstance(error, RpcError) and error.code in MALFORMED:
+            tries.refused.add(node)
+            # A gateway also calls a request malformed for a quota, or for what it cut off itself: that passes.
+            if len(tries.refused) == everywhere and error.kind not in self._cluster.answered:
+                raise RpcRejected(f"{node.endpoint.shown} refused the request: {describe(error)}") from error
+        self._nodes.failed(node, error, asyncio.get_running_loop().time())
+        tries.failed.append(node)
+
     def backoff(self, tries: int, longest: float = BACKOFF_MAX) -> float:
-        """Seconds to wait after the `tries`-th failure: doubling, with seeded jitter between half and the whole."""
+        """Return the seconds to wait after the `tries`-th failure: doubling, with jitter between half and all."""
         return doubled(tries, BACKOFF_FIRST, longest) * (0.5 + 0.5 * self._random.random())
 
     def tell_silent(self, seconds: float) -> None:
-        """Warn of the nodes that have not answered for so long. Their next answer is told as well."""
+        """Warn of nodes that have not answered for `seconds`. The log also says when they answer again."""
         self._nodes.tell_silent(asyncio.get_running_loop().time(), seconds)
 
     async def close(self) -> None:
         """Close the connections."""
         for node in self._nodes.all:
-            await node.http.close()
+            await node.client.close()
 
     async def __aenter__(self) -> RpcPool:
         return self
@@ -257,21 +274,19 @@ class RpcPool:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def _ask(self, node: Node, request: Request, read: Callable[[Any], T], timeout: float) -> T:
+    async def _ask(self, node: Node, ask: Ask[T]) -> T:
         if not node.verified:
-            async with asyncio.timeout(timeout):
-                await self._verify(node, timeout)
-        result = _understood(await node.http.ask(request, timeout), read, request)
+            await self._verify(node)
+        result = await understood(ask(node.client))
         self._nodes.answered(node, asyncio.get_running_loop().time())
         return result
 
-    async def _verify(self, node: Node, timeout: float) -> None:
+    async def _verify(self, node: Node) -> None:
         """Ask a node for its genesis hash once (and again after it was left), and compare it with the cluster's."""
         async with node.lock:
             if node.verified:
                 return
-            asked = GetGenesisHash()
-            genesis = _understood(await node.http.ask(asked, timeout), genesis_hash, asked)
+            genesis = await _genesis(node.client)
             self._cluster.genesis = self._cluster.genesis or genesis
             if genesis != self._cluster.genesis:
                 raise WrongCluster(
@@ -297,23 +312,20 @@ class RpcPool:
         return ". ".join(dict.fromkeys(fixes)) + ", or pass another node with --rpc or --rpc-2"
 
 
-def genesis_hash(value: Any) -> str:
-    """The hash that a node calls its cluster's first (base58 of 32 bytes); BadReply for anything else."""
-    try:
-        return str(Hash.from_string(value))
-    except (TypeError, ValueError, ParseHashError) as error:
-        raise BadReply("the RPC node sent something else than a genesis hash") from error
+async def _genesis(node: NodeClient) -> str:
+    return str((await node.get_genesis_hash()).value)
 
 
-def _understood(reply: dict[str, Any], read: Callable[[Any], T], request: Request) -> T:
-    """The `result` of a reply, as `read` understands it. BadReply if it cannot be read, whatever the reason."""
+async def understood(answer: Awaitable[T]) -> T:
+    """Return what was read of a node's answer. Raises BadReply if it cannot be read, whatever the reason."""
     try:
-        return read(result_of(reply))
-    except TransactionFailed:
-        if isinstance(request, _TRANSACTIONS):
-            raise
-        raise BadReply("the RPC node says that a transaction failed, and was sent none") from None
-    except (CoordinatorError, RpcError):
+        return await answer
+    except AccountError as error:
+        raise BadReply(f"the RPC node sent a malformed account: {error.message}") from error
+    except _EXPECTED:
         raise
-    except Exception as error:
+    except BaseException as error:
+        # solders panics on some malformed values, and its panics are no Exception.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         raise BadReply(f"the RPC node sent a reply that cannot be read ({type(error).__name__})") from error

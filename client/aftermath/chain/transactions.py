@@ -1,58 +1,51 @@
-"""The transactions that named a run, read back from the chain as they come: what they cost, and what witnesses stated.
+"""The transactions that named a run, read back from the chain: what they cost, and what witnesses stated.
 
-Decided
-- The newest are read first: what has just come, then back through those before. The first look goes back over a few
-  pages only, so that a run of years costs no more than one of days; what is older is only known to be there.
-- A transaction that a node does not know any more costs its figures and nothing else.
-- Loss and speed travel in an attestation for whoever wants them; the program does not look at them, and neither is
-  anything here decided by them.
+The newest are read first. The first look goes back a few pages only, so that a run of years costs no more than one of
+days. A transaction that a node no longer knows is left out. Loss and speed in an attestation are for display: neither
+the program nor this package decides anything by them.
 """
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import numpy as np
 from solders.message import Message, MessageV0
 from solders.pubkey import Pubkey
-from solders.rpc.config import RpcSignaturesForAddressConfig, RpcTransactionConfig
-from solders.rpc.requests import GetSignaturesForAddress, GetTransaction
 from solders.signature import Signature
 from solders.transaction import VersionedTransaction
-from solders.transaction_status import UiTransactionEncoding
+from solders.transaction_status import EncodedConfirmedTransactionWithStatusMeta
 
 from aftermath.base.numbers import U32_MAX
-from aftermath.chain.accounts import COMMITMENT, whole
 from aftermath.chain.failures import BadReply
 from aftermath.chain.layout import Arguments, coordinator_instruction
+from aftermath.chain.node_client import NodeClient
 from aftermath.chain.rpc import RpcPool
 
 PAGE = 1000
-"""The most that a node lists at once."""
+"""Maximum number of transactions that a node lists at once."""
 PAGES_BACK = 5
-"""How far the first look goes back."""
+"""Pages that the first look goes back."""
 _METADATA = ("step", "loss_milli", "tokens_per_sec", "bytes_per_sec")
 
 
 @dataclass(frozen=True, slots=True)
 class Stated:
-    """What a witness said of its own share along with an attestation."""
+    """What a witness states about its own share in an attestation."""
 
     epoch: int
     step: int
     loss: float | None
-    """Nats per token; None if it had trained nothing, or something that is no number."""
+    """Nats per token; None if it trained nothing, or the value is not a number."""
     tokens_per_second: int
     bytes_per_second: int
 
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """One that named the run's account; `at` in unix seconds, the fee in lamports."""
+    """A transaction that named the run's account; `at` in unix seconds, the fee in lamports."""
 
     slot: int
     at: int | None
@@ -62,22 +55,25 @@ class Transaction:
 
 
 class RunTransactions:
-    """Those of one run account."""
+    """Reads the transactions of one run account."""
 
     def __init__(self, pool: RpcPool, run: Pubkey, program: Pubkey, *, page: int = PAGE) -> None:
-        self._pool, self._run, self._program, self._page = pool, run, program, page
+        self._pool = pool
+        self._run = run
+        self._program = program
+        self._page = page
         self._newest: Signature | None = None
         self._unread: list[Signature] = []
         self._older = False
-        """There are some that were not even listed."""
+        """Whether there are transactions that were not listed."""
 
     @property
     def complete(self) -> bool:
-        """Whether all there are have been read."""
+        """Whether all transactions have been read."""
         return not self._unread and not self._older
 
     async def read(self, most: int) -> list[Transaction]:
-        """Up to so many that were not read yet, the newest first. Errors as `RpcPool.call`."""
+        """Return up to `most` transactions that were not read yet, the newest first. Raises like `RpcPool.call`."""
         await self._look()
         found = []
         for _ in range(min(most, len(self._unread))):
@@ -88,7 +84,7 @@ class RunTransactions:
         return found
 
     async def _look(self) -> None:
-        """List what has come since the last look."""
+        """List the transactions since the last look."""
         listed: list[Signature] = []
         for _ in range(PAGES_BACK):
             part = await self._signatures(listed[-1] if listed else None)
@@ -102,27 +98,29 @@ class RunTransactions:
             self._unread.extend(reversed(listed))
 
     async def _signatures(self, before: Signature | None) -> list[Signature]:
-        config = RpcSignaturesForAddressConfig(before, self._newest, self._page, COMMITMENT)
-        return await self._pool.call(GetSignaturesForAddress(self._run, config), _signatures)
+        async def ask(node: NodeClient) -> list[Signature]:
+            listed = (await node.get_signatures_for_address(self._run, before, self._newest, self._page)).value
+            if len(listed) > self._page:
+                raise BadReply("the RPC node listed more transactions than were asked for")
+            return [entry.signature for entry in listed]
+
+        return await self._pool.call(ask)
 
     async def _transaction(self, signature: Signature) -> Transaction | None:
-        config = RpcTransactionConfig(UiTransactionEncoding.Base64, COMMITMENT, 0)
-        return await self._pool.call(GetTransaction(signature, config), self._read)
+        async def ask(node: NodeClient) -> Transaction | None:
+            reply = await node.get_transaction(signature, "base64", max_supported_transaction_version=0)
+            return None if reply.value is None else self._read(reply.value)
 
-    def _read(self, reply: Any) -> Transaction | None:
-        if reply is None:
-            return None
-        try:
-            wire, encoding = reply["transaction"]
-            if encoding != "base64":
-                raise ValueError(f"encoding {encoding!r}")
-            message = VersionedTransaction.from_bytes(base64.b64decode(wire, validate=True)).message
-            meta, at = reply["meta"], reply.get("blockTime")
-            stated = tuple(self._stated(message)) if meta["err"] is None else ()
-            date = None if at is None else whole(at)
-            return Transaction(whole(reply["slot"]), date, whole(meta["fee"]), message.account_keys[0], stated)
-        except (LookupError, TypeError, ValueError) as error:
-            raise BadReply(f"the RPC node sent a malformed transaction: {error}") from error
+        return await self._pool.call(ask)
+
+    def _read(self, sent: EncodedConfirmedTransactionWithStatusMeta) -> Transaction:
+        transaction = sent.transaction.transaction
+        meta = sent.transaction.meta
+        if not isinstance(transaction, VersionedTransaction) or meta is None:
+            raise BadReply("the RPC node sent a malformed transaction")
+        message = transaction.message
+        stated = tuple(self._stated(message)) if meta.err is None else ()
+        return Transaction(sent.slot, sent.block_time, meta.fee, message.account_keys[0], stated)
 
     def _stated(self, message: Message | MessageV0) -> Iterator[Stated]:
         keys = message.account_keys
@@ -141,12 +139,3 @@ def _stated(said: np.void) -> Stated:
 @cache
 def _witness() -> Arguments:
     return coordinator_instruction("witness")
-
-
-def _signatures(reply: Any) -> list[Signature]:
-    if not isinstance(reply, list) or len(reply) > PAGE:
-        raise BadReply("the RPC node answered getSignaturesForAddress with something else")
-    try:
-        return [Signature.from_string(entry["signature"]) for entry in reply]
-    except (LookupError, TypeError, ValueError) as error:
-        raise BadReply(f"the RPC node sent a malformed signature: {error}") from error

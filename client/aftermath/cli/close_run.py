@@ -29,8 +29,8 @@ def close_run(options: SigningOptions, run_id: RunId, *, yes: YES = False, json_
 async def _question(options: SigningOptions, run_id: str) -> str:
     """What ends with the run, and who gets its rent. Raises what the program would say to closing it now."""
     from aftermath.chain.accounts import fetch_many
+    from aftermath.chain.dry_run import Rehearsed
     from aftermath.chain.refusals import sol
-    from aftermath.chain.rehearsal import Rehearsed
     from aftermath.cli.connection import sign_in
     from aftermath.watch.standing_words import not_recorded
 

@@ -15,8 +15,8 @@ from solders.pubkey import Pubkey
 from aftermath.chain.accounts import balance
 from aftermath.chain.authorizer import Authorization, Authorizer
 from aftermath.chain.client import CoordinatorClient
+from aftermath.chain.dry_run import Rehearsed
 from aftermath.chain.options import coordinator_id, open_pool
-from aftermath.chain.rehearsal import Rehearsed
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.sender import Sender
 from aftermath.chain.wallet import Wallet, load_wallet
@@ -53,13 +53,11 @@ class SignedCluster(Cluster):
 
     async def balance(self, key: Pubkey) -> int:
         """Lamports of an account after what has been sent, 0 if it does not exist."""
-        return await self.sender.after_sent(lambda pool, slot: balance(pool, key, slot))
+        return await balance(self.pool, key, self.sender.slot or None)
 
     async def authorization(self, grantor: Pubkey, grantee: Pubkey, scope: bytes) -> Authorization | None:
         """The authorization after what has been sent (see `Authorizer.fetch`)."""
-        return await self.sender.after_sent(
-            lambda pool, slot: Authorizer(pool).fetch(grantor, grantee, scope, min_slot=slot)
-        )
+        return await self.authorizer.fetch(grantor, grantee, scope, min_slot=self.sender.slot or None)
 
 
 @asynccontextmanager

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from solders.keypair import Keypair
     from solders.pubkey import Pubkey
 
-    from aftermath.chain.rehearsal import DrySender, Rehearsed, Step
+    from aftermath.chain.dry_run import DrySender, Rehearsed, Step
 
 KEYS = Path("keys")
 
@@ -46,7 +46,7 @@ async def deploy(
     alone can upgrade the programs later.
     """
     from aftermath.chain.deploy import deploy_program, deployment_cost
-    from aftermath.chain.rehearsal import DrySender
+    from aftermath.chain.dry_run import DrySender
     from aftermath.cli.connection import sign_in
 
     if program_keypair and program is Which.ALL:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from solders.instruction import Instruction
 from solders.system_program import ID as SYSTEM_PROGRAM
 
+from aftermath.chain.dry_run import Outcome, Rehearsed, Simulated
 from aftermath.chain.loader import CALLS, LOADER
 from aftermath.chain.programs import authorizer_program, coordinator_program
 from aftermath.chain.refusals import sol
-from aftermath.chain.rehearsal import Outcome, Rehearsed, Simulated
 from aftermath.cli.present import Ended, Result, completed_text, facts, listing, plain_text
 
 if TYPE_CHECKING:

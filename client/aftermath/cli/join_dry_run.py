@@ -18,7 +18,7 @@ from aftermath.cli.present import Ended, Result, facts, note, plain_text
 if TYPE_CHECKING:
     from aftermath.base.errors import AftermathError
     from aftermath.base.run_access import RunAccess
-    from aftermath.chain.rehearsal import Rehearsed
+    from aftermath.chain.dry_run import Rehearsed
     from aftermath.cli.can_join import OnChain
     from aftermath.train.reach import Reach
 from aftermath.train.access_options import access_for
@@ -101,8 +101,8 @@ async def _join(settings: TrainSettings, reach: Reach, entry: OnChain, tier: int
     from aftermath.chain.addresses import membership_address, run_addresses
     from aftermath.chain.admission import FEES_IN_HAND
     from aftermath.chain.client import TRANSITION_UNITS
+    from aftermath.chain.dry_run import DrySender, Step
     from aftermath.chain.programs import authorizer_program, coordinator_program, error_tables
-    from aftermath.chain.rehearsal import DrySender, Step
     from aftermath.chain.views import membership_account
     from aftermath.chain.wallet import identity_public
     from aftermath.train.reach import member_of

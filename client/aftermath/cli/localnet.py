@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from aftermath.localnet import Network
 
 
-EMBEDDED_FILES = r"lock|(snapshot|journal)-\d+|\.snapshot-\d+\.partial"
+# The database, and the files of formats 1 and 2.
+EMBEDDED_FILES = r"lock|ledger\.sqlite3(-wal|-journal)?|(snapshot|journal)-\d+|\.snapshot-\d+\.partial"
 VALIDATOR_MARK = "genesis.bin"
 VALIDATOR_FILES = (
     r"accounts(_.+)?|admin\.rpc|banking_trace|contact-info\.bin|faucet-keypair\.json|genesis\.(bin|tar\.bz2)"

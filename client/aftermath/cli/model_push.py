@@ -39,6 +39,6 @@ def model_push(
     load_config(place), weight_files(place)
     tiers = {tier: files for tier, files in manifest_files(place).items() if tier}
     beside = sorted({path.parent for files in tiers.values() for path in files.values()} - {place.absolute()})
-    commit = upload(place, repo, token=os.environ.get("HF_TOKEN"), message=message, beside=beside)
+    commit = upload(place, repo, token=os.environ.get("HF_TOKEN"), message=message, tiers=beside)
     text = f"{repo}@{commit}" + (f", with {counted(len(tiers), 'tier')}" if tiers else "")
     return Result({"repo": repo, "commit": commit, "tiers": sorted(tiers)}, text)

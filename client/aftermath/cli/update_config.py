@@ -128,7 +128,7 @@ def _check_open(change: Change, run_id: str, model: Model) -> None:
 
 async def _send(chain: SignedCluster, change: Change, run: Run, model: Model, *, as_json: bool) -> dict[str, Any]:
     """Say what changes, and send it if anything does: both as JSON has it. Raises what refuses the change."""
-    from aftermath.chain.rehearsal import Rehearsed
+    from aftermath.chain.dry_run import Rehearsed
     from aftermath.owner.difference import differences, usual
 
     steps = change.instructions(chain.coordinator.ix, run, model)

@@ -55,12 +55,13 @@ class RunRules(Table):
     )
     min_round_time: Seconds = Field(
         default=1,
-        description="Shortest time of a round, whoever claims to be done. 0 is none; at most `max_round_train_time`.",
+        description="Minimum round duration, even if all members finish early. 0 disables it; at most "
+        "`max_round_train_time`.",
     )
     max_round_train_time: SomeSeconds = Field(
         examples=[60],
-        description="Longest time that a round trains: what the slowest member's share needs. Whoever needs longer "
-        "loses the round, and is told so before it joins. Below `epoch_time`, if that is set.",
+        description="Longest time that a round trains: what the slowest member's share needs. A slower member "
+        "loses the round, and is warned before it joins. Below `epoch_time`, if that is set.",
     )
     round_witness_time: SomeSeconds = Field(
         examples=[5],
@@ -74,27 +75,27 @@ class RunRules(Table):
     rounds_per_epoch: Annotated[U32, Means("rounds")] = Field(
         default=0,
         examples=[20],
-        description="An epoch ends after so many rounds. 0: it does not end by rounds; this or `epoch_time` must be "
-        "set. Newcomers join, and checkpoints are kept, between epochs. With 1, whoever comes to members that have "
-        "shown their levels never gets a word about the model.",
+        description="Rounds per epoch. 0: rounds do not end an epoch; this or `epoch_time` must be "
+        "set. Newcomers join, and checkpoints are kept, between epochs. With 1, a member that joins members that have "
+        "shown their levels never gets a vote on the model.",
     )
     total_steps: Annotated[U32, Means("steps", least=1)] = Field(
         examples=[1000],
-        description="The run is finished after so many steps. A step is a round of which a result was applied.",
+        description="Steps after which the run is finished. A step is a round of which a result was applied.",
     )
     init_min_clients: Annotated[U16, Means("members", least=1, most=MAX_MEMBERS)] = Field(
         examples=[3],
-        description="So many members must be there before an epoch begins. At least `min_clients`.",
+        description="Members that must be present before an epoch begins. At least `min_clients`.",
     )
     min_clients: Annotated[U16, Means("members", least=1, most=MAX_MEMBERS)] = Field(
         examples=[2], description="With fewer members an epoch ends, and the run waits for others."
     )
     witness_nodes: Annotated[U16, Means("members", most=MAX_WITNESSES)] = Field(
         default=0,
-        description="So many members are elected as witnesses of a round. 0: all of them, up to 32; at most "
-        "`min_clients`. Fewer cost fewer transactions, but one that dies holds its round up, nobody is dropped by "
-        "fewer votes than are a quorum with 0, and one member that lies is now and then all that is elected, and takes "
-        "the run in time: only among members that you know.",
+        description="Members elected as witnesses of a round. 0: all of them, up to 32; at most "
+        "`min_clients`. Few witnesses need fewer transactions, but an offline one stalls the round, and a "
+        "dishonest one may be the whole committee. Nobody is dropped by fewer votes than a quorum with 0. Use a small "
+        "value only among members that you know.",
     )
     overlap: Annotated[U8, Means("rounds", most=1)] = Field(
         default=1,

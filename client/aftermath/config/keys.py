@@ -96,7 +96,7 @@ def nearest(name: str) -> list[str]:
 
 
 def first_sentences(text: str, room: int) -> str:
-    """The first sentence, and those after it for which so many columns have room."""
+    """Return the first sentence of `text`, and the following ones that fit into `room` columns."""
     first, *rest = re.split(r"(?<=\.)\s", text)
     for sentence in rest:
         if len(first) + 1 + len(sentence) > room:

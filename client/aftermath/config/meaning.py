@@ -1,4 +1,4 @@
-"""What is known of a config file's key beside its type and its description: its unit, and the program's limits.
+"""The unit and the program's limits of each key of a config file.
 
 Decided: a limit stands here, and not in the type, where the program has a sentence of its own for what lies beyond it;
 `config.rules` refuses that. Editors and pages get it from here; a test puts each limit before `config.rules`.

@@ -1,7 +1,7 @@
-"""The file beside a run's config that says what the model and the tokens that the config names are made of.
+"""The file next to a run's config that says what its model and tokens are made from.
 
-Beside NAME.toml it is NAME.files.toml. `aftermath-solana run-files` makes what it describes, and `making` is that
-command.
+For NAME.toml it is NAME.files.toml. `aftermath-solana run-files` makes what it describes, and
+`making` is that command.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def recipe_file(path: Path) -> Path:
 
 
 def recipe_of(path: Path) -> dict[str, dict[str, Any]]:
-    """What the file beside a config says, empty without one. Raises ConfigError."""
+    """Return the contents of the file next to a config; empty without one. Raises ConfigError."""
     file = recipe_file(path)
     try:
         return toml_value(file.read_text(encoding="utf-8")) if file.is_file() else {}
@@ -29,7 +29,7 @@ def recipe_of(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def making(path: Path) -> str:
-    """The command that makes what the config at `path` names and the file beside it describes."""
+    """Return the command that makes what the config at `path` names, from the file next to it."""
     return f"aftermath-solana run-files {shlex.quote(str(path))}"
 
 

@@ -40,7 +40,7 @@ _INIT = "Learning rate that the warm-up begins with."
 _WARMUP = "Steps over which the learning rate rises to `base_lr`."
 _CLIP = "Gradients are scaled down to this norm. 0 leaves them as they are."
 _KEPT = "What is kept, from round to round, of what was not sent."
-_CHUNK = "Matrices are cut into blocks of so many rows and columns. Larger ones send fewer bytes."
+_CHUNK = "Rows and columns of the blocks that matrices are cut into. Larger blocks send fewer bytes."
 _TOPK = "Numbers of a block that are sent. At most the square of `compression_chunk`."
 _TOPK_EMBEDDINGS = (
     "The same for the token embedding and the output head, where it differs. Not given: as many as `compression_topk`."
@@ -198,7 +198,8 @@ class SparseLoCoSettings(Variant):
     """SparseLoCo: steps of an inner optimizer on every member, whose largest changes per chunk are shared."""
 
     inner_steps: Annotated[U16, Means("steps", least=1, most=MAX_INNER_STEPS)] = Field(
-        default=sparseloco.INNER_STEPS, description="Steps of a member in a round; its share is cut into so many parts."
+        default=sparseloco.INNER_STEPS,
+        description="Steps of a member in a round. Its share is cut into one part per step.",
     )
     inner_optimizer: sparseloco.InnerOptimizerName = Field(
         default=sparseloco.INNER_OPTIMIZER, description="What takes these steps: AdamW or Muon."

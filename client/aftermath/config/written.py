@@ -1,8 +1,8 @@
 """A run's config as the text of a file, every key with its comment.
 
-Decided: a comment is one line of what the key's class says, so that a file, the page of keys and `config
-explain` cannot disagree. Every key of what was chosen is written, those with their defaults too: who reads the file
-sees all that can be changed.
+Decided: a comment is one line of what the key's class says, so that a file, the page of keys and
+`config explain` cannot disagree. Every key of what was chosen is written, those with their defaults
+too: who reads the file sees all that can be changed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ def text_of(config: RunConfig, about: Sequence[str]) -> str:
 
 
 def tables_of(tables: dict[str, dict[str, Any]], about: Sequence[str]) -> str:
-    """A file of plain tables without comments of their own, as the one beside a config that says what it is made of."""
+    """A file of plain tables without comments of their own, as the one next to a config that says
+    what it is made from.
+    """
     lines = [f"# {line}" for line in about]
     for name, values in tables.items():
         lines += ["", f"[{name}]", *(f"{key} = {written(value)}" for key, value in values.items())]
@@ -52,7 +54,9 @@ def _table(holder: Table, above: tuple[str, ...], name: str) -> Iterator[str]:
 
 
 def _is_table(value: object) -> bool:
-    """Whether it has a header of its own: not a choice of what has no keys, which is written as a word."""
+    """Whether it has a header of its own: not a choice of what has no keys, which is written as a
+    word.
+    """
     return isinstance(value, Table) and not (isinstance(value, Choice) and not type(value.chosen).model_fields)
 
 

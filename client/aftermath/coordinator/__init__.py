@@ -1,4 +1,4 @@
-"""What a member needs of whoever keeps a run's state and clock, whatever that is: views of it, the verbs, refusals.
+"""The interface between a member and the coordinator that keeps its run's state and clock.
 
-Nothing here knows of a blockchain, a server or torch; `chain/` is the first part behind it.
+It has views, calls and refusals, and knows nothing of a blockchain, a server or torch.
 """

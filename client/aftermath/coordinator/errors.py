@@ -1,8 +1,7 @@
-"""What can go wrong between a member, or an owner's command, and the coordinator of a run.
+"""Errors between a member, or an owner's command, and the coordinator of a run.
 
-Decided: of all reasons for which a coordinator refuses, only those are told apart that make a difference to what a
-member does next. Whoever stands behind the port sorts its own errors into these; what a person reads stays in the
-error itself.
+Each coordinator maps its own errors to `Refusal`. A refusal has a value of its own only if members
+act on it. The text for people stays in the error.
 """
 
 from __future__ import annotations
@@ -13,51 +12,56 @@ from aftermath.base.errors import AftermathError, code_of
 
 
 class Refusal(Enum):
-    """A reason, as far as it makes a difference to what a member does next."""
+    """Why a coordinator refused, as far as it decides what a member does next."""
 
     ALREADY_DONE = auto()
-    """By this member before, or by somebody else in its place."""
+    """This member did it before, or another member did."""
     TOO_LATE = auto()
-    """The run has moved on, or is not that far yet: the state it was meant for is not the one there is."""
+    """The run is no longer, or not yet, in the state that the call was meant for."""
     NOT_ELECTED = auto()
-    """It is not, or no longer, this member's to do."""
+    """This member is not, or no longer, elected for it."""
     NOT_A_MEMBER = auto()
     HALTED = auto()
     """The run's owner has stopped it."""
     FULL = auto()
     """All places are taken."""
     MAY_PASS = auto()
-    """Nothing about the run: the same may be accepted later."""
+    """The refusal has nothing to do with the run. Retry later."""
     FINAL = auto()
-    """Anything else: asking again changes nothing."""
+    """Any other reason. Retrying does not help."""
 
 
 SETTLED = frozenset({Refusal.ALREADY_DONE, Refusal.TOO_LATE, Refusal.NOT_ELECTED})
-"""What was to be done need not be done any more, at least not by this member."""
+"""Refusals of work that is done or no longer this member's."""
 
 
 class CoordinatorError(AftermathError):
-    """Something between us and the coordinator failed."""
+    """A call to the coordinator failed."""
 
     code = "coordinator"
 
 
 class Unavailable(CoordinatorError):
-    """Nobody answered for the coordinator: nothing is known to have happened; try again later."""
+    """The coordinator does not answer. The call may have had no effect; retry later."""
 
     code = "unavailable"
 
 
 class NoSuchRun(CoordinatorError):
-    """The coordinator has no such run, or no longer."""
+    """The coordinator does not have this run, or has it no longer."""
 
     code = "no-such-run"
 
 
 class Refused(CoordinatorError):
-    """The coordinator refused. `name` is the error's own (for example `NotElected`), `reason` what members act upon."""
+    """The coordinator refused a call.
+
+    `name` is the coordinator's own name of the error (for example `NotElected`). Members act on
+    `reason`.
+    """
 
     def __init__(self, name: str, message: str, fix: str = "", *, reason: Refusal = Refusal.FINAL) -> None:
         super().__init__(message, fix)
-        self.name, self.reason = name, reason
+        self.name = name
+        self.reason = reason
         self.code = code_of(name)

@@ -1,7 +1,7 @@
-"""The Protocols a member's life is written against: a clock, and the coordinator of its run.
+"""The interfaces that a member is written against: a clock, and the coordinator of its run.
 
-(Its third port, to the peers, is `p2p.transport.Transport`.) No module of `member/` reads the wall clock, opens a
-socket or draws hidden randomness; everything from outside comes through these.
+The third one, to its peers, is `p2p.transport.Transport`. Modules of `member/` read no wall clock,
+open no socket and draw no hidden randomness: all of it comes through these interfaces.
 """
 
 from __future__ import annotations
@@ -22,42 +22,47 @@ class Clock(Protocol):
 
 
 class Coordinator(Protocol):
-    """One member's access to its run. Methods raise `coordinator.errors.Unavailable`, or `Refused` with a reason.
+    """One member's access to its run. Methods raise `coordinator.errors.Unavailable`, or `Refused`
+    with a reason.
 
-    `views`, and `view` unless it is to be fresh, wait out an outage of several minutes, so that Unavailable from
-    them means that the coordinator is gone for good and ends the member. All else gives up after some five seconds
-    without an answer, so that nobody hangs on one call; whoever makes it tries again while it matters.
+    `views`, and `view` without `fresh`, wait out an outage of several minutes: Unavailable from
+    them ends the member. All other calls give up after about five seconds without an answer, and
+    the caller retries while the call still matters.
     """
 
     @property
     def called(self) -> str:
-        """What whoever keeps the run is to a person: the chain, or the server."""
+        """The coordinator's name for people: the chain, or the server."""
 
     @property
     def keeps_seats(self) -> bool:
-        """Whether a member keeps its seat in an epoch after its process has ended without leaving."""
+        """Whether a member keeps its seat in an epoch if its process ends without leaving."""
 
     @property
     def wallet(self) -> bytes:
-        """The public key by which this member is known."""
+        """The public key of this member."""
 
     def costs(self) -> Mapping[str, int]:
-        """What talking to the coordinator has cost so far, by name: counters to report, not to decide by."""
+        """Counters of what the coordinator has cost so far, by name. For reports only."""
 
     def now(self) -> int:
         """The run's time in unix seconds."""
 
     def back(self) -> float:
-        """When, on the event loop's clock, the coordinator was last reached again after an outage; -inf for never."""
+        """When the coordinator last came back after an outage, in the event loop's time; -inf for
+        never.
+        """
 
     def views(self) -> AsyncIterator[View]:
-        """The newest view at once and after every change; slow readers skip some, they never fail."""
+        """Yield the newest view at once and after every change. Slow readers miss some."""
 
     async def view(self, *, fresh: bool = False) -> View:
-        """The newest view that is known; with `fresh` one that was read after this call began."""
+        """Return the newest known view; with `fresh`, one that is read after this call began."""
 
     async def attestations(self, round: Round) -> tuple[Attestation, ...]:
-        """What the witnesses of a round have stated so far. Refused when it is no longer stored."""
+        """Return what the witnesses of a round have attested. Raises Refused if it is no longer
+        stored.
+        """
 
     async def join(self, *, p2p: bytes, tier: int, weight: int, schema_hash: bytes, stateless: bool) -> None:
         """Ask for a place in the next epoch."""

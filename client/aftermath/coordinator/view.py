@@ -1,7 +1,7 @@
-"""One moment of a run as its coordinator had it: everything that changes, together.
+"""A run's state at one moment, with all its accounts together.
 
-Decided: the three were read at one moment, so nobody ever decides by members that are newer than the run. A view never
-changes; a newer one takes its place.
+The accounts are read at one moment, so no decision mixes newer members with an older run. A view
+never changes.
 """
 
 from __future__ import annotations
@@ -15,15 +15,8 @@ from aftermath.rules.run import Run
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A run, who is in it and what it trains, as of one moment."""
+    """A run, its members and its model at one moment."""
 
     run: Run
     members: Members
     model: Model
-    retractions: int = 0
-    """How often, before this, what had been told of the run was taken back."""
-
-    @property
-    def order(self) -> tuple[int, int]:
-        """Of two views of a run, the newer one's is higher."""
-        return self.retractions, self.run.seq

@@ -1,7 +1,7 @@
 """What many clients of a data server share: places, and turns at reading. Addresses share both evenly.
 
-A client that waits for its answer keeps its place as long as others of its address can give way. Without that, whoever
-opens connections faster than the files are read would have every member cut while it waits.
+A client that waits for its answer keeps its place as long as others of its address can give way. Without that, a
+client that opens connections faster than the files are read would have every waiting member cut off.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Crowd:
         self._clients[client] = self._clients.pop(client, None)
 
     def sends(self, client: Client, size: int) -> None:
-        """Its answer of so many bytes is being sent. Clients that do not take theirs make room for it."""
+        """Record that an answer of `size` bytes is being sent. Slow clients make room for it."""
         client.due = False
         while (untaken := Counter({one: one.untaken for one in self._clients if one.untaken})) and (
             untaken.total() + size > self._most_untaken

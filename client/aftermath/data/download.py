@@ -1,7 +1,7 @@
 """Whole files over HTTP to a folder, part by part; what is there already is not asked for again.
 
 Decided: a file has its final name only when it is complete and its size is the stated one; until then it is `.partial`,
-and a download that was interrupted goes on at its end if the server's file is still the same (size and ETag, which are
+and a download that was interrupted resumes at its end if the server's file is still the same (size and ETag, which are
 in the name).
 """
 

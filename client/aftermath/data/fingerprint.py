@@ -3,7 +3,7 @@
 Decided
 - A file is marked by its name, its size, and the SHA-256 of sampled blocks: its first and its last, and others evenly
   between them. Hashing a corpus whole would make every start of every member read all of it. A file of another
-  tokenizer, another order, or another cut differs in nearly every block. Single bytes that somebody changed with
+  tokenizer, another order, or another cut differs in nearly every block. Single bytes that a member changed with
   intent are not found, and would harm only that member's own results.
 - There are at most MOST_BLOCKS in all, and one of each file at least: a thousand files cost a thousand requests.
 - The hash of the whole is SHA-256 of canonical JSON: the records in the files' order.

@@ -1,17 +1,18 @@
 """Token files behind HTTP, read in parts.
 
 Decided
-- A file is looked at once, with one request for its first bytes; its size and its ETag are pinned then. An answer of
-  another size or ETag is refused: sequences of two versions of a file would be nobody's data.
-- Every read is a Range request, and adjacent ones are one request. A server that sends whole files instead is refused
-  before its answer is read. No answer is read beyond what was asked for.
-- What passes by itself (no connection, 408, 425, 429, 5xx, an answer that is cut or too slow) is tried TRIES times, and
-  is then `SourceAway`. Whatever else a server says is not going to change.
-- A try has a deadline for all of it, so it runs on an event loop: whoever sends a byte now and then, of headers or of
-  what comes before them, would else be waited for for ever.
-- Redirects lead to http and https only, and from https to nothing less. What a redirect says beside that is not read:
-  some kilobytes of it may be gigabytes. Cookies are not kept. Addresses are told without user, password and query,
-  which may be secret.
+- A file is looked at once, with one request for its first bytes; its size and its ETag are pinned
+  then. An answer of another size or ETag is refused: sequences of two versions of a file would be
+  nobody's data.
+- Every read is a Range request, and adjacent ones are one request. A server that sends whole files
+  instead is refused before its answer is read. No answer is read beyond what was asked for.
+- What passes by itself (no connection, 408, 425, 429, 5xx, an answer that is cut or too slow) is
+  tried TRIES times, and is then `SourceAway`. Whatever else a server says is not going to change.
+- A try has a deadline for all of it, so it runs on an event loop: a server that sends a byte now
+  and then, of headers or of what comes before them, could otherwise stall the client without end.
+- Redirects lead to http and https only, and from https to nothing less. The rest of a redirect is
+  not read: some kilobytes of it may be gigabytes. Cookies are not kept. Addresses are told without
+  user, password and query, which may be secret.
 - A cache (`cache`) keeps sequences on disk.
 """
 
@@ -47,7 +48,9 @@ AT_ONCE = 8  # requests
 _LAST_PORT = 65535
 _MOST_REDIRECTS = 5
 MOST_FILES = 1 << 16
-"""Files of one data location, and of all in a mixture. Each is looked at when the data is opened."""
+"""Files of one data location, and of all in a mixture. Each is looked at when the data is
+opened.
+"""
 _PASSING = {408, 425, 429}
 _MOST_AT_ONCE = 16 << 20  # bytes of one request, where many sequences are adjacent
 _WORDS: dict[type[Exception], str] = {
@@ -73,7 +76,9 @@ class _Part:
 
 
 class HttpClient:
-    """Kept connections to servers; `pause` seconds pass before a second try, then twice as many each time."""
+    """Kept connections to servers; `pause` seconds pass before a second try, then twice as many
+    each time.
+    """
 
     def __init__(self, *, pause: float = 0.5, timeout: float = 10.0, permits: Permits = any_address) -> None:
         """`permits` says which IP addresses may be connected to, also after a redirect."""
@@ -84,7 +89,9 @@ class HttpClient:
         )
 
     def part(self, url: str, start: int, length: int) -> _Part:
-        """So many bytes of a file from `start`, or as many as it has. Raises SourceAway, DataError."""
+        """Return `length` bytes of a file from `start`, or fewer at its end. Raises SourceAway,
+        DataError.
+        """
 
         async def ask() -> _Part:
             async with self._opened(url, {"Range": f"bytes={start}-{start + length - 1}"}) as answer:
@@ -122,7 +129,9 @@ class HttpClient:
         return self._patiently(url, ask, most)
 
     def _patiently(self, url: str, ask: Callable[[], Coroutine[object, object, T]], length: int) -> T:
-        """What `ask` gives, tried again while that may help, each time for as long as `length` bytes may take."""
+        """What `ask` gives, tried again while that may help, each time for as long as `length`
+        bytes may take.
+        """
 
         async def asked() -> T:
             async with asyncio.timeout(2 * self._timeout + length / SLOWEST):
@@ -266,7 +275,9 @@ class HttpFiles:
 
 
 def merged(spans: Collection[Span]) -> list[list[Span]]:
-    """The spans, sorted, in groups that lie next to each other, each of at most 16 MiB unless it is one span."""
+    """The spans, sorted, in groups that lie next to each other, each of at most 16 MiB unless it is
+    one span.
+    """
     groups: list[list[Span]] = []
     for span in sorted(spans):
         last = groups[-1] if groups else []
@@ -297,7 +308,7 @@ def numbered(template: str, start: int, zeros: int, count: int) -> list[str]:
 
 
 def check_url(url: str) -> None:
-    """Raises DataError for what leads nowhere, whoever asks."""
+    """Raise DataError for an invalid URL."""
     try:
         parts = httpx.URL(url)
         leads = parts.scheme in ("http", "https") and bool(parts.host) and (parts.port or 0) <= _LAST_PORT

@@ -148,9 +148,9 @@ def _unreadable(path: Path, error: OSError) -> DataError:
 
 
 def _stated_width(path: Path) -> int | None:
-    """Return the bytes of a token as a file beside the tokens states, or None.
+    """Return the bytes of a token as a file next to the tokens states, or None.
 
-    datatrove writes NAME.metadata, whose first line is TOKENIZER|WIDTH. Megatron writes NAME.idx beside NAME.bin.
+    datatrove writes NAME.metadata, whose first line is TOKENIZER|WIDTH. Megatron writes NAME.idx next to NAME.bin.
     """
     metadata = _beginning(path.with_name(f"{path.name}.metadata"))
     stated = re.match(rb"[^\n|]*\|(\d{1,2})\r?(?:\n|$)", metadata)

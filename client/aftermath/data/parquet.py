@@ -3,8 +3,8 @@
 Decided
 - Where a row's list lies in a parquet file is known only after all rows before it. So a file is unpacked whole, a few
   rows at a time, into this user's cache, and what was unpacked is what is read and marked: members with equal columns
-  have equal records, whoever wrote their files.
-- What was unpacked is kept under a hash of the file's path, size and times of change: a changed file is unpacked anew.
+  have equal records, for any writer of the files.
+- What was unpacked is kept under a hash of the file's path, size and times of change: a changed file is unpacked again.
   Of several processes one unpacks, and the others wait for it.
 - pyarrow, the format's own library, is an extra.
 """

@@ -1,7 +1,7 @@
 """Refuse tokens that no tokenizer writes: a wrong width or byte order, or only zeros.
 
-Such tokens can all be inside the vocabulary, so training would go on with garbage. Statistics of the data play no part:
-each rule is about bytes that cannot stand where they stand.
+Such tokens can all be inside the vocabulary, so training would continue with garbage. Statistics of
+the data play no part: each rule is about bytes that cannot stand where they stand.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ def set_width(token_bytes: int) -> str:
 
 
 def check_width_and_order(name: str, tokens: NDArray[Any]) -> None:
-    """Raise WrongTokens if consecutive tokens of a file, from an even position on, have another width or byte order."""
+    """Raise WrongTokens if consecutive tokens of a file, from an even position on, have another
+    width or byte order.
+    """
     count = len(tokens) // 2 * 2
     if count < _FEW:
         return
@@ -53,7 +55,9 @@ def check_width_and_order(name: str, tokens: NDArray[Any]) -> None:
 
 
 def check_not_only_zeros(name: str, tokens: NDArray[Any]) -> None:
-    """Raise WrongTokens if tokens from all over a file are all 0, as those of a file that was never filled."""
+    """Raise WrongTokens if tokens from all over a file are all 0, as those of a file that was never
+    filled.
+    """
     if len(tokens) >= _FEW and not tokens.any():
         raise WrongTokens(f"{name} holds only zeros", "Copy, download or tokenise it again")
 
@@ -61,8 +65,9 @@ def check_not_only_zeros(name: str, tokens: NDArray[Any]) -> None:
 def _has_other_order(tokens: NDArray[Any]) -> bool:
     """Return whether swapping bytes makes the largest token clearly smaller.
 
-    The low byte of a token takes all values and the high byte only those of the vocabulary. So swapped tokens are the
-    larger ones, unless they were swapped before. Vocabularies of nearly 2^16 are not told apart.
+    The low byte of a token takes all values and the high byte only those of the vocabulary. So
+    swapped tokens are the larger ones, unless they were swapped before. Vocabularies of nearly 2^16
+    are not told apart.
     """
     if len(tokens) < _FEW_FOR_ORDER or len(np.unique(tokens)) < _FEW_DIFFERENT:
         return False

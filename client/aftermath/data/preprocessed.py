@@ -1,10 +1,10 @@
 """Rows that are cut already, with labels: a folder of NumPy arrays or parquet files, for finetuning.
 
 Decided
-- `NAME.inputs.npy` holds token ids [rows, seq_len], `NAME.labels.npy` beside it the labels, of the same shape: what is
+- `NAME.inputs.npy` holds token ids [rows, seq_len], `NAME.labels.npy` the labels, of the same shape: what is
   to be predicted at each place, or -100 where nothing is learnt (a prompt, padding). Pairs are sorted by name.
 - A label stands at its own token's place; the network predicts it from the tokens before.
-- Rows are taken in their order, pass after pass; whoever writes the arrays shuffles them.
+- Rows are taken in their order, pass after pass; shuffle them when you write the arrays.
 - `NAME.parquet` has the same in columns of lists (`parquet`). A folder holds the one or the other.
 """
 
@@ -43,8 +43,8 @@ class PreprocessedRows:
         """Raises DataError, naming the file and what to do."""
         check_shape(4, seq_len)
         self._seq_len, self._vocab_size, self._labelled = seq_len, vocab_size, labels
-        found, beside = _arrays(Path(folder).expanduser().absolute(), seq_len, labels=labels)
-        self._store = LocalFiles([*found, *beside])
+        found, labelled = _arrays(Path(folder).expanduser().absolute(), seq_len, labels=labels)
+        self._store = LocalFiles([*found, *labelled])
         self._arrays = [array_of(file.name, file.size, file.head) for file in self._store.files]
         for file, array in zip(self._store.files, self._arrays, strict=True):
             if len(array.shape) != 2 or array.shape[1] != seq_len:
@@ -53,9 +53,11 @@ class PreprocessedRows:
                     "Cut and pad rows to max_seq_len, with labels of -100 for padding",
                 )
         self._files = len(found)
-        for number in range(len(beside)):
+        for number in range(len(labelled)):
             if self._arrays[number].shape != self._arrays[self._files + number].shape:
-                raise DataError(f"{beside[number]} has not the shape of {found[number].name}", "Write both anew")
+                raise DataError(
+                    f"{labelled[number]} has not the shape of {found[number].name}", "Write both files again"
+                )
         self._ends = list(accumulate(array.shape[0] for array in self._arrays[: self._files]))
         if not self._ends[-1]:
             raise DataError(f"{folder} holds no rows", "Add some")
@@ -117,10 +119,10 @@ def _arrays(folder: Path, seq_len: int, *, labels: bool) -> tuple[list[Path], li
         fix = f"Allow this user to read it: chmod u+rx {folder}" if isinstance(error, PermissionError) else advice
         raise DataError(f"cannot read the folder {folder}: {error.strerror}", fix) from None
     if found := [path for path in held if path.name.endswith(INPUTS)]:
-        beside = [path.with_name(path.name.removesuffix(INPUTS) + LABELS) for path in found] if labels else []
-        if missing := [path for path in beside if not path.is_file()]:
+        labelled = [path.with_name(path.name.removesuffix(INPUTS) + LABELS) for path in found] if labels else []
+        if missing := [path for path in labelled if not path.is_file()]:
             raise DataError(f"there are no labels at {missing[0]}", 'Write them, or use data_type = "Pretraining"')
-        return found, beside
+        return found, labelled
     pairs = [unpacked_rows(path, seq_len, labels=labels) for path in held if path.suffix == PARQUET]
     if not pairs:
         raise NoData(f"{folder} holds no files named *{INPUTS} and no parquet files", advice)

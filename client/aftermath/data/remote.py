@@ -124,7 +124,7 @@ class RemoteTokens:
         if self._describe() != self._serves:
             raise DataError(
                 f"the data server {self._address} serves something else than before",
-                "Whoever runs it puts the files back as they were",
+                "Ask its operator to restore the files",
             )
         return self._exchange(message, most)
 

@@ -1,4 +1,4 @@
-"""The data server: sequences of this machine's token files for whoever asks, over TCP.
+"""The data server: sequences of this machine's token files for any client, over TCP.
 
 Decided
 - What it serves is said by `data.toml` (`served`): folder, token size, sequence length and the seed of the order.
@@ -44,7 +44,7 @@ class Settings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """`data.toml`."""
 
     dir: str
-    """Folder of token files, or one of them; a relative one is beside the file."""
+    """Folder of token files, or one of them. A relative path starts at this file's folder."""
     seq_len: int
     token_size: Literal["TwoBytes", "FourBytes"] = "TwoBytes"
     shuffle_seed: Annotated[list[_Byte], msgspec.Meta(min_length=32, max_length=32)] | None = None
@@ -113,10 +113,10 @@ class DataServer:
             with contextlib.suppress(OSError, TimeoutError):
                 await self._send(client, writer, packed(ErrorReply(str(error))))
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            pass  # whoever went may come back
+            pass  # a client that left may come back
         finally:
             self._crowd.leave(client)
-            writer.transport.abort()  # `close` would wait for ever for who takes nothing
+            writer.transport.abort()  # `close` would wait without end for a client that reads nothing
 
     async def _message(self, reader: asyncio.StreamReader) -> bytes | None:
         async with asyncio.timeout(_IDLE):

@@ -1,7 +1,7 @@
 """What every place of training data offers: sequences by number, behind one Protocol.
 
 Decided
-- A source is a pure function of the run's settings and an index: whoever asks for a sequence gets the same tokens.
+- A source is a pure function of the run's settings and an index: every member gets the same tokens for a sequence.
 - Sequence numbers come from the chain and only grow: they wrap, and every pass may have its own order.
 - `read` blocks. Members call it on a thread of its own, as soon as a round tells them their share.
 - Labels travel with the tokens, in one array: a share is cut and split as one, whatever it holds.
@@ -44,7 +44,7 @@ class WrongTokens(DataError):
 
 
 class SourceAway(DataError):
-    """Whoever serves the data does not answer now; it may later."""
+    """The data's server does not answer now. It may later."""
 
     code = "data-away"
 

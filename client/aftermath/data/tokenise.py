@@ -1,8 +1,9 @@
-"""Turn text into token files: a folder of text files, or the Python standard library as a corpus every machine has.
+"""Turn text into token files: a folder of text files, or the Python standard library as a corpus
+every machine has.
 
-Documents are taken in sorted order, each followed by the end-of-text token, into shards `tokens-00000.bin`, ... The
-tokenizer's files are written beside them, so that data and model cannot drift apart unnoticed. Files appear under their
-final names only when all are complete.
+Documents are taken in sorted order, each followed by the end-of-text token, into shards
+`tokens-00000.bin`, ... The tokenizer's files are written next to them, so that data and model
+cannot drift apart unnoticed. Files appear under their final names only when all are complete.
 """
 
 from __future__ import annotations
@@ -80,9 +81,11 @@ def standard_library_root() -> Path:
 
 
 def standard_library(budget: int) -> list[Path]:
-    """Sources of this interpreter's standard library, at most `budget` bytes, without tests, sorted.
+    """Sources of this interpreter's standard library, at most `budget` bytes, without tests,
+    sorted.
 
-    Which ones is decided by the hash of their relative path, so a small budget still gives a mixed corpus.
+    Which ones is decided by the hash of their relative path, so a small budget still gives a mixed
+    corpus.
     """
     root = standard_library_root()
     names = [path.relative_to(root) for path in root.rglob("*.py")]
@@ -100,10 +103,10 @@ def standard_library(budget: int) -> list[Path]:
 
 
 def hold_out(documents: Sequence[Path], root: Path, percent: int) -> tuple[list[Path], list[Path]]:
-    """The documents to train on, and about so many percent of them to measure on.
+    """The documents to train on, and about `percent` percent of them to measure on.
 
-    Which ones is decided by the hash of their path below `root` alone, so a document stays on its side whatever comes
-    or goes beside it. Raises TextError if a side were empty.
+    Which ones is decided by the hash of their path below `root` alone, so a document stays on its
+    side whatever comes or goes next to it. Raises TextError if a side were empty.
     """
     sides: tuple[list[Path], list[Path]] = ([], [])
     for path in documents:
@@ -129,10 +132,12 @@ def tokenise(
     companions: Mapping[str, bytes] | None = None,
     shard_tokens: int = 1 << 26,
 ) -> Tokenised:
-    """Write the documents' tokens, `token_bytes` (2 or 4) each, to shards in `output`, with `tokenizer.json`.
+    """Write the documents' tokens, `token_bytes` (2 or 4) each, to shards in `output`, with
+    `tokenizer.json`.
 
-    Each document is followed by `end_token`, if the tokenizer has it. `companions` are files to write beside the
-    tokenizer. Raises TextError if ids do not fit, nothing is text, or `output` already holds token files.
+    Each document is followed by `end_token`, if the tokenizer has it. `companions` are files to
+    write next to the tokenizer. Raises TextError if ids do not fit, nothing is text, or `output`
+    already holds token files.
     """
     largest = _check(output, tokenizer, token_bytes)
     end = tokenizer.token_to_id(end_token) if end_token is not None else None
@@ -219,7 +224,9 @@ def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
 
 
 class _Shards(ExitStack):
-    """Writes tokens into files of a fixed number of tokens; all have their final names at the end."""
+    """Writes tokens into files of a fixed number of tokens; all have their final names at the
+    end.
+    """
 
     def __init__(self, output: Path, token_bytes: int, shard_tokens: int) -> None:
         super().__init__()
@@ -247,7 +254,7 @@ class _Shards(ExitStack):
                 self._stream = None
 
     def finish(self, companions: Mapping[str, bytes]) -> None:
-        """Write the files that stand beside the shards."""
+        """Write the files that go with the shards."""
         for name, data in companions.items():
             self.enter_context(standing_in(self._output / name)).write_bytes(data)
 

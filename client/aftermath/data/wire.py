@@ -3,7 +3,7 @@
 Decided
 - A message is four bytes with its length, big-endian, and msgpack. It is refused by its length before it is read.
 - A client asks for a description, then for sequences by number. An answer is as long as what was asked for, at most.
-- There is nothing to authorise: whoever may reach the server may read what the run trains on.
+- There is nothing to authorise: every client that reaches the server may read the run's data.
 """
 
 from __future__ import annotations

@@ -17,7 +17,8 @@ from aftermath.cli.script import Arguments
 from aftermath.demo.commands import DEMO_NAMES, KILLED, MODELS, TIERS, Commands, DemoFailed, Places
 from aftermath.demo.report import write_report
 from aftermath.demo.screen import Screen
-from aftermath.demo.stage import REPOSITORY, create_run, member_name, prepare_files, start, write_config
+from aftermath.demo.stage import REPOSITORY, create_run, launch, member_name, prepare_files, resume_run, write_config
+from aftermath.testnet.chain import await_chain
 from aftermath.testnet.claim import claimed
 from aftermath.testnet.processes import Process, stop_all
 from aftermath.testnet.story import MemberStory, Story
@@ -43,17 +44,21 @@ class Demo:
 
     def perform(self) -> int:
         """Run it all; 0 if it went as it should."""
+        # What waits for nothing runs at once, to use all cores: the network starts while files are made, and members
+        # load PyTorch while the owner resumes the run.
+        self.processes["localnet"], self.commands = launch(self.places, self.engine, self.device)
         self.console.print(
             f"Tokenising the standard library and making a model in {self.places.root} ...", soft_wrap=True
         )
         prepare_files(self.places, self.model)
         write_config(self.places, REPOSITORY / "config" / "demo" / "config.toml", self.model)
-        self.processes["localnet"], self.commands = start(self.places, self.engine, self.device)
+        await_chain(self.processes["localnet"], self.commands.chain)
         self.console.print(f"The chain answers at {self.commands.chain.rpc}; creating the run ...")
         create_run(self.commands, [member.name for member in self.story.members])
         self.story.follow(self.places.all_events)
         for member in self.story.members:
             self.start(member)
+        resume_run(self.commands)
         self.watch()
         return write_report(self.story, self.commands, self.engine, self.elapsed(), self.console)
 
@@ -112,7 +117,7 @@ class Demo:
             return f"{victim.name} will be killed at step {KILL_AT_STEP}, and come back"
         dead = f"{victim.name} was killed (kill -9) at {killed_at:.0f} s"
         if not revived:
-            return f"{dead}; the others go on and train its share too"
+            return f"{dead}; the others continue and train its share too"
         if victim.returned is None:
             return f"{dead} and is started again; it joins the next epoch, with the model from its peers"
         return f"{dead}, came back, and trains again since step {victim.returned}"

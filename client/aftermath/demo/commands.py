@@ -41,7 +41,7 @@ def model_config(vocab_size: int, *, tied: bool = False) -> dict[str, object]:
 
 
 class DemoFailed(StageError):
-    """The demo cannot go on; the message says what happened and where to look."""
+    """The demo cannot continue. The message says what happened and where to look."""
 
 
 DEMO_NAMES = r"config\.toml|checkpoints|data|demo-report\.json|events|keys|ledger|logs|loss\.png|model|peers"

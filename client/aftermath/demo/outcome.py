@@ -1,5 +1,5 @@
 """What the trained model can do: every tier's loss on text that nobody trained on, a text of its own, and how often the
-whole model knows how a piece of source goes on.
+whole model knows which piece of source comes next.
 
 Decided
 - Held out are the last sequences in the run's own order of its data. That order is fixed by the run's seed and the run

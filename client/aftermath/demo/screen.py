@@ -24,7 +24,7 @@ _FRAME = 4  # columns of the panel's border and padding
 
 
 class Screen:
-    """Shows a story as it goes on; use as a context manager."""
+    """Shows a story live. Use it as a context manager."""
 
     def __init__(self, console: Console, title: str) -> None:
         self._console, self._title = console, title
@@ -61,7 +61,7 @@ def line(story: Story, now: str, elapsed: float) -> str:
 
 
 def picture(story: Story, title: str, now: str, elapsed: float, width: int) -> RenderableType:
-    """What to show at this moment, in so many columns."""
+    """Return what to show now, in `width` columns."""
     table = Table(expand=True, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for column in ("member", "tier", "round state", "step", "loss", "tok/s", "sent", "model from"):
         right = column in ("tier", "step", "loss", "tok/s", "sent")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from aftermath.cli.variables import environment
 from aftermath.demo.commands import CORPUS_BYTES, MODEL, MODELS, Commands, DemoFailed, Places
-from aftermath.testnet.chain import SOLANA, start_chain
+from aftermath.testnet.chain import SOLANA, launch_chain
 from aftermath.testnet.processes import Process, at_once, call
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -44,15 +44,15 @@ def write_config(places: Places, template: Path, model: str = "llama") -> None:
     places.config.write_text(text)
 
 
-def start(places: Places, engine: str, device: str = "cpu") -> tuple[Process, Commands]:
-    """The local network, ready to answer."""
+def launch(places: Places, engine: str, device: str = "cpu") -> tuple[Process, Commands]:
+    """Start the local network without waiting for it."""
     own = environment()
-    process, chain = start_chain(places.ledger, places.log("localnet"), own, engine)
+    process, chain = launch_chain(places.ledger, places.log("localnet"), own, engine)
     return process, Commands(places, chain, own, device)
 
 
 def create_run(commands: Commands, members: Sequence[str]) -> None:
-    """Keys for everybody, then what a run owner types: three commands."""
+    """Make keys for everybody, then create and configure the run as its owner does. It is still paused."""
     places, log = commands.places, commands.places.log("owner")
     create = [*SOLANA, "show-identity", "--create", "-w"]
     keys = ([*create, str(places.wallet(name))] for name in ("owner", *members))
@@ -60,4 +60,8 @@ def create_run(commands: Commands, members: Sequence[str]) -> None:
     described = ("--name", "aftermath demo", "--description", "three unequal members on one machine")
     call(commands.owner("create-run", *described), log, commands.environment)
     call(commands.owner("update-config", "--config-path", str(places.config)), log, commands.environment)
-    call(commands.owner("set-paused", "resume"), log, commands.environment)
+
+
+def resume_run(commands: Commands) -> None:
+    """Let the run begin, as its owner does."""
+    call(commands.owner("set-paused", "resume"), commands.places.log("owner"), commands.environment)

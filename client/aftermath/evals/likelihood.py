@@ -53,7 +53,9 @@ def likelihood(model: LanguageModel, context: Sequence[int], continuation: Seque
 
 
 def written(ask: Ask, context: Sequence[int], most: int, ends: Callable[[Sequence[int]], bool]) -> list[int]:
-    """The likeliest tokens after a context, at most so many, until `ends` says so of them or the text does."""
+    """Return the likeliest tokens after a context, at most `most`, until `ends` is true or the text
+    ends.
+    """
     made: list[int] = []
     while len(made) < most and not ends(made):
         before = [*context, *made]

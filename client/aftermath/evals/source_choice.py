@@ -1,4 +1,4 @@
-"""`source-choice`: which of four pieces of Python source goes on from another? A task that needs no network.
+"""`source-choice`: which of four pieces of Python source continues another? A task that needs no network.
 
 Decided
 - Text is that of Python's standard library, the files that the demonstration and the laboratory hold out, so that a
@@ -33,7 +33,7 @@ class Question:
 
 
 def questions(count: int, seed: int) -> Iterator[Question]:
-    """So many questions; the same ones from the same seed and Python."""
+    """Yield `count` questions, the same ones for the same seed and Python."""
     texts, draw = _texts(), random.Random(seed)
     for _ in range(count):
         chosen = draw.sample(range(len(texts)), _ANSWERS)

@@ -1,4 +1,4 @@
-"""What a recipe does that whoever wrote it may not have meant. Sentences only: a laboratory may try all of it."""
+"""Warnings about a recipe that its author may not have meant. A laboratory may try all of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def advice(recipe: Recipe) -> list[str]:
     smallest = min(share.len for share in cut(recipe.batch.start, list(recipe.shares)))
     if smallest < settings.inner_steps:
         said.append(
-            f"the smallest share has {smallest} of the {recipe.batch.start} sequences of a step, and so many inner "
+            f"the smallest share has {smallest} of the {recipe.batch.start} sequences of a step, and as many inner "
             f"steps, not {settings.inner_steps}: raise --total-batch, or lower --inner-steps or --members"
         )
     if settings.late and recipe.overlap:

@@ -19,6 +19,7 @@ from aftermath.lab.trainer import Stepped, below, on_cpu, take_weights
 from aftermath.model.network import LanguageModel
 from aftermath.optim.balance import balance, learnt
 from aftermath.optim.clip import NonFiniteGradient, clip_gradients, refuse_beyond
+from aftermath.optim.eager import AdamW
 from aftermath.optim.moments import may_fuse, moments, take_moments
 from aftermath.optim.muon import Muon, MuonSettings, vector_rate
 from aftermath.replica.arithmetic import PLAIN, Arithmetic
@@ -82,7 +83,7 @@ class Alone:
         return on_cpu(self._params, _WEIGHTS) | on_cpu(moments(self._optimizer, self._learnt), _OPTIMIZER)
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from there. Raises CheckpointError or BadState if it does not fit."""
+        """Continue from there. Raises CheckpointError or BadState if it does not fit."""
         take_weights(self._params, below(state, _WEIGHTS))
         take_moments(self._optimizer, self._learnt, below(state, _OPTIMIZER))
 
@@ -92,7 +93,7 @@ def optimizer_for(model: LanguageModel, recipe: Recipe) -> torch.optim.Optimizer
     params, numbers = learnt(dict(model.named_parameters()), model.config.balances), recipe.numbers
     if recipe.optimizer == "muon":
         return Muon(params, recipe.schedule.base_lr, MuonSettings())
-    return torch.optim.AdamW(
+    return AdamW(
         params.values(),
         lr=recipe.schedule.base_lr,
         betas=(numbers.beta1, numbers.beta2),

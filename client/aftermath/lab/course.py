@@ -4,7 +4,7 @@ Decided
 - What is in --out stays true after any end: events that came after the last saved state are taken away again, since the
   steps they tell of are done once more, with the same numbers.
 - The first state is saved before the first step: a disk without room is found at once.
-- A saved state is bound to everything that decides its numbers. The same command goes on, any other is refused.
+- A saved state is bound to everything that decides its numbers. The same command resumes, any other is refused.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from aftermath.watch.plot import step_plot
 MADE_BY = "train-local"
 PLOT, CHECKPOINT = "loss.png", "checkpoint"
 _NOT_FINITE = 3
-_ANEW = "it was ended before its first state was saved, so it begins anew: a smaller --save-every saves sooner"
+_RESTARTED = "it was ended before its first state was saved, so it starts again: a smaller --save-every saves sooner"
 
 
 class Course:
@@ -57,7 +57,7 @@ class Course:
         self._tokens = 0
         self._not_finite = 0
         """Steps in a row without a finite loss."""
-        self._stopping = self._begins_anew = False
+        self._stopping = self._restarts = False
 
     def stop(self) -> None:
         """Have `run` end after the step under way, with its state saved."""
@@ -82,8 +82,8 @@ class Course:
                     done=self._done,
                 )
             )
-            if self._begins_anew:
-                self._events.emit(Warning(message=_ANEW))
+            if self._restarts:
+                self._events.emit(Warning(message=_RESTARTED))
             for step in range(self._done + 1, recipe.steps + 1):
                 self._check_finite(self._step(step), step)
                 if recipe.eval_every and step % recipe.eval_every == 0 and step < recipe.steps:
@@ -200,7 +200,7 @@ class Course:
         save_state(self._out, self._begun.trainer.state(), counters)
 
     def _take_up(self) -> kinds.Finished | None:
-        """Go on from a saved state, or save the first one; the last event if all is done."""
+        """Resume a saved state, or save the first one. Return the last event if all is done."""
         if self._out is None:
             return None
         log, kept = self._out / EVENTS, load_state(self._out)
@@ -220,7 +220,7 @@ class Course:
             self._deal.restore(counters.fresh, counters.again)
             self._done = counters.step
             if log.exists():
-                self._begins_anew = not counters.step and log.stat().st_size > counters.events
+                self._restarts = not counters.step and log.stat().st_size > counters.events
                 self._recall(log, counters.events)
         with writing(self._out):
             self._events = Events(_elapsed(), [self._screen, JsonLines(log, now)])

@@ -47,5 +47,5 @@ class Deal:
         return self._fresh, list(self._again)
 
     def restore(self, fresh: int, again: Sequence[tuple[int, list[int]]]) -> None:
-        """Go on from what `state` gave."""
+        """Continue from what `state` returned."""
         self._fresh, self._again = fresh, [(since, list(indices)) for since, indices in again]

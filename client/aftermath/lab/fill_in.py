@@ -1,7 +1,7 @@
 """A recipe of the settings as they were said, with what was left open filled in.
 
 Decided
-- An optimizer beside a config of another one needs a rate of its own: rates of different optimizers mean different
+- An optimizer that replaces the config's needs a rate of its own: rates of different optimizers mean different
   things. Clipping is the config's for every optimizer.
 - Members cut the model into as many levels as the config says, or as the largest tier that takes part needs.
 """

@@ -29,7 +29,7 @@ _COUNTERS = "counters"
 
 
 class Counters(msgspec.Struct, frozen=True):
-    """How far a training is, beside its tensors."""
+    """The progress of a training, without its tensors."""
 
     bound: dict[str, Any]
     """What the state is bound to: everything that decides its numbers."""
@@ -57,7 +57,7 @@ def load_state(directory: Path) -> tuple[dict[str, Tensor], Counters] | None:
             counters: Counters = json_as((file.metadata() or {}).get(_COUNTERS, ""), Counters)
             return {name: file.get_tensor(name) for name in file.keys()}, counters  # noqa: SIM118
     except (SafetensorError, OSError, Malformed) as error:
-        raise CheckpointError(f"{path} is damaged: {error}", "Remove it to begin anew") from None
+        raise CheckpointError(f"{path} is damaged: {error}", "Remove it to start again") from None
 
 
 @contextlib.contextmanager

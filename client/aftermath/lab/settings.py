@@ -34,9 +34,7 @@ _RATES = ", ".join(f"{rate:g} for {name}" for name, rate in RATES.items())
 class LabSettings:
     """Settings of one `aftermath-solana train-local` process."""
 
-    config_path: Annotated[
-        Path | None, Doc("A run's config file; options given beside it count instead of what it says.")
-    ] = None
+    config_path: Annotated[Path | None, Doc("A run's config file; options on the command line override it.")] = None
     model: Annotated[
         Path | None,
         Doc("Model to start from: a checkpoint directory, or OWNER/NAME on the Hub. Needed without a config file."),
@@ -131,7 +129,7 @@ class LabSettings:
     eval_sequences: Annotated[int, Limits(1), Doc("Sequences of a measurement.")] = 256
 
     out: Annotated[
-        Path | None, Doc("Directory for events, plot and checkpoint, and for what is needed to go on after an end.")
+        Path | None, Doc("Directory for events, plot and checkpoint, and for the state needed to resume.")
     ] = None
     save_every: Annotated[int, Limits(1), Doc("Steps between two saved states in --out.")] = 100
     device: Annotated[str, Doc("auto, cpu, mps, cuda or cuda:X,Y (the first index is used).")] = "auto"

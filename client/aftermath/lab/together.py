@@ -123,7 +123,10 @@ class Together:
         return kept
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from there. Raises CheckpointError or BadState if it does not fit, BadPayload for a damaged result."""
+        """Continue from there.
+
+        Raises CheckpointError or BadState if it does not fit, BadPayload for a damaged result.
+        """
         under_way = self._results(below(state, _UNDER_WAY))
         travelling = state.get(_TRAVELLING, torch.empty(0))
         if travelling.shape != (len(self.replicas),) or travelling.dtype != torch.bool:

@@ -41,10 +41,10 @@ class Trainer(Protocol):
         """One model of each tier that takes part."""
 
     def state(self) -> dict[str, Tensor]:
-        """All that must be kept to go on bit by bit, on the CPU."""
+        """Return everything needed to continue bit by bit, on the CPU."""
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from there. Raises an AftermathError if it does not fit."""
+        """Continue from there. Raises an AftermathError if it does not fit."""
 
 
 def on_cpu(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -1,14 +1,7 @@
-"""The local networks: a Solana cluster on this machine, either embedded (LiteSVM) or the real
-`solana-test-validator`.
+"""A local Solana cluster: embedded (LiteSVM) or the real `solana-test-validator`.
 
-Owns the JSON-RPC and websocket API that clients of `chain` talk to when there is no cluster to reach, its
-ledger on disk, and the choice of engine. Knows nothing of torch, of peers, or of our own programs: which programs to
-load is handed in.
-
-Public names
-    LocalnetConfig, serve(config) -> RunningLocalnet          the embedded network inside an event loop
-    EmbeddedEngine, ValidatorEngine, run_localnet(...)        a network as a foreground process
-    RealTime, VirtualTime, TimeSource                         what the slots follow
+It serves the JSON-RPC and websocket API that clients of `chain` use, and keeps the ledger on disk.
+The caller passes the programs to load: the package does not know torch, peers or our programs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The chain itself: accounts, slots and history behind one object that only the event loop's thread touches.
+"""The chain itself: accounts, slots and history, for the event loop's thread only.
 
-Decided: a transaction is processed at once and is final at once, so the three commitments see the same state.
-`execute` changes accounts only; `publish` makes the transaction part of the chain. Between the two the journal is
-written, and `undo` takes the accounts back when it cannot be.
+A transaction is final at once, so all three commitments see the same state. `execute` changes
+accounts, `publish` makes the transaction part of the chain. In between, the ledger is written;
+if that fails, `undo` restores the accounts.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from solders.pubkey import Pubkey
 from solders.signature import Signature
 from solders.transaction import VersionedTransaction
 
-from aftermath.localnet.delta import change
 from aftermath.localnet.fees import RecentFees
 from aftermath.localnet.history import History, keys_of
-from aftermath.localnet.records import FORMAT, Chain, Entry, Landed, Stored
+from aftermath.localnet.records import Chain, Landed
 from aftermath.localnet.runtime import AccountState, Outcome, Runtime
 from aftermath.localnet.slots import MAX_PROCESSING_AGE, SLOTS_PER_EPOCH, Slots
 from aftermath.localnet.timing import TimeSource
@@ -33,20 +32,15 @@ class Executed:
 
     landed: Landed
     outcome: Outcome
-    built_in: frozenset[Pubkey]
-    """Accounts that the runtime brought along: no snapshot holds them, so a journal has to have all of them."""
 
-    def entry(self) -> Entry:
+    def changed(self) -> list[AccountState]:
+        """Return the accounts that the transaction changed, as it left them."""
         both = zip(self.outcome.before, self.outcome.after, strict=True)
-        changed = [(key, old, new) for (key, old), (_, new) in both if old != new]
-        return Entry(
-            self.landed,
-            [(bytes(key), change(None if key in self.built_in else old, new)) for key, old, new in changed],
-        )
+        return [(key, new) for (key, old), (_, new) in both if old != new]
 
 
 class Listener(Protocol):
-    """Told of every slot and every published transaction, on the event loop's thread; must not block."""
+    """Is called for every slot and every published transaction. Must not block."""
 
     def on_slot(self, slot: int, parent: int) -> None: ...
 
@@ -105,7 +99,7 @@ class Bank:
         return [(key, self.account(key)) for key in self._owned.get(program, ())]
 
     def store(self, states: Sequence[AccountState]) -> None:
-        """Put accounts in place outside any transaction (genesis, recovery)."""
+        """Set accounts outside any transaction (genesis, recovery)."""
         self._runtime.store(list(states))
         self._index(states)
 
@@ -124,7 +118,7 @@ class Bank:
                 self._owned.setdefault(new, {})[key] = None
 
     def check(self, tx: VersionedTransaction) -> str | None:
-        """The TransactionError of a transaction that is too old or was seen before, else None."""
+        """Return the TransactionError of an old or duplicate transaction, else None."""
         if not self.slots.is_recent(tx.message.recent_blockhash):
             return "BlockhashNotFound"
         return "AlreadyProcessed" if tx.signatures[0] in self._recent else None
@@ -133,7 +127,7 @@ class Bank:
         return self._runtime.simulate(tx)
 
     def execute(self, tx: VersionedTransaction, wire: bytes) -> Executed | Any:
-        """Run and keep the effects; an `Executed`, or the error (JSON) of a transaction that did not land."""
+        """Run and keep the effects. Return an `Executed`, or the error if it did not land."""
         outcome = self._runtime.execute(tx)
         if not outcome.landed:
             return outcome.error
@@ -152,7 +146,7 @@ class Bank:
             loaded_writable=[bytes(key) for key in outcome.keys[own:split]],
             loaded_readonly=[bytes(key) for key in outcome.keys[split:]],
         )
-        return Executed(landed, outcome, frozenset(key for key, _ in outcome.after if key not in self._owners))
+        return Executed(landed, outcome)
 
     def undo(self, executed: Executed) -> None:
         self._runtime.undo(executed.outcome)
@@ -169,7 +163,7 @@ class Bank:
             listener.on_transaction(executed)
 
     def recall(self, history: Iterable[Landed]) -> None:
-        """Take over the transactions of a recovered ledger, oldest first."""
+        """Add the transactions of a recovered ledger, oldest first."""
         for landed in history:
             self.history.add(landed, keys_of(landed))
             if landed.slot >= self.slot - MAX_PROCESSING_AGE:
@@ -177,10 +171,10 @@ class Bank:
                 self._recent_order.append((landed.slot, landed.signature))
 
     def chain(self) -> Chain:
-        return Chain(FORMAT, bytes(self.slots.genesis), list(self.slots.eras), self.slot, self.transactions)
+        """Return where the chain is, for the ledger."""
+        return Chain(bytes(self.slots.genesis), list(self.slots.eras), self.slot, self.transactions)
 
-    def stored(self) -> Iterator[Stored]:
+    def accounts(self) -> Iterator[AccountState]:
+        """Yield all accounts but those that the runtime brings along."""
         for key in self._owners:
-            account = self.account(key)
-            if account is not None:
-                yield Stored(bytes(key), bytes(account))
+            yield key, self.account(key)

@@ -1,10 +1,7 @@
-"""Group commit: everything that arrived in one turn of the event loop is executed, journalled with one sync, then
-published.
+"""Group commit: transactions that arrive in one turn of the event loop share one sync.
 
-Decided: nothing else runs between execution and the sync, so no client ever reads a state that the disk does not
-hold. The sync blocks the loop for its few milliseconds. While several clients are sending, a batch waits for half of
-the last sync's duration (at most `MAX_GATHER` seconds) so that more of them share the next one; a lone client never
-waits.
+They are executed, stored and then published. Nothing else runs between execution and the sync, so
+no client reads a state that is not on disk. The sync blocks the loop for some milliseconds.
 """
 
 from __future__ import annotations
@@ -19,17 +16,18 @@ from solders.transaction import VersionedTransaction
 from aftermath.localnet.bank import Bank, Executed
 from aftermath.localnet.errors import INTERNAL_ERROR, LedgerError, RpcError
 from aftermath.localnet.ledger import MARK_SLOTS, Ledger
-from aftermath.localnet.records import Mark
 
 log = logging.getLogger(__name__)
 
+# While several clients send, a batch waits for half of the last sync's duration, at most this many
+# seconds, so that more transactions share the next sync. A single client never waits.
 MAX_GATHER = 0.005
 
 Waiting = tuple[VersionedTransaction, bytes, "asyncio.Future[Any]"]
 
 
 class Committer:
-    """The only way by which transactions change the bank; as its first listener it marks slots before they are seen."""
+    """The only way for transactions into the bank. As its first listener it also marks slots."""
 
     def __init__(self, bank: Bank, ledger: Ledger | None) -> None:
         self._bank = bank
@@ -40,11 +38,9 @@ class Committer:
         bank.listeners.append(self)
 
     async def submit(self, tx: VersionedTransaction, wire: bytes) -> Any:
-        """Execute a signed, sanitised transaction; None once it has landed, else the error (JSON) for which it did
-        not.
+        """Execute a signed, sanitised transaction. Return None if it landed, else its error (JSON).
 
-        Raises `RpcError` when the ledger could not be written; the chain is then as if the transaction had not been
-        sent.
+        Raise `RpcError` if the ledger cannot be written; the chain is then unchanged.
         """
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Any] = loop.create_future()
@@ -68,13 +64,13 @@ class Committer:
             elif not done.done():
                 done.set_result(result)
         if landed:
-            self._keep(landed)
+            self._store(landed)
 
-    def _keep(self, landed: list[tuple[Executed, asyncio.Future[Any]]]) -> None:
+    def _store(self, landed: list[tuple[Executed, asyncio.Future[Any]]]) -> None:
         if self._ledger is not None:
             started = time.monotonic()
             try:
-                self._ledger.append([executed.entry() for executed, _ in landed])
+                self._ledger.append([(executed.landed, executed.changed()) for executed, _ in landed])
             except LedgerError as error:
                 for executed, done in reversed(landed):
                     self._bank.undo(executed)
@@ -85,28 +81,26 @@ class Committer:
             self._bank.publish(executed)
             if not done.done():
                 done.set_result(None)
-        if self._ledger is not None and self._ledger.wants_compaction:
-            self._ledger.compact(self._bank.chain(), self._bank.stored())
 
     @property
     def trouble(self) -> str | None:
-        """Why nothing can be kept now, None when it can."""
+        """Why the ledger could not be written last, or None."""
         return self._ledger.trouble if self._ledger is not None else None
 
     def on_slot(self, slot: int, parent: int) -> None:
-        """Note in the journal that the chain got this far, every `MARK_SLOTS` slots."""
+        """Store how far the chain got, every `MARK_SLOTS` slots."""
         if self._ledger is None or slot < self._marked + MARK_SLOTS:
             return
         troubled = self.trouble
         try:
-            self._ledger.append([Mark(slot)])
+            self._ledger.mark(slot)
             self._marked = slot
         except LedgerError as error:
             if troubled is None:
                 log.warning("slot not marked: %s", error.message)
 
     def on_transaction(self, executed: Executed) -> None:
-        """Kept already."""
+        """Do nothing: the transaction is stored already."""
 
 
 def _fail(done: asyncio.Future[Any], error: RpcError) -> None:

@@ -1,9 +1,8 @@
-"""A chain's start: a new one, or the one that a ledger holds.
+"""The start of a chain: a new one, or the one in a ledger.
 
-Decided: a new chain has a random genesis hash, so that transactions of an older network are never valid on it. The
-faucet's key follows from the genesis hash: its lamports are worth nothing and the network listens on this machine
-only. Programs given at start replace those in the ledger, except one that somebody deployed with an upgrade
-authority.
+A new chain has a random genesis hash, so that transactions of an older network are not valid on
+it. Programs given at the start replace those in the ledger, except one that was deployed with an
+upgrade authority.
 """
 
 from __future__ import annotations
@@ -35,13 +34,14 @@ FIRST_SLOT = 1
 
 
 def faucet_of(genesis: Hash) -> Keypair:
+    """Return the faucet's key. It need not be secret, because its lamports are worth nothing."""
     return Keypair.from_seed(hashlib.sha256(b"aftermath localnet faucet" + bytes(genesis)).digest())
 
 
 def open_chain(
     directory: Path | None, time: TimeSource, slot_ms: int, programs: Sequence[tuple[Pubkey, Path]]
 ) -> tuple[Bank, Ledger | None]:
-    """The bank, ready to serve, and its ledger when there is a directory. Raises `LocalnetError`."""
+    """Return the bank and, if there is a directory, its ledger. Raises `LocalnetError`."""
     elves = [(key, read_program(path)) for key, path in programs]
     ledger = None if directory is None else Ledger(directory)
     try:
@@ -50,7 +50,7 @@ def open_chain(
         for key, elf in elves:
             _load(bank, key, elf)
         if ledger is not None:
-            ledger.start(bank.chain(), bank.stored())
+            ledger.start(bank.chain(), bank.accounts())
     except BaseException:
         if ledger is not None:
             ledger.close()
@@ -67,12 +67,12 @@ def _new(time: TimeSource, slot_ms: int) -> Bank:
 
 
 def _continued(recovered: Recovered, time: TimeSource, slot_ms: int) -> Bank:
-    """The chain goes on after the last slot that anybody can have seen, and not before the time of that slot."""
+    """Continue after the last slot that a client can have seen, at that slot's time or later."""
     chain, now = recovered.chain, time.now()
     first = chain.slot + MARK_SLOTS + 1
     eras = [*chain.eras, Era(first, max(time_of(chain.eras, first) or 0.0, now), slot_ms)]
     bank = Bank(time, Slots(Hash(chain.genesis), eras, now), History(), chain.transactions)
-    bank.store([(Pubkey(key), Account.from_bytes(bytes(data))) for key, data in recovered.accounts.items()])
+    bank.store(recovered.accounts)
     bank.recall(recovered.history)
     log.info("ledger: slot %d, %d accounts", bank.slot, len(recovered.accounts))
     return bank

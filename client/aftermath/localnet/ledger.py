@@ -1,224 +1,258 @@
-"""The ledger directory: snapshots of all accounts, journals of what happened since, and one process at a time.
+"""The ledger directory: a chain's accounts and newest transactions in one SQLite database.
 
-Decided: snapshot-N holds the accounts before journal-N, and journal-N exists, head included, before snapshot-N does.
-Recovery is the newest snapshot plus every journal from its number on. Older journals serve only the transaction
-history: the oldest go while all together exceed `HISTORY_BYTES`, save those from which a transaction could still be
-repeated. A snapshot is written at every start, so that a journal never mixes two eras of time, and whenever the
-journal outgrows `COMPACT_BYTES`, so that the directory stays bounded while the network runs. Every `MARK_SLOTS` slots
-are marked; a start skips past them.
+A method that writes returns when its changes are on disk. The ledger stores how transactions
+left their accounts and never executes them again, so a newer runtime recovers the same state.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+import re
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-from aftermath.base.files import replacing
+import msgspec
+from solders.account import Account
+from solders.pubkey import Pubkey
+
 from aftermath.base.locks import hold
-from aftermath.localnet.delta import apply
 from aftermath.localnet.errors import OPTIONS, LedgerError
-from aftermath.localnet.journal import Journal, frame, read_records, remove
-from aftermath.localnet.records import FORMAT, Chain, End, Entry, Head, Landed, Mark, Record, Stored
+from aftermath.localnet.records import Chain, Era, Landed
+from aftermath.localnet.runtime import AccountState
 from aftermath.localnet.slots import MAX_PROCESSING_AGE
 
-log = logging.getLogger(__name__)
-
+DATABASE = "ledger.sqlite3"
 MARK_SLOTS = 25
-COMPACT_BYTES = 16 * 1024 * 1024
+"""Slots between two updates of an idle chain's slot on disk. A start skips this many slots."""
 HISTORY_BYTES = 64 * 1024 * 1024
+"""Bytes of transactions to keep. Those that could still be sent again are kept in any case."""
+FORMAT = 3
+"""Formats 1 and 2 were journals with snapshots."""
 
+_APPLICATION = int.from_bytes(b"AFML")
+_SCHEMA = (
+    # `eras` is msgpack. There is one row.
+    """CREATE TABLE IF NOT EXISTS chain (
+        id INTEGER PRIMARY KEY CHECK (id = 0), genesis BLOB NOT NULL, eras BLOB NOT NULL,
+        slot INTEGER NOT NULL, transactions INTEGER NOT NULL)""",
+    # `account` is bincode. SQLite rewrites only the pages of it that differ.
+    "CREATE TABLE IF NOT EXISTS accounts (key BLOB PRIMARY KEY, account BLOB NOT NULL)",
+    # `landed` is msgpack. `position` counts the bytes of all transactions to the end of this one.
+    """CREATE TABLE IF NOT EXISTS history (
+        position INTEGER PRIMARY KEY, slot INTEGER NOT NULL, landed BLOB NOT NULL)""",
+    f"PRAGMA application_id = {_APPLICATION}",
+    f"PRAGMA user_version = {FORMAT}",
+)
+_encode = msgspec.msgpack.encode
+_landed_decoder = msgspec.msgpack.Decoder(Landed)
+_eras_decoder = msgspec.msgpack.Decoder(list[Era])
 
-@dataclass
-class Recovered:
-    """What the ledger knew: the chain's header, the live accounts (bincode) and the newest transactions, oldest
-    first.
-    """
-
-    chain: Chain
-    accounts: dict[bytes, bytearray] = field(default_factory=dict)
-    history: list[Landed] = field(default_factory=list)
+Entry = tuple[Landed, Sequence[AccountState]]
+"""A transaction, and the accounts it changed as it left them."""
 
 
 @dataclass(frozen=True)
-class _Older:
-    """A journal before the newest snapshot: its size, and the last slot that may be in it."""
+class Recovered:
+    """What a ledger holds. `history` has the newest transactions, oldest first."""
 
-    number: int
-    size: int
-    last_slot: int
+    chain: Chain
+    accounts: list[AccountState]
+    history: list[Landed]
 
 
 class Ledger:
-    """An open ledger directory. Every method raises `LedgerError` with what to do about it."""
+    """A ledger directory that this process holds. Every method raises `LedgerError` with a fix."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._journal: Journal | None = None
-        self._older: list[_Older] = []
-        self._number = -1
-        self._compact_at = COMPACT_BYTES
-        self._snapshot_bytes = 0
+        self.trouble: str | None = None
+        """Why the newest write failed, or None."""
+        self._path = directory / DATABASE
+        self._connection: sqlite3.Connection | None = None
+        self._position = 0
         try:
             directory.mkdir(parents=True, exist_ok=True)
             self._lock = hold(directory / "lock")
         except BlockingIOError:
             raise LedgerError(
                 f"the ledger {directory} is in use by another process",
-                f"Stop that one, or name another directory: {OPTIONS}",
+                f"Stop that process, or name another directory: {OPTIONS}",
             ) from None
         except OSError as error:
             raise LedgerError(
-                f"the ledger {directory} cannot be opened: {error.strerror}", f"Choose another directory: {OPTIONS}"
+                f"the ledger {directory} cannot be opened: {error.strerror}",
+                f"Choose another directory: {OPTIONS}",
             ) from None
 
     def recover(self) -> Recovered | None:
-        """The newest state, or None when the directory holds no ledger yet."""
-        snapshots, journals = self._numbers("snapshot"), self._numbers("journal")
-        self._number = max([*snapshots, *journals], default=-1)
-        if not snapshots:
+        """Open the database. Return its chain, or None if it is new."""
+        if is_of_older_format(self.directory):
+            raise self._of_other_format("an older version wrote it")
+        try:
+            self._path.touch(mode=0o600)
+            self._connection = sqlite3.connect(self._path, timeout=0, isolation_level=None)
+            return self._read(self._connection)
+        except (sqlite3.OperationalError, OSError) as error:
+            raise LedgerError(
+                f"the ledger {self._path} cannot be read: {error}",
+                f"Check its permissions and its disk, or name another directory: {OPTIONS}",
+            ) from None
+        except (
+            sqlite3.DatabaseError,
+            msgspec.DecodeError,
+            TypeError,
+            ValueError,
+            RecursionError,
+        ) as error:
+            raise self._damaged(str(error)) from None
+
+    def _read(self, database: sqlite3.Connection) -> Recovered | None:
+        # Without shared memory for other processes, which not every file system has.
+        database.execute("PRAGMA locking_mode = EXCLUSIVE")
+        is_new = self._is_new(database)
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("PRAGMA synchronous = FULL")  # every commit waits for the disk
+        if is_new:
             return None
-        newest = snapshots[-1]
-        recovered = self._read_snapshot(newest)
-        if newest not in journals:
-            raise self._unfit(self._path("journal", newest), "is missing")
-        for number in (n for n in journals if n >= newest):
-            self._replay(number, recovered, begun=number > newest)
-        for number in reversed([n for n in journals if n < newest]):
-            older = [r.landed for r in self._records(number, recovered.chain) if isinstance(r, Entry)]
-            recovered.history[:0] = older
-            last = older[-1].slot if older else 0
-            self._older.insert(0, _Older(number, self._path("journal", number).stat().st_size, last))
-        return recovered
+        (verdict,) = database.execute("PRAGMA quick_check(1)").fetchone()
+        if verdict != "ok":
+            raise self._damaged(verdict)
+        row = database.execute("SELECT genesis, eras, slot, transactions FROM chain").fetchone()
+        if row is None:
+            raise self._damaged("it holds no chain")
+        genesis, eras, slot, transactions = row
+        chain = Chain(genesis, _eras_decoder.decode(eras), slot, transactions)
+        # Whole results, because an unfinished query keeps the database open after an error.
+        accounts = database.execute("SELECT key, account FROM accounts ORDER BY rowid").fetchall()
+        query = "SELECT position, landed FROM history ORDER BY position"
+        history = database.execute(query).fetchall()
+        if history:
+            self._position = history[-1][0]
+        return Recovered(
+            chain,
+            accounts=[(Pubkey(key), Account.from_bytes(account)) for key, account in accounts],
+            history=[_landed_decoder.decode(landed) for _, landed in history],
+        )
 
-    def _read_snapshot(self, number: int) -> Recovered:
-        path = self._path("snapshot", number)
-        recovered: Recovered | None = None
-        for record in read_records(path, repair=False):
-            if isinstance(record, Chain) and record.format != FORMAT:
-                raise LedgerError(
-                    f"the ledger {self.directory} has format {record.format}; this version writes format {FORMAT}",
-                    f"Give a new directory ({OPTIONS}), or use the version that wrote this one",
-                )
-            if isinstance(record, Chain):
-                recovered = Recovered(record)
-            elif isinstance(record, Stored) and recovered is not None:
-                recovered.accounts[record.key] = bytearray(record.account)
-            elif isinstance(record, End) and recovered is not None and record.accounts == len(recovered.accounts):
-                return recovered
-            else:
-                break
-        raise self._unfit(path, "is not a whole snapshot")
+    def _is_new(self, database: sqlite3.Connection) -> bool:
+        """Return whether the database is empty. Raise LedgerError if it has another format."""
+        (application,) = database.execute("PRAGMA application_id").fetchone()
+        (tables,) = database.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if application == 0 and tables == 0:
+            return True
+        if application != _APPLICATION:
+            raise LedgerError(f"{self._path} is not a ledger", f"Name another directory: {OPTIONS}")
+        (version,) = database.execute("PRAGMA user_version").fetchone()
+        if version != FORMAT:
+            how = f"it has format {version}, and this version reads format {FORMAT}"
+            raise self._of_other_format(how)
+        return False
 
-    def _replay(self, number: int, recovered: Recovered, *, begun: bool) -> None:
-        for record in self._records(number, recovered.chain, begun=begun):
-            if isinstance(record, Mark):
-                recovered.chain.slot = max(recovered.chain.slot, record.slot)
-            elif isinstance(record, Entry):
-                recovered.chain.slot = max(recovered.chain.slot, record.landed.slot)
-                recovered.chain.transactions += 1
-                recovered.history.append(record.landed)
-                try:
-                    apply(recovered.accounts, record.changes)
-                except ValueError:
-                    raise self._unfit(self._path("journal", number), "does not follow from its snapshot") from None
-
-    def _records(self, number: int, chain: Chain, *, begun: bool = False) -> Iterator[Record]:
-        """The records of a journal of this chain after its head; one that was only `begun` may lack that too."""
-        path = self._path("journal", number)
-        records = read_records(path, repair=True)
-        head = next(records, None)
-        if head is None and begun:
-            return
-        if head != Head(chain.genesis, number):
-            raise self._unfit(path, "is not a journal of this chain, or was cut off at its start")
-        yield from records
-
-    def _unfit(self, path: Path, how: str) -> LedgerError:
+    def _damaged(self, how: str) -> LedgerError:
         return LedgerError(
-            f"the ledger file {path} {how}",
+            f"the ledger {self._path} is damaged: {how}",
             f"Restore the ledger directory from a copy, or start with an empty one: {OPTIONS}",
         )
 
-    def start(self, chain: Chain, accounts: Iterable[Stored]) -> None:
-        """Write a snapshot and go on in a new journal; the previous snapshot is removed when the new one is safe."""
-        number = self._number + 1
-        journal = Journal(self._path("journal", number), Head(chain.genesis, number))
+    def _of_other_format(self, how: str) -> LedgerError:
+        return LedgerError(
+            f"the ledger {self.directory} cannot be read: {how}",
+            f"Start anew with `localnet --ledger {self.directory} --reset`, use the version that "
+            f"wrote it, or name a new directory: {OPTIONS}",
+        )
+
+    def start(self, chain: Chain, accounts: Iterable[AccountState]) -> None:
+        """Store where the chain starts or continues, and these accounts."""
+        with self._transaction() as database:
+            for statement in _SCHEMA:
+                database.execute(statement)
+            database.execute(
+                "INSERT OR REPLACE INTO chain VALUES (0, ?, ?, ?, ?)",
+                (chain.genesis, _encode(chain.eras), chain.slot, chain.transactions),
+            )
+            _put(database, accounts)
+
+    def append(self, entries: Sequence[Entry]) -> None:
+        """Store transactions and the accounts that they changed."""
+        position = self._position
+        rows = []
+        states: dict[Pubkey, Account | None] = {}
+        for landed, changed in entries:
+            encoded = _encode(landed)
+            position += len(encoded)
+            rows.append((position, landed.slot, encoded))
+            states.update(changed)
+        with self._transaction() as database:
+            database.executemany("INSERT INTO history VALUES (?, ?, ?)", rows)
+            _put(database, states.items())
+            database.execute(
+                "UPDATE chain SET slot = max(slot, ?), transactions = transactions + ?",
+                (max(slot for _, slot, _ in rows), len(rows)),
+            )
+        self._position = position
+
+    def mark(self, slot: int) -> None:
+        """Store how far the chain is, and delete transactions beyond `HISTORY_BYTES`."""
+        with self._transaction() as database:
+            database.execute("UPDATE chain SET slot = max(slot, ?)", (slot,))
+            database.execute(
+                "DELETE FROM history WHERE position <= ? AND slot < ?",
+                (self._position - HISTORY_BYTES, slot - MAX_PROCESSING_AGE),
+            )
+
+    def put(self, accounts: Iterable[AccountState]) -> None:
+        """Store accounts outside any transaction of the chain; None deletes one."""
+        with self._transaction() as database:
+            _put(database, accounts)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """Commit what the block executes. After an error, nothing of it is stored."""
+        assert self._connection is not None
         try:
-            self._snapshot_bytes = self._write_snapshot(number, chain, accounts)
-        except LedgerError:
-            journal.discard()
-            raise
-        if self._journal is not None:
-            self._older.append(_Older(self._number, self._journal.size, chain.slot))
-            self._journal.close()
-        self._journal, self._number = journal, number
-        self._compact_at = COMPACT_BYTES
-        self._tidy(chain.slot)
-
-    def _tidy(self, slot: int) -> None:
-        """Remove what neither recovery nor the transaction history needs."""
-        for old in self._numbers("snapshot")[:-1]:
-            remove(self._path("snapshot", old))
-        for left in self.directory.glob(".snapshot-*.partial"):
-            remove(left)
-        total = sum(older.size for older in self._older)
-        while self._older and total > HISTORY_BYTES and self._older[0].last_slot < slot - MAX_PROCESSING_AGE:
-            gone = self._older.pop(0)
-            total -= gone.size
-            remove(self._path("journal", gone.number))
-
-    def compact(self, chain: Chain, accounts: Iterable[Stored]) -> None:
-        """Like `start`, but a full disk only postpones it: the running journal stays good."""
-        try:
-            self.start(chain, accounts)
-        except LedgerError as error:
-            log.warning("snapshot postponed: %s", error.message)
-            self._compact_at += COMPACT_BYTES
-
-    @property
-    def wants_compaction(self) -> bool:
-        """Whether the journal outgrew its share; never before it has grown as large as the snapshot would be."""
-        return self._journal is not None and self._journal.size >= max(self._compact_at, self._snapshot_bytes)
-
-    @property
-    def trouble(self) -> str | None:
-        """What the disk said to the last thing that was to be kept, None when it was kept."""
-        return self._journal.trouble if self._journal is not None else None
-
-    def append(self, records: list[Record]) -> None:
-        assert self._journal is not None
-        self._journal.append(records)
+            with self._connection:
+                self._connection.execute("BEGIN")
+                yield self._connection
+        except sqlite3.Error as error:
+            self.trouble = str(error)
+            raise LedgerError(
+                f"the ledger {self._path} cannot be written: {error}",
+                "Free space on its disk, or check its permissions; the chain is unchanged",
+            ) from None
+        self.trouble = None
 
     def close(self) -> None:
-        if self._journal is not None:
-            self._journal.close()
-            self._journal = None
+        """Close the database and let other processes use the directory."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
         self._lock.close()
 
-    def _write_snapshot(self, number: int, chain: Chain, accounts: Iterable[Stored]) -> int:
-        """Its size. When this raises, there is no such snapshot."""
-        path = self._path("snapshot", number)
-        try:
-            with replacing(path) as file:
-                file.write(frame(chain))
-                count = 0
-                for account in accounts:
-                    file.write(frame(account))
-                    count += 1
-                file.write(frame(End(count)))
-                size = file.tell()
-        except OSError as error:
-            remove(path)
-            raise LedgerError(
-                f"the snapshot {path} cannot be written: {error.strerror}", "Free space in that directory"
-            ) from None
-        return size
 
-    def _path(self, kind: str, number: int) -> Path:
-        return self.directory / f"{kind}-{number:06d}"
+def holds_chain(directory: Path) -> bool:
+    """Return whether a ledger directory holds a chain of this format or an older one."""
+    return (directory / DATABASE).exists() or is_of_older_format(directory)
 
-    def _numbers(self, kind: str) -> list[int]:
-        names = (path.name.removeprefix(f"{kind}-") for path in self.directory.glob(f"{kind}-*"))
-        return sorted(int(name) for name in names if name.isdigit())
+
+def is_of_older_format(directory: Path) -> bool:
+    """Return whether a ledger directory holds the snapshots that formats 1 and 2 consist of."""
+    # A validator's snapshots have longer names.
+    return any(re.fullmatch(r"snapshot-\d+", path.name) for path in directory.glob("snapshot-*"))
+
+
+def _put(database: sqlite3.Connection, states: Iterable[AccountState]) -> None:
+    gone = []
+    stored = []
+    for key, account in states:
+        if account is None:
+            gone.append((bytes(key),))
+        else:
+            stored.append((bytes(key), bytes(account)))
+    database.executemany("DELETE FROM accounts WHERE key = ?", gone)
+    database.executemany(
+        """INSERT INTO accounts VALUES (?, ?)
+        ON CONFLICT (key) DO UPDATE SET account = excluded.account""",
+        stored,
+    )

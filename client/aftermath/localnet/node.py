@@ -1,13 +1,14 @@
-"""One embedded chain behind its JSON-RPC methods, without sockets: bank, ledger, and what moves its slots.
+"""One embedded chain and its JSON-RPC methods, without sockets.
 
-Decided: whoever serves it puts sockets before it and chooses which of `methods` and `subscriptions` a client may use;
-everything that changes the chain goes through one `Committer`, so all of it is journalled before it is acknowledged.
+The caller adds sockets and chooses which of `methods` and `subscriptions` a client may use. All
+changes go through one `Committer`, so they are on disk before they are acknowledged.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Iterator, Sequence
 
 from solders.account import Account
@@ -15,20 +16,22 @@ from solders.pubkey import Pubkey
 
 from aftermath.localnet.commit import Committer
 from aftermath.localnet.config import LocalnetConfig
-from aftermath.localnet.errors import LocalnetError, RpcError
+from aftermath.localnet.errors import LedgerError, LocalnetError, RpcError
 from aftermath.localnet.genesis import faucet_of, open_chain
 from aftermath.localnet.liveness import Health
 from aftermath.localnet.reading import Reading
 from aftermath.localnet.rpc import Handler, Rpc
-from aftermath.localnet.runtime import SYSTEM_ID
+from aftermath.localnet.runtime import SYSTEM_ID, AccountState
 from aftermath.localnet.sending import Sending
 from aftermath.localnet.subscriptions import Subscriptions
 
+log = logging.getLogger(__name__)
+
 
 class Node:
-    """A chain that runs from `start` to `close`. `config`'s host and port are for whoever serves it.
+    """A chain that runs from `start` to `close`. The caller uses the config's host and port.
 
-    Raises LocalnetError where the ledger or a program cannot be read.
+    Raises LocalnetError if the ledger or a program cannot be read.
     """
 
     def __init__(self, config: LocalnetConfig) -> None:
@@ -44,20 +47,20 @@ class Node:
             **self._sending.methods(),
             **self.health.methods(),
         }
-        """All that a client can ask, by JSON-RPC names."""
+        """Handlers by JSON-RPC name."""
         self._clockwork: asyncio.Task[None] | None = None
 
     def rpc(self, methods: dict[str, Handler]) -> Rpc:
-        """Answers calls of these methods."""
+        """Return an endpoint for these methods."""
         return Rpc(self.bank, methods)
 
     def start(self) -> None:
-        """From now on slots follow the time."""
+        """Let slots follow the time."""
         self._clockwork = asyncio.create_task(self._keep_time())
         self.health.watch(self._clockwork)
 
     async def provide(self, key: Pubkey, lamports: int) -> None:
-        """See that an account holds at least so many. Raises LocalnetError."""
+        """Raise an account's balance to this many lamports. Raises LocalnetError."""
         missing = lamports - self.bank.balance(key)
         if missing > 0:
             try:
@@ -67,7 +70,7 @@ class Node:
 
     @contextlib.contextmanager
     def lent(self, key: Pubkey, lamports: int) -> Iterator[None]:
-        """Have an account hold so many lamports in the block, which must not give way to other tasks."""
+        """Set an account's balance for the block, which must not await anything."""
         before = self.bank.account(key)
         self.bank.store([(key, Account(lamports, b"", SYSTEM_ID, False))])
         try:
@@ -76,10 +79,15 @@ class Node:
             self.bank.store([(key, before)])
 
     def forget(self, keys: Sequence[Pubkey]) -> None:
-        """Remove accounts, from what is kept on disk too."""
-        self.bank.store([(key, None) for key in keys])
+        """Delete accounts. If the ledger cannot be written, log a warning and keep them."""
+        states: list[AccountState] = [(key, None) for key in keys]
         if self._ledger is not None:
-            self._ledger.compact(self.bank.chain(), self.bank.stored())
+            try:
+                self._ledger.put(states)
+            except LedgerError as error:
+                log.warning("accounts not deleted: %s", error.message)
+                return
+        self.bank.store(states)
 
     async def _keep_time(self) -> None:
         while True:
@@ -87,7 +95,7 @@ class Node:
             self.bank.tick()
 
     async def close(self) -> None:
-        """Stop; everything acknowledged is in the ledger already."""
+        """Stop. Everything acknowledged is in the ledger already."""
         if self._clockwork is not None:
             self._clockwork.cancel()
             with contextlib.suppress(asyncio.CancelledError):

@@ -1,13 +1,7 @@
 """LiteSVM made to behave like a validator's runtime: one transaction in, its outcome out.
 
-Decided, each because solders 0.26's LiteSVM differs from agave:
-- signatures, blockhashes and duplicates are checked by the bank, so LiteSVM's own checks are off (it knows one
-  blockhash);
-- `disable_new_loader_v3_deployments` is off in the feature set, so programs can be deployed by transactions;
-- priority fees are taken before execution, and rent states are checked after it (both absent in LiteSVM);
-- LiteSVM only ever simulates and the runtime stores what came out, because its own `send_transaction` panics when a
-  program is closed, and because stored programs must come after their data;
-- rent is `Rent(6960, 1.0, 50)`: the same minimum balance as 3480 x 2 years, in the form of SIMD-0194.
+It makes up for what the LiteSVM of solders 0.26 does differently from agave. Signatures,
+blockhashes and duplicates are the bank's to check.
 """
 
 from __future__ import annotations
@@ -35,6 +29,7 @@ from aftermath.localnet.lookup import LookupFailed, account_keys
 
 SYSTEM_ID = Pubkey.default()
 SYSVAR_OWNER = Pubkey.from_string("Sysvar1111111111111111111111111111111111111")
+# The same minimum balance as 3,480 lamports for 2 years, in the form of SIMD-0194.
 RENT = Rent(6960, 1.0, 50)
 ACCOUNT_OVERHEAD_BYTES = 128
 
@@ -62,15 +57,15 @@ _FMODL.argtypes, _FMODL.restype = [ctypes.c_longdouble, ctypes.c_longdouble], ct
 def clear_x87_registers() -> None:
     """Pop the x87 registers that LiteSVM may leave in use after running a program.
 
-    Otherwise the next x87 operation of this thread, such as numpy's `//` of two numbers, overflows the register stack
-    and returns NaN. Call it after every transaction that LiteSVM executes.
+    Otherwise the next x87 operation of this thread, such as numpy's `//` of two numbers, overflows
+    the register stack and returns NaN. Call it after every transaction that LiteSVM executes.
     """
     _FMODL(1.0, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a transaction did. `landed` is false when a validator would have dropped it without charging the fee."""
+    """What a transaction did. `landed` is false if a validator would drop it without a fee."""
 
     error: Any
     landed: bool
@@ -95,6 +90,7 @@ class Runtime:
     """Accounts and execution. Not aware of slots beyond the sysvars it is told, nor of history."""
 
     def __init__(self) -> None:
+        # Without this feature, programs can be deployed by transactions.
         active = dict(FeatureSet.all_enabled().active)
         active.pop(_DISABLE_DEPLOYMENTS)
         features = FeatureSet(active, {_DISABLE_DEPLOYMENTS})
@@ -105,6 +101,7 @@ class Runtime:
             .with_sysvars()
             .with_precompiles(features)
             .with_spl_programs()
+            # The bank checks both; LiteSVM knows one blockhash only.
             .with_sigverify(False)
             .with_blockhash_check(False)
             .with_transaction_history(0)
@@ -138,7 +135,7 @@ class Runtime:
     def _store_program(self, key: Pubkey, account: Account) -> None:
         data_key = program_data_of(account)
         if data_key is not None and elf_of(self._svm.get_account(data_key)) is None:
-            # LiteSVM would go on running the code of a closed program; without the flag it refuses as a validator does.
+            # Without the flag, LiteSVM refuses a closed program, as a validator does.
             account = Account(account.lamports, account.data, account.owner, False, account.rent_epoch)
         self._svm.set_account(key, account)
 
@@ -179,10 +176,12 @@ class Runtime:
     def _call(
         self, tx: VersionedTransaction, fee: Fee, payer: Account, before: list[AccountState]
     ) -> tuple[Any, TransactionMetadata, list[AccountState]]:
-        """(error, metadata, accounts afterwards); the priority fee is off the payer's balance while it runs."""
+        """Return (error, metadata, accounts afterwards). The payer lacks the priority fee meanwhile."""
         if fee.priority:
             self._svm.set_account(before[0][0], _with_lamports(payer, payer.lamports - fee.priority))
         try:
+            # `send_transaction` panics when a program is closed, and stored programs must come
+            # after their data. So LiteSVM only simulates, and `store` keeps what comes out.
             result = self._svm.simulate_transaction(tx)
         except BaseException as error:
             # A panic inside LiteSVM arrives as a PanicException, which is not an Exception.
@@ -199,9 +198,7 @@ class Runtime:
         return None, result.meta(), [(key, _alive(changed.get(key, old))) for key, old in before]
 
     def _explain(self, error: Any, message: Message | MessageV0, keys: list[Pubkey]) -> Any:
-        """LiteSVM says InvalidProgramForExecution also of a program that does not exist; a validator tells them
-        apart.
-        """
+        """Return a validator's error for a program that does not exist; LiteSVM has a wider one."""
         if error == "InvalidProgramForExecution":
             programs = {instruction.program_id_index for instruction in message.instructions}
             if any(self.account(keys[index]) is None for index in programs if index < len(keys)):
@@ -227,7 +224,7 @@ def _refused(error: str, fee: Fee, message: Message | MessageV0) -> Outcome:
 
 
 def _rent_error(writable: list[int], before: list[AccountState], after: list[AccountState]) -> Any:
-    """Agave's rent states: an account may not become, or grow while being, below its minimum balance."""
+    """Return agave's error for an account that becomes, or grows, below its minimum balance."""
     for index, (_, old), (_, new) in zip(writable, before, after, strict=True):
         if new is None or new.lamports >= minimum_balance(len(new.data)):
             continue

@@ -1,10 +1,8 @@
 """Slots, blockhashes and block times of the embedded network.
 
-Decided: one slot every `slot_ms`, idle or not. The hash of slot s is SHA-256(genesis hash || s), so nothing about
-idle slots has to be stored and recent blockhashes stay valid across a restart. A blockhash is good for 150 slots, as
-in agave (MAX_PROCESSING_AGE). The height of a block equals its slot: no slot is skipped. Slots count from the reading
-of the time source at the start, and chain time from where the ledger left it: a machine whose clock was set back
-between two starts goes on, and neither slots nor chain time ever run backwards.
+One slot lasts `slot_ms`, idle or not, and block height equals the slot. The hash of slot s is
+SHA-256(genesis hash || s): idle slots take no space, and recent blockhashes stay valid across a
+restart. Neither slots nor chain time run backwards when the machine's clock is set back.
 """
 
 from __future__ import annotations
@@ -18,6 +16,7 @@ from solders.hash import Hash
 from aftermath.localnet.records import Era
 
 MAX_PROCESSING_AGE = 150
+"""Slots for which a blockhash is valid, as in agave."""
 MAX_SLOT_HASHES = 512
 SLOTS_PER_EPOCH = 432_000
 SLOT_HASHES_BYTES = 8 + MAX_SLOT_HASHES * 40
@@ -51,7 +50,7 @@ class Slots:
         return max(self.current, self._due(now))
 
     def behind(self, now: float) -> int:
-        """How many slots must be due before the next one comes, because the time source went back; else 0."""
+        """Return by how many slots the time source is behind the chain, or 0."""
         return max(0, self.current - self._due(now))
 
     def _due(self, now: float) -> int:
@@ -85,9 +84,7 @@ class Slots:
         return self.current - 1 + MAX_PROCESSING_AGE
 
     def slot_hashes_account(self) -> bytes:
-        """The data of the SlotHashes sysvar: u64 count, then (u64 slot, hash) newest first, padded as on a
-        validator.
-        """
+        """Return the SlotHashes sysvar: u64 count, then (u64 slot, hash) newest first, padded."""
         data = struct.pack("<Q", len(self._entries)) + b"".join(reversed(self._entries))
         return data.ljust(SLOT_HASHES_BYTES, b"\0")
 

@@ -1,16 +1,7 @@
-"""Durable checkpoints: what a tier-0 member keeps of the model at the end of an epoch, on its disk or on the Hub.
+"""Durable checkpoints: a tier-0 member saves the model at the end of an epoch.
 
-Decided
-- the file is written on the replica's thread, while nothing changes the parameters; uploading it can take longer than
-  any cooldown, so that goes on beside the next epochs, one upload at a time; of those that wait only the newest counts;
-- the chain takes a checkpoint only with the hashes that the members attested, and the first valid one wins; an upload
-  that it does not name is a warning, since the run then depends on something that fewer can reach;
-- a member that uploads names its directory only if the upload fails or outlasts an epoch: others can reach the Hub;
-- a directory replaces a place on the Hub only if that place does not hold the run's model: any tier-0 member may have
-  named it;
-- a directory of that step with another model in it is of a past that the run has gone back from: it is moved aside,
-  unless the chain, asked anew, names it;
-- whatever goes wrong here is a warning: the run does not depend on any one member's disk or connection.
+It saves to its disk or to the Hub, and has the chain name the checkpoint. Every failure here is a
+warning: the run does not depend on one member's disk or connection.
 """
 
 from __future__ import annotations
@@ -39,11 +30,11 @@ from aftermath.rules.run import Run, steps_before
 from aftermath.rules.state import CheckpointKind, RunState
 from aftermath.watch import kinds
 
-_HUB_SECONDS = 10.0  # for one check of a place on the Hub, for which the cooldown waits
+_HUB_SECONDS = 10.0  # for one check of a place on the Hub, while the cooldown waits
 _AWAY_EPOCHS = 8  # in which a place is not checked again after the Hub has not answered for it
 _ATTESTED_KEPT = 2  # directories that stay beside the newest ones, for the owner to name one
 LONGEST_UPLOAD = 3600.0
-"""Seconds after which an upload is given up, waiting for the thread included."""
+"""Seconds after which an upload is abandoned, including its wait for the thread."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +43,11 @@ class Hub:
 
     repo: str
     upload: Callable[[Path, str], str]
-    """Pushes a directory with a commit message; returns the commit. Raises CheckpointError."""
+    """Pushes a directory with a commit message. Returns the commit. Raises CheckpointError."""
     named: bool = True
-    """Whether the chain can name the upload. If not, it is only a copy, and `upload` returns where it is."""
+    """Whether the chain can name the upload. If not, it is only a copy, and `upload` returns its
+    location.
+    """
 
 
 @dataclass(frozen=True)
@@ -64,24 +57,24 @@ class Archive:
     directory: Path | None
     hub: Hub | None
     keep_steps: int | None
-    """How many steps to keep in the directory; None keeps all."""
+    """Number of steps to keep in the directory. None keeps all."""
     companions: Mapping[str, bytes]
     """The tokenizer's files, which go with every checkpoint."""
     read_hub: Callable[[Checkpoint], None]
-    """Read the config of a place on the Hub. Raises CheckpointError if it is not the run's model, HubAway if the
-    Hub does not answer.
+    """Reads the config of a place on the Hub. Raises CheckpointError if it is not the run's model,
+    HubAway if the Hub does not answer.
     """
 
 
 @dataclass(frozen=True)
 class _Kept:
-    """A checkpoint on this disk: the model that `run` ended its epoch with."""
+    """A checkpoint on this disk, of the model with which `run` ended its epoch."""
 
     place: Path
     run: Run
     hashes: Mapping[int, bytes]
     scratch: Path | None
-    """The directory to remove once the checkpoint is uploaded."""
+    """Directory to remove after the upload."""
 
     def release(self) -> None:
         if self.scratch is not None:
@@ -92,7 +85,10 @@ class Keeper:
     """Writes one member's checkpoints and has the chain name them."""
 
     def __init__(self, ports: Ports, role: Role, workers: Workers, archive: Archive) -> None:
-        self._ports, self._role, self._workers, self._archive = ports, role, workers, archive
+        self._ports = ports
+        self._role = role
+        self._workers = workers
+        self._archive = archive
         self._uploading: asyncio.Task[None] | None = None
         self._sending: _Kept | None = None
         self._next: _Kept | None = None
@@ -117,7 +113,8 @@ class Keeper:
         return not self._role.tier and bool(self._archive.directory or self._archive.hub)
 
     async def keep(self, run: Run, replica: Replica, hashes: Mapping[int, bytes]) -> bool:
-        """Save the model that `run` ended its epoch with; returns when the replica may change again.
+        """Save the model with which `run` ended its epoch. Return when the replica may change
+        again.
 
         Return False, after a warning, if it could not be written: a later try may succeed.
         """
@@ -139,20 +136,20 @@ class Keeper:
         return True
 
     async def save_now(self, run: Run, replica: Replica) -> Path | None:
-        """Save a model that no epoch ended with; return its directory, or None after a warning.
+        """Save a model in mid-epoch. Return its directory, or None after a warning.
 
-        The chain cannot name it, since no member attested it. Older checkpoints all stay.
+        The chain cannot name it, since no member attested it. Older checkpoints stay.
         """
         kept = await self._save(run, replica, {})
         return None if kept is None else kept.place
 
     async def settle(self) -> None:
-        """Wait for the uploads under way, if there are any."""
+        """Wait for the uploads under way."""
         if self._uploading is not None:
             await asyncio.wait([self._uploading])
 
     async def close(self) -> None:
-        """Give up the upload under way, and the one that waits for it."""
+        """Cancel the upload under way and the one that waits for it."""
         if self._uploading is not None:
             await cancel([self._uploading])
         if self._next is not None:
@@ -162,10 +159,10 @@ class Keeper:
     def _warn(self, message: str) -> None:
         self._ports.events.emit(kinds.Warning(message=message, until="checkpoint"))
 
-    # --- the disk -----------------------------------------------------------------------------------------------
+    # --- the disk ---------------------------------------------------------------------------------
 
     async def _save(self, run: Run, replica: Replica, hashes: Mapping[int, bytes]) -> _Kept | None:
-        """Write the checkpoint; None if that was not possible, after a warning at the first try of a step."""
+        """Write the checkpoint. Return None if that failed, after a warning at a step's first try."""
         temporary: Path | None = None
         place: Path | None = None
         try:
@@ -185,10 +182,14 @@ class Keeper:
         needed: set[Path] | None = None
         stem = stem_of_run(directory, run.run_id, run.identity)
         if step_directory(directory, stem, run.trained_steps).exists():
-            with contextlib.suppress(Unavailable):  # then nothing is moved
+            with contextlib.suppress(Unavailable):  # move nothing if the chain is unreachable
                 needed = self._needed((await self._ports.coordinator.view(fresh=True)).model)
-        config, companions = self._role.schema.state.config, self._archive.companions
+        config = self._role.schema.state.config
+        companions = self._archive.companions
 
+        # Write on the replica's thread, so that nothing changes the parameters meanwhile. A
+        # directory of that step with another model is from before a rewind: move it aside, unless
+        # the chain, read again, names it.
         def write() -> Saved:
             return save(
                 directory,
@@ -210,13 +211,16 @@ class Keeper:
         return saved.place.resolve()
 
     def _needed(self, model: Model) -> set[Path]:
-        """What must stay as it is: what waits for the Hub, and what a returner needs, which the chain names."""
+        """Return the directories to keep: those waiting for the Hub, and those the chain names,
+        which a returning member needs.
+        """
         needed = {kept.place for kept in (self._sending, self._next) if kept is not None}
         return needed | _directories(model, newest=1)
 
     async def _prune(self, newest: _Kept) -> None:
         """Remove old steps."""
-        directory, keep = self._archive.directory, self._archive.keep_steps
+        directory = self._archive.directory
+        keep = self._archive.keep_steps
         if directory is None or keep is None:
             return
         model = (await self._ports.coordinator.view()).model
@@ -226,14 +230,17 @@ class Keeper:
 
         def remove() -> None:
             stem = stem_of_run(directory, run.run_id, run.identity)
-            # The place named for a recorded step may be false, so this copy of the step may be the only one.
+            # The place recorded for a step may be false. Then this copy of the step may be the only
+            # one.
             recorded = {step_directory(directory, stem, steps_before(one.step)) for one in model.recorded if one.exists}
             prune(directory, stem, run.trained_steps, keep, needed | recorded | _directories(model))
 
         await self._workers.compute(remove)
 
     def _note_attested(self, directory: Path, run: Run, model: Model) -> None:
-        """Remember the newest attested directories that the chain does not name yet: a false place may prevent it."""
+        """Remember the newest attested directories that the chain does not name yet: a false place
+        may prevent it.
+        """
         attested = self._ports.feed.run.attested_step
         if attested <= model.checkpoint_step:
             self._attested = []
@@ -242,10 +249,10 @@ class Keeper:
         place = step_directory(directory, stem, steps_before(attested))
         self._attested = [*(one for one in self._attested if one != place), place][-_ATTESTED_KEPT:]
 
-    # --- the Hub ------------------------------------------------------------------------------------------------
+    # --- the Hub ----------------------------------------------------------------------------------
 
     def _line_up(self, hub: Hub, kept: _Kept) -> None:
-        """Have a checkpoint uploaded in the background, next after the one under way."""
+        """Queue a checkpoint for upload, next after the one under way."""
         if (skipped := self._next) is not None:
             step = skipped.run.trained_steps
             self._warn(f"step {step} is not uploaded: an earlier upload took so long that it is outdated")
@@ -255,18 +262,22 @@ class Keeper:
             self._uploading = asyncio.ensure_future(self._upload_all(hub))
 
     async def _upload_all(self, hub: Hub) -> None:
-        """Upload what waits, until nothing does."""
+        """Upload what waits until nothing does."""
         while (kept := self._next) is not None:
-            self._sending, self._next = kept, None
+            self._sending = kept
+            self._next = None
             try:
                 await self._upload(hub, kept)
-            except Exception as error:  # nobody awaits this task, so it has to be told here
-                keeper, step = self._ports.coordinator.called, kept.run.trained_steps
+            except Exception as error:  # nobody awaits this task, so report the error here
+                keeper = self._ports.coordinator.called
+                step = kept.run.trained_steps
                 self._warn(f"{keeper} was not told of the checkpoint of step {step}: {error}")
             finally:
                 self._sending = None
                 kept.release()
 
+    # An upload can outlast any cooldown, so it runs during the next epochs, one at a time. Of those
+    # that wait only the newest counts.
     async def _upload(self, hub: Hub, kept: _Kept) -> None:
         step = kept.run.trained_steps
         try:
@@ -283,7 +294,9 @@ class Keeper:
         await self._name(Checkpoint(CheckpointKind.HUB, hub.repo, commit), kept)
 
     async def _push(self, hub: Hub, kept: _Kept) -> str:
-        """Upload within LONGEST_UPLOAD seconds; the commit. Raises CheckpointError, or what the upload raises."""
+        """Upload within LONGEST_UPLOAD seconds and return the commit. Raises CheckpointError, or
+        what the upload raises.
+        """
 
         async def push() -> str | None:
             return await self._workers.upload(lambda: hub.upload(kept.place, message))
@@ -294,10 +307,15 @@ class Keeper:
             raise CheckpointError(f"it took longer than {LONGEST_UPLOAD:.0f} s and is given up")
         return commit
 
-    # --- the chain ----------------------------------------------------------------------------------------------
+    # --- the chain --------------------------------------------------------------------------------
 
     async def _name_directory(self, kept: _Kept) -> None:
-        """Name the directory on chain, if it is to stay, unless the run's checkpoint is one that others can reach."""
+        """Name a directory that stays on chain, unless the run's checkpoint is one that others can
+        reach.
+        """
+        # A member that uploads names its directory only if the upload fails or outlasts an epoch. A
+        # directory replaces a place on the Hub only if that place does not hold the run's model:
+        # any tier-0 member may have named it.
         model = (await self._ports.coordinator.view()).model
         before, self._named_step = self._named_step, model.checkpoint_step
         if kept.scratch is not None or model.checkpoint_step > kept.run.step:
@@ -309,7 +327,9 @@ class Keeper:
             self._warn_unnamed(kept, "nobody has uploaded a newer one for an epoch")
 
     async def _wrong_with(self, checkpoint: Checkpoint, epoch: int) -> str | None:
-        """Return why a place on the Hub does not hold the run's model. None if it does or the Hub does not answer."""
+        """Return why a place on the Hub does not hold the run's model. None if it does or the Hub
+        does not answer.
+        """
         if checkpoint.kind is not CheckpointKind.HUB or checkpoint == self._read:
             return None
         if self._away is not None and self._away[0] == checkpoint and epoch < self._away[1] + _AWAY_EPOCHS:
@@ -326,15 +346,16 @@ class Keeper:
             pass
         except (CheckpointError, ModelConfigError) as error:
             return error.message
-        except Exception as error:  # a stranger chose the files: whatever they break, refuse the place
+        except Exception as error:  # a stranger chose the files: refuse the place for any error
             return f"{escaped(checkpoint.repo)} cannot be read: {type(error).__name__}: {escaped(str(error))}"
         if self._read != checkpoint:
             self._away = checkpoint, epoch
         return None
 
     def _warn_unnamed(self, kept: _Kept, why: str) -> None:
-        """Warn that the chain does not name this member's newer directory, and say how to have one named."""
-        keeper, run = self._ports.coordinator.called, kept.run
+        """Warn that the chain does not name this member's newer directory, with the fix."""
+        keeper = self._ports.coordinator.called
+        run = kept.run
         self._warn(
             f"{keeper} does not name {kept.place} of step {run.trained_steps}: {why}\n"
             "Start a tier-0 member that uploads the next checkpoint: train --hub-repo OWNER/NAME. Or ask the run's "
@@ -345,9 +366,12 @@ class Keeper:
     async def _name(
         self, place: Checkpoint, kept: _Kept, before: Checkpoint | None = None, wrong: str | None = None
     ) -> None:
-        """Point the chain to a checkpoint. Warn if the chain ends up naming another one, or an older one.
+        """Point the chain to a checkpoint. Warn if the chain ends up naming another or an older
+        one.
 
-        `wrong`: why the place that the chain named `before` does not hold the run's model.
+        `wrong`: why the place that the chain named `before` does not hold the run's model. An
+        upload that the chain does not name is a warning, since the run then depends on something
+        that fewer members can reach.
         """
         refusal = await self._offer(place, kept)
         if refusal is None:
@@ -356,7 +380,7 @@ class Keeper:
         newer = model.checkpoint_step - kept.run.step
         replaced = wrong is None or model.checkpoint != before
         if model.checkpoint == place or (newer >= 0 and place.kind is CheckpointKind.LOCAL and replaced):
-            return  # our reply was lost, or somebody else's directory was first and is as good
+            return  # our reply was lost, or another member's equal directory was first
         if wrong is not None:
             self._warn_unnamed(kept, f"{wrong}, and {refusal.splitlines()[0]}")
             return
@@ -366,8 +390,9 @@ class Keeper:
         self._warn(f"{self._ports.coordinator.called} does not name {what} of step {kept.run.trained_steps}: {refusal}")
 
     async def _offer(self, place: Checkpoint, kept: _Kept) -> str | None:
-        """Name a checkpoint as soon as all levels are attested; why that could not be done, or None."""
-        run, hashes = kept.run, [kept.hashes[level] for level in range(kept.run.levels)]
+        """Name a checkpoint as soon as all levels are attested. Return why that failed, or None."""
+        run = kept.run
+        hashes = [kept.hashes[level] for level in range(kept.run.levels)]
         now = await self._ports.feed.until(lambda now: _all_attested(now) or _past(run, now) is not None)
         if (gone := _past(run, now)) is not None:
             return gone
@@ -383,7 +408,9 @@ class Keeper:
 
 
 def _directories(model: Model, newest: int | None = None) -> set[Path]:
-    """Return the directories that the chain has recorded, of all checkpoints or only of the `newest` ones."""
+    """Return the directories recorded on chain: of all checkpoints, or only of the `newest`
+    ones.
+    """
     found = set[Path]()
     for one in model.recorded[:newest]:
         if one.checkpoint.kind is CheckpointKind.LOCAL:
@@ -397,7 +424,9 @@ def _all_attested(run: Run) -> bool:
 
 
 def _past(ended: Run, now: Run) -> str | None:
-    """Why the chain takes no checkpoint of the model that `ended` its epoch any more; None while it may."""
+    """Return why the chain no longer takes a checkpoint of the model that `ended`, or None while it
+    may.
+    """
     if now.epoch > ended.epoch + 1 or (now.epoch > ended.epoch and now.state is RunState.COOLDOWN):
         return "a later epoch has ended meanwhile"
     if now.epoch > ended.epoch and not _all_attested(now):

@@ -1,7 +1,7 @@
-"""Whether this member was held up: its process stopped, its machine overloaded.
+"""Detects that this member's process was suspended or starved.
 
-Choices: it looks at the clock twice a second, and a look that comes seconds late tells that nothing was heard or done
-meanwhile. Whoever asks looks too, because timers that are overdue fire in any order.
+It reads the clock twice a second. A reading that is seconds late shows that the member heard and
+did nothing meanwhile. Callers read too, because overdue timers fire in any order.
 """
 
 from __future__ import annotations
@@ -13,14 +13,17 @@ _LATE = 3.0  # seconds
 
 
 class Attention:
-    """Knows when this member last came back from doing nothing."""
+    """Knows when this member last resumed after a stall."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._looked, self._woke = float("inf"), float("-inf")
+        self._looked = float("inf")
+        self._woke = float("-inf")
 
     def woke(self) -> float:
-        """The newest moment (on the clock) at which this member went on after having been held up; -inf for never."""
+        """Return the last moment (on the clock) at which this member resumed after a stall; -inf
+        for never.
+        """
         now = self._clock.monotonic()
         if now - self._looked > _EVERY + _LATE:
             self._woke = now
@@ -28,11 +31,13 @@ class Attention:
         return self._woke
 
     def held_up_since(self, moment: float) -> bool:
-        """Whether it went on only after that moment (on the clock), so that what has passed since shows nothing."""
+        """Return whether it resumed after that moment (on the clock), so the time since shows
+        nothing.
+        """
         return self.woke() >= moment
 
     async def watch(self) -> None:
-        """Look, for ever."""
+        """Poll until cancelled."""
         while True:
             self.woke()
             await self._clock.sleep(_EVERY)

@@ -1,8 +1,7 @@
-"""Which witnesses are closed: they attest no result of a round that they had not heard of when they said so.
+"""Closed witnesses: those that attest no result of a round announced after their message.
 
-Decided: an announcement counts only from a seat of the run as the chain has it, one of each seat and round, of the
-rounds that the chain stores. Whether that seat witnesses the round is asked when they are counted: who leaves makes
-room for another. None of it needs what this member did in the epoch, so one that has just restarted counts them too.
+An announcement counts only from a seat of the run, once per seat and stored round. Nothing here
+depends on what this member did in the epoch, so a restarted member counts it too.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from aftermath.rules.seal import Closed
 
 
 class Closings:
-    """What one member has heard of."""
+    """The closings that one member has heard."""
 
     def __init__(self, feed: RunFeed) -> None:
         self._feed = feed
@@ -26,9 +25,11 @@ class Closings:
         self.changed = Pulse()
 
     def hear(self, said: Closed, raw: bytes) -> None:
-        """Take an announcement whose signature is checked."""
-        run, members = self._feed.run, self._feed.members
-        place, member = RoundId(said.epoch, said.height, said.seed), members.seats[said.seat]
+        """Record an announcement whose signature was checked."""
+        run = self._feed.run
+        members = self._feed.members
+        place = RoundId(said.epoch, said.height, said.seed)
+        member = members.seats[said.seat]
         if said.run_id != run.run_id or self._place(said.height) != place:
             return
         if (said.sender, said.signer) != (member.p2p, member.signer):
@@ -40,9 +41,14 @@ class Closings:
             self.changed.fire()
 
     def missing(self, height: int) -> frozenset[int]:
-        """The witnesses of a round's results that are not known to be closed, while a quorum of them is not."""
+        """Return the witnesses of a round's results not known to be closed, until a quorum is
+        closed.
+        """
+        # Whether a seat witnesses the round is decided now, not when the message arrived: a member
+        # that leaves makes room for another.
         run = self._feed.run
-        attesting, place = run.round(run.config.judges(height)), self._place(height)
+        attesting = run.round(run.config.judges(height))
+        place = self._place(height)
         if attesting is None or place is None:
             return frozenset()
         elected = witnesses(attesting, self._feed.members)
@@ -50,14 +56,17 @@ class Closings:
         return missing if len(elected) - len(missing) < quorum(attesting.elected) else frozenset()
 
     def by_quorum(self, height: int) -> bool:
-        """Whether a quorum of the witnesses of a round's results is closed."""
+        """Return whether a quorum of the witnesses of a round's results is closed."""
         return self.is_judged(height) and not self.missing(height)
 
     def by_number(self, height: int) -> bool:
-        """Whether as many of the next round's members as a quorum of its witnesses say so of the newest round, when it
-        is not known yet which of them are elected.
+        """Return whether a quorum's number of members of the next round are closed on the newest
+        round.
+
+        The witnesses are not elected then yet.
         """
-        run, place = self._feed.run, self._place(height)
+        run = self._feed.run
+        place = self._place(height)
         if place is None or height != run.current.height or self.is_judged(height):
             return False
         seated = run.next_roster & self._feed.members.healthy
@@ -68,12 +77,12 @@ class Closings:
         return closed >= quorum(elected)
 
     def is_judged(self, height: int) -> bool:
-        """Whether it is known who witnesses a round's results."""
+        """Return whether the witnesses of a round's results are known."""
         run = self._feed.run
         return run.round(run.config.judges(height)) is not None
 
     def told(self, height: int, seats: Iterable[int]) -> list[bytes]:
-        """What these seats have said of a round, as it was signed."""
+        """Return the signed closings of these seats for a round."""
         place = self._place(height)
         heard = self._heard.get(place, {}) if place is not None else {}
         return [heard[seat] for seat in seats if seat in heard]

@@ -1,9 +1,6 @@
-"""Cooldown: attest the model, offer it to joiners, and have a durable checkpoint kept.
+"""Cooldown: attest the model, offer it to joiners, and have a durable checkpoint saved.
 
-Decided
-- every elected member reports the hashes of the levels it holds; a quorum per level puts them on chain;
-- the snapshot for joiners is taken next; whoever joins the next epoch before it is there asks again;
-- a checkpoint that could not be written (a full disk) is tried again until the cooldown ends.
+A checkpoint that could not be written (a full disk) is tried again until the cooldown ends.
 """
 
 from __future__ import annotations
@@ -41,15 +38,28 @@ class Cooldown:
         private: PrivateState,
         seat: int,
     ) -> None:
-        self._ports, self._role, self._compute, self._share, self._replica = ports, role, compute, share, replica
-        self._keeper, self._private, self._seat = keeper, private, seat
+        self._ports = ports
+        self._role = role
+        self._compute = compute
+        self._share = share
+        self._replica = replica
+        self._keeper = keeper
+        self._private = private
+        self._seat = seat
 
     async def live(self, run: Run) -> None:
-        """Go through the cooldown of the epoch that `run` ended; returns when the chain has left it."""
+        """Live through the cooldown of the epoch that `run` ended. Return when the chain has left
+        it.
+        """
+        # Every elected member attests the hashes of the levels it holds; a quorum per level puts
+        # them on chain. Then comes the snapshot for joiners; members that join the next epoch
+        # earlier retry.
         hashes = await self._compute(self._replica.hashes)
         self._ports.events.emit(kinds.Cooldown(epoch=run.epoch, step=run.trained_steps, hashes=hexed(hashes)))
         await self._attest(run, hashes)
-        replica, state, tier = self._replica, self._role.schema.state, self._role.tier
+        replica = self._replica
+        state = self._role.schema.state
+        tier = self._role.tier
         self._share.offer(await self._compute(lambda: snapshot(replica.params, state, tier, run.step)))
         saved = await self._keeper.keep(run, replica, hashes)
         await self._private.keep(replica, run.epoch, hashes)

@@ -1,7 +1,8 @@
 """Limit how many results a member downloads at once, and choose whose come next.
 
-An author that stalls holds its turn until the try times out. Therefore one author gets at most half of the turns, and
-after a failed try it waits behind authors that failed less often. Authors that failed last share half of the turns.
+A stalled author holds its turn until the try times out. So one author gets at most half of the
+turns, and waits after a failed try behind authors that failed less often. Authors whose last try
+failed share half of the turns.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class Downloads:
         self._give()
 
     def _give(self) -> None:
-        """Give out free turns: first to authors that failed less often, among these to the one that waited longest."""
+        """Give out free turns: fewest failures first, among these the longest wait first."""
         assert self._most is not None
         half = max(1, self._most // 2)
         while self._running.total() < self._most:

@@ -1,9 +1,7 @@
-"""A member's place in the run: asking for it, giving it up.
+"""A member's seat in the run: joining and leaving.
 
-Decided: a join that was sent may land although nobody waits for it any more, so it is not cancelled with its caller,
-and whoever leaves waits for it first: otherwise the run would count on a member that is gone. A member that keeps
-losing its place (to another process with its wallet, or because it never delivers) asks for it ever more rarely; a
-pause by the run's owner takes everybody's place, and counts for nothing.
+A member that keeps losing its seat (to another process with its wallet, or because it never
+delivers) joins ever more rarely. A pause by the owner takes all seats and does not count.
 """
 
 from __future__ import annotations
@@ -17,36 +15,40 @@ from aftermath.member.ports import Ports, Role
 from aftermath.rules.run import Run
 from aftermath.watch import kinds
 
-_FULL_PAUSE = 10.0  # seconds between tries to get into a run whose places are all taken
-_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 64.0  # seconds between two joins without an epoch in between
-_SUSPICIOUS = 4.0  # seconds of pause, from which on the user is told
+_FULL_PAUSE = 10.0  # seconds between tries to join a full run
+_FIRST_PAUSE = 1.0  # seconds between two joins without an epoch in between
+_LONGEST_PAUSE = 64.0
+_SUSPICIOUS = 4.0  # seconds of pause from which on the user is warned
 
 
 class Enrolment:
     """Joins and leaves for one member."""
 
     def __init__(self, ports: Ports, role: Role) -> None:
-        self._ports, self._role = ports, role
+        self._ports = ports
+        self._role = role
         self._sending: asyncio.Future[None] | None = None
         self._pause = 0.0
         self._last = self._told = float("-inf")
-        self._gave_up = False  # whether the place was given up, by ourselves, since the last join
+        self._gave_up = False  # whether this member left since its last join
 
     @property
     def asked(self) -> bool:
-        """Whether a join was sent: there may be a place on chain even if nobody has seen it."""
+        """Return whether a join was sent. There may be a seat on chain that nobody has seen yet."""
         return self._sending is not None
 
     def completed(self) -> None:
-        """An epoch was lived through: the next join need not wait."""
+        """Record that an epoch was completed: the next join need not wait."""
         self._pause = 0.0
 
     def halted(self) -> None:
-        """The owner has halted the run: nobody has a place, and the next join need not wait."""
+        """Record that the owner halted the run: nobody has a seat, and the next join need not
+        wait.
+        """
         self._pause = 0.0
 
     async def turn(self, run: Run) -> bool:
-        """Wait until this member may join again, or until `run` has changed; whether it may join now."""
+        """Wait until this member may join, or `run` has changed. Return whether it may join now."""
         while (wait := self._last + self._pause - self._ports.clock.monotonic()) > 0:
             self._tell(wait)
             await first_of(self._ports.clock.sleep(wait), self._ports.feed.after(run.seq))
@@ -66,11 +68,14 @@ class Enrolment:
         self._ports.events.emit(kinds.Warning(message=message, until="trained"))
 
     async def join(self, weight: int, *, stateless: bool) -> bool:
-        """Ask for the next epoch; whether that is on chain. A refusal that waiting cannot cure is raised."""
+        """Ask for the next epoch. Return whether that is on chain. Raises refusals that waiting
+        cannot cure.
+        """
         while not await self.turn(self._ports.feed.run):
             if self._ports.feed.run.state.halted:
                 return False
-        self._last, self._gave_up = self._ports.clock.monotonic(), False
+        self._last = self._ports.clock.monotonic()
+        self._gave_up = False
         self._pause = min(max(2 * self._pause, _FIRST_PAUSE), _LONGEST_PAUSE)
         try:
             return await persist(
@@ -87,8 +92,12 @@ class Enrolment:
             return False
 
     async def leave(self) -> bool:
-        """Give the place up; whether there was one. Raises Unavailable, Refused."""
-        sending, left, self._gave_up = self._sending, False, True
+        """Leave the run. Return whether there was a seat. Raises Unavailable, Refused."""
+        # A join that was sent may still land, so it is never cancelled with its caller, and leaving
+        # waits for it. Otherwise the run would count on a member that is gone.
+        sending = self._sending
+        left = False
+        self._gave_up = True
         while True:
             settled = sending is None or sending.done()
             left = await self._leave() or left
@@ -120,6 +129,6 @@ class Enrolment:
 
 
 def _heed(sent: asyncio.Future[None]) -> None:
-    """Take the outcome of a join nobody waits for any more: `leave` finds out what became of it."""
+    """Retrieve the outcome of an abandoned join. `leave` finds out whether it landed."""
     if not sent.cancelled():
         sent.exception()

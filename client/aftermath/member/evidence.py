@@ -1,10 +1,8 @@
-"""Evidence that a member signed two results of one share: both announcements, as they were signed.
+"""Evidence that a member signed two results of one share: both signed announcements.
 
-Decided: whoever has both can show them to anybody, since each carries its signature and names its place in the run; the
-first pair of a member and round is kept, of the newest rounds, and goes into the file of events, where it stays. Where
-witnesses recorded different results of one member the peers are asked for them, as each peer may have heard one only.
-While the epoch goes on the pair is shown to the program, which ejects who signed it: by one member after the other, in
-a seeded order, until that is done.
+The pair convinces anybody, since each announcement carries its signature and place in the run. The
+first pair of a member and round is kept and written to the events. While the epoch runs, members
+show it to the program, which ejects the signer.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from aftermath.watch import kinds
 from aftermath.watch.events import Events
 
 MOST = MAX_MEMBERS
-"""Pairs kept: one of every member that a run can have."""
+"""Pairs kept: one for every member that a run can have."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +35,10 @@ class Pair:
 
 
 def proves(pair: Pair) -> bool:
-    """Whether one key signed two different results of the same place in a run; nothing else has to be believed."""
+    """Return whether one key signed two different results of one place in a run."""
     try:
-        one, other = decode_announcement(pair.first), decode_announcement(pair.second)
+        one = decode_announcement(pair.first)
+        other = decode_announcement(pair.second)
     except BadAnnouncement:
         return False
     return (
@@ -55,7 +54,10 @@ def _place(said: Commitment) -> tuple[object, ...]:
 
 
 def disputed(attestations: Iterable[Attestation], roster: int) -> frozenset[int]:
-    """The seats of which witnesses recorded different results."""
+    """Return the seats of which witnesses recorded different results.
+
+    Each peer may have heard only one of them, so this member asks its peers for both.
+    """
     seen: dict[int, set[Fingerprint]] = {}
     for attestation in attestations:
         for seat, found in unpack_fingerprints(attestation, roster).items():
@@ -64,22 +66,25 @@ def disputed(attestations: Iterable[Attestation], roster: int) -> frozenset[int]
 
 
 class Evidence:
-    """The pairs that this member has come to know."""
+    """The pairs that this member knows."""
 
     def __init__(self, events: Events) -> None:
         self._events = events
         self._kept: dict[tuple[int, int, int], Pair] = {}
         self.show: Callable[[Commitment, Pair], None] | None = None
-        """Called with a pair that is new, and one of its commitments."""
+        """Called with a new pair and one of its commitments."""
 
     @property
     def pairs(self) -> tuple[Pair, ...]:
-        """All that are kept, oldest first."""
+        """Return all kept pairs, oldest first."""
         return tuple(self._kept.values())
 
     def add(self, first: Commitment, raw: bytes, other_raw: bytes) -> None:
-        """Keep two announcements of one place, unless there is a pair of it or they prove nothing."""
-        place, pair = (first.epoch, first.height, first.seat), Pair(raw, other_raw)
+        """Keep two announcements of one place, unless a pair of it is kept or they prove
+        nothing.
+        """
+        place = (first.epoch, first.height, first.seat)
+        pair = Pair(raw, other_raw)
         if place in self._kept or not proves(pair):
             return
         self._kept[place] = pair
@@ -95,14 +100,17 @@ class Evidence:
 
 
 async def show_equivocation(ports: Ports, seat: int, said: Commitment, pair: Pair) -> None:
-    """Have the member ejected that signed both, when it is our turn and nobody did it before us; `seat` is our own."""
+    """Have the signer of both ejected, when it is our turn (a seeded order) and nobody did it
+    before. `seat` is ours.
+    """
     order = [one for one in tick_order(ports.feed.run, ports.feed.members) if one != said.seat]
     if seat not in order:
         return
     await ports.clock.sleep(TICK_STEP * order.index(seat))
 
     def wanted() -> bool:
-        run, member = ports.feed.run, ports.feed.members.seats[said.seat]
+        run = ports.feed.run
+        member = ports.feed.members.seats[said.seat]
         here = member.state not in (MemberState.IDLE, MemberState.EJECTED)
         return here and run.active and run.epoch == said.epoch
 

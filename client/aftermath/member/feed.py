@@ -1,8 +1,7 @@
 """The newest view of the run, shared by all tasks of a member.
 
 One task pours the coordinator's views in; any number of tasks wait for a state they care about. Views only move forward
-in `seq`, unless the coordinator takes back what it told; a waiter sees the newest one, never a queue, so nobody can lag
-behind.
+in `seq`; a waiter sees the newest one, never a queue, so nobody can lag behind.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from aftermath.rules.run import Run
 
 
 class RunFeed:
-    """Holds the newest View and wakes those who wait for one."""
+    """Holds the newest View and wakes tasks that wait for one."""
 
     def __init__(self, first: View) -> None:
         self.view = first
@@ -26,42 +25,42 @@ class RunFeed:
 
     @property
     def run(self) -> Run:
-        """The newest state of the run."""
+        """Return the newest state of the run."""
         return self.view.run
 
     @property
     def members(self) -> Members:
-        """Who is in the run, as of its newest state."""
+        """Return the members as of the newest state."""
         return self.view.members
 
     @property
     def model(self) -> Model:
-        """What the run trains, as of its newest state."""
+        """Return the model as of the newest state."""
         return self.view.model
 
     async def put(self, view: View) -> None:
-        """Take a view in, unless it is older than the one held."""
+        """Store a view, unless it is older than the current one."""
         async with self._changed:
-            if view.order > self.view.order:
+            if view.run.seq > self.view.run.seq:
                 self.view = view
                 self._changed.notify_all()
 
     async def follow(self, coordinator: Coordinator) -> None:
-        """Pour the coordinator's views in, for ever."""
+        """Feed the coordinator's views in until cancelled."""
         async for view in coordinator.views():
             await self.put(view)
 
     async def renew(self, coordinator: Coordinator) -> View:
-        """Take in what the coordinator knows by now; raises as `Coordinator.view` does."""
+        """Store and return the coordinator's current view. Raises what `Coordinator.view` does."""
         await self.put(await coordinator.view())
         return self.view
 
     async def until(self, wanted: Callable[[Run], bool]) -> Run:
-        """The newest state, once `wanted` holds for it."""
+        """Return the newest state as soon as it is `wanted`."""
         async with self._changed:
             await self._changed.wait_for(lambda: wanted(self.run))
             return self.run
 
     async def after(self, seq: int) -> Run:
-        """The newest state, once it is not the one with this `seq`."""
+        """Return the newest state as soon as its `seq` differs."""
         return await self.until(lambda run: run.seq != seq)

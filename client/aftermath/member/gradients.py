@@ -1,11 +1,8 @@
-"""The results this member applies, kept as files for whoever looks into the run (`optim.gradientfile`).
+"""The results that this member applies, saved as files (`optim.gradientfile`) on request.
 
-Decided
-- written by a thread of their own after a round is applied, so neither training nor fetching waits for a disk;
-- a file appears under its name when all of it is on disk; a step that is trained again replaces its files;
-- whatever the disk says is a warning, told once until it takes files again; training goes on, files that are missing
-  are missing;
-- rounds wait for a slow disk only as many as the chain stores, since their payloads take memory; more are left out.
+A separate thread writes after a round is applied, so training and fetching never wait for a disk. A
+file appears under its name when it is complete. Failures are one warning until a write succeeds
+again.
 """
 
 from __future__ import annotations
@@ -27,35 +24,39 @@ from aftermath.watch.events import Events
 
 
 class GradientFiles:
-    """Writes what one member applies, if it was asked to."""
+    """Writes the results that one member applies, if requested."""
 
     def __init__(self, events: Events, write: Worker, schema: Schema, directory: Path | None) -> None:
-        self._events, self._disk, self._schema, self._directory = events, write, schema, directory
+        self._events = events
+        self._disk = write
+        self._schema = schema
+        self._directory = directory
         self._writing: set[asyncio.Task[None]] = set()
         self._failing = False
 
     def keep(self, applied: Iterable[Candidate], learning_rate: float) -> None:
-        """Have the accepted results of a round, which was applied at this rate, written in the background."""
+        """Write the accepted results of a round, applied at this rate, in the background."""
         if (directory := self._directory) is None:
             return
         found = [candidate for candidate in applied if candidate.valid]
         if not found:
             return
         step = found[0].said.step
+        # Queued payloads take memory, so no more rounds wait for a slow disk than the chain stores.
         if len(self._writing) >= STORED_ROUNDS:
-            self._warn(step, f"{directory} takes them more slowly than rounds go on")
+            self._warn(step, f"{directory} is slower than the rounds")
             return
         task = asyncio.ensure_future(self._write(directory, step, found, learning_rate))
         self._writing.add(task)
         task.add_done_callback(self._writing.discard)
 
     async def settle(self) -> None:
-        """Wait for what is being written."""
+        """Wait for the writes under way."""
         if self._writing:
             await asyncio.wait(self._writing)
 
     async def close(self) -> None:
-        """Give up what is not written yet."""
+        """Cancel the writes under way."""
         await cancel(self._writing)
 
     def _file(self, candidate: Candidate, learning_rate: float) -> GradientFile:
@@ -75,7 +76,7 @@ class GradientFiles:
         try:
             await self._disk(lambda: write_files(directory, (self._file(one, learning_rate) for one in found)))
             self._failing = False
-        except Exception as error:  # nobody awaits this task, so it has to be told here
+        except Exception as error:  # nobody awaits this task, so report the error here
             self._warn(step, str(error))
 
     def _warn(self, step: int, why: str) -> None:
@@ -85,7 +86,9 @@ class GradientFiles:
 
 
 def write_files(directory: Path, files: Iterable[GradientFile]) -> None:
-    """Put results under their names into a directory, which is made if need be. Raises CheckpointError."""
+    """Write results under their names into a directory, which is created. Raises
+    CheckpointError.
+    """
     with writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
         for file in files:

@@ -1,12 +1,8 @@
-"""Whether what members' optimizers know goes on from result to result, as the roots in their commitments say.
+"""The chain of private optimizer states: each result's state continues from the last one's.
 
-Choices:
-- a commitment names the one of the same member from which its state goes on. Where that one has been heard, the root
-  before must be its root after; and none that was heard may lie between the two;
-- with nothing a member begins in its first result of an epoch at the latest: it cannot restart within one. That it does
-  so is its right, since whoever restarts or missed something has no state, and everybody can see it;
-- what was not heard cannot be compared, and is no fault: announcements get lost. So a member that was not heard by a
-  witness may tell it anything, once.
+A commitment names the member's earlier commitment that its state continues from. If that one was
+heard, its root must match, and no other heard result may lie between. What was not heard cannot be
+compared and is no fault: announcements get lost.
 """
 
 from __future__ import annotations
@@ -16,19 +12,21 @@ from collections.abc import Iterable
 from aftermath.rules.commitment import Commitment
 
 _PLACES = 8
-"""As many rounds are remembered of a member: those that others still talk of, and some before."""
+"""Rounds remembered per member: those that others still mention, and some before."""
 
 Place = tuple[int, int]
 
 
 class Lineage:
-    """The roots that members told last, of results that they had to deliver."""
+    """The last roots of the results that members had to deliver."""
 
     def __init__(self) -> None:
         self._told: dict[bytes, dict[Place, set[bytes]]] = {}
 
     def begin(self, epoch: int) -> None:
-        """Forget what this epoch's rounds cannot go on from: an attempt at the same, and all before the last."""
+        """Forget what this epoch's rounds cannot continue from: another attempt at it, and all
+        before the last.
+        """
         for signer, told in list(self._told.items()):
             kept = {place: afters for place, afters in told.items() if place[0] == epoch - 1}
             if kept:
@@ -37,21 +35,25 @@ class Lineage:
                 del self._told[signer]
 
     def hear(self, said: Commitment) -> None:
-        """Remember a commitment's root; two of one place are the fault of who signed them."""
+        """Record a commitment's root. Two of one place are the signer's fault."""
         told = self._told.setdefault(said.signer, {})
         told.setdefault((said.epoch, said.height), set()).add(said.private.after)
         if len(told) > _PLACES:
             del told[min(told)]
 
     def broken(self, said: Commitment) -> str | None:
-        """What is wrong with where a commitment's state comes from, as far as that is known."""
-        told, place, since = self._told.get(said.signer, {}), (said.epoch, said.height), said.private.since
+        """Return what is wrong with a commitment's previous state, as far as known."""
+        # A restarted member, or one that missed something, has no state, and may begin without one.
+        # It cannot restart within an epoch, so it does so in its first result of one at the latest.
+        told = self._told.get(said.signer, {})
+        place = (said.epoch, said.height)
+        since = said.private.since
         last = max(_before(told, place), default=None)
         if since is None:
             within = last is not None and last[0] == said.epoch
             return "its private state begins with nothing in the middle of an epoch" if within else None
         if last is not None and since < last:
-            return "its private state does not go on from its last result"
+            return "its private state does not continue from its last result"
         if since in told and said.private.before not in told[since]:
             return f"its private state is not the one that it had after round {since[1]} of epoch {since[0]}"
         return None

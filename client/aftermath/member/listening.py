@@ -1,6 +1,6 @@
-"""Hearing the members of the run: who is let in, and whose announcements are for whom.
+"""Hearing the members of the run: who may connect, and which part gets an announcement.
 
-Decided: whatever is wrong with what a peer says costs that message, or that peer, and never this member.
+An invalid message costs that message or that peer, never this member.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ class Listening:
     """Lets one member hear the others."""
 
     def __init__(self, ports: Ports, role: Role, readiness: Readiness, results: Results) -> None:
-        self._ports, self._role, self._readiness, self._results = ports, role, readiness, results
+        self._ports = ports
+        self._role = role
+        self._readiness = readiness
+        self._results = results
         self._complaints = Complaints(_log)
         self._members_seq = -1
         self._unwanted: dict[bytes, bool] = {}
@@ -47,7 +50,7 @@ class Listening:
             await self._ports.feed.after(run.seq)
 
     def _tell_of_kicks(self, members: Members) -> None:
-        """Say whom an authority has removed or barred since the members were looked at last."""
+        """Report members that an authority has removed or barred since the last call."""
         unwanted = {one.signer: one.barred for one in members.seats if one.removed or one.barred}
         for index, one in enumerate(members.seats):
             if one.signer in unwanted and self._unwanted.get(one.signer) is not one.barred and one.used:
@@ -56,11 +59,13 @@ class Listening:
         self._unwanted = unwanted
 
     async def listen(self) -> NoReturn:
-        """Take what the members announce, for ever. Raises TransportError when the endpoint has closed."""
+        """Handle members' announcements until cancelled. Raises TransportError if the endpoint
+        closes.
+        """
         async for heard in self._ports.transport.announcements():
             try:
                 self._hear(heard)
-            except Exception as error:  # whatever is wrong with what a peer says costs that message, not this member
+            except Exception as error:  # an invalid message must not end this member
                 self._complaints.about("hearing", heard.sender, error)
         raise TransportError("the endpoint for peers has closed", "Start the member again; it rejoins by itself")
 
@@ -71,7 +76,7 @@ class Listening:
             self._bar(heard.sender, str(error))
             return
         if said.sender != heard.sender or said.run_id != self._role.run_id:
-            self._bar(heard.sender, "an announcement of somebody else, or of another run")
+            self._bar(heard.sender, "an announcement of another member or another run")
             return
         if not 0 <= said.epoch - self._ports.feed.run.epoch <= 1:
             return
@@ -83,7 +88,7 @@ class Listening:
             self._results.hear_of_opening(said, heard.data)
 
     def _bar(self, peer: bytes, why: str) -> None:
-        """Keep a peer out for a while; who it is is said once."""
+        """Bar a peer for a while. Report it once."""
         if self._complaints.new("reading an announcement of", peer):
             self._ports.events.emit(kinds.Refused(peer=short(peer), why=why))
         self._ports.transport.bar(peer, why)

@@ -1,7 +1,7 @@
-"""One member's life in a run: wait, join, warm up, train, cool down, again, until the run is finished.
+"""One member's life in a run: wait, join, warm up, train, cool down, until the run is finished.
 
-The run's state on chain is the only clock; every state has one thing to do and no pair of states is fatal: a member
-that falls out of an epoch says so on chain and joins the next one.
+The run's state on chain is the only clock. Each state has one task, and no sequence of states is
+fatal: a member that falls out of an epoch says so on chain and joins the next one.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from aftermath.rules.run import Run
 from aftermath.rules.state import MemberState, RunState
 from aftermath.watch import kinds
 
-_WEIGHT_DRIFT = 1.25  # a declared throughput is corrected when it is off by more than this factor
+_WEIGHT_DRIFT = 1.25  # correct a declared throughput that is off by more than this factor
 _LOOK_AGAIN = 1.0
 
 
@@ -65,8 +65,12 @@ class Member:
         weight: int,
         parallel: int,
     ) -> None:
-        self._ports, self._role, self._workers = ports, role, workers
-        self._wishes, self._origin, self._parallel = wishes, origin, parallel
+        self._ports = ports
+        self._role = role
+        self._workers = workers
+        self._wishes = wishes
+        self._origin = origin
+        self._parallel = parallel
         self._keeper = Keeper(ports, role, workers, archive)
         self._gradients = GradientFiles(ports.events, workers.write, role.schema, wishes.gradients_dir)
         self._own = OwnState(ports, workers.state)
@@ -87,11 +91,11 @@ class Member:
         self._rounds: Rounds | None = None
         self._stops: Callable[[bool], bool] | None = None
         self._ended: Run | None = None  # the newest epoch that this member completed, as it ended
-        self._said_stateless = False  # since the last replica: the chain knows that this member holds none
+        self._said_stateless = False  # the chain knows that this member holds no replica
         self.seat: int | None = None
 
     async def live(self) -> None:
-        """Take part until the run is finished; cancelled from outside to stop earlier (see `leave`)."""
+        """Take part until the run is finished. Cancel it to stop earlier (see `leave`)."""
         try:
             await first_of(
                 self._epochs(),
@@ -117,7 +121,7 @@ class Member:
 
     @property
     def coordinator(self) -> Coordinator:
-        """Whoever keeps the run."""
+        """Return the coordinator of the run."""
         return self._ports.coordinator
 
     def stake(self) -> Stake | None:
@@ -125,9 +129,8 @@ class Member:
         return self._last.stake(self.seat, self._replica)
 
     def stops(self, again: Callable[[bool], bool] = lambda saved: False) -> None:
-        """Say that `live` is about to be cancelled because the user stops this member: it saves what is at stake.
-
-        `again`: see `LastMember.save`.
+        """Record that the user stops this member and `live` will be cancelled: it saves what is at
+        stake. `again`: see `LastMember.save`.
         """
         self._stops = again
 
@@ -140,24 +143,27 @@ class Member:
             await self._last.save(self.seat, self._replica, self._rounds, again)
 
     async def leave(self) -> None:
-        """Say there that this member goes, unless it keeps its seat to go on from what it saved."""
+        """Leave the run on chain, unless this member keeps its seat to continue from its saved
+        model.
+        """
         if self._last.stays:
             return
         if (self.seat is not None or self._enrolment.asked) and await self._enrolment.leave():
             self._ports.events.emit(kinds.Left(finished=self._ports.feed.run.state is RunState.FINISHED))
 
-    # --- epochs -------------------------------------------------------------------------------------------------
+    # --- epochs -----------------------------------------------------------------------------------
 
     async def _epochs(self) -> None:
         while True:
             view = self._ports.feed.view
-            run, members = view.run, view.members
+            run = view.run
+            members = view.members
             self._notices.rewinding(run)
             self._notices.state(run)
             if run.state is RunState.FINISHED:
                 await self._finish(run)
                 return
-            if not self._keeper.keeps:  # one that does says so itself when it cannot, and an upload takes its time
+            if not self._keeper.keeps:  # a keeper reports its own failures, and uploads take time
                 self._notices.never_saved(run, view.model)
             unfinished = self._last.found() if self._replica is None else None
             if unfinished is not None or self._takes_part(view):
@@ -194,8 +200,11 @@ class Member:
         self._notices.never_saved(run, model)
 
     def _takes_part(self, view: View) -> bool:
-        """Whether there is an epoch this member can begin: in warm-up, or just after it if it has kept its replica."""
-        run, members = view.run, view.members
+        """Return whether this member can begin an epoch: in warm-up, or just after it with a
+        replica.
+        """
+        run = view.run
+        members = view.members
         self.seat = members.find(self._ports.coordinator.wallet)
         if self.seat is None or not bitmap.contains(run.current.roster, self.seat):
             return False
@@ -204,15 +213,16 @@ class Member:
         return (run.state is RunState.WARMUP or early) and me.state is MemberState.HEALTHY and self._known_as_is(me)
 
     async def _epoch(self, view: View) -> None:
-        """One epoch, from warm-up to the end of cooldown."""
+        """Live through one epoch, from warm-up to the end of cooldown."""
         assert self.seat is not None
-        run, model = view.run, view.model
+        run = view.run
+        model = view.model
         self._results.begin(run.epoch)
         self._readiness.forget_before(run.epoch)
         self._notices.lost(run, model)
         parts = self._ports, self._role, self._workers, self._origin
         warm = WarmUp(*parts, view, self.seat, self._parallel, self._keeper.directory)
-        self._own.withdraw()  # a replica that is of no use is to be gone before there is another
+        self._own.withdraw()  # free an outdated replica before there is another
         self._replica = replica = await warm.obtain(self._take_replica())
         self._said_stateless = False
         await self._offer_durable(view, replica, kept=warm.kept)
@@ -228,7 +238,7 @@ class Member:
         try:
             ended = await rounds.live()
         finally:
-            self._weight = rounds.time.weight  # also of a member that fell out for being too slow
+            self._weight = rounds.time.weight  # also for a member that fell out because it was slow
         if ended is not None:
             await self._cool_down(ended, replica)
 
@@ -250,7 +260,7 @@ class Member:
         await self._cool_down(ended, self._replica)
 
     async def _cool_down(self, ended: Run, replica: Replica) -> None:
-        """Sign up for the next epoch, and attest and keep the model that this one ended with."""
+        """Sign up for the next epoch, then attest and save the model of this one."""
         assert self.seat is not None
         self._enrolment.completed()
         self._ended = ended
@@ -260,7 +270,7 @@ class Member:
         await Cooldown(self._ports, self._role, self._workers.compute, *parts, self.seat).live(ended)
 
     def _take_replica(self) -> Replica | None:
-        """The replica, which this member then no longer counts on: if it is of no use, its memory is free."""
+        """Return and drop the replica, so that an outdated one frees its memory."""
         replica, self._replica = self._replica, None
         return replica
 
@@ -269,10 +279,10 @@ class Member:
         self._own.begin(None)
         self._share.withdraw()
 
-    # --- joining ------------------------------------------------------------------------------------------------
+    # --- joining ----------------------------------------------------------------------------------
 
     async def _join_if_needed(self, run: Run, members: Members) -> None:
-        """Ask for the next epoch, unless that is already on chain as we want it."""
+        """Ask for the next epoch, unless the chain already has the current request."""
         if run.state.halted:
             self._enrolment.halted()
             return
@@ -282,21 +292,22 @@ class Member:
         if me is not None and me.pending and not in_epoch and not (between and self._outdated(me)):
             return
         if in_epoch and between:
-            return  # the members are newer than the run: an epoch has begun that we are about to see
+            return  # the members are newer than the run: a new epoch's view is about to arrive
         if not await self._enrolment.turn(run) or (await self._newest()).seq != run.seq:
-            return  # what we decided on is past
+            return  # the decision was about a past state
         if in_epoch:
-            self._forget_replica()  # an epoch goes on without us, and we hold up the others until we say so
-        # Whoever is in line already only corrects what it declared: "stateless" would cost it an epoch begun meanwhile.
+            self._forget_replica()  # an epoch runs without us, and the others wait until we say so
+        # A member in the queue only corrects its declaration: "stateless" would cost it an epoch
+        # that began meanwhile.
         await self._join(run, corrects=me is not None and me.pending and not in_epoch)
 
     async def _make_room(self) -> None:
-        """Leave the running epoch at once: it may be long until it is our turn to join again."""
+        """Leave the running epoch at once: the next chance to join may be far away."""
         with contextlib.suppress(Unavailable, Refused):
             await self._enrolment.leave()
 
     async def _newest(self) -> Run:
-        """The run as it is now, however long that takes."""
+        """Return the current run, however long that takes."""
         while True:
             try:
                 return (await self._ports.coordinator.view(fresh=True)).run
@@ -307,12 +318,14 @@ class Member:
         return (me.p2p, me.tier) == (self._ports.transport.node_id, self._role.tier)
 
     def _outdated(self, me: Seat) -> bool:
-        """Whether the chain should hear anew what we declare. It takes effect only between epochs."""
+        """Return whether to declare again. A declaration takes effect between epochs."""
         drift = max(me.declared, self._weight) / max(1, min(me.declared, self._weight))
         return not self._known_as_is(me) or drift > _WEIGHT_DRIFT
 
     async def _join(self, run: Run, *, corrects: bool = False) -> None:
-        """Join on chain, as stateless if there is no replica. A refusal that waiting cannot cure is raised."""
+        """Join on chain, as stateless without a replica. Raises refusals that waiting cannot
+        cure.
+        """
         stateless = self._replica is None and not (corrects and self._said_stateless)
         if not await self._enrolment.join(self._weight, stateless=stateless):
             return

@@ -1,4 +1,4 @@
-"""What a member tells of its run beside its own doings, each once: its state, what the owner did, what it waits for."""
+"""One-time events about the run: its state, the owner's actions, and what it waits for."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HALTED = {
 
 
 class Notices:
-    """Tells of one run, as long as the member lives."""
+    """Reports on one run, as long as the member lives."""
 
     def __init__(self, events: Events) -> None:
         self._events = events
@@ -32,7 +32,9 @@ class Notices:
         self._halted_by: str | None = None
 
     def state(self, run: Run) -> None:
-        """Say that the run is in another state; a member that waits for the next epoch is not told of every round."""
+        """Report a new state. A member that waits for the next epoch does not hear of every
+        round.
+        """
         state = RunState.ROUND_TRAIN if run.state is RunState.ROUND_WITNESS else run.state
         if state is self._state:
             return
@@ -49,14 +51,17 @@ class Notices:
         )
 
     def rewinding(self, run: Run) -> None:
-        """Say that the owner has taken the run back: nothing else makes its steps fewer."""
+        """Report that the owner has rewound the run: only a rewind lowers its steps."""
         if run.trained_steps < self._reached:
             self._events.emit(kinds.Rewound(before=self._reached, step=run.trained_steps))
         self._reached = run.trained_steps
 
     def lost(self, run: Run, model: Model) -> None:
-        """Nobody may have kept the model as the run had it: the epoch then starts from an older one."""
-        kept, reached = steps_before(model.checkpoint_step), run.trained_steps
+        """Warn that the epoch starts from older levels, because members may have lost the newest
+        ones.
+        """
+        kept = steps_before(model.checkpoint_step)
+        reached = run.trained_steps
         if run.model_source is ModelSource.CHECKPOINT and kept < reached:
             lost = counted(reached - kept, "step of training is", "steps of training are")
             newest = f"the newest checkpoint is of step {kept}" if kept else "no checkpoint was kept"
@@ -65,7 +70,7 @@ class Notices:
                     message=f"{lost} lost: nobody here has the model, and {newest}",
                 )
             )
-            return  # all levels are older, and that is said
+            return  # all levels are older, and that was reported
         for level in (level for level in range(run.levels) if run.levels_lost >> level & 1):
             self._events.emit(
                 kinds.Warning(
@@ -89,7 +94,7 @@ class Notices:
         self._events.emit(kinds.Finished(step=run.trained_steps, checkpoint=place, checkpoint_step=step))
 
     def never_saved(self, run: Run, model: Model) -> None:
-        """Warn once per epoch, and at the run's end, of a run of which the chain knows no checkpoint."""
+        """Warn once per epoch, and at the run's end, if the chain names no checkpoint."""
         if not never_saved(run, model) or self._warned_of == run.epoch:
             return
         self._warned_of = run.epoch
@@ -100,10 +105,10 @@ class Notices:
         self._events.emit(kinds.Warning(message=message, until="checkpoint"))
 
     def waiting(self, run: Run) -> bool:
-        """Say once per epoch that it goes on without this member, which has a seat; return whether it should leave.
+        """Report once per epoch that it runs without this member, which has a seat.
 
-        It should if the epoch is the last one and makes steps. An epoch that stands still may break off, and the run
-        then needs this member in the next one.
+        Return whether the member should leave. It should if the epoch is the last one and makes
+        steps. A stalled epoch may break off, and the run then needs this member in the next one.
         """
         late = run.state is RunState.WARMUP or run.state.active
         if late and self._waits_for != run.epoch + 1:
@@ -116,7 +121,7 @@ class Notices:
         return leaves
 
     def halt(self, run: Run) -> None:
-        """Say once what everybody waits for while the owner has to act."""
+        """Report once that everybody waits for the owner."""
         why = _HALTED.get(run.state)
         if why != self._halted_by and why is not None:
             self._events.emit(kinds.Warning(message=why, until="joined"))

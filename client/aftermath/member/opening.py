@@ -1,15 +1,7 @@
-"""When results are opened: this member, as a witness, says that it is closed, and tells its own keys once a quorum is.
+"""Reveals: this member's keys, told once a quorum of witnesses is closed.
 
-Decided
-- Who waits for others' results to announce them as its own finds them masked until then, and nobody takes its own
-  afterwards. What each must do is in `rules.seal`, `member.closings` and `member.rounds.witness`.
-- The key follows from the secret and the place. So this lives as long as the member and not as long as its epoch: one
-  that restarts opens what it announced before, if it is asked in time.
-- A member that does not see the run go on, since its chain is out of reach, opens its result when as many say that they
-  are closed as a quorum is, and everybody else has announced: else it would lose what it had delivered.
-- Of a round that is over nothing is told any more: what was not opened by then has not been delivered.
-- A member that goes opens what everybody else has answered: who owes a result of that round and has announced one can
-  take no other.
+Payloads stay masked until then, so nobody can announce a copy as its own (`rules.seal`,
+`member.closings`, `member.rounds.witness`).
 """
 
 from __future__ import annotations
@@ -31,15 +23,20 @@ from aftermath.rules.seal import Closed, Key, ResultPlace, key_of
 
 
 class Opening:
-    """Closes rounds and tells keys, for one member."""
+    """Closes rounds and reveals keys, for one member."""
 
+    # The key follows from the secret and the place. So this object outlives epochs, and a restarted
+    # member reveals what it announced before.
     def __init__(self, ports: Ports, role: Role, results: Results, own: OwnState) -> None:
-        self._ports, self._role, self._results, self._own = ports, role, results, own
+        self._ports = ports
+        self._role = role
+        self._results = results
+        self._own = own
         self._told: deque[ResultPlace] = deque(maxlen=STORED_ROUNDS)
-        """The newest places whose key was told."""
+        """The newest places whose key was revealed."""
 
     async def live(self) -> NoReturn:
-        """Tell each key when its time has come, for ever."""
+        """Reveal each key when its time has come, until cancelled."""
         feed = self._ports.feed
         while True:
             run = feed.run
@@ -50,7 +47,9 @@ class Opening:
             await first_of(self._results.closings.changed.wait(), feed.after(run.seq))
 
     async def close_round(self, plan: RoundPlan, seat: int) -> None:
-        """As a witness on that seat: say that no result of a round is attested that is not heard of by now."""
+        """Announce, as the witness on that seat, that results announced from now on are not
+        attested.
+        """
         self._results.close_round(plan.header.height)
         said = Closed(
             sender=self._ports.transport.node_id,
@@ -62,24 +61,32 @@ class Opening:
         self._results.closings.hear(said, raw)
 
     async def leave(self) -> None:
-        """Tell what nobody can take any more, before this member goes."""
+        """Before this member goes, reveal the keys of results that nobody can copy any more."""
+        # A member that has announced a result of the round can announce no other, so it cannot copy
+        # ours.
         for place in self._results.unopened():
             if self._all_announced(place.height):
-                with contextlib.suppress(TransportError):  # it goes because the endpoint is closed
+                with contextlib.suppress(TransportError):  # the endpoint may be closed already
                     await self._tell(place)
 
     def _may_open(self, height: int) -> bool:
-        """Whether nobody can be credited any more with a copy of a result of a round."""
+        """Return whether a copy of a result of a round can no longer be credited."""
+        # If the chain is out of reach, a quorum's number of closings and announcements of all
+        # members also suffice. Otherwise this member would lose what it delivered.
         closings = self._results.closings
         return closings.by_quorum(height) or (closings.by_number(height) and self._all_announced(height))
 
     def _all_announced(self, height: int) -> bool:
-        """Whether everybody has announced a result of a round, so that another one is provably too many."""
+        """Return whether all members have announced a result of a round, so that another one is
+        provably a second.
+        """
         plan = self._results.plan(height)
         return plan is not None and plan.owing <= self._results.announced(height)
 
     def _place(self, run: Run, height: int) -> ResultPlace | None:
-        """The place of this member in a round that is not over for those who judge it."""
+        """Return this member's place in a round that its judges still judge. Later reveals do not
+        count.
+        """
         if not run.state.training:
             return None
         header = run.round(height)

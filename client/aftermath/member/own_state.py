@@ -1,13 +1,7 @@
-"""What this member's own optimizer knows: the roots of it in its commitments, and its blocks for whoever asks.
+"""Merkle roots of the local optimizer state for commitments, and a server for its blocks.
 
-Choices:
-- it is hashed after a share was trained, on a thread of its own, while the result is checked and published; and copied
-  for others once the result is announced. Both are done before the next share, which changes it;
-- nobody is given the state after a round before the key of its result is told: what was sent can be read from it. It
-  is copied all the same, since the next share changes it;
-- where there is no memory for a copy, a warning says so, and others cannot ask for that state;
-- the root before is the one that was told last. A share that is given up leaves the state as it was, so what was told
-  stays true.
+The state is hashed on a thread of its own after a share was trained, and copied for others once the
+result is announced. Both happen before the next share, which changes it.
 """
 
 from __future__ import annotations
@@ -25,7 +19,7 @@ from aftermath.watch import kinds
 
 
 class StateRoot(NamedTuple):
-    """The root after a result, and the epoch and height of that."""
+    """The root after a result, with the result's epoch and height."""
 
     root: bytes
     epoch: int
@@ -33,32 +27,39 @@ class StateRoot(NamedTuple):
 
 
 class OwnState:
-    """Of one member; its replica may change."""
+    """One member's private state. The replica may change."""
 
     def __init__(self, ports: Ports, worker: Worker) -> None:
-        self._share, self._events, self._worker = StateShare(ports.transport), ports.events, worker
+        self._share = StateShare(ports.transport)
+        self._events = ports.events
+        self._worker = worker
         self._warned = False
         self._tree: Tree | None = None
         self._sealed: dict[tuple[int, int], bytes] = {}
-        """By epoch and height: the roots of states that nobody is given yet."""
+        """Roots by epoch and height of states that nobody may ask for yet."""
         self._opened = (-1, -1)
         self.told: StateRoot | None = None
-        """What was told last of the state that the replica has; None while that is nothing."""
+        """The last published root of the replica's state. None if there is no state."""
+
+    # A share that was given up leaves the state unchanged, so the last published root stays valid.
 
     def begin(self, told: StateRoot | None) -> None:
-        """Go on with another state: none, or the one that was told so."""
+        """Continue with another state: none, or the one with the root `told`."""
         self.told = told
         self.withdraw()
 
     async def trained(self, replica: Replica, epoch: int, height: int) -> PrivateRoots:
-        """The roots of a share that was trained just now; slow."""
+        """Return the roots of the share that was just trained. Slow."""
         tree = self._tree = await self._worker(replica.optimizer.tree)
         before, self.told = self.told, StateRoot(tree.root, epoch, height)
         since = None if before is None else (before.epoch, before.height)
         return PrivateRoots(NOTHING if before is None else before.root, tree.root, since)
 
     async def offer(self, replica: Replica) -> None:
-        """Let others ask for the state whose roots were made last, once it is opened."""
+        """Copy the last hashed state, for others to ask for after the reveal.
+
+        Without memory for a copy, a warning says so, and nobody can ask for that state.
+        """
         if (tree := self._tree) is None or (told := self.told) is None:
             return
         try:
@@ -77,7 +78,9 @@ class OwnState:
             self._warned = True
 
     def opened(self, epoch: int, height: int) -> None:
-        """The key of this member's result of a round is told: that state may be seen, and those before it."""
+        """Allow requests for the state of a round whose key was revealed: the result can be read
+        from it.
+        """
         self._opened = epoch, height
         self._show()
 
@@ -86,7 +89,7 @@ class OwnState:
             self._share.show(self._sealed.pop(place))
 
     def withdraw(self) -> None:
-        """Answer no more for any state, and free the memory of all."""
+        """Answer requests for no state, and free all copies."""
         self._tree = None
         self._sealed.clear()
         self._opened = (-1, -1)

@@ -1,16 +1,8 @@
-"""The payloads of announced results: had from whoever holds them, checked, and decoded once they may be opened.
+"""The payloads of announced results: fetched from any holder, checked, decoded after the reveal.
 
-Choices:
-- what is fetched, kept and served onwards is masked (`rules.seal`), so it waits for nothing. Each level is unmasked and
-  decoded when it is here and its key is told;
-- sizes come from the schema before the first byte, the hash is checked before decoding, decoding checks the rest;
-- a bad payload costs its sender the round and nobody else anything: everybody who holds its level finds the same
-  fault in the same bytes, so it can be left out even if witnesses that do not hold the level accepted the rest;
-- a witness has, besides the levels it holds, those that all witnesses of the round have to have
-  (`rules.availability`), as bytes that it hands on: after its own, and until it has attested. A line that is
-  enough for its own levels is enough for these only a little later, and what it did without nobody asks it for;
-- a missing payload is asked for again and again from everyone who may hold it, as long as the chain still stores its
-  round; that it was not to be had is said of the first tries only, since a round may last for hours.
+Sizes come from the schema before the first byte. The hash is checked before decoding, which checks
+the rest. An invalid payload costs its sender the round and nobody else anything: all holders of its
+level find the same fault in the same bytes.
 """
 
 from __future__ import annotations
@@ -32,76 +24,85 @@ from aftermath.rules.commitment import Commitment
 from aftermath.rules.seal import masked
 from aftermath.watch import kinds
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
-_FETCH_SECONDS, _SLOWEST_BYTES = 5.0, 200_000  # one attempt: so long, and longer by a byte rate that anyone has
+_FIRST_PAUSE = 0.2
+_LONGEST_PAUSE = 5.0
+_FETCH_SECONDS = 5.0  # of one attempt, plus the time at the rate below
+_SLOWEST_BYTES = 200_000
 
 
 @dataclass
 class Candidate:
-    """One announced result and what was fetched of it."""
+    """One announced result and its fetched payloads."""
 
     said: Commitment
     raw: bytes
     digest: bytes
     votes: dict[int, Votes] = field(default_factory=dict)
-    """Of the `valid` levels, until the round is applied: of large results they take more than all else."""
+    """Votes of the `valid` levels until the round is applied. Large results take most memory
+    here.
+    """
     payloads: dict[int, bytes] = field(default_factory=dict)
-    """Of the levels that are here, masked: the bytes that our transport serves, not a copy of them."""
+    """Masked payloads of the fetched levels, without a copy: our transport serves these bytes."""
     valid: set[int] = field(default_factory=set)
     """Levels that were unmasked and decoded."""
     served: list[bytes] = field(default_factory=list)
     """Digests of the payloads that our transport serves."""
     bad: set[int] = field(default_factory=set)
-    """Levels whose payload is what was committed to and yet no valid encoding."""
+    """Levels whose payload matches the commitment but is not a valid encoding."""
     key: bytes = b""
-    """What unmasks the payloads; empty while that is not known."""
+    """Key that unmasks the payloads; empty while unknown."""
     told: bytes = b""
-    """The announcement that told the key, as it was signed; empty before that."""
+    """The signed announcement of the key; empty while unknown."""
     here: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set once all levels that we hold are here."""
+    """Set once all levels that we hold are fetched."""
     opens: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once the key is known."""
     late: bool = False
-    """Whether this member, as a witness, was closed before it heard of it."""
+    """Whether this member, as a witness, heard of the result after it closed the round."""
     broken: bool = False
-    """Whether its private state is known not to go on from the result before."""
+    """Whether its private state is known not to continue from the last result."""
     fetching: list[asyncio.Task[None]] = field(default_factory=list)
     for_others: list[asyncio.Task[None]] = field(default_factory=list)
-    """Those of `fetching` that are done for others alone."""
+    """Tasks of `fetching` that fetch for others only."""
 
     def open(self, key: bytes, told: bytes = b"") -> None:
-        """Let the payloads be unmasked by the key that the seal names."""
+        """Unmask the payloads with the key that the seal names."""
         self.key, self.told = key, told or self.told
         self.opens.set()
 
     def unmasked(self) -> dict[int, bytes]:
-        """The payloads that are valid, as they were encoded."""
+        """Return the valid payloads, unmasked."""
         return {level: masked(self.payloads[level], self.key, level) for level in sorted(self.valid)}
 
 
 class Payloads:
-    """Fetches for one member, of the levels it holds."""
+    """Fetches the levels that one member holds."""
 
     def __init__(
         self, ports: Ports, role: Role, decode: Worker, arrived: Callable[[], None], downloads: int | None = None
     ) -> None:
-        """`arrived` is called whenever a level is here; at most `downloads` are fetched at once."""
+        """Call `arrived` for each fetched level. Fetch at most `downloads` results at once."""
         self._downloads = Downloads(downloads)
-        self._ports, self._role, self._decode, self._arrived = ports, role, decode, arrived
+        self._ports = ports
+        self._role = role
+        self._decode = decode
+        self._arrived = arrived
         self._had_by_all: dict[int, tuple[frozenset[int], frozenset[bytes]]] = {}
-        """By height: the levels that the witnesses judging it have whoever holds them, and the keys of those known."""
+        """Levels by height that all judging witnesses fetch (`rules.availability`), and those
+        witnesses' known keys.
+        """
         self._handed_on: dict[int, frozenset[int]] = {}
-        """By height: those that this member, as one of these witnesses, has to have and does not hold."""
+        """Levels by height that this member fetches as one of these witnesses and does not hold."""
 
     def will_be_had(self, height: int, levels: frozenset[int], witnesses: Collection[bytes]) -> None:
-        """The witnesses with these keys, and others told before, have these levels of the results of a round, whoever
-        holds them.
+        """Record that the witnesses with these keys, and earlier ones, fetch these levels of a
+        round.
         """
         _, before = self._had_by_all.get(height, (levels, frozenset()))
         self._had_by_all[height] = levels, before | frozenset(witnesses)
 
     def hand_on(self, height: int) -> bool:
-        """As such a witness have these levels too; whether that is new."""
+        """Fetch these levels too, as such a witness. Return whether that is new."""
         if height in self._handed_on:
             return False
         levels, _ = self._had_by_all.get(height, (frozenset(), frozenset()))
@@ -109,51 +110,56 @@ class Payloads:
         return bool(self._handed_on[height])
 
     def hand_on_no_more(self, height: int) -> None:
-        """As such a witness that has attested: what is not here is fetched for others no more."""
+        """Stop fetching for others: this witness has attested, so nobody asks it for the rest."""
         self._handed_on[height] = frozenset()
 
     def forget(self, height: int) -> None:
-        """Of a round that no replica can need any more."""
+        """Forget a round that no replica can need any more."""
         self._had_by_all.pop(height, None)
         self._handed_on.pop(height, None)
 
     def needed(self, candidate: Candidate) -> list[int]:
-        """The levels of a result that this member holds."""
+        """Return the levels of a result that this member holds."""
         return [level for level in candidate.said.levels if level >= self._role.tier]
 
     def for_others(self, candidate: Candidate) -> list[int]:
-        """The levels of a result that it does not hold and has to have as a witness."""
+        """Return the levels of a result that it does not hold and must fetch as a witness."""
         return sorted(self._handed_on.get(candidate.said.height, frozenset()) & candidate.said.levels.keys())
 
     def complete(self, candidate: Candidate) -> bool:
-        """Whether all of it that concerns us is here, valid or not."""
+        """Return whether all levels that we hold were fetched, valid or not."""
         return not self.missing(candidate)
 
     def fetched(self, candidate: Candidate) -> bool:
-        """Whether all of it that concerns us, or that we have for others, is here, opened or not."""
+        """Return whether all levels that we hold or serve were fetched, revealed or not."""
         concerns = [*self.needed(candidate), *self.for_others(candidate)]
         return all(level in candidate.payloads for level in concerns)
 
     def whole(self, candidate: Candidate) -> bool:
-        """Whether all of it that concerns us is here and valid, and what we have for others is here."""
+        """Return whether all levels that we hold are valid, and those that we serve were
+        fetched.
+        """
         return self.complete(candidate) and self.fetched(candidate) and not candidate.bad
 
     def missing(self, candidate: Candidate) -> list[int]:
-        """The levels of it that concern us and are not decoded."""
+        """Return the levels that we hold and that are not decoded."""
         return [level for level in self.needed(candidate) if level not in candidate.valid | candidate.bad]
 
     async def fetch(self, candidate: Candidate, plan: RoundPlan) -> None:
-        """Fetch and decode the levels this member holds, until all are there."""
+        """Fetch and decode the levels that this member holds, until all are done."""
         await every(self._obtain(candidate, level, plan) for level in self.needed(candidate))
 
     async def fetch_for_others(self, candidate: Candidate, plan: RoundPlan) -> None:
-        """Fetch the levels that this member has for others, until all are there; those that it needs itself first."""
+        """Fetch the levels that this member serves, after those that it needs itself."""
         if self.for_others(candidate):
             await candidate.here.wait()
         await every(self._arrive(candidate, level, plan) for level in self.for_others(candidate))
 
+    # Ask again for as long as the chain stores the round. Report only the first failures, since a
+    # round may last for hours.
     async def _obtain(self, candidate: Candidate, level: int, plan: RoundPlan) -> None:
-        said, seconds = candidate.said, await self._arrive(candidate, level, plan)
+        said = candidate.said
+        seconds = await self._arrive(candidate, level, plan)
         await candidate.opens.wait()
         opened = self._ports.clock.monotonic()
         if not await self._decoded(candidate, level):
@@ -169,8 +175,10 @@ class Payloads:
         )
 
     async def _arrive(self, candidate: Candidate, level: int, plan: RoundPlan) -> float:
-        """Fetch a level; the seconds that the last try took."""
-        said, pauses, started = candidate.said, Backoff(_FIRST_PAUSE, _LONGEST_PAUSE), self._ports.clock.monotonic()
+        """Fetch a level. Return the seconds that the last try took."""
+        said = candidate.said
+        pauses = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
+        started = self._ports.clock.monotonic()
         while level not in candidate.payloads:
             started = self._ports.clock.monotonic()
             try:
@@ -196,8 +204,10 @@ class Payloads:
         candidate.served.append(payload.blake3)
 
     async def _decoded(self, candidate: Candidate, level: int) -> bool:
-        """Unmask and decode a level; whether it is valid."""
-        data, key, results = candidate.payloads[level], candidate.key, self._role.schema.results
+        """Unmask and decode a level. Return whether it is valid."""
+        data = candidate.payloads[level]
+        key = candidate.key
+        results = self._role.schema.results
         device = self._role.device
         try:
             votes = await self._decode(lambda: decode_level(masked(data, key, level), results, level, device))
@@ -212,8 +222,8 @@ class Payloads:
         return True
 
     def _holders(self, said: Commitment, level: int, plan: RoundPlan) -> list[bytes]:
-        """Who may have this level's payload: its trainer first, then the reachable members that hold the level, or have
-        it as witnesses.
+        """Return who may have this level's payload: its trainer, then reachable members that hold
+        or serve it.
         """
         others = {plan.seats[seat].p2p for seat in plan.shares if plan.seats[seat].tier <= level}
         levels, witnesses = self._had_by_all.get(said.height, (frozenset(), frozenset()))

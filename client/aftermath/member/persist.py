@@ -1,8 +1,8 @@
-"""Calls to the chain that must get through: tried again while the run still wants them.
+"""Calls to the chain that are retried while the run still wants them.
 
-Choices: an unreachable RPC is waited for, with a back-off that doubles up to a few seconds, for as long as the call
-still makes sense; a refusal by the program is final, and the caller says which refusals mean "already done". A refused
-duty is a warning: it costs this member's vote, not its life.
+An unreachable RPC node is retried with a doubling backoff. A refusal by the program is final;
+callers say which refusals mean "already done". A refused duty is a warning: it costs this member's
+vote, not its life.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from aftermath.coordinator.ports import Clock
 from aftermath.member.ports import Ports
 from aftermath.watch import kinds
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 4.0
-_FIRST_WAIT, _LONGEST_WAIT = 5.0, 60.0  # seconds until a duty is tried again that was refused, though not for good
+_FIRST_PAUSE = 0.25
+_LONGEST_PAUSE = 4.0
+_FIRST_WAIT = 5.0  # seconds until a duty with a temporary refusal is retried
+_LONGEST_WAIT = 60.0
 
 
 async def persist(
@@ -26,7 +28,8 @@ async def persist(
     wanted: Callable[[], bool],
     done_if: frozenset[Refusal] = frozenset(),
 ) -> bool:
-    """Make `call` until it succeeds; False if it is no longer `wanted` or is refused for a reason in `done_if`.
+    """Retry `call` until it succeeds. Return False if it is no longer `wanted`, or refused as in
+    `done_if`.
 
     Raises Refused for any other refusal.
     """
@@ -45,25 +48,28 @@ async def persist(
 
 
 class Duty:
-    """What a member owes the run while it is `wanted`. Refusals in `done_if` say that it is done, or not its turn."""
+    """A member's duty while it is `wanted`. Refusals in `done_if` mean done, or not its turn."""
 
     def __init__(
         self, ports: Ports, name: str, *, wanted: Callable[[], bool], done_if: frozenset[Refusal] = SETTLED
     ) -> None:
-        self._ports, self._name = ports, name
-        self._wanted, self._done_if = wanted, done_if
-        self._waits, self._not_before = Backoff(_FIRST_WAIT, _LONGEST_WAIT), float("-inf")
+        self._ports = ports
+        self._name = name
+        self._wanted = wanted
+        self._done_if = done_if
+        self._waits = Backoff(_FIRST_WAIT, _LONGEST_WAIT)
+        self._not_before = float("-inf")
         self._warned = False
         self.refused = False
-        """For good: nothing but another state of the run can change it."""
+        """Whether it was refused for good: only another state of the run can change that."""
 
     @property
     def due(self) -> bool:
-        """Whether it is worth a try now."""
+        """Return whether to try now."""
         return not self.refused and self._ports.clock.monotonic() >= self._not_before
 
     async def fulfil(self, call: Callable[[], Awaitable[None]]) -> bool:
-        """`persist`; any other refusal is a warning that names the duty, said once, and False."""
+        """Call `persist`. Any other refusal is one warning that names the duty; return False."""
         try:
             return await persist(self._ports.clock, call, wanted=self._wanted, done_if=self._done_if)
         except Refused as refusal:

@@ -1,4 +1,4 @@
-"""What one round asks of everybody, worked out from the chain's accounts alone."""
+"""The duties of all members in one round, computed from the chain's accounts alone."""
 
 from __future__ import annotations
 
@@ -24,20 +24,22 @@ class RoundPlan:
 
     @property
     def owing(self) -> frozenset[int]:
-        """The seats whose result the round needs."""
+        """Return the seats whose result the round needs."""
         return frozenset(seat for seat, share in self.shares.items() if share.len)
 
     def place(self, seat: int) -> ResultPlace:
-        """Where in the run the result of a seat is."""
+        """Return the place of a seat's result in the run."""
         return ResultPlace(self.run_id, self.epoch, self.header.height, self.header.seed, seat)
 
     def ranges(self, seat: int) -> list[range]:
-        """The sequences `seat` trains in this round; empty if it is not in it."""
+        """Return the sequences that `seat` trains in this round; empty if it is not in it."""
         share = self.shares.get(seat)
         return sequences(self.header, share) if share is not None else []
 
     def admits(self, said: Commitment, schema: Schema) -> bool:
-        """Whether a commitment comes from the member it names and covers exactly what that member was assigned."""
+        """Return whether a commitment comes from the member it names and covers exactly its
+        share.
+        """
         if said.seat not in self.owing:
             return False
         member = self.seats[said.seat]
@@ -53,11 +55,11 @@ class RoundPlan:
         )
 
     def comes_from(self, said: Key) -> bool:
-        """Whether a key is of this round, and of the member it names."""
+        """Return whether a key is of this round and of the member it names."""
         member = self.seats[said.seat]
         return said.place == self.place(said.seat) and (said.sender, said.signer) == (member.p2p, member.signer)
 
 
 def plan_round(run_id: str, epoch: int, header: Round, members: Members, verification_percent: int) -> RoundPlan:
-    """The plan of a round of an epoch, of which `members` still holds the tiers and weights."""
+    """Return the plan of a round. `members` must still have the epoch's tiers and weights."""
     return RoundPlan(run_id, epoch, header, members.seats, assign(header, members, verification_percent))

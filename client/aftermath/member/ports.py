@@ -1,7 +1,4 @@
-"""What the parts of a member are handed: its ports, its role in the run, its threads.
-
-Decided: a part is given these and not what lies behind them, and no part is given what it does not use.
-"""
+"""The dependencies of a member's parts: its ports, its role in the run, its threads."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from aftermath.watch.events import Events
 
 
 class Desync(Exception):
-    """This member has missed something that can no longer be had; it sits the epoch out and joins the next one."""
+    """This member has missed something for good. It skips the epoch and joins the next one."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +25,7 @@ class Ports:
 
     coordinator: Coordinator
     feed: RunFeed
-    """What the coordinator last said."""
+    """The coordinator's newest view."""
     transport: Transport
     clock: Clock
     attention: Attention
@@ -44,11 +41,11 @@ class Role:
     tier: int
     p2p_secret: bytes
     device: torch.device | None = None
-    """Where the replica is, and votes may stay; None: on the CPU."""
+    """Device of the replica and of votes. None: the CPU."""
 
     @property
     def levels(self) -> range:
-        """The levels this member holds."""
+        """Return the levels that this member holds."""
         return range(self.tier, self.schema.state.levels)
 
 
@@ -59,12 +56,12 @@ class Workers:
     compute: Worker
     """Owns the replica."""
     decode: Worker
-    """Checks and decodes what peers sent."""
+    """Checks and decodes peers' payloads."""
     upload: Worker
-    """Sends checkpoints to the Hub."""
+    """Uploads checkpoints to the Hub."""
     write: Worker
-    """Writes the files of results."""
+    """Writes result files."""
     read: Worker
     """Reads the sequences of a share."""
     state: Worker
-    """Hashes and copies what the optimizer knows, while no share is trained."""
+    """Hashes and copies the optimizer state while no share is trained."""

@@ -1,14 +1,8 @@
-"""What this member's optimizer alone knows, kept for a restart.
+"""The private optimizer state on disk, for a restart.
 
-Choices:
-- one file, put in the last one's place after every epoch. It is bound to the run, the tier, the epoch and the hashes of
-  the weights that it belongs to, and is taken for exactly these: a member that was away for an epoch begins with
-  nothing, since what it had not sent then is of other weights, and so do all in a run's cold start;
-- it is written by a thread of its own and read when the model is here; whatever goes wrong is a warning, and the member
-  begins with nothing;
-- the commitment of which it is the state after is kept with it, so that the next one can name it; a state with another
-  root than that says is damaged;
-- the file is never given to others nor taken from them.
+Each epoch replaces the one file. It is bound to the run, tier, epoch and weight hashes, and is used
+for exactly these: after a missed epoch or a cold start, the state belongs to other weights and is
+not used. Any failure is a warning, and the member begins without a state.
 """
 
 from __future__ import annotations
@@ -35,7 +29,8 @@ from aftermath.optim.private_blocks import tree_of
 from aftermath.replica.replica import Replica
 from aftermath.watch import kinds
 
-_BOUND, _TOLD = "bound", "told"
+_BOUND = "bound"
+_TOLD = "told"
 
 
 class _Bound(msgspec.Struct, frozen=True):
@@ -46,13 +41,13 @@ class _Bound(msgspec.Struct, frozen=True):
     schema: str
     tier: int
     epoch: int
-    """The next one."""
+    """The next epoch."""
     levels: dict[str, str]
-    """SHA-256 of every level held."""
+    """SHA-256 of every held level."""
 
 
 class _Told(msgspec.Struct, frozen=True):
-    """The root of a state in hex, and the epoch and height of the commitment that has it."""
+    """The root of a state in hex, and the epoch and height of its commitment."""
 
     root: str
     epoch: int
@@ -60,18 +55,24 @@ class _Told(msgspec.Struct, frozen=True):
 
 
 class PrivateState:
-    """Keeps one member's, if it was asked to."""
+    """Saves one member's state, if requested."""
 
     def __init__(self, ports: Ports, role: Role, workers: Workers, own: OwnState, directory: Path | None) -> None:
-        self._ports, self._role, self._workers, self._own = ports, role, workers, own
+        self._ports = ports
+        self._role = role
+        self._workers = workers
+        self._own = own
         self._writing: asyncio.Task[None] | None = None
         identity = ports.feed.view.run.identity
         self._file = _file_in(directory, ports.coordinator.wallet, identity) if directory else None
 
     async def keep(self, replica: Replica, epoch: int, hashes: Mapping[int, bytes]) -> None:
-        """Have the state of a replica written in the background, which has ended that epoch with these hashes."""
-        file, told = self._file, self._own.told
-        if file is None or told is None:  # there is nothing to keep of an optimizer that has learnt nothing
+        """Write, in the background, the state of a replica that ended that epoch with these
+        hashes.
+        """
+        file = self._file
+        told = self._own.told
+        if file is None or told is None:  # an optimizer that has not trained has no state
             return
         await self.settle()
         bound = self._bound(epoch + 1, hashes)
@@ -79,7 +80,9 @@ class PrivateState:
         self._writing = asyncio.ensure_future(self._write(file, state, bound, told))
 
     async def restore(self, replica: Replica, epoch: int) -> None:
-        """Take what is kept over into a new replica, that begins this epoch, if it is the one it belongs to."""
+        """Restore the saved state into a replica that begins this epoch, if it belongs to it."""
+        # The commitment is saved with the state, so that the next one can name it. A state with
+        # another root is damaged. The file is never shared with other members.
         if (file := self._file) is None or not file.exists():
             return
         hashes = await self._workers.compute(replica.hashes)
@@ -99,12 +102,12 @@ class PrivateState:
         self._ports.events.emit(kinds.Warning(message=f"the optimizer begins with nothing: {why}", until="trained"))
 
     async def settle(self) -> None:
-        """Wait for what is being written."""
+        """Wait for the write under way."""
         if self._writing is not None:
             await asyncio.wait([self._writing])
 
     async def close(self) -> None:
-        """Give up what is not written yet."""
+        """Cancel the write under way."""
         if self._writing is not None:
             await cancel([self._writing])
 
@@ -121,18 +124,18 @@ class PrivateState:
     async def _write(self, file: Path, state: Mapping[str, Tensor], bound: _Bound, told: StateRoot) -> None:
         try:
             await self._workers.write(lambda: _save(file, state, bound, told))
-        except Exception as error:  # nobody awaits this task, so it has to be told here
+        except Exception as error:  # nobody awaits this task, so report the error here
             self._ports.events.emit(kinds.Warning(message=f"what the optimizer knows is not kept: {error}"))
 
 
 def _file_in(directory: Path, wallet: bytes, identity: str) -> Path:
-    """Return the file of a wallet and a run: a later run of the same id has another one."""
+    """Return the file of a wallet and a run. A later run of the same id has another one."""
     name = hashlib.sha256(f"{wallet.hex()} {identity}".encode()).hexdigest()
     return directory / f"{name[:16]}.safetensors"
 
 
 def _save(file: Path, state: Mapping[str, Tensor], bound: _Bound, told: StateRoot) -> None:
-    """Raises CheckpointError; the last one is then untouched."""
+    """Write the file. Raises CheckpointError, and leaves the last one untouched."""
     said = _Told(told.root.hex(), told.epoch, told.height)
     about = {_BOUND: msgspec.json.encode(bound).decode(), _TOLD: msgspec.json.encode(said).decode()}
     with writing(file.parent):
@@ -142,7 +145,7 @@ def _save(file: Path, state: Mapping[str, Tensor], bound: _Bound, told: StateRoo
 
 
 def _read(file: Path, bound: _Bound) -> tuple[dict[str, Tensor], StateRoot] | None:
-    """The state in a file and what was told of it; None if it is bound to something else.
+    """Return the state in a file and its published root. None if it is bound to something else.
 
     Raises CheckpointError if it is damaged.
     """

@@ -1,12 +1,8 @@
-"""Readiness: who has the model in this warm-up, and what an elected witness tells the chain about it.
+"""Readiness: which members have the model in this warm-up, and the witness's report of it.
 
-Choices: a member's readiness counts under the key that signed it and the wallet that it speaks for, never under a seat
-it merely names: several seats of the chain may claim one key, which is one member's only. Of a key the wallet counts
-that it named last, so that nobody fills others' memory with wallets that it makes up. A witness waits for everybody
-who can be reached, and only a little for the others. Where the model comes from peers, it waits for half of the
-warm-up's time once two thirds of the members, who stand for two thirds of the weight, are ready, and longer only while
-somebody takes the model from it: one member that never says it is ready does not cost every epoch a warm-up's whole
-time. How far others are with a durable checkpoint nobody sees, so they have all the time there is.
+A witness waits for all reachable members, and only a little for the others. If the model comes from
+peers, it waits for half of the warm-up once two thirds of the members by number and weight are
+ready, and longer only while a peer fetches the model from it.
 """
 
 from __future__ import annotations
@@ -22,20 +18,23 @@ from aftermath.rules.members import Members
 from aftermath.rules.run import Run
 from aftermath.rules.state import MemberState, ModelSource
 
-_PATIENCE = 5.0  # seconds a ready witness waits for members it cannot reach
-_LATELY = 10.0  # seconds; who takes the model from several peers comes to each now and then
+_PATIENCE = 5.0  # seconds that a ready witness waits for unreachable members
+_LATELY = 10.0  # seconds; a member that fetches from several peers asks each now and then
 _LOOK_AGAIN = 1.0
 
 
 class Readiness:
-    """The p2p keys and wallets of those who announced that they are ready, by epoch."""
+    """The p2p keys and wallets of ready members, by epoch."""
 
     def __init__(self) -> None:
         self.changed = Pulse()
         self._ready: dict[int, dict[bytes, bytes]] = {}
 
     def hear(self, said: Ready) -> None:
-        """Take an announcement whose signature is checked."""
+        """Record an announcement whose signature was checked."""
+        # Readiness counts under its signing key and wallet, never under the named seat: several
+        # seats on chain may claim one key. The last named wallet of a key counts, so nobody fills
+        # others' memory with made-up wallets.
         self._ready.setdefault(said.epoch, {})[said.sender] = said.signer
         self.changed.fire()
 
@@ -43,13 +42,15 @@ class Readiness:
         return frozenset(self._ready.get(epoch, {}).items())
 
     def forget_before(self, epoch: int) -> None:
-        """Forget earlier epochs. The running one stays: a warm-up may be tried again under its number."""
+        """Forget earlier epochs. The running one stays: a warm-up may be tried again under its
+        number.
+        """
         for old in [one for one in self._ready if one < epoch]:
             del self._ready[old]
 
 
 async def announce_ready(ports: Ports, role: Role, readiness: Readiness, run: Run, seat: int) -> None:
-    """Tell the others, and as an elected witness tell the chain once all are ready (or out of reach)."""
+    """Announce readiness, and as a witness tell the chain once all are ready or out of reach."""
     me = Ready(
         sender=ports.transport.node_id,
         signer=ports.coordinator.wallet,
@@ -63,18 +64,20 @@ async def announce_ready(ports: Ports, role: Role, readiness: Readiness, run: Ru
 
 
 async def _witness(ports: Ports, readiness: Readiness, run: Run, seat: int) -> None:
-    """Tell the chain when all are ready, if this member is a witness, or becomes one because others leave."""
+    """Tell the chain when all are ready, if this member is or becomes a witness."""
     duty = Duty(
         ports,
         "the report that this member is ready",
         wanted=lambda: not warmup_over(run, ports.feed.run),
     )
-    patient_until, reading = ports.clock.monotonic() + _PATIENCE, _Reading(ports)
+    patient_until = ports.clock.monotonic() + _PATIENCE
+    reading = _Reading(ports)
     while not duty.refused and not warmup_over(run, now := ports.feed.run):
         members = ports.feed.members
         elected = now.seed_is_drawn and seat in witnesses(now.current, members)
         impatient = ports.clock.monotonic() >= patient_until
-        taken, half = reading.lately(), run.state_started_at + run.config.warmup_time / 2
+        taken = reading.lately()
+        half = run.state_started_at + run.config.warmup_time / 2
         most_suffice = whole_from_peers(run) and ports.coordinator.now() >= half and not taken
         if elected and duty.due and _all_ready(ports, readiness, run, members, impatient, most_suffice):
             reported = await duty.fulfil(lambda: ports.coordinator.warmup_witness(seat, now.round_id))
@@ -86,7 +89,9 @@ async def _witness(ports: Ports, readiness: Readiness, run: Run, seat: int) -> N
 def _all_ready(
     ports: Ports, readiness: Readiness, run: Run, members: Members, impatient: bool, most_suffice: bool
 ) -> bool:
-    """Whether nobody is waited for any more; `most_suffice`: nor are the others, once two thirds are ready."""
+    """Return whether to wait no longer. `most_suffice`: two thirds are enough."""
+    # One member that never reports ready must not cost every epoch a whole warm-up. With a durable
+    # checkpoint nobody sees how far others are, so they have all of the time.
     waiting = list(bitmap.seats(run.current.roster & members.mask(MemberState.HEALTHY)))
     whose = {seat: (members.seats[seat].p2p, members.seats[seat].signer) for seat in waiting}
     ready = readiness.of(run.epoch)
@@ -99,20 +104,25 @@ def _all_ready(
 
 
 def whole_from_peers(run: Run) -> bool:
-    """Whether those who lack the model take all of it from peers, so that somebody sees it."""
+    """Return whether members fetch the whole model from peers, which peers can see."""
     return run.model_source is ModelSource.PEERS and not run.levels_lost and not contents.unattested(run)
 
 
 class _Reading:
-    """Whether others take the model from this member: what else would it send them in a warm-up?"""
+    """Detects that others fetch the model from this member. A warm-up has no other large
+    traffic.
+    """
 
     def __init__(self, ports: Ports) -> None:
-        self._ports, self._sent = ports, ports.transport.stats().sent["blob"]
+        self._ports = ports
+        self._sent = ports.transport.stats().sent["blob"]
         self._at = float("-inf")
 
     def lately(self) -> bool:
-        """Ask often: it is found out by looking."""
-        sent, now = self._ports.transport.stats().sent["blob"], self._ports.clock.monotonic()
+        """Return whether a peer fetched recently. Call often: it samples."""
+        sent = self._ports.transport.stats().sent["blob"]
+        now = self._ports.clock.monotonic()
         if sent > self._sent:
-            self._sent, self._at = sent, now
+            self._sent = sent
+            self._at = now
         return now < self._at + _LATELY

@@ -1,13 +1,9 @@
-"""What was trained in the rounds that still matter: who announced what, and what of it stood up to checking.
+"""The announced results of recent rounds, and which of them passed the checks.
 
-Choices:
-- an announcement counts only if it is what the chain's accounts say its sender had to do (`RoundPlan.admits`);
-- a member that signs two different results of one round has delivered none, as far as a witness is concerned;
-- whose private state does not go on from its last result (`member.lineage`) has delivered none either, to a witness
-  that knows it; what a quorum accepted all the same is applied;
-- of whom a witness that is closed hears a result afterwards has delivered none, as far as it is concerned: that may be
-  a copy. A key counts if the seal of what it opens names it, whoever passes it on; of a result not heard of yet one is
-  kept.
+An announcement counts only if it matches its sender's assignment (`RoundPlan.admits`). For a
+witness, a member has delivered nothing if it signed two results of one round, or if its private
+state does not continue from its last result (`member.lineage`). A result that a quorum accepted is
+applied anyway.
 """
 
 from __future__ import annotations
@@ -39,13 +35,15 @@ from aftermath.watch import kinds
 Fetch = Callable[[Candidate, RoundPlan], Coroutine[Any, Any, None]]
 
 TOPIC = "commitments"
-_MAX_UNASSIGNED = 16  # announcements of one peer in one round that are not what it was assigned, until it is kept out
-_MAX_PER_MEMBER = 2  # two different commitments of one member in one round prove that it lies; no more are kept
+_MAX_UNASSIGNED = 16  # a peer's unassigned announcements in one round before it is barred
+_MAX_PER_MEMBER = 2  # two different commitments of one member in one round prove a lie
 _UNASSIGNED = "not what it was assigned"
 CLOSED_ON = "it was announced after this witness was closed"
 MOST_PER_SEAT = 8
-"""Most announcements of a seat in an answer: two results and accepted ones, their keys, and a closing."""
-_LONGEST_QUESTION = 1024  # bytes: a height and 256 seats take fewer, and reading one takes time for each value
+"""Most announcements per seat in an answer: two results and accepted ones, their keys, and a
+closing.
+"""
+_LONGEST_QUESTION = 1024  # bytes; a height and 256 seats take fewer
 
 
 class Results:
@@ -59,8 +57,9 @@ class Results:
         signed: SignedResults | None = None,
         downloads: int | None = None,
     ) -> None:
-        """At most `downloads` payloads are fetched at once."""
-        self._ports, self._role = ports, role
+        """Fetch at most `downloads` payloads at once."""
+        self._ports = ports
+        self._role = role
         self._signed = signed or SignedResults()
         self.changed = Pulse()
         self.payloads = Payloads(ports, role, decode, self.changed.fire, downloads)
@@ -71,17 +70,17 @@ class Results:
         self._early: dict[int, dict[bytes, dict[bytes, Commitment]]] = {}
         self._refused: dict[int, dict[int | None, set[bytes]]] = defaultdict(dict)
         self._keys: dict[int, dict[int, tuple[Key, bytes]]] = defaultdict(dict)
-        """By height and seat: keys that open nothing that was heard of yet."""
+        """Keys by height and seat whose result was not heard of yet."""
         self._closed: set[int] = set()
         self._lineage = Lineage()
         self.closings = Closings(ports.feed)
         self.evidence = Evidence(ports.events)
         ports.transport.handle(TOPIC, self._answer)
 
-    # --- rounds -------------------------------------------------------------------------------------------------
+    # --- rounds -----------------------------------------------------------------------------------
 
     def begin(self, epoch: int) -> None:
-        """Forget everything of other epochs and listen for this one. Old payloads are served until rounds go on."""
+        """Forget other epochs and listen for this one. Old payloads are served until rounds run."""
         for height in list(self._plans):
             self._forget(height)
         self._early.clear()
@@ -89,7 +88,9 @@ class Results:
         self._epoch = epoch
 
     def open(self, plan: RoundPlan) -> None:
-        """Start judging announcements of a round; forget those that no replica can need any more."""
+        """Judge announcements of a round from now on. Forget those that no replica needs any
+        more.
+        """
         newest = plan.header.height
         self._plans[newest] = plan
         for announcements in self._early.pop(newest, {}).values():
@@ -106,12 +107,14 @@ class Results:
         return self._plans.get(height)
 
     def sequences(self, height: int, seats: Iterable[int]) -> list[list[int]]:
-        """What the results of these seats were trained on: [start, stop) of each range of sequences."""
+        """Return the training data of these seats' results: [start, stop) of each range of
+        sequences.
+        """
         plan = self._plans.get(height)
         return [[r.start, r.stop] for seat in sorted(seats) for r in plan.ranges(seat)] if plan is not None else []
 
     def _forget(self, height: int) -> None:
-        """Forget a round; its payloads are still served until `_retract`."""
+        """Forget a round. Its payloads are served until `_retract`."""
         del self._plans[height]
         self._refused.pop(height, None)
         self._keys.pop(height, None)
@@ -123,7 +126,7 @@ class Results:
             self._retired += candidate.served
 
     def _retract(self) -> None:
-        """Stop serving forgotten payloads, except those that are also the payload of a round that still matters."""
+        """Stop serving forgotten payloads, except those that a current round shares."""
         needed = {digest for found in self._found.values() for c in _all(found) for digest in c.served}
         for digest in self._retired:
             if digest not in needed:
@@ -131,7 +134,7 @@ class Results:
         self._retired = []
 
     def applied(self, height: int) -> None:
-        """Let go of the votes of a round that is in the replica."""
+        """Free the votes of a round that was applied."""
         for candidate in _all(self._found.get(height, {})):
             candidate.votes.clear()
 
@@ -140,24 +143,25 @@ class Results:
         self.begin(-1)
         self._retract()
 
-    # --- what comes in ------------------------------------------------------------------------------------------
+    # --- what comes in ----------------------------------------------------------------------------
 
     def hear(self, said: Commitment, raw: bytes) -> None:
-        """Take an announcement whose signature is checked and whose sender is who sent it."""
+        """Record an announcement from its sender whose signature was checked."""
         if said.epoch != self._epoch:
             return
         if said.height in self._plans:
             self.admit(said, raw)
         elif 0 < said.height - max(self._plans, default=-1) <= STORED_ROUNDS:
             kept = self._early.setdefault(said.height, {}).setdefault(said.sender, {})
-            if len(kept) < _MAX_PER_MEMBER:  # so nobody can crowd out the announcements of others
+            if len(kept) < _MAX_PER_MEMBER:  # so nobody can displace others' announcements
                 kept[raw] = said
 
     def admit(self, said: Commitment, raw: bytes, *, accepted: bool = False, relayed: bool = False) -> None:
-        """Keep an announcement if it is what its sender was assigned; `accepted`: the chain says it is the one.
+        """Record an announcement if it matches its sender's assignment.
 
-        `relayed`: another peer passed it on. A member is charged only for what it sends itself, because anyone can
-        pass on what that member signed in another attempt at the round.
+        `accepted`: the chain says it is the right one. `relayed`: another peer passed it on. A
+        member is charged only for its own messages, because anybody can pass on what it signed in
+        another attempt at the round.
         """
         plan = self._plans.get(said.height)
         if plan is None or said.epoch != self._epoch:
@@ -166,7 +170,8 @@ class Results:
             if not relayed:
                 self._refuse(said, raw, plan)
             return
-        candidates, digest = self._found[said.height].setdefault(said.seat, []), said.digest
+        candidates = self._found[said.height].setdefault(said.seat, [])
+        digest = said.digest
         if any(c.digest == digest for c in candidates) or (len(candidates) >= _MAX_PER_MEMBER and not accepted):
             return
         if candidates:
@@ -174,6 +179,7 @@ class Results:
                 kinds.Refused(height=said.height, seat=said.seat, why="it announced another result too")
             )
             self.evidence.add(said, candidates[0].raw, raw)
+        # A witness rejects results announced after it closed the round: they could be copies.
         candidate = Candidate(said, raw, digest, late=said.height in self._closed)
         candidates.append(candidate)
         if candidate.late:
@@ -187,14 +193,18 @@ class Results:
         self.changed.fire()
 
     def hear_of_opening(self, said: Closed | Key, raw: bytes) -> None:
-        """Take what has to do with opening results, whose signature is checked."""
+        """Record a closing or a key whose signature was checked."""
         if isinstance(said, Closed):
             self.closings.hear(said, raw)
         else:
             self.hear_key(said, raw)
 
     def hear_key(self, said: Key, raw: bytes) -> None:
-        """Take a key whose signature is checked, if it opens what its sender announced, or may yet."""
+        """Record a key whose signature was checked, if it fits its sender's result, or may fit a
+        later one.
+
+        Anybody may pass a key on. One early key per member is kept.
+        """
         plan = self._plans.get(said.height)
         if plan is None or not plan.comes_from(said):
             return
@@ -208,36 +218,39 @@ class Results:
             self._keys[said.height][said.seat] = said, raw
 
     def close_round(self, height: int) -> None:
-        """As a witness: what is heard of from now on is attested by this member no more."""
+        """Stop attesting results, as a witness, that are announced from now on."""
         self._closed.add(height)
 
     def _follow(self, seat: int) -> None:
-        """Look whether a member's private states go on from each other; they may be heard in any order."""
+        """Check that a member's private states continue from each other. They may arrive in any
+        order.
+        """
         for candidate in (c for found in self._found.values() for c in found.get(seat, ())):
             if not candidate.broken and (why := self._lineage.broken(candidate.said)) is not None:
                 candidate.broken = True
                 self._ports.events.emit(kinds.Refused(height=candidate.said.height, seat=seat, why=why))
 
     def _refuse(self, said: Commitment, raw: bytes, plan: RoundPlan) -> None:
-        """Say whose announcement is not what it was assigned, once a round; who goes on with such is kept out.
+        """Report a member with an unassigned announcement once a round. Bar a peer that continues.
 
-        The seat is that of the key and the wallet that it is from, whatever seat it names: anybody may write another
-        one's key into the chain, but not sign with it. None if these are no member's.
+        The seat is that of the sender's key and wallet, not the named one: anybody can write
+        another member's key into the chain, but not sign with it. None if these are not a member's.
         """
         whose = (said.sender, said.signer)
         seat = next((index for index, member in enumerate(plan.seats) if (member.p2p, member.signer) == whose), None)
         refused = self._refused[said.height].setdefault(seat, set())
         if not refused:
             self._ports.events.emit(kinds.Refused(height=said.height, seat=seat, why=_UNASSIGNED))
-        refused.add(raw)  # signed: nobody else can make them more
+        refused.add(raw)  # signed, so only the sender can add to them
         if len(refused) > _MAX_UNASSIGNED:
             refused.pop()
-            if seat is None:  # these are many keys together, and peers can pass on those of anybody
+            if seat is None:  # many keys share this entry, and peers can relay anybody's
                 return
             self._ports.transport.bar(said.sender, f"over {_MAX_UNASSIGNED} announcements of a round {_UNASSIGNED}")
 
     def may_sign(self, place: ResultPlace, digest: bytes) -> bool:
-        """Return whether this member has signed no other result of that place, and record that it signs this one.
+        """Return whether this member has signed no other result of that place, and record that it
+        signs this one.
 
         Waits for the disk. Raises OSError as `SignedResults.record` does.
         """
@@ -246,7 +259,9 @@ class Results:
     def keep_own(
         self, said: Commitment, raw: bytes, votes: Mapping[int, Votes], payloads: Mapping[int, bytes], key: bytes
     ) -> None:
-        """Add this member's own result, whose payloads are published already, masked by that key."""
+        """Add this member's own result, whose payloads are published already, masked by that
+        key.
+        """
         served = [payload.blake3 for payload in said.levels.values()]
         own = Candidate(said, raw, said.digest, dict(votes), dict(payloads), set(votes), served)
         own.open(key)
@@ -254,8 +269,8 @@ class Results:
         self.changed.fire()
 
     def have_for_others(self, height: int) -> None:
-        """As a witness: have what all witnesses of that round's results have, also of levels this member does not
-        hold.
+        """Fetch, as a witness, the levels that all witnesses of a round fetch, including levels not
+        held.
         """
         plan = self._plans.get(height)
         if plan is not None and self.payloads.hand_on(height):
@@ -263,9 +278,7 @@ class Results:
                 candidate.for_others.append(self._start(candidate, plan, self.payloads.fetch_for_others))
 
     def has_attested(self, height: int) -> None:
-        """As a witness, or after its time: what is not here yet of that round's results is fetched for others no more,
-        since this member does not say that it has it.
-        """
+        """Stop fetching for others: this witness has attested, or its time is over."""
         if height not in self._plans:
             return
         self.payloads.hand_on_no_more(height)
@@ -287,48 +300,54 @@ class Results:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._ports.events.emit(kinds.Warning(message=f"a result could not be fetched: {error}"))
 
-    # --- what is known ------------------------------------------------------------------------------------------
+    # --- what is known ----------------------------------------------------------------------------
 
     def candidates(self, height: int, seat: int) -> list[Candidate]:
-        """What a member announced of a round, in the order it came."""
+        """Return a member's announced results of a round, in order of arrival."""
         return self._found.get(height, {}).get(seat, [])
 
     def announced(self, height: int) -> frozenset[int]:
-        """The seats that have announced a result of this round."""
+        """Return the seats that have announced a result of this round."""
         return frozenset(self._found.get(height, {}))
 
     def held(self, height: int) -> dict[int, bytes]:
-        """The commitment of every seat whose one result can be attested: {seat: 32-byte digest}.
+        """Return the attestable commitments: {seat: 32-byte digest}.
 
-        That is held whole and valid, was heard of in time, and its private state goes on from the one before, as far as
-        that is known.
+        Such a result is the seat's only one, whole, valid and in time, and its private state
+        continues from the last one as far as known.
         """
         found = sorted(self._found.get(height, {}).items())
         return {seat: c[0].digest for seat, c in found if not _worthless(c) and self.payloads.whole(c[0])}
 
     def fetched(self, height: int) -> frozenset[int]:
-        """The seats whose result is here, opened or not, or is known to be worthless."""
+        """Return the seats whose result was fetched, revealed or not, or is known to be
+        worthless.
+        """
         found = self._found.get(height, {}).items()
         return frozenset(seat for seat, c in found if _worthless(c) or self.payloads.fetched(c[0]))
 
     def settled(self, height: int) -> frozenset[int]:
-        """The seats whose result is held, or is known to be worthless: nothing is left to wait for."""
+        """Return the seats whose result is attestable or known to be worthless: nothing is
+        missing.
+        """
         found = self._found.get(height, {}).items()
         return frozenset(seat for seat, c in found if _worthless(c) or self.payloads.whole(c[0]))
 
     def sealed(self, height: int) -> frozenset[int]:
-        """The seats that have announced a result whose key is not known."""
+        """Return the seats whose announced result has no known key."""
         return frozenset(s for s, found in self._found.get(height, {}).items() if not all(c.key for c in found))
 
     def unopened(self) -> list[ResultPlace]:
-        """The places of this member's own results whose key it has told nobody."""
+        """Return the places of this member's own results whose key it has not revealed."""
         mine = (c.said for found in self._found.values() for c in _all(found) if c.key and not c.told)
         return [said.place for said in mine if said.sender == self._ports.transport.node_id]
 
-    # --- what others may ask ------------------------------------------------------------------------------------
+    # --- what others may ask ----------------------------------------------------------------------
 
     async def _answer(self, peer: bytes, body: bytes) -> bytes:
-        """What the seats asked for announced of a round, as it was signed: results, keys, that they are closed."""
+        """Answer a request with the signed announcements of these seats: results, keys,
+        closings.
+        """
         del peer
         if len(body) > _LONGEST_QUESTION:
             raise RequestRefused("a height and seats take fewer bytes")
@@ -336,7 +355,8 @@ class Results:
             asked: tuple[int, list[int]] = msgpack_as(body, tuple[int, list[int]])
         except Malformed as error:
             raise RequestRefused("a height and seats are expected") from error
-        height, seats = asked[0], sorted(set(asked[1]))
+        height = asked[0]
+        seats = sorted(set(asked[1]))
         found = [c for seat in seats for c in self.candidates(height, seat)]
         keys = [c.told for c in found if c.told]
         told = [*(c.raw for c in found), *keys, *self.closings.told(height, seats)]
@@ -344,7 +364,7 @@ class Results:
 
 
 def _worthless(found: list[Candidate]) -> bool:
-    """Whether what a member announced of a round is nothing that a witness attests."""
+    """Return whether no witness attests any of a member's results of a round."""
     return len(found) > 1 or bool(found[0].bad) or found[0].broken or found[0].late
 
 

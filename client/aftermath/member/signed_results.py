@@ -1,6 +1,7 @@
-"""Which results this member has signed, kept on disk across restarts.
+"""The results that this member has signed, on disk across restarts.
 
-Two signed results of one place cost a member its bond, and a lying node can show a restarted member a round again.
+Two signed results of one place cost a member its bond, and a lying node can show a restarted member
+a round again.
 """
 
 from __future__ import annotations
@@ -19,20 +20,26 @@ from aftermath.base.locks import alone_in
 from aftermath.rules.seal import ResultPlace
 
 _KEPT = 10_000
-"""How many signed results are kept, apart from those of each run's newest epoch: a proof names that epoch."""
+"""Number of signed results kept, apart from those of each run's newest epoch: a proof names that
+epoch.
+"""
 
 _Line = tuple[str, int, int, int, int, str]
 """The fields of a place, then the digest in hex."""
 
 
 class SignedResults:
-    """The digests that this member has signed, by place. Without a directory they are forgotten with the process."""
+    """The digests that this member has signed, by place. Without a directory they end with the
+    process.
+    """
 
     def __init__(self, directory: Path | None = None, key: bytes = b"") -> None:
-        """Read what was signed with the p2p key `key`. Raises Unsuitable if that is damaged, or cannot be kept."""
+        """Read what was signed with the p2p key `key`. Raises Unsuitable if that is damaged or
+        cannot be kept.
+        """
         self._digests: dict[ResultPlace, bytes] = {}
         self._epochs: dict[str, int] = {}
-        """By run id, the newest epoch that was signed for."""
+        """Newest signed epoch, by run id."""
         self._lines = 0
         self._file = directory / f"{key.hex()}.jsonl" if directory is not None else None
         if self._file is None:
@@ -48,9 +55,10 @@ class SignedResults:
             ) from None
 
     def record(self, place: ResultPlace, digest: bytes) -> bool:
-        """Record that a result is signed, on disk when this returns. Return whether no other one of its place is.
+        """Record a signature, on disk before returning. Return whether no other result of its place
+        is signed.
 
-        Raises OSError if it cannot be written; then the result must not be announced.
+        Raises OSError if it cannot be written. Then the result must not be announced.
         """
         known = self._digests.get(place)
         if known is not None:
@@ -62,7 +70,7 @@ class SignedResults:
         return True
 
     def _remember(self, place: ResultPlace, digest: bytes) -> None:
-        """Keep a digest, and forget the oldest of a past epoch if there are too many."""
+        """Keep a digest. Forget the oldest of a past epoch if there are too many."""
         self._digests[place] = digest
         self._epochs[place.run_id] = max(place.epoch, self._epochs.get(place.run_id, 0))
         if len(self._digests) > _KEPT:
@@ -72,7 +80,7 @@ class SignedResults:
 
     def _append(self, file: Path, place: ResultPlace, digest: bytes) -> None:
         if self._lines >= 2 * max(_KEPT, len(self._digests)):
-            self._read(file)  # a process that signs for another run with this key may have written lines
+            self._read(file)  # another process with this key may have added lines for its run
         is_new = not file.exists()
         descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
@@ -83,7 +91,7 @@ class SignedResults:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 sync_bytes(descriptor)
             except OSError:
-                os.ftruncate(descriptor, end)  # half a line would make the next one unreadable
+                os.ftruncate(descriptor, end)  # a partial line would corrupt the next one
                 raise
         finally:
             os.close(descriptor)
@@ -97,12 +105,12 @@ class SignedResults:
         self._lines = len(self._digests)
 
     def _read(self, file: Path) -> None:
-        """Take up what the file has, and write it again without what is forgotten."""
+        """Load the file, and rewrite it without forgotten lines."""
         if not file.exists():
             return
         *lines, torn = file.read_bytes().split(b"\n")
         known = self._digests
-        self._digests = {}  # the file has all of them, in the order in which they were signed
+        self._digests = {}  # the file has all of them, in signing order
         for number, line in enumerate(lines, start=1):
             try:
                 run_id, epoch, height, seed, seat, digest = cast(_Line, json_as(line, _Line))
@@ -114,7 +122,7 @@ class SignedResults:
                     "Take part with another key: --identity-secret-key-path FILE",
                 ) from None
         self._lines = len(lines)
-        if torn or self._lines > len(self._digests):  # the process died while it wrote, before it announced that result
+        if torn or self._lines > len(self._digests):  # the process died during a write, before that announcement
             self._rewrite(file)
 
 

@@ -1,11 +1,7 @@
-"""How fast this machine is, found out before it joins: its share of a round is in proportion to that.
+"""This machine's speed, measured before it joins: its share of a round is in proportion.
 
-Decided
-- It is said what is measured and how long that can take. A machine that has not finished by then joins with the
-  smallest share, since a share that it does in time says more than any measurement.
-- Making the model that is measured with may take longer, since that grows with the model and not with the machine.
-- Whose share would not be done within a round is told so before it joins. The share is that among the members which
-  are there, and as many like them as the run waits for; nobody has less than one sequence.
+A machine that has not finished in time joins with the smallest share, since a share done in time
+says more than any measurement.
 """
 
 from __future__ import annotations
@@ -29,12 +25,12 @@ from aftermath.watch import kinds
 PATIENCE = 10.0
 """Seconds after which a member joins without knowing its speed."""
 MAKING = 50.0
-"""Seconds that making a model may take before."""
+"""Seconds that making a model may take first. They grow with the model, not with the machine."""
 _SLOWEST = 1
 
 
 async def measured_weight(ports: Ports, role: Role, compute: Worker, origin: Origin, seq_len: int) -> int:
-    """This machine's throughput in sequences per minute, as a member declares it."""
+    """Return this machine's throughput in sequences per minute, for the member's declaration."""
     ports.events.emit(
         kinds.Measuring(tier=role.tier, parameters=role.schema.state.parameters(role.tier), limit=PATIENCE)
     )
@@ -65,7 +61,9 @@ async def measured_weight(ports: Ports, role: Role, compute: Worker, origin: Ori
 
 
 def too_slow(view: View, own: bytes, weight: int) -> str:
-    """Why a member of this weight, with this key, could not do its share of a round in time; empty if it could."""
+    """Return why a member of this weight and key could not train its share in time; empty if it
+    could.
+    """
     limit = time_for_results(view.run.config)
     share = expected_share(view, own, weight)
     seconds = share * 60 / weight
@@ -79,8 +77,11 @@ def too_slow(view: View, own: bytes, weight: int) -> str:
 
 
 def expected_share(view: View, own: bytes, weight: int) -> int:
-    """Sequences of a round that a member of this weight, with this key, would train."""
-    run, members = view.run, view.members
+    """Return the sequences of a round that a member of this weight and key would train."""
+    # The share is among the present members, and as many like them as the run waits for. It is at
+    # least one sequence.
+    run = view.run
+    members = view.members
     there = [members.seats[seat] for seat in bitmap.seats(members.mask(MemberState.HEALTHY) | members.pending)]
     weights = [weight, *(one.declared for one in there if one.p2p != own)]
     total = sum(weights) * max(len(weights), run.config.init_min_clients) / len(weights)

@@ -1,4 +1,4 @@
-"""What this member has sent and received, and what the coordinator has cost it, as one event."""
+"""One event with the bytes that this member sent and received, and the coordinator's costs."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""An epoch whose last member was stopped: what it saves, and how it ends the epoch when it starts again.
+"""An epoch whose last member was stopped: what it saves, and how it resumes.
 
-The chain names a checkpoint only of a model that members attested at the end of an epoch. So a stopped member that was
-alone keeps its seat. Started again, it waits until the round's deadline ends the epoch, and attests the saved model.
-It trains no round of that epoch again: a second result of the same round would count as equivocation.
-
-A finished run needs its last member too, until the model is in a checkpoint.
+The chain names a checkpoint only of an attested model. So the member keeps its seat. Restarted, it
+waits for the deadline that ends the epoch and attests the saved model. It trains no round of that
+epoch again: a second result would count as equivocation. A finished run also needs its last member
+until the model is in a checkpoint.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from aftermath.rules.unsaved import sole_levels, unsaved_steps
 from aftermath.watch import kinds
 
 SAVE_SECONDS = 60.0
-"""Time that a stopped member has for the last results and for the file."""
+"""Seconds that a stopped member has for the last results and the file."""
 _FIRST_RETRY, _LONGEST_RETRY = 1.0, 15.0  # seconds
 _LONGEST_HOLD = 60.0  # seconds between two tries of a finished run: each may be an upload
 
@@ -53,9 +52,9 @@ class Stake:
     """What would be lost if this member left now."""
 
     steps: int
-    """Trained steps that no checkpoint has."""
+    """Trained steps in no checkpoint."""
     levels: list[int]
-    """The levels of which no other member has the newest contents."""
+    """Levels whose newest contents no other member has."""
     saves: bool
     """Whether this member can save them to its checkpoint directory."""
 
@@ -90,7 +89,7 @@ class Unfinished(msgspec.Struct, frozen=True):
 
 
 def mark_path(directory: Path, run: Run) -> Path:
-    """Return the file that remembers the run's unfinished epoch."""
+    """Return the file that records the run's unfinished epoch."""
     return directory / f".{stem_of_run(directory, run.run_id, run.identity)}-unfinished.json"
 
 
@@ -101,7 +100,7 @@ def write_mark(path: Path, unfinished: Unfinished) -> None:
 
 
 def read_mark(path: Path) -> Unfinished | None:
-    """Return what the mark says, or None if there is none that can be read."""
+    """Return the mark's contents, or None if it is missing or unreadable."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Unfinished)
     except (OSError, msgspec.MsgspecError):
@@ -109,30 +108,36 @@ def read_mark(path: Path) -> Unfinished | None:
 
 
 class LastMember:
-    """Saves the model for a member that is stopped as the last one that has it, and goes on from that."""
+    """Saves the model of a member that is stopped as the last holder, and resumes from it."""
 
     def __init__(self, ports: Ports, role: Role, workers: Workers, keeper: Keeper, origin: Origin) -> None:
-        self._ports, self._role, self._workers, self._keeper = ports, role, workers, keeper
+        self._ports = ports
+        self._role = role
+        self._workers = workers
+        self._keeper = keeper
         self._origin = origin
         self.stays = False
-        """Whether the member keeps its seat although its process ends."""
+        """Whether the member keeps its seat after its process ends."""
 
     def stake(self, seat: int | None, replica: Replica | None, model: Model | None = None) -> Stake | None:
-        """Return what would be lost if this member left now, or None. `model`: a newer one than the feed's."""
-        run, members = self._ports.feed.run, self._ports.feed.members
+        """Return what would be lost if this member left now, or None. `model`: a newer one than
+        the feed's.
+        """
+        run = self._ports.feed.run
+        members = self._ports.feed.members
         steps = unsaved_steps(run, model or self._ports.feed.model)
         if seat is None or replica is None or not steps:
             return None
         levels = sole_levels(run, members, seat, self._ports.transport.reachable())
         return Stake(steps, levels, self._keeper.directory is not None) if levels else None
 
-    # --- being stopped ------------------------------------------------------------------------------------------
+    # --- being stopped ----------------------------------------------------------------------------
 
     async def save(self, seat: int, replica: Replica, rounds: Rounds | None, again: Callable[[bool], bool]) -> None:
         """Save the model as the chain counts it.
 
-        `again` is called after each try with whether the model is saved. If it returns True after a failure, the model
-        stays in memory and is tried again, until this call is cancelled.
+        `again` is called after each try with whether the model is saved. If it returns True after a
+        failure, the model stays in memory and is tried again, until this call is cancelled.
         """
         pauses = Backoff(_FIRST_RETRY, _LONGEST_RETRY)
         while True:
@@ -142,7 +147,7 @@ class LastMember:
             await self._ports.clock.sleep(pauses.next())
 
     async def _saved(self, seat: int, replica: Replica, rounds: Rounds | None) -> bool:
-        """Try to save the model; False after a warning if that fails."""
+        """Try to save the model. Return False after a warning if that fails."""
         try:
             async with asyncio.timeout(SAVE_SECONDS):
                 return await self._save(seat, replica, rounds)
@@ -152,7 +157,8 @@ class LastMember:
 
     async def _save(self, seat: int, replica: Replica, rounds: Rounds | None) -> bool:
         view = await self._ports.coordinator.view(fresh=True)
-        run, directory = view.run, self._keeper.directory
+        run = view.run
+        directory = self._keeper.directory
         in_rounds = rounds is not None and run.epoch == rounds.epoch
         in_rounds = in_rounds and (run.state.training or run.state is RunState.COOLDOWN)
         step = await rounds.catch_up(run) if rounds is not None and in_rounds else run.trained_steps
@@ -194,11 +200,14 @@ class LastMember:
             return (await self._ports.coordinator.view(fresh=True)).model
         return self._ports.feed.model
 
-    # --- coming back --------------------------------------------------------------------------------------------
+    # --- coming back ------------------------------------------------------------------------------
 
     def found(self) -> Unfinished | None:
-        """Return the unfinished epoch that this member saved, if the run is still in it; forget an older one."""
-        run, directory = self._ports.feed.run, self._keeper.directory
+        """Return the unfinished epoch that this member saved, if the run is still in it. Forget an
+        older one.
+        """
+        run = self._ports.feed.run
+        directory = self._keeper.directory
         if directory is None:
             return None
         path = mark_path(directory, run)
@@ -210,13 +219,13 @@ class LastMember:
         if lost > 0:
             steps = counted(lost, "step")
             self._warn(
-                f"the run went on without the last {steps} that this member saved: {unfinished.place} is only a copy "
+                f"the run continued without the last {steps} that this member saved: {unfinished.place} is only a copy "
                 "of the model"
             )
         return None
 
     async def resume(self, unfinished: Unfinished, view: View) -> tuple[Replica, Run]:
-        """Load the saved model and wait for the epoch's end; return the model and the run then.
+        """Load the saved model and wait for the epoch's end. Return the model and the run then.
 
         Raises Desync if the model is damaged, or not the one that the epoch ended with.
         """

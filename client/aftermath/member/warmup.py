@@ -1,16 +1,10 @@
-"""Warm-up: how a member comes to hold the model the run continues from.
+"""Warm-up: a member obtains the model that the epoch starts from.
 
-Decided
-- whatever arrives is checked level by level against the hashes on chain before it is used; a replica the member
-  already has is kept only if it stands the same check, or those of its levels that do: nobody else may have them;
-- the model comes from the peers or from the durable checkpoint, whichever the chain says; a level that no peer can
-  give comes from the durable checkpoint, if that is the copy the chain vouches for; if no place of that checkpoint can
-  be read, it comes from members that have it, checked by the same hashes: anyone of tier 0 may name a false place;
-- a member that nothing can give the model says so on chain before the warm-up's time is over, so that those who have
-  it do not wait for nothing;
-- a level for which the chain vouches for nothing (its cooldown failed, or nobody has held it yet) is the durable
-  checkpoint's, for everybody (`rules.contents`): what peers offer of it, or say of what they hold, decides nothing,
-  since each member may be told something else, and replicas would part.
+It comes from its own replica, from peers or from the durable checkpoint, as the chain says. Every
+level is checked against its hash on chain before use. If no place of the checkpoint can be read (any
+tier-0 member may name a false one), members that have it give it. A level without a hash is the
+durable checkpoint's for everybody (`rules.contents`): peers may tell each member something else, and
+replicas would diverge.
 """
 
 from __future__ import annotations
@@ -42,7 +36,8 @@ from aftermath.rules.run import STORED_ROUNDS, Run, steps_before
 from aftermath.rules.state import CheckpointKind, ModelSource, RunState
 from aftermath.watch import kinds
 
-_RETRY, _LONGEST_RETRY = 1.0, 15.0  # seconds
+_RETRY = 1.0  # seconds
+_LONGEST_RETRY = 15.0
 _ANSWER = 5.0
 _LEAST_TRIED = 15.0
 
@@ -52,7 +47,7 @@ class NoModel(Desync):
 
 
 class WarmUp:
-    """One member's warm-up into one epoch; `began` is the run and its model when this began."""
+    """One member's warm-up into one epoch. `began`: the run and its model at the start."""
 
     def __init__(
         self,
@@ -66,23 +61,32 @@ class WarmUp:
         kept: Path | None = None,
     ) -> None:
         """`kept`: the directory of this member's own checkpoints, if it writes any."""
-        self._ports, self._role, self._workers = ports, role, workers
-        self._origin, self._run, self._model = origin, began.run, began.model
-        self._seat, self._parallel, self._kept = seat, parallel, kept
+        self._ports = ports
+        self._role = role
+        self._workers = workers
+        self._origin = origin
+        self._run = began.run
+        self._model = began.model
+        self._seat = seat
+        self._parallel = parallel
+        self._kept = kept
         self._weights: dict[str, Tensor] = {}
         self._lacking = set(role.levels)
-        self._sought = frozenset(role.levels)  # without what is kept of an own replica
+        self._sought = frozenset(role.levels)  # without the levels of this member's own replica
         self.kept = False
-        """Whether what was obtained is the replica that this member had."""
+        """Whether the obtained model is this member's own replica."""
 
     async def obtain(self, replica: Replica | None) -> Replica:
-        """A replica of the model this epoch starts from. Raises Desync if warm-up ends before there is one."""
+        """Return a replica of the model that this epoch starts from. Raises Desync if warm-up ends
+        first.
+        """
         if replica is not None:
             hashes = await self._workers.compute(replica.hashes)
             if all(hashes[level] == self._expected(level) for level in self._role.levels):
                 self._ports.events.emit(kinds.Model(source="its own replica", step=self._run.trained_steps))
                 self.kept = True
                 return replica
+            # Keep the levels that pass the check: nobody else may have them.
             self._keep(replica, hashes)
         del replica
         source = await first_of(self._load(), self._give_up())
@@ -92,22 +96,27 @@ class WarmUp:
         return await self._workers.compute(lambda: self._origin.replica(self._weights))
 
     async def _give_up(self) -> NoReturn:
-        """Raise Desync once a replica would be of no use, although a source may still be delivering it, if slowly."""
+        """Raise Desync once a replica would come too late, even if a slow source still delivers
+        it.
+        """
 
         def too_late(now: Run) -> bool:
             ended = now.epoch != self._run.epoch or now.state is RunState.COOLDOWN
-            return ended or now.current.height >= STORED_ROUNDS  # rounds to catch up with are no longer stored
+            return ended or now.current.height >= STORED_ROUNDS  # the chain no longer stores the first rounds
 
         await self._ports.feed.until(too_late)
-        raise Desync("the epoch went on before the model was here")
+        raise Desync("the epoch continued before the model arrived")
 
     async def _load(self) -> str:
-        """Try until all levels are here; where they came from.
+        """Retry until all levels are loaded. Return their source.
 
-        Raises Desync if that fails and the warm-up is over, NoModel if it has failed for half of the warm-up's time.
+        Raises Desync if that fails and the warm-up is over, NoModel if it has failed for half of
+        the warm-up.
         """
-        pauses, clock = Backoff(_RETRY, _LONGEST_RETRY), self._ports.clock
-        failing, lacking = float("inf"), len(self._lacking)
+        pauses = Backoff(_RETRY, _LONGEST_RETRY)
+        clock = self._ports.clock
+        failing = float("inf")
+        lacking = len(self._lacking)
         said = ""
         while True:
             try:
@@ -122,39 +131,45 @@ class WarmUp:
             if warmup_over(self._run, self._ports.feed.run):
                 raise Desync("warm-up ended before the model was here")
             if len(self._lacking) < lacking:
-                failing, lacking = float("inf"), len(self._lacking)
+                failing = float("inf")
+                lacking = len(self._lacking)
             failing = min(failing, clock.monotonic())
+            # Saying so on chain before the warm-up is over saves the other members' time.
             if clock.monotonic() >= failing + max(self._run.config.warmup_time / 2, _LEAST_TRIED):
                 raise NoModel("no source has given the model for half of the warm-up's time")
             await first_of(self._ports.feed.after(self._ports.feed.run.seq), clock.sleep(pauses.next()))
 
     def _expected(self, level: int) -> bytes | None:
-        """The hash of what the epoch begins with, if the chain has it."""
+        """Return the hash of a level's contents at the epoch's start, if the chain has it."""
         return contents.expected(self._run, self._model, level)
 
     def _keep(self, replica: Replica, hashes: Mapping[int, bytes]) -> None:
-        """Begin with the tensors of a replica that has some levels as the epoch begins with them."""
+        """Begin with the levels of a replica that match the epoch's start."""
         right = {level for level in self._role.levels if hashes[level] == self._expected(level)}
         if right:
             self._weights = {name: tensor.detach() for name, tensor in replica.params.items()}
             self._lacking -= right
             self._sought = frozenset(self._lacking)
 
-    # --- from peers ---------------------------------------------------------------------------------------------
+    # --- from peers -------------------------------------------------------------------------------
 
     async def _offers(self, among: int) -> Mapping[int, list[Offer]]:
-        """What those of the seats `among` that are here offer, this member apart, by level.
+        """Return the offers of those of the seats `among` that are present, by level.
 
-        Those of the run's step come first: others are right only if the level has not changed since.
+        Those of the run's step come first. Others are right only if the level has not changed
+        since.
         """
-        members, step = self._ports.feed.members, self._run.step
+        members = self._ports.feed.members
+        step = self._run.step
         seats = bitmap.seats(among & self._run.current.roster & ~(1 << self._seat))
         peers = [members.seats[seat].p2p for seat in seats]
         found = await ask_offers(self._ports.transport, self._role.schema.state, peers, _ANSWER)
         return {level: sorted(offers, key=lambda offer: offer.step != step) for level, offers in found.items()}
 
     async def _from_peers(self) -> str:
-        """Take the attested levels that peers offer and the rest from the durable checkpoint; from where, in words."""
+        """Fetch the attested levels from peers and the rest from the durable checkpoint. Return the
+        source for people.
+        """
         self._weights = self._weights or await self._workers.compute(self._origin.blank)
         known = contents.attested(self._run)
         if attested := {level: known[level] for level in self._lacking & known.keys()}:
@@ -166,7 +181,7 @@ class WarmUp:
         return first + await self._from_durable()
 
     async def _fetch(self, wanted: Mapping[int, bytes], among: int) -> list[str]:
-        """Take the levels with these hashes from the seats `among`, as far as they have them; return what failed."""
+        """Fetch the levels with these hashes from the seats `among`; return what failed."""
         offers = await self._offers(among)
         remaining = self._run.state_started_at + self._run.config.warmup_time - self._ports.coordinator.now()
         given = self._ports.transport, self._ports.clock, self._role.schema.state, self._workers.decode
@@ -180,13 +195,14 @@ class WarmUp:
                 reasons.append(str(error))
         return reasons
 
-    # --- from the durable checkpoint ----------------------------------------------------------------------------
+    # --- from the durable checkpoint --------------------------------------------------------------
 
     async def _from_durable(self) -> str:
-        """Take the lacking levels from the first place that has the durable checkpoint, else from members that have it.
+        """Load the lacking levels from the first place that has the durable checkpoint, else from
+        members that have it. Return the source in words.
 
-        Return from where, in words. ModelUnavailable if the chain vouches for something else; CheckpointError and
-        others if there is no such place.
+        Raises ModelUnavailable if the chain vouches for something else, and CheckpointError and
+        others if there is no valid place.
         """
         levels = set(self._lacking)
         try:
@@ -210,17 +226,19 @@ class WarmUp:
         return not self._lacking
 
     async def _durable(self, levels: set[int]) -> dict[str, Tensor]:
-        """The tier's weights from one of the places recorded for the step of the durable checkpoint.
+        """Return the tier's weights from a place recorded for the durable checkpoint's step.
 
-        Try this member's own copy of the step first, then every place recorded for the step: a member may have named a
-        false one. If a level has no hash to check a place by, try only the present place, which is the same for all
-        members.
+        Try this member's own copy first, then every recorded place: a member may have recorded a
+        false one. If a level has no hash to check a place by, use the current place only, which is
+        the same for all members.
         """
-        model, reasons = self._ports.feed.model, list[Exception]()
+        model = self._ports.feed.model
+        reasons = list[Exception]()
         own = self._own_copy(steps_before(model.checkpoint_step))
-        same = [one.checkpoint for one in model.recorded if one.step == model.checkpoint_step]  # the present one first
+        same = [one.checkpoint for one in model.recorded if one.step == model.checkpoint_step]  # the current one first
         if any(self._expected(level) is None for level in levels):
-            same, own = [model.checkpoint], []
+            same = [model.checkpoint]
+            own = []
         own = [place for place in own if place not in same]
         for place in dict.fromkeys(own + same):
             try:
@@ -230,15 +248,17 @@ class WarmUp:
                 return durable
             except (ModelUnavailable, CheckpointError, ModelConfigError, SchemaError, SegmentError, OSError) as error:
                 reasons.append(error)
-            except Exception as error:  # whatever is wrong with a place costs that place, not this member
+            except Exception as error:  # an invalid place must not end this member
                 if is_out_of_memory(error):
                     raise
                 why = f"{type(error).__name__}: {escaped(str(error))}"
                 reasons.append(ModelUnavailable(f"the checkpoint {place.repo} cannot be read: {why}"))
-        raise reasons[len(own)]  # what is wrong with the present place
+        raise reasons[len(own)]  # the error of the current place
 
     def _own_copy(self, step: int) -> list[Checkpoint]:
-        """Return this member's own directory of a step, if it kept one. The place on chain may be false."""
+        """Return this member's own directory of a step, if it has one. The place on chain may be
+        false.
+        """
         if self._kept is None:
             return []
         run = self._run
@@ -257,7 +277,7 @@ class WarmUp:
 
 
 def warmup_over(started: Run, now: Run) -> bool:
-    """Whether the warm-up that was seen in `started` is over; one that is tried again is another."""
+    """Return whether the warm-up seen in `started` is over. A retry is another warm-up."""
     again = now.epoch_started_at != started.epoch_started_at
     return now.epoch != started.epoch or now.state is not RunState.WARMUP or again
 

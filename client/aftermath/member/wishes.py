@@ -1,4 +1,4 @@
-"""What the user of a member asked for that changes nothing for anybody else."""
+"""Optional local features of a member, with no effect on the protocol."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from aftermath.model.text import Prompt
 
 @dataclass(frozen=True)
 class Wishes:
-    """Nothing of it, unless it is asked for."""
+    """Local options. All are off by default."""
 
     hash_replicas: bool = False
     """Whether to hash the replica after every apply and report it as an event."""
     gradients_dir: Path | None = None
-    """Where to keep the results that are applied."""
+    """Directory for the applied results."""
     optim_stats_steps: int = 0
-    """After how many steps to report what the optimizer keeps and sends; 0: never."""
+    """Steps between reports of optimizer metrics. 0 disables them."""
     optimizer_state_dir: Path | None = None
-    """Where to keep what the optimizer knows, for a restart."""
+    """Directory for the optimizer state, for a restart."""
     signed_dir: Path | None = None
-    """Where to record which results are signed. None: a restarted member does not know."""
+    """Directory for the record of signed results. None: a restarted member does not know them."""
     downloads: int | None = None
-    """How many results of others to fetch at once; None: all that there are."""
+    """Most results of others to fetch at once. None: no limit."""
     share_delay: float = 0.0
-    """Seconds to wait before each share, as a slower machine would take longer."""
+    """Seconds to wait before each share, to simulate a slower machine."""
     prompt: Prompt | None = None
-    """What to continue while the run does not need this member."""
+    """Prompt to continue while the run does not need this member."""
     evaluations: Evaluations | None = None
-    """What to ask the model in that time."""
+    """Evaluations to run while the run does not need this member."""

@@ -1,4 +1,4 @@
-"""Canonical JSON: one document, one sequence of bytes, whoever writes it.
+"""Canonical JSON: one document, one sequence of bytes, for every writer.
 
 Decided: keys sorted, no spaces, ASCII alone, and no floats: a number with a fraction is the text of its shortest repr,
 on which every language agrees.

@@ -91,7 +91,9 @@ def find(directory: Path, tier: int, strategy: Strategy = "auto") -> TierFiles:
 
 
 def _own_files(directory: Path, sibling: Path, tier: int, strategy: Strategy) -> TierFiles | None:
-    """The tier's own files, by the manifest or beside the directory; None when there are none to use."""
+    """Return the tier's own files, from the manifest or next to the directory. None if there are
+    none.
+    """
     manifest = directory / MANIFEST_FILE
     if is_file(manifest):
         try:

@@ -1,4 +1,4 @@
-"""Exporting tiers: one sliced directory per tier beside the full checkpoint, and the manifest that describes them.
+"""Exporting tiers: one sliced directory per tier next to the full checkpoint, and the manifest that describes them.
 
 Decided
 - Slices are written first and the manifest last, so a manifest never promises what is not there.
@@ -84,7 +84,7 @@ def _require_exact(params: Mapping[str, Tensor], dtype: torch.dtype, source: Pat
     """Raise CheckpointError if rounding changes a number. Members of every tier begin with the full model's numbers."""
     if any(not torch.equal(tensor.to(dtype).float(), tensor) for tensor in params.values()):
         raise CheckpointError(
-            f"tiers of {str(dtype).removeprefix('torch.')} would differ from {source}, beside which they lie",
+            f"tiers of {str(dtype).removeprefix('torch.')} would differ from {source}, next to which they lie",
             "Name another directory for the export: --out DIRECTORY",
         )
 
@@ -92,11 +92,11 @@ def _require_exact(params: Mapping[str, Tensor], dtype: torch.dtype, source: Pat
 def _refuse_removable(source: Path, base: Path) -> None:
     """Raise if the export would lie in a run's checkpoint, or among the checkpoints that a member tidies."""
     origin, place = source.resolve(), base.parent.resolve()
-    beside = is_removable(origin) and (base == source or place == origin.parent)
+    sibling = is_removable(origin) and (base == source or place == origin.parent)
     inside = any(is_removable(path) and is_file(path / "config.json") for path in (place, *place.parents))
-    if beside or inside:
+    if sibling or inside:
         raise CheckpointError(
-            f"{origin if beside else place} is a checkpoint of a run, which its member removes when it is old",
+            f"{origin if sibling else place} is a checkpoint of a run, which its member removes when it is old",
             "Name a directory of its own for the export: --out DIRECTORY",
         )
 

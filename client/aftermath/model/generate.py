@@ -105,7 +105,7 @@ class _Text:
 
 
 class _Draw:
-    """Draws tokens; the same place in a text gets the same noise, whoever draws there."""
+    """Draws tokens. The same place in a text gets the same noise every time."""
 
     def __init__(self, temperature: float, seed: int, vocab_size: int | None) -> None:
         self._temperature, self._vocab_size = temperature, vocab_size

@@ -1,4 +1,4 @@
-"""The header of a safetensors file, the same bytes whoever writes it.
+"""The header of a safetensors file, the same bytes for every writer.
 
 Decided: canonical JSON, and tensors in ascending order of their names; safetensors' own writer orders metadata by
 chance. With it a file can be written tensor by tensor, without all of them in memory.

@@ -47,7 +47,7 @@ from aftermath.model.published import Form, form_of
 from aftermath.model.weights import spared
 
 MAX_SMALL_BYTES = 64 << 20  # an index
-MAX_BESIDE_BYTES = 128 << 20  # the tokenizer and the other files that are copied with the weights
+MAX_OTHER_BYTES = 128 << 20  # the tokenizer and the other files that are copied with the weights
 _FETCHED = tuple(name for name in COMPANIONS if name != CARD_FILE)
 """Without the model card, which describes the repository."""
 
@@ -106,7 +106,7 @@ def download_outline(
     base = _base(source)
     config = source.fetch(str(base / "config.json"), MAX_CONFIG_BYTES)
     if there := [path for path in (str(base / name) for name in _FETCHED) if path in source.sizes]:
-        source.fetch_all(there, MAX_BESIDE_BYTES)
+        source.fetch_all(there, MAX_OTHER_BYTES)
     return config.parent
 
 
@@ -127,12 +127,12 @@ def upload(
     token: str | None,
     message: str,
     endpoint: str | None = None,
-    beside: Collection[Path] = (),
+    tiers: Collection[Path] = (),
     card: bool = True,
 ) -> str:
     """Push a checkpoint directory to a repository, made if it is missing; returns the commit.
 
-    Directories `beside` it, of its tiers, become folders of their names, where its manifest finds them. Without `card`
+    The directories `tiers`, next to it, become folders of their names, where its manifest finds them. Without `card`
     the model card (README.md) stays here, and the repository keeps its own.
     """
     if not token:
@@ -142,7 +142,7 @@ def upload(
     with asking(repo):
         api.create_repo(repo, exist_ok=True)
         chosen: dict[str, Any] = {"commit_message": message, "ignore_patterns": [MARK] if card else [MARK, CARD_FILE]}
-        for tier in beside:  # before the manifest that promises them
+        for tier in tiers:  # before the manifest that promises them
             api.upload_folder(repo_id=repo, folder_path=tier, path_in_repo=tier.name, **chosen)
         return str(api.upload_folder(repo_id=repo, folder_path=directory, **chosen).oid)
 
@@ -172,7 +172,7 @@ def _fetch_tier(
     common = [
         path for path in (hub_path(manifest_path, name) for name in manifest.common_files) if path in source.sizes
     ]
-    root = source.fetch_all([*listed.values(), *common], _expected(config, stored) + MAX_BESIDE_BYTES)
+    root = source.fetch_all([*listed.values(), *common], _expected(config, stored) + MAX_OTHER_BYTES)
     verify({name: root / path for name, path in listed.items()}, manifest.sha256)
     return (root / config_path).parent
 
@@ -202,7 +202,7 @@ def _download_full(source: Repository, base: str, tier: int) -> Path:
         )
     source.fetch_all(weights, _expected(config, stored))
     others = [str(folder / name) for name in ("config.json", INDEX_FILE, *_FETCHED)]
-    root = source.fetch_all([path for path in others if path in source.sizes], MAX_BESIDE_BYTES)
+    root = source.fetch_all([path for path in others if path in source.sizes], MAX_OTHER_BYTES)
     return root / folder
 
 

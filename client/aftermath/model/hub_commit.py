@@ -38,7 +38,7 @@ from aftermath.base.threads import within
 from aftermath.model.documents import MAX_NAME, MAX_PART, CheckpointError, HubAway
 
 TIMEOUT_SECONDS = 10.0
-PATIENCE_SECONDS, SLOWEST = 60.0, 100_000  # a download may take so long, and longer by so many bytes per second
+PATIENCE_SECONDS, SLOWEST = 60.0, 100_000  # longest download: 60 s, plus its size at 100 kB/s
 _MADE_PATHS = ("ETag", "X-Linked-ETag", "X-Repo-Commit")
 _OFFLINE = "Check this machine's internet connection, or use a Local checkpoint"
 

@@ -70,7 +70,7 @@ def prefix(shape: Sequence[int]) -> tuple[slice, ...]:
 
 
 def checked_level(level: int, levels: int) -> int:
-    """The level, if it is one of so many. Raises SchemaError."""
+    """Return the level if it exists among `levels`. Raises SchemaError."""
     if not 0 <= level < levels:
         raise SchemaError(f"level {level} is out of range", f"This run has levels 0 to {levels - 1}")
     return level

@@ -1,6 +1,6 @@
 """A model's outline: its `config.json` and the files of its tokenizer.
 
-It is all that a member needs of a model before it holds any weights, and small enough to be had from whoever has it.
+It is all that a member needs of a model before it holds any weights, and small enough to fetch from any member.
 """
 
 from __future__ import annotations

@@ -1,15 +1,18 @@
-"""In which form a checkpoint's files have a model, where that is another than plain weights of its tensors alone.
+"""In which form a checkpoint's files have a model, where that is another than plain weights of its
+tensors alone.
 
 Decided
-- Weights in fp8 (e4m3) with a scale for every block are made fp32 while they are read; whoever computes products in
-  fp8 with them rounds where this client does not. No other quantisation is read.
-- Layers behind the last that predict further tokens are no part of a model here: as many as `config.json` says are
-  passed over by their names. Layers that it does not speak of are strange, as any other tensor is.
+- Weights in fp8 (e4m3) with a scale for every block are made fp32 while they are read; software
+  that computes products in fp8 with them rounds where this client does not. No other quantisation
+  is read.
+- Layers behind the last that predict further tokens are no part of a model here: as many as
+  `config.json` says are passed over by their names. Layers that it does not speak of are strange,
+  as any other tensor is.
 - What is written is plain, so nothing of this is left in a `config.json` of our own.
 
 No torch here: a config asks this too.
 
-Source: DeepSeek-V3 (arXiv 2412.19437), and the README_WEIGHTS.md beside its weights.
+Source: DeepSeek-V3 (arXiv 2412.19437), and the README_WEIGHTS.md of its weights.
 """
 
 from __future__ import annotations
@@ -25,18 +28,20 @@ from aftermath.model.config import ModelConfigError
 SCALES = "_scale_inv"
 """What a tensor's scales are called, behind the name of the tensor."""
 _BUFFERS = r"(rotary_emb\.inv_freq|\.attn\.(bias|masked_bias)|\.attention\.(bias|masked_bias))$"
-"""Names of what transformers before 4.40 saved beside the parameters: frequencies of positions, and causal masks."""
+"""Names of what transformers before 4.40 saved with the parameters: frequencies of positions, and
+causal masks.
+"""
 _LARGEST_BLOCK = 1 << 16
 _MOST_FURTHER = 16
 
 
 @dataclass(frozen=True)
 class Form:
-    """What a reader has to know of files beside the model's shapes."""
+    """What a reader must know of files in addition to the model's shapes."""
 
     block: tuple[int, int] | None = None
     """Rows and columns that share a scale, of tensors in fp8; None where there are none."""
-    beside: tuple[str, ...] = ()
+    foreign: tuple[str, ...] = ()
     """How the names begin of tensors that are no part of the model."""
 
 
@@ -65,8 +70,8 @@ class FileNames:
 
 
 def form_of(hf_config: Mapping[str, Any]) -> Form:
-    """What a `config.json` says of the files beside it. Raises ModelConfigError."""
-    return Form(_block(hf_config.get("quantization_config")), _beside(hf_config))
+    """Return what a `config.json` says of its weight files. Raises ModelConfigError."""
+    return Form(_block(hf_config.get("quantization_config")), _foreign(hf_config))
 
 
 def _block(said: object) -> tuple[int, int] | None:
@@ -84,7 +89,7 @@ def _block(said: object) -> tuple[int, int] | None:
     )
 
 
-def _beside(hf_config: Mapping[str, Any]) -> tuple[str, ...]:
+def _foreign(hf_config: Mapping[str, Any]) -> tuple[str, ...]:
     layers, further = hf_config.get("num_hidden_layers"), hf_config.get("num_nextn_predict_layers")
     if further is None:
         return ()

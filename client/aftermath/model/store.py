@@ -41,7 +41,7 @@ from aftermath.model.steps import among, maker_name, move_aside, stem_of_run, st
 T = TypeVar("T")
 
 MAX_COMPANION_BYTES = 64 << 20
-RESERVE = 1 << 20  # bytes that a disk keeps beside a checkpoint's tensors and tokenizer
+RESERVE = 1 << 20  # bytes that must stay free in addition to a checkpoint's tensors and tokenizer
 SHARD_BYTES = 5 * 10**9
 """Of one file of weights, unless a single tensor is larger."""
 _NAME_ONE = "Name a directory that you may write to"
@@ -95,7 +95,9 @@ def sweep() -> None:
 
 
 def read_companions(directory: Path) -> dict[str, bytes]:
-    """The files beside a checkpoint's weights that are copied with them (`COMPANIONS`). Raises CheckpointError."""
+    """Return the files of a checkpoint that are copied with its weights (`COMPANIONS`). Raises
+    CheckpointError.
+    """
     found = {}
     for name in COMPANIONS:
         path = directory / name
@@ -211,7 +213,7 @@ def _give_name(place: Path, target: Path, needed: Collection[Path] | None) -> Pa
     """
     with alone_in(target.parent):
         try:
-            place.rename(target)  # refused if there is something in `target`, whoever put it there meanwhile
+            place.rename(target)  # refused if `target` has appeared meanwhile
             return None
         except OSError:
             if not target.exists():

@@ -1,17 +1,19 @@
-"""What each tier of a model keeps, where its `config.json` says so itself: layers, heads and widths.
+"""What each tier of a model keeps, where its `config.json` says so itself: layers, heads and
+widths.
 
 Decided
-- `matformer_tiers` has an entry for tier 1, tier 2 and so on. An entry names what its tier keeps: `layers` by their
-  numbers in the full model, and of each of them `intermediate_size` hidden units and `num_key_value_heads` heads (one
-  number for all, or one for each). With a key's head go the query heads that share it. Of layers of experts it names
-  `moe_intermediate_size`, the hidden units of every expert. What an entry does not name is as in the tier before.
-- A tier holds a part of the tier before it, and less than that: what it lacks is a level. Units and heads are kept from
-  the first on; a layer that is not kept is skipped.
-- However it was written, it is kept whole: a number for every layer that has such a part. So equal tiers are equal
-  documents.
+- `matformer_tiers` has an entry for tier 1, tier 2 and so on. An entry names what its tier keeps:
+  `layers` by their numbers in the full model, and of each of them `intermediate_size` hidden units
+  and `num_key_value_heads` heads (one number for all, or one for each). With a key's head go the
+  query heads that share it. Of layers of experts it names `moe_intermediate_size`, the hidden units
+  of every expert. What an entry does not name is as in the tier before.
+- A tier holds a part of the tier before it, and less than that: what it lacks is a level. Units and
+  heads are kept, from the first one on; a layer that is not kept is skipped.
+- However it was written, it is kept whole: a number for every layer that has such a part. So equal
+  tiers are equal documents.
 
-Sources: MatFormer (arXiv 2310.07707) for widths, and its Mix'n'Match for a width of every layer; LayerDrop (arXiv
-1909.11556) for leaving out layers.
+Sources: MatFormer (arXiv 2310.07707) for widths, and its Mix'n'Match for a width of every layer;
+LayerDrop (arXiv 1909.11556) for leaving out layers.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ PARTS = ("layers", *SIZES)
 
 
 class TierShape(BaseModel):
-    """What a tier keeps: so many hidden units and heads of each of these layers; 0 where a layer has no such part."""
+    """A tier's numbers of hidden units and heads of each of these layers. 0: the layer has no such
+    part.
+    """
 
     model_config = ConfigDict(frozen=True, defer_build=True)
 
@@ -64,7 +68,8 @@ class TierShape(BaseModel):
 
 
 def tier_shapes(entries: object, whole: TierShape, allowed: Sequence[str]) -> tuple[TierShape, ...]:
-    """What the entries of `matformer_tiers` say, each against the tier before it; the first against `whole`.
+    """What the entries of `matformer_tiers` say, each against the tier before it; the first against
+    `whole`.
 
     `allowed` are the parts that the architecture can cut. Raises ModelConfigError.
     """
@@ -111,7 +116,9 @@ def _layers(where: str, said: object, before: TierShape) -> tuple[int, ...]:
 
 
 def _sizes(where: str, said: object, most: Sequence[int]) -> tuple[int, ...]:
-    """One number for every layer that is kept, none above what the tier before has of it; 0 where that has none."""
+    """One number for every layer that is kept, none above what the tier before has of it; 0 where
+    that has none.
+    """
     if said is None:
         return tuple(most)
     having = [limit for limit in most if limit]

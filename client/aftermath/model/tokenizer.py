@@ -32,7 +32,7 @@ _LARGEST_ID = 2**32 - 1
 class Tokenizer:
     """The tokenizer in the bytes of a `tokenizer.json` at `where`; calls from several threads are answered in turn.
 
-    `companions` are the files beside it, by name, which say what its special tokens are.
+    `companions` are its other files, by name, which say what its special tokens are.
 
     Raises CheckpointError, in every call, if the file is not a tokenizer, or cannot answer. Its process ends with it.
     """

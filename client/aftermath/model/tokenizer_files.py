@@ -1,6 +1,6 @@
 """The files of a tokenizer: which of its tokens begin and end a text, and a copy without a training script's limits.
 
-`tokenizer.json` itself does not say which of its tokens begin or end a text; the files beside it do.
+`tokenizer.json` itself does not say which of its tokens begin or end a text; its other files do.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ IdOf = Callable[[str], int | None]
 
 
 def files_of(place: Path) -> tuple[bytes, dict[str, bytes]]:
-    """Return a `tokenizer.json`, and by name the files beside it that say what its special tokens are.
+    """Return a `tokenizer.json`, and by name its other files, which say what its special tokens are.
 
     `place` is that file or its folder. Raises CheckpointError, also for other formats by their names.
     """
@@ -52,8 +52,8 @@ def files_of(place: Path) -> tuple[bytes, dict[str, bytes]]:
             f"{path} is not a tokenizer.json, but SentencePiece's format",
             f'Convert it: python -c "from transformers import AutoTokenizer; {convert}"',
         )
-    beside = [path.with_name(name) for name in (*_TEXTS, *_IDS)]
-    return data, {one.name: read_limited(one, MAX_CONFIG_BYTES) for one in beside if one.is_file()}
+    others = [path.with_name(name) for name in (*_TEXTS, *_IDS)]
+    return data, {one.name: read_limited(one, MAX_CONFIG_BYTES) for one in others if one.is_file()}
 
 
 def same_tokens(one: bytes, other: bytes) -> bool:
@@ -80,12 +80,16 @@ def without_limits(tokenizer: bytes) -> bytes:
 
 
 def begin_id(companions: Mapping[str, bytes], id_of: IdOf) -> int | None:
-    """Return the id of the token that begins a text, or None. `companions`: the files beside a tokenizer, by name."""
+    """Return the id of the token that begins a text, or None. `companions`: the tokenizer's other
+    files, by name.
+    """
     return next(_named(companions, "bos_token", id_of), None)
 
 
 def end_id(companions: Mapping[str, bytes], id_of: IdOf) -> int | None:
-    """Return the id of the token that ends a text, or None. `companions`: the files beside a tokenizer, by name."""
+    """Return the id of the token that ends a text, or None. `companions`: the tokenizer's other
+    files, by name.
+    """
     named = next(_named(companions, "eos_token", id_of), None)
     if named is not None:
         return named

@@ -62,7 +62,7 @@ def _told(call: Callable[[], Any]) -> Any:
 
 
 def _main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever asks ends it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller ends it
     _bound_memory()
     asked, answers = sys.stdin.buffer, sys.stdout.buffer
     tokenizer = None
@@ -83,9 +83,11 @@ def _main() -> None:
 
 
 def _end_in(seconds: int) -> None:
-    """Have the system end this process then, whatever it is at; never, if 0. On Windows whoever asks does so alone."""
+    """Have the system end this process after `seconds`, whatever it does. 0: never. On Windows the
+    caller must.
+    """
     if sys.platform != "win32":
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # whoever started us may have had it ignored
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the parent may have ignored it
         signal.alarm(seconds)
 
 

@@ -33,10 +33,7 @@ class Verified:
 
 
 def verified(directory: Path) -> Verified:
-    """Check a full checkpoint and the tiers beside it, or a tier's slice alone.
-
-    Raises CheckpointError or ModelConfigError.
-    """
+    """Check a full checkpoint and the tiers next to it, or one tier's slice."""
     if stored := stored_tier(hf_config(directory / "config.json"))[0]:
         return _verified_slice(directory.absolute(), stored)
     params = load(directory, 0, "universal")
@@ -52,7 +49,7 @@ def verified(directory: Path) -> Verified:
 
 
 def _verified_slice(directory: Path, tier: int) -> Verified:
-    """Check a slice, by the manifest of the full checkpoint beside it if there is one."""
+    """Check a slice, by the manifest of the full checkpoint next to it if there is one."""
     params = load(directory, tier)
     whole = directory.with_name(directory.name.removesuffix(f"-tier{tier}"))
     files: dict[str, Path] = {}

@@ -48,7 +48,7 @@ def spared(config: ModelConfig, tier: int, form: Form) -> Callable[[str], bool]:
     held = config.parameter_shapes(tier)
     names = {config.stored_name(name, 0) for name in config.parameter_shapes() if name not in held}
     without = FileNames(names | {name + SCALES for name in names}, config.base_prefix)
-    return lambda name: without.tensor(name) is not None or name.startswith(form.beside)
+    return lambda name: without.tensor(name) is not None or name.startswith(form.foreign)
 
 
 def weight_files(directory: Path, without: Callable[[str], bool] = lambda name: False) -> tuple[Path, ...]:
@@ -121,11 +121,11 @@ def read_weights(
                         passed.add(name)
         except (SafetensorError, OSError) as error:
             raise damaged(path, error) from None
-    if parts.beside:
+    if parts.foreign:
         log.warning(
             "%s: %s of layers that predict further tokens are left out",
             files[0].parent,
-            counted(parts.beside, "tensor"),
+            counted(parts.foreign, "tensor"),
         )
     lacking = {piece.name for listed, piece in pieces.items() if listed not in found}
     if double := sorted(params.keys() & {pieces[listed].name for listed in found}):
@@ -158,18 +158,18 @@ class _Parts:
 
     def __init__(self, form: Form, scales: Mapping[str, Tensor], names: FileNames) -> None:
         self._form, self._scales, self._names = form, scales, names
-        self.beside = 0  # tensors that are no part of the model
+        self.foreign = 0  # tensors that are no part of the model
 
     def known(self, listed: Iterable[str], path: Path) -> list[tuple[str, str]]:
         """(name in the file, name of the tensor) of each parameter. Names that transformers passes over, and what the
-        form has beside the model, are passed over. Raises CheckpointError for any other name.
+        form has in addition to the model, are skipped. Raises CheckpointError for any other name.
         """
         known = []
         for name in listed:
             if (tensor := self._names.tensor(name)) is not None:
                 known.append((name, tensor))
-            elif name.startswith(self._form.beside):
-                self.beside += 1
+            elif name.startswith(self._form.foreign):
+                self.foreign += 1
             elif not (self._names.is_buffer(name) or name.removesuffix(SCALES) in self._scales):
                 raise CheckpointError(
                     f"{path} holds {shown(name)}, which is not part of this model",

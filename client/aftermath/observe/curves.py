@@ -78,7 +78,7 @@ class Sent:
         self._more: dict[int, _Curve] = defaultdict(_Curve)
 
     def add(self, tier: int, step: int, more: int) -> None:
-        """A member of the tier has sent so many more."""
+        """Record that a member of the tier has sent `more` bytes."""
         if 0 <= tier < MAX_LEVELS and more > 0:
             self._more[tier].add(step, float(more), 1.0)
 
@@ -104,6 +104,8 @@ def _means(sums: list[tuple[int, float, float]]) -> Points:
 
 
 def _ends(count: int) -> list[int]:
-    """Where groups end that make MOST_POINTS, or fewer, of so many; the last one always does."""
+    """Return the ends of at most MOST_POINTS groups of `count` points. The last one always ends a
+    group.
+    """
     width = -(-count // MOST_POINTS) or 1
     return sorted({*range(width - 1, count, width), count - 1} - {-1})

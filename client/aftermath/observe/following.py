@@ -11,7 +11,8 @@ from dataclasses import replace
 
 from aftermath.chain.addresses import run_addresses
 from aftermath.chain.client import CoordinatorClient
-from aftermath.chain.subscription import OUTAGE_SECONDS, RunWatcher
+from aftermath.chain.newest_run import OUTAGE_SECONDS
+from aftermath.chain.subscription import RunWatcher
 from aftermath.coordinator.view import View
 from aftermath.rules.run import STORED_ROUNDS, Run
 from aftermath.watch.standing import Standing, standing

@@ -1,9 +1,9 @@
 """All runs that are observed: which there are, which are followed, and the files of events that tell of them.
 
 Decided
-- A run is followed from when somebody first opens its page, or from the start if it was named; of those that nobody
+- A run is followed from when a visitor first opens its page, or from the start if it was named; of those that nobody
   looks at, the one that was left longest makes room for another. So what strangers can ask of nodes is bounded.
-- The runs of a cluster are listed again only while somebody looks at the list.
+- The runs of a cluster are listed again only while a visitor looks at the list.
 - Files are read on one thread, some events at a time, so that a long history keeps nobody waiting.
 """
 

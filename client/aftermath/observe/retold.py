@@ -1,7 +1,7 @@
 """A run as its members' events tell it: moments, curves, marks, and what is known of each member.
 
 Decided: a moment begins with every state and round, when the first member tells of it; members are known by what they
-last told. Files come from whoever keeps them: members, epochs and marks are counted, and texts cut.
+last told. Files come from strangers: members, epochs and marks are counted, and texts cut.
 """
 
 from __future__ import annotations

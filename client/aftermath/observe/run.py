@@ -1,12 +1,14 @@
-"""One run as it is observed: followed on chain, retold from events, remembered, and told to whoever looks.
+"""One run as it is observed: followed on chain, retold from events, remembered, and sent to
+visitors.
 
 Decided
-- What is sent is made once and shared by all who look. It has two parts: `now`, which every change of the run makes
-  anew, and `curves`, which only new figures do.
-- Where the chain does not answer, the last that it said stays, with how long ago that was; following goes on by itself.
+- What is sent is made once and shared by all who look. It has two parts: `now`, which changes with
+  the run, and `curves`, which only new figures do.
+- Where the chain does not answer, the last that it said stays, with how long ago that was;
+  following continues by itself.
 - Times are counted from when something is sent, so that no page depends on whose clock is right.
-- The past is the chain's since this process follows the run, and before that, or while the chain is silent, the
-  events'.
+- The past is the chain's since this process follows the run, and before that, or while the chain is
+  silent, the events'.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from aftermath.base.errors import AftermathError
 from aftermath.base.wait import Pulse, cancel
 from aftermath.chain.addresses import run_addresses
 from aftermath.chain.client import CoordinatorClient
-from aftermath.chain.subscription import OUTAGE_SECONDS
+from aftermath.chain.newest_run import OUTAGE_SECONDS
 from aftermath.chain.transactions import RunTransactions, Transaction
 from aftermath.coordinator.errors import NoSuchRun
 from aftermath.observe.curves import Points
@@ -40,13 +42,15 @@ log = logging.getLogger(__name__)
 AGAIN_SECONDS = 3.0
 """After a failure, and between two looks for transactions."""
 _LOOK_SECONDS = 0.5  # between two looks at whether the chain still answers
-_AT_ONCE, _PAUSE_SECONDS = 20, 1.0  # transactions read in a row, and the pause that nodes are given after so many
+_AT_ONCE, _PAUSE_SECONDS = 20, 1.0  # transactions read in a row, and the pause after them
 _MOST_SAID = 16  # warnings about other runs of the same id
 _FRESH_SECONDS, _TELL_SECONDS = 1.0, 5.0  # how old may be what is sent; how often viewers hear, though nothing happens
 
 
 class Costs(msgspec.Struct, frozen=True):
-    """Of the transactions that named the run, as far as they were read; `complete`: all of them were."""
+    """Of the transactions that named the run, as far as they were read; `complete`: all of them
+    were.
+    """
 
     transactions: int
     lamports: int
@@ -54,7 +58,9 @@ class Costs(msgspec.Struct, frozen=True):
 
 
 class Now(msgspec.Struct, frozen=True):
-    """What a page shows of a run. `silent`: for how many seconds the chain has not answered, if it does not."""
+    """What a page shows of a run. `silent`: for how many seconds the chain has not answered, if it
+    does not.
+    """
 
     moment: Moment | None
     trouble: str
@@ -73,7 +79,9 @@ class Curves(msgspec.Struct, frozen=True):
 
 
 class ObservedRun:
-    """`follow` is to run as a task; readers wait for `changed`. `steady`: it is followed whether it is there or not."""
+    """`follow` is to run as a task; readers wait for `changed`. `steady`: it is followed whether it
+    is there or not.
+    """
 
     def __init__(self, coordinator: CoordinatorClient, run_id: str, *, steady: bool = False) -> None:
         self.run_id, self._steady = run_id, steady
@@ -98,7 +106,8 @@ class ObservedRun:
         self._now: bytes | None = None
         self._made = 0.0
 
-    # --- what is known ------------------------------------------------------------------------------------------------
+    # --- what is known
+    # ------------------------------------------------------------------------------------------------
 
     def now(self) -> bytes:
         """`Now` as JSON."""
@@ -139,7 +148,8 @@ class ObservedRun:
         """The moments that are remembered of the run that is shown."""
         return self._records.shown.past
 
-    # --- events -------------------------------------------------------------------------------------------------------
+    # --- events
+    # -------------------------------------------------------------------------------------------------------
 
     def take(self, told: EventRecord) -> None:
         """Learn from an event, which may be of an earlier run of this id."""
@@ -172,11 +182,12 @@ class ObservedRun:
         """Some events were taken: tell it."""
         self._tell()
 
-    # --- the chain ----------------------------------------------------------------------------------------------------
+    # --- the chain
+    # ----------------------------------------------------------------------------------------------------
 
     async def follow(self) -> None:
-        """Follow the run until cancelled, whatever happens to nodes and to the run; one that the chain has never shown
-        only while somebody looks.
+        """Follow the run until cancelled, whatever happens to nodes and to the run; one that the
+        chain has never shown only while a visitor looks.
         """
         while True:
             try:
@@ -200,12 +211,12 @@ class ObservedRun:
             self._show(follower.run)
             self._follower, self._trouble, self.missing = follower, "", False
             self.asked.set()
-            beside = [asyncio.create_task(self._mind(follower)), asyncio.create_task(self._read_transactions(follower))]
+            tasks = [asyncio.create_task(self._mind(follower)), asyncio.create_task(self._read_transactions(follower))]
             try:
                 async for _ in standings:
                     self._see(follower)
             finally:
-                await cancel(beside)
+                await cancel(tasks)
 
     def _see(self, follower: RunFollower) -> None:
         """Take in where the run stands now."""
@@ -248,7 +259,8 @@ class ObservedRun:
             elif self.viewers and time.monotonic() - self._made > _TELL_SECONDS:
                 self._tell()
 
-    # --- transactions -------------------------------------------------------------------------------------------------
+    # --- transactions
+    # -------------------------------------------------------------------------------------------------
 
     async def _read_transactions(self, follower: RunFollower) -> None:
         pause = 0.0 if self._coordinator.pool.is_local else _PAUSE_SECONDS

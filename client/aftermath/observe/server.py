@@ -60,7 +60,7 @@ class ObserveError(AftermathError):
 
 
 class _Entrance:
-    """Makes the connections of a web server, of which so many are there at a time."""
+    """Accepts the connections of a web server, up to a limit."""
 
     def __init__(self, server: web.Server) -> None:
         self._server = server

@@ -1,4 +1,5 @@
-"""Optimizers in three parts, the bytes that results travel as, and the exact arithmetic that applies them.
+"""Optimizers in three parts, the bytes of results, and the exact arithmetic that applies them.
 
-Knows the model only through its schema and named tensors; knows nothing of networks or the chain.
+The package knows a model by its schema and named tensors. It knows nothing of networks or the
+chain.
 """

@@ -1,4 +1,7 @@
-"""The schema of a run: the owner's command that puts its hash on chain and every member build it through here."""
+"""The schema of a run, built from its Model account.
+
+The owner's command, which puts the schema's hash on chain, and all members build it here.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from aftermath.rules.optimizers import EXCHANGED_TABLES
 
 
 def agreed_schema(hf_config: Mapping[str, Any], tiers: int, optimizer: Optimizer) -> Schema:
-    """The schema of a run's checkpoint (its config.json) under the settings that its Model account holds.
+    """Return the schema of a run from its config.json and its Model account's settings.
 
     Raises WidthNotDivisible, ModelConfigError or SchemaError.
     """
@@ -19,7 +22,7 @@ def agreed_schema(hf_config: Mapping[str, Any], tiers: int, optimizer: Optimizer
 
 
 def settings_of(optimizer: Optimizer) -> Settings:
-    """What a run's members agree on, out of the numbers of its Model account. Raises SchemaError."""
+    """Return the agreed settings from the numbers of a Model account. Raises SchemaError."""
     if (settings := SETTINGS.get(optimizer.kind)) is None:
         raise SchemaError(
             f"members exchange no results with an optimizer of kind {optimizer.kind.name.lower()}",

@@ -1,15 +1,7 @@
-"""The orthonormal DCT-II basis of a block edge, as integers that are the same on every machine.
+"""The orthonormal DCT-II basis of a block edge, as integers that are equal on every machine.
 
-Decided
-- The integers are computed in Python's own arbitrary-precision integers, not with libm, whose cosines may differ in
-  the last bit between platforms. Equal cosines become equal integers (the angle is folded into the first quadrant),
-  so coefficients that cancel by symmetry cancel to exactly zero.
-- The scale is 2^p with p = 27 - g, where g is the smallest integer with sqrt(n) <= 2^g. By Cauchy-Schwarz a column of
-  an orthonormal n x n matrix has an absolute sum of at most sqrt(n), so a column of the integers has at most about
-  2^27; that bound is checked exactly for every table (`optim.exact` builds on it).
-- Encoding uses the same numbers rounded to fp32: there is one basis.
-
-Source of the formula: DCT-II, B[i, x] = s_i cos(pi (2x + 1) i / (2n)), s_0 = sqrt(1/n), s_i = sqrt(2/n).
+Formula: DCT-II, B[i, x] = s_i cos(pi (2x + 1) i / (2n)), s_0 = sqrt(1/n), s_i = sqrt(2/n). Encoding
+uses the same numbers, rounded to fp32.
 """
 
 from __future__ import annotations
@@ -23,8 +15,12 @@ from torch import Tensor
 from aftermath.base.errors import AftermathError
 from aftermath.optim.blocks import MAX_EDGE
 
+# The scale is 2^p with p = 27 - g, where g is the smallest integer with sqrt(n) <= 2^g. By
+# Cauchy-Schwarz a column of an orthonormal n x n matrix has an absolute sum of at most sqrt(n). So
+# a column of the integers sums to about 2^27 at most. `integer_basis` checks that bound exactly,
+# and `optim.exact` relies on it.
 COLUMN_SUM_BITS = 27
-_BITS = 160  # fraction bits of the working precision
+_BITS = 160  # fraction bits of the working precision, in Python's integers: libm's cosines differ between platforms
 
 
 class UnsupportedEdge(AftermathError):
@@ -32,12 +28,14 @@ class UnsupportedEdge(AftermathError):
 
 
 def scale_bits(edge: int) -> int:
-    """Fraction bits p of the integer basis of this edge: 27 for 1, 24 for 64, 23 for 256, 22 for 1024."""
+    """Return the fraction bits p of an edge's basis: 27 for 1, 24 for 64, 23 for 256, 22 for
+    1024.
+    """
     return COLUMN_SUM_BITS - ((edge - 1).bit_length() + 1) // 2
 
 
 def check_edge(edge: int) -> None:
-    """Raises UnsupportedEdge unless blocks may have this edge."""
+    """Raise UnsupportedEdge unless blocks may have this edge."""
     if not 1 <= edge <= MAX_EDGE:
         raise UnsupportedEdge(
             f"blocks with an edge of {edge} are not supported; the longest is {MAX_EDGE}",
@@ -47,10 +45,11 @@ def check_edge(edge: int) -> None:
 
 @cache
 def integer_basis(edge: int) -> tuple[tuple[int, ...], ...]:
-    """Row i, column x: round(B[i, x] * 2^scale_bits(edge)). Raises UnsupportedEdge above MAX_EDGE."""
+    """Return rows i of columns x: round(B[i, x] * 2^scale_bits(edge)). Raises UnsupportedEdge."""
     check_edge(edge)
     quarter = _quarter_cosines(edge)
-    flat, wave = isqrt((1 << 2 * _BITS) // edge), isqrt((2 << 2 * _BITS) // edge)
+    flat = isqrt((1 << 2 * _BITS) // edge)
+    wave = isqrt((2 << 2 * _BITS) // edge)
     shift = 2 * _BITS - scale_bits(edge)
     rows = tuple(
         tuple(_rounded((wave if i else flat) * _folded(quarter, (2 * x + 1) * i, edge), shift) for x in range(edge))
@@ -63,7 +62,10 @@ def integer_basis(edge: int) -> tuple[tuple[int, ...], ...]:
 
 @cache
 def basis(edge: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The basis [i, x] of an edge: float64 holds the integers exactly, any other dtype the real values rounded."""
+    """Return the basis [i, x] of an edge.
+
+    float64 holds the integers exactly. Other dtypes hold the rounded real values.
+    """
     integers = torch.tensor(integer_basis(edge), dtype=torch.float64)
     if dtype != torch.float64:
         integers = integers * 2.0 ** -scale_bits(edge)
@@ -71,7 +73,7 @@ def basis(edge: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def _quarter_cosines(edge: int) -> list[int]:
-    """cos(pi m / (2 edge)) * 2^_BITS for m = 0 .. edge, by Taylor series; the last is exactly zero."""
+    """Return cos(pi m / (2 edge)) * 2^_BITS for m = 0 .. edge, by Taylor series. The last is 0."""
     pi = 4 * (4 * _arctan_inverse(5) - _arctan_inverse(239))  # Machin
     cosines = []
     for m in range(edge):
@@ -88,9 +90,10 @@ def _quarter_cosines(edge: int) -> list[int]:
 
 
 def _arctan_inverse(x: int) -> int:
-    """arctan(1/x) * 2^_BITS."""
+    """Return arctan(1/x) * 2^_BITS."""
     power = (1 << _BITS) // x
-    total, k = power, 1
+    total = power
+    k = 1
     while power:
         power //= x * x
         k += 2
@@ -99,13 +102,17 @@ def _arctan_inverse(x: int) -> int:
 
 
 def _folded(quarter: list[int], angle: int, edge: int) -> int:
-    """cos(pi angle / (2 edge)) * 2^_BITS out of its first quadrant."""
+    """Return cos(pi angle / (2 edge)) * 2^_BITS, folded into the first quadrant.
+
+    Equal cosines become equal integers, so coefficients that cancel by symmetry cancel to exactly
+    0.
+    """
     angle %= 4 * edge
     angle = min(angle, 4 * edge - angle)
     return quarter[angle] if angle <= edge else -quarter[2 * edge - angle]
 
 
 def _rounded(value: int, shift: int) -> int:
-    """value / 2^shift to the nearest integer, halves away from zero, so that it commutes with the sign."""
+    """Return value / 2^shift to the nearest integer, halves away from zero: f(-x) = -f(x)."""
     magnitude = (abs(value) + (1 << (shift - 1))) >> shift
     return magnitude if value >= 0 else -magnitude

@@ -1,13 +1,8 @@
-"""How a segment is cut into blocks, of which a result keeps the strongest coefficients.
+"""Cutting a segment into blocks. A result keeps the strongest coefficients of each block.
 
-Decided
-- Blocks never straddle two levels. A strip is cut into the fewest blocks of at most `chunk` along a dimension, as equal
-  as they can be; the last one may reach over the end, where it is padded with zeros that are nobody's parameters. So
-  the size of a result depends on the size of a tensor and not on its divisors.
-- A tensor of more than two dimensions is a stack of matrices, as of experts: no block has numbers of two of them.
-- A vector that evens out experts (`optim.balance`) has blocks of one number.
-- The token embedding and the output head may keep more coefficients per block than the rest: each of their rows learns
-  only from the few tokens that name it, and most runs can afford it (`docs/research.md`).
+Blocks never span two levels. A segment is cut along each dimension into the fewest equal blocks of
+at most `chunk`. The last block may extend beyond the end, where it is padded with zeros. So a
+result's size depends on tensor sizes, not on their divisors.
 """
 
 from __future__ import annotations
@@ -27,48 +22,55 @@ MAX_EDGE = 1024  # a transform's basis is edge^2 float64 numbers
 
 @dataclass(frozen=True)
 class Blocks:
-    """One segment's blocks."""
+    """The blocks of one segment."""
 
     segment: Segment
     edges: tuple[int, ...]
-    """Of a block, per dimension; the last block may reach over the end of the segment."""
+    """Edges of a block, per dimension. The last block may extend beyond the segment's end."""
     topk: int
     """Kept coefficients per block, at most the block's size."""
 
     @cached_property
     def size(self) -> int:
-        """Coefficients of one block, padding included; indices within a block are row-major and below this."""
+        """Return the coefficients of one block, padding included. Indices are row-major and below
+        this.
+        """
         return math.prod(self.edges)
 
     @cached_property
     def grid(self) -> tuple[int, ...]:
-        """Blocks along each dimension; blocks are numbered row-major over this grid."""
+        """Return the blocks along each dimension. Blocks are numbered row-major over this grid."""
         return tuple(-(-size // edge) for size, edge in zip(self.segment.shape, self.edges, strict=True))
 
     @cached_property
     def count(self) -> int:
-        """Blocks of the segment."""
+        """Return the number of blocks in the segment."""
         return math.prod(self.grid)
 
     @property
     def entries(self) -> int:
-        """Entries in a result: `topk` for each block."""
+        """Return the entries in a result: `topk` for each block."""
         return self.count * self.topk
 
 
 def cut(
     segments: Iterable[Segment], *, chunk: int, topk: int, topk_embeddings: int, balances: Balances = nothing_balances
 ) -> tuple[Blocks, ...]:
-    """The blocks of every segment, in their order; what balances experts is cut into single numbers.
+    """Return the blocks of every segment, in order.
 
-    Raises SchemaError if `chunk` makes them too large, and for a segment whose matrices do not follow each other.
+    Raises SchemaError if `chunk` makes them too large, or if a segment's matrices are not adjacent.
     """
+    # Rows of the embedding and the head learn from few tokens each, and most runs can afford to
+    # keep more of them (docs/research.md). Balance vectors (`optim.balance`) have blocks of one
+    # number.
     return tuple(
         _blocks(s, 1 if balances(s.name) else chunk, topk_embeddings if is_table(s.name) else topk) for s in segments
     )
 
 
 def _blocks(segment: Segment, chunk: int, topk: int) -> Blocks:
+    # More than two dimensions are a stack of matrices, for example of experts. No block spans two
+    # matrices.
     stacked = len(segment.shape) - 2
     if stacked > 1 and segment.dim == 1:
         raise SchemaError(
@@ -93,5 +95,5 @@ def _blocks(segment: Segment, chunk: int, topk: int) -> Blocks:
 
 
 def _edge(size: int, limit: int) -> int:
-    """The shortest edge that needs no more blocks than `limit` does: the least padding."""
+    """Return the shortest edge that needs as few blocks as `limit` does: the least padding."""
     return -(-size // -(-size // limit))

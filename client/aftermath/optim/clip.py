@@ -1,8 +1,7 @@
-"""Gradient clipping by the global norm.
+"""Gradient clipping by the global norm, as upstream.
 
-Decided: as upstream, the fp32 L2 norm over all of a member's tensors, scale max/(norm + 1e-6) when above. Squares of
-finite gradients can exceed fp32 from about 1e19 on; then the norm is taken of the gradients times a power of two. A
-gradient that is NaN or infinite has no direction to keep, so it is refused.
+The norm is the fp32 L2 norm over all of a member's tensors. Gradients above `max_norm` are scaled
+by max_norm / (norm + 1e-6). NaN and infinite gradients are refused.
 """
 
 from __future__ import annotations
@@ -15,24 +14,25 @@ from torch import Tensor
 
 from aftermath.base.errors import AftermathError
 
-# The largest fp32 times this is about 3e8, and the smallest gradient that can overflow the norm of 2^40 numbers is then
-# still far from vanishing when it is squared.
+# Squares of finite gradients can exceed fp32 from about 1e19 on. Then the norm is taken of the
+# gradients times this power of two: the largest fp32 becomes about 3e8, and the smallest gradient
+# that can overflow the norm of 2^40 numbers is still far from vanishing when squared.
 _SHRINK = 2.0**-100
 LARGEST_RESIDUAL = 1e30  # beyond it a residual or its transform could overflow fp32
 
 
 class NonFiniteGradient(AftermathError):
-    """A gradient or a loss is NaN, infinite or too large to add up; nothing was learnt from it."""
+    """A gradient or loss is NaN, infinite or too large to add up. The replica is unchanged."""
 
 
 class Diverged(AftermathError):
-    """A training learns nothing any more: its loss or its weights are not finite."""
+    """A training has diverged: its loss or its weights are not finite."""
 
     code = "diverged"
 
 
 def finite(loss: float | Tensor) -> float:
-    """The loss. Raises NonFiniteGradient: what is announced has its loss, and the rest must not be learnt from."""
+    """Return the loss. Raises NonFiniteGradient."""
     number = float(loss)
     if math.isfinite(number):
         return number
@@ -40,9 +40,10 @@ def finite(loss: float | Tensor) -> float:
 
 
 def clip_unread(tensors: list[Tensor], max_norm: float | None) -> Tensor:
-    """Clip gradients as `clip_gradients` does, and return a number on their device that tells whether they were finite.
+    """Clip gradients like `clip_gradients`, and return a number that is finite if they were.
 
-    It is their norm, or without `max_norm` their largest magnitude. Nothing waits for the device.
+    The number is on the gradients' device: their norm, or without `max_norm` their largest
+    magnitude. Nothing waits for the device.
     """
     if max_norm is None:
         return torch.stack(torch._foreach_norm(tensors, math.inf)).amax()
@@ -52,9 +53,11 @@ def clip_unread(tensors: list[Tensor], max_norm: float | None) -> Tensor:
 
 
 def clip_gradients(grads: Mapping[str, Tensor], max_norm: float) -> tuple[float, ...]:
-    """Scale fp32 gradients in place so that their global L2 norm is at most `max_norm` (> 0); by which factors.
+    """Scale fp32 gradients in place to a global L2 norm of at most `max_norm` (> 0). Return the
+    factors.
 
-    Raises NonFiniteGradient, naming the tensor and leaving all as they were, if one holds NaN or infinity.
+    Raises NonFiniteGradient, which names the tensor, if one holds NaN or infinity. All gradients
+    are then unchanged.
     """
     tensors = list(grads.values())
     norm = float(torch.nn.utils.get_total_norm(tensors))
@@ -77,7 +80,7 @@ def scale(gradients: list[Tensor], factors: Iterable[float]) -> None:
 
 
 def refuse_beyond(grads: Mapping[str, Tensor], largest: float) -> None:
-    """Raises NonFiniteGradient, naming the tensor, if a number is NaN or its magnitude above `largest`."""
+    """Raise NonFiniteGradient, which names the tensor, for NaN or a magnitude above `largest`."""
     if _all_within(list(grads.values()), largest):
         return
     for name, gradient in grads.items():
@@ -90,7 +93,7 @@ def refuse_beyond(grads: Mapping[str, Tensor], largest: float) -> None:
 
 
 def _all_within(tensors: list[Tensor], largest: float) -> bool:
-    """Whether all numbers of tensors on one GPU are; it is asked once, as each answer waits for the GPU."""
+    """Return whether all numbers are within `largest`. One query for all tensors of a GPU."""
     if not tensors or any(tensor.device.type != "cuda" for tensor in tensors):
         return False
-    return bool(torch.stack(torch._foreach_norm(tensors, math.inf)).amax() <= largest)  # NaN if one is
+    return bool(torch.stack(torch._foreach_norm(tensors, math.inf)).amax() <= largest)  # NaN if one number is

@@ -1,30 +1,23 @@
 """The bytes of one level of a result, and the votes in them.
 
-Layout, all little-endian (sizes follow from the result format alone): for every block in canonical order (segments,
-then blocks row-major) the bits of its places (`optim.places`), lowest bit first, with zeros up to a whole byte after
-those of the last block; then the values. A block has `topk` entries, for its places in ascending order; those at
-its end may be unused.
-- Signs: one bit for every entry, first entry in the lowest bit (1 is negative).
-- Floats: an fp32 for every entry.
-- On the lattice: for every block its exponent in six bits, 1 for the least, with zeros up to a whole byte; then the
-  signs, then with 2 bits another bit for every entry (1 is three times the power of two).
-Blocks that are shorter as digits (`ResultFormat.as_digits`) have neither places nor values there, but for their
-exponents: their digits (`optim.digits`), in the same order, come last.
-The values of unused entries, the exponents of blocks without votes and the bits after the last entry are zero.
-
-Decided
-- One encoding per set of votes: whatever does not fit it is refused with a sentence, so equal votes have equal hashes.
-- Nothing is allocated from what a peer says: the size is compared with the format's before anything else.
-- A coefficient that is exactly zero is no vote; a float vote is a normal number (no zero, subnormal, NaN, infinity).
-- Lattice votes are whole multiples of the lattice's smallest value, so that their sums are exact. A member holds those
-  of many peers at once, so a vote is kept in two bytes, and in one where a result has every number.
+All numbers are little-endian, and every size follows from the result format. A payload holds, for all blocks in
+canonical order (segments, then blocks row-major): index codes, exponents, signs, sizes, digits. Each of these strings
+ends with zeros up to a whole byte. Equal votes have equal bytes; other bytes raise BadPayload.
 """
+
+# A block has `topk` entries for its indices in ascending order; unused entries come last.
+# - Index codes: see `optim.index_coding`.
+# - Exponents, on the lattice only: six bits per block, 0 without votes, otherwise 1 for the least exponent.
+# - Signs: a bit per entry, 1 for a negative vote. Sizes, with 2 bits only: a bit per entry, 1 for three times the power
+#   of two. Float formats have an fp32 per entry instead of both.
+# - Digits: blocks that are shorter as digits (`ResultFormat.as_digits`) have no index code, sign or size. Their digits
+#   (`optim.digits`) come last.
+# A coefficient of zero is no vote, so a float vote is a normal number. Values of unused entries are zero.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -32,301 +25,362 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from aftermath.base.errors import AftermathError
-from aftermath.optim import digits, packed, places, sparse_payloads
+from aftermath.optim import digits, on_gpu, packed
+from aftermath.optim.bitstrings import pack_bits, unpack_bits
 from aftermath.optim.blocks import UNUSED
 from aftermath.optim.format import EXPONENT_BITS, ResultFormat, Values, whole_bytes
-from aftermath.optim.lattice import LEAST, MOST, digits_of, exponents_of, is_three
+from aftermath.optim.index_coding import bits_of, compact, decode_indices, encode_indices
+from aftermath.optim.lattice import LEAST, MOST, digits_of
 from aftermath.optim.layout import LevelLayout, level_layout
 from aftermath.optim.votes import Votes, WholeVotes
 
 _MAGNITUDE = 0x7FFFFFFF  # of the bits of an fp32
-_SMALLEST, _INFINITY = 0x00800000, 0x7F800000  # smallest normal number, infinity
+_SMALLEST = 0x00800000  # smallest normal number
+_INFINITY = 0x7F800000
 
 
 class BadPayload(AftermathError):
     """A peer's result is not a valid encoding of this run's result format; the result must not be used."""
 
 
+# --- encoding ----------------------------------------------------------------------------------------------------
+
+
 def encode_level(results: ResultFormat, level: int, indices: NDArray[np.uint16], values: NDArray[np.float32]) -> bytes:
-    """The payload of a level, `results.payload_bytes(level)` bytes.
+    """Encode a level from one index and one value per entry, [results.entries(level)] in canonical order.
 
-    `indices` and `values` hold one number per entry, [results.entries(level)], as `transform.strongest` orders
-    them. Raises ValueError for values that a lattice does not have.
+    Raises ValueError for values that are not on the format's lattice.
     """
-    used = indices != UNUSED
-    values = np.where(used, values, np.float32(0))
     layout = level_layout(results, level)
-    apart = ~layout.entry_digit
-    parts = [_places(indices[apart], layout)]
-    if results.values is Values.FLOAT:
-        return parts[0] + values.astype("<f4").tobytes()
-    if results.values.lattice_bits:
-        if results.values is Values.ONE_BIT and is_three(values).any():
-            raise ValueError("a value is three times a power of two, for which there is no bit")
-        exponents, voted = exponents_of(values, layout.entry_first), used[layout.entry_first]
-        codes = np.where(voted, exponents.astype(np.int16) - LEAST + 1, 0).astype(np.uint8)
-        parts.append(_exponents(codes))
-    parts.append(_packed(values[apart] < 0))
-    if results.values is Values.TWO_BIT:
-        parts.append(_packed(is_three(values[apart])))
-    if layout.entry_digit.any():
-        parts.append(_digits(indices[~apart], values[~apart], results, layout))
-    return b"".join(parts)
+    widths = [group.topk for group in layout.groups]
+    index_rows = layout.grouped(torch.from_numpy(indices.astype(np.int32)), widths)
+    value_rows = layout.grouped(torch.from_numpy(values.astype(np.float32)), widths)
+    return encode_groups(results, level, list(zip(index_rows, value_rows, strict=True)))
 
 
-def encode_whole(results: ResultFormat, level: int, chosen: Sequence[tuple[Tensor, Tensor]]) -> bytes:
-    """The same of a level of which every number is kept (`results.whole`), of indices int64 and values fp32 [blocks,
-    topk] by group, which may be on any device: nothing but the payload leaves it.
+def encode_groups(results: ResultFormat, level: int, chosen: Sequence[tuple[Tensor, Tensor]]) -> bytes:
+    """Encode a level from indices and fp32 values, [blocks, topk] per group, on any device.
+
+    Only the payload leaves the device. Raises ValueError for values that are not on the format's lattice.
     """
-    layout, rows, codes = level_layout(results, level), [], []
-    device, bits = chosen[0][0].device, results.values.bits
+    if results.whole(level):
+        return _encode_whole(results, level, chosen)
+    layout = level_layout(results, level)
+    groups = layout.groups
+    codes = [
+        rows.new_empty(group.blocks, 0, dtype=torch.uint8) if group.digits else encode_indices(rows, group.block)
+        for group, (rows, _) in zip(groups, chosen, strict=True)
+    ]
+    strings = [pack_bits(layout.canonical(codes))]
+    values = [torch.where(rows != UNUSED, own, 0.0) for rows, own in chosen]
+    if results.values is Values.FLOAT:
+        strings.append(layout.canonical(values).view(torch.uint8))
+        return packed.downloaded(torch.cat(strings))
+    if results.values.lattice_bits:
+        votes = []
+        exponents = []
+        for own in values:
+            multiples, exponent = digits_of(own.contiguous(), results.values.lattice_bits)
+            votes.append(multiples)
+            exponents.append(torch.where(multiples[:, :1] != 0, exponent - LEAST + 1, 0).to(torch.uint8))
+        strings.append(packed.packed_exponents(layout.canonical(exponents)))
+    else:
+        votes = [own.sign().to(torch.int8) for own in values]
+    apart = [own[:, : 0 if group.digits else group.topk] for group, own in zip(groups, votes, strict=True)]
+    strings.append(pack_bits(layout.canonical([own < 0 for own in apart]).to(torch.uint8)))
+    if results.values is Values.TWO_BIT:
+        strings.append(pack_bits(layout.canonical([own.abs() == 3 for own in apart]).to(torch.uint8)))
+    if any(group.digits for group in groups):
+        rows = [
+            _at_indices(indices, own, group.block) if group.digits else own[:, :0]
+            for group, (indices, _), own in zip(groups, chosen, votes, strict=True)
+        ]
+        strings.append(packed.packed_digits(layout.canonical(rows), results.values.bits))
+    return packed.downloaded(torch.cat(strings))
+
+
+def _encode_whole(results: ResultFormat, level: int, chosen: Sequence[tuple[Tensor, Tensor]]) -> bytes:
+    """Encode a level of which every number is kept (`results.whole`)."""
+    layout = level_layout(results, level)
+    device = chosen[0][0].device
+    bits = results.values.bits
     if device.type != "cpu" and packed.usable(device, bits):
         return packed.encoded(layout, chosen, bits)
+    rows = []
+    codes = []
     for indices, values in chosen:
         found, exponents = digits_of(values, results.values.lattice_bits)
         codes.append(torch.where(found[:, :1] != 0, exponents - LEAST + 1, 0).to(torch.uint8))
-        rows.append(_at_places(indices, found) if bool((indices == UNUSED).any()) else found)
-    if rows[0].device.type == "cpu":
-        written = digits.to_bytes(layout.canonical(rows).numpy(), results.values.bits)
-        return _exponents(layout.canonical(codes).numpy()) + written
+        rows.append(_at_indices(indices, found, found.shape[1]) if bool((indices == UNUSED).any()) else found)
     exponents = packed.packed_exponents(layout.canonical(codes))
-    return packed.downloaded(torch.cat([exponents, packed.packed_digits(layout.canonical(rows), results.values.bits)]))
+    if device.type == "cpu":
+        return exponents.numpy().tobytes() + digits.to_bytes(layout.canonical(rows).numpy(), bits)
+    return packed.downloaded(torch.cat([exponents, packed.packed_digits(layout.canonical(rows), bits)]))
 
 
-def _at_places(indices: Tensor, found: Tensor) -> Tensor:
-    """Digits by entry as digits by place, where a block keeps less than every number."""
-    blocks, size = found.shape
-    beyond = indices.masked_fill(indices == UNUSED, size)
-    return found.new_zeros(blocks, size + 1).scatter_(1, beyond, found)[:, :size]
+def _at_indices(indices: Tensor, votes: Tensor, size: int) -> Tensor:
+    """Return votes by index, [blocks, size], from votes by entry, [blocks, topk]."""
+    beyond = torch.where(indices == UNUSED, size, indices).long()
+    return votes.new_zeros(len(votes), size + 1).scatter_(1, beyond, votes)[:, :size]
+
+
+# --- decoding ----------------------------------------------------------------------------------------------------
 
 
 def decode_level(
     data: bytes | bytearray | memoryview, results: ResultFormat, level: int, device: torch.device | None = None
 ) -> Votes:
-    """The votes in a peer's payload of one level. Raises BadPayload with what is wrong, SchemaError for a bad level.
+    """Decode a peer's payload of one level. Raises BadPayload with the first fault, SchemaError for a bad level.
 
-    With a `device` that can, the payload is read there and the votes stay there; packed, if every number has a digit.
+    With a GPU as `device` the payload is decoded there and its votes stay there, packed if every number has a digit.
     """
     size = results.payload_bytes(level)
     if len(data) != size:
         raise BadPayload(f"a result of level {level} takes {size} bytes, not {len(data)}")
     layout = level_layout(results, level)
-    if device is not None and (found := _read_on(device, data, results, level)) is not None:
-        return found
-    before, between = results.place_bytes(level), results.value_bytes(level)
-    octets = np.frombuffer(data, np.uint8)
+    on_device = device is not None and on_gpu.works_on(device)
     if results.whole(level):
+        if on_device and (found := _whole_on(device, data, results, layout, level)) is not None:  # type: ignore[arg-type]
+            return found
+        between = results.value_bytes(level)
+        octets = np.frombuffer(data, np.uint8)
         return _whole(octets[:between], octets[between:], results, layout, level)
-    indices, small = _read(octets[:before], octets[before + between :], results, layout, level)
-    used = indices != UNUSED
-    rest = octets[before : before + between]
-    positions = torch.from_numpy(layout.entry_base[used] + indices[used])
-    if results.values is Values.FLOAT:
-        return Votes(level, positions, torch.from_numpy(_floats(rest, used, layout, level)[used]))
-    shifts = None
-    if results.values.lattice_bits:
-        count = whole_bytes(EXPONENT_BITS * int(layout.entry_first.sum()))
-        shifts = torch.from_numpy(_shifts(rest[:count], used, layout, level)[used])
-        rest = rest[count:]
-    values = _signs(rest, used, results, layout, level)
-    if len(small):
-        values = _together(values, small, layout)
-    return Votes(level, positions, torch.from_numpy(values[used]), shifts)
+    # Float votes are counted on the CPU.
+    where = device if on_device and results.values is not Values.FLOAT else torch.device("cpu")
+    return _Decoding(packed.uploaded(data, where or torch.device("cpu")), results, layout, level).votes()
 
 
-def _whole(
-    exponents: NDArray[np.uint8], written: NDArray[np.uint8], results: ResultFormat, layout: LevelLayout, level: int
-) -> WholeVotes:
-    """The votes of a result that has a digit for every number, and nothing beside them but exponents."""
-    found = _digits_of(written, results, layout, level)
-    voted = layout.canonical([(own != 0).any(1, keepdim=True) for own in found]).numpy()
-    shifts = torch.from_numpy(_block_shifts(exponents, voted, layout, level))
-    return WholeVotes(level, found, layout.grouped(shifts, [1] * len(found)), layout)
-
-
-def _read_on(
-    device: torch.device, data: bytes | bytearray | memoryview, results: ResultFormat, level: int
+def _whole_on(
+    device: torch.device,
+    data: bytes | bytearray | memoryview,
+    results: ResultFormat,
+    layout: LevelLayout,
+    level: int,
 ) -> Votes | None:
-    """The votes in a payload of the right size, read on a device; None if it cannot, or they are not valid."""
-    layout, bits = level_layout(results, level), results.values.bits
-    if not results.whole(level):
-        can = sparse_payloads.usable(device, results, level)
-        return sparse_payloads.decoded(data, results, level, device) if can else None
+    """Check a payload with a digit for every number on a GPU; None if the GPU cannot, or if it is not valid."""
+    bits = results.values.bits
     unpack = partial(_whole_of, results=results, layout=layout, level=level)
     return packed.checked(data, level, layout, bits, unpack, device) if packed.usable(device, bits) else None
 
 
 def _whole_of(data: bytes, results: ResultFormat, layout: LevelLayout, level: int) -> WholeVotes:
-    """The votes in a payload that was found to be valid."""
-    octets, between = np.frombuffer(data, np.uint8), results.value_bytes(level)
+    """Return the votes in a payload that was checked."""
+    octets = np.frombuffer(data, np.uint8)
+    between = results.value_bytes(level)
     return _whole(octets[:between], octets[between:], results, layout, level)
 
 
-def _packed(bits: NDArray[Any]) -> bytes:
-    return np.packbits(bits, bitorder="little").tobytes()
-
-
-def _exponents(codes: NDArray[np.uint8]) -> bytes:
-    """Of every block, as its code."""
-    return _packed(np.unpackbits(codes[:, None], axis=1, bitorder="little", count=EXPONENT_BITS))
-
-
-def _widths(layout: LevelLayout, as_digits: bool) -> list[int]:
-    """Entries of a group's blocks, if they are written so; else none."""
-    return [group.topk if group.digits == as_digits else 0 for group in layout.groups]
-
-
-def _places(indices: NDArray[np.uint16], layout: LevelLayout) -> bytes:
-    """The places of all blocks that have them, of indices by entry. As int16, since torch hardly knows u16."""
-    bits = [
-        torch.empty(group.blocks, 0, dtype=torch.uint8)
-        if group.digits
-        else torch.from_numpy(places.to_bits(own.numpy().view(np.uint16), group.block))
-        for own, group in zip(
-            layout.grouped(torch.from_numpy(indices.view(np.int16)), _widths(layout, False)), layout.groups, strict=True
-        )
-    ]
-    return _packed(layout.canonical(bits).numpy())
-
-
-def _digits(
-    indices: NDArray[np.uint16], values: NDArray[np.float32], results: ResultFormat, layout: LevelLayout
-) -> bytes:
-    """The digits of all blocks that are written so, of what is in their entries."""
-    small = 1 - 2 * (values < 0).view(np.int8)
-    if results.values is Values.TWO_BIT:
-        small *= 1 + 2 * is_three(values).view(np.int8)
-    widths = _widths(layout, True)
-    found = [
-        torch.from_numpy(digits.of_entries(own.numpy().view(np.uint16), value.numpy(), group.block))
-        if group.digits
-        else torch.empty(group.blocks, 0, dtype=torch.int8)
-        for own, value, group in zip(
-            layout.grouped(torch.from_numpy(indices.view(np.int16)), widths),
-            layout.grouped(torch.from_numpy(small), widths),
-            layout.groups,
-            strict=True,
-        )
-    ]
-    return digits.to_bytes(layout.canonical(found).numpy(), results.values.bits)
-
-
-def _read(
-    before: NDArray[np.uint8], after: NDArray[np.uint8], results: ResultFormat, layout: LevelLayout, level: int
-) -> tuple[NDArray[np.uint16], NDArray[np.int8]]:
-    """The indices of all entries, of places and of digits, and the values of those that digits have.
-
-    Raises BadPayload if a block's bits mean nothing, or if any are left over.
-    """
-    sizes = [0 if group.digits else places.bits_of(group.block, group.topk) for group in layout.groups]
-    bits, end = (
-        np.unpackbits(before, bitorder="little"),
-        sum(g.blocks * n for g, n in zip(layout.groups, sizes, strict=True)),
-    )
-    if bits[end:].any():
-        raise BadPayload(f"level {level}: a bit after the last place is set")
-    of_places = layout.grouped(torch.from_numpy(bits[:end]), sizes)
-    of_digits = _digits_of(after, results, layout, level)
-    found, values = [], []
-    for number, group in enumerate(layout.groups):
-        if group.digits:
-            indices, own, wrong = digits.in_entries(of_digits[number].numpy(), group.topk)
-            values.append(torch.from_numpy(own))
-        else:
-            indices, wrong = places.from_bits(of_places[number].numpy(), group.block, group.topk)
-            values.append(torch.empty(group.blocks, 0, dtype=torch.int8))
-        if wrong.any():
-            segment, block = layout.block_of(number, int(wrong.argmax()))
-            raise BadPayload(
-                f"level {level}, {segment.name}, block {block}: no set of at most {group.topk} of {group.block} places"
-            )
-        found.append(torch.from_numpy(indices.view(np.int16)))
-    return layout.canonical(found).numpy().view(np.uint16), layout.canonical(values).numpy()
-
-
-def _digits_of(data: NDArray[np.uint8], results: ResultFormat, layout: LevelLayout, level: int) -> list[Tensor]:
-    """The digits [blocks, places] of each group that is written so. Raises BadPayload for what is none."""
-    widths = [group.block if group.digits else 0 for group in layout.groups]
-    count = sum(group.blocks * width for group, width in zip(layout.groups, widths, strict=True))
-    if not count:
-        return layout.grouped(torch.empty(0, dtype=torch.int8), widths)
-    found, wrong = digits.from_bytes(data, count, results.values.bits)
+def _whole(
+    exponents: NDArray[np.uint8], written: NDArray[np.uint8], results: ResultFormat, layout: LevelLayout, level: int
+) -> WholeVotes:
+    """Return the votes of a result that has an exponent per block and a digit for every number."""
+    numbers, wrong = digits.from_bytes(written, layout.numbers, results.values.bits)
     if wrong is not None:
-        raise BadPayload(f"level {level}: what is written for digit {wrong} is none")
-    return layout.grouped(torch.from_numpy(found), widths)
+        raise BadPayload(f"level {level}: the code of digit {wrong} is not valid")
+    rows = layout.grouped(torch.from_numpy(numbers), [group.block for group in layout.groups])
+    voted = [(own != 0).any(1, keepdim=True) for own in rows]
+    checks = _Checks()
+    shifts = _shifts(torch.from_numpy(exponents.copy()), voted, layout, level, checks)
+    checks.raise_first()
+    return WholeVotes(level, rows, shifts, layout)
 
 
-def _together(apart: NDArray[np.int8], small: NDArray[np.int8], layout: LevelLayout) -> NDArray[np.int8]:
-    """The values of all entries, of those whose blocks are not digits, and of the others."""
-    if not len(apart):
-        return small
-    found = np.empty(layout.entries, np.int8)
-    found[~layout.entry_digit], found[layout.entry_digit] = apart, small
-    return found
+class _Checks:
+    """Conditions that a payload must not meet. They are read together, since a GPU waits at each read."""
+
+    def __init__(self) -> None:
+        self._checks: list[tuple[Tensor, Callable[[], str]]] = []
+
+    def refuse(self, wrong: Tensor, sentence: Callable[[], str]) -> None:
+        """Add a condition, any true element of `wrong`, and what to say about it."""
+        self._checks.append((wrong, sentence))
+
+    def raise_first(self) -> None:
+        """Raise BadPayload for the first condition that is met."""
+        for failed, (_, sentence) in zip(
+            torch.stack([wrong.any() for wrong, _ in self._checks]).tolist(), self._checks, strict=True
+        ):
+            if failed:
+                raise BadPayload(sentence())
 
 
-def _signs(
-    data: NDArray[np.uint8], used: NDArray[np.bool_], results: ResultFormat, layout: LevelLayout, level: int
-) -> NDArray[np.int8]:
-    """Votes of +1 and -1, with two bits of three times that too, of all entries whose blocks are not digits.
+class _Decoding:
+    """One payload of the right size, uint8 on the device where its votes will be."""
 
-    Raises BadPayload if a bit is set that belongs to no vote.
+    def __init__(self, payload: Tensor, results: ResultFormat, layout: LevelLayout, level: int) -> None:
+        self._payload = payload
+        self._results = results
+        self._layout = layout
+        self._level = level
+        self._checks = _Checks()
+
+    def votes(self) -> Votes:
+        """Return the votes. Raises BadPayload."""
+        results = self._results
+        layout = self._layout
+        values_at = results.place_bytes(self._level)
+        digits_at = values_at + results.value_bytes(self._level)
+        index_rows = self._indices(self._payload[:values_at])
+        digit_rows = self._digits(self._payload[digits_at:])
+        votes = []
+        for number, (group, own) in enumerate(zip(layout.groups, digit_rows, strict=True)):
+            voted = own != 0
+            if group.digits:
+                places = torch.arange(group.block, dtype=torch.int32, device=own.device).expand(len(own), -1)
+                members = voted.sum(1, keepdim=True, dtype=torch.int32)
+                entries = torch.arange(group.topk, dtype=torch.int32, device=own.device)
+                used = entries < members
+                index_rows[number] = torch.where(used, compact(places, voted, group.topk), UNUSED)
+                self._refuse_rows(number, members[:, 0] > group.topk)
+            votes.append(compact(own, voted, group.topk) if group.digits else own.new_empty(0))
+        used_rows = [rows != UNUSED for rows in index_rows]
+        used = layout.canonical(used_rows)
+        rest = self._payload[values_at:digits_at]
+        shifts = None
+        if results.values is Values.FLOAT:
+            found = self._floats(rest, used)
+        else:
+            if results.values.lattice_bits:
+                count = whole_bytes(EXPONENT_BITS * layout.blocks)
+                has_votes = [rows[:, :1] for rows in used_rows]
+                per_block = _shifts(rest[:count], has_votes, layout, self._level, self._checks)
+                wide = [own.expand(-1, group.topk) for own, group in zip(per_block, layout.groups, strict=True)]
+                shifts = layout.canonical(wide)
+                rest = rest[count:]
+            apart = self._signs(rest, used_rows)
+            found = layout.canonical(
+                [own if group.digits else read for group, own, read in zip(layout.groups, votes, apart, strict=True)]
+            )
+        self._checks.raise_first()
+        positions = layout.canonical(
+            [
+                rows + _bases(group.base, group.block, group.blocks, rows.device)
+                for group, rows in zip(layout.groups, index_rows, strict=True)
+            ]
+        )
+        return Votes(self._level, positions[used], found[used], None if shifts is None else shifts[used])
+
+    def _indices(self, octets: Tensor) -> list[Tensor]:
+        """Return indices int32 [blocks, topk] per group, [blocks, 0] where blocks are digits."""
+        layout = self._layout
+        widths = [0 if group.digits else bits_of(group.block, group.topk) for group in layout.groups]
+        rows = layout.grouped(self._string(octets, self._canonical_size(widths), "place"), widths)
+        found = []
+        for number, (group, own) in enumerate(zip(layout.groups, rows, strict=True)):
+            if group.digits:
+                found.append(own.new_empty(group.blocks, 0, dtype=torch.int32))
+                continue
+            indices, wrong = decode_indices(own, group.block, group.topk)
+            self._refuse_rows(number, wrong)
+            found.append(indices)
+        return found
+
+    def _digits(self, octets: Tensor) -> list[Tensor]:
+        """Return digits int8 [blocks, block] per group, [blocks, 0] where blocks have index codes."""
+        layout = self._layout
+        widths = [group.block if group.digits else 0 for group in layout.groups]
+        count = self._canonical_size(widths)
+        if not count:
+            return layout.grouped(torch.empty(0, dtype=torch.int8, device=octets.device), widths)
+        numbers, wrong = packed.unpacked_digits(octets, count, self._results.values.bits)
+        self._checks.refuse(wrong, lambda: f"level {self._level}: the code of digit {_first(wrong)} is not valid")
+        return layout.grouped(numbers, widths)
+
+    def _signs(self, octets: Tensor, used: Sequence[Tensor]) -> list[Tensor]:
+        """Return votes int8 [blocks, topk] per group, [blocks, 0] where blocks are digits."""
+        bits = self._results.values.bits
+        plane = len(octets) // bits
+        votes = [1 - 2 * own.to(torch.int8) for own in self._plane(octets[:plane], used, "sign")]
+        if bits == 1:
+            return votes
+        sizes = self._plane(octets[plane:], used, "size")
+        return [own * (1 + 2 * size.to(torch.int8)) for own, size in zip(votes, sizes, strict=True)]
+
+    def _plane(self, octets: Tensor, used: Sequence[Tensor], what: str) -> list[Tensor]:
+        """Return one bit per entry, uint8 [blocks, topk] per group, [blocks, 0] where blocks are digits."""
+        layout = self._layout
+        widths = [0 if group.digits else group.topk for group in layout.groups]
+        rows = layout.grouped(self._string(octets, self._canonical_size(widths), what), widths)
+        stray = [
+            (own != 0) & ~voted if not group.digits else torch.zeros_like(voted)
+            for group, own, voted in zip(layout.groups, rows, used, strict=True)
+        ]
+        flags = layout.canonical(stray)
+        self._checks.refuse(flags, lambda: f"{self._entry(_first(flags))}: the {what} of an unused entry is set")
+        return rows
+
+    def _floats(self, octets: Tensor, used: Tensor) -> Tensor:
+        """Return the fp32 values of all entries in canonical order."""
+        values = octets.clone().view(torch.float32)
+        bits = values.view(torch.int32)
+        magnitude = bits & _MAGNITUDE
+        wrong = torch.where(used, (magnitude < _SMALLEST) | (magnitude >= _INFINITY), bits != 0)
+
+        def sentence() -> str:
+            entry = _first(wrong)
+            fault = "a value that is zero, too small or not finite" if used[entry] else "an unused entry with a value"
+            return f"{self._entry(entry)}: {fault}"
+
+        self._checks.refuse(wrong, sentence)
+        return values
+
+    def _string(self, octets: Tensor, count: int, what: str) -> Tensor:
+        """Return the `count` bits of a string; the bits after them must be zeros."""
+        bits = unpack_bits(octets)
+        self._checks.refuse(bits[count:] != 0, lambda: f"level {self._level}: a bit after the last {what} is set")
+        return bits[:count]
+
+    def _canonical_size(self, widths: Sequence[int]) -> int:
+        return sum(group.blocks * width for group, width in zip(self._layout.groups, widths, strict=True))
+
+    def _refuse_rows(self, group: int, wrong: Tensor) -> None:
+        own = self._layout.groups[group]
+
+        def sentence() -> str:
+            segment, block = self._layout.block_of(group, _first(wrong))
+            limits = f"no set of at most {own.topk} of {own.block} places"
+            return f"level {self._level}, {segment.name}, block {block}: {limits}"
+
+        self._checks.refuse(wrong, sentence)
+
+    def _entry(self, entry: int) -> str:
+        return f"level {self._level}, {self._layout.segment_of(entry).name}, entry {entry}"
+
+
+def _shifts(octets: Tensor, voted: Sequence[Tensor], layout: LevelLayout, level: int, checks: _Checks) -> list[Tensor]:
+    """Return how far each block's votes are shifted, uint8 [blocks, 1] per group.
+
+    `voted` says which blocks have votes, bool [blocks, 1] per group.
     """
-    plane = len(data) // results.values.bits
-    signs = 1 - 2 * _plane(data[:plane], used, layout, level, "sign").view(np.int8)
-    if results.values is Values.TWO_BIT:
-        signs *= (1 + 2 * _plane(data[plane:], used, layout, level, "size")).view(np.int8)
-    return signs
+    bits = unpack_bits(octets)
+    count = EXPONENT_BITS * layout.blocks
+    checks.refuse(bits[count:] != 0, lambda: f"level {level}: a bit after the last exponent is set")
+    rows = bits[:count].view(-1, EXPONENT_BITS)
+    codes = rows[:, 0].clone()
+    for place in range(1, EXPONENT_BITS):
+        codes |= rows[:, place] << place
+    has_votes = layout.canonical(voted)
+    wrong = torch.where(has_votes, (codes < 1) | (codes > MOST - LEAST + 1), codes != 0)
+
+    def sentence() -> str:
+        block = _first(wrong)
+        fault = f"an exponent that is not from {LEAST} to {MOST}" if has_votes[block] else "an exponent without votes"
+        for part in layout.parts:
+            if block < part.blocks.count:
+                break
+            block -= part.blocks.count
+        return f"level {level}, {part.segment.name}, block {block}: {fault}"
+
+    checks.refuse(wrong, sentence)
+    shifts = torch.where(has_votes, codes - 1, 0).to(torch.uint8)
+    return layout.grouped(shifts, [1] * len(layout.groups))
 
 
-def _plane(
-    data: NDArray[np.uint8], used: NDArray[np.bool_], layout: LevelLayout, level: int, what: str
-) -> NDArray[np.uint8]:
-    """One bit for every entry whose block is not digits. Raises BadPayload if one is set that belongs to no vote."""
-    bits, own = np.unpackbits(data, bitorder="little"), used[~layout.entry_digit]
-    if bits[len(own) :].any():
-        raise BadPayload(f"level {level}: a bit after the last {what} is set")
-    bits = bits[: len(own)]
-    stray = (bits != 0) & ~own
-    if stray.any():
-        entry = int(np.flatnonzero(~layout.entry_digit)[stray.argmax()])
-        raise BadPayload(f"{_place(layout, level, entry)}: the {what} of an unused entry is set")
-    return bits
+def _bases(base: int, size: int, blocks: int, device: torch.device) -> Tensor:
+    """Return the positions of the first coefficients of a group's blocks, int64 [blocks, 1]."""
+    return (base + size * torch.arange(blocks, dtype=torch.int64, device=device))[:, None]
 
 
-def _shifts(data: NDArray[np.uint8], used: NDArray[np.bool_], layout: LevelLayout, level: int) -> NDArray[np.uint8]:
-    """How far the values of all entries are shifted. Raises BadPayload for an exponent the lattice does not have."""
-    firsts = np.flatnonzero(layout.entry_first)
-    return np.repeat(_block_shifts(data, used[firsts], layout, level), np.diff(firsts, append=layout.entries))
-
-
-def _block_shifts(
-    data: NDArray[np.uint8], voted: NDArray[np.bool_], layout: LevelLayout, level: int
-) -> NDArray[np.uint8]:
-    """How far those of every block are shifted; `voted` says which blocks have any. Raises BadPayload as `_shifts`."""
-    bits, end = np.unpackbits(data, bitorder="little"), EXPONENT_BITS * len(voted)
-    if bits[end:].any():
-        raise BadPayload(f"level {level}: a bit after the last exponent is set")
-    codes = np.packbits(bits[:end].reshape(-1, EXPONENT_BITS), axis=1, bitorder="little")[:, 0]
-    wrong = np.where(voted, (codes < 1) | (codes > MOST - LEAST + 1), codes != 0)
-    if wrong.any():
-        block = int(wrong.argmax())
-        what = f"an exponent that is not from {LEAST} to {MOST}" if voted[block] else "an exponent without votes"
-        raise BadPayload(f"{_place(layout, level, int(np.flatnonzero(layout.entry_first)[block]))}: {what}")
-    return np.where(voted, codes - np.uint8(1), np.uint8(0))
-
-
-def _floats(data: NDArray[np.uint8], used: NDArray[np.bool_], layout: LevelLayout, level: int) -> NDArray[np.float32]:
-    """The fp32 values of all entries. Raises BadPayload for a value that is no vote, or where there must be none."""
-    bits = data.view("<u4")
-    magnitude = bits & _MAGNITUDE
-    wrong = np.where(used, (magnitude < _SMALLEST) | (magnitude >= _INFINITY), bits != 0)
-    if wrong.any():
-        entry = int(wrong.argmax())
-        value = "a value that is zero, too small or not finite" if used[entry] else "an unused entry with a value"
-        raise BadPayload(f"{_place(layout, level, entry)}: {value}")
-    return data.view("<f4").astype(np.float32)
-
-
-def _place(layout: LevelLayout, level: int, entry: int) -> str:
-    return f"level {level}, {layout.segment_of(entry).name}, entry {entry}"
+def _first(flags: Tensor) -> int:
+    """Return the first true element."""
+    return int(flags.to(torch.uint8).argmax())

@@ -1,11 +1,8 @@
-"""A replica's results and applies by compiled kernels: what `optim.feedback`, `optim.sign` and `optim.mean` give.
+"""Results and applies by compiled kernels, as in `optim.feedback`, `optim.sign`, `optim.mean`.
 
-Decided
-- Where a replica's rows lie in the CPU's memory without gaps, and numba is installed; torch does all else, and is what
-  kernels are tested against.
-- A level is cut into tasks of whole blocks, so that threads change nothing.
-- Kernels get memory as it lies: a matrix's rows, with the stride from one to the next. A stack of matrices is one after
-  another.
+The kernels need numba and rows without gaps in the CPU's memory. torch does everything else, and
+tests compare the kernels with it. A level is cut into tasks of whole blocks, so the number of
+threads does not change the result.
 """
 
 from __future__ import annotations
@@ -27,7 +24,7 @@ from aftermath.optim.layout import LevelLayout, Part
 from aftermath.optim.transform import matrices
 from aftermath.optim.votes import Votes
 
-_AT_ONCE = 1 << 18  # numbers in a task
+_AT_ONCE = 1 << 18  # numbers per task
 _CPU = torch.device("cpu")
 
 Task = Callable[[], None]
@@ -35,7 +32,9 @@ Numbers = NDArray[np.int64]
 
 
 def usable(params: Mapping[str, Tensor]) -> bool:
-    """Can kernels work on these? They are compiled then, and were compared with torch."""
+    """Return whether kernels support these tensors. They are compiled and tested at the first
+    call.
+    """
     from aftermath.optim.proof import unfit
 
     return all(t.device == _CPU and t.stride(-1) == 1 for t in params.values()) and unfit() is None
@@ -52,9 +51,9 @@ def encode(
     smallest: float,
     bits: int,
 ) -> tuple[list[tuple[Tensor, Tensor]], list[Task]]:
-    """What a level's next result is made of, indices and values per group, and the tasks that fill it in.
+    """Return a level's next indices and values per group, and the tasks that fill them in.
 
-    They change the residuals too. The tensors of `kept`, the result before, become those of this one.
+    The tasks also change the residuals. The tensors of `kept`, the previous result, are reused.
     """
     from aftermath.kernels import encode as kernels
 
@@ -65,7 +64,8 @@ def encode(
         kept = [(torch.empty(shape, dtype=torch.int64), torch.empty(shape)) for shape in shapes]
     tasks: list[Task] = []
     for part in layout.parts:
-        group, (indices, values) = layout.groups[part.group], kept[part.group]
+        group = layout.groups[part.group]
+        indices, values = kept[part.group]
         how: tuple[Any, ...] = (
             *(np.float32(decay), np.float32(factor), transformed),
             *(basis(edge, torch.float32, _CPU).numpy() for edge in (group.height, group.width)),
@@ -83,16 +83,17 @@ def encode(
 
 
 class Counted:
-    """Where each block's votes of a level are, those of at least one member."""
+    """The votes of at least one member on a level, located by block."""
 
     def __init__(self, votes: Sequence[Votes], layout: LevelLayout) -> None:
-        """Raises ValueError for positions there are none of."""
+        """Raise ValueError for positions outside the level."""
         from aftermath.kernels.aggregate import spans
 
         groups = layout.groups
         ends = np.cumsum([0, *(group.blocks for group in groups)])
         where = (np.array([g.base for g in groups]), np.array([g.block for g in groups]), ends)
-        self._layout, self._first_block = layout, ends
+        self._layout = layout
+        self._first_block = ends
         self._whole = any(vote.values.dtype == torch.int64 for vote in votes)
         self._starts = np.zeros((len(votes), int(ends[-1])), np.int64)
         self._stops = np.zeros_like(self._starts)
@@ -101,12 +102,14 @@ class Counted:
 
         def find(member: int, vote: Votes) -> None:
             positions, values, shifts = vote.positions.contiguous(), *self._values(vote)
-            starts, stops = self._starts[member], self._stops[member]
+            starts = self._starts[member]
+            stops = self._stops[member]
             found = spans(positions.numpy(), *where, starts, stops)
-            if found == 0:  # in no order that results are in
+            if found == 0:  # the order of positions is not that of results
                 positions, order = positions.sort()
                 values, shifts = values[order], None if shifts is None else shifts[order]
-                starts[:], stops[:] = 0, 0
+                starts[:] = 0
+                stops[:] = 0
                 found = spans(positions.numpy(), *where, starts, stops)
             if found < 0:
                 raise ValueError("a vote for a position that there is not")
@@ -116,13 +119,13 @@ class Counted:
         run(partial(find, member, vote) for member, vote in enumerate(votes))
 
     def _values(self, vote: Votes) -> tuple[Tensor, Tensor | None]:
-        """All members' are of one kind."""
+        """Return a member's values and shifts. All members' have the same kind."""
         if self._whole:
             return vote.multiples(), None
         return vote.values.contiguous(), None if vote.shifts is None else vote.shifts.contiguous()
 
     def mean(self, params: Mapping[str, Tensor], most: int, divisors: Sequence[float], rate: float) -> Iterator[Task]:
-        """The tasks that change a level's parameters as `optim.mean` does."""
+        """Yield the tasks that change a level's parameters like `optim.mean`."""
         from aftermath.kernels import aggregate
 
         kernel: Any = aggregate.mean
@@ -134,7 +137,10 @@ class Counted:
     def sign(
         self, params: Mapping[str, Tensor], keep: Callable[[Part], float], rate: float, mean_bits: int
     ) -> Iterator[Task]:
-        """The tasks that change a level's parameters as `optim.sign` does; `keep` is what stays of a segment's."""
+        """Yield the tasks that change a level's parameters like `optim.sign`.
+
+        `keep` is the factor of each segment after weight decay.
+        """
         from aftermath.kernels import aggregate
 
         kernel: Any = aggregate.sign
@@ -145,39 +151,41 @@ class Counted:
             yield partial(kernel, *place, *counted, *_bases(height, width), *rates)
 
     def _places(self, params: Mapping[str, Tensor]) -> Iterator[tuple[Part, tuple[Any, ...]]]:
-        """Segments, and what a kernel is to know of their memory and blocks, task by task."""
+        """Yield segments with their kernels' arguments (memory and blocks), task by task."""
         for part in self._layout.parts:
             group = self._layout.groups[part.group]
             for number, count, memory in _matrices(view(params, part.segment), part):
                 first = part.first + number
-                low, block = group.base + first * group.block, int(self._first_block[part.group]) + first
+                low = group.base + first * group.block
+                block = int(self._first_block[part.group]) + first
                 for cut in _cuts(count, group.block):
                     yield part, (*memory, group.height, group.width, part.blocks.grid[-1], *cut, low, block)
 
 
 def _bases(height: int, width: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The integer bases of edges: that of the height transposed."""
+    """Return the integer bases of two edges; that of the height is transposed."""
     tall, wide = (basis(edge, torch.float64, _CPU).numpy() for edge in (height, width))
     return np.ascontiguousarray(tall.T), wide
 
 
 def _matrices(tensor: Tensor, part: Part) -> Iterator[tuple[int, int, tuple[NDArray[np.float32], int, int, int]]]:
-    """Of each matrix of a segment: its first block, how many it has, and its memory.
+    """Yield each matrix of a segment: its first block, its number of blocks, and its memory.
 
-    That is numbers as they lie, the stride from row to row, rows, columns.
+    The memory is the flat array, the stride from row to row, the rows and the columns.
     """
     stack = matrices(tensor.detach())
     if stack.stride(2) != 1:
         stack = stack.contiguous()
     count = part.blocks.count // len(stack)
     for number, matrix in enumerate(stack):
-        (rows, columns), stride = matrix.shape, matrix.stride(0)
+        rows, columns = matrix.shape
+        stride = matrix.stride(0)
         memory = matrix.as_strided(((rows - 1) * stride + columns,), (1,)).numpy()
         yield number * count, count, (memory, stride, rows, columns)
 
 
 def _cuts(count: int, size: int) -> Iterator[tuple[int, int]]:
-    """[first, last) of so many blocks of a size, for each task."""
+    """Yield [first, last) for each task of `count` blocks of `size` numbers."""
     step = max(1, _AT_ONCE // size)
     for first in range(0, count, step):
         yield first, min(first + step, count)

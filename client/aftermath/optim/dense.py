@@ -1,9 +1,7 @@
-"""A member's votes as tensors in the shapes of the parameters: for whoever looks into a run, never for training.
+"""A member's votes as tensors in the shapes of the parameters, for inspecting a run.
 
-Decided
-- Values are what the run counts: a vote of +1 or -1, a float as it was sent, or a multiple of the lattice's smallest
-  value, cut to what one member may move at that learning rate. Coefficients are transformed back, in fp32.
-- One parameter at a time, so that a large model needs the memory of its largest tensor only.
+Training does not use them. Values are what the run counts, transformed back in fp32. One parameter
+at a time is made, so a large model needs the memory of its largest tensor.
 """
 
 from __future__ import annotations
@@ -27,14 +25,15 @@ from aftermath.optim.votes import Votes
 
 
 def dense_shapes(schema: Schema) -> dict[str, tuple[int, ...]]:
-    """The tensors that `dense` gives, in its order: all parameters of the full model."""
+    """Return the names and shapes that `dense` yields: all parameters of the full model."""
     return dict(sorted(schema.state.config.parameter_shapes().items()))
 
 
 @torch.no_grad()
 def dense(schema: Schema, votes: Mapping[int, Votes], lr: float) -> Iterator[tuple[str, Tensor]]:
-    """Every parameter's name and its fp32 tensor, of the full model's shape: zero where nothing was voted for, and in
-    levels without votes.
+    """Yield every parameter's name and fp32 tensor, in the full model's shape.
+
+    Numbers without votes, and levels without votes, are zero.
     """
     parts: dict[str, list[tuple[int, Part]]] = {}
     for level in votes:
@@ -53,7 +52,11 @@ def dense(schema: Schema, votes: Mapping[int, Votes], lr: float) -> Iterator[tup
 
 
 def counted(votes: Votes, schema: Schema, lr: float) -> Tensor:
-    """The values of votes as the run counts them: fp32 [n]."""
+    """Return the values of votes as the run counts them: fp32 [n].
+
+    A sign is +1 or -1, a float is as sent. A lattice value is cut to the most that one member may
+    move at that learning rate.
+    """
     match schema.optimizer:
         case Distro():
             return votes.values.float()
@@ -65,13 +68,13 @@ def counted(votes: Votes, schema: Schema, lr: float) -> Tensor:
 
 
 def _sorted(votes: Votes, schema: Schema, lr: float) -> tuple[Tensor, Tensor]:
-    """Positions in ascending order, and their values."""
+    """Return positions in ascending order, and their values."""
     positions, order = votes.positions.sort()
     return positions, counted(votes, schema, lr)[order]
 
 
 def _blocks(part: Part, layout: LevelLayout, positions: Tensor, values: Tensor) -> Tensor:
-    """A segment's own blocks [n, h, w]."""
+    """Return the blocks [n, h, w] of one segment."""
     group = layout.groups[part.group]
     blocks = torch.zeros(part.blocks.count, group.height, group.width)
     start = group.base + part.first * group.block

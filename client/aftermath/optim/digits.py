@@ -1,11 +1,7 @@
-"""Blocks that keep most of their numbers: a digit for each, which says whether it is kept and what its value is.
+"""Digits: the encoding of blocks that keep most of their numbers.
 
-Decided
-- A digit is 0 for a number that is not kept, else 1, -1, 3 or -3 times its block's power of two.
-- Five digits of three kinds are one of 243 numbers and take 8 bits, three of five kinds one of 125 and 7 bits: within a
-  hundredth of the least there can be, where a bit for each place and bits for each value take a quarter more.
-- Digits follow each other over all blocks; the last number is filled up with zeros. Every row of digits has one
-  encoding: numbers beyond the largest are refused, and so is what is beyond the last digit.
+A digit says whether a number is kept, and its value: 0, or 1, -1, 3 or -3 times the block's power
+of two. Every row of digits has one encoding; other bytes are refused.
 """
 
 from __future__ import annotations
@@ -15,29 +11,30 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from aftermath.optim.blocks import UNUSED
-
-PACKED = {1: (5, 8), 2: (3, 7)}  # digits of a number and its bits, by the bits of a value
-_WORD = 8  # numbers that are done in one uint64
+# Five ternary digits are one of 243 codes and take 8 bits; three digits of five kinds are one of
+# 125 and take 7 bits. That is within 1% of the entropy; places and value bits would take a quarter
+# more.
+PACKED = {1: (5, 8), 2: (3, 7)}  # value bits: (digits per code, bits per code)
+_WORD = 8  # codes per uint64
 
 Digits = NDArray[np.int8]
 Octets = NDArray[np.uint8]
 
 
 def fewer(places: int, value_bits: int, bits: int) -> bool:
-    """Do so many digits take fewer than so many bits?"""
+    """Return whether the digits of `places` numbers take fewer than `bits` bits."""
     together, width = PACKED[value_bits]
     return places * width < bits * together
 
 
 def size_of(count: int, value_bits: int) -> int:
-    """Bytes of so many digits."""
+    """Return the bytes of `count` digits."""
     together, width = PACKED[value_bits]
     return -(-(-(-count // together) * width) // 8)
 
 
 def to_bytes(digits: Digits, value_bits: int) -> bytes:
-    """Digits, one after the other, as `size_of` says."""
+    """Encode digits, `size_of` bytes."""
     together, width = PACKED[value_bits]
     numbers = -(-len(digits) // together)
     rows = np.zeros((-(-numbers // _WORD) * _WORD, together), np.uint8)
@@ -50,57 +47,21 @@ def to_bytes(digits: Digits, value_bits: int) -> bytes:
 
 
 def from_bytes(data: Octets, count: int, value_bits: int) -> tuple[Digits, int | None]:
-    """So many digits, and the first that is part of a number that no digits have; one beyond them may be it."""
+    """Return `count` digits, and the index of the first invalid code's first digit, if any."""
     together, width = PACKED[value_bits]
-    table, largest = _table(value_bits), (1 + (1 << value_bits)) ** together
+    known = table(value_bits)
+    largest = len(known)
     numbers = _numbers_of(data, width)
     beyond = numbers >= largest
     if beyond.any():
         return np.zeros(count, np.int8), int(beyond.argmax()) * together
-    found: Digits = table[numbers].reshape(-1)
+    found: Digits = known[numbers].reshape(-1)
     rest = np.flatnonzero(found[count:])
     return found[:count], count + int(rest[0]) if len(rest) else None
 
 
-def of_entries(indices: NDArray[np.uint16], values: Digits, places: int) -> Digits:
-    """The digits [blocks, places] of blocks that keep these numbers: indices [blocks, k], of which unused ones are the
-    last, and each one's digit.
-    """
-    used = indices != UNUSED
-    may, whole = indices.shape[1] == places, used.all(1)
-    if may and whole.all():
-        return values
-    found = np.zeros((len(indices), places), np.int8)
-    if may:
-        found[whole] = values[whole]
-        used &= ~whole[:, None]
-    block, _ = np.nonzero(used)
-    found[block, indices[used]] = values[used]
-    return found
-
-
-def in_entries(digits: Digits, most: int) -> tuple[NDArray[np.uint16], Digits, NDArray[np.bool_]]:
-    """What `of_entries` was given with k = most, and which blocks keep more than that: [blocks]."""
-    blocks, places = digits.shape
-    kept = np.count_nonzero(digits, axis=1)
-    wrong, whole = kept > most, kept == places
-    if most == places:
-        indices, values = np.tile(np.arange(places, dtype=np.uint16), (blocks, 1)), digits
-        if whole.all():
-            return indices, values, wrong
-        indices[~whole], values = UNUSED, np.where(whole[:, None], digits, np.int8(0))
-        some = np.flatnonzero(~whole)
-    else:
-        indices, values = np.full((blocks, most), UNUSED, np.uint16), np.zeros((blocks, most), np.int8)
-        some = np.flatnonzero(~wrong)
-    block, place = np.nonzero(digits[some])
-    entry = np.arange(len(place)) - np.repeat(np.cumsum(kept[some]) - kept[some], kept[some])
-    indices[some[block], entry], values[some[block], entry] = place, digits[some[block], place]
-    return indices, values, wrong
-
-
 def _bits_of(numbers: Octets, width: int) -> Octets:
-    """The bits of so many times eight numbers, one after the other, lowest first."""
+    """Return the bits of codes, one after the other, lowest first. The count is a multiple of 8."""
     if width == 8:
         return numbers
     words = np.zeros(len(numbers) // _WORD, np.uint64)
@@ -110,7 +71,7 @@ def _bits_of(numbers: Octets, width: int) -> Octets:
 
 
 def _numbers_of(data: Octets, width: int) -> Octets:
-    """What `_bits_of` was given; what is missing at the end is 0."""
+    """Invert `_bits_of`. Missing bits at the end are 0."""
     if width == 8:
         return data
     count = -(-len(data) // width)
@@ -126,9 +87,10 @@ def _numbers_of(data: Octets, width: int) -> Octets:
 
 
 @lru_cache(maxsize=2)
-def _table(value_bits: int) -> Digits:
-    """[number, place]: the digits of every number that there is."""
-    together, radix = PACKED[value_bits][0], 1 + (1 << value_bits)
+def table(value_bits: int) -> Digits:
+    """Return the digits of every code: [code, place]."""
+    together = PACKED[value_bits][0]
+    radix = 1 + (1 << value_bits)
     codes = np.arange(radix**together)[:, None] // radix ** np.arange(together) % radix
     found: Digits = np.array([0, 1, -1, 3, -3], np.int8)[codes]
     found.flags.writeable = False

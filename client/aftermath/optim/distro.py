@@ -1,6 +1,6 @@
-"""DisTrO: one gradient, the strongest DCT coefficients of what was not sent yet, and the sign of everyone's mean.
+"""DisTrO: one gradient, the strongest DCT coefficients of the residual, the sign of the mean.
 
-What its members agree on; `optim.engine` says which parts it is made of.
+This file has the settings that members agree on. `optim.engine` builds the parts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SET = "Set it in [model.LLM.optimizer.Distro] of the run's config file"
 
 @dataclass(frozen=True)
 class Distro:
-    """The settings of DisTrO. Raises SchemaError for what they cannot be."""
+    """The settings of DisTrO. Raises SchemaError for invalid values."""
 
     topk: int
     topk_embeddings: int
@@ -33,16 +33,16 @@ class Distro:
     decay: float
     weight_decay: float
     clip: float | None
-    """The largest norm of a gradient; None and 0 leave it as it is."""
+    """Largest gradient norm. None and 0 disable clipping."""
 
-    inner_steps: ClassVar[int] = 0  # a share is one gradient
+    inner_steps: ClassVar[int] = 0  # a share gives one gradient
     inner_optimizer: ClassVar[None] = None
     moments: ClassVar[int] = 0
     late: ClassVar[str] = ""
 
     @classmethod
     def of(cls, optimizer: Optimizer) -> Distro:
-        """The settings out of the numbers of a Model account. Raises SchemaError."""
+        """Return the settings from a Model account's numbers. Raises SchemaError."""
         return cls(
             topk=optimizer.compression_topk,
             topk_embeddings=optimizer.compression_topk_embeddings or optimizer.compression_topk,
@@ -64,7 +64,9 @@ class Distro:
             object.__setattr__(self, name, value)
 
     def results(self, state: StateSchema) -> ResultFormat:
-        """What members send each other. Raises SchemaError if the blocks would be too large."""
+        """Return the format of members' results. Raises SchemaError if the blocks would be too
+        large.
+        """
         blocks = cut(
             state.segments,
             chunk=self.chunk,
@@ -75,12 +77,12 @@ class Distro:
         return ResultFormat(blocks, state.levels, Transform.DCT, Values.SIGN if self.quantize_1bit else Values.FLOAT)
 
     def document(self) -> dict[str, Any]:
-        """All of it as JSON has it, without floats."""
+        """Return all settings as JSON values, without floats."""
         return {"kind": KIND, **portable(vars(self))}
 
 
 class DistroInputs(msgspec.Struct, frozen=True, tag_field="kind", tag=KIND):
-    """What the settings are built from, in a document."""
+    """The settings in a schema document."""
 
     topk: int
     topk_embeddings: int
@@ -91,7 +93,7 @@ class DistroInputs(msgspec.Struct, frozen=True, tag_field="kind", tag=KIND):
     clip: str | None
 
     def settings(self) -> Distro:
-        """Raises SchemaError."""
+        """Return the settings. Raises SchemaError."""
         return Distro(
             topk=self.topk,
             topk_embeddings=self.topk_embeddings,

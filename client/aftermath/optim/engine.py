@@ -1,8 +1,7 @@
-"""The optimizer of one replica: a private step, a result and an apply, put together as the run's schema says.
+"""The optimizer of one replica: a private step, a result and an apply, as the schema says.
 
-Decided
-- `apply` is refused while a share is being trained: the parameters are not the shared ones then.
-- What is kept of an optimizer is taken over whole or not at all.
+`apply` is refused while a share is trained, since the parameters then differ from the shared ones.
+Restoring optimizer state is all-or-nothing.
 """
 
 from __future__ import annotations
@@ -33,22 +32,23 @@ from aftermath.optim.votes import Votes
 
 T = TypeVar("T")
 MakeResult = Callable[[ResultFormat, int, Mapping[str, Tensor], float, Balances], Result]
-"""Makes the part that remembers what was not sent, as `ErrorFeedback` does."""
-_PRIVATE, _RESULT = "private.", "result."
+"""Builds the part that keeps the residual, for example `ErrorFeedback`."""
+_PRIVATE = "private."
+_RESULT = "result."
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What one member made of its share of a round."""
+    """One member's result of a round."""
 
     payloads: dict[int, bytes]
-    """Encoded result per level it holds."""
+    """Payload per held level."""
     loss: float
     tokens: int
     seconds: float
     encode_seconds: float
     measured: dict[int, Measured] | None = None
-    """Per level it holds, if that was asked for."""
+    """Metrics per held level, if requested."""
     measure_seconds: float = 0.0
 
     @property
@@ -57,7 +57,7 @@ class Trained:
 
 
 class Engine:
-    """Trains and changes a replica. `params` are its own fp32 tensors; `stopwatch` gives seconds."""
+    """Trains and changes a replica. `params` are its fp32 tensors; `stopwatch` returns seconds."""
 
     def __init__(
         self,
@@ -68,8 +68,12 @@ class Engine:
         result: MakeResult = ErrorFeedback,
         inner: MakeInner = InnerOptimizer,
     ) -> None:
-        """Raises SchemaError or SegmentError if these are not the tensors of a tier-`tier` replica."""
-        self._params, self._stopwatch, self._training = params, stopwatch, False
+        """Raise SchemaError or SegmentError if these are not the tensors of a tier-`tier`
+        replica.
+        """
+        self._params = params
+        self._stopwatch = stopwatch
+        self._training = False
         self._levels = range(tier, schema.results.levels)
         self._step, self._result, self._apply = _parts(schema, tier, params, result, inner)
 
@@ -82,12 +86,13 @@ class Engine:
         measured: bool = False,
         travelling: bool = False,
     ) -> Trained:
-        """Train on sequences int64 [n, seq_len] and encode the result; the parameters stay as they were.
+        """Train on sequences int64 [n, seq_len] and encode the result. The parameters do not
+        change.
 
-        `ahead_lr` is the learning rate of the step before, and `travelling` says that this replica's result of it is
-        still to be applied; `measured` asks for figures, which change nothing. Raises NonFiniteGradient, also for a
-        loss, SegmentError for a parameter without a gradient, and what `backward` does to give up; nothing is learnt
-        then.
+        `ahead_lr` is the learning rate of the previous step. `travelling`: this replica's result of
+        that step is not applied yet. `measured` asks for metrics, which change nothing. Raises
+        NonFiniteGradient (also for the loss), SegmentError for a parameter without a gradient, and
+        what `backward` raises. The replica is then unchanged.
         """
         started = self._stopwatch()
         self._forget_gradients()
@@ -101,17 +106,22 @@ class Engine:
         finally:
             self._training = False
             self._forget_gradients()
-        trained, took = (
-            (payloads, made.loss, len(sequences) * sequences.shape[-1]),
-            (encoding - started, encoded - encoding),
+        return Trained(
+            payloads=payloads,
+            loss=made.loss,
+            tokens=len(sequences) * sequences.shape[-1],
+            seconds=encoding - started,
+            encode_seconds=encoded - encoding,
+            measured=found,
+            measure_seconds=self._stopwatch() - encoded if measured else 0.0,
         )
-        return Trained(*trained, *took, found, self._stopwatch() - encoded if measured else 0.0)
 
     def apply(self, results: Mapping[int, Sequence[Votes]], lr: float) -> None:
-        """Apply one round: per level the votes of the peers whose results the run accepted, in any order.
+        """Apply one round: per level the votes of the accepted results, in any order.
 
-        Every replica must call it once for every applied round, with the same votes for the levels it holds. Raises
-        ValueError, leaving the parameters as they were, for a level not held and for what no run can have accepted.
+        Every replica must call it once per applied round, with the same votes for the levels it
+        holds. Raises ValueError, and leaves the parameters unchanged, for a level not held and for
+        votes that no run can have accepted.
         """
         if self._training:
             raise RuntimeError("results cannot be applied while a share is trained")
@@ -120,37 +130,39 @@ class Engine:
         self._apply.apply(results, lr)
 
     def reset(self) -> None:
-        """Forget everything learnt from past rounds."""
+        """Forget the state of past rounds."""
         self._step.reset()
         self._result.reset()
 
     def state(self) -> dict[str, Tensor]:
-        """What this replica alone knows, as named tensors on the CPU, which are copies.
+        """Return this replica's private state as named tensors, copied to the CPU.
 
-        With equal parameters `restore` continues from them bit by bit.
+        With equal parameters `restore` continues from it bit by bit.
         """
         return _joined(self._step.state(), self._result.state())
 
     def remembered(self) -> dict[str, Tensor]:
-        """The same tensors where they are: the next share that is trained changes them, and nothing else does."""
+        """Return the state's tensors without a copy. Only training the next share changes them."""
         return _joined(self._step.remembered(), self._result.remembered())
 
     def tree(self) -> Tree:
-        """The tree over the blocks of them, once a share was trained."""
-        return Tree([*self._step.digests(), *self._result.digests()])  # in the order of their names
+        """Return the Merkle tree over the state's blocks, once a share was trained."""
+        return Tree([*self._step.digests(), *self._result.digests()])  # in the order of tensor names
 
     def block(self, place: BlockSpan) -> bytes:
-        """The bytes of a block of them, as they are now."""
+        """Return the current bytes of a block of the state."""
         part, dot, name = place.name.partition(".")
         inside = place._replace(name=name)
         return (self._step if part + dot == _PRIVATE else self._result).block(inside)
 
     def sizes(self) -> dict[str, int]:
-        """How many bytes each of them has, once a share was trained."""
+        """Return the bytes of each state tensor, once a share was trained."""
         return _joined(self._step.sizes(), self._result.sizes())
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Take over what `state` gave. Raises BadState, leaving all as it was, unless it fits this replica exactly."""
+        """Restore what `state` returned. Raises BadState, and changes nothing, if it does not fit
+        exactly.
+        """
         parts: dict[str, dict[str, Tensor]] = {_PRIVATE: {}, _RESULT: {}}
         for name, tensor in state.items():
             part, dot, rest = name.partition(".")
@@ -177,7 +189,7 @@ def _joined(private: Mapping[str, T], result: Mapping[str, T]) -> dict[str, T]:
 
 
 def outline_of(schema: Schema, tier: int) -> StateOutline:
-    """The private state of a tier-`tier` member of a run with this schema. Raises SchemaError."""
+    """Return the outline of a tier-`tier` member's private state. Raises SchemaError."""
     shapes = schema.state.config.parameter_shapes(tier)
     params = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
     return outline(Engine(schema, tier, params).sizes())
@@ -186,8 +198,9 @@ def outline_of(schema: Schema, tier: int) -> StateOutline:
 def _parts(
     schema: Schema, tier: int, params: Mapping[str, Tensor], result: MakeResult, inner: MakeInner
 ) -> tuple[PrivateStep, Result, Apply]:
-    """What an optimizer of that kind is made of."""
-    settings, results = schema.optimizer, schema.results
+    """Return the three parts of the schema's optimizer."""
+    settings = schema.optimizer
+    results = schema.results
     balances = schema.state.config.balances
     feedback = result(results, tier, params, settings.decay, balances)
     if isinstance(settings, Distro):

@@ -1,31 +1,7 @@
-"""The exact aggregate: the sign of every parameter's update, the same bits on every machine.
+"""The exact aggregate: the sign of every parameter's update, with equal bits on every machine.
 
-What is computed, for one level, per block of edges h x w (a vector's blocks have h = 1):
-1. Per coefficient the mean over the peers that kept it: m = round(2^26 S / c) (halves away from zero), c the number
-   of peers that sent the coefficient, S the sum of their votes. Coefficients nobody sent are 0.
-2. T = round(2^-27 m Bw) (halves to even) with the integer basis Bw of edge w (`optim.basis`).
-3. Y = Bh^T T (for h = 1: Y = m Bw, without rounding), and the answer is sign(Y) in {-1, 0, +1}.
-Edges of 1 have the basis (2^27), so step 2 leaves m as it is for w = 1.
-
-Why every step is exact in float64, whose integers are exact up to 2^53, in whatever order the sums run:
-- |S| <= c <= 256 as each vote is -1 or +1, so |m| <= 2^26 and 2^26 |S| <= 2^34: int64 division, exact.
-- An integer basis has columns of absolute sum <= 2^27, checked for each table when it is built. So for each entry
-  of m Bw every product and every partial sum, in any order or grouping, with or without fused multiply-add, is an
-  integer of magnitude <= 2^26 * 2^27 = 2^53.
-- 2^-27 times that is exact (a power of two), and its rounding gives |T| <= 2^26. The second product is bounded by
-  2^53 in the same way. The bounds hold for every edge: longer edges get fewer fraction bits (24 for 64, 23 for 256).
-Hence integers decide every sign, not rounding errors; equal votes give equal signs for any number of threads, order of
-peers, memory layout, BLAS or device with IEEE float64 and plain products (not emulated ones). Devices without float64
-leave it to the CPU. A coefficient's mean divides instead of multiplying by a table's reciprocal: only voted
-coefficients need it, and a unanimous vote is then the same number for every count of peers.
-
-Float votes (without 1-bit) become integers first, per block: with 2^e the largest power of two not above the largest
-magnitude that any peer sent for the block, q = round(2^(25 - e) v) (halves to even), so |q| <= 2^26, |S| <= 2^34, and
-m = round(S / c). The scale of a block does not touch its signs, and a maximum does not depend on the order.
-
-At edge 64 the basis is rounded to 24 fraction bits and T to 23. So a sign can differ from that of a float64 transform
-only where the sum is within rounding of zero: `benchmarks/distro.py` finds 3 to 5 such signs in 20 million, all of sums
-below 1e-7 where votes are 1.
+Per block of a level: the mean vote of every coefficient, an inverse DCT in integers, and the sign
+of the result. Integers decide every sign, not rounding errors.
 """
 
 from __future__ import annotations
@@ -42,23 +18,56 @@ from aftermath.optim.on_gpu import OnGpu, counts
 from aftermath.optim.tally import check_votes, tally
 from aftermath.optim.votes import Votes
 
+# What is computed per block of edges h x w (a vector's blocks have h = 1):
+# 1. Per coefficient the mean over the peers that kept it: m = round(2^26 S / c) (halves away from
+# zero), with c the number of peers that sent it and S the sum of their votes. Coefficients that
+# nobody sent are 0.
+# 2. T = round(2^-27 m Bw) (halves to even) with the integer basis Bw of edge w (`optim.basis`).
+# 3. Y = Bh^T T (for h = 1: Y = m Bw, without rounding). The answer is sign(Y) in {-1, 0, +1}.
+# Edges of 1 have the basis (2^27), so step 2 leaves m unchanged for w = 1.
+#
+# Why every step is exact in float64 (integers up to 2^53), in any order of summation:
+# - |S| <= c <= 256, as each vote is -1 or +1. So |m| <= 2^26 and 2^26 |S| <= 2^34: an exact int64
+#   division.
+# - An integer basis has columns of absolute sum <= 2^27 (checked when built). So for each entry of
+#   m Bw, every product and partial sum, in any order or grouping, with or without fused
+#   multiply-add, is an integer of magnitude <= 2^26 * 2^27 = 2^53.
+# - 2^-27 times that is exact (a power of two), and rounding gives |T| <= 2^26. The second product
+#   has the same bound. The bounds hold for every edge: longer edges have fewer fraction bits (24
+#   for 64, 23 for 256).
+# So equal votes give equal signs for any number of threads, order of peers, memory layout, BLAS or
+# device with IEEE float64 and plain (not emulated) products. Devices without float64 use the CPU.
+#
+# A coefficient's mean divides instead of multiplying by a reciprocal from a table: only voted
+# coefficients need it, and a unanimous vote gives the same number for every count of peers.
+#
+# Float votes (without 1-bit) first become integers, per block: with 2^e the largest power of two
+# not above the largest magnitude that any peer sent for the block, q = round(2^(25 - e) v) (halves
+# to even). So |q| <= 2^26, |S| <= 2^34 and m = round(S / c). A block's scale does not change its
+# signs, and a maximum does not depend on order.
+#
+# At edge 64 the basis has 24 fraction bits and T has 23. So a sign can differ from that of a
+# float64 transform only if the sum is within rounding of zero: `benchmarks/distro.py` finds 3 to 5
+# such signs in 20 million, all of sums below 1e-7 (a vote is 1).
 MEAN_BITS = 26
 _BATCH = {"cpu": 1 << 18, "cuda": 1 << 23}
-"""Coefficients transformed at once: 2 MiB of float64 stay in a CPU's cache, and a GPU needs more to be busy."""
-_FRACTION_BITS, _EXPONENT_BIAS = 52, 1023  # of float64
+"""Coefficients per transform: 2 MiB of float64 fit a CPU's cache; a GPU needs more work."""
+_FRACTION_BITS = 52  # of float64
+_EXPONENT_BIAS = 1023  # of float64
 
 
 def signs(votes: Sequence[Votes], results: ResultFormat, level: int, device: torch.device) -> list[Tensor]:
-    """The sign of the aggregate of all peers' votes, per segment in canonical order: int8 [blocks, h, w] on `device`.
+    """Return the signs of all peers' aggregate: int8 [blocks, h, w] on `device`, per segment.
 
-    Raises ValueError for votes of another level, of mixed kinds, or of more than 256 peers. No votes give zeros.
+    Segments are in canonical order. Raises ValueError for votes of another level, of mixed kinds,
+    or of more than 256 peers. Without votes the signs are zero.
     """
     groups = group_signs(votes, results, level, device)
     return [part.of(groups[part.group]) for part in level_layout(results, level).parts]
 
 
 def group_signs(votes: Sequence[Votes], results: ResultFormat, level: int, device: torch.device) -> list[Tensor]:
-    """The same by group."""
+    """Return the signs of all peers' aggregate, by group."""
     check_votes(votes, level, torch.int8 if results.values is Values.SIGN else torch.float32)
     layout = level_layout(results, level)
     worker = torch.device("cpu") if device.type == "mps" else device
@@ -70,7 +79,7 @@ def group_signs(votes: Sequence[Votes], results: ResultFormat, level: int, devic
 
 
 def _means(votes: Sequence[Votes], layout: LevelLayout, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Positions (ascending, distinct) that somebody voted on and their means m, both int64."""
+    """Return positions (ascending, distinct) with votes, and their means m, both int64."""
     if not votes:
         return torch.empty(0, dtype=torch.int64, device=device), torch.empty(0, dtype=torch.int64, device=device)
     given = torch.cat([vote.positions for vote in votes]).to(device)
@@ -82,7 +91,7 @@ def _means(votes: Sequence[Votes], layout: LevelLayout, device: torch.device) ->
 
 
 def _fixed_point(positions: Tensor, values: Tensor, layout: LevelLayout) -> Tensor:
-    """Float votes as integers: see the module's text. The power of two is made from its bits, exact everywhere."""
+    """Return float votes as integers. The power of two is made from its bits, exact everywhere."""
     bits = values.double().view(torch.int64)
     exponents = ((bits >> _FRACTION_BITS) & 0x7FF) - _EXPONENT_BIAS
     blocks = torch.empty_like(positions)
@@ -98,7 +107,7 @@ def _fixed_point(positions: Tensor, values: Tensor, layout: LevelLayout) -> Tens
 
 
 def _group_signs(group: Group, positions: Tensor, means: Tensor) -> Tensor:
-    """Signs int8 [blocks, h, w] of one group's blocks."""
+    """Return the signs int8 [blocks, h, w] of one group's blocks."""
     out = torch.empty(group.blocks, group.height, group.width, dtype=torch.int8, device=positions.device)
     device = positions.device
     step = max(1, _BATCH.get(device.type, _BATCH["cpu"]) // group.block)
@@ -113,7 +122,7 @@ def _group_signs(group: Group, positions: Tensor, means: Tensor) -> Tensor:
 
 
 def _group_signs_on_gpu(counted: OnGpu, number: int, group: Group, device: torch.device) -> Tensor:
-    """The same of votes that kernels count."""
+    """Return the signs of one group's blocks from votes that kernels counted."""
     out = torch.empty(group.blocks, group.height, group.width, dtype=torch.int8, device=device)
     step = max(1, _BATCH.get(device.type, _BATCH["cpu"]) // group.block)
     scratch = torch.empty(min(step, group.blocks), group.height, group.width, dtype=torch.float64, device=device)
@@ -126,7 +135,7 @@ def _group_signs_on_gpu(counted: OnGpu, number: int, group: Group, device: torch
 
 
 def _batches(group: Group, positions: Tensor, step: int) -> Iterator[tuple[int, int, int]]:
-    """(first block, start, stop of its votes) for every batch of `step` blocks."""
+    """Yield (first block, start, stop of its votes) for every batch of `step` blocks."""
     firsts = list(range(0, group.blocks, step))
     edges = [group.base + first * group.block for first in (*firsts, group.blocks)]
     cuts = torch.searchsorted(positions, torch.tensor(edges, device=positions.device)).tolist()
@@ -134,7 +143,7 @@ def _batches(group: Group, positions: Tensor, step: int) -> Iterator[tuple[int, 
 
 
 def _inverse(means: Tensor) -> Tensor:
-    """The integers Y [n, h, w] (as float64) of the means [n, h, w]."""
+    """Return the integers Y [n, h, w] (as float64) of the means [n, h, w]."""
     count, height, width = means.shape
     rows = (means.view(-1, width) @ basis(width, torch.float64, means.device)).view(count, height, width)
     if height == 1:

@@ -1,16 +1,8 @@
-"""A result with error feedback: what was not sent stays, and is added to what comes.
+"""Results with error feedback: what was not sent stays in the residual.
 
-Per trained round residual <- (residual - what was sent last) * decay + pseudo-gradient, and the `topk` strongest
-coefficients of every block are the result.
-
-Decided
-- The residual starts at zero and covers the held segments only.
-- What is subtracted are the coefficients of the previous result, accepted or not: the sequences of a result that the
-  run did not accept are trained anew, and the residual must not send what was learnt from them twice. What they put
-  into a block's padding reached no parameter and is forgotten.
-- Of votes by sign it is the unquantised coefficients that are subtracted, since a vote is no size (as upstream); of
-  values on the lattice what was sent, so that the rest is sent later.
-- It is subtracted only when the next round is trained: until then a look-ahead sees it, as upstream.
+Per trained round: residual <- (residual - previous result) * decay + pseudo-gradient. The `topk`
+strongest coefficients of every block are the result. The residual starts at zero and covers the
+held segments only.
 """
 
 from __future__ import annotations
@@ -25,11 +17,11 @@ from torch import Tensor
 
 from aftermath.kernels.use import run
 from aftermath.model.segments import view
-from aftermath.optim import compiled, flat, on_gpu, sparse_payloads
+from aftermath.optim import compiled, flat, on_gpu
 from aftermath.optim.balance import Balances, nothing_balances
 from aftermath.optim.blocks import UNUSED
 from aftermath.optim.clip import LARGEST_RESIDUAL, refuse_beyond
-from aftermath.optim.codec import encode_level, encode_whole
+from aftermath.optim.codec import encode_groups
 from aftermath.optim.format import ResultFormat, Transform
 from aftermath.optim.lattice import SMALLEST, quantise
 from aftermath.optim.layout import LevelLayout, Part, level_layout
@@ -39,13 +31,13 @@ from aftermath.optim.remembered import check_state, state_sizes
 from aftermath.optim.transform import ZERO_BELOW, cells, forward, inverse, padding, strongest, subtract
 
 _BATCH = {"cpu": 1 << 18, "cuda": 1 << 25}
-"""Coefficients transformed at once: what a core's cache holds, or what keeps a GPU busy."""
+"""Coefficients per transform: what fits a core's cache, or keeps a GPU busy."""
 Entries = tuple[NDArray[np.uint16], NDArray[np.float32]]
-"""Index and value of every entry of a level, in the wire's order."""
+"""Index and value of every entry of a level, in wire order."""
 
 
 class ErrorFeedback:
-    """The results of one replica, and what they left of its pseudo-gradients."""
+    """The results of one replica, and the residual of its pseudo-gradients."""
 
     def __init__(
         self,
@@ -55,8 +47,12 @@ class ErrorFeedback:
         decay: float,
         balances: Balances = nothing_balances,
     ) -> None:
-        """Raises SchemaError or SegmentError if these are not the tensors of a tier-`tier` replica."""
-        self._format, self._decay_factor, self._names = results, decay, frozenset(params)
+        """Raise SchemaError or SegmentError if these are not the tensors of a tier-`tier`
+        replica.
+        """
+        self._format = results
+        self._decay_factor = decay
+        self._names = frozenset(params)
         self._balances = balances
         self._transformed = results.transform is Transform.DCT
         self._compiled = compiled.usable(params)
@@ -65,7 +61,9 @@ class ErrorFeedback:
         self._residuals: dict[int, list[Tensor]] = {}
         self._previous: dict[int, list[tuple[Tensor, Tensor]]] = {}
         self._tables: tuple[tuple[int, ...], list[flat.Table]] | None = None
-        """Where parameters and residuals lie, and the addresses for which that is so: making tables takes a while."""
+        """Tables of parameters and residuals, and the addresses for which they are valid. Building
+        them is slow.
+        """
         results.of_level(tier)
         for level in (level for level in range(tier, results.levels) if results.of_level(level)):
             layout = self._layouts[level] = level_layout(results, level)
@@ -73,13 +71,13 @@ class ErrorFeedback:
             self._residuals[level] = [torch.zeros(g.blocks, g.height, g.width, device=device) for g in layout.groups]
 
     def residual(self) -> Iterator[tuple[Part, Tensor]]:
-        """What was not sent yet, and what was sent last, segment by segment: blocks [n, h, w]."""
+        """Yield the residual plus the previous result, per segment: blocks [n, h, w]."""
         for level, layout in self._layouts.items():
             for part in layout.parts:
                 yield part, part.of(self._residuals[level][part.group])
 
     def directions(self) -> Iterator[tuple[Part, Tensor]]:
-        """The signs of the residual."""
+        """Yield the signs of the residual."""
         return ((part, residual.sign()) for part, residual in self.residual())
 
     def go_ahead(self, params: Mapping[str, Tensor], rate: float) -> None:
@@ -98,13 +96,13 @@ class ErrorFeedback:
             flat.go_ahead(table, rate)
 
     def compress(self, made: PseudoGradient) -> dict[int, bytes]:
-        """Add a pseudo-gradient to the residual; the result per held level."""
+        """Add a pseudo-gradient to the residual. Return the result per held level."""
         self.choose(made)
         return self.sent()
 
     @torch.no_grad()
     def choose(self, made: PseudoGradient) -> None:
-        """Add a pseudo-gradient to the residual, and choose what is sent of it."""
+        """Add a pseudo-gradient to the residual, and choose the entries to send."""
         check_made(made, self._names, self._layouts)
         if self._compiled:
             self._choose_compiled(made)
@@ -119,10 +117,14 @@ class ErrorFeedback:
                 self._choose(level)
 
     def _choose_compiled(self, made: PseudoGradient) -> None:
-        """What the rest of `compress` does, by kernels."""
+        """Do the work of `choose` with compiled kernels."""
         bits = self._format.values.lattice_bits
-        smallest, tasks, chosen = SMALLEST if bits else ZERO_BELOW, [], {}
-        previous, self._previous = self._previous, {}  # nothing is subtracted twice, should encoding fail
+        smallest = SMALLEST if bits else ZERO_BELOW
+        tasks = []
+        chosen = {}
+        # Clear the previous result first: it must not be subtracted twice if encoding fails.
+        previous = self._previous
+        self._previous = {}
         for level, layout in self._layouts.items():
             chosen[level], more = compiled.encode(
                 layout,
@@ -140,7 +142,7 @@ class ErrorFeedback:
         self._previous = chosen
 
     def _choose_flat(self, made: PseudoGradient) -> None:
-        """The same, with all blocks of a level in one launch."""
+        """Do the work of `choose` with all blocks of a level in one launch."""
         self._take_back()
         for level, layout in self._layouts.items():
             table = flat.Table(layout, flat.tensors_of(layout, made.tensors), self._residuals[level])
@@ -149,8 +151,15 @@ class ErrorFeedback:
             self._choose(level)
 
     def _take_back(self) -> None:
-        """residual <- residual - previous result. Nothing is subtracted twice, should encoding fail later."""
-        previous, self._previous = self._previous, {}
+        """residual <- residual - previous result."""
+        # The previous result is subtracted whether it was accepted or not: the sequences of a
+        # rejected result are trained again, and the residual must not send what they taught twice.
+        # Of votes by sign, the unquantised coefficients are subtracted, since a vote has no size
+        # (as upstream). Of lattice values, what was sent is subtracted, so the rest is sent later.
+        # It happens only when the next round is trained: until then a look-ahead sees the result,
+        # as upstream.
+        previous = self._previous
+        self._previous = {}
         for level, sent in previous.items():
             for residual, chosen in zip(self._residuals[level], sent, strict=True):
                 if self._flat and not self._transformed:
@@ -165,6 +174,7 @@ class ErrorFeedback:
             for residual in residuals:
                 if self._decay_factor != 1.0:
                     residual.mul_(self._decay_factor)
+        # What a result put into a block's padding reached no parameter. Forget it.
         for part, residual in self.residual():
             for beyond in padding(residual, part.blocks):
                 beyond.zero_()
@@ -179,22 +189,15 @@ class ErrorFeedback:
         self._previous[level] = kept
 
     def entries(self, level: int) -> Entries:
-        """What was chosen last."""
+        """Return the entries chosen last."""
         return entries_of(self._layouts[level], *zip(*self._previous[level], strict=True))
 
     def sent(self) -> dict[int, bytes]:
-        """The last result, per held level; nothing before the first."""
-        return {level: self._encoded(level, chosen) for level, chosen in self._previous.items()}
-
-    def _encoded(self, level: int, chosen: Sequence[tuple[Tensor, Tensor]]) -> bytes:
-        if self._format.whole(level):
-            return encode_whole(self._format, level, chosen)
-        if sparse_payloads.usable(chosen[0][0].device, self._format, level):
-            return sparse_payloads.encoded(self._format, level, chosen)
-        return encode_level(self._format, level, *self.entries(level))
+        """Return the last result per held level; empty before the first."""
+        return {level: encode_groups(self._format, level, chosen) for level, chosen in self._previous.items()}
 
     def _chosen(self, blocks: Tensor, topk: int) -> tuple[Tensor, Tensor]:
-        """Indices and values, [n, topk], of what is sent of blocks [n, h, w]."""
+        """Return indices and values, [n, topk], to send of blocks [n, h, w]."""
         coefficients = (forward(blocks) if self._transformed else blocks).flatten(1)
         bits = self._format.values.lattice_bits
         if on_gpu.chooses(blocks.device, coefficients.shape[1], topk, bits):
@@ -204,13 +207,11 @@ class ErrorFeedback:
         indices, values = strongest(coefficients, topk, SMALLEST)
         return indices, quantise(values, bits)
 
-    # --- what is measured ---------------------------------------------------------------------------------------
-
     @torch.no_grad()
     def measure(self, made: PseudoGradient) -> dict[int, Measured]:
-        """Of every held level, the norms of the pseudo-gradient and of what its result leaves behind.
+        """Return, per held level, the norms of the pseudo-gradient and of the remaining residual.
 
-        What a result puts into the padding of blocks counts as carried; vectors that even out experts are left out.
+        Values in the padding of blocks count as carried. Balance vectors do not count.
         """
         return {level: self._measured(level, made) for level in self._layouts}
 
@@ -219,31 +220,33 @@ class ErrorFeedback:
 
     @torch.no_grad()
     def energies(self, level: int) -> tuple[float, float]:
-        """Of the residual, with what was sent last, and of what of it that carried."""
+        """Return the energy of the residual with the previous result, and the part that it
+        carried.
+        """
         parts = [part for part in self._layouts[level].parts if not self._balances(part.segment.name)]
         whole = carried = 0.0
         for group in sorted({part.group for part in parts}):
-            residual, (indices, values) = self._residuals[level][group], self._previous[level][group]
+            residual = self._residuals[level][group]
+            indices, values = self._previous[level][group]
             step = _at_once(residual)
-            places = indices.masked_fill(indices == UNUSED, 0)  # unused entries carry 0
+            places = indices.masked_fill(indices == UNUSED, 0)  # unused entries have the value 0
             for first in range(0, len(residual), step):
-                blocks, sent = residual[first : first + step], values[first : first + step]
+                blocks = residual[first : first + step]
+                sent = values[first : first + step]
                 coefficients = (forward(blocks) if self._transformed else blocks).flatten(1)
                 was = coefficients.gather(1, places[first : first + step])
                 whole += _energy(coefficients)
                 carried += _energy(was) - _energy(was - sent)
         return whole, carried
 
-    # --- what is remembered -------------------------------------------------------------------------------------
-
     def reset(self) -> None:
-        """Forget everything learnt from past rounds: the residual is zero, nothing was sent."""
+        """Forget past rounds: set the residual and the previous result to zero."""
         for residual in (residual for residuals in self._residuals.values() for residual in residuals):
             residual.zero_()
         self._previous = {}
 
     def remembered(self) -> dict[str, Tensor]:
-        """The residual, and what was sent last."""
+        """Return the residual and the previous result, without copies."""
         found = {}
         for level, residuals in self._residuals.items():
             for group, residual in enumerate(residuals):
@@ -253,36 +256,41 @@ class ErrorFeedback:
         return found
 
     def state(self) -> dict[str, Tensor]:
-        """Copies of both."""
+        """Return copies of the residual and the previous result."""
         return {name: tensor.to("cpu", copy=True) for name, tensor in self.remembered().items()}
 
     def sizes(self) -> dict[str, int]:
-        """Of these."""
+        """Return the size in bytes of each state tensor."""
         return state_sizes(self._layouts)
 
     def digests(self) -> list[bytes]:
-        """Of their blocks."""
+        """Return the digest of each block of the state."""
         return digests_of(self.remembered())
 
     def block(self, place: BlockSpan) -> bytes:
-        """One of them."""
+        """Return the bytes of one block of the state."""
         return block_of(self.remembered(), place)
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Take over what `state` gave. Raises BadState, leaving all as it was, unless it fits this replica exactly."""
+        """Restore what `state` returned. Raises BadState, and changes nothing, if it does not fit
+        exactly.
+        """
         sent = check_state(self._layouts, state, self._format.values.lattice_bits)
         self._previous = {}
         for level, residuals in self._residuals.items():
             for group, residual in enumerate(residuals):
                 residual.copy_(state[f"residual.{level}.{group}"])
             if sent:
-                device, groups = residuals[0].device, range(len(residuals))
+                device = residuals[0].device
+                groups = range(len(residuals))
                 kept = ((state[f"indices.{level}.{g}"], state[f"values.{level}.{g}"]) for g in groups)
                 self._previous[level] = [(i.to(device, copy=True), v.to(device, copy=True)) for i, v in kept]
 
 
 def check_made(made: PseudoGradient, names: Collection[str], layouts: Mapping[int, LevelLayout]) -> None:
-    """Raises NonFiniteGradient, naming the tensor, or SegmentError for a missing or misshapen one."""
+    """Raise NonFiniteGradient for a tensor that is not finite, SegmentError for a missing or
+    misshapen one.
+    """
     refuse_beyond({name: tensor for name, tensor in made.tensors.items() if name in names}, LARGEST_RESIDUAL)
     for layout in layouts.values():
         for part in layout.parts:
@@ -290,7 +298,7 @@ def check_made(made: PseudoGradient, names: Collection[str], layouts: Mapping[in
 
 
 def entries_of(layout: LevelLayout, indices: Sequence[Tensor], values: Sequence[Tensor]) -> Entries:
-    """Index and value of every entry of a level, from those of its groups, [blocks, topk] each."""
+    """Return index and value of every entry of a level from its groups', [blocks, topk] each."""
     return (
         layout.canonical(indices).cpu().numpy().astype(np.uint16),
         layout.canonical(values).cpu().numpy(),
@@ -300,7 +308,7 @@ def entries_of(layout: LevelLayout, indices: Sequence[Tensor], values: Sequence[
 def measured(
     layout: LevelLayout, made: PseudoGradient, whole: float, carried: float, balances: Balances = nothing_balances
 ) -> Measured:
-    """What a level's result is to its residual, of these energies."""
+    """Return the metrics of a level's result from these energies."""
     parts = (part for part in layout.parts if not balances(part.segment.name))
     given = sum(_energy(view(made.tensors, part.segment)) for part in parts)
     left = math.sqrt(max(0.0, whole - carried))
@@ -320,16 +328,16 @@ def take_back(residual: Tensor, indices: Tensor, values: Tensor, *, transformed:
 
 
 def follow(directions: Iterable[tuple[Part, Tensor]], params: Mapping[str, Tensor], rate: float) -> None:
-    """Change parameters by -rate * signs, which are given segment by segment: blocks [n, h, w]."""
+    """Change parameters by -rate * signs. `directions` yields blocks [n, h, w] per segment."""
     for part, signs in directions:
         subtract(view(params, part.segment), signs.mul_(rate), part.blocks)
 
 
 def _at_once(blocks: Tensor) -> int:
-    """How many of these blocks are done at once."""
+    """Return how many of these blocks to transform at once."""
     return max(1, _BATCH.get(blocks.device.type, _BATCH["cpu"]) // blocks[0].numel())
 
 
 def _energy(numbers: Tensor) -> float:
-    """The sum of their squares."""
+    """Return the sum of squares."""
     return float(torch.linalg.vector_norm(numbers)) ** 2

@@ -1,6 +1,7 @@
-"""All blocks of a level in one launch of a kernel, on a GPU with Triton: whose they are, and where their numbers lie.
+"""Launches of Triton kernels for all blocks of a level, and the tables that locate them.
 
-The kernels are those of `kernels.gpu_whole`. Before the first use a device is held to what torch computes on the CPU.
+The kernels are in `kernels.gpu_whole`. Before the first use, a device's results are compared with
+torch's on the CPU.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _SMALL = 0.7 * 2.0**-40  # a rate of means
 
 
 class Table:
-    """Where the numbers of a level lie: for each part a tensor, and the rows of blocks that are its own."""
+    """The location of a level's numbers: for each part a tensor, and the rows of its blocks."""
 
     def __init__(
         self,
@@ -37,14 +38,19 @@ class Table:
         stores: Sequence[bool] | None = None,
         device: torch.device | None = None,
     ) -> None:
-        """Take `tensors` by part, in the shapes of their segments, and `rows`, fp32 [blocks, h, w] by group.
+        """Take `tensors` by part, in the shapes of their segments, and `rows`, fp32 [blocks, h, w]
+        by group.
 
         `stores` says by part whether a mean is stored in the tensor, not subtracted from it.
         """
-        lines, first, start = [], 0, 0
+        lines = []
+        first = 0
+        start = 0
         for number, (part, tensor) in enumerate(zip(layout.parts, tensors, strict=True)):
-            group, stack = layout.groups[part.group], matrices(tensor)
-            each, across = part.blocks.count // len(stack), part.blocks.grid[-1]
+            group = layout.groups[part.group]
+            stack = matrices(tensor)
+            each = part.blocks.count // len(stack)
+            across = part.blocks.grid[-1]
             subtracts = int(stores is None or not stores[number])
             position = group.base + part.first * group.block
             own = position if rows is None else part.of(rows[part.group]).data_ptr()
@@ -57,30 +63,30 @@ class Table:
         self.tiles = -(-max(group.block for group in layout.groups) // LANES)
         self.lines = torch.tensor(lines, dtype=torch.int64).to(self.device)
         self.part_of = part_numbers(layout, self.device)
-        self._held = (tensors, rows)  # the table has their addresses
+        self._held = (tensors, rows)  # the table holds their addresses
 
 
 @lru_cache(maxsize=64)
 def part_numbers(layout: LevelLayout, device: torch.device) -> Tensor:
-    """The number of each block's part, int32 [blocks] in canonical order."""
+    """Return the part number of each block, int32 [blocks] in canonical order."""
     counts = torch.tensor([part.blocks.count for part in layout.parts])
     return torch.repeat_interleave(torch.arange(len(counts), dtype=torch.int32), counts).to(device)
 
 
 def how(**constants: int) -> dict[str, Any]:
-    """Return the constants and options of every kernel, and those given."""
+    """Return the constants and options of every kernel, plus `constants`."""
     from aftermath.kernels import gpu, gpu_whole
 
     return {"COLUMNS": gpu_whole.COLUMNS, "LANES": LANES, **constants, **gpu.EXACT}
 
 
 def on_device(device: torch.device) -> contextlib.AbstractContextManager[object]:
-    """Triton launches on the current device, which may be another one."""
+    """Return a context in which `device` is current: Triton launches on the current device."""
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
 def add(table: Table, decay: float, factor: float) -> None:
-    """blocks <- blocks * decay + factor * tensors, and 0 over the ends of tensors."""
+    """blocks <- blocks * decay + factor * tensors, and 0 beyond the ends of tensors."""
     from aftermath.kernels import gpu_whole
 
     by = torch.tensor([decay, factor], device=table.device)
@@ -89,7 +95,7 @@ def add(table: Table, decay: float, factor: float) -> None:
 
 
 def take(rows: Tensor, indices: Tensor, values: Tensor) -> None:
-    """rows [blocks, h, w] <- rows - values at indices [blocks, topk], where these are used."""
+    """rows [blocks, h, w] <- rows - values at the used indices [blocks, topk]."""
     from aftermath.kernels import gpu, gpu_whole
 
     blocks, topk = indices.shape
@@ -111,7 +117,9 @@ def go_ahead(table: Table, rate: float) -> None:
 def subtract_means(
     table: Table, sums: Tensor, counts: Tensor, members: int, divisors: Sequence[float], rate: float
 ) -> None:
-    """tensors <- tensors - sums / divisors * rate, of sums and counts by position (`tally.added_up`)."""
+    """tensors <- tensors - sums / divisors * rate, with sums and counts by position
+    (`tally.added_up`).
+    """
     from aftermath.kernels import gpu_whole
 
     by = torch.tensor([*divisors, rate], dtype=torch.float64).to(table.device)
@@ -122,7 +130,7 @@ def subtract_means(
 
 
 def works(device: torch.device) -> bool:
-    """Whether kernels move numbers between blocks and tensors there, as torch does."""
+    """Return whether the device's kernels move numbers between blocks and tensors like torch."""
     return on_gpu.works_on(device) and _moving(device)
 
 
@@ -132,9 +140,11 @@ def _moving(device: torch.device) -> bool:
 
 
 def proof_layout(chunks: Sequence[tuple[int, int]] = ((11, 120), (7, 50), (1, 30))) -> LevelLayout:
-    """A small level with blocks over the ends of its tensors, and a stack of matrices."""
+    """Return a small level with blocks beyond the ends of its tensors, and a stack of matrices."""
     shapes = ((21, 130), (2, 15, 90), (70,))
-    groups, parts, base = [], [], 0
+    groups = []
+    parts = []
+    base = 0
     for number, ((height, width), shape) in enumerate(zip(chunks, shapes, strict=True)):
         edges = (width,) if len(shape) == 1 else (*(1,) * (len(shape) - 2), height, width)
         blocks = Blocks(Segment(f"proof{number}", 0, None, 0, 0, shape), edges, height * width)
@@ -145,11 +155,15 @@ def proof_layout(chunks: Sequence[tuple[int, int]] = ((11, 120), (7, 50), (1, 30
 
 
 def _moves_alike(device: torch.device) -> bool:
-    layout, draws = proof_layout(), torch.Generator().manual_seed(3)
-    decay, factor, rate = 0.95, 1.0, 0.3
+    layout = proof_layout()
+    draws = torch.Generator().manual_seed(3)
+    decay = 0.95
+    factor = 1.0
+    rate = 0.3
     rows = [torch.randn(group.blocks, group.height, group.width, generator=draws) for group in layout.groups]
     tensors = [torch.randn(part.segment.shape, generator=draws) for part in layout.parts]
-    there, moved = [own.to(device, copy=True) for own in rows], [own.to(device, copy=True) for own in tensors]
+    there = [own.to(device, copy=True) for own in rows]
+    moved = [own.to(device, copy=True) for own in tensors]
     for own, other in zip(rows, there, strict=True):
         indices, values = strongest(torch.randn(len(own), own[0].numel(), generator=draws).round_(), 60)
         take(other, indices.to(device), values.to(device))
@@ -161,7 +175,8 @@ def _moves_alike(device: torch.device) -> bool:
     worths = [torch.randint(0, 4, own.shape, generator=draws, dtype=torch.int8) * 2 - 3 for own in positions]
     shifts = [torch.randint(0, 44, own.shape, generator=draws, dtype=torch.uint8) for own in positions]
     cast = list(zip(positions, worths, shifts, strict=True))
-    cpu, most = torch.device("cpu"), 1 << 41
+    cpu = torch.device("cpu")
+    most = 1 << 41
     votes = [Votes(0, *(tensor.to(device) for tensor in own)) for own in cast]
     sums, counts = added_up([Votes(0, *own) for own in cast], layout.numbers, most, cpu)
     divisors = [0.0, 1.0, 2.0**0.5, 3.0**0.5]
@@ -187,5 +202,5 @@ def _moves_alike(device: torch.device) -> bool:
 
 
 def tensors_of(layout: LevelLayout, named: Mapping[str, Tensor]) -> list[Tensor]:
-    """The segments of a level, by part."""
+    """Return the segments of a level, by part."""
     return [view(named, part.segment) for part in layout.parts]

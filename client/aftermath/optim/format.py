@@ -1,13 +1,10 @@
-"""The format of a result: which coefficients of which blocks it holds, what their values are, and its exact size.
+"""The format of a result: which coefficients of which blocks it may hold, what their values are, and its exact size.
 
-Decided
-- A result of level l is, over the level's segments in canonical order and their blocks in row-major order, the places
-  that each block keeps, in as many bits as its size and top-k say (`optim.places`), all in one string of bits that ends
-  with a whole byte; then every value. So its size follows from the schema alone, and is known before the first byte is
-  asked for.
-- A block that keeps most of its numbers takes fewer bits as digits (`optim.digits`), which are places and values in
-  one: those of all such blocks follow each other at the end.
+`optim.codec` has the order of the bytes. Index codes (`optim.index_coding`) and digits (`optim.digits`) have a fixed
+size, so the schema alone gives the size of a result, which is known before the first byte is requested.
 """
+
+# A block that keeps most of its numbers takes fewer bits as digits, which are indices and values in one.
 
 from __future__ import annotations
 
@@ -19,58 +16,60 @@ from typing import Any
 from aftermath.model.levels import checked_level
 from aftermath.optim import digits
 from aftermath.optim.blocks import Blocks
-from aftermath.optim.places import bits_of
+from aftermath.optim.index_coding import bits_of
 
 FLOAT_BYTES = 4
 EXPONENT_BITS = 6
-"""Of a block's power of two: 0 for a block without votes, and from 1 on those that the lattice has."""
+"""Bits of a block's power of two: 0 for a block without votes, from 1 on the lattice's
+exponents.
+"""
 
 
 class Transform(StrEnum):
-    """What the numbers of a block are turned into before the strongest are kept."""
+    """The transform of a block before its strongest numbers are kept."""
 
     DCT = "dct"
     NONE = "none"
 
 
 class Values(StrEnum):
-    """What is sent of a coefficient beside its place."""
+    """The value sent with a coefficient's place."""
 
     SIGN = "sign"
     """One bit: a vote of +1 or -1."""
     FLOAT = "float32"
     ONE_BIT = "1 bit"
-    """A power of two for every block, and one bit: plus or minus that."""
+    """One bit, plus or minus the block's power of two."""
     TWO_BIT = "2 bits"
-    """The same, and one bit more: one or three times that."""
+    """Two bits: plus or minus one or three times the block's power of two."""
 
     @property
     def lattice_bits(self) -> int:
-        """Bits of a value on the lattice (`optim.lattice`); 0 for values that are not on it."""
+        """Return the bits of a lattice value (`optim.lattice`); 0 for other values."""
         return {Values.ONE_BIT: 1, Values.TWO_BIT: 2}.get(self, 0)
 
     @property
     def bits(self) -> int:
-        """Bits of a value, beside a block's power of two; 0 for an fp32."""
+        """Return the bits of a value, without the block's power of two; 0 for an fp32."""
         return 1 if self is Values.SIGN else self.lattice_bits
 
 
 def whole_bytes(bits: int) -> int:
-    """Bytes of a string of so many bits."""
+    """Return the bytes of a string of `bits` bits."""
     return -(-bits // 8)
 
 
 @dataclass(frozen=True)
 class ResultFormat:
-    """What the payloads of a run's results are."""
+    """The format of a run's payloads."""
 
-    blocks: tuple[Blocks, ...]  # of every segment, in the state schema's order
+    blocks: tuple[Blocks, ...]  # per segment, in the state schema's order
     levels: int
     transform: Transform
     values: Values
 
     def __hash__(self) -> int:
-        """Made once: what is known of a format is looked up by it for every payload."""
+        """Return the cached hash: every payload looks its format's tables up."""
         return self._hash
 
     @cached_property
@@ -78,29 +77,31 @@ class ResultFormat:
         return hash((self.blocks, self.levels, self.transform, self.values))
 
     def of_level(self, level: int) -> tuple[Blocks, ...]:
-        """The blocks of one level's segments in canonical order. Raises SchemaError if there is no such level."""
+        """Return the blocks of one level's segments in canonical order. Raises SchemaError."""
         return self._by_level[checked_level(level, self.levels)]
 
     def entries(self, level: int) -> int:
-        """Entries in one level of a result."""
+        """Return the entries in one level of a result."""
         return sum(blocks.entries for blocks in self.of_level(level))
 
     def as_digits(self, places: int, topk: int) -> bool:
-        """Is a block of so many numbers written as digits? It takes fewer bits then than its places and values."""
+        """Return whether blocks are written as digits, because that takes fewer bits."""
         bits = self.values.bits
         return bits > 0 and digits.fewer(places, bits, bits_of(places, topk) + bits * topk)
 
     def whole(self, level: int) -> bool:
-        """Is a level on the lattice, with every number of every block kept and written as a digit?"""
+        """Return whether every number of a level is kept and written as a digit."""
         return self._whole[checked_level(level, self.levels)]
 
     def place_bytes(self, level: int) -> int:
-        """Bytes of a level's places: the bits of all its blocks, rounded up once."""
+        """Return the bytes of a level's places: all blocks' bits, rounded up once."""
         return whole_bytes(sum(b.count * bits_of(b.size, b.topk) for b in self._apart(level)))
 
     def value_bytes(self, level: int) -> int:
-        """Bytes of a level's values: one sign bit per entry, rounded up once; or one fp32 per entry; or on the lattice
-        the powers of two of all blocks, rounded up once, and every bit of all entries rounded up by itself.
+        """Return the bytes of a level's values.
+
+        One sign bit per entry, rounded up once; or one fp32 per entry; or on the lattice the powers
+        of two of all blocks, then each bit plane of all entries, each rounded up.
         """
         entries = sum(blocks.entries for blocks in self._apart(level))
         if self.values is Values.FLOAT:
@@ -109,25 +110,25 @@ class ResultFormat:
         return whole_bytes(exponents) + self.values.bits * whole_bytes(entries)
 
     def digit_bytes(self, level: int) -> int:
-        """Bytes of a level's digits, of all blocks that are written so."""
+        """Return the bytes of a level's digits."""
         count = sum(b.count * b.size for b in self.of_level(level) if self.as_digits(b.size, b.topk))
         return digits.size_of(count, self.values.bits) if count else 0
 
     def payload_bytes(self, level: int) -> int:
-        """Exact bytes of one level of a result: all places of the level, then all its values, then all digits."""
+        """Return the exact bytes of one level of a result: places, values, digits."""
         return self._payload_bytes[checked_level(level, self.levels)]
 
     def result_bytes(self, tier: int = 0) -> int:
-        """Exact bytes of the result that a tier-k member makes in a round: its levels together."""
+        """Return the exact bytes of a tier-k member's result in a round, over all its levels."""
         return sum(self.payload_bytes(level) for level in range(checked_level(tier, self.levels), self.levels))
 
     def document(self) -> dict[str, Any]:
-        """All of it as JSON has it; segments are named by their order."""
+        """Return the format as JSON values. Segments are named by their order."""
         kept = [{name: value for name, value in asdict(b).items() if name != "segment"} for b in self.blocks]
         return {"blocks": kept, "transform": self.transform.value, "values": self.values.value}
 
     def _apart(self, level: int) -> list[Blocks]:
-        """Those whose places and values are written one after the other."""
+        """Return the blocks without digits."""
         return [blocks for blocks in self.of_level(level) if not self.as_digits(blocks.size, blocks.topk)]
 
     @cached_property

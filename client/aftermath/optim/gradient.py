@@ -1,9 +1,8 @@
-"""The private step of DisTrO: one gradient of the share, at the weights as they will nearly be.
+"""The private step of DisTrO, as upstream: one gradient of the share at look-ahead weights.
 
-Decided, as upstream
-- Look ahead (x - lr sign(residual)), gradient, look back. The look-ahead returns to saved bits, also on an error.
-- The gradient is clipped to its own global norm, and counts times the learning rate. Beside it, vectors that even out
-  experts get their loads' errors (`optim.balance`).
+Look ahead (x - lr sign(residual)), take the gradient, restore the saved bits (also on an error).
+The gradient is clipped to its own global norm and counts times the learning rate. Balance vectors
+get their loads' errors (`optim.balance`).
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from aftermath.optim.private_blocks import BlockSpan
 from aftermath.optim.rounding import to_fp32
 
 GoAhead = Callable[[Mapping[str, Tensor], float], None]
-"""Changes parameters by -rate times the signs of what a member has not sent yet."""
-_PART_OF_A_GPU = 16  # the part of its memory that saved parameters may take
+"""Changes parameters by -rate times the signs of the residual."""
+_PART_OF_A_GPU = 16  # saved parameters may take 1/16 of its memory
 
 
 class GradientStep:
-    """Makes pseudo-gradients of a replica's own fp32 `params`; `clip` is the largest norm, or None."""
+    """Makes pseudo-gradients of fp32 `params`. `clip` is the largest norm, or None."""
 
     def __init__(
         self,
@@ -35,13 +34,16 @@ class GradientStep:
         clip: float | None,
         balances: Balances = nothing_balances,
     ) -> None:
-        self._params, self._go_ahead, self._clip, self._balances = params, go_ahead, clip, balances
+        self._params = params
+        self._go_ahead = go_ahead
+        self._clip = clip
+        self._balances = balances
 
     def make(
         self, sequences: Tensor, backward: Backward, lr: float, ahead_lr: float, travelling: bool
     ) -> PseudoGradient:
-        """The gradient at the looked-ahead weights, in the parameters' `grad`. The residual has what travels in it."""
-        del travelling
+        """Return the gradient at the look-ahead weights, in the parameters' `grad`."""
+        del travelling  # the residual includes a travelling result
         with self.lookahead(ahead_lr):
             loss = finite(backward(sequences))
         grads = {name: p.grad for name, p in self._params.items() if p.grad is not None}
@@ -52,7 +54,9 @@ class GradientStep:
 
     @contextmanager
     def lookahead(self, lr: float) -> Iterator[None]:
-        """Inside, the parameters are x - lr sign(residual); afterwards, even after an error, exactly what they were."""
+        """Set the parameters to x - lr sign(residual) inside the context, and restore them
+        exactly.
+        """
         rate = to_fp32(lr)
         place = _place(self._params)
         saved = {name: tensor.detach().to(place, copy=True) for name, tensor in self._params.items()}
@@ -66,37 +70,39 @@ class GradientStep:
                     self._params[name].detach().copy_(tensor)
 
     def remembered(self) -> dict[str, Tensor]:
-        """Nothing."""
+        """Return an empty state: GradientStep keeps none."""
         return {}
 
     def state(self) -> dict[str, Tensor]:
-        """Nothing."""
+        """Return an empty state."""
         return {}
 
     def sizes(self) -> dict[str, int]:
-        """Of nothing."""
+        """Return no sizes."""
         return {}
 
     def digests(self) -> list[bytes]:
-        """Of nothing."""
+        """Return no digests."""
         return []
 
     def block(self, place: BlockSpan) -> bytes:
-        """There is none."""
+        """Return no bytes: there are no blocks."""
         del place
         return b""
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Raises BadState if there is anything."""
+        """Raise BadState if `state` is not empty."""
         if state:
             raise BadState(f"an optimizer's state has too much of {min(state)}")
 
     def reset(self) -> None:
-        """Nothing is remembered."""
+        """Do nothing: there is no state."""
 
 
 def _place(params: Mapping[str, Tensor]) -> torch.device:
-    """Where copies of parameters are kept: where they are, unless that takes too much of a GPU."""
+    """Return the device of saved parameters: theirs, unless that takes too much of a GPU's
+    memory.
+    """
     device = next(iter(params.values())).device
     if device.type != "cuda" or not torch.cuda.is_available():
         return torch.device("cpu")

@@ -1,10 +1,8 @@
-"""One member's result of one round as a file that explains itself.
+"""One member's result of one round as a self-describing safetensors file.
 
-Decided
-- It is a safetensors file: a tensor `level.N` of bytes for the payload of every level, and as metadata whose result it
-  is, the learning rate it was applied with, and the schema that says what the bytes mean.
-- The same result gives the same bytes, whoever writes it.
-- Whoever reads it trusts none of it: the schema is rebuilt from its inputs, and sizes follow from it alone.
+A tensor `level.N` has the payload of each level. The metadata say whose result it is, its learning
+rate, and the schema of the bytes. Equal results give equal files. Readers trust nothing: they
+rebuild the schema from its inputs, and all sizes follow from it.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from aftermath.optim.schema import MAX_JSON_BYTES, Schema
 from aftermath.optim.votes import Votes
 from aftermath.rules.limits import RUN_ID_BYTES
 
-FORMAT_VERSION = "1"
+FORMAT_VERSION = "2"
 MAX_HEADER_BYTES = 2 * MAX_JSON_BYTES + (1 << 20)  # the schema stands in it as a text, with its quotes escaped
 MAX_PAYLOAD_BYTES = 256 << 20  # of all levels; decoding takes some 64 times as much memory
 _LARGEST_RATE = 1e6
@@ -33,43 +31,43 @@ _AGAIN = "Copy it again from the directory that a member wrote it to"
 
 
 class BadGradientFile(AftermathError):
-    """A file is not a result as `train --write-gradients-dir` writes it."""
+    """A file is not a result that `train --write-gradients-dir` wrote."""
 
     code = "gradient-file"
 
 
 @dataclass(frozen=True)
 class About:
-    """Whose result it is, and where in the run."""
+    """The member and the place in the run of a result."""
 
     run_id: str
     epoch: int
     round: int
-    """Of the epoch."""
+    """Round of the epoch."""
     step: int
     seat: int
-    """Of the member that trained it."""
+    """Seat of the member that trained it."""
     tier: int
     learning_rate: float
-    """With which it was applied."""
+    """Learning rate at which it was applied."""
 
 
 @dataclass(frozen=True)
 class GradientFile:
-    """A result, and what is needed to understand it."""
+    """A result with the facts needed to decode it."""
 
     schema: Schema
     about: About
     payloads: Mapping[int, bytes]
-    """By level; those that the member who wrote the file holds."""
+    """Payload by level, for the levels that the file's writer holds."""
 
     @property
     def name(self) -> str:
-        """What the file is called."""
+        """Return the file's name."""
         return f"step-{self.about.step:06}-member-{self.about.seat}.safetensors"
 
     def to_bytes(self) -> bytes:
-        """The file."""
+        """Return the file's bytes."""
         document = self.schema.to_json()
         facts = asdict(self.about) | {"learning_rate": repr(self.about.learning_rate), "format": FORMAT_VERSION}
         facts |= {"schema": document.decode(), "schema_hash": self.schema.hash().hex()}
@@ -79,13 +77,13 @@ class GradientFile:
         return b"".join([head, *(payload for _, payload in sorted(payloads.items()))])
 
     def votes(self) -> dict[int, Votes]:
-        """What the result says, by level. Raises BadPayload if a payload is no encoding of the schema's."""
+        """Return the votes by level. Raises BadPayload if a payload does not fit the schema."""
         results = self.schema.results
         return {level: decode_level(payload, results, level) for level, payload in sorted(self.payloads.items())}
 
 
 def read_gradient_file(path: Path) -> GradientFile:
-    """The result in a file, whoever wrote it; its payloads have the right size. Raises BadGradientFile."""
+    """Read a file. Its payloads have the right size. Raises BadGradientFile."""
     try:
         _check_size(path)
         with safe_open(path, framework="np") as file:
@@ -139,7 +137,8 @@ def _payloads(file: Any, schema: Schema, tier: int) -> dict[int, bytes]:
     if strange := [name for name in names if name not in levels]:
         raise AftermathError(f"a member of tier {tier} sends no {_shown(strange[0])}")
     for name in names:
-        part, size = file.get_slice(name), schema.results.payload_bytes(levels[name])
+        part = file.get_slice(name)
+        size = schema.results.payload_bytes(levels[name])
         if part.get_dtype() != "U8" or part.get_shape() != [size]:
             raise AftermathError(f"{name} is {part.get_dtype()} {part.get_shape()[:4]}, not {size} bytes")
     return {levels[name]: file.get_tensor(name).tobytes() for name in names}

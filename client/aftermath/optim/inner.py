@@ -1,14 +1,8 @@
-"""The private step of SparseLoCo: some steps of the member's own optimizer, and how far they went.
+"""The private step of SparseLoCo: inner steps of the member's own optimizer.
 
-Decided
-- The share is cut into so many parts as there are inner steps (fewer if it has fewer sequences), and each is one step
-  of AdamW or Muon at the round's learning rate. The pseudo-gradient is start - end.
-- Moments stay from round to round; they are the member's own, and nobody else has to know them. They are kept with the
-  replica, and a share that was given up or refused leaves them as they were before it (`optim.inner_optimizer`).
-- Gradients are clipped and refused as everywhere, each step's own. Vectors that even out experts go by their own rule
-  (`optim.balance`).
-- While the member's last result travels, the steps begin where its apply alone would lead: else they would go the same
-  way once more. Afterwards the parameters are exactly what they were (docs/experiments.md has what this is worth).
+The share is cut into `inner_steps` parts (fewer if it has fewer sequences), with one step of AdamW
+or Muon on each at the round's learning rate. The pseudo-gradient is start - end. The shared
+parameters are restored exactly.
 """
 
 from __future__ import annotations
@@ -25,11 +19,13 @@ from aftermath.optim.parts import Backward, PseudoGradient
 from aftermath.optim.private_blocks import BlockSpan
 from aftermath.optim.sparseloco import SparseLoCo
 
-_LARGEST_GRADIENT = 1e19  # the square of a larger one is beyond fp32: the moment would stay infinite, and learn nothing
+_LARGEST_GRADIENT = 1e19  # a larger one's square exceeds fp32 and would leave an infinite moment
 
 
 class InnerSteps:
-    """Makes pseudo-gradients of a replica's own fp32 `params`; `ahead` applies its last result at a rate."""
+    """Makes pseudo-gradients of fp32 `params`. `ahead` applies the member's last result at a
+    rate.
+    """
 
     def __init__(
         self,
@@ -39,8 +35,11 @@ class InnerSteps:
         balances: Balances = nothing_balances,
         inner: MakeInner = InnerOptimizer,
     ) -> None:
-        self._params, self._settings, self._ahead = dict(params), settings, ahead
-        self._learnt, self._balances = learnt(params, balances), balances
+        self._params = dict(params)
+        self._settings = settings
+        self._ahead = ahead
+        self._learnt = learnt(params, balances)
+        self._balances = balances
         self._inner = inner(self._learnt, settings)
 
     def make(
@@ -50,6 +49,8 @@ class InnerSteps:
         self._inner.begin()
         shared = self._copies()
         try:
+            # Without this, the steps would repeat the direction of the last result
+            # (docs/experiments.md measures it).
             if travelling:
                 self._ahead(ahead_lr)
             start = self._copies() if travelling else shared
@@ -72,7 +73,7 @@ class InnerSteps:
         return {name: tensor.detach().clone() for name, tensor in self._params.items()}
 
     def _train(self, sequences: Tensor, backward: Backward, lr: float) -> float:
-        """All inner steps; the mean loss."""
+        """Make all inner steps. Return the mean loss."""
         parts = sequences.tensor_split(min(self._settings.inner_steps, len(sequences)))
         if self._inner.takes_gradients_as_they_are and may_run_ahead(self._learnt.values()):
             return self._train_ahead(parts, backward, lr) / len(sequences)
@@ -89,11 +90,13 @@ class InnerSteps:
         return total / len(sequences)
 
     def _train_ahead(self, parts: Sequence[Tensor], backward: Backward, lr: float) -> float:
-        """All inner steps on a GPU, which is not waited for but for the step before; the sum of losses.
+        """Make all inner steps on a GPU, waiting only for the step before the last. Return the sum
+        of losses.
 
-        Losses and gradients are judged when the share is trained: nothing is learnt from it before.
+        Losses and gradients are checked after the share: until then nothing is committed.
         """
-        losses, sizes = list[Tensor](), list[Tensor]()
+        losses = list[Tensor]()
+        sizes = list[Tensor]()
         done: torch.cuda.Event | None = None
         for part in parts:
             self._forget_gradients()
@@ -122,41 +125,47 @@ class InnerSteps:
         return {name: tensor.grad for name, tensor in self._learnt.items() if tensor.grad is not None}
 
     def remembered(self) -> dict[str, Tensor]:
-        """The moments."""
+        """Return the moments without copies. They stay with the replica over all
+        rounds.
+        """
         return self._inner.remembered()
 
     def state(self) -> dict[str, Tensor]:
-        """Copies of them."""
+        """Return copies of the moments."""
         return self._inner.state()
 
     def sizes(self) -> dict[str, int]:
-        """Of the moments."""
+        """Return the size in bytes of each moment."""
         return self._inner.sizes()
 
     def digests(self) -> list[bytes]:
-        """Of their blocks."""
+        """Return the digest of each block of the moments."""
         return self._inner.digests()
 
     def block(self, place: BlockSpan) -> bytes:
-        """One of them."""
+        """Return the bytes of one block of the moments."""
         return self._inner.block(place)
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Take over the moments. Raises BadState, leaving all as it was, unless they are of this optimizer."""
+        """Restore the moments. Raises BadState, and changes nothing, if they are of another
+        optimizer.
+        """
         self._inner.restore(state)
 
     def reset(self) -> None:
-        """Begin without moments."""
+        """Forget the moments."""
         self._inner.reset()
 
 
 def may_run_ahead(params: Iterable[Tensor]) -> bool:
-    """Whether inner steps of these may be given to a GPU before those before them are done."""
+    """Return whether a GPU may receive inner steps before earlier ones are done."""
     return torch.cuda.is_available() and all(tensor.device.type == "cuda" for tensor in params)
 
 
 def _one_behind(before: torch.cuda.Event | None, device: torch.device) -> torch.cuda.Event | None:
-    """Wait for the step before the last one, so that a share can be given up; return a mark of the last one."""
+    """Wait for the step before the last one, so that a share can be given up. Return a mark of the
+    last.
+    """
     if device.type != "cuda":
         return None
     done = torch.cuda.Event()

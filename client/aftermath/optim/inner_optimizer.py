@@ -1,8 +1,7 @@
-"""The member's own optimizer behind SparseLoCo's inner steps: AdamW or Muon, and what it remembers.
+"""The member's own optimizer of SparseLoCo's inner steps: AdamW or Muon, and its moments.
 
-Decided
-- A share that fails must leave no trace. So moments are copied before its first step, and taken back if it does.
-- Who makes the steps is an object, since the ranks of a member on several devices share them (`ranks.sharded_inner`).
+A share that fails must leave no trace: the moments are copied before its first step, and restored
+if it fails.
 """
 
 from __future__ import annotations
@@ -13,36 +12,44 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
+from aftermath.optim.eager import AdamW
 from aftermath.optim.moments import bytes_of, may_fuse, moment_kinds, moments, put_back, take_moments
 from aftermath.optim.muon import Muon, MuonSettings
 from aftermath.optim.parts import Remembering
 from aftermath.optim.private_blocks import BlockSpan, block_of, digests_of
 from aftermath.optim.sparseloco import SparseLoCo
 
-BETAS, EPSILON = (0.9, 0.95), 1e-8
+BETAS = (0.9, 0.95)
+EPSILON = 1e-8
 
 
+# An interface, since the ranks of a member on several devices share the steps
+# (`ranks.sharded_inner`).
 class Inner(Remembering, Protocol):
-    """Steps of some parameters by their gradients, which are the parameters' `grad`."""
+    """Makes steps of parameters by the gradients in their `grad`."""
 
     takes_gradients_as_they_are: ClassVar[bool]
-    """Whether `step` needs no factors: gradients may be scaled by numbers that nobody has read."""
+    """Whether `step` needs no factors: gradients may be scaled by numbers not read from the GPU
+    yet.
+    """
 
     def begin(self) -> None:
-        """A share begins: what is remembered now may be asked for again."""
+        """Begin a share: keep the moments so that `undo` can restore them."""
 
     def step(self, lr: float, factors: Sequence[float]) -> None:
-        """Make one step at this rate, of gradients that were scaled by these factors since they were taken."""
+        """Make one step at this rate. The gradients were scaled by these factors."""
 
     def end(self) -> None:
-        """The share is trained; there is no way back."""
+        """End a share: it is trained, and cannot be undone."""
 
     def undo(self) -> None:
-        """It failed: remember what was remembered when it began. The parameters are somebody else's."""
+        """Restore the moments of `begin`, because the share failed. The caller restores the
+        parameters.
+        """
 
 
 MakeInner = Callable[[Mapping[str, Tensor], SparseLoCo], Inner]
-"""Makes the steps of such parameters, as `InnerOptimizer` does."""
+"""Builds the optimizer of such parameters, for example `InnerOptimizer`."""
 
 
 class InnerOptimizer:
@@ -60,8 +67,8 @@ class InnerOptimizer:
         self._before = {name: tensor.clone() for name, tensor in self.remembered().items()}
 
     def step(self, lr: float, factors: Sequence[float]) -> None:
-        """Make one step of those parameters that have a gradient."""
-        del factors  # it has the gradients as they are
+        """Make one step of the parameters that have a gradient."""
+        del factors  # it uses the scaled gradients
         step_at(self._optimizer, lr)
 
     def end(self) -> None:
@@ -69,56 +76,56 @@ class InnerOptimizer:
         self._before = {}
 
     def undo(self) -> None:
-        """Take them back."""
+        """Restore the copies."""
         put_back(self._optimizer, self._params, self._before)
         self.end()
 
     def remembered(self) -> dict[str, Tensor]:
-        """The moments."""
+        """Return the moments without copies."""
         return moments(self._optimizer, self._params)
 
     def state(self) -> dict[str, Tensor]:
-        """Copies of them."""
+        """Return copies of the moments."""
         return {name: tensor.to("cpu", copy=True) for name, tensor in self.remembered().items()}
 
     def sizes(self) -> dict[str, int]:
-        """Of the moments."""
+        """Return the size in bytes of each moment."""
         return {name: bytes_of(kind) for name, kind in moment_kinds(self._optimizer, self._params).items()}
 
     def digests(self) -> list[bytes]:
-        """Of their blocks."""
+        """Return the digest of each block of the moments."""
         return digests_of(self.remembered())
 
     def block(self, place: BlockSpan) -> bytes:
-        """One of them."""
+        """Return the bytes of one block of the moments."""
         return block_of(self.remembered(), place)
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Take over the moments. Raises BadState, leaving all as it was, unless they are of this optimizer."""
+        """Restore the moments. Raises BadState, and changes nothing, if they are of another
+        optimizer.
+        """
         take_moments(self._optimizer, self._params, state)
 
     def reset(self) -> None:
-        """Begin without moments."""
+        """Forget the moments."""
         self._optimizer.state.clear()
 
 
 def inner_optimizer(params: Mapping[str, Tensor], settings: SparseLoCo) -> torch.optim.Optimizer:
-    """The optimizer of these parameters, which are not none; each step sets its rate."""
+    """Return the optimizer of these parameters (at least one). Each step sets its rate."""
     if settings.inner_optimizer == "muon":
         return Muon(params, 0.0, MuonSettings(weight_decay=settings.weight_decay, betas=BETAS, epsilon=EPSILON))
     own = list(params.values())
-    return torch.optim.AdamW(
-        own, lr=0.0, betas=BETAS, eps=EPSILON, weight_decay=settings.weight_decay, fused=may_fuse(own)
-    )
+    return AdamW(own, lr=0.0, betas=BETAS, eps=EPSILON, weight_decay=settings.weight_decay, fused=may_fuse(own))
 
 
 def step_at(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """One step at a rate."""
+    """Make one step at a rate."""
     for group in optimizer.param_groups:
         group["lr"] = lr
     optimizer.step()
 
 
 def rate_of_vectors(lr: float, settings: SparseLoCo) -> float:
-    """The rate that vectors have in a step at this one."""
+    """Return the rate of vectors in a step at this rate."""
     return lr * MuonSettings().rest_rate if settings.inner_optimizer == "muon" else lr

@@ -1,54 +1,55 @@
-"""Values on a lattice: plus or minus a power of two that a block's values share, or three times that.
+"""Values on a lattice: plus or minus one or three times a power of two per block.
 
-Decided
-- A block's power of two is one of 44, and every value is a whole multiple of the smallest power: sums of values
-  are sums of integers, exact in any order.
-- Exponents reach from LEAST to MOST, so a value is at most 3 * 2^(MOST - LEAST) = 3 * 2^43 times the smallest, and the
-  sum of 256 peers stays below 2^53: float64 holds it exactly.
-- The exponent is the one with the least squared error over the block's values, the lower of two that are as good. A
-  coefficient below 2^LEAST is not sent, and what is beyond the lattice is sent as its largest value; both stay in the
-  residual.
-
-Which exponents can be best: with 2^f <= mean < 2^(f+1) of n magnitudes a, scale s has the error sum(min((a - s)^2,
-(a - 3s)^2)). For s <= mean / 6 that of 2s is no larger, as it is at most sum((a - 6s)^2) = sum(a^2) - 12 s sum(a) +
-36 n s^2, and that of s at least sum(a^2) - 6 s sum(a). For s >= 2 mean the error of 2s is no less than that of s, as
-for every a it is larger by at least 3 s^2 - 6 s a. So the best is from f - 2 to f + 2. With one bit it is f or f + 1.
-
-The error of scale s is sum(a^2) + s (n s - 2 sum(a)) - 4 s sum(max(0, a - 2 s)), the last part with 2 bits alone: an a
-above 2 s is nearer to 3 s. So a scale costs one pass, and sum(a^2) need not be known. Magnitudes are whole numbers
-there, so that no order of additions and no processor makes another choice.
+A block's power of two is one of 44, and every value is an integer multiple of the smallest one. So
+sums of values are sums of integers, exact in any order.
 """
 
 from __future__ import annotations
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-LEAST, MOST = -40, 3
+# A value is at most 3 * 2^(MOST - LEAST) = 3 * 2^43 times the smallest, and the sum of 256 peers
+# stays below 2^53: float64 holds it exactly.
+LEAST = -40
+MOST = 3
 SMALLEST = 2.0**LEAST
 LARGEST = 3 << (MOST - LEAST)
-"""In multiples of the smallest."""
+"""Largest value, in multiples of the smallest."""
+# The exponent has the least squared error over the block's values, the lower of two that tie. A
+# coefficient below 2^LEAST is not sent, and one beyond the lattice is sent as its largest value.
+# Both errors stay in the residual.
+#
+# Why few candidates suffice: with 2^f <= mean < 2^(f+1) of n magnitudes a, scale s has the error
+# sum(min((a - s)^2, (a - 3s)^2)). For s <= mean / 6 that of 2s is no larger, as it is at most
+# sum((a - 6s)^2) = sum(a^2) - 12 s sum(a) + 36 n s^2, and that of s at least sum(a^2) - 6 s sum(a).
+# For s >= 2 mean the error of 2s is no less than that of s, as for every a it is larger by at least
+# 3 s^2 - 6 s a. So the best is from f - 2 to f + 2. With one bit it is f or f + 1.
+#
+# The error of scale s is sum(a^2) + s (n s - 2 sum(a)) - 4 s sum(max(0, a - 2 s)), the last term
+# with 2 bits only: an a above 2 s is nearer to 3 s. So a scale costs one pass, and sum(a^2) is not
+# needed. Magnitudes are integers there, so every processor and every order of additions makes the
+# same choice.
 _CANDIDATES = range(-2, 3)
-_FRACTION_BITS, _EXPONENT_BIAS = 23, 127  # of fp32
+_FRACTION_BITS = 23  # of fp32
+_EXPONENT_BIAS = 127  # of fp32
 _HALF = 1 << _FRACTION_BITS - 1  # of the fraction: set in 1.5 times a power of two
-_HALVES = _HALF - 1  # what else there is of it
 _ERROR_BITS = 55
 
 
 def fraction_bits(topk: int) -> int:
-    """Bits after the point of a block's magnitudes, the largest of which is from 1 to 2, where errors are compared.
+    """Return the fraction bits of a block's magnitudes when errors are compared.
 
-    With f of them, sums of k magnitudes and units of at most 4 times their mean, no error reaches k 2^(2f + 7).
+    The largest magnitude is from 1 to 2. With f bits, sums of k magnitudes and units of at most 4
+    times their mean, no error reaches k 2^(2f + 7).
     """
     return (_ERROR_BITS - topk.bit_length()) // 2
 
 
 def quantise(values: Tensor, bits: int) -> Tensor:
-    """The nearest values on the lattice of fp32 [blocks, topk]; zeros (unused entries) stay zeros. `bits` is 1 or 2.
+    """Return the nearest lattice values of fp32 [blocks, topk]. Zeros (unused entries) stay zero.
 
-    MPS has no float64, and leaves it to the CPU.
+    `bits` is 1 or 2. MPS has no float64 and uses the CPU.
     """
     if values.device.type == "mps":
         return quantise(values.cpu(), bits).to(values.device)
@@ -57,9 +58,11 @@ def quantise(values: Tensor, bits: int) -> Tensor:
     fraction = fraction_bits(values.shape[1])
     highest = torch.frexp(magnitudes.amax(1, keepdim=True)).exponent - 1  # floor of log2, [blocks, 1]
     scaled = (magnitudes * _power(fraction - highest)).floor_()
-    count, total = used.sum(1, keepdim=True), _sum(scaled)
+    count = used.sum(1, keepdim=True)
+    total = _sum(scaled)
     floor = torch.frexp((total // count.clamp(min=1)).double()).exponent - 1  # of log2 of the mean
-    best, lowest = torch.full_like(floor, MOST), torch.full_like(total, torch.iinfo(torch.int64).max)
+    best = torch.full_like(floor, MOST)
+    lowest = torch.full_like(total, torch.iinfo(torch.int64).max)
     for candidate in _CANDIDATES:
         exponent = (floor + candidate + highest - fraction).clamp_(LEAST, MOST)
         unit = 1 << (exponent - highest + fraction).clamp_(0, fraction + 2).long()
@@ -77,26 +80,27 @@ def quantise(values: Tensor, bits: int) -> Tensor:
 
 
 def _sum(whole: Tensor) -> Tensor:
-    """Of every row of whole numbers in fp32, int64 [blocks, 1]: float64 adds them exactly, and so in any order."""
+    """Return the sum of each row of fp32 integers, int64 [blocks, 1]. float64 adds them exactly."""
     return whole.sum(1, keepdim=True, dtype=torch.float64).long()
 
 
 def _power(exponents: Tensor) -> Tensor:
-    """2^exponent in fp32, exact everywhere: made from its bits. Exponents are clipped to those of normal numbers."""
+    """Return 2^exponent in fp32, made from its bits. Exponents are clipped to normal numbers."""
     bits = exponents.clamp(1 - _EXPONENT_BIAS, _EXPONENT_BIAS).to(torch.int32) + _EXPONENT_BIAS
     return (bits << _FRACTION_BITS).view(torch.float32)
 
 
 def digits_of(values: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """The digits int8 [blocks, topk] of lattice values, and the exponent int32 [blocks, 1] that each block shares; it
-    means nothing of a block without votes.
+    """Return the digits int8 [blocks, topk] of lattice values and the exponents int32 [blocks, 1].
 
-    Used entries come first. Raises ValueError for values off the lattice.
+    The exponent of a block without votes has no meaning. Used entries come first. Raises ValueError
+    for values off the lattice.
     """
     own = values.view(torch.int32)
     three = own & _HALF != 0
     digits = values.sign().to(torch.int8).mul_(1 + 2 * three.to(torch.int8))
-    first, voted = own[:, :1], digits[:, :1] != 0
+    first = own[:, :1]
+    voted = digits[:, :1] != 0
     exponents = (first >> _FRACTION_BITS & 0xFF) - _EXPONENT_BIAS - three[:, :1].to(torch.int32)
     within = (exponents >= LEAST) & (exponents <= MOST) | ~voted
     same = torch.equal(digits * torch.where(voted, _power(exponents), 0.0), values)
@@ -106,27 +110,5 @@ def digits_of(values: Tensor, bits: int) -> tuple[Tensor, Tensor]:
 
 
 def is_half_more(values: Tensor) -> Tensor:
-    """As `is_three`, of a tensor on any device."""
+    """Return which lattice values are three times their block's power of two."""
     return values.view(torch.int32) & _HALF != 0
-
-
-def exponents_of(values: NDArray[np.float32], first: NDArray[np.bool_]) -> NDArray[np.int8]:
-    """The exponent of every block, of lattice values by entry; 0 for a block without votes.
-
-    `first` marks the first entry of each block; used entries come first. Raises ValueError for values off the lattice.
-    """
-    bits, used = values.view(np.int32), values != 0
-    own = ((bits >> _FRACTION_BITS & 0xFF) - _EXPONENT_BIAS).astype(np.int16)
-    own -= is_three(values)
-    shared = np.where(used[first], own[first], 0)
-    expected = np.repeat(shared, np.diff(np.flatnonzero(first), append=len(first)))
-    off = used & ((bits & _HALVES != 0) | (own != expected) | (own < LEAST) | (own > MOST))
-    if off.any():
-        raise ValueError(f"{values[int(off.argmax())]} is not on the lattice, or not its block's")
-    return shared.astype(np.int8)
-
-
-def is_three(values: NDArray[np.float32]) -> NDArray[np.bool_]:
-    """Which lattice values are three times their block's power of two."""
-    three: NDArray[np.bool_] = values.view(np.int32) & _HALF != 0
-    return three

@@ -1,11 +1,8 @@
-"""How the blocks of one level lie in memory and on the wire.
+"""The layout of one level's blocks in memory and on the wire.
 
-Decided
-- Blocks of equal edges and equal top-k form one group, across tensors, so that a transform is one call for many
-  tensors. Within a level a coefficient has one number, its *position*: groups in order of first appearance, blocks
-  in canonical order inside a group, coefficients row-major inside a block.
-- On the wire entries stay in the format's canonical order (segments, then blocks); `canonical` and the entry
-  arrays are the only places that know both orders.
+In memory, blocks of equal edges and top-k form one group across tensors, so one call transforms
+many tensors. On the wire, entries have the format's canonical order (segments, then blocks). Only
+`canonical` and the entry arrays know both orders.
 """
 
 from __future__ import annotations
@@ -14,9 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from aftermath.model.levels import Segment
@@ -34,11 +29,11 @@ class Part:
 
     @property
     def segment(self) -> Segment:
-        """Whose blocks they are."""
+        """Return the segment of these blocks."""
         return self.blocks.segment
 
     def of(self, group: Tensor) -> Tensor:
-        """The segment's own rows of a tensor with one for every block of the group."""
+        """Return the segment's rows of a tensor that has one row for every block of the group."""
         return group[self.first : self.first + self.blocks.count]
 
 
@@ -50,24 +45,26 @@ class Group:
     width: int
     topk: int
     blocks: int
-    base: int  # position of the first coefficient
-    digits: bool  # are its blocks written as digits
+    # Position of the first coefficient. Positions count groups in order of first appearance, blocks
+    # in canonical order, and coefficients row-major.
+    base: int
+    digits: bool  # whether its blocks are written as digits
 
     @property
     def block(self) -> int:
-        """Coefficients of one block."""
+        """Return the coefficients of one block."""
         return self.height * self.width
 
 
 @dataclass(frozen=True)
 class LevelLayout:
-    """One level of a result: its groups, its segments in canonical order, and what is known of every entry."""
+    """One level of a result: groups, segments in canonical order, and facts per entry."""
 
     groups: tuple[Group, ...]
     parts: tuple[Part, ...]
 
     def __hash__(self) -> int:
-        """Made once: tables on devices are looked up by it for every payload."""
+        """Return the cached hash: every payload looks up tables on its device."""
         return self._hash
 
     @cached_property
@@ -76,47 +73,27 @@ class LevelLayout:
 
     @cached_property
     def blocks(self) -> int:
-        """Blocks of the level."""
+        """Return the number of blocks in the level."""
         return sum(group.blocks for group in self.groups)
 
     @cached_property
     def numbers(self) -> int:
-        """Numbers of all blocks."""
+        """Return the numbers of all blocks."""
         return sum(group.blocks * group.block for group in self.groups)
-
-    @cached_property
-    def _entries(self) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.bool_]]:
-        """Made when first asked for: they take ten bytes an entry, and a result that is whole needs none."""
-        return _entries(self.groups, self.parts)
-
-    @property
-    def entry_base(self) -> NDArray[np.int64]:
-        """By entry the position of the first coefficient of its block."""
-        return self._entries[0]
-
-    @property
-    def entry_first(self) -> NDArray[np.bool_]:
-        """By entry whether it is the first of its block."""
-        return self._entries[1]
-
-    @property
-    def entry_digit(self) -> NDArray[np.bool_]:
-        """By entry whether its block is written as digits."""
-        return self._entries[2]
 
     @property
     def entries(self) -> int:
-        """Entries of the level."""
+        """Return the entries of the level."""
         return sum(part.blocks.entries for part in self.parts)
 
     def canonical(self, per_group: Sequence[Tensor]) -> Tensor:
-        """One tensor [blocks, n] per group, as with n = topk of entries, flattened into the canonical order."""
+        """Flatten one tensor [blocks, n] per group (for example n = topk) into canonical order."""
         if not any(blocks.shape[1] for blocks in per_group):
             return per_group[0].new_empty(0)
         return torch.cat([part.of(per_group[part.group]).reshape(-1) for part in self.parts])
 
     def grouped(self, flat: Tensor, widths: Sequence[int]) -> list[Tensor]:
-        """What `canonical` was given, with so many numbers for each block of a group."""
+        """Invert `canonical`, with `widths` numbers per block of each group."""
         found = [flat.new_empty(group.blocks, width) for group, width in zip(self.groups, widths, strict=True)]
         if not any(widths):
             return found
@@ -127,14 +104,14 @@ class LevelLayout:
         return found
 
     def block_of(self, group: int, block: int) -> tuple[Segment, int]:
-        """The segment that a group's block belongs to, and its number there."""
+        """Return the segment of a group's block, and the block's number in it."""
         for part in self.parts:
             if part.group == group and part.first <= block < part.first + part.blocks.count:
                 return part.segment, block - part.first
         raise IndexError("there is no such block")
 
     def segment_of(self, entry: int) -> Segment:
-        """The segment an entry belongs to."""
+        """Return the segment of an entry."""
         for part in self.parts:
             if entry < part.blocks.entries:
                 return part.segment
@@ -144,14 +121,15 @@ class LevelLayout:
 
 @lru_cache(maxsize=64)
 def level_layout(results: ResultFormat, level: int) -> LevelLayout:
-    """The layout of one level. Raises SchemaError if there is no such level."""
+    """Return the layout of one level. Raises SchemaError if the level does not exist."""
     counts: dict[tuple[int, int, int], int] = {}
     places = []
     for blocks in results.of_level(level):
         key = (*_edges(blocks), blocks.topk)
         places.append((blocks, key, counts.get(key, 0)))
         counts[key] = counts.get(key, 0) + blocks.count
-    groups, base = [], 0
+    groups = []
+    base = 0
     for (height, width, topk), count in counts.items():
         groups.append(Group(height, width, topk, count, base, results.as_digits(height * width, topk)))
         base += count * height * width
@@ -161,21 +139,6 @@ def level_layout(results: ResultFormat, level: int) -> LevelLayout:
 
 
 def _edges(blocks: Blocks) -> tuple[int, int]:
-    """Height and width of a segment's blocks; a vector's blocks have height 1."""
+    """Return height and width of a segment's blocks. A vector's blocks have height 1."""
     height, width = (1, *blocks.edges)[-2:]
     return height, width
-
-
-def _entries(
-    groups: Sequence[Group], parts: Sequence[Part]
-) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.bool_]]:
-    bases = [np.empty(0, np.int64)]
-    firsts = [np.empty(0, np.bool_)]
-    digits = [np.empty(0, np.bool_)]
-    for part in parts:
-        group, count = groups[part.group], part.blocks.count
-        starts = group.base + (part.first + np.arange(count, dtype=np.int64)) * group.block
-        bases.append(np.repeat(starts, group.topk))
-        firsts.append(np.tile(np.arange(group.topk) == 0, count))
-        digits.append(np.full(count * group.topk, group.digits))
-    return np.concatenate(bases), np.concatenate(firsts), np.concatenate(digits)

@@ -1,20 +1,8 @@
 """The apply of SparseLoCo: x <- x - rate * (sum of the values) / divisor, exactly.
 
-Per coefficient, with S the sum over the accepted results of multiples of the lattice's smallest value 2^LEAST
-(`optim.lattice`), each cut to what one member may move (`sparseloco.REACH`), c of them that kept it and n of its level,
-and d one of c, n, sqrt(c n): u = fp32(S / d * (rate * 2^LEAST)), x <- x - u. A coefficient that nobody kept stays as it
-is.
-
-Why the bits are the same everywhere
-- |S| <= 256 * 3 * 2^43 < 2^53, so S is exact in int64 and as float64, in whatever order votes are counted.
-- What a value is cut to is a whole number, made by Python from the learning rate, which is the same on all replicas.
-- d is made once per count, by Python: c and n are whole numbers, and the square root of one is correctly rounded.
-- u is a division, a multiplication and a rounding to fp32, and x gets one subtraction: each a single IEEE operation on
-  two tensors, or on a tensor and a number that is no divisor (a device may divide by a number as it likes, for example
-  by multiplying with the reciprocal). rate * 2^LEAST is the same rate with another exponent.
-Votes are counted on the CPU, whatever holds the model, unless kernels count them on a GPU (`optim.on_gpu`,
-`optim.flat`); those of results that keep every number (`optim.whole`, `optim.packed`) are counted where the model is.
-Everything is decided before the first parameter changes.
+Votes are counted on the CPU, unless kernels count them on a GPU (`optim.on_gpu`, `optim.flat`) or
+results keep every number (`optim.whole`, `optim.packed`). Everything is decided before the first
+parameter changes.
 """
 
 from __future__ import annotations
@@ -41,17 +29,32 @@ from aftermath.optim.transform import subtract
 from aftermath.optim.votes import Votes, WholeVotes
 from aftermath.rules.sparseloco import DivisorName
 
+# Per coefficient: S is the sum over the accepted results of multiples of the lattice's smallest
+# value 2^LEAST (`optim.lattice`), each cut to what one member may move (`sparseloco.REACH`). c
+# results kept the coefficient, n have its level, and d is one of c, n, sqrt(c n). u = fp32(S / d *
+# (rate * 2^LEAST)), x <- x - u. A coefficient that nobody kept does not change.
+#
+# Why the bits are equal everywhere:
+# - |S| <= 256 * 3 * 2^43 < 2^53, so S is exact in int64 and float64, in any order.
+# - The cut is an integer that Python computes from the learning rate, which all replicas share.
+# - Python computes d once per count: c and n are integers, and a square root is correctly rounded.
+# - u is a division, a multiplication and a rounding to fp32, and x gets one subtraction: each a
+#   single IEEE operation on two tensors, or on a tensor and a number that is not a divisor (a
+#   device may divide by a number in its own way, for example by its reciprocal). rate * 2^LEAST is
+#   the same rate with another exponent.
 _AT_ONCE = 1 << 20  # coefficients divided at once
-_SUM_BYTES, _PART_OF_A_GPU = 10, 16  # of a sum and its count; the part of a GPU's memory that all may take
+_SUM_BYTES = 10  # of a sum and its count
+_PART_OF_A_GPU = 16  # all sums may take 1/16 of a GPU's memory
 Change = Callable[[], None]
-"""Changes parameters by votes that were judged before."""
+"""Changes parameters by votes that were checked before."""
 
 
 class MeanApply:
-    """Changes a replica's own fp32 `params`, of tier `tier`, in place."""
+    """Changes a replica's fp32 `params`, of tier `tier`, in place."""
 
     def __init__(self, results: ResultFormat, tier: int, params: Mapping[str, Tensor], settings: SparseLoCo) -> None:
-        self._params, self._settings = params, settings
+        self._params = params
+        self._settings = settings
         self._bits = results.values.lattice_bits
         self._compiled = not settings.orthogonal_lr and usable(params)
         self._layouts = {level: level_layout(results, level) for level in range(tier, results.levels)}
@@ -59,7 +62,7 @@ class MeanApply:
 
     @torch.no_grad()
     def apply(self, results: Mapping[int, Sequence[Votes]], lr: float) -> None:
-        """Apply one round; `lr` was each member's own. Raises ValueError for votes that no run can have accepted."""
+        """Apply one round. `lr` was every member's rate. Raises ValueError for invalid votes."""
         most = most_of(self._settings, lr)
         results = {level: votes for level, votes in results.items() if votes}
         for level, votes in results.items():
@@ -70,7 +73,7 @@ class MeanApply:
             change()
 
     def _placed(self, results: Mapping[int, Sequence[Votes]], most: int, lr: float) -> Change:
-        """Judge votes that have places, and return what applies them."""
+        """Check votes that have places. Return the change that applies them."""
         if self._compiled:
             return self._compiled_change(results, most)
         if not self._settings.orthogonal_lr and self._fits(results):
@@ -99,8 +102,9 @@ class MeanApply:
         return change
 
     def _whole(self, results: Mapping[int, Sequence[WholeVotes]], most: int, lr: float) -> Change:
-        """Judge votes of every number, and return what applies them."""
-        rate, by = self._settings.outer_lr * SMALLEST, self._settings.divisor
+        """Check votes of every number. Return the change that applies them."""
+        rate = self._settings.outer_lr * SMALLEST
+        by = self._settings.divisor
         on_device = {level: own for level, votes in results.items() if (own := self._packed(votes))}
         decided = {
             level: whole.means(votes, self._layouts[level], most, _divisors(by, len(votes)), rate, self._device)
@@ -119,12 +123,12 @@ class MeanApply:
         return change
 
     def _packed(self, votes: Sequence[WholeVotes]) -> list[PackedVotes]:
-        """Return these votes if all of them are packed where the model is, else none."""
+        """Return the votes if all of them are packed on the model's device, else none."""
         found = [vote for vote in votes if isinstance(vote, PackedVotes) and vote.payload.device == self._device]
         return found if len(found) == len(votes) else []
 
     def _table(self, layout: LevelLayout) -> Table:
-        """Return where packed votes of a level are to go."""
+        """Return the table of the tensors that packed votes of a level change."""
         return Table(layout, tensors_of(layout, self._params))
 
     def _on_gpu(self, results: Mapping[int, Sequence[Votes]]) -> bool:
@@ -132,19 +136,22 @@ class MeanApply:
         return shifted and counts(self._device, self._layouts.values())
 
     def _change_flat(self, results: Mapping[int, Sequence[Votes]], most: int) -> Change:
-        """Of votes that were read where the model is: their positions are those that there are."""
+        """Return the change by votes that were decoded on the model's device."""
 
         def change() -> None:
             for level, votes in results.items():
                 layout = self._layouts[level]
                 sums, counted = added_up(votes, layout.numbers, most, self._device)
-                by, rate = _divisors(self._settings.divisor, len(votes)), self._settings.outer_lr * SMALLEST
+                by = _divisors(self._settings.divisor, len(votes))
+                rate = self._settings.outer_lr * SMALLEST
                 flat.subtract_means(self._table(layout), sums, counted, len(votes), by, rate)
 
         return change
 
     def _fits(self, results: Mapping[int, Sequence[Votes]]) -> bool:
-        """Whether votes were read where the model is, and sums of every number are a small part of its memory."""
+        """Return whether the model's device decoded the votes, and has room for sums of every
+        number.
+        """
         read_here = all(vote.positions.device == self._device for votes in results.values() for vote in votes)
         if self._device.type != "cuda" or not read_here or not flat.works(self._device):
             return False
@@ -164,15 +171,15 @@ class MeanApply:
         return change
 
     def _move(self, tensor: Tensor, part: Part, blocks: Tensor, lr: float) -> None:
-        """Change a segment's own `tensor` by the mean, as blocks beside it."""
-        del lr  # the values have it in them
+        """Change a segment's `tensor` by the mean, given as blocks."""
+        del lr  # the values include it
         subtract(tensor, blocks, part.blocks)
 
 
 def most_of(settings: SparseLoCo, lr: float) -> int:
-    """What a value of one member counts at most, in multiples of the lattice's smallest value.
+    """Return the most that one member's value counts, in multiples of the lattice's smallest.
 
-    Raises ValueError for a rate below 0 or one that is not finite.
+    Raises ValueError for a negative or non-finite rate.
     """
     if not 0 <= lr < math.inf:
         raise ValueError(f"a learning rate of {lr}")
@@ -180,9 +187,11 @@ def most_of(settings: SparseLoCo, lr: float) -> int:
 
 
 def changes(votes: Sequence[Votes], level: int, settings: SparseLoCo, most: int) -> tuple[Tensor, Tensor]:
-    """What is subtracted, of a level's votes (at least one peer's): positions int64 and fp32 steps.
+    """Return what to subtract for a level's votes of at least one peer: positions int64, steps
+    fp32.
 
-    No value counts more than `most`. Raises ValueError for votes of another level or kind, or of more than 256 peers.
+    No value counts more than `most`. Raises ValueError for votes of another level or kind, or of
+    more than 256 peers.
     """
     check_votes(votes, level, torch.int64)
     positions, sums, counts = tally_multiples(votes, most)
@@ -197,9 +206,10 @@ def changes(votes: Sequence[Votes], level: int, settings: SparseLoCo, most: int)
 def placed(
     layout: LevelLayout, positions: Tensor, steps: Tensor, device: torch.device
 ) -> Iterator[tuple[Part, Tensor]]:
-    """Every segment of a level and its own blocks fp32 [n, h, w] on `device`, with those steps and zero elsewhere.
+    """Yield every segment of a level and its blocks fp32 [n, h, w] on `device`.
 
-    Positions are distinct and ascend.
+    The blocks hold the steps at their positions and zero elsewhere. Positions are distinct and
+    ascend.
     """
     bases = torch.tensor([group.base for group in layout.groups]).to(positions.device)
     firsts = [*torch.searchsorted(positions, bases).tolist(), len(positions)]
@@ -216,7 +226,10 @@ def placed(
 
 
 def _divisors(divisor: DivisorName, results: int) -> list[float]:
-    """By what a sum is divided, by the number of those who kept the coefficient; nobody's (0) is never asked for."""
+    """Return the divisor of a sum by the number of members that kept the coefficient.
+
+    The entry for 0 members is never used.
+    """
     counts = range(results + 1)
     match divisor:
         case "keepers":

@@ -1,13 +1,7 @@
-"""Muon: momentum whose matrices are made orthogonal; what is no matrix learns by AdamW.
+"""Muon for hidden matrices, AdamW for all other parameters.
 
-Decided
-- Hidden matrices alone are orthogonalised. Embeddings and the head are matrices by shape, but their rows are tokens, of
-  which a step sees few; they, norms and biases take AdamW at their own rate. Of a stack (experts) each matrix is.
-- An orthogonal step has the same size whatever the gradient's. It is scaled by sqrt(max(1, rows / columns)), so that a
-  tall matrix changes its output as much as a square one, and weight decay is decoupled as in AdamW.
-- torch has a Muon, with the quintic alone: here the polar factor is the Polar Express's.
-
-Sources: Jordan et al., "Muon" (2024); Loshchilov and Hutter, "Decoupled weight decay" (arXiv 1711.05101).
+Sources: Jordan et al., "Muon" (2024); Loshchilov and Hutter, "Decoupled weight decay" (arXiv
+1711.05101). torch's Muon has the quintic only; here the polar factor is the Polar Express's.
 """
 
 from __future__ import annotations
@@ -23,25 +17,26 @@ import torch
 from torch import Tensor
 
 from aftermath.model.levels import is_hidden_matrix
+from aftermath.optim import eager
 from aftermath.optim.orthogonal import SMALLEST, STEPS, polar_express
 
 logger = logging.getLogger(__name__)
-_NEAR = 0.05  # of entries of about 0.1
-_AT_ONCE = 1 << 26  # numbers of matrices that are made orthogonal together
+_NEAR = 0.05  # largest difference of entries of about 0.1
+_AT_ONCE = 1 << 26  # numbers of matrices orthogonalised together
 
 
 def at_once(device: torch.device) -> bool:
-    """Whether steps are made of many tensors together: on a GPU with bf16, where launches and products take long."""
+    """Return whether steps handle many tensors together: on a GPU with bf16."""
     return device.type == "cuda" and torch.cuda.is_available() and _turns_in_bf16(device)
 
 
 @lru_cache(maxsize=8)
 def _turns_in_bf16(device: torch.device) -> bool:
-    """Whether products in bf16 give polar factors there; where they do not, every tensor takes its step by itself."""
+    """Return whether bf16 products on the device give polar factors."""
     given = torch.randn(2, 48, 80, generator=torch.Generator().manual_seed(1))
     try:
         turned = polar_express(given.to(device), precision=torch.bfloat16).cpu()
-    except RuntimeError as error:  # of a GPU without them
+    except RuntimeError as error:  # a GPU without bf16
         logger.warning("Muon's steps on %s are made one by one: %s", device, str(error).splitlines()[0])
         return False
     return bool((turned - polar_express(given)).abs().max() < _NEAR)
@@ -49,7 +44,7 @@ def _turns_in_bf16(device: torch.device) -> bool:
 
 @dataclass(frozen=True)
 class MuonSettings:
-    """How a matrix learns, and beside it everything else."""
+    """Settings of the hidden matrices, and of all other parameters."""
 
     momentum: float = 0.95
     nesterov: bool = True
@@ -57,30 +52,35 @@ class MuonSettings:
     smallest: float = SMALLEST
     weight_decay: float = 0.0
     rest_rate: float = 0.1
-    """AdamW's learning rate as a part of Muon's."""
+    """AdamW's learning rate as a fraction of Muon's."""
     betas: tuple[float, float] = (0.9, 0.95)
     epsilon: float = 1e-8
 
 
 def hidden_matrices(params: Mapping[str, Tensor]) -> list[str]:
-    """The names of the tensors that Muon makes orthogonal, in order."""
+    """Return the names of the tensors that Muon orthogonalises, in order."""
+    # Embeddings and the head have matrix shapes, but their rows are tokens, of which a step sees
+    # few. Of a stack (experts), each matrix is hidden.
     return sorted(name for name, tensor in params.items() if is_hidden_matrix(name, tensor.shape))
 
 
 def vector_rate(optimizer: torch.optim.Optimizer) -> float:
-    """The learning rate that an optimizer's vectors have now."""
+    """Return the learning rate of an optimizer's vectors."""
     rate: float = optimizer.param_groups[0]["lr"]
     return rate * optimizer.settings.rest_rate if isinstance(optimizer, Muon) else rate
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon for hidden matrices, AdamW for the rest, as one optimizer with one learning rate.
+    """Muon for hidden matrices and AdamW for the rest, as one optimizer with one learning rate.
 
-    `param_groups` has the matrices first, then the rest; a schedule sets `lr` of both to the same number.
+    `param_groups` has the matrices first, then the rest. A schedule sets `lr` of both to the same
+    number.
     """
 
+    add_param_group = eager.add_param_group
+
     def __init__(self, params: Mapping[str, Tensor], lr: float, settings: MuonSettings | None = None) -> None:
-        """Raises ValueError if there is nothing to learn."""
+        """Raise ValueError if there is nothing to learn."""
         chosen = hidden_matrices(params)
         self.settings = settings or MuonSettings()
         matrices = [params[name] for name in chosen]
@@ -94,7 +94,7 @@ class Muon(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float]) -> float: ...
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """One step from the gradients that are there."""
+        """Make one step from the gradients present."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -111,8 +111,14 @@ class Muon(torch.optim.Optimizer):
         return loss
 
     def _orthogonal(self, tensor: Tensor, gradient: Tensor, lr: float) -> None:
-        """x <- x (1 - lr wd) - lr sqrt(max(1, rows / columns)) polar(m), m <- beta m + (1 - beta) g."""
-        settings, state = self.settings, self.state[tensor]
+        """x <- x (1 - lr wd) - lr sqrt(max(1, rows / columns)) polar(m), m <- beta m + (1 - beta)
+        g.
+
+        An orthogonal step has the same size for every gradient. The scale lets a tall matrix change
+        its output as much as a square one.
+        """
+        settings = self.settings
+        state = self.state[tensor]
         if not state:
             state["momentum"] = torch.zeros_like(tensor)
         momentum = state["momentum"].lerp_(gradient, 1 - settings.momentum)
@@ -123,12 +129,14 @@ class Muon(torch.optim.Optimizer):
         tensor.add_(step, alpha=-lr * max(1.0, rows / columns) ** 0.5)
 
     def _adam(self, tensor: Tensor, gradient: Tensor, lr: float) -> None:
-        """AdamW at `rest_rate` of the rate."""
-        settings, state = self.settings, self.state[tensor]
+        """Make an AdamW step at `rest_rate` times the rate."""
+        settings = self.settings
+        state = self.state[tensor]
         if not state:
             state.update(count=0, first=torch.zeros_like(tensor), second=torch.zeros_like(tensor))
         state["count"] += 1
-        rate, (beta1, beta2) = lr * settings.rest_rate, settings.betas
+        rate = lr * settings.rest_rate
+        beta1, beta2 = settings.betas
         first = state["first"].lerp_(gradient, 1 - beta1)
         second = state["second"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
         spread = (second / (1 - beta2 ** state["count"])).sqrt_().add_(settings.epsilon)
@@ -136,7 +144,7 @@ class Muon(torch.optim.Optimizer):
         tensor.addcdiv_(first, spread, value=-rate / (1 - beta1 ** state["count"]))
 
     def _orthogonal_together(self, tensors: list[Tensor], gradients: list[Tensor], lr: float) -> None:
-        """Step many tensors in few launches, with products in bf16: inner steps need not be exact."""
+        """Step many tensors in few launches, with bf16 products: inner steps need not be exact."""
         settings = self.settings
         for tensor in tensors:
             if not self.state[tensor]:
@@ -160,14 +168,17 @@ class Muon(torch.optim.Optimizer):
                 torch._foreach_add_([tensors[number] for number in some], list(turned.unbind()), alpha=-rate)
 
     def _adam_together(self, tensors: list[Tensor], gradients: list[Tensor], lr: float) -> None:
-        """The same of many, in few launches."""
-        settings, states = self.settings, [self.state[tensor] for tensor in tensors]
+        """Make AdamW steps of many tensors in few launches."""
+        settings = self.settings
+        states = [self.state[tensor] for tensor in tensors]
         for tensor, state in zip(tensors, states, strict=True):
             if not state:
                 state.update(count=0, first=torch.zeros_like(tensor), second=torch.zeros_like(tensor))
             state["count"] += 1
-        rate, (beta1, beta2) = lr * settings.rest_rate, settings.betas
-        first, second = [state["first"] for state in states], [state["second"] for state in states]
+        rate = lr * settings.rest_rate
+        beta1, beta2 = settings.betas
+        first = [state["first"] for state in states]
+        second = [state["second"] for state in states]
         torch._foreach_lerp_(first, gradients, 1 - beta1)
         torch._foreach_mul_(second, beta2)
         torch._foreach_addcmul_(second, gradients, gradients, value=1 - beta2)

@@ -1,12 +1,8 @@
-"""What a GPU chooses and counts by Triton's kernels: what `optim.transform`, `optim.mean` and `optim.exact` give.
+"""Choosing and counting by Triton kernels on a CUDA device, as torch does elsewhere.
 
-Decided
-- Where a replica lies on a CUDA device whose PyTorch brought Triton (it does on Linux); torch does all else, and is
-  what kernels are tested against.
-- Before a kernel is used, this very device and compiler are held to torch's bits on numbers made for it, since a
-  replica with other bits parts from all others. Kernels that fail that, or do not compile, are not used, and it is said
-  why, once.
-- Whoever sends most of a block (`_FEW`) is left to torch: positions of such votes take more memory than they save.
+Before a kernel is used, its output on this device is compared bit by bit with torch's, since a
+replica with other bits diverges from all others. Kernels that fail or do not compile are not used,
+and the reason is logged once.
 """
 
 from __future__ import annotations
@@ -29,29 +25,33 @@ from aftermath.optim.transform import ZERO_BELOW, matrices, strongest
 from aftermath.optim.votes import Votes
 
 logger = logging.getLogger(__name__)
-_FEW = 4  # one of so many coefficients, or fewer
+_FEW = 4  # kernels choose at most 1/4 of a block: more positions take more memory than they save
 _LANES = 1024
 _LARGEST_BLOCK = 1 << 14  # `kernels.gpu.choose` holds every number of a block at once
-_PROVED = 16  # blocks
-_PROOF_BITS = 26  # after the point of means
+_PROVED = 16  # blocks of the comparison
+_PROOF_BITS = 26  # fraction bits of means in the comparison
 
 
 def works_on(device: torch.device) -> bool:
-    """Is that a place for kernels at all?"""
+    """Return whether the device can run Triton kernels."""
     return device.type == "cuda" and torch.cuda.is_available() and find_spec("triton") is not None
 
 
 def chooses(device: torch.device, block: int, topk: int, bits: int) -> bool:
-    """Do kernels choose `topk` of `block` coefficients there, rounded to a lattice of so many bits, if any?"""
+    """Return whether kernels choose `topk` of `block` coefficients, rounded to a lattice of
+    `bits`.
+    """
     return works_on(device) and _choosing(device, block, topk, bits)
 
 
 def proven(device: torch.device, alike: Callable[[torch.device], bool], what: str) -> bool:
-    """Return whether kernels pass a comparison on a device. If not, log `what` they do, or why they cannot be used."""
+    """Return whether kernels pass a comparison on a device. If not, log `what` they do, or why they
+    cannot be used.
+    """
     try:
         if alike(device):
             return True
-    except Exception as error:  # whatever a compiler does not like here: torch does the same
+    except Exception as error:  # the compiler may raise anything; torch does the same work
         what = f"cannot be used: {(str(error).strip() or repr(error)).splitlines()[0]}"
     logger.warning("Triton's kernels on %s %s; torch does the same", device, what)
     return False
@@ -67,8 +67,8 @@ def _choosing(device: torch.device, block: int, topk: int, bits: int) -> bool:
 
 def _chooses_alike(device: torch.device, *, block: int, topk: int, bits: int) -> bool:
     numbers = torch.randn(_PROVED, block, generator=torch.Generator().manual_seed(block))
-    numbers[: _PROVED // 4].mul_(2).round_()  # many are equal, and zeros
-    numbers[_PROVED // 4 : _PROVED // 2] *= 2.0**-39  # many below the lattice
+    numbers[: _PROVED // 4].mul_(2).round_()  # many equal numbers and zeros
+    numbers[_PROVED // 4 : _PROVED // 2] *= 2.0**-39  # many numbers below the lattice
     numbers[0] = 0
     smallest = SMALLEST if bits else ZERO_BELOW
     found = choose(numbers.to(device), topk, smallest, bits)
@@ -94,8 +94,12 @@ def _counts_alike(device: torch.device) -> bool:
     blocks = Blocks(Segment("proof", 0, None, 0, 0, (21, 150)), (8, 150), 70)
     group = Group(8, 150, 70, 3, 0, False)
     layout = LevelLayout((group,), (Part(blocks, 0, 0),))
-    size, members, most, rate = group.blocks * group.block, 5, 1 << 40, 0.3 * SMALLEST
-    lattice, signs = [], []
+    size = group.blocks * group.block
+    members = 5
+    most = 1 << 40
+    rate = 0.3 * SMALLEST
+    lattice = []
+    signs = []
     for member in range(members):
         kept = [number * group.block + torch.randperm(group.block, generator=draws)[:70] for number in range(3)]
         positions = torch.cat(kept[: 3 - (member == 0)])
@@ -103,8 +107,10 @@ def _counts_alike(device: torch.device) -> bool:
         shifts = torch.randint(0, MOST - LEAST + 1, positions.shape, generator=draws, dtype=torch.uint8)
         lattice.append(Votes(0, positions, values, shifts))
         signs.append(Votes(0, positions, values.sign()))
-    tensor, divisors = torch.randn(21, 150, generator=draws), [1.0 + math.sqrt(n) for n in range(members + 1)]
-    found, coefficients = tensor.to(device, copy=True), torch.empty(3, 8, 150, dtype=torch.float64, device=device)
+    tensor = torch.randn(21, 150, generator=draws)
+    divisors = [1.0 + math.sqrt(n) for n in range(members + 1)]
+    found = tensor.to(device, copy=True)
+    coefficients = torch.empty(3, 8, 150, dtype=torch.float64, device=device)
     OnGpu(lattice, layout, device).mean(found, layout.parts[0], most, divisors, rate)
     OnGpu(signs, layout, device).means(coefficients, 0, 0, _PROOF_BITS)
     given = torch.cat([vote.positions for vote in lattice])
@@ -119,7 +125,10 @@ def _counts_alike(device: torch.device) -> bool:
 
 
 def choose(coefficients: Tensor, topk: int, smallest: float, bits: int) -> tuple[Tensor, Tensor]:
-    """Indices int64 and values fp32 [n, topk] of coefficients fp32 [n, block], on a lattice of `bits`, if any."""
+    """Return indices int64 and values fp32 [n, topk] of coefficients fp32 [n, block].
+
+    `bits`: of the lattice, or 0.
+    """
     from aftermath.kernels import gpu
 
     blocks, size = coefficients.shape
@@ -134,17 +143,24 @@ def choose(coefficients: Tensor, topk: int, smallest: float, bits: int) -> tuple
 
 
 class OnGpu:
-    """All members' votes on a level, block by block, on a device."""
+    """All members' votes on a level, by block, on a device."""
 
     def __init__(self, votes: Sequence[Votes], layout: LevelLayout, device: torch.device) -> None:
-        """Raises ValueError for positions there are none of."""
-        self._layout, self._members, self._device = layout, len(votes), device
+        """Raise ValueError for positions outside the level."""
+        self._layout = layout
+        self._members = len(votes)
+        self._device = device
         groups = layout.groups
         bases = [group.base + group.block * torch.arange(group.blocks, device=device) for group in groups]
         end = groups[-1].base + groups[-1].block * groups[-1].blocks
         starts = torch.cat([*bases, torch.tensor([end], device=device)])
-        self._blocks, self._steps = len(starts) - 1, max(group.topk for group in groups).bit_length()
-        places, values, shifts, edges, held = [], [], [], [], 0
+        self._blocks = len(starts) - 1
+        self._steps = max(group.topk for group in groups).bit_length()
+        places = []
+        values = []
+        shifts = []
+        edges = []
+        held = 0
         for vote in votes:
             positions, order = vote.positions.to(device).sort()
             if len(positions) and (int(positions[0]) < 0 or int(positions[-1]) >= int(starts[-1])):
@@ -155,16 +171,20 @@ class OnGpu:
             shifts += [] if vote.shifts is None else [vote.shifts.to(device)[order]]
             edges.append(torch.searchsorted(positions, starts) + held)
             held += len(positions)
-        self._places, self._values, self._edges = torch.cat(places), torch.cat(values), torch.stack(edges)
+        self._places = torch.cat(places)
+        self._values = torch.cat(values)
+        self._edges = torch.stack(edges)
         self._shifts = torch.cat(shifts) if shifts else None
 
     def mean(self, tensor: Tensor, part: Part, most: int, divisors: Sequence[float], rate: float) -> None:
-        """Change a segment's own tensor as `optim.mean` does."""
+        """Change a segment's tensor like `optim.mean`."""
         from aftermath.kernels import gpu
 
-        group, stack = self._layout.groups[part.group], matrices(tensor)
+        group = self._layout.groups[part.group]
+        stack = matrices(tensor)
         by = torch.tensor([*divisors, rate], dtype=torch.float64, device=self._device)
-        (rows, columns), across = stack.shape[1:], part.blocks.grid[-1]
+        rows, columns = stack.shape[1:]
+        across = part.blocks.grid[-1]
         each = part.blocks.count // len(stack)
         gpu.mean[(part.blocks.count, _tiles(group.block))](
             *(stack, *stack.stride(), rows, columns, across, each, self._first(part), group.height, group.width),
@@ -175,7 +195,9 @@ class OnGpu:
         )
 
     def means(self, coefficients: Tensor, group: int, first: int, mean_bits: int) -> None:
-        """coefficients float64 [n, h, w] <- the means of signs, of a group's blocks from `first` on."""
+        """coefficients float64 [n, h, w] <- the means of signs of a group's blocks from `first`
+        on.
+        """
         from aftermath.kernels import gpu
 
         size = self._layout.groups[group].block
@@ -192,7 +214,7 @@ class OnGpu:
         return self._base(part.group) + part.first
 
     def _base(self, group: int) -> int:
-        """The number of a group's first block among the level's."""
+        """Return the number of a group's first block within the level."""
         return sum(own.blocks for own in self._layout.groups[:group])
 
 
@@ -201,5 +223,5 @@ def _tiles(size: int) -> int:
 
 
 def _power(size: int) -> int:
-    """The least power of two that is not below."""
+    """Return the least power of two that is at least `size`."""
     return 1 << (size - 1).bit_length()

@@ -1,14 +1,7 @@
-"""The polar factor of a matrix by polynomials alone: the Polar Express.
+"""The polar factor of a matrix by polynomials: the Polar Express.
 
-Decided
-- Only products of matrices: they are fast on every device, and no decomposition is needed. In the matrix's own
-  precision; a tall matrix is worked on transposed, so the square products are of the shorter edge. Any finite size is
-  right: the largest entry is divided out first, since squares of fp32 numbers leave its range beyond 1e19 and 1e-19.
-- The polynomials of the Polar Express are computed, not copied: for the smallest singular value that is to be reached
-  (relative to the Frobenius norm) and a number of steps they are the best there are. Each keeps every singular value
-  within the interval of the next, which rounding must not leave: hence the margin.
-
-Source: Amsel, Persson, Musco, Gower, "The Polar Express" (arXiv 2505.16932), theorem 3.1 and section 3.4.
+It uses matrix products only, which are fast on every device. Source: Amsel, Persson, Musco, Gower,
+"The Polar Express" (arXiv 2505.16932), theorem 3.1 and section 3.4.
 """
 
 from __future__ import annotations
@@ -22,8 +15,11 @@ from torch import Tensor
 
 STEPS = 5
 SMALLEST = 1e-3
+# The polynomials are computed: for the smallest singular value to reach (relative to the Frobenius
+# norm) and a number of steps, they are the best there are. Each keeps every singular value within
+# the interval of the next one; the margin covers rounding.
 MARGIN = 1.01
-_CUSHION = 0.02407327424182761  # below this part of the largest, singular values are raised without being centred
+_CUSHION = 0.02407327424182761  # singular values below this part of the largest are raised without being centred
 _NEARLY_ONE = 1e-4  # intervals narrower than a tenth of this make the exchange's system singular
 
 Polynomial = tuple[float, float, float]
@@ -32,15 +28,16 @@ Polynomial = tuple[float, float, float]
 def polar_express(
     matrices: Tensor, *, steps: int = STEPS, smallest: float = SMALLEST, precision: torch.dtype | None = None
 ) -> Tensor:
-    """Nearly U V^T of every matrix [..., rows, columns] = U S V^T, in its own precision, or with products in another.
+    """Return nearly U V^T of every matrix [..., rows, columns] = U S V^T.
 
-    Singular values above `smallest` of the Frobenius norm come near 1: with 5 steps and 1e-3 within 0.16, with 11 and
-    1e-6 within 0.005. A matrix of zeros stays one.
+    Singular values above `smallest` times the Frobenius norm come near 1: within 0.16 for 5 steps
+    and 1e-3, within 0.005 for 11 and 1e-6. A zero matrix stays zero. `precision`: dtype of the
+    products, else the matrix's own.
     """
     tall = matrices.shape[-2] > matrices.shape[-1]
     x: Tensor = matrices.mT if tall else matrices  # [..., short, long]
     largest = x.abs().amax(dim=(-2, -1), keepdim=True)
-    x = x / largest.masked_fill(largest == 0, 1)  # now no square overflows, and the norm of none but zeros is below 1
+    x = x / largest.masked_fill(largest == 0, 1)  # squares of fp32 numbers beyond 1e19 or 1e-19 leave its range
     x = x / (torch.linalg.matrix_norm(x, keepdim=True) * MARGIN).clamp_min(1)
     if precision is not None:
         x = _in_products(x.to(precision), polynomials(steps, smallest)).to(matrices.dtype)
@@ -52,7 +49,7 @@ def polar_express(
 
 
 def _in_products(matrices: Tensor, polynomials: Sequence[Polynomial]) -> Tensor:
-    """The same polynomials of matrices [..., short, long], with every sum in the product before it."""
+    """Apply the same polynomials to matrices [..., short, long], adding inside the products."""
     x = matrices.reshape(-1, *matrices.shape[-2:])
     for a, b, c in polynomials:
         square = torch.bmm(x, x.mT)
@@ -62,21 +59,23 @@ def _in_products(matrices: Tensor, polynomials: Sequence[Polynomial]) -> Tensor:
 
 @cache
 def polynomials(steps: int, smallest: float) -> tuple[Polynomial, ...]:
-    """(a, b, c) of every step's a x + b x^3 + c x^5, for singular values in [smallest, 1].
+    """Return (a, b, c) of every step's a x + b x^3 + c x^5, for singular values in [smallest, 1].
 
-    Raises ValueError unless there is a step and 0 < smallest < 1.
+    Raises ValueError unless steps >= 1 and 0 < smallest < 1.
     """
     if steps < 1 or not 0 < smallest < 1:
         raise ValueError(f"a polar factor needs a step and a bound between 0 and 1, not {steps} and {smallest}")
     found: list[Polynomial] = []
-    low, high = smallest, 1.0
+    low = smallest
+    high = 1.0
     for step in range(steps):
         best = _best(max(low, _CUSHION * high), high)
-        at_low, at_high = _value(best, low), _value(best, high)
+        at_low = _value(best, low)
+        at_high = _value(best, high)
         a, b, c = (2 / (at_low + at_high) * coefficient for coefficient in best)
         low = _value((a, b, c), low)
         high = 2 - low
-        if step < steps - 1:  # a singular value that rounding pushed over the end is still in the next interval
+        if step < steps - 1:  # a singular value that rounding pushed beyond the end stays in the next interval
             a, b, c = a / MARGIN, b / MARGIN**3, c / MARGIN**5
         found.append((a, b, c))
     return tuple(found)
@@ -88,7 +87,7 @@ def _value(polynomial: Polynomial, x: float) -> float:
 
 
 def _best(low: float, high: float) -> Polynomial:
-    """The odd quintic with the least distance from 1 on [low, high], by Remez' exchange."""
+    """Return the odd quintic with the least distance from 1 on [low, high], by Remez' exchange."""
     if low / high >= 1 - _NEARLY_ONE:
         return 15 / 8 / high, -10 / 8 / high**3, 3 / 8 / high**5
     inner = np.array([(3 * low + high) / 4, (low + 3 * high) / 4])

@@ -1,15 +1,7 @@
-"""Muon at the apply: hidden matrices go along the polar factor of what all members changed, the rest by the mean.
+"""Muon at the apply: hidden matrices step along the polar factor of the mean, the rest by it.
 
-Per segment of a hidden matrix (`optim.muon`), with u the mean as `optim.mean` has it:
-x <- x - lr * orthogonal_lr * sqrt(max(1, rows / columns)) * polar(u).
-
-Decided
-- Each level's part of a matrix is made orthogonal by itself: a member of a small tier does not hold the others.
-- No momentum: members' inner optimizers have theirs, and the apply stays without a state that joiners would need.
-- The polar factor is that of `optim.polar`; the step is one multiplication and one subtraction. These are the same bits
-  everywhere, and all votes are judged before the first parameter changes.
-- Means of one shape, or of one transposed, are made orthogonal at once, as many as a few megabytes hold.
-- A level without votes stays as it is.
+Per segment of a hidden matrix, with u the mean as in `optim.mean`: x <- x - lr * orthogonal_lr *
+sqrt(max(1, rows / columns)) * polar(u). A level without votes does not change.
 """
 
 from __future__ import annotations
@@ -32,26 +24,30 @@ from aftermath.optim.transform import cells
 from aftermath.optim.votes import Votes
 
 _AT_ONCE = {"cpu": 1 << 20, "cuda": 1 << 24}
-"""Entries of means that wait: a core's cache holds few, and a GPU needs many at once."""
+"""Entries of waiting means: few fit a core's cache, and a GPU needs many at once."""
 
 
 class OuterMuon(MeanApply):
-    """Changes a replica's own fp32 `params`, of tier `tier`, in place."""
+    """Changes a replica's fp32 `params`, of tier `tier`, in place."""
 
+    # No momentum: the inner optimizers have theirs, and joiners need no state of the apply. Each
+    # level's part of a matrix is orthogonalised alone, since a member of a small tier does not hold
+    # the others.
     def __init__(self, results: ResultFormat, tier: int, params: Mapping[str, Tensor], settings: SparseLoCo) -> None:
         super().__init__(results, tier, params, settings)
-        self._rate, self._hidden = settings.orthogonal_lr, frozenset(hidden_matrices(params))
+        self._rate = settings.orthogonal_lr
+        self._hidden = frozenset(hidden_matrices(params))
         self._waiting: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = defaultdict(list)
-        """Segments and their means, with the longer edge as columns, by the means' shape."""
+        """Segments and their means, longer edge as columns, by the means' shape."""
 
     @torch.no_grad()
     def apply(self, results: Mapping[int, Sequence[Votes]], lr: float) -> None:
-        """As `MeanApply.apply`."""
+        """Apply one round: see `MeanApply.apply`."""
         super().apply(results, lr)
         self._turn(lr)
 
     def _move(self, tensor: Tensor, part: Part, blocks: Tensor, lr: float) -> None:
-        """Change a segment's own `tensor`, later on if it is of a hidden matrix."""
+        """Change a segment's `tensor`, or queue it until `_turn` if it is a hidden matrix."""
         if part.segment.name not in self._hidden:
             super()._move(tensor, part, blocks, lr)
             return
@@ -63,7 +59,7 @@ class OuterMuon(MeanApply):
             self._turn(lr)
 
     def _table(self, layout: LevelLayout) -> Table:
-        """Have the means of hidden matrices stored, to be made orthogonal, and the rest changed."""
+        """Return a table that stores the means of hidden matrices and changes all other tensors."""
         tensors = tensors_of(layout, self._params)
         hidden = [part.segment.name in self._hidden for part in layout.parts]
         for number in (number for number, is_hidden in enumerate(hidden) if is_hidden):
@@ -73,7 +69,7 @@ class OuterMuon(MeanApply):
         return Table(layout, tensors, stores=hidden)
 
     def _wait(self, tensor: Tensor, mean: Tensor) -> None:
-        """Remember a segment and its mean until `_turn`."""
+        """Queue a segment and its mean until `_turn`."""
         rows, columns = mean.shape[-2:]
         for matrix, own_mean in zip(tensor.view(-1, rows, columns), mean.view(-1, rows, columns), strict=True):
             turned = own_mean.mT if rows > columns else own_mean
@@ -83,7 +79,7 @@ class OuterMuon(MeanApply):
         return sum(len(own) * short * long for (short, long), own in self._waiting.items())
 
     def _turn(self, lr: float) -> None:
-        """Change the segments that wait along their means' polar factors."""
+        """Change the queued segments along the polar factors of their means."""
         at_once = _AT_ONCE.get(self._device.type, _AT_ONCE["cpu"])
         for (short, long), own in self._waiting.items():
             step = max(1, at_once // (short * long))
@@ -95,5 +91,5 @@ class OuterMuon(MeanApply):
         factors = exact_polar(torch.stack([mean for _, mean in own]))
         for (tensor, _), factor in zip(own, factors, strict=True):
             rows, columns = tensor.shape
-            rate = lr * self._rate * math.sqrt(max(1.0, rows / columns))  # a power would be the C library's
+            rate = lr * self._rate * math.sqrt(max(1.0, rows / columns))  # math.pow would depend on the C library
             tensor.sub_((factor.mT if rows > columns else factor).mul(rate).to(tensor.device))

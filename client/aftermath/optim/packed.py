@@ -1,6 +1,6 @@
-"""Results with a digit for every number, as bytes on a GPU: encoded, checked and counted there without unpacking.
+"""Results with a digit for every number, encoded, checked and counted on a GPU as bytes.
 
-The bytes are those of `optim.codec`, which also says what is wrong with bytes that are refused here.
+The bytes are those of `optim.codec`, which also explains refusals.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from aftermath.kernels.use import run
 from aftermath.optim import digits, flat, on_gpu
+from aftermath.optim.bitstrings import pack_bits
 from aftermath.optim.format import EXPONENT_BITS, whole_bytes
 from aftermath.optim.lattice import LEAST, MOST, SMALLEST
 from aftermath.optim.layout import LevelLayout
@@ -21,16 +22,16 @@ from aftermath.optim.transform import cells, strongest
 from aftermath.optim.votes import WholeVotes
 from aftermath.optim.whole import means
 
-_AT_ONCE = 2 << 20  # bytes that one thread copies
+_AT_ONCE = 2 << 20  # bytes per copying thread
 Unpack = Callable[[bytes], WholeVotes]
-"""Gives the votes in a valid payload on the CPU."""
+"""Returns the votes of a valid payload on the CPU."""
 
 
 class PackedVotes(WholeVotes):
-    """The votes of a result that has a digit for every number of a level, as its payload on a device."""
+    """Votes with a digit for every number of a level, kept as a payload on a device."""
 
     payload: Tensor
-    """uint8 [bytes]."""
+    """Bytes, uint8 [bytes]."""
 
     def __init__(self, level: int, payload: Tensor, layout: LevelLayout, unpack: Unpack) -> None:
         vars(self).update(level=level, payload=payload, _layout=layout, _unpack=unpack)
@@ -42,17 +43,17 @@ class PackedVotes(WholeVotes):
 
     @property
     def digits(self) -> tuple[Tensor, ...]:  # type: ignore[override]
-        """As of `WholeVotes`, on the CPU."""
+        """Return the digits on the CPU: see `WholeVotes`."""
         return self._unpacked.digits
 
     @property
     def moved(self) -> tuple[Tensor, ...]:  # type: ignore[override]
-        """As of `WholeVotes`, on the CPU."""
+        """Return the shifts on the CPU: see `WholeVotes`."""
         return self._unpacked.moved
 
 
 def usable(device: torch.device, value_bits: int) -> bool:
-    """Whether results stay packed on that device."""
+    """Return whether results stay packed on that device."""
     return on_gpu.works_on(device) and _counting(device, value_bits)
 
 
@@ -64,7 +65,7 @@ def checked(
     unpack: Unpack,
     device: torch.device,
 ) -> PackedVotes | None:
-    """Return the votes in a payload of the right size, on the device; None if it is not valid."""
+    """Return the votes in a payload of the right size, on the device. None if it is not valid."""
     from aftermath.kernels import gpu_whole
 
     blocks = layout.blocks
@@ -84,10 +85,11 @@ def checked(
 def count(
     votes: Sequence[PackedVotes], table: flat.Table, value_bits: int, most: int, divisors: Sequence[float], rate: float
 ) -> None:
-    """Change the table's tensors by the mean of all votes, as `whole.means` gives it, or store the mean there.
+    """Change the table's tensors by the mean of all votes like `whole.means`, or store the mean
+    there.
 
-    `divisors` are by the number of those who voted; no vote counts more than `most`, and `rate` is of the lattice's
-    smallest value.
+    `divisors` are by the number of voters. No vote counts more than `most`, and `rate` is the
+    smallest lattice value's.
     """
     from aftermath.kernels import gpu_whole
 
@@ -101,15 +103,16 @@ def count(
 
 
 def digits_at(blocks: int) -> int:
-    """The byte where digits begin: after the exponents of so many blocks."""
+    """Return the byte where digits begin, after the exponents of `blocks` blocks."""
     return whole_bytes(EXPONENT_BITS * blocks)
 
 
 def uploaded(data: bytes | bytearray | memoryview, device: torch.device) -> Tensor:
-    """Return the bytes on a device, uint8 [n]; through pinned memory to a GPU."""
+    """Return the bytes on a device, uint8 [n]. A GPU gets them through pinned memory."""
     pinned = device.type == "cuda" and torch.cuda.is_available()
     staged = torch.empty(len(data), dtype=torch.uint8, pin_memory=pinned)
-    octets, own = np.frombuffer(data, np.uint8), staged.numpy()
+    octets = np.frombuffer(data, np.uint8)
+    own = staged.numpy()
     spans = [slice(first, first + _AT_ONCE) for first in range(0, len(data), _AT_ONCE)]
     run([partial(np.copyto, own[span], octets[span]) for span in spans])
     return staged.to(device, non_blocking=True)
@@ -125,14 +128,14 @@ def downloaded(payload: Tensor) -> bytes:
 
 
 def encoded(layout: LevelLayout, chosen: Sequence[tuple[Tensor, Tensor]], value_bits: int) -> bytes:
-    """Return a level's payload, of indices int64 and lattice values fp32 [blocks, numbers] by group."""
+    """Return a level's payload from indices int64 and lattice values fp32 [blocks, numbers] by
+    group.
+    """
     from aftermath.kernels import gpu, gpu_whole
 
     device = chosen[0][0].device
-    padded, exponents = (
-        _room(layout.numbers, value_bits, device),
-        chosen[0][0].new_empty(layout.blocks, dtype=torch.uint8),
-    )
+    padded = _room(layout.numbers, value_bits, device)
+    exponents = chosen[0][0].new_empty(layout.blocks, dtype=torch.uint8)
     for (indices, values), group, (starts, numbers) in zip(chosen, layout.groups, _orders(layout, device), strict=True):
         with flat.on_device(device):
             gpu_whole.codes[(group.blocks, -(-group.block // flat.LANES))](
@@ -145,22 +148,23 @@ def encoded(layout: LevelLayout, chosen: Sequence[tuple[Tensor, Tensor]], value_
 
 
 def packed_digits(found: Tensor, value_bits: int) -> Tensor:
-    """Return what `digits.to_bytes` gives, uint8, of int8 digits in canonical order, on their device."""
+    """Return what `digits.to_bytes` gives for int8 digits in canonical order, on their device."""
     codes = _room(len(found), value_bits, found.device)
     codes[: len(found)] = found.abs().add_(found < 0)
     return _packed_codes(codes, len(found), value_bits)
 
 
 def _room(count: int, value_bits: int, device: torch.device) -> Tensor:
-    """Zeros uint8 for the codes of so many digits, up to whole words."""
+    """Return zeros uint8 for the codes of `count` digits, up to whole words."""
     together = 8 * digits.PACKED[value_bits][0]
     return torch.zeros(-(-count // together) * together, dtype=torch.uint8, device=device)
 
 
 def _packed_codes(codes: Tensor, count: int, value_bits: int) -> Tensor:
-    """The bytes of so many codes."""
+    """Return the bytes of `count` codes."""
     together, width = digits.PACKED[value_bits]
-    size, rows = digits.size_of(count, value_bits), codes.view(-1, together)
+    size = digits.size_of(count, value_bits)
+    rows = codes.view(-1, together)
     numbers = rows[:, -1].clone()
     for place in range(together - 2, -1, -1):
         numbers.mul_(1 + (1 << value_bits)).add_(rows[:, place])
@@ -171,13 +175,35 @@ def _packed_codes(codes: Tensor, count: int, value_bits: int) -> Tensor:
     return torch.stack(columns, 1).flatten()[:size]
 
 
+def unpacked_digits(octets: Tensor, count: int, value_bits: int) -> tuple[Tensor, Tensor]:
+    """Return `count` digits int8 of uint8 bytes, and which digits of all those in the bytes are wrong, bool.
+
+    A digit is wrong if no digits have its packed number, or if it is not 0 and comes after the last one.
+    """
+    together, width = digits.PACKED[value_bits]
+    numbers = octets.long()
+    if width < 8:
+        words = numbers.new_zeros(-(-len(octets) // width) * width)
+        words[: len(octets)] = numbers
+        word = (words.view(-1, width) << torch.arange(0, 8 * width, 8, device=octets.device)).sum(1)
+        shifts = torch.arange(0, 8 * width, width, device=octets.device)
+        numbers = (word[:, None] >> shifts & (1 << width) - 1).flatten()
+    table = torch.from_numpy(digits.table(value_bits).copy()).to(octets.device)
+    beyond = numbers >= len(table)
+    found = table[numbers.clamp(max=len(table) - 1)].flatten()
+    wrong = beyond[:, None].expand(-1, together).flatten()
+    wrong[count:] |= found[count:] != 0
+    return found[:count], wrong
+
+
 @lru_cache(maxsize=64)
 def _orders(layout: LevelLayout, device: torch.device) -> list[tuple[Tensor, Tensor]]:
-    """By group: each block's first digit and its number in canonical order, int64 [blocks]."""
+    """Return, by group, each block's first digit and its canonical number, int64 [blocks]."""
     found = [tuple(torch.empty(group.blocks, dtype=torch.int64) for _ in range(2)) for group in layout.groups]
     digit = block = 0
     for part in layout.parts:
-        count, size = part.blocks.count, layout.groups[part.group].block
+        count = part.blocks.count
+        size = layout.groups[part.group].block
         own = torch.arange(count)
         for tensor, first, step in zip(found[part.group], (digit, block), (size, 1), strict=True):
             tensor[part.first : part.first + count] = first + step * own
@@ -186,20 +212,19 @@ def _orders(layout: LevelLayout, device: torch.device) -> list[tuple[Tensor, Ten
 
 
 def packed_exponents(codes: Tensor) -> Tensor:
-    """Return the codes uint8 [blocks] as strings of six bits, uint8 [bytes], on their device."""
+    """Return the codes uint8 [blocks] as six-bit strings, uint8 [bytes], on their device."""
     bits = codes[:, None] >> torch.arange(EXPONENT_BITS, dtype=torch.uint8, device=codes.device) & 1
-    octets = bits.new_zeros(whole_bytes(bits.numel()), 8)
-    octets.view(-1)[: bits.numel()] = bits.flatten()
-    return (octets << torch.arange(8, dtype=torch.uint8, device=codes.device)).sum(1, dtype=torch.uint8)
+    return pack_bits(bits.flatten())
 
 
 def _ends_with_zeros(data: bytes | bytearray | memoryview, blocks: int, count: int, value_bits: int) -> bool:
-    """Whether nothing follows the last exponent and the last digit."""
-    at, used = digits_at(blocks), EXPONENT_BITS * blocks % 8
+    """Return whether only zeros follow the last exponent and the last digit."""
+    at = digits_at(blocks)
+    used = EXPONENT_BITS * blocks % 8
     if used and data[at - 1] >> used:
         return False
     together, width = digits.PACKED[value_bits]
-    last = (count - 1) // together  # the number that has the last digit
+    last = (count - 1) // together  # the code that has the last digit
     rest = int.from_bytes(data[at + last * width // 8 :], "little") >> last * width % 8
     numbers: int = (1 + (1 << value_bits)) ** (count - last * together)
     return rest < numbers
@@ -212,7 +237,7 @@ def _numbers(value_bits: int) -> dict[str, int]:
 
 @lru_cache(maxsize=64)
 def _places(layout: LevelLayout, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The lines of a table without tensors, which is all that a check needs, and the number of each block's part."""
+    """Return a table's lines without tensors, enough for a check, and each block's part number."""
     empty = [torch.empty(part.segment.shape, device="meta") for part in layout.parts]
     table = flat.Table(layout, empty, device=device)
     return table.lines, table.part_of
@@ -226,11 +251,18 @@ def _counting(device: torch.device, value_bits: int) -> bool:
 
 
 def _counts_alike(device: torch.device, value_bits: int) -> bool:
-    """Compare means of a few payloads with those on the CPU; refuse what is no payload."""
-    layout, draws = flat.proof_layout(), np.random.default_rng(5)
-    members, most, rate = 5, 1 << 40, 0.3 * SMALLEST
+    """Compare the means of a few payloads with the CPU's, and check that bad payloads are
+    refused.
+    """
+    layout = flat.proof_layout()
+    draws = np.random.default_rng(5)
+    members = 5
+    most = 1 << 40
+    rate = 0.3 * SMALLEST
     divisors = [1.0 + count**0.5 for count in range(members + 1)]
-    votes, packed, data = [], [], b""
+    votes = []
+    packed = []
+    data = b""
     for _ in range(members):
         digit = np.array([0, 1, -1, 3, -3][: 1 + (1 << value_bits)], np.int8)
         own = [torch.from_numpy(draws.choice(digit, (group.blocks, group.block))) for group in layout.groups]
@@ -260,15 +292,15 @@ def _counts_alike(device: torch.device, value_bits: int) -> bool:
 
 
 def _entries(values: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Indices and values of numbers [blocks, size], as an encoder chooses them."""
+    """Return indices and values of numbers [blocks, size], as an encoder chooses them."""
     indices, chosen = strongest(values.float(), values.shape[1], 0.0)
     return indices.to(device), chosen.to(device)
 
 
 def _spoilt(data: bytes, layout: LevelLayout) -> list[bytes]:
-    """Payloads with a number that no digits have, without an exponent that is needed, and with one that is not."""
+    """Return payloads with an invalid code, a missing exponent, and a superfluous one."""
     at = digits_at(layout.blocks)
-    none = bytes([data[0] | 1]) + data[1:]  # the first block has no votes
+    none = bytes([data[0] | 1]) + data[1:]  # a code that no digits have
     return [data[:at] + b"\xff\xff" + data[at + 2 :], bytes(at) + data[at:], none]
 
 

@@ -1,13 +1,8 @@
-"""What a replica alone knows, as blocks of bytes under one hash: its root.
+"""A replica's private state as blocks of bytes under one Merkle root.
 
-Decided
-- The tensors are those of `Engine.remembered` in the order of their names, cut into blocks of BLOCK bytes; none has
-  bytes of two tensors, so the last of a tensor may be shorter. Which there are, and how large, follows from the schema
-  and the tier (`engine.outline_of`): whoever asks for a block knows its size before.
-- Bytes are little-endian, row-major. They are hashed where they lie; of tensors on a device a piece at a time is
-  copied.
-- Whoever holds a run of a tensor's bytes hashes the blocks that lie within it, and hands on the bytes at its ends.
-- It is the state after a trained round. Before its first one a replica knows nothing, and that has no blocks.
+The tensors of `Engine.remembered`, in the order of their names, are cut into blocks of BLOCK bytes.
+No block spans two tensors. The schema and the tier determine the blocks (`engine.outline_of`). The
+state is that after a trained round; before the first there are no blocks.
 """
 
 from __future__ import annotations
@@ -28,11 +23,11 @@ from aftermath.kernels.use import run
 
 BLOCK = 1 << 18
 """Bytes of a block."""
-_PIECE = 64 * BLOCK  # what is hashed by one thread, and copied at a time from a device
+_PIECE = 64 * BLOCK  # bytes hashed by one thread, and copied from a device at a time
 
 
 class BlockSpan(NamedTuple):
-    """Where a block lies: bytes `start` up to `stop` of a tensor."""
+    """The location of a block: bytes `start` up to `stop` of a tensor."""
 
     name: str
     start: int
@@ -40,33 +35,33 @@ class BlockSpan(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Its bytes."""
+        """Return the block's bytes."""
         return self.stop - self.start
 
 
 @dataclass(frozen=True)
 class StateOutline:
-    """Which tensors a private state has, in order, and how many bytes each."""
+    """The tensors of a private state, in order, and their sizes in bytes."""
 
     sizes: tuple[tuple[str, int], ...]
 
     @property
     def size(self) -> int:
-        """Bytes of all."""
+        """Return the bytes of all tensors."""
         return sum(size for _, size in self.sizes)
 
     @cached_property
     def _firsts(self) -> list[int]:
-        """The index of every tensor's first block, and how many blocks there are."""
+        """Return the index of every tensor's first block, and the number of blocks."""
         return list(accumulate((-(-size // BLOCK) for _, size in self.sizes), initial=0))
 
     @property
     def count(self) -> int:
-        """How many blocks there are."""
+        """Return the number of blocks."""
         return self._firsts[-1]
 
     def place(self, index: int) -> BlockSpan:
-        """Where a block lies. Raises IndexError if there is none of that index."""
+        """Return the location of a block. Raises IndexError."""
         if not 0 <= index < self.count:
             raise IndexError(f"there are {self.count} blocks, and none of index {index}")
         which = bisect_right(self._firsts, index) - 1
@@ -76,30 +71,33 @@ class StateOutline:
 
 
 def outline(sizes: Mapping[str, int]) -> StateOutline:
-    """Of tensors by name and bytes; those without any have no block."""
+    """Return the outline of tensors by name and bytes. Empty tensors have no block."""
     return StateOutline(tuple((name, size) for name, size in sorted(sizes.items()) if size))
 
 
 def tree_of(remembered: Mapping[str, Tensor]) -> Tree:
-    """The tree over the blocks of a state, of which there is at least one."""
+    """Return the tree over the blocks of a state that has at least one."""
     return Tree(digests_of(remembered))
 
 
 def digests_of(remembered: Mapping[str, Tensor]) -> list[bytes]:
-    """The digests of all blocks of a state, in their order; on as many threads as torch takes."""
+    """Return the digests of all blocks of a state, in order, computed on torch's number of
+    threads.
+    """
     return _digests((tensor, 0, tensor.nbytes) for _, tensor in sorted(remembered.items()))
 
 
 def block_of(remembered: Mapping[str, Tensor], place: BlockSpan) -> bytes:
-    """The bytes of a block, as they are now; nothing of a tensor that is not there any more."""
+    """Return the current bytes of a block; empty if the tensor is gone."""
     tensor = remembered.get(place.name)
     return b"" if tensor is None else bytes(_bytes(tensor, place.start, place.stop))
 
 
 def told_of(tensor: Tensor, start: int, size: int) -> bytes:
-    """What a run of bytes says of the blocks of a tensor of `size` bytes, in which it begins at `start`.
+    """Summarise a run of bytes that begins at `start` of a tensor of `size` bytes.
 
-    Its bytes before the first block that it has whole, the digests of those that it has, and its bytes after them.
+    Return the bytes before its first whole block, the digests of its whole blocks, and the bytes
+    after them.
     """
     stop = start + tensor.nbytes
     first, last = _whole(start, stop, size)
@@ -108,13 +106,15 @@ def told_of(tensor: Tensor, start: int, size: int) -> bytes:
 
 
 def told_size(start: int, stop: int, size: int) -> int:
-    """Bytes of what the run [start, stop) says."""
+    """Return the bytes of the summary of the run [start, stop)."""
     first, last = _whole(start, stop, size)
     return first - start + DIGEST * -(-(last - first) // BLOCK) + stop - last
 
 
 def digests_told(runs: Iterable[tuple[int, int, bytes]], size: int) -> list[bytes]:
-    """The digests of all blocks of a tensor of `size` bytes, of what the runs [start, stop) of it say, in order."""
+    """Return the digests of all blocks of a tensor from the summaries of its runs [start, stop), in
+    order.
+    """
     found: dict[int, bytes] = {}
     ends: defaultdict[int, bytearray] = defaultdict(bytearray)
     for start, stop, told in runs:
@@ -130,13 +130,13 @@ def digests_told(runs: Iterable[tuple[int, int, bytes]], size: int) -> list[byte
 
 
 def _whole(start: int, stop: int, size: int) -> tuple[int, int]:
-    """From where to where those blocks reach that lie within [start, stop), of a tensor of `size` bytes."""
+    """Return the span of the blocks that lie within [start, stop) of a tensor of `size` bytes."""
     first = min(-(-start // BLOCK) * BLOCK, stop)
     return first, stop if stop == size else max(stop // BLOCK * BLOCK, first)
 
 
 def _digests(runs: Iterable[tuple[Tensor, int, int]]) -> list[bytes]:
-    """Of the blocks of bytes [start, stop) of each tensor."""
+    """Return the digests of the blocks of bytes [start, stop) of each tensor."""
     found: list[list[bytes]] = []
     tasks = []
     for tensor, first, last in runs:
@@ -157,6 +157,8 @@ def _blocks(data: memoryview) -> Iterator[memoryview]:
 
 
 def _bytes(tensor: Tensor, start: int, stop: int) -> memoryview:
-    """Bytes of a tensor, of whole numbers; not copied if it lies in host memory without gaps."""
+    """Return bytes of a tensor of integers, little-endian and row-major. Contiguous host memory is
+    not copied.
+    """
     flat = tensor.detach().reshape(-1)[start // tensor.itemsize : stop // tensor.itemsize].cpu().numpy()
     return flat.astype(flat.dtype.newbyteorder("<"), copy=False).view(np.uint8).data

@@ -1,10 +1,8 @@
-"""Whether compiled kernels do on this machine what torch does: looked at once, before the first is used.
+"""The self-test of compiled kernels: each is compared with torch before the first use.
 
-Decided
-- Kernels are compiled on every machine by whatever compiler it has, and a replica that one of them changes wrongly is
-  no longer the others'. So each is compared with torch on one fixed small case, which takes some milliseconds; where
-  one differs, or raises, torch does everything, and it is said once.
-- Residuals and what is sent may differ from torch's by roundings of a DCT (`kernels.encode`); all else by no bit.
+Kernels are compiled by each machine's own compiler, and a replica that one changes wrongly
+diverges. If a kernel differs or raises, torch does everything, and that is logged once. Residuals
+and sent values may differ by roundings of a DCT (`kernels.encode`); nothing else may.
 """
 
 from __future__ import annotations
@@ -43,10 +41,15 @@ _MODEL = {
     "max_position_embeddings": 16,
     "rms_norm_eps": 1e-5,
 }
-"""No edge of 8 divides its own, so that blocks have padding."""
+"""No edge of 8 divides its own, so blocks have padding."""
 _VOTES = Distro(4, 6, chunk=8, quantize_1bit=True, decay=0.9, weight_decay=0.0, clip=None)
 _SPARSE = SparseLoCo(topk=4, topk_embeddings=6, chunk=8)
-_MEMBERS, _ROUNDS, _DECAY, _FACTOR, _RATE, _KEEP = 3, 2, 0.875, 0.5, 0.25, 0.75
+_MEMBERS = 3
+_ROUNDS = 2
+_DECAY = 0.875
+_FACTOR = 0.5
+_RATE = 0.25
+_KEEP = 0.75
 
 _Params = dict[str, Tensor]
 _Sent = list[tuple[Tensor, Tensor]]
@@ -54,12 +57,12 @@ _Sent = list[tuple[Tensor, Tensor]]
 
 @lru_cache(maxsize=1)
 def unfit() -> str | None:
-    """Why kernels are not used here, or None: they are compiled by now, and do what torch does."""
+    """Return why kernels are not used, or None after they were compiled and compared."""
     return missing() or differing()
 
 
 def differing() -> str | None:
-    """Which kernel does not do what torch does, or None."""
+    """Return the kernel that differs from torch, or None."""
     kinds: dict[str, Callable[[], bool]] = {
         "signs are chosen": lambda: _chooses(_VOTES),
         "values are chosen": lambda: _chooses(_SPARSE),
@@ -70,13 +73,13 @@ def differing() -> str | None:
         try:
             if not same():
                 return f"compiled kernels do not do what torch does, where {what}"
-        except Exception as error:  # whatever a kernel raises: torch does the same
+        except Exception as error:  # a kernel may raise anything; torch does the same work
             return f"compiled kernels fail where {what}: {error!r}"
     return None
 
 
 def _case(settings: Settings) -> tuple[ResultFormat, LevelLayout, _Params]:
-    """The format and layout of the one level, and parameters that are always the same."""
+    """Return the format and layout of the only level, and fixed parameters."""
     schema = build_schema(_MODEL, 1, settings)
     random = np.random.default_rng(7)
     whole = {
@@ -92,14 +95,13 @@ def _shapes() -> dict[str, tuple[int, ...]]:
 
 
 def _rounds(settings: Settings) -> Iterator[tuple[Tensor, Tensor]]:
-    """(what a kernel leaves, what torch leaves) of everything that changes when results are chosen."""
+    """Yield (the kernel's, torch's) of everything that changes when results are chosen."""
     results, layout, params = _case(settings)
-    bits, transformed = results.values.lattice_bits, results.transform is Transform.DCT
+    bits = results.values.lattice_bits
+    transformed = results.transform is Transform.DCT
     smallest = SMALLEST if bits else ZERO_BELOW
-    theirs, ours = (
-        [torch.zeros(g.blocks, g.height, g.width) for g in layout.groups],
-        [torch.zeros(g.blocks, g.height, g.width) for g in layout.groups],
-    )
+    theirs = [torch.zeros(g.blocks, g.height, g.width) for g in layout.groups]
+    ours = [torch.zeros(g.blocks, g.height, g.width) for g in layout.groups]
     chosen: _Sent | None = None
     expected: _Sent | None = None
     for number in range(_ROUNDS):
@@ -131,7 +133,7 @@ def _chooses(settings: Settings) -> bool:
 
 
 def _votes(results: ResultFormat, layout: LevelLayout) -> list[Votes]:
-    """Of some members, as they arrive."""
+    """Return the votes of some members, as they arrive."""
     random = np.random.default_rng(8)
     made = []
     for _ in range(_MEMBERS):
@@ -146,7 +148,8 @@ def _votes(results: ResultFormat, layout: LevelLayout) -> list[Votes]:
 
 def _signs() -> bool:
     results, layout, params = _case(_VOTES)
-    votes, expected = _votes(results, layout), _copies(params)
+    votes = _votes(results, layout)
+    expected = _copies(params)
     run(compiled.Counted(votes, layout).sign(params, lambda part: _KEEP, _RATE, MEAN_BITS))
     for part, direction in zip(layout.parts, signs(votes, results, 0, torch.device("cpu")), strict=True):
         tensor = view(expected, part.segment).mul_(_KEEP)
@@ -156,7 +159,9 @@ def _signs() -> bool:
 
 def _means() -> bool:
     results, layout, params = _case(_SPARSE)
-    votes, expected, most = _votes(results, layout), _copies(params), 1 << 41
+    votes = _votes(results, layout)
+    expected = _copies(params)
+    most = 1 << 41
     by = [float(count) for count in range(_MEMBERS + 1)]  # the divisor is the number of keepers
     run(compiled.Counted(votes, layout).mean(params, most, by, _SPARSE.outer_lr * SMALLEST))
     for part, blocks in placed(layout, *changes(votes, 0, _SPARSE, most), torch.device("cpu")):

@@ -1,26 +1,25 @@
-"""What error feedback remembers, by the layouts of the levels that are held: names, sizes, and what cannot be there.
+"""Names, sizes and checks of the state of error feedback.
 
-Decided: what was sent is such as an encoder chooses, or it is refused: places of a block ascend, values are finite, not
-zero, and on the block's lattice if the format has one; unused entries come last and hold 0. The next round subtracts
-it, and a result that no encoder makes would be subtracted from a residual that never held it.
+A saved previous result must be one that an encoder makes: the next round subtracts it from the
+residual, which must have held it. So places ascend within a block, values are finite, nonzero and
+on the lattice if there is one, and unused entries come last with value 0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from aftermath.optim.blocks import UNUSED
-from aftermath.optim.lattice import exponents_of, is_three
+from aftermath.optim.lattice import digits_of, is_half_more
 from aftermath.optim.layout import LevelLayout
 from aftermath.optim.parts import BadState
 
 
 def state_sizes(layouts: Mapping[int, LevelLayout]) -> dict[str, int]:
-    """Bytes of every tensor that is remembered of such levels."""
+    """Return the bytes of every state tensor of such levels."""
     found = {}
     for level, layout in layouts.items():
         for group, of in enumerate(layout.groups):
@@ -31,9 +30,9 @@ def state_sizes(layouts: Mapping[int, LevelLayout]) -> dict[str, int]:
 
 
 def check_state(layouts: Mapping[int, LevelLayout], state: Mapping[str, Tensor], bits: int) -> bool:
-    """Whether something was sent, by what is remembered of such levels. Raises BadState unless it is that exactly.
+    """Return whether the state contains a sent result. Raises BadState if it is not valid.
 
-    `bits`: of the lattice of what is sent; 0 without one.
+    `bits`: of the lattice of sent values; 0 without one.
     """
     places = [(level, group) for level in layouts for group in range(len(layouts[level].groups))]
     sent = any(not name.startswith("residual.") for name in state)
@@ -53,8 +52,9 @@ def check_state(layouts: Mapping[int, LevelLayout], state: Mapping[str, Tensor],
 
 
 def _check(state: Mapping[str, Tensor], name: str, shape: tuple[int, ...], block: int | None = None) -> None:
-    """Raises BadState unless this tensor holds finite fp32 numbers, or places in a `block` of so many."""
-    tensor, dtype = state[name], torch.float32 if block is None else torch.int64
+    """Raise BadState unless this tensor has finite fp32 numbers, or places within a `block`."""
+    tensor = state[name]
+    dtype = torch.float32 if block is None else torch.int64
     if tensor.shape != shape or tensor.dtype != dtype:
         raise BadState(f"{name} of an optimizer's state is {tensor.dtype} {tuple(tensor.shape)}, not {dtype} {shape}")
     if not tensor.is_contiguous():
@@ -65,7 +65,9 @@ def _check(state: Mapping[str, Tensor], name: str, shape: tuple[int, ...], block
 
 
 def _check_sent(where: str, indices: Tensor, values: Tensor, bits: int) -> None:
-    """Raises BadState unless an encoder chooses such places and values, [blocks, topk] each."""
+    """Raise BadState unless an encoder could choose these places and values, [blocks, topk]
+    each.
+    """
     used = indices != UNUSED
     if bool((indices[:, 1:] < indices[:, :-1]).any() | ((indices[:, 1:] == indices[:, :-1]) & used[:, 1:]).any()):
         raise BadState(f"indices.{where} of an optimizer's state do not ascend")
@@ -73,12 +75,9 @@ def _check_sent(where: str, indices: Tensor, values: Tensor, bits: int) -> None:
         raise BadState(f"values.{where} of an optimizer's state are not those of its indices")
     if not bits or not values.numel():
         return
-    sent = values.detach().cpu().numpy()
-    first = np.zeros(sent.shape, np.bool_)
-    first[:, 0] = True
     try:
-        exponents_of(sent.reshape(-1), first.reshape(-1))
+        digits_of(values, 2)
     except ValueError as error:
         raise BadState(f"values.{where} of an optimizer's state: {error}") from None
-    if bits == 1 and bool(is_three(sent).any()):
+    if bits == 1 and bool(is_half_more(values).any()):
         raise BadState(f"values.{where} of an optimizer's state are of another lattice")

@@ -1,11 +1,6 @@
 """The apply of DisTrO: x <- x (1 - lr wd), then x <- x - lr sign(mean of the votes), exactly.
 
-Decided
-- Weight decay happens exactly once in every applied round on every replica, whoever trained and even if a level got
-  no result: so it depends on nothing that members could see differently. Vectors that even out experts have none.
-- lr and 1 - lr wd are computed in float64 and rounded to fp32 once; each parameter gets one IEEE multiplication (only
-  with weight decay) and one subtraction of exactly 0 or +-lr. Separate operations, so nothing can be contracted.
-- All signs are decided before the first parameter changes.
+All signs are decided before the first parameter changes.
 """
 
 from __future__ import annotations
@@ -30,7 +25,7 @@ from aftermath.optim.votes import Votes
 
 
 class SignApply:
-    """Changes a replica's own fp32 `params`, of tier `tier`, in place."""
+    """Changes a replica's fp32 `params`, of tier `tier`, in place."""
 
     def __init__(
         self,
@@ -40,14 +35,21 @@ class SignApply:
         weight_decay: float,
         balances: Balances = nothing_balances,
     ) -> None:
-        self._format, self._params, self._weight_decay = results, params, weight_decay
-        self._compiled, self._balances = usable(params), balances
+        self._format = results
+        self._params = params
+        self._weight_decay = weight_decay
+        self._compiled = usable(params)
+        self._balances = balances
         self._layouts = {level: level_layout(results, level) for level in range(tier, results.levels)}
 
     @torch.no_grad()
     def apply(self, results: Mapping[int, Sequence[Votes]], lr: float) -> None:
-        """Apply one round; a level without votes only decays. Raises ValueError."""
-        rate, keep = to_fp32(lr), to_fp32(1.0 - lr * self._weight_decay)
+        """Apply one round. A level without votes only decays. Raises ValueError."""
+        # Both factors are computed in float64 and rounded to fp32 once. Each parameter gets one
+        # IEEE multiplication (with weight decay only) and one subtraction of exactly 0 or +-lr, as
+        # separate operations, so nothing can be contracted.
+        rate = to_fp32(lr)
+        keep = to_fp32(1.0 - lr * self._weight_decay)
         if self._compiled and self._format.values is Values.SIGN:
             self._apply_compiled({level: votes for level, votes in results.items() if votes}, rate, keep)
             return
@@ -56,6 +58,9 @@ class SignApply:
             for level, votes in results.items()
             if votes
         }
+        # Weight decay happens once per applied round on every replica, even if a level got no
+        # result. So it depends on nothing that members could see differently. Balance vectors do
+        # not decay.
         for level, layout in self._layouts.items():
             for part in layout.parts:
                 self._decay(view(self._params, part.segment), part, keep)
@@ -85,7 +90,7 @@ class SignApply:
                 self._decay(view(self._params, part.segment), part, keep)
 
     def _decay(self, tensor: Tensor, part: Part, keep: float) -> None:
-        """Of a segment's own `tensor`."""
+        """Apply weight decay to a segment's `tensor`."""
         if (factor := self._kept(part, keep)) != 1.0:
             tensor.mul_(factor)
 

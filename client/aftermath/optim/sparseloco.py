@@ -1,8 +1,7 @@
-"""SparseLoCo: inner steps on every member, the strongest of what they changed in one or two bits, and an exact mean.
+"""SparseLoCo: inner steps, the strongest changes in one or two bits, and an exact mean.
 
-What its members agree on; `optim.engine` says which parts it is made of.
-
-Source: Sarfi et al., "Communication Efficient LLM Pre-training with SparseLoCo" (arXiv 2508.15706).
+This file has the settings that members agree on. `optim.engine` builds the parts. Source: Sarfi et
+al., "Communication Efficient LLM Pre-training with SparseLoCo" (arXiv 2508.15706).
 """
 
 from __future__ import annotations
@@ -27,35 +26,37 @@ KIND = "sparseloco"
 _SET = "Choose another in the optimizer's settings"
 
 REACH: dict[InnerOptimizerName, float] = {"adamw": 2.0, "muon": 0.5}
-"""What one member's value counts at most, in learning rates for every inner step. It bounds what a member can do to the
-model, and takes the overshoot out of what several residuals hold of the same thing (docs/experiments.md).
+"""Cap of one member's value, in learning rates per inner step. It bounds what a member can do to
+the model, and reduces the overshoot if several residuals hold the same thing (docs/experiments.md).
 """
 
 
 @dataclass(frozen=True)
 class SparseLoCo:
-    """The settings of SparseLoCo. Raises SchemaError for what they cannot be."""
+    """The settings of SparseLoCo. Raises SchemaError for invalid values."""
 
     inner_steps: int = sparseloco.INNER_STEPS
-    """Parts that a share is cut into, with a step of the inner optimizer on each."""
+    """Parts of a share, each with one step of the inner optimizer."""
     inner_optimizer: InnerOptimizerName = sparseloco.INNER_OPTIMIZER
     topk: int = sparseloco.TOPK
     topk_embeddings: int = sparseloco.TOPK
     """`topk` of the token embedding and the output head."""
     chunk: int = sparseloco.CHUNK
     bits: int = sparseloco.VALUE_BITS
-    """Of a value: 1 or 2."""
+    """Bits per value: 1 or 2."""
     decay: float = sparseloco.DECAY
-    """Of what was not sent, per round."""
+    """Factor of the residual per round."""
     outer_lr: float = sparseloco.OUTER_LR
-    """How much of the mean is applied."""
+    """Factor of the mean at the apply."""
     divisor: DivisorName = sparseloco.DIVISOR
     orthogonal_lr: float = sparseloco.ORTHOGONAL_LR
-    """How far a step along the polar factor of the mean goes in a hidden matrix, in learning rates; 0: by the mean."""
+    """Step along the polar factor of the mean in hidden matrices, in learning rates. 0 applies the
+    mean.
+    """
     weight_decay: float = sparseloco.WEIGHT_DECAY
-    """Of the inner optimizer."""
+    """Weight decay of the inner optimizer."""
     clip: float | None = sparseloco.CLIP
-    """The largest norm of a gradient; None and 0 leave it as it is."""
+    """Largest gradient norm. None and 0 disable clipping."""
 
     late: ClassVar[str] = (
         "SparseLoCo learns less with it, since members train at weights that lack what others sent; it pays only where "
@@ -64,12 +65,14 @@ class SparseLoCo:
 
     @property
     def moments(self) -> int:
-        """Of a hidden matrix; Muon has two of all else."""
+        """Return the moments per number of a hidden matrix. With Muon, all other parameters have
+        two.
+        """
         return {"adamw": 2, "muon": 1}[self.inner_optimizer]
 
     @classmethod
     def of(cls, optimizer: Optimizer) -> SparseLoCo:
-        """The settings out of the numbers of a Model account. Raises SchemaError."""
+        """Return the settings from a Model account's numbers. Raises SchemaError."""
         return cls(
             inner_steps=optimizer.inner_steps,
             inner_optimizer=cast(InnerOptimizerName, optimizer.inner_optimizer.name.lower()),
@@ -107,7 +110,9 @@ class SparseLoCo:
             object.__setattr__(self, name, value)
 
     def results(self, state: StateSchema) -> ResultFormat:
-        """What members send each other. Raises SchemaError if the blocks would be too large."""
+        """Return the format of members' results. Raises SchemaError if the blocks would be too
+        large.
+        """
         blocks = cut(
             state.segments,
             chunk=self.chunk,
@@ -119,12 +124,12 @@ class SparseLoCo:
         return ResultFormat(blocks, state.levels, Transform.NONE, values)
 
     def document(self) -> dict[str, Any]:
-        """All of it as JSON has it, without floats."""
+        """Return all settings as JSON values, without floats."""
         return {"kind": KIND, **portable(vars(self))}
 
 
 class SparseLoCoInputs(msgspec.Struct, frozen=True, tag_field="kind", tag=KIND):
-    """What the settings are built from, in a document."""
+    """The settings in a schema document."""
 
     inner_steps: int
     inner_optimizer: InnerOptimizerName
@@ -140,7 +145,7 @@ class SparseLoCoInputs(msgspec.Struct, frozen=True, tag_field="kind", tag=KIND):
     clip: str | None
 
     def settings(self) -> SparseLoCo:
-        """Raises SchemaError."""
+        """Return the settings. Raises SchemaError."""
         return SparseLoCo(
             inner_steps=self.inner_steps,
             inner_optimizer=self.inner_optimizer,

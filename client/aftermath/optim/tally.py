@@ -1,12 +1,7 @@
-"""Counting votes: whose can be counted, which coefficients somebody kept, the sum of their integers, and how many kept
-each.
+"""Counting votes: the coefficients with votes, the sum of each, and the number of voters.
 
-Decided
-- Integers in int64, so the sums do not depend on the order of peers, on threads or on memory layout; and no more peers
-  than the proofs of `optim.exact` and `optim.mean` allow for.
-- Few votes are sorted, many counted place by place: the same integers either way.
-- Votes on the lattice, which may be of most numbers, are counted peer by peer: what is held beside them does not grow
-  with the number of peers. Those of every number have no places to look up (`optim.whole`).
+Votes are integers in int64, so sums do not depend on the order of peers, threads or memory layout.
+There are at most as many peers as the proofs in `optim.exact` and `optim.mean` allow.
 """
 
 from __future__ import annotations
@@ -19,11 +14,11 @@ from torch import Tensor
 from aftermath.optim.votes import Votes
 
 MAX_PEERS = 256
-_DENSE = 2  # with a vote for every so many places counting takes about as long as sorting
+_DENSE = 2  # at one vote per 2 places, counting takes about as long as sorting
 
 
 def check_votes(votes: Sequence[Votes], level: int, kind: torch.dtype) -> None:
-    """Raises ValueError for votes of another level, of values of another kind, or of more than 256 peers."""
+    """Raise ValueError for votes of another level or kind, or of more than 256 peers."""
     if len(votes) > MAX_PEERS or any(vote.level != level for vote in votes):
         raise ValueError(f"expected votes of at most {MAX_PEERS} peers on level {level}")
     if any(vote.kind != kind for vote in votes):
@@ -31,15 +26,16 @@ def check_votes(votes: Sequence[Votes], level: int, kind: torch.dtype) -> None:
 
 
 def tally_multiples(votes: Sequence[Votes], most: int) -> tuple[Tensor, Tensor, Tensor]:
-    """What `tally` gives for votes on the lattice (at least one peer's), of which none counts more than `most`.
+    """Return what `tally` gives for lattice votes of at least one peer, each cut to `most`.
 
-    They are counted where the first peer's are.
+    Votes are counted on the first peer's device.
     """
     device = votes[0].positions.device
     span = 1 + max(int(vote.positions.max()) if len(vote.positions) else -1 for vote in votes)
     if sum(len(vote.positions) for vote in votes) * _DENSE <= span:
         whole = torch.cat([vote.multiples().to(device) for vote in votes]).clamp_(-most, most)
         return tally(torch.cat([vote.positions.to(device) for vote in votes]), whole)
+    # Count peer by peer: the extra memory then does not grow with the number of peers.
     sums, counts = added_up(votes, span, most, device)
     found = counts.nonzero().flatten()
     if len(found) == span:
@@ -48,7 +44,9 @@ def tally_multiples(votes: Sequence[Votes], most: int) -> tuple[Tensor, Tensor, 
 
 
 def added_up(votes: Sequence[Votes], span: int, most: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """By position below `span` the sum of votes on the lattice, int64, and how many there are, int16."""
+    """Return, by position below `span`, the sum of lattice votes (int64) and their number
+    (int16).
+    """
     sums = torch.zeros(span, dtype=torch.int64, device=device)
     counts = torch.zeros(span, dtype=torch.int16, device=device)
     one = torch.ones((), dtype=torch.int16, device=device)
@@ -60,7 +58,9 @@ def added_up(votes: Sequence[Votes], span: int, most: int, device: torch.device)
 
 
 def tally(positions: Tensor, integers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Distinct positions in ascending order, the sums of their int64 integers, and their counts; all int64."""
+    """Return distinct positions in ascending order, sums of int64 integers, and counts, all
+    int64.
+    """
     span = int(positions.max()) + 1 if len(positions) else 0
     if len(positions) * _DENSE > span:
         counts = torch.bincount(positions, minlength=span)

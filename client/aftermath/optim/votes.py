@@ -1,10 +1,8 @@
-"""One peer's votes on one level, in the two forms that they are counted in.
+"""One peer's votes on one level, in two forms.
 
-Decided
-- A vote has a position of `optim.layout`, beside its value. Where a format keeps every number of every block, on the
-  lattice, votes stay the digits that the wire has, a byte for each number in its place, and a shift for each block:
-  peers who send everything differ in where a number happens to be zero, so that each had positions of its own.
-- Whoever wants them as positions and values gets them so, made when first asked for.
+`Votes` has a position (`optim.layout`) per vote. `WholeVotes` keeps the digits of the wire, for
+formats that keep every number: peers that send everything differ in their zeros, so each would need
+positions of its own.
 """
 
 from __future__ import annotations
@@ -21,34 +19,34 @@ from aftermath.optim.layout import LevelLayout
 
 @dataclass(frozen=True)
 class Votes:
-    """One peer's votes on one level: distinct coefficients in ascending entry order of the wire."""
+    """One peer's votes on one level: distinct coefficients in ascending wire order."""
 
     level: int
-    positions: Tensor  # int64 [n], positions of `optim.layout`; all are where the payload was read
+    positions: Tensor  # int64 [n], positions of `optim.layout`; all tensors are on the decoding device
     values: Tensor
-    """Signs: int8 [n] in {-1, +1}. Floats: fp32 [n], finite and not zero. On the lattice, in multiples of its smallest
-    value and not zero: int64 [n], or int8 [n] that `shifts` moves to the left.
+    """Values. Signs: int8 [n] in {-1, +1}. Floats: fp32 [n], finite and nonzero. Lattice: nonzero
+    multiples of its smallest value, int64 [n], or int8 [n] shifted left by `shifts`.
     """
     shifts: Tensor | None = None  # uint8 [n]
 
     @property
     def kind(self) -> torch.dtype:
-        """Of the values, as they count."""
+        """Return the dtype of the values as they count."""
         return self.values.dtype if self.shifts is None else torch.int64
 
     def multiples(self) -> Tensor:
-        """A copy of values on the lattice, int64 [n]."""
+        """Return a copy of lattice values, int64 [n]."""
         whole = self.values.to(torch.int64, copy=True)
         return whole if self.shifts is None else whole.bitwise_left_shift_(self.shifts)
 
 
 class WholeVotes(Votes):
-    """The votes of a result that has a digit for every number of a level."""
+    """Votes with a digit for every number of a level."""
 
     digits: tuple[Tensor, ...]
-    """By group int8 [blocks, numbers] in {0, +-1, +-3}, on the CPU: 0 is no vote."""
+    """Digits by group: int8 [blocks, numbers] in {0, +-1, +-3}, on the CPU. 0 is no vote."""
     moved: tuple[Tensor, ...]
-    """By group uint8 [blocks, 1]: how far a block's are moved to the left, in multiples of the smallest value."""
+    """Left shifts by group: uint8 [blocks, 1], in multiples of the smallest value."""
     _layout: LevelLayout
 
     def __init__(self, level: int, digits: Sequence[Tensor], moved: Sequence[Tensor], layout: LevelLayout) -> None:
@@ -56,12 +54,12 @@ class WholeVotes(Votes):
 
     @property
     def kind(self) -> torch.dtype:
-        """As of others on the lattice."""
+        """Return the dtype of lattice values."""
         return torch.int64
 
     @cached_property
     def positions(self) -> Tensor:
-        """Those of numbers with a vote."""
+        """Return the positions of numbers with a vote, computed at first use."""
         places = [
             torch.arange(group.base, group.base + group.blocks * group.block).view(group.blocks, group.block)
             for group in self._layout.groups
@@ -70,14 +68,14 @@ class WholeVotes(Votes):
 
     @cached_property
     def values(self) -> Tensor:
-        """Their digits."""
+        """Return the digits of numbers with a vote."""
         return self._voted(self.digits)
 
     @cached_property
     def shifts(self) -> Tensor:
-        """And what moves them."""
+        """Return the left shift of each vote, uint8."""
         return self._voted([own.expand_as(of) for own, of in zip(self.moved, self.digits, strict=True)])
 
     def _voted(self, per_group: Sequence[Tensor]) -> Tensor:
-        """Of the numbers with a vote, what there is for all by group, in the wire's order."""
+        """Select the numbers with a vote from per-group tensors, in wire order."""
         return self._layout.canonical(per_group)[self._layout.canonical(self.digits) != 0]

@@ -1,7 +1,8 @@
-"""Votes of results that keep every number, counted on a replica's device and without places: what `optim.mean` gives.
+"""Counting votes that have a digit for every number, on the replica's device, like `optim.mean`.
 
-Why counting is exact: a vote is a digit times a power of two, both of which float64 holds, and so it does every sum of
-at most 256 of them (`optim.lattice`). All else is a comparison, or one operation of IEEE on two tensors.
+Counting is exact: a vote is a digit times a power of two, and float64 holds every sum of at most
+256 of them (`optim.lattice`). Everything else is a comparison, or one IEEE operation on two
+tensors.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from aftermath.optim.layout import LevelLayout
 from aftermath.optim.votes import Votes, WholeVotes
 
 _AT_ONCE = {"cpu": 1 << 17, "cuda": 1 << 23}
-"""Numbers that are counted at once: what a core's cache holds, or what keeps a GPU busy. MPS has no float64, and leaves
-it to the CPU.
+"""Numbers per batch: what fits a core's cache, or keeps a GPU busy. MPS has no float64 and uses the
+CPU.
 """
 
 
 def votes_of(results: Mapping[int, Sequence[Votes]]) -> dict[int, list[WholeVotes]]:
-    """Return the levels whose votes are all of every number."""
+    """Return the levels whose votes all have every number."""
     found = {level: [vote for vote in votes if isinstance(vote, WholeVotes)] for level, votes in results.items()}
     return {level: own for level, own in found.items() if len(own) == len(results[level])}
 
@@ -34,13 +35,13 @@ def means(
     rate: float,
     device: torch.device,
 ) -> list[Tensor]:
-    """What is subtracted, by group: fp32 blocks [n, h, w] on `device`, zero where nobody voted.
+    """Return what to subtract, by group: fp32 blocks [n, h, w] on `device`, zero without votes.
 
-    `divisors` are by the number of those who voted; no vote counts more than `most`, and `rate` is of the lattice's
-    smallest value.
+    `divisors` are by the number of voters. No vote counts more than `most`, and `rate` is the
+    smallest lattice value's.
     """
     place = device if device.type in _AT_ONCE else torch.device("cpu")
-    by = torch.tensor([1.0, *divisors[1:]], dtype=torch.float64, device=place)  # what nobody voted for stays 0
+    by = torch.tensor([1.0, *divisors[1:]], dtype=torch.float64, device=place)  # numbers without votes stay 0
     alike = len(set(divisors[1:])) == 1
     found = []
     for number, group in enumerate(layout.groups):
@@ -62,5 +63,5 @@ def means(
 
 
 def _powers(exponents: Tensor) -> Tensor:
-    """2^exponent in float64, made from its bits."""
+    """Return 2^exponent in float64, made from its bits."""
     return (exponents.long() + 1023 << 52).view(torch.float64)

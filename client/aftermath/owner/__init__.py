@@ -1,5 +1,5 @@
 """What the owner of a run puts on chain, worked out and checked before anything is sent.
 
 Owns the run's schema and data as its config file says, a change of a run and what that changes, and what the owner may
-not have meant. Whoever sends it, commands or a server, asks here; nothing here sends or prints.
+not have meant. Commands and the server, which send it, ask here; nothing here sends or prints.
 """

@@ -77,14 +77,14 @@ def trouble_with_tokenizer(config: RunConfig) -> str:
         return ""
     try:
         tokens = Path(data.path).expanduser()
-        beside_tokens = (tokens if tokens.is_dir() else tokens.parent) / TOKENIZER_FILE
-        beside_model = Path(model.path).expanduser() / TOKENIZER_FILE
-        if same_tokens(beside_tokens.read_bytes(), beside_model.read_bytes()):
+        tokens_file = (tokens if tokens.is_dir() else tokens.parent) / TOKENIZER_FILE
+        model_file = Path(model.path).expanduser() / TOKENIZER_FILE
+        if same_tokens(tokens_file.read_bytes(), model_file.read_bytes()):
             return ""
     except (OSError, RuntimeError, ValueError):  # one of them has none here
         return ""
     return (
         f"the tokens in {data.path} and the model in {model.path} come from different tokenizers. Run "
-        f"aftermath-solana model init --tokenizer {beside_tokens} --out DIR, or "
-        f"aftermath-solana data tokenize --tokenizer {beside_model} --input TEXT --output DIR"
+        f"aftermath-solana model init --tokenizer {tokens_file} --out DIR, or "
+        f"aftermath-solana data tokenize --tokenizer {model_file} --input TEXT --output DIR"
     )

@@ -63,7 +63,7 @@ def check_opening(run_id: str | None, members: Members | None) -> None:
         )
     if members is None or not members.established:
         raise OpenRunRefused(
-            f"no epoch of run {run_id} has ended yet: whoever joins the first one decides what the model is",
+            f"no epoch of run {run_id} has ended yet: the members of the first one decide what the model is",
             "Admit its first members one by one: aftermath-solana join-authorization-create "
             f"--run-id {run_id} --authorizer KEY; open the run to everybody after they finish an epoch",
         )

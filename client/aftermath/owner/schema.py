@@ -104,7 +104,9 @@ def document_of(config: RunConfig) -> Mapping[str, Any]:
 
 
 def _making(config: RunConfig) -> str:
-    """How the Local model is made; empty if its place is taken, or none, or no file beside the config describes it."""
+    """Return the command that makes the Local model. Empty if its directory exists, or no file
+    describes it.
+    """
     try:
         taken = local_directory(checkpoint_of(config.llm.checkpoint)).exists()
     except CheckpointError:

@@ -15,7 +15,7 @@ from aftermath.rules.run import Config, Run
 from aftermath.rules.schedules import last_change, learning_rate
 
 WARNINGS = {
-    "large-results": "results are not small beside the model",
+    "large-results": "results are not small compared with the model",
     "few-sequences": "members have fewer sequences than inner steps",
     "late-results": "results come too late for this optimizer",
     "rate-schedule": "the learning rate does not fit the run's steps",
@@ -28,7 +28,7 @@ LARGE_RESULT = 32  # a step's part of a result above the model's size over this,
 HIGH_RATE = 0.1
 """The shipped configs have 0.0004 to 0.02."""
 SHORT_ROUND = 3  # seconds: commitments, results and attestations take one or two
-SMALL_RESULT = 1 << 20  # none of up to so many bytes is: half a second to seven others at 110 Mb/s
+SMALL_RESULT = 1 << 20  # results up to this size are never reported: half a second to seven others at 110 Mb/s
 
 
 def troubles(run: Run, model: Model, shape: Shape, with_data: str = "") -> list[str]:
@@ -71,7 +71,7 @@ def trouble_with_rounds(rules: Config) -> str:
 
 
 def trouble_with_size(shape: Shape) -> str:
-    """Why results would be a burden: they are not small beside the model, by the steps that one stands for."""
+    """Why results would be a burden: they are not small compared with the model, by the steps that one stands for."""
     size, model = shape.bytes_per_round[0], ELEMENT_BYTES * shape.num_parameters
     steps = shape.schema.optimizer.inner_steps
     if size <= SMALL_RESULT or size * LARGE_RESULT <= model * steps:

@@ -1,9 +1,9 @@
 """Announcements: small messages to all members, best effort, repaired after every reconnect.
 
-Decided: one unidirectional stream per connection carries them in order; whoever opens a second one breaks the
+Decided: one unidirectional stream per connection carries them in order; a peer that opens a second one breaks the
 protocol, so that what waits unread is one stream's. Each peer has its own bounded queue, so a slow one loses its oldest
 messages and delays nobody else. The last REPLAY own messages open every connection; the receiver remembers what it
-delivered per sender and drops repeats. A peer that floods is read no faster than its quota; if it goes on, saying
+delivered per sender and drops repeats. A peer that floods is read no faster than its quota; if it continues, sending
 something else each time, it breaks the protocol.
 """
 

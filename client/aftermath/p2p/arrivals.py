@@ -29,7 +29,10 @@ Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 
 
 class Arrivals:
-    """Those of one endpoint. `offer` is called with each link that has greeted, `spawn` with what is to run beside."""
+    """Incoming connections of one endpoint.
+
+    `offer` is called with each link that has greeted, `spawn` with its background tasks.
+    """
 
     def __init__(
         self,
@@ -66,8 +69,8 @@ class Arrivals:
                 elif (begun := self.door.enter(port if known else place)) is not None:
                     begun.give_up = self._spawn(self._welcome(incoming, begun, port)).cancel
                 else:
-                    await self._turn_away(incoming.refuse)  # a member dials anew sooner than QUIC
-            except Exception as error:  # whatever a stranger causes, others must be able to connect
+                    await self._turn_away(incoming.refuse)  # a member dials again sooner than QUIC
+            except Exception as error:  # a stranger's error must not keep others out
                 log.debug("accepting a connection failed: %s", cause(error))
                 await asyncio.sleep(SHORTEST_PAUSE_S)
 

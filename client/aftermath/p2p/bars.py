@@ -1,8 +1,8 @@
 """Whom we keep out for having sent what no correct member sends, and for how long.
 
-Decided: the time doubles with each offence of a key, so that whoever goes on costs us less and less; it falls back
-to the first once nothing was held against the key for as long as a peer can be kept out. What is known of a key stays
-when it leaves the run and comes back.
+Decided: the time doubles with each offence of a key, so that a persistent offender costs us less
+and less; it falls back to the first once nothing was held against the key for as long as a peer can
+be kept out. What is known of a key stays when it leaves the run and comes back.
 """
 
 from __future__ import annotations

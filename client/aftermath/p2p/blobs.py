@@ -22,7 +22,7 @@ from aftermath.p2p.wire import BlobRequest, Code, Reply, Status, frame_of
 PIECE = 1 << 20
 SMALL_PIECE = 1 << 16
 LARGE_PIECES = 64
-"""Of all that is being sent, so many pieces are large; where more streams are served, theirs are small."""
+"""Number of large pieces in flight, over all streams. Further streams send small ones."""
 PIECE_S = 120.0
 _THREADED = 1 << 20
 
@@ -111,7 +111,7 @@ async def _finish_with(stream: iroh.SendStream, reply: Reply) -> None:
 
 
 async def _send_piece(blob: Blob, offset: int, length: int, stream: iroh.SendStream) -> int:
-    """Send so many bytes, and return how many they were: none if the blob could not give them."""
+    """Send `length` bytes. Return how many were sent: none if the blob could not give them."""
     piece = await asyncio.to_thread(blob.read, offset, length) if blob.blocking else blob.read(offset, length)
     if len(piece) != length:
         return 0

@@ -138,7 +138,7 @@ class LocalDirectory:
 def believable(found: Whereabouts) -> bool:
     """True if all that an entry names are addresses; ValueError for some that are none.
 
-    Whoever wrote it may be a stranger: it is short, and says nothing but where to dial.
+    A stranger may have written it: it is short, and says nothing but where to dial.
     """
     if len(found.addresses) > MAX_ADDRESSES or not (found.addresses or found.relay):
         return False

@@ -1,19 +1,23 @@
-"""Which incoming connections get a handshake: before it nobody has a key, so what is bounded is what addresses do.
+"""Which incoming connections get a handshake: before it nobody has a key, so what is bounded is
+what addresses do.
 
-Decided: handshakes are few at a time, in all and of each address, and few a second of each address. No more than
-LOOKED_AT_RATE are looked at; the others are left without an answer: that is cheaper than one, and QUIC tries again by
-itself, where a refusal would end an honest dial. Beyond LEFT_RATE they wait in QUIC, which keeps tens of thousands, and
-whoever comes then waits for the end of that queue: so it is as high as can be afforded. While half of the handshakes
-are under way an address has to prove first that it hears us, which costs us no memory: else packets that claim to come
-from many addresses would lock all others out. Where all places are taken, the oldest handshake gives way of the address
-that has most, to whoever's has fewer: else a few addresses that begin handshakes and say no more would lock all others
-out. One fewer counts only where that handshake takes longer than it should: else all members of a run who come at once
-would keep each other from ever ending theirs. Of IPv6 a whole /64 is one address, since whoever has one there has all
-of them. The port from which a member was connected last has a place of its own, as often as a member may connect, and
-strangers' handshakes give way to it at once: else whoever shares its address, or has many and begins anew before it is
-late, could keep it out once its connection is lost. It counts where there is no other way in, and is proven first,
-since anybody may name it. Who comes by way of a relay is known by a key that cost nothing, before the handshake: those
-who are no members have one place together, since some dozens of keys would have all places.
+Decided: handshakes are few at a time, in all and of each address, and few a second of each address.
+No more than LOOKED_AT_RATE are looked at; the others are left without an answer: that is cheaper
+than one, and QUIC tries again by itself, where a refusal would end an honest dial. Beyond LEFT_RATE
+they wait in QUIC, which keeps tens of thousands, and later arrivals wait for the end of that queue:
+so it is as high as can be afforded. While half of the handshakes are under way an address has to
+prove first that it hears us, which costs us no memory: else packets that claim to come from many
+addresses would lock all others out. Where all places are taken, the oldest handshake gives way of
+the address that has most, to an address that has fewer: else a few addresses that begin handshakes
+and say no more would lock all others out. One fewer counts only where that handshake takes longer
+than it should: else all members of a run who come at once would prevent each other from ever ending
+theirs. Of IPv6 a whole /64 is one address, since a host with one address there has all of them. The
+port from which a member was connected last has a place of its own, as often as a member may
+connect, and strangers' handshakes give way to it at once: else a peer that shares its address, or
+has many and begins again before it is late, could keep it out once its connection is lost. It
+counts where there is no other way in, and is proven first, since anybody may name it. Who comes by
+way of a relay is known by a key that cost nothing, before the handshake: those who are no members
+have one place together, since some dozens of keys would have all places.
 """
 
 from __future__ import annotations
@@ -70,7 +74,9 @@ class Door:
         return self._total() >= MAX_HANDSHAKES // 2
 
     def remember(self, member: bytes, port: str) -> None:
-        """A member is connected from this address and port, from no other one any more, and nobody else from it."""
+        """A member is connected from this address and port, from no other one any more, and nobody
+        else from it.
+        """
         rate = self._members.pop(self._ports.pop(member, ""), None)
         for other in [one for one, where in self._ports.items() if where == port]:
             del self._ports[other]
@@ -84,7 +90,7 @@ class Door:
         return port in self._members and not self._members[port].next_in()
 
     def lets_in(self, where: str) -> bool:
-        """Whether it would let in whoever comes from this place, unproven."""
+        """Return whether it would accept an unproven handshake from this place."""
         room = not self.busy and len(self._inside.get(where, ())) < MAX_HANDSHAKES_OF_ADDRESS
         return room and not self.looks.next_in() and not self._rate(where).next_in()
 
@@ -103,7 +109,7 @@ class Door:
         return begun
 
     def _gives_way(self, where: str, own: int) -> Handshake | None:
-        """Which one ends for another of this place, which has so many."""
+        """Return the handshake that ends for another one of this place, which has `own` of them."""
         strangers = [of for place, of in self._inside.items() if place not in self._members]
         at_once = where in self._members and bool(strangers)
         among = strangers if at_once else self._inside.values()
@@ -134,7 +140,9 @@ class Door:
 
 
 def place_of(address: iroh.IncomingAddr, members: Container[bytes]) -> str:
-    """What the handshakes of one place have in common: its IP address, or the key that a relay saw a member prove."""
+    """What the handshakes of one place have in common: its IP address, or the key that a relay saw
+    a member prove.
+    """
     if isinstance(address, iroh.IncomingAddr.RELAY):
         return str(address.endpoint_id) if bytes(address.endpoint_id.to_bytes()) in members else RELAYED
     if not isinstance(address, iroh.IncomingAddr.IP):

@@ -2,10 +2,10 @@
 
 Decided: a small blob is one range, a large one many, pulled by one worker per holder. A holder that dies or stalls
 hands its unread rest to the others, so no byte that arrived is asked for twice. An idle worker takes half of the
-longest rest. Where all who are waited for are silent, or too slow for the deadline, one more holder is asked beside
+longest rest. Where all who are waited for are silent, or too slow for the deadline, one more holder is asked besides
 them; what they let us wait is counted in ticks, so that a pause of our own is nobody's fault. The digest is checked
 at the end; if it is wrong and one holder gave everything, it is the liar, else holders are asked one at a time and
-whoever's bytes differ from the verified blob is blamed.
+the holder whose bytes differ from the verified blob is blamed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _complaints = Complaints(log)
 
 
 class HolderFailed(Exception):
-    """A holder cannot go on now; asked again later it may."""
+    """A holder cannot continue now. It may later."""
 
 
 class HolderLied(Exception):

@@ -212,7 +212,7 @@ async def open_iroh(
     `relay` is disabled, n0 or a URL (`relay.relay_named`).
     `bind_port` 0 lets the system choose; `bind_host` None listens on all interfaces. Local discovery needs
     `discovery_dir` (see `discovery.local_discovery_dir`), or another `directory` to look in. `named` are addresses of
-    peers, tried beside what these say. Raises BindFailed, DiscoveryFailed.
+    peers, tried in addition to these. Raises BindFailed, DiscoveryFailed.
     """
     if len(secret) != 32:
         raise ValueError("the p2p secret key is 32 bytes")

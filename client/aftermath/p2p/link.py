@@ -29,14 +29,14 @@ STREAMS_OPEN = 32
 MOST_UNREAD = 32 << 20
 """Bytes of a peer that QUIC holds for us and that we have not read: more is no delay of ours."""
 MOST_UNREAD_OF_ALL = 256 << 20
-"""The same of all peers together: where it is more, whoever pours in most is closed."""
+"""Limit of unread bytes over all peers. Beyond it, the peer that sends most is closed."""
 MOST_BEFORE_GREETING = 64 << 10
 """Bytes of a connection until it has greeted: handshake, greeting and probes of the path take a few thousand."""
 MOST_BEFORE_ANSWER = 1 << 20
 """The same where we have dialled: who has answered announces and asks at once, before we may have read its answer."""
 GREETING_LOOK_S = 0.1
 _AROUND_REQUEST = 256
-"""Bytes of QUIC and ours around a request, beside its body."""
+"""Bytes of QUIC and of our framing around a request, without its body."""
 _PAYLOAD = 0.95
 """The least part of QUIC's datagrams that is data, where there is much of it."""
 _ACKNOWLEDGED = 0.05
@@ -72,7 +72,7 @@ class Link:
     """Bytes that we asked for, did not read, and may still be sent."""
     unread: float = 0.0
     counted: tuple[int, int, int] = (0, 0, 0)
-    """Bytes received, sent and taken when `unread` was reckoned last."""
+    """Bytes received, sent and taken when `unread` was last computed."""
 
     def limit(self) -> None:
         """Have QUIC hold the peer to few open streams, before there is a task for any of them."""
@@ -92,11 +92,11 @@ class Link:
         return self.unread <= MOST_UNREAD
 
     def took_request(self, size: int) -> None:
-        """A request with a body of so many bytes was read."""
+        """Record that a request with a body of `size` bytes was read."""
         self.taken += size + _AROUND_REQUEST
 
     def give_up(self, size: int) -> None:
-        """So many bytes that we asked for will not be read, and may be on their way."""
+        """Record that `size` requested bytes will not be read, and may be on their way."""
         self.given_up = min(_MOST_GIVEN_UP, self.given_up + size)
 
     def supersedes(self, other: Link) -> bool:

@@ -31,7 +31,9 @@ GRACE_S = 1.0
 STABLE_S = 10.0
 LINGER_S = 2.0
 OTHER_PROCESS = "superseded by another process with your key"
-"""Why a link is closed whose peer has come anew as another process. One that has ended does not hear it any more."""
+"""Why a link is closed if its peer connects from another process. An ended process does not hear
+it.
+"""
 
 log = logging.getLogger(__name__)
 Services = Callable[[Link], list[Coroutine[Any, Any, None]]]

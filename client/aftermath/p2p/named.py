@@ -1,7 +1,7 @@
 """Peers that the user names with their addresses: for members that no directory and no service brings together.
 
 Decided
-- An address is only tried, as every other: the connection proves the key. It is tried beside what a directory says.
+- An address is only tried, as every other: the connection proves the key. It is tried in addition to a directory's.
 - Of two members one need know where the other is, since either can dial.
 - A host's name is looked up once, at the start, so that a wrong one is said there and not found out in a round.
 """
@@ -67,7 +67,7 @@ def _looked_up(peer: NamedPeer) -> list[str]:
 
 
 class NamedPeers:
-    """A `Directory` that knows these addresses beside those of another, or of none."""
+    """A `Directory` of these addresses and those of another directory, if any."""
 
     def __init__(self, named: Mapping[bytes, tuple[str, ...]], other: Directory | None) -> None:
         self._named, self._other = named, other

@@ -24,7 +24,7 @@ from aftermath.p2p.transport import KINDS, Kind, PeerStats, TransportStats
 PATIENCE_S = 5.0
 """Least time a silent peer is given before it is given up."""
 HEDGE_S = 1.0
-"""Least time a silent peer is given before another is asked beside it."""
+"""Least time for a silent peer before another one is asked as well."""
 LONGEST_PATIENCE_S = 20.0
 """Most time, whatever round trips are measured: a peer can make its own as long as it likes."""
 PATIENCE_ROUND_TRIPS = 20
@@ -94,7 +94,7 @@ class Pace:
         return min(max(PATIENCE_S, self._round_trips(node_id)), LONGEST_PATIENCE_S)
 
     def hedge(self, node_id: bytes) -> float:
-        """Seconds of silence after which another is asked beside this peer."""
+        """Return the seconds of silence after which another peer is asked as well."""
         return min(max(HEDGE_S, self._round_trips(node_id)), PATIENCE_S)
 
     def _round_trips(self, node_id: bytes) -> float:

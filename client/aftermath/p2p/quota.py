@@ -1,10 +1,11 @@
 """What a peer, and all peers together, may make us do in a second.
 
-Decided: a peer's buckets belong to its place and not to a connection, so that connecting anew fills none. Beyond its
-own, what a peer asks needs a turn in what all of them share: of those that wait, whoever has most left of its own goes
-first, so that peers that flood wait for one another, and who asks little waits for none of them. Who goes on
-announcing or connecting beyond its own breaks the protocol: a member that is out is sooner done without than one whose
-own words come late behind its flood.
+Decided: a peer's buckets belong to its place and not to a connection, so that a new connection
+fills none. Beyond its own, what a peer asks needs a turn in what all of them share: of those that
+wait, the peer with most left of its own goes first, so that peers that flood wait for one another,
+and who asks little waits for none of them. A peer that continues announcing or connecting beyond
+its own breaks the protocol: a member that is out is sooner done without than one whose own words
+come late behind its flood.
 """
 
 from __future__ import annotations
@@ -25,12 +26,16 @@ ASKED_RATE, ASKED_BURST = 100.0, 500.0
 TOLD_RATE, TOLD_BURST = 20.0, 300.0
 """Announcements of a peer: of an honest one some in a round, and 64 again with each connection."""
 EXCESS_RATE, EXCESS_BURST = 0.5, 100.0
-"""Announcements and connections of a peer beyond these, until it is kept out: no correct member comes near."""
+"""Announcements and connections of a peer beyond these, until it is kept out: no correct member
+comes near.
+"""
 ALL_ASKED_RATE, ALL_ASKED_BURST = 400.0, 2000.0
 ALL_TOLD_RATE, ALL_TOLD_BURST = 500.0, 16384.0
 """At once: what 256 members say again to one that comes back."""
 REMEMBERED_PEERS = 2 * MAX_MEMBERS
-"""Those that did last whatever is remembered of peers: a run's members, and as many that were before."""
+"""Those that did last whatever is remembered of peers: a run's members, and as many that were
+before.
+"""
 
 Clock = Callable[[], float]
 
@@ -45,7 +50,9 @@ class Shared:
         self._due: asyncio.TimerHandle | None = None
 
     async def turn(self, left: float) -> bool:
-        """Wait for a turn, behind those that have more than `left` of their own; False if there was one to spare."""
+        """Wait for a turn, behind those that have more than `left` of their own; False if there was
+        one to spare.
+        """
         if not self._waiting and self._bucket.spare():
             return False
         entry = (-left, next(self._numbers), asyncio.get_running_loop().create_future())
@@ -65,7 +72,7 @@ class Shared:
             self._due = asyncio.get_running_loop().call_later(self._bucket.next_in(), self._give)
 
     def _give(self) -> None:
-        """Hand out the turns that are due, each to whoever is first then."""
+        """Hand out the turns that are due, each to the first peer in line."""
         self._due = None
         while self._waiting and self._bucket.spare():
             _, _, future = heapq.heappop(self._waiting)
@@ -76,7 +83,9 @@ class Shared:
 
 @dataclass(eq=False)
 class Quota:
-    """One peer's own: connections, streams of requests, announcements, and how often it may go beyond."""
+    """One peer's own: connections, streams of requests, announcements, and how often it may go
+    beyond.
+    """
 
     clock: Clock
     arrivals: Bucket = field(init=False)

@@ -44,7 +44,7 @@ LONGEST_HANDLER_S = 120.0
 ANSWERS = 8 << 20
 """Bytes of answers that one peer has not taken yet; an answer that is its only one may be larger."""
 ALL_ANSWERS = 64 << 20
-"""The same of all peers, beside one answer to each."""
+"""Limit of answer bytes over all peers, besides one answer to each."""
 
 log = logging.getLogger(__name__)
 
@@ -176,7 +176,7 @@ class Requests:
         self._pace.sent["request"] += len(reply)
 
     def _room(self, peer: bytes, size: int) -> bool:
-        """Whether an answer of so many bytes may be held for this peer."""
+        """Return whether an answer of `size` bytes may be held for this peer."""
         own = self._untaken[peer] + size
         return own == size or (own <= ANSWERS and self._untaken.total() + size <= ALL_ANSWERS)
 

@@ -1,4 +1,4 @@
-"""Whether a relay takes an endpoint of this machine, for whoever asks before a run.
+"""Whether a relay takes an endpoint of this machine, for checks before a run.
 
 Decided: what counts is that the relay has taken it, since one that answers a ping may still turn it away. The endpoint
 has a key of its own, and nobody is told of it.
@@ -17,7 +17,7 @@ from aftermath.p2p.iroh import ENDPOINT_CLOSE_S, bound, whereabouts
 
 
 async def taken_by(relay: str, host: str | None, seconds: float) -> Whereabouts | None:
-    """Where an endpoint at this interface is found once the relay has it; None if it has not after so many seconds.
+    """Where an endpoint at this interface is found once the relay has it; None if it has not within `seconds`.
 
     Raises UsageError, BindFailed.
     """

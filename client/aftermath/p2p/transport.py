@@ -119,7 +119,9 @@ class TransportStats:
 
 
 class Transport(Protocol):
-    """How a member talks to the other members. All coroutines have deadlines; none waits for ever."""
+    """A member's connection to the other members. All coroutines have deadlines; none waits without
+    end.
+    """
 
     node_id: bytes
     """Our own 32-byte p2p id."""

@@ -1,6 +1,6 @@
 """Looking after all links at a steady rate: who is silent is gone, who pours in what nobody asked for is closed.
 
-Decided: whatever one link's counters do, the others go on being watched.
+Decided: whatever one link's counters do, the others stay watched.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 async def watch_pulse(contacts: Mapping[bytes, Contact], pace: Pace) -> None:
-    """Take every link's pulse and drop the silent ones, for ever."""
+    """Take every link's pulse and drop the silent ones, until cancelled."""
     while True:
         await asyncio.sleep(PROBE_S)
         for peer, contact in list(contacts.items()):
@@ -36,7 +36,9 @@ async def watch_pulse(contacts: Mapping[bytes, Contact], pace: Pace) -> None:
 
 
 async def watch_unread(links: Collection[Link]) -> None:
-    """Close the links of peers that send far more than we read, and the worst while all together do, for ever."""
+    """Close links of peers that send far more than we read, and the worst one if all together do,
+    until cancelled.
+    """
     while True:
         await asyncio.sleep(UNREAD_S)
         for link in list(links):

@@ -109,7 +109,9 @@ async def read_length(stream: iroh.RecvStream, cap: int) -> int:
 
 
 async def read_frame(stream: iroh.RecvStream, cap: int = MAX_HEADER) -> bytes:
-    """The next frame of at most `cap` bytes; TimeoutError if it starts and does not go on."""
+    """Return the next frame of at most `cap` bytes. Raises TimeoutError if it starts and does not
+    continue.
+    """
     length = await read_length(stream, cap)
     if not length:
         return b""

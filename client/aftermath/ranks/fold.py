@@ -2,9 +2,9 @@
 
 Floats added in another order give other bits. So the gradients of micro-batches are added one after the other in the
 order of the share, as a single rank adds them: every rank gets its own part of each rank's gradient (an all-to-all, as
-many bytes as a reduce-scatter) and goes on with the sum that it has of that part.
+many bytes as a reduce-scatter) and adds to its sum of that part.
 
-Decided: this takes the place of FSDP2's reduce-scatter, one for each group of parameters. What it costs beside that is
+Decided: this takes the place of FSDP2's reduce-scatter, one for each group of parameters. What it costs in addition is
 one buffer of a group's size and one of a rank's part, and that the ranks meet after every micro-batch and not once for
 each share.
 """

@@ -44,7 +44,7 @@ class Ranks:
         self.holder: object = None
         """Whose optimizer's state the ranks hold."""
         self.reserved = 0
-        """Bytes of this rank's device that this state takes beside what there is of it from the beginning."""
+        """Bytes of this rank's device for this state, in addition to what exists from the start."""
         self.device = device = torch.device(join.device)
         if device.type == "cuda":
             torch.cuda.init()

@@ -5,7 +5,7 @@ Decided
   as they are handed out, and gradients as they are put together. So it keeps both there until the step, is told by what
   gradients were clipped, and sends the parameter alone. Differences would not do, since adding one to a weight can lose
   a bit of what the step made of it.
-- A tensor's step is what one rank makes of it, whoever makes the others.
+- A tensor's step is what one rank makes of it, whichever ranks make the others.
 - What a device needs for moments, their copies and its own weights is kept free when it is measured how much fits into
   a pass. Gradients come when what the ranks summed goes (`ranks.sharded`).
 """
@@ -80,7 +80,7 @@ class InnerShard:
         ranks.reserved = 2 * sum(map(bytes_of, held.values())) + sum(map(bytes_of, kept))
 
     def begin(self) -> None:
-        """Weights are handed out anew; what is left of the last pass is not stepped any more."""
+        """Begin with new weights. Gradients left from the last pass are not stepped any more."""
         self._weights, self._gradients = {}, {}
 
     def keep_weight(self, name: str, whole: Tensor) -> None:

@@ -1,6 +1,7 @@
 """Starts the ranks of a member as processes of this machine, and notices when one ends.
 
-Decided: a rank that ends takes its member with it. The member says so and leaves the run; the others go on without it.
+Decided: a rank that ends takes its member with it. The member says so and leaves the run; the
+others continue without it.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ class Launched:
 
 @contextmanager
 def launched(mesh: Mesh, threads: int) -> Iterator[Launched]:
-    """The ranks beside this process, until the end of the block."""
+    """Yield the ranks of this process, until the end of the block."""
     meeting = Path(tempfile.mkdtemp(prefix="aftermath-ranks-"))
     ranks = Launched(mesh, threads, meeting / "store")
     try:

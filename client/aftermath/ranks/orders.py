@@ -49,7 +49,9 @@ class Step(msgspec.Struct, frozen=True, tag=True):
 
 
 class Gather(msgspec.Struct, frozen=True, tag=True):
-    """Tell the losses of so many steps, and put the gradients together unless a rank ran out of memory."""
+    """Return the losses of the last steps, and put the gradients together unless a rank ran out of
+    memory.
+    """
 
     steps: int
 
@@ -131,7 +133,7 @@ class MomentDigests(msgspec.Struct, frozen=True, tag=True):
 
 
 class MomentBlock(msgspec.Struct, frozen=True, tag=True):
-    """Tell the bytes of a moment, whoever has it."""
+    """Return the bytes of a moment, from the rank that has it."""
 
     name: str
     start: int
@@ -147,7 +149,7 @@ class TakeMoments(msgspec.Struct, frozen=True, tag=True):
 
 
 class ForgetMoments(msgspec.Struct, frozen=True, tag=True):
-    """Go on without moments."""
+    """Continue without moments."""
 
 
 OfState = Directions | Choose | Weigh | Digests | Read | Copy | Restore | Forget

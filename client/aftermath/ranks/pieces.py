@@ -104,7 +104,7 @@ def _rank_of(before: int, weight: int, whole: int, ranks: int) -> Callable[[int]
 
 
 def _piece(part: Part, first: int, rows: int) -> Piece:
-    """So many rows of a segment's blocks."""
+    """Return `rows` rows of a segment's blocks."""
     segment, (edge, *_) = part.segment, part.blocks.edges
     start, stop = first * edge, min((first + rows) * edge, segment.shape[0])
     name, shape = f"{segment.name}, level {segment.level}, {start} to {stop}", (stop - start, *segment.shape[1:])

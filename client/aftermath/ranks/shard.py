@@ -1,9 +1,13 @@
-"""One rank's part of what a member's optimizer has not sent yet: that rank alone holds it and chooses from it.
+"""One rank's part of what a member's optimizer has not sent yet: that rank alone holds it and
+chooses from it.
 
 Decided
-- It lies on the rank's device. What is computed of a block is what one rank computes of it, whoever holds the others.
-- Tensors have the names that they have where one rank holds all (`optim.remembered`), and are rows of those.
-- What goes to the first rank and comes from it is of sizes that both know before (`Held`), and goes by the CPU.
+- It lies on the rank's device. What is computed of a block is what one rank computes of it,
+  whichever ranks hold the others.
+- Tensors have the names that they have where one rank holds all (`optim.remembered`), and are rows
+  of those.
+- What goes to the first rank and comes from it is of sizes that both know before (`Held`), and goes
+  by the CPU.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Decided
   tensor-parallel ones. Gradients are added up by `ranks.fold`, so that their sum is that of a single rank.
 - A rank that has no micro-batch left goes through the motions with another's: all ranks take part in gathering the
   layers. What it computes is not added.
-- One that runs out of memory stands aside until the share's end (`ranks.motions`) and makes its network anew for the
+- One that runs out of memory stands aside until the share's end (`ranks.motions`) and makes its network again for the
   next, since FSDP2 does not take back half of a pass.
 - What moves tensors is collective: every rank calls it in the same order. `held` and `losses` are a rank's own.
 """
@@ -91,7 +91,7 @@ class ShardedModel:
     def begin(self, weights: Mapping[str, Tensor] | None, *, recompute: bool, keep: Keep = _keep_nothing) -> None:
         """Take the first rank's weights, fp32 and whole, and forget all gradients and losses.
 
-        `recompute`: layers are computed twice. Whoever wants a weight that came may `keep` it.
+        `recompute`: layers are computed twice. A caller may `keep` a weight that arrived.
         """
         if self.short:
             self._build()
@@ -156,9 +156,11 @@ class ShardedModel:
         self._motions.finish()
 
     def measure(self, sequences: Tensor, reserved: int) -> Tensor:
-        """What the pass of one sequence takes of this rank's memory, and what there is beside gradients: bytes.
+        """Return the bytes of this rank's memory for a pass of one sequence, and those besides
+        gradients.
 
-        `reserved` of them are somebody else's. What is kept of a pass is to be forgotten before the next (`begin`).
+        `reserved` bytes belong to others. What is kept of a pass is to be forgotten before the next
+        (`begin`).
         """
         device = torch.device(self._mesh.device_type)
         sharers = self._mesh.size() if device.type == "cpu" else 1  # of one memory

@@ -137,7 +137,7 @@ class ShardedFeedback:
         return [digest for name in sorted(runs) for digest in digests_told(runs[name], sizes[name])]
 
     def block(self, place: BlockSpan) -> bytes:
-        """A block of the state, from whoever holds it; nothing of what is not there any more."""
+        """Return a block of the state from the rank that holds it; empty if it is gone."""
         with self._ranks.turn:  # what there is changes in turns of other threads
             if self._ranks.holder is not self._own or not self._shard.remembers(place.name):
                 return b""

@@ -3,7 +3,7 @@
 Decided
 - The ranks have what a step takes from the pass before it (`ranks.inner_shard`), so the first one tells them the rate
   and by what it clipped gradients, which it does by one norm: a step has the bits that a single rank's has. What comes
-  back is written where it belongs, all tensors at once while the first rank steps its own: beside few bytes, each
+  back is written where it belongs, all tensors at once while the first rank steps its own: for few bytes, each
   message of its own would cost a change of processes.
 - The state comes to the first rank only to be kept, or copied for those who check it, or a block at a time.
 - A share that failed is not undone at once, but before the next thing that is asked of moments: it may have failed
@@ -102,7 +102,7 @@ class ShardedInner:
                 for name in dealt[0]:
                     tensor = self._params[name].detach()
                     tensor.copy_(self._shard.step(name, _gradient(self._params[name]), tensor, lr))
-            finally:  # whoever puts parameters back must find nothing that still comes
+            finally:  # nothing may still arrive when parameters are restored
                 for arrived in under_way:
                     arrived()
         self._stepped |= self._params.keys() - set(without)
@@ -148,7 +148,7 @@ class ShardedInner:
         return [data[at : at + DIGEST] for _, data in sorted(found.items()) for at in range(0, len(data), DIGEST)]
 
     def block(self, place: BlockSpan) -> bytes:
-        """A block of a moment, from whoever holds it; nothing of what is not there any more."""
+        """Return a block of a moment from the rank that holds it; empty if it is gone."""
         with self._ranks.turn:  # what there is changes in turns of other threads
             if self._ranks.holder is not self._own:
                 return b""

@@ -28,7 +28,7 @@ from aftermath.model.tensor_plan import TensorPlan
 
 
 def check_tensor_parallelism(config: ModelConfig, tier: int, ranks: int) -> None:
-    """Raises Unsuitable if a tier of this model cannot be cut over so many ranks."""
+    """Raise Unsuitable if a tier of this model cannot be cut over `ranks` ranks."""
     if ranks == 1:
         return
     for what, counts in _plan(config, tier).divided.items():

@@ -1,4 +1,4 @@
-"""One replica of a run's model on one device: how it comes to be, trains, applies, and is handed on.
+"""One replica of a run's model on one device: creation, training, applying, sharing.
 
-Knows nothing of a run's life.
+It knows nothing of a run's life.
 """

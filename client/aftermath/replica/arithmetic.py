@@ -1,6 +1,6 @@
-"""The choices of how passes are computed, as options name them; free of torch, for command lines that only ask.
+"""How passes are computed, as options name it. Free of torch, for commands that load none.
 
-Decided: these are a member's own. What it sends and applies is fp32's and exact, whatever is chosen here.
+These are a member's own choices: what it sends and applies is exact fp32 in any case.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ PRECISION = (
 )
 COMPILE = (
     "Compile the model with torch.compile, before the member joins; auto: on CUDA alone. If it fails, that is said, "
-    "and training goes on without."
+    "and training continues without it."
 )
 
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """How passes are computed on the device at hand."""
+    """The arithmetic of passes on a device."""
 
     bf16: bool = False
     compiled: bool = False

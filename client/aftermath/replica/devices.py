@@ -1,4 +1,4 @@
-"""What `--device` may say; free of torch, so that a mistake is told before that is loaded."""
+"""The values of `--device`. Free of torch, so a mistake is reported before torch loads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from aftermath.base.errors import UsageError
 
 
 def indices_named(name: str) -> list[int]:
-    """The numbers of the CUDA devices in auto, cpu, mps, cuda or cuda:X,Y. Raises UsageError for another name."""
+    """Return the indices of CUDA devices in auto, cpu, mps, cuda or cuda:X,Y. Raises UsageError."""
     if re.fullmatch(r"auto|cpu|mps|cuda(:\d{1,3}(,\d{1,3})*)?", name) is None:
         raise UsageError(
             f"--device {name!r} is no device", "It is auto, cpu, mps, cuda or cuda:X,Y, for example cuda:0"

@@ -1,14 +1,7 @@
-"""What a device needs so that it computes the bits that all others compute: set here, once, and then proved.
+"""Settings and self-tests that make a device compute the same bits as all others.
 
-Decided
-- Exact are the apply and the hash; the products of an apply are of float64 (`optim.exact`) or of fp32 (`optim.polar`).
-  cuBLAS may emulate these with smaller numbers, which rounds; that is switched off, and products that only plain ones
-  get right are compared with the CPU's before anything is joined, and the CPU's with whole numbers. MPS has no
-  float64, and leaves them to the CPU.
-- fp32 products keep fp32's bits everywhere (no TF32): that is exact, and one machine encodes the same bytes of the same
-  gradients.
-- cuBLAS sums in one order only if its workspace has a fixed size, which it reads before its first product.
-- Training itself may round as it likes: nobody else has to compute it (`optim.parts`).
+The apply (`optim.exact`, `optim.polar`) and the hash must be exact. Training may round: nobody else
+computes it (`optim.parts`).
 """
 
 from __future__ import annotations
@@ -27,14 +20,19 @@ from aftermath.optim.polar import exact_polar
 from aftermath.replica.replica import pick_device
 
 WORKSPACES = (":4096:8", ":16:8")
-"""The values of CUBLAS_WORKSPACE_CONFIG with which products are repeatable; the first is set where there is none."""
+"""Values of CUBLAS_WORKSPACE_CONFIG with repeatable products. The first is the default."""
 _EMULATION = ("CUBLAS_EMULATE_DOUBLE_PRECISION", "CUBLAS_EMULATE_SINGLE_PRECISION")
 _KEPT = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
-_EDGE, _ROWS, _SIDE = 64, 4096, 256  # of the products that prove: large enough to be worth emulating
+# Sizes of the test products, large enough that a library would emulate them.
+_EDGE = 64
+_ROWS = 4096
+_SIDE = 256
 
 
 def exact_device(name: str) -> torch.device:
-    """The device of that name, set so that it is exact. Raises what `pick_device` does, and Unsuitable if it is not."""
+    """Return the device of that name, set to be exact. Raises what `pick_device` does, and
+    Unsuitable.
+    """
     device = pick_device(name)
     set_exact()
     prove_cpu()
@@ -44,21 +42,25 @@ def exact_device(name: str) -> torch.device:
 
 
 def keep_compiled() -> None:
-    """Have what torch and Triton compile kept in the user's cache directory, so that the next start compiles nothing.
+    """Cache what torch and Triton compile in the user's cache directory, unless the environment
+    says otherwise.
 
-    They would keep it in /tmp, which is emptied, and may forbid to run anything. What the environment says counts.
+    The default, /tmp, is emptied and may forbid execution.
     """
     for variable, name in _KEPT.items():
         if variable in os.environ:
             continue
         place = cache_directory(name)
-        with contextlib.suppress(OSError):  # a cache that cannot be written is left to them
+        with contextlib.suppress(OSError):  # if it cannot be written, torch and Triton choose
             place.mkdir(parents=True, exist_ok=True)
             os.environ[variable] = str(place)
 
 
 def set_exact() -> None:
-    """Before anything is computed. Raises Unsuitable for an environment that asks for something else."""
+    """Configure torch before its first product. Raises Unsuitable if the environment forbids it."""
+    # cuBLAS may emulate float64 and fp32 products with smaller numbers, which rounds: forbid that.
+    # It sums in one order only with a workspace of fixed size, which it reads before its first
+    # product. Without TF32, one machine encodes the same bytes of the same gradients.
     workspace = os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", WORKSPACES[0])
     if workspace not in WORKSPACES:
         raise Unsuitable(
@@ -77,7 +79,7 @@ def set_exact() -> None:
 
 
 def is_exact() -> bool:
-    """Whether everything is set that `set_exact` sets."""
+    """Return whether everything that `set_exact` sets is set."""
     return (
         os.environ.get("CUBLAS_WORKSPACE_CONFIG") in WORKSPACES
         and all(os.environ.get(variable) == "0" for variable in _EMULATION)
@@ -88,13 +90,15 @@ def is_exact() -> bool:
 
 
 def prove_cpu() -> None:
-    """Compare fp32 products of the CPU with those of whole numbers. Raises Unsuitable if one bit differs.
+    """Compare the CPU's fp32 products with integer products. Raises Unsuitable if one bit differs.
 
-    oneDNN and MKL multiply in bfloat16 where the environment allows it, on ARM above all.
+    oneDNN and MKL multiply in bfloat16 if the environment allows it, especially on ARM.
     """
     numbers = torch.zeros(_SIDE, _SIDE, dtype=torch.int64)
     places = torch.arange(_SIDE)
-    numbers[places, places % 16], numbers[places, 16 + places % 7] = 2895 - 2 * places, 2 * places - 2895  # 12 bits
+    # 12 bits
+    numbers[places, places % 16] = 2895 - 2 * places
+    numbers[places, 16 + places % 7] = 2 * places - 2895
     if not torch.equal(numbers.float() @ numbers.float().mT, (numbers @ numbers.mT).float()):
         raise Unsuitable(
             "this CPU multiplies fp32 with fewer bits, and its replica would part from all others",
@@ -103,8 +107,9 @@ def prove_cpu() -> None:
 
 
 def prove(device: torch.device) -> None:
-    """Compare exact products with the CPU's. Raises Unsuitable if one bit differs."""
-    here, there = _products(device), _products(torch.device("cpu"))
+    """Compare a device's exact products with the CPU's. Raises Unsuitable if one bit differs."""
+    here = _products(device)
+    there = _products(torch.device("cpu"))
     for name, product in there.items():
         if not torch.equal(here[name].cpu(), product):
             raise Unsuitable(
@@ -114,12 +119,13 @@ def prove(device: torch.device) -> None:
 
 
 def _products(device: torch.device) -> dict[str, Tensor]:
-    """By name what plain products alone compute exactly, with numbers up to their very bounds."""
-    draws, most = torch.Generator().manual_seed(2), 1 << MEAN_BITS
+    """Return, by name, products that only plain arithmetic computes exactly, up to their bounds."""
+    draws = torch.Generator().manual_seed(2)
+    most = 1 << MEAN_BITS
     means = torch.randint(-most, most + 1, (_ROWS, _EDGE), generator=draws).double()
     signs = basis(_EDGE, torch.float64, torch.device("cpu")).sign().T
     means[:_EDGE] = most * signs  # sums near 2^53
-    means[:_EDGE, 1] -= signs[:, 1]  # odd ones, that is, which take all 53 bits
+    means[:_EDGE, 1] -= signs[:, 1]  # odd sums, which take all 53 bits
     matrix = torch.randn(_SIDE, _SIDE + 8, generator=draws)
     sums = means.to(device) @ basis(_EDGE, torch.float64, device)
     rounded = sums.mul(2.0**-COLUMN_SUM_BITS).round_()

@@ -1,40 +1,47 @@
-"""What a member of a tier holds in memory at most, reckoned from its schema, and the first tier that fits.
+"""The memory that a member of a tier needs at most, computed from its schema.
 
-Decided: it is reckoned with passes of one sequence and layers that are computed twice, which is what a member falls
-back to; a tier fits where that is. docs/operations.md has what was counted, and a test puts both side by side.
+It assumes passes of one sequence and activation checkpointing, which a member falls back to. A test
+compares it with measured memory (docs/operations.md).
 """
 
 from __future__ import annotations
 
 from aftermath.optim.schema import Schema
 
-_STATE = 16  # bytes a parameter: weight, gradient, delta, and the copy of the look-ahead
-_MOMENT = 8  # and a copy of it
+_STATE = 16  # bytes per parameter: weight, gradient, delta, look-ahead copy
+_MOMENT = 8  # bytes of a moment and its copy
 _FLOAT = 4
-_LAYER_HIDDEN, _LAYER_WIDTH, _HEAD = 11, 6, 3  # numbers of a position while one layer, or the head, has its gradients
-_HELD, _SUMMED = 4.5, 3.0  # bytes a number of each member's result, while it is kept and while a level is summed
-_DIGIT, _STEP, _BATCHES = 1.0, 4.5, 20 << 20  # of results with every number: of each member's, of all, and beside them
-_RUNTIME = {"cuda": 600 << 20}  # what a device needs for itself: its context, workspaces, fragments
+# Numbers per position while one layer, or the head, has its gradients.
+_LAYER_HIDDEN = 11
+_LAYER_WIDTH = 6
+_HEAD = 3
+_HELD = 4.5  # bytes per number of each member's result, while it is kept
+_SUMMED = 3.0  # bytes per number while a level is summed
+# Results with every number: bytes per number of each member's, of the sum, and of the batches.
+_DIGIT = 1.0
+_STEP = 4.5
+_BATCHES = 20 << 20
+_RUNTIME = {"cuda": 600 << 20}  # the device's own context, workspaces, fragments
 
 
 def state_bytes(schema: Schema, tier: int) -> int:
-    """What stays: weights, and what is learnt beside them."""
+    """Return the bytes of weights and optimizer state."""
     return (_STATE + _MOMENT * schema.optimizer.moments) * schema.state.parameters(tier)
 
 
 def least_bytes(schema: Schema, tier: int, seq_len: int, members: int) -> int:
-    """What a member of the tier holds at most when it takes the least it can, with the results of so many members."""
+    """Return the peak bytes of a member with the smallest passes and `members` results."""
     return state_bytes(schema, tier) + max(_pass_bytes(schema, tier, seq_len), _result_bytes(schema, tier, members))
 
 
 def needs(schema: Schema, seq_len: int, members: int, device: str = "cpu") -> list[int]:
-    """By tier: `least_bytes` on a device of this kind, with what the device needs for itself."""
+    """Return, by tier, `least_bytes` plus the device's own needs."""
     own = _RUNTIME.get(device, 0)
     return [own + least_bytes(schema, tier, seq_len, members) for tier in range(schema.state.tiers)]
 
 
 def first_fitting(needed: list[int], free: int) -> int | None:
-    """The largest tier that fits into so many bytes, None where none does."""
+    """Return the largest tier that fits into `free` bytes, or None."""
     return next((tier for tier, size in enumerate(needed) if size <= free), None)
 
 

@@ -1,9 +1,8 @@
-"""A copy of a network's weights to look at, in a network of its own, which gives way at once.
+"""A copy of a network's weights for evaluation on another thread, which can be interrupted.
 
-Decided
-- It is asked on another thread than the one that trains. Where it may not go on, copying ends at the next piece, and a
-  pass at the next module that it comes to: whoever asked begins again later, with the same weights.
-- It costs 4 bytes a parameter of the tier, where the model is, as long as somebody holds it.
+If the copy may not continue, copying ends at the next piece and a pass at the next module. The
+caller retries later with the same weights. It costs 4 bytes per parameter of the tier, on the
+model's device.
 """
 
 from __future__ import annotations
@@ -19,23 +18,25 @@ _PIECE = 1 << 24  # numbers copied at once: 64 MiB, some hundredths of a second
 
 
 class GivenWay(Exception):
-    """A pass was given up on its way."""
+    """A pass was interrupted."""
 
 
 @torch.no_grad()
-def frozen_copy(model: LanguageModel, may_go_on: Callable[[], bool]) -> LanguageModel | None:
-    """A network of its own with the model's weights; None where it might not go on. Its passes raise GivenWay then."""
+def frozen_copy(model: LanguageModel, may_continue: Callable[[], bool]) -> LanguageModel | None:
+    """Return a network with the model's weights, or None if interrupted. Its passes raise
+    GivenWay.
+    """
     copies: dict[str, Tensor] = {}
     for name, tensor in model.named_parameters():
         copies[name] = torch.empty_like(tensor, requires_grad=False)
         for there, here in zip(copies[name].view(-1).split(_PIECE), tensor.view(-1).split(_PIECE), strict=True):
-            if not may_go_on():
+            if not may_continue():
                 return None
             there.copy_(here)
     copied = model.config.build(model.tier, copies).requires_grad_(False)
 
     def give_way(*_: object) -> None:
-        if not may_go_on():
+        if not may_continue():
             raise GivenWay
 
     for module in copied.modules():

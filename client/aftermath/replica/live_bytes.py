@@ -1,7 +1,7 @@
-"""The bytes of all tensors that PyTorch makes and drops inside a block, and the most there were at once.
+"""The bytes of all tensors that PyTorch creates inside a block, and their peak.
 
-Decided: storages are counted as operations return them, on any device and without its allocator's help. What an
-operation needs for itself while it runs is not seen.
+Storages are counted as operations return them, on any device. An operation's own temporary memory
+is not counted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class LiveBytes(TorchDispatchMode):
-    """`now` and `peak`, of storages made since the block began."""
+    """Counts `now` and `peak` of storages created since the block began."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -33,7 +33,8 @@ class LiveBytes(TorchDispatchMode):
         return out
 
     def _count(self, storage: torch.UntypedStorage) -> None:
-        key, size = storage._cdata, storage.nbytes()
+        key = storage._cdata
+        size = storage.nbytes()
         if key in self._known:
             return
         self._known.add(key)

@@ -1,7 +1,7 @@
-"""A device's memory: what can still be had of it, and whether it has just said no.
+"""A device's free memory, and whether an allocator has refused.
 
-Decided: on a CPU the system may end a process rather than refuse memory; what is free there is what the kernel, or the
-container's limit, says.
+On a CPU the system may kill a process rather than refuse memory. Free memory there is what the
+kernel, or the container's limit, reports.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _GROUP = Path("/sys/fs/cgroup")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a device's or the system's allocator has said no."""
+    """Return whether a device's or the system's allocator has refused."""
     full = isinstance(error, torch.OutOfMemoryError | MemoryError)
     return full or (isinstance(error, RuntimeError) and _CPU_ALLOCATOR in str(error))
 
 
 def free_bytes(device: torch.device) -> int:
-    """What can still be had of a device's memory."""
+    """Return the bytes that a device can still allocate."""
     if device.type == "cuda":
         held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + held
@@ -34,13 +34,13 @@ def free_bytes(device: torch.device) -> int:
 
 
 def give_back(device: torch.device) -> None:
-    """Have the device's allocator return what it keeps for later."""
+    """Have the device's allocator release its cache."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
 def _left_of_the_group() -> int:
-    """Of a container's limit; cached files count as free."""
+    """Return the free bytes of a container's limit. Cached files count as free."""
     limit, used = (_number(_GROUP / name, str) for name in ("memory.max", "memory.current"))
     cached = _number(_GROUP / "memory.stat", lambda text: text.partition("inactive_file ")[2].split()[0])
     return _UNLIMITED if limit is None or used is None else max(0, limit - used + (cached or 0))

@@ -1,11 +1,8 @@
-"""The model from one's peers: every member offers a snapshot, a joiner takes each tensor from several of them.
+"""Fetching the model from peers: members offer snapshots, a joiner takes tensors from several.
 
-Decided
-- the unit is the schema's segment, so a small tier asks for nothing it does not hold;
-- a snapshot is a copy taken at cooldown, never the live replica, and is dropped at the epoch's first apply;
-- a peer's word is worth nothing: sizes come from the schema, and what it offers is weighed against the hash that the
-  members attested on chain before a byte is fetched. So false offers cost no time, whoever makes how many, and a false
-  part is found at the first segment, by its own digest, and taken from another.
+The unit is the schema's segment, so a small tier fetches only what it holds. Sizes come from the
+schema, and an offer must have the attested hash before a byte is fetched. A false part is found at
+the first segment, by its own digest, and fetched from another peer.
 """
 
 from __future__ import annotations
@@ -36,11 +33,13 @@ _complaints = Complaints(logging.getLogger(__name__))
 
 
 class ModelUnavailable(Exception):
-    """No peer could give a level of the model; the message says which and why."""
+    """No peer could give a level of the model. The message says which and why."""
 
 
 class SnapshotManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a peer offers: the step of its snapshot and, per level, the BLAKE3 of every segment in canonical order."""
+    """A peer's offer: the step of its snapshot and, per level, the BLAKE3 of every segment in
+    order.
+    """
 
     step: int
     levels: dict[int, list[bytes]]
@@ -48,14 +47,14 @@ class SnapshotManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A copy of a replica: its manifest and the bytes behind every digest."""
+    """A copy of a replica, taken at cooldown: its manifest and the bytes behind every digest."""
 
     manifest: SnapshotManifest
     blobs: Mapping[bytes, bytes]
 
 
 def snapshot(params: Mapping[str, Tensor], schema: StateSchema, tier: int, step: int) -> Snapshot:
-    """Copy the segments of a tier's replica; slow, for the replica's thread."""
+    """Copy the segments of a tier's replica. Slow: call it on the replica's thread."""
     levels: dict[int, list[bytes]] = {}
     blobs: dict[bytes, bytes] = {}
     for level in range(tier, schema.levels):
@@ -84,7 +83,7 @@ class ModelShare:
         return msgspec.msgpack.encode(self.manifest)
 
     def offer(self, taken: Snapshot) -> None:
-        """Serve a snapshot until `withdraw`."""
+        """Serve a snapshot until `withdraw`, at the epoch's first apply."""
         self.withdraw()
         for digest, data in taken.blobs.items():
             self._transport.publish_source(digest, len(data), lambda at, n, data=data: data[at : at + n])  # type: ignore[misc]
@@ -101,7 +100,7 @@ class ModelShare:
 
 @dataclass(frozen=True)
 class Offer:
-    """One content of a level at one step, and who holds it."""
+    """One content of a level at one step, and the peers that hold it."""
 
     step: int
     digests: tuple[bytes, ...]
@@ -111,7 +110,9 @@ class Offer:
 async def ask_offers(
     transport: Transport, schema: StateSchema, peers: Sequence[bytes], deadline_s: float
 ) -> dict[int, list[Offer]]:
-    """What peers offer, per level with the most offered content first. What does not fit the schema is no offer."""
+    """Return the peers' offers, per level, most offered content first. Ignore what does not fit the
+    schema.
+    """
     manifests = await asyncio.gather(*(_ask(transport, schema, peer, deadline_s) for peer in peers))
     holders: dict[int, dict[tuple[int, tuple[bytes, ...]], list[bytes]]] = defaultdict(lambda: defaultdict(list))
     for peer, manifest in zip(peers, manifests, strict=True):
@@ -132,18 +133,20 @@ async def _ask(transport: Transport, schema: StateSchema, peer: bytes, deadline_
         return checked(await transport.request(peer, TOPIC, b"", manifest_limit(schema), deadline_s), schema)
     except TransportError:
         return None
-    except Exception as error:  # whatever is wrong with what a peer offers costs that offer, not this member
+    except Exception as error:  # an invalid offer must not end this member
         _complaints.about("reading an offer of", peer, error)
         return None
 
 
 def manifest_limit(schema: StateSchema) -> int:
-    """Bytes that a manifest of this schema needs at most; every peer of a run may send as many at once."""
+    """Return the largest manifest in bytes. Every peer of a run may send one at once."""
     return 64 + sum(16 + 2 * DIGEST * len(schema.of_level(level)) for level in range(schema.levels))
 
 
 def checked(reply: bytes, schema: StateSchema) -> SnapshotManifest | None:
-    """The manifest in a peer's reply, if it is well formed and fits the schema."""
+    """Return the manifest in a peer's reply, or None if it is malformed or does not fit the
+    schema.
+    """
     try:
         manifest: SnapshotManifest = msgpack_as(reply, SnapshotManifest)
     except Malformed:
@@ -158,7 +161,7 @@ def checked(reply: bytes, schema: StateSchema) -> SnapshotManifest | None:
 
 
 class LevelFetcher:
-    """Fetches levels into a set of parameters, of what peers offer only what has the hash that the chain holds."""
+    """Fetches levels into parameters, only from offers with the hash on chain."""
 
     def __init__(
         self,
@@ -170,14 +173,17 @@ class LevelFetcher:
         parallel: int,
         deadline_s: float,
     ) -> None:
-        self._transport, self._clock, self._schema, self._decode = transport, clock, schema, decode
+        self._transport = transport
+        self._clock = clock
+        self._schema = schema
+        self._decode = decode
         self._ends = clock.monotonic() + deadline_s
         self._at_once = asyncio.Semaphore(parallel)
 
     async def fetch(self, level: int, offers: Sequence[Offer], params: Mapping[str, Tensor], expected: bytes) -> None:
-        """Write `level` into `params`; `expected` is its hash on chain. ModelUnavailable if no offer fits.
+        """Write `level` into `params`. `expected` is its hash on chain. Raises ModelUnavailable.
 
-        A byte is fetched of the right one only, from all who offer it, at whatever step.
+        Bytes come only from peers that offer the expected content, at any step.
         """
         reasons = []
         right, wrong = self._right(level, offers, expected)
@@ -193,8 +199,11 @@ class LevelFetcher:
         raise ModelUnavailable(f"level {level} of the model: " + ("; ".join(reasons) or "no peer offers it"))
 
     def _right(self, level: int, offers: Sequence[Offer], expected: bytes) -> tuple[list[Offer], int]:
-        """The content that has this hash, with all who offer it in their order, and how many peers offer another."""
-        right, wrong = [], 0
+        """Return the offers with this hash in their order, and how many peers offer another
+        content.
+        """
+        right = []
+        wrong = 0
         for offer in offers:
             if level_root(self._schema, level, offer.digests) == expected:
                 right.append(offer)
@@ -213,5 +222,5 @@ class LevelFetcher:
 
 
 def segment_size(segment: Segment) -> int:
-    """Bytes of a segment's fp32 tensor."""
+    """Return the bytes of a segment's fp32 tensor."""
     return ELEMENT_BYTES * segment.numel

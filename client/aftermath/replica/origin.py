@@ -1,6 +1,6 @@
-"""Where replicas come from: the run's durable checkpoint on disk or on the Hub, and the shape of this member's tier.
+"""Where replicas come from: the durable checkpoint on disk or on the Hub.
 
-Everything here is synchronous and slow; a member calls it on the replica's thread.
+Everything here is synchronous and slow: a member calls it on the replica's thread.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from aftermath.replica.replica import Replica
 from aftermath.rules.model import Checkpoint
 from aftermath.rules.state import CheckpointKind
 
-_MEASURE_SECONDS = 8.0  # for the passes; making the replica comes on top
+_MEASURE_SECONDS = 8.0  # for the passes, without making the replica
 _SPREAD = 0.03
 
 
@@ -39,28 +39,28 @@ class Origin:
     strategy: Strategy
     device: torch.device
     pass_size: PassSize
-    """Of all replicas that it makes: what the first finds out holds for the next."""
+    """Pass size of all replicas that it makes: the first one's measurement holds for the next."""
     stopwatch: Callable[[], float]
     arithmetic: Arithmetic = PLAIN
     make: Callable[..., Replica] = Replica
-    """Makes a replica, as the class does."""
+    """Makes a replica, for example the class itself."""
     access: RunAccess = TRUSTING
 
     def stand_in(self) -> Replica:
-        """A replica to measure with, before any weights are here."""
+        """Return a replica to measure with, before the weights are fetched."""
         return self.replica(self._weights_like_new())
 
     def measure_weight(self, replica: Replica, seq_len: int) -> int:
-        """Throughput of this machine with this tier, in sequences per minute."""
+        """Return this machine's throughput with this tier, in sequences per minute."""
         return replica.measure_weight(seq_len, _MEASURE_SECONDS)
 
     def warm_up(self, seq_len: int, labels: bool) -> None:
-        """Compile what training will run, if it is to be compiled, before anybody waits for this member."""
+        """Compile what training will run, if configured, before anybody waits for this member."""
         if self.arithmetic.compiled:
             self.stand_in().warm_up(seq_len, labels)
 
     def _weights_like_new(self) -> dict[str, Tensor]:
-        """Weights like those of a new model, but drawn fast: only the time that training takes is wanted of them."""
+        """Return random weights, drawn fast, to measure the time of training only."""
         weights = self.blank()
         draws = torch.Generator().manual_seed(0)
         for name, tensor in weights.items():
@@ -72,37 +72,39 @@ class Origin:
         return self.schema.state.config
 
     def durable(self, checkpoint: Checkpoint) -> dict[str, Tensor]:
-        """The tier's weights from the durable checkpoint, or a run's first ones where it began without.
+        """Return the tier's weights from the durable checkpoint, or a run's initial ones.
 
         Raises model.documents.CheckpointError.
         """
         if checkpoint.kind is CheckpointKind.DUMMY:
             return init_weights(self.config, DUMMY_SEED, self.tier)
-        if checkpoint.kind is CheckpointKind.HUB:  # before a byte of weights is fetched, by what they claim to be
+        if checkpoint.kind is CheckpointKind.HUB:  # check the claimed config before fetching weights
             self.read_config(checkpoint)
         directory = resolve(checkpoint, tier=self.tier, strategy=self.strategy, access=self.access)
         self._check(find(directory, self.tier, self.strategy).config, checkpoint)
         return load(directory, self.tier, self.strategy)
 
     def read_config(self, checkpoint: Checkpoint) -> None:
-        """Fetch the config.json of a place on the Hub. Raises CheckpointError unless it describes the run's model."""
+        """Fetch the config.json of a place on the Hub. Raises CheckpointError unless it is the
+        run's model.
+        """
         document = load_hf_config(checkpoint, access=self.access)
-        if not is_type_of(document, self.config):  # before anything is built of it
+        if not is_type_of(document, self.config):  # before anything is built from it
             raise _other_model(checkpoint)
         self._check(config_of(document), checkpoint)
 
     def _check(self, found: ModelConfig, checkpoint: Checkpoint) -> None:
-        """CheckpointError if a place holds another model than the run's: a stranger may have named it."""
+        """Raise CheckpointError if a place holds another model: a stranger may have named it."""
         if not same_model(found, self.config):
             raise _other_model(checkpoint)
 
     def blank(self) -> dict[str, Tensor]:
-        """Zeroed tensors of the tier, to be filled level by level."""
+        """Return zeroed tensors of the tier, to be filled level by level."""
         shapes = self.config.parameter_shapes(self.tier)
         return {name: torch.zeros(shape, dtype=torch.float32) for name, shape in shapes.items()}
 
     def replica(self, weights: dict[str, Tensor]) -> Replica:
-        """A replica that starts from these weights with an empty optimizer state."""
+        """Return a replica that starts from these weights with an empty optimizer state."""
         return self.make(
             self.schema,
             self.config,

@@ -1,11 +1,8 @@
-"""The model's outline from one's peers: every member serves its own, a newcomer takes the one that fits the run.
+"""Fetching the model's outline (config and tokenizer) from peers.
 
-Decided
-- what peers say of the model is believed only if the schema that it gives has the hash on chain; that makes the
-  `config.json` right in all that training depends on;
-- no hash on chain covers the tokenizer, on which no training depends: it is taken if all who were asked and answered
-  rightly have the same, and else done without;
-- a few peers are asked at a time, and a reply is small: the tokenizer's files are blobs, of which it names the hashes.
+A config is trusted only if its schema has the hash on chain. No hash covers the tokenizer, which
+training does not need: it is used if all peers that answered correctly have the same one. Replies
+are small; the tokenizer's files are blobs.
 """
 
 from __future__ import annotations
@@ -34,22 +31,23 @@ ASKED_AT_ONCE = 4
 _complaints = Complaints(logging.getLogger(__name__))
 _MAX_REPLY = MAX_CONFIG_BYTES + 4096
 _MAX_COMPANIONS = 2 * MAX_COMPANION_BYTES
-"""Bytes of a model's companions together, which are held in memory."""
-_ANSWER, _FETCH = 10.0, 60.0  # seconds
+"""Bytes of a model's companion files together, held in memory."""
+_ANSWER = 10.0  # seconds for a reply
+_FETCH = 60.0  # seconds for a file
 
 
 class File(msgspec.Struct, frozen=True, array_like=True):
-    """A companion of the model: its size in bytes and its BLAKE3."""
+    """A companion file of the model: its size in bytes and its BLAKE3."""
 
     size: int
     blake3: bytes
 
 
 class OutlineReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a member tells of its model."""
+    """A member's description of its model."""
 
     config: bytes
-    """`config.json`, at most MAX_CONFIG_BYTES."""
+    """The `config.json`, at most MAX_CONFIG_BYTES."""
     companions: dict[str, File]
 
 
@@ -67,7 +65,7 @@ class OutlineShare:
 
 
 def checked(reply: bytes) -> tuple[dict[str, Any], dict[str, File]] | None:
-    """The config and the files in a peer's reply, if it is well formed."""
+    """Return the config and the files in a peer's reply, or None if it is malformed."""
     try:
         told: OutlineReply = msgpack_as(reply, OutlineReply)
         config = json_value(told.config)
@@ -84,9 +82,10 @@ def checked(reply: bytes) -> tuple[dict[str, Any], dict[str, File]] | None:
 async def ask_outline(
     transport: Transport, peers: Sequence[bytes], schema_from: Callable[[dict[str, Any]], Schema], compute: Worker
 ) -> tuple[Outline, Schema] | None:
-    """The outline of a run's model, from the first of these members whose config is the run's; None if none has one.
+    """Return the outline from the first of these members whose config is the run's, or None.
 
-    `schema_from` makes the run's schema of a config, or raises an AftermathError if it has not the hash on chain.
+    `schema_from` makes the run's schema from a config, or raises an AftermathError if its hash
+    differs from that on chain.
     """
     for start in range(0, len(peers), ASKED_AT_ONCE):
         asked = peers[start : start + ASKED_AT_ONCE]
@@ -98,7 +97,7 @@ async def ask_outline(
                     right[peer] = *told, await compute(partial(schema_from, told[0]))
             except AftermathError:
                 continue
-            except Exception as error:  # whatever is wrong with what a peer tells costs its answer, not this member
+            except Exception as error:  # an invalid answer must not end this member
                 _complaints.about("reading the outline of", peer, error)
         if right:
             config, files, schema = next(iter(right.values()))
@@ -118,7 +117,7 @@ async def _ask(transport: Transport, peer: bytes) -> tuple[dict[str, Any], dict[
 
 
 async def _files(transport: Transport, files: dict[str, File], holders: Sequence[bytes]) -> dict[str, bytes]:
-    """The companions that can be had: a model is trained without them too."""
+    """Return the companion files that peers give. A model can be trained without them."""
     found = {}
     for name, file in files.items():
         try:

@@ -1,13 +1,8 @@
-"""How a share is cut into passes: so many sequences at once, and whether layers keep what their gradients need.
+"""Pass size: how many sequences a pass has, and whether it uses activation checkpointing.
 
-Decided
-- Where memory does not hold a pass, passes become smaller by half and the share begins again; at one sequence, layers
-  keep their inputs alone and are computed twice (activation checkpointing). Only where that is not enough either does
-  the member end. What was found stays so for the life of the process.
-- `auto` begins with as many sequences, a power of two up to 64, as fit beside the gradients into four fifths of the
-  memory that is free; one sequence is passed first, to see what it takes.
-
-No torch here: settings take their words from it.
+If memory does not hold a pass, passes are halved and the share begins again; at one sequence,
+layers are recomputed. If that fails too, the member ends. The result holds for the life of the
+process. No torch here: settings take their words from it.
 """
 
 from __future__ import annotations
@@ -20,10 +15,10 @@ from aftermath.base.errors import AftermathError, Unsuitable
 Checkpointing = Literal["auto", "on", "off"]
 
 AUTO = 0
-"""So many sequences as fit."""
+"""Fit as many sequences as possible: a power of two up to 64, found by passing one sequence first."""
 MOST = 64
-_PART = 0.8  # of what is free
-_UNCOUNTED = 1.25  # what an operation needs for itself, and what an allocator cannot use, beside the tensors
+_PART = 0.8  # part of the free memory to use
+_UNCOUNTED = 1.25  # factor for temporary memory of operations and fragmentation
 
 
 class OutOfMemory(AftermathError):
@@ -33,28 +28,30 @@ class OutOfMemory(AftermathError):
 
 
 class PassSize:
-    """What fits, as far as it is known. `size` is AUTO or the sequences of a pass."""
+    """What fits, as far as known. `size` is AUTO or the sequences per pass."""
 
     def __init__(self, size: int, checkpointing: Checkpointing) -> None:
-        self._size, self._may_recompute = size, checkpointing == "auto"
+        self._size = size
+        self._may_recompute = checkpointing == "auto"
         self.recompute = checkpointing == "on"
-        """Whether layers are computed twice."""
+        """Whether layers are recomputed."""
         self._news: list[str] = []
 
     @property
     def size(self) -> int:
-        """Sequences at once; one until it is known how many fit."""
+        """Return the sequences per pass; one until it is known how many fit."""
         return self._size or 1
 
     @property
     def unknown(self) -> bool:
-        """Whether it is still to be found how many fit."""
+        """Return whether it is unknown how many fit."""
         return self._size == AUTO
 
     def settle(self, peak: int, free: int) -> bool:
-        """Take as many sequences as fit into `free` bytes, if one took `peak` beside the gradients.
+        """Choose as many sequences as fit into `free` bytes, if one took `peak` besides the
+        gradients.
 
-        False, with layers that are computed twice from now on, where not even one fits and that is allowed.
+        Return False, and recompute layers from now on, if not even one fits and that is allowed.
         """
         room = int(_PART * free / max(1, peak * _UNCOUNTED))
         if room < 1 and self.recompute_now():
@@ -64,7 +61,7 @@ class PassSize:
         return True
 
     def shrink(self) -> bool:
-        """Take less memory from now on; False if there is no less."""
+        """Use less memory from now on. Return False if that is impossible."""
         if self.size > 1:
             self._size = self.size // 2
         elif not self.recompute_now():
@@ -73,14 +70,16 @@ class PassSize:
         return True
 
     def recompute_now(self) -> bool:
-        """Have layers computed twice from now on; False if they are, or must not be."""
+        """Recompute layers from now on. Return False if they are already, or must not be."""
         if self.recompute or not self._may_recompute:
             return False
         self.recompute = True
         return True
 
     def forbid_recompute(self) -> None:
-        """Of a network that cannot. Raises Unsuitable where that was asked for."""
+        """Disable recomputation for a network that cannot. Raises Unsuitable if the user asked for
+        it.
+        """
         if self.recompute:
             raise Unsuitable(
                 "--activation-checkpointing on: a model that only transformers knows computes its layers once",
@@ -89,7 +88,7 @@ class PassSize:
         self._may_recompute = False
 
     def news(self) -> tuple[str, ...]:
-        """What has changed since this was asked last."""
+        """Return what has changed since the last call."""
         news, self._news = tuple(self._news), []
         return news
 

@@ -1,13 +1,8 @@
-"""How a share's passes are computed: in which precision, compiled or not, and how its tokens reach the device.
+"""The passes of a share: their precision, compilation, and the upload of tokens.
 
-Decided
-- Weights, gradients and their sums are fp32 always. bf16 is what products of matrices are computed in, by autocast; the
-  loss, norms, the residual stream and the choice of experts stay fp32. What is sent and applied knows nothing of it.
-- One kind of pass is compiled, the first that comes: of one sequence, or of any number of several, of one length. So no
-  round waits for a compiler because of what is left over of a share.
-- Compiling is tried with a whole pass, forward and back, for every new shape, and its gradient is thrown away. Whatever
-  fails there is told once, and from then on passes are not compiled: a member never falls out because of a compiler.
-- A share goes to a GPU at once, from pinned memory, while the host goes on: it is small beside everything else there.
+Weights, gradients and their sums are always fp32. With bf16, autocast computes matrix products in
+it; the loss, norms, the residual stream and the choice of experts stay fp32. What is sent and
+applied does not depend on it.
 """
 
 from __future__ import annotations
@@ -29,7 +24,9 @@ log = logging.getLogger(__name__)
 
 
 def arithmetic_of(device: torch.device, precision: Precision, compiled: Compile) -> Arithmetic:
-    """What the options mean on a device. Raises Unsuitable for bf16 on one that has none."""
+    """Return the arithmetic of the options on a device. Raises Unsuitable for bf16 without
+    support.
+    """
     has_it = has_bf16(device)
     if precision == "bf16" and not has_it:
         raise Unsuitable(f"--precision bf16: {device} does not compute in bf16", "Use fp32 or auto")
@@ -38,7 +35,7 @@ def arithmetic_of(device: torch.device, precision: Precision, compiled: Compile)
 
 
 def has_bf16(device: torch.device) -> bool:
-    """Whether autocast to bf16 is of use there: a CPU has it, if slowly; of GPUs those whose units know it."""
+    """Return whether the device supports autocast to bf16: all CPUs, and GPUs with bf16 units."""
     if device.type == "cuda":
         with torch.cuda.device(device):
             return bool(torch.cuda.is_bf16_supported(including_emulation=False))
@@ -49,7 +46,8 @@ class Passes:
     """The forward passes of one model."""
 
     def __init__(self, model: LanguageModel, arithmetic: Arithmetic = PLAIN) -> None:
-        self._model, self.arithmetic = model, arithmetic
+        self._model = model
+        self.arithmetic = arithmetic
         self._compiled: Callable[..., Tensor] | None = None
         if arithmetic.compiled:
             self._compiled = torch.compile(model.loss)
@@ -57,22 +55,26 @@ class Passes:
         self._tried: set[tuple[torch.Size, bool]] = set()
 
     def plain(self) -> Passes:
-        """The same without compiling, for passes that are few or of many shapes."""
+        """Return the same passes without compilation, for few passes or many shapes."""
         return Passes(self._model, replace(self.arithmetic, compiled=False))
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """Return the model's device."""
         return next(self._model.parameters()).device
 
     def upload(self, sequences: Tensor) -> Tensor:
-        """A share's tokens where the model is; a GPU copies them while the host goes on."""
+        """Copy a share's tokens to the model's device. A GPU copies from pinned memory without
+        waiting.
+        """
         if self.device.type != "cuda":
             return sequences.to(self.device)
         return sequences.pin_memory().to(self.device, non_blocking=True)
 
     def loss(self, input_ids: Tensor, labels: Tensor | None = None) -> Tensor:
-        """`LanguageModel.loss` of tokens [B, T] on the device, with a gradient to the model's parameters."""
+        """Return `LanguageModel.loss` of tokens [B, T] on the device, with a gradient for the
+        parameters.
+        """
         with self._cast():
             if self._compiled is not None and self._compiles(self._compiled, input_ids, labels):
                 return self._compiled(input_ids, labels)
@@ -84,8 +86,13 @@ class Passes:
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
     def _compiles(self, compiled: Callable[..., Tensor], input_ids: Tensor, labels: Tensor | None) -> bool:
-        """Whether a pass is of the kind that is compiled, and goes through; if not, none is compiled any more."""
-        several, length = len(input_ids) > 1, input_ids.shape[1]
+        """Return whether a pass has the compiled kind and compiles; if not, disable compilation."""
+        # Compile only the first kind of pass: one sequence, or several, of one length. So no round
+        # waits for a compiler because of a share's remainder. Each new shape is tried with a whole
+        # pass, forward and backward. A failure is reported once: a member never falls out because
+        # of a compiler.
+        several = len(input_ids) > 1
+        length = input_ids.shape[1]
         self._kind = self._kind or (several, length, labels is None)
         if self._kind != (several, length, labels is None):
             return False

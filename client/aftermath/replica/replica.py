@@ -1,10 +1,8 @@
-"""A member's replica: its tier of the model and the optimizer's state. It trains, applies, tells its hashes, and
-measures how fast its machine is.
+"""A member's replica: its tier of the model and the optimizer's state.
 
-Decided
-- everything here is plain synchronous torch; a member calls it on one worker thread, never concurrently;
-- parameters are fp32 and change only in `apply`, which is exact, so replicas of all members stay bit-identical;
-- the gradient is the mean over the member's own sequences, whatever the micro-batch size.
+It trains, applies, hashes, and measures the machine's speed, in synchronous torch on one worker
+thread. Parameters are fp32 and change only in `apply`, which is exact, so the replicas of all
+members stay bit-identical.
 """
 
 from __future__ import annotations
@@ -35,11 +33,11 @@ _SHORTEST_PASS = 32  # tokens
 
 
 class Cancelled(Exception):
-    """Training was given up because the run has moved on."""
+    """Training was cancelled because the run has moved on."""
 
 
 class Replica:
-    """The model of one tier with all that changes it."""
+    """The model of one tier with its optimizer."""
 
     def __init__(
         self,
@@ -55,8 +53,10 @@ class Replica:
         result: MakeResult = ErrorFeedback,
         inner: MakeInner = InnerOptimizer,
     ) -> None:
-        self.schema, self.tier = schema, tier
-        self.device, self._pass_size = device, pass_size
+        self.schema = schema
+        self.tier = tier
+        self.device = device
+        self._pass_size = pass_size
         self._stopwatch = stopwatch
         self.model = config.build(tier, {name: tensor.to(device) for name, tensor in weights.items()})
         if not self.model.can_recompute:
@@ -67,7 +67,7 @@ class Replica:
 
     @property
     def levels(self) -> range:
-        """The levels this replica holds, in ascending order."""
+        """Return the levels of this replica, in ascending order."""
         return range(self.tier, self.schema.state.levels)
 
     def train(
@@ -79,10 +79,11 @@ class Replica:
         measured: bool = False,
         travelling: bool = False,
     ) -> Trained:
-        """Train on `sequences` int64 [n, seq_len], or [n, 2, seq_len] with labels, and encode the result.
+        """Train on `sequences` int64 [n, seq_len], or [n, 2, seq_len] with labels, and encode the
+        result.
 
-        The parameters stay as they were. `ahead_lr` is the learning rate of the look-ahead (the previous step's);
-        `measured` asks for the figures of `Trained`. Raises Cancelled between micro-batches, or
+        The parameters do not change. `ahead_lr` is the learning rate of the look-ahead (the
+        previous step's). `measured` asks for metrics. Raises Cancelled between micro-batches, or
         optim.clip.NonFiniteGradient.
         """
         return self.optimizer.train(
@@ -95,11 +96,13 @@ class Replica:
         )
 
     def news(self) -> tuple[str, ...]:
-        """What has changed in how a share is cut into passes, since this was asked last."""
+        """Return what has changed in the cut of shares into passes since the last call."""
         return self._pass_size.news()
 
     def _backward(self, passes: Passes, sequences: Tensor, cancelled: threading.Event) -> Loss:
-        """As `accumulate_unread` on parameters without gradients, in smaller passes where memory is too small."""
+        """Call `accumulate_unread` without old gradients, in smaller passes if memory is too
+        small.
+        """
         while True:
             try:
                 if self._pass_size.unknown:
@@ -121,7 +124,8 @@ class Replica:
         """Find how many sequences fit into a pass, from what one takes."""
         settled = False
         while not settled:
-            self.model.recompute, free = self._pass_size.recompute, free_bytes(self.device)
+            self.model.recompute = self._pass_size.recompute
+            free = free_bytes(self.device)
             with LiveBytes() as live:
                 accumulate(self.passes.plain(), sequence, 1, cancelled)
             self.model.zero_grad(set_to_none=True)
@@ -130,29 +134,36 @@ class Replica:
 
     @property
     def at_once(self) -> int:
-        """Sequences that are trained at the same time."""
+        """Return the sequences per pass."""
         return self._pass_size.size
 
     def measure_weight(self, seq_len: int, seconds: float) -> int:
-        """This machine's throughput in sequences per minute (1..65535), from passes over the first tokens.
+        """Return this machine's throughput in sequences per minute (1..65535), from passes over the
+        first tokens.
 
-        The first pass is short, and made twice, since it warms caches and libraries; each next one is twice as long, up
-        to a micro-batch (twice as well), unless it would end after `seconds`: then the last that did not has to do.
-        Passes are not compiled here, which would take longer than all of them.
+        The first pass is short and made twice, to warm caches and libraries. Each next one is twice
+        as long, up to a micro-batch (also made twice), unless it would end after `seconds`. Passes
+        are not compiled here, which would take longer than all of them.
         """
-        passes, still = self.passes.plain(), threading.Event()
+        passes = self.passes.plain()
+        still = threading.Event()
         if self._pass_size.unknown:
             self._backward(passes, torch.zeros(1, seq_len, dtype=torch.int64), still)
-        micro, vocabulary = self.at_once, self.model.config.vocab_size
+        micro = self.at_once
+        vocabulary = self.model.config.vocab_size
         batch = torch.arange(micro * seq_len).remainder_(vocabulary)
         began = self._stopwatch()
-        done, best = 0, float("inf")  # tokens of the longest passes so far, and the time of the fastest of them
+        # tokens of the longest passes so far, and their best time
+        done = 0
+        best = float("inf")
         for number, (count, length) in enumerate(_passes(micro, seq_len)):
             started = self._stopwatch()
             if number > 1 and started - began + best * (count * length / done) > seconds:
                 break
             self.model.zero_grad(set_to_none=True)
-            float(self._backward(passes, batch[: count * length].view(count, length), still))  # waits for a GPU
+            float(
+                self._backward(passes, batch[: count * length].view(count, length), still)
+            )  # reading the loss waits for a GPU
             took = self._stopwatch() - started
             best = min(best, took) if count * length == done else took
             done = count * length
@@ -160,37 +171,40 @@ class Replica:
         return weight_of(done / seq_len, best)
 
     def warm_up(self, seq_len: int, labels: bool) -> None:
-        """Run one micro-batch of training, with labels or without, so that it is compiled."""
+        """Train one micro-batch, with or without labels, to compile it."""
         micro = self._pass_size.size
         batch = torch.arange(micro * seq_len).remainder_(self.model.config.vocab_size).view(micro, seq_len)
         self._backward(self.passes, torch.stack((batch, batch), 1) if labels else batch, threading.Event())
         self.model.zero_grad(set_to_none=True)
 
     def apply(self, results: Mapping[int, Sequence[Votes]], lr: float) -> None:
-        """Apply one round's accepted results (per level, in seat order) at its learning rate; exact."""
+        """Apply one round's accepted results (per level, in seat order) at its learning rate,
+        exactly.
+        """
         self.optimizer.apply(results, lr)
 
     def hashes(self) -> dict[int, bytes]:
-        """Hash of every level held: equal on all members that hold it."""
+        """Return the hash of every held level, equal on all members that hold it."""
         return {level: level_hash(self.params, self.schema.state, level) for level in self.levels}
 
 
 def accumulate(passes: Passes, sequences: Tensor, micro_batch: int, cancelled: threading.Event) -> float:
-    """As `accumulate_unread`, and return the loss as a number."""
+    """Call `accumulate_unread`, and return the loss as a number."""
     return float(accumulate_unread(passes, sequences, micro_batch, cancelled, read=True))
 
 
 def accumulate_unread(
     passes: Passes, sequences: Tensor, micro_batch: int, cancelled: threading.Event, *, read: bool = False
 ) -> Loss:
-    """Add the gradient of the mean loss over `sequences` [n, seq_len], a micro-batch at a time; returns the loss.
+    """Add the gradient of the mean loss over `sequences` [n, seq_len], by micro-batches. Return the
+    loss.
 
-    Without `read` it is left on a GPU, since reading it waits for the GPU.
-
-    With labels, `sequences` are [n, 2, seq_len], and the mean is over all labels of the share, however it is
-    cut: a micro-batch counts as many labels as it has. Raises Cancelled between micro-batches.
+    Without `read` the loss stays on a GPU, since reading it waits for the GPU. With labels,
+    `sequences` are [n, 2, seq_len], and the mean is over all labels of the share: a micro-batch
+    counts as many labels as it has. Raises Cancelled between micro-batches.
     """
-    placed, losses = passes.upload(sequences), []
+    placed = passes.upload(sequences)
+    losses = []
     for micro, batch in zip(sequences.split(micro_batch), placed.split(micro_batch), strict=True):  # [micro, seq_len]
         if cancelled.is_set():
             raise Cancelled
@@ -199,23 +213,27 @@ def accumulate_unread(
         losses.append(loss.detach())
     if not read and passes.device.type == "cuda" and torch.cuda.is_available():
         return torch.stack(losses).double().sum()
-    return float(sum(torch.stack(losses).tolist()))  # read once: each reading waits for the device
+    return float(sum(torch.stack(losses).tolist()))  # read once: each read waits for the device
 
 
 def share_loss(passes: Passes, batch: Tensor, micro: Tensor, sequences: Tensor) -> Tensor:
-    """What a micro-batch of a share, which is also on the device as `batch`, adds to the mean loss over the share."""
+    """Return a micro-batch's part of the mean loss over the share. `batch` is it on the device."""
     if batch.dim() == 3:
         return passes.loss(*batch.unbind(1)) * (_learnt(micro) / max(1, _learnt(sequences)))
     return passes.loss(batch) * (len(micro) / len(sequences))
 
 
 def _learnt(sequences: Tensor) -> int:
-    """The labels [n, 2, seq_len] that are learnt; nothing comes before the first of a sequence."""
+    """Return the number of learnt labels [n, 2, seq_len]. The first of a sequence does not
+    count.
+    """
     return int((sequences[:, 1, 1:] >= 0).sum())
 
 
 def _passes(micro: int, seq_len: int) -> Iterator[tuple[int, int]]:
-    """The (sequences, tokens of each) of the passes that measure a machine; the last is a whole micro-batch."""
+    """Yield (sequences, tokens of each) of the passes that measure a machine; the last is a
+    micro-batch.
+    """
     length = min(_SHORTEST_PASS, seq_len)
     yield 1, length
     while length < seq_len:
@@ -230,12 +248,12 @@ def _passes(micro: int, seq_len: int) -> Iterator[tuple[int, int]]:
 
 
 def weight_of(sequences: float, seconds: float) -> int:
-    """Sequences per minute as a member declares it when it joins."""
+    """Return the sequences per minute that a member declares when it joins."""
     return max(1, min(65535, round(60 * sequences / max(seconds, 1e-6))))
 
 
 def pick_device(name: str) -> torch.device:
-    """The torch device for auto, cpu, mps, cuda or cuda:X,Y (the first index).
+    """Return the torch device for auto, cpu, mps, cuda or cuda:X,Y (the first index).
 
     Raises UsageError as `indices_named` does, Unsuitable if there is no such device here.
     """

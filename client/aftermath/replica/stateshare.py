@@ -1,13 +1,7 @@
-"""What a member's optimizer knew after its last rounds, block by block with proofs, for whoever checks its work.
+"""Serving a member's private optimizer state, block by block with Merkle proofs.
 
-Choices:
-- a state is asked for by its root, as a signed commitment has it; what is answered proves itself, so it is worth as
-  much from anybody. Its size follows from the schema, and nothing longer is read;
-- the state changes in place with every round. So copies are kept, of the states after the last STATES rounds that were
-  trained: before and after of the last result but one too, which is judged while the next trains. All copies together
-  take COPIES bytes at most. Of larger states fewer are kept, and of one that alone is larger none: its blocks are read
-  where they are, and can be had until the next round changes them;
-- whatever is read is hashed before it leaves: a block that has changed is refused, and not sent.
+A state is requested by its root, which a signed commitment has. An answer proves itself, and its
+size follows from the schema. Every block is hashed before it is sent.
 """
 
 from __future__ import annotations
@@ -29,28 +23,30 @@ from aftermath.p2p.transport import RequestRefused, Transport, short
 TOPIC = "state"
 STATES = 3
 COPIES = 512 << 20
-"""Bytes that the copies of one member take together at most."""
+"""Bytes of all copies of one member. States beyond that are served from the optimizer until the
+next round.
+"""
 _QUESTION = Struct(f"<{DIGEST}sI")  # root, index of a block
 
 
 class FalseBlock(AftermathError):
-    """A peer answered with something else than the block that was asked for."""
+    """A peer answered with another block than the requested one."""
 
 
 @dataclass(frozen=True)
 class KeptState:
-    """A state that can be asked for."""
+    """A state that peers may request."""
 
     tree: Tree
     outline: StateOutline
     copies: Mapping[str, Tensor] | None
-    """None where there are none, and blocks are those of the optimizer."""
+    """Copies of the tensors; None if blocks are read from the optimizer."""
     read: Callable[[BlockSpan], bytes]
-    """The bytes of a block."""
+    """Reads the bytes of a block."""
 
 
 def kept_of(optimizer: Engine, tree: Tree) -> KeptState:
-    """The state of an optimizer now, of which that is the tree; copied, unless it is too large."""
+    """Return an optimizer's current state, with its tree. It is copied, unless it is too large."""
     parts = outline(optimizer.sizes())
     if parts.size > COPIES:
         return KeptState(tree, parts, None, optimizer.block)
@@ -59,7 +55,7 @@ def kept_of(optimizer: Engine, tree: Tree) -> KeptState:
 
 
 class StateShare:
-    """Answers for the states that this member had last."""
+    """Answers requests for the states that this member had last."""
 
     def __init__(self, transport: Transport) -> None:
         self._kept: dict[bytes, KeptState] = {}
@@ -68,7 +64,9 @@ class StateShare:
         transport.handle(TOPIC, self.answer)
 
     def offer(self, kept: KeptState, *, hidden: bool = False) -> None:
-        """Serve a state, if it is hidden not before it is shown; and of those before as many as there is room for."""
+        """Serve a state, after `show` if it is hidden, and as many earlier ones as fit."""
+        # A round changes the state in place. Judges of the last but one result need the states
+        # before and after it, while the next round trains.
         root = kept.tree.root
         self._kept.pop(root, None)
         self._kept[root] = kept
@@ -83,12 +81,14 @@ class StateShare:
         self._hidden.discard(root)
 
     def withdraw(self) -> None:
-        """Stop serving all of them and free their memory."""
+        """Stop serving all states and free their memory."""
         self._kept.clear()
         self._hidden.clear()
 
     async def answer(self, peer: bytes, body: bytes) -> bytes:
-        """The proof of a block, and the block. Raises RequestRefused for what is not kept, or not any more."""
+        """Return the proof of a block, and the block. Raises RequestRefused if the state is not
+        kept.
+        """
         del peer
         if len(body) != _QUESTION.size:
             raise RequestRefused("a root and the index of a block are expected")
@@ -99,7 +99,7 @@ class StateShare:
         place = kept.outline.place(index)
         if kept.copies is not None:
             block = kept.read(place)
-        else:  # it waits for what the devices compute; one at a time, since others need threads too
+        else:  # reading waits for the devices; one at a time, since others need threads too
             async with self._reading:
                 block = await asyncio.to_thread(kept.read, place)
         if block_digest(block) != kept.tree.digest(index):
@@ -108,17 +108,19 @@ class StateShare:
 
 
 def question(root: bytes, index: int) -> bytes:
-    """What asks for a block of the state with that root."""
+    """Return a request for a block of the state with that root."""
     return _QUESTION.pack(root, index)
 
 
 async def ask_block(
     transport: Transport, peer: bytes, root: bytes, parts: StateOutline, index: int, deadline_s: float
 ) -> bytes:
-    """A block of the private state with that root, whose outline the schema and the member's tier give.
+    """Return a block of the private state with that root. `parts` is the outline of the member's
+    tier.
 
-    Raises RequestRefused if the peer does not keep that state, or not any more, other TransportErrors if it cannot be
-    reached, and FalseBlock for a lie, after which the peer is kept out. IndexError if there is no such block.
+    Raises RequestRefused if the peer does not keep that state, other TransportErrors if it cannot
+    be reached, FalseBlock for a false answer (the peer is then barred), and IndexError if there is
+    no such block.
     """
     most = parts.place(index).size + DIGEST * proof_length(index, parts.count)
     reply = await transport.request(peer, TOPIC, question(root, index), most, deadline_s)
@@ -130,8 +132,9 @@ async def ask_block(
 
 
 def proven(reply: bytes, root: bytes, parts: StateOutline, index: int) -> bytes:
-    """The block in an answer. Raises FalseBlock unless it is the one with that index under that root."""
-    size, hashes = parts.place(index).size, DIGEST * proof_length(index, parts.count)
+    """Return the block in an answer. Raises FalseBlock unless it is the requested one."""
+    size = parts.place(index).size
+    hashes = DIGEST * proof_length(index, parts.count)
     proof = [reply[at : at + DIGEST] for at in range(0, hashes, DIGEST)]
     block = reply[hashes:]
     if len(reply) != hashes + size or not proves(block, index, parts.count, proof, root):

@@ -1,11 +1,8 @@
-"""Which sequences each trainer takes in a round.
+"""Assignment: the sequences that each trainer takes in a round.
 
-Decided: the batch is cut by declared weight with cumulative rounding, in the seeded "data" order. Every share is
-within one sequence of exact, shares partition the batch whatever the weights, and nobody needs to know more than the
-round header and the Members account. Positions are re-done sequences first, then fresh ones.
-
-While much waits to be trained again, established members alone train, where they alone witness and others are there:
-newcomers that leave shares undone could otherwise fill the room for that, and no round counts that needs more of it.
+The batch is cut by declared weight in the seeded "data" order. The shares partition the batch
+whatever the weights, and each is within one sequence of exact. The round header and the Members
+account determine them.
 """
 
 from __future__ import annotations
@@ -30,11 +27,16 @@ class PositionInterval(NamedTuple):
 
 
 def assign(header: Round, members: Members, verification_percent: int) -> dict[int, PositionInterval]:
-    """The share of every seat of the roster, in shuffle order; verifiers and very small weights have an empty one, as
-    newcomers have where established members train alone.
+    """Return the share of every seat of the roster, in shuffle order.
+
+    Verifiers and very small weights get an empty share. So do newcomers while established members
+    train alone.
     """
     roles = committee.roles(header, verification_percent)
     ordered = [seat for seat in committee.ordered(header, committee.DATA) if seat in roles]
+    # While many sequences wait to be trained again, only established members train. Newcomers that
+    # leave their shares undone could otherwise fill that backlog, and no round counts that needs
+    # more room in it.
     trainers = members.judges if header.established is Alone.TRAIN else header.roster
     trainers &= bitmap.from_seats(seat for seat, role in roles.items() if role is Committee.TRAINER)
     weights = [members.seats[seat].weight if bitmap.contains(trainers, seat) else 0 for seat in ordered]
@@ -42,7 +44,10 @@ def assign(header: Round, members: Members, verification_percent: int) -> dict[i
 
 
 def cut(batch: int, weights: list[int]) -> list[PositionInterval]:
-    """Cut [0, batch) in proportion to the weights: share p ends at floor(batch * (w_0 + ... + w_p) / total)."""
+    """Cut [0, batch) in proportion to the weights.
+
+    Share p ends at floor(batch * (w_0 + ... + w_p) / total).
+    """
     total = sum(weights)
     shares = []
     before = 0
@@ -55,10 +60,14 @@ def cut(batch: int, weights: list[int]) -> list[PositionInterval]:
 
 
 def sequences(header: Round, interval: PositionInterval) -> list[range]:
-    """The sequence indices behind an interval of positions: ranges that ascend, the last one fresh if any is."""
-    ranges, first = [], 0
+    """Return the sequence indices of an interval of positions: ascending ranges, fresh ones
+    last.
+    """
+    ranges: list[range] = []
+    first = 0
     for piece in header.pieces:
-        start, stop = max(interval.start, first), min(interval.stop, first + piece.len)
+        start = max(interval.start, first)
+        stop = min(interval.stop, first + piece.len)
         if start < stop:
             ranges.append(range(piece.start + start - first, piece.start + stop - first))
         first += piece.len
@@ -66,8 +75,12 @@ def sequences(header: Round, interval: PositionInterval) -> list[range]:
 
 
 def batch_size(config: Config, data_index: int) -> int:
-    """Sequences per round after `data_index` fresh ones: linear in tokens from start to end, halves rounded up."""
-    start, end = config.global_batch_size_start, config.global_batch_size_end
+    """Return the sequences per round after `data_index` fresh ones.
+
+    Linear in tokens from start to end; halves round up.
+    """
+    start = config.global_batch_size_start
+    end = config.global_batch_size_end
     warmup_tokens = config.global_batch_size_warmup_tokens
     tokens = data_index * config.max_seq_len
     if tokens >= warmup_tokens:

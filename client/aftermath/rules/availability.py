@@ -1,12 +1,8 @@
-"""Which levels of the results of a round all its witnesses have to have, also those that do not hold them.
+"""Availability: which witnesses judge a level, and which levels every witness must fetch.
 
-Decided: who delivers a level is said by its holders among the witnesses, and whoever cannot get it must not need it.
-Where members are more than witnesses, few holders or none may be drawn, and those that are may be of one person, who
-knows it a round ahead: what that one keeps from the other holders they would have to apply, and drop out of the run. So
-where not all who judge a level are drawn, and not many, every witness has its bytes before it attests a result, and
-hands them on, where more than one holds it; the level counts as the rest of the result does. Not having the level they
-cannot read it, and need not: bytes that are no encoding are none for everybody who does.
-Drawn means, if nobody leaves: by what is fixed when the round begins, so that everybody finds the same at any time.
+The holders of a level among the witnesses say who delivered it: a member that cannot get a level
+must not need it. Everything here depends only on what is fixed when the round begins, so all
+members compute the same answer at any time.
 """
 
 from __future__ import annotations
@@ -21,14 +17,15 @@ from aftermath.rules.run import MAX_WITNESSES, Round, Run
 MANY = MAX_WITNESSES // 2
 
 
+# Half of the witnesses that a round can have. As many judges are enough to decide alone.
 def may_judge(run: Run, members: Members, level: int) -> int:
-    """Those whose word counts about who delivers a level, as in the program, if they hold it. A bitmap."""
+    """Return the seats (a bitmap) whose attestations count for a level if they hold it."""
     known = run.levels_established >> level & 1
     return members.judges if known else (1 << bitmap.MAX_MEMBERS) - 1
 
 
 def drawn(header: Round, run: Run, members: Members) -> tuple[int, ...]:
-    """The seats that witness a round if nobody leaves, in shuffle order."""
+    """Return the seats that witness a round if nobody leaves, in shuffle order."""
     alone = header.established and header.roster & members.judges
     among = members.judges if alone else header.began
     in_order = (seat for seat in committee.in_order(header, committee.WITNESS, among))
@@ -37,8 +34,9 @@ def drawn(header: Round, run: Run, members: Members) -> tuple[int, ...]:
 
 
 def judged_by(header: Round, run: Run, members: Members) -> dict[int, frozenset[int]]:
-    """Which of those who judge a level are drawn as witnesses of a round, for each level whose holders say who delivers
-    it; never for the last, which all hold.
+    """Return the drawn judges of each level that its holders decide.
+
+    The last level is never among them, because every member holds it.
     """
     seats = drawn(header, run, members)
 
@@ -47,12 +45,19 @@ def judged_by(header: Round, run: Run, members: Members) -> dict[int, frozenset[
         return frozenset(s for s in among if bitmap.contains(judges, s) and members.seats[s].tier <= level)
 
     found = {level: holders(level, seats) for level in range(run.levels - 1)}
+    # If few of a level's judges are drawn, they may all belong to one person, who knows it a round
+    # ahead. That person could hide a level from the other holders, who would have to apply it and
+    # would drop out. Such a level is not judged by its holders: every witness fetches it
+    # (`had_by_all`).
     return {level: of for level, of in found.items() if len(of) >= min(MANY, len(holders(level, header.members)))}
 
 
 def had_by_all(judged: Collection[int], header: Round, run: Run, members: Members) -> frozenset[int]:
-    """The levels whose bytes each witness of a round has of what it attests: all but the last that are not `judged`,
-    and that more than one of those hold who began the epoch; one alone would be waited for on nobody's behalf.
+    """Return the levels whose bytes every witness must have before it attests a result.
+
+    These are the levels without `judged`, except the last. Witnesses that do not hold a level pass
+    its bytes on without decoding them. A level with one holder is left out, since nobody else needs
+    it.
     """
     tiers = [members.seats[seat].tier for seat in bitmap.seats(header.began)]
     return frozenset(

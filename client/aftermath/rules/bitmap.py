@@ -1,7 +1,7 @@
 """Bitmaps of member seats: a Python `int` in memory, 32 little-endian bytes on chain.
 
-Bit `i` (byte `i // 8`, bit `i % 8` on chain) stands for member seat `i`. An `int` gives set algebra (`&`, `|`, `& ~`)
-for free.
+Bit `i` (byte `i // 8`, bit `i % 8` on chain) stands for member seat `i`. An `int` gives set algebra
+(`&`, `|`, `& ~`) for free.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ def from_bytes(data: bytes) -> int:
 
 
 def to_bytes(mask: int) -> bytes:
-    """The 32 on-chain bytes of a mask. Raises ValueError when the mask has bits beyond seat 255 or is negative."""
+    """Return the 32 on-chain bytes of a mask. Raises ValueError if it is negative or exceeds seat
+    255.
+    """
     if mask < 0 or mask >> MAX_MEMBERS:
         raise ValueError(f"a member bitmap has bits for seats 0 to {MAX_MEMBERS - 1} only")
     return mask.to_bytes(BITMAP_BYTES, "little")
@@ -50,5 +52,5 @@ def contains(mask: int, seat: int) -> bool:
 
 
 def rank(mask: int, seat: int) -> int:
-    """How many seats of the mask lie below `seat`: the index of a member within a round's roster."""
+    """Return the index of a member within a round's roster: the number of lower seats in it."""
     return (mask & ((1 << seat) - 1)).bit_count()

@@ -1,14 +1,8 @@
-"""What members tell each other in a round: signed, canonical, small, and refused unless every field is in range.
+"""Announcements: what members tell each other in a round, signed and in canonical form.
 
-Decided: an announcement is the sender's p2p key, its signature, a head and the body, so that the signature is checked
-before anything is parsed. The body is msgpack of a tagged msgspec struct, an array of its fields whose encoding is
-unique (a decoded body must encode to the same bytes, so nobody can re-spell a signed one). The *commitment*, whose
-fingerprint witnesses put on chain, is the sha256 of a domain prefix and the committed fields alone: run, place in the
-run, signer, data, schema, the BLAKE3 and size of each level's payload, the seal of the key that masks these, and the
-roots of what the member's optimizer knew before and after. Loss and speed are signed but not committed: they are
-hearsay for people. What is signed is the *statement*: a domain prefix, the head and the sha256 of the body. The head of
-a commitment says at fixed places what it is about and its digest: so the program can read two of them that contradict
-each other, and two fit into a transaction (`programs/coordinator/src/rules/equivocation.rs`).
+An announcement is the sender's p2p key, its signature, a head and a msgpack body. Decoding refuses
+every field that is out of range. Only the caller, who knows the run, can tell whether an
+announcement fits the round.
 """
 
 from __future__ import annotations
@@ -36,15 +30,23 @@ MAX_ANNOUNCEMENT_BYTES = 4096
 _COMMIT_DOMAIN = b"aftermath commitment 3\x00"
 _SIGN_DOMAIN = b"aftermath announcement 3"
 NOTHING = bytes(32)
-"""The root of a private state that a member has not: it begins with nothing."""
-_KEY, _SIGNED = 32, 32 + 64  # where the signature begins, and the head
-_RESULT, _READY, _CLOSED, _OPENS = b"\x01", b"\x02", b"\x03", b"\x04"  # what the heads begin with
-_PLACE = struct.Struct(f"<{RUN_ID_BYTES}sIIQB32s")  # of a commitment: run id, epoch, height, seed, seat, digest
+"""Root of a private state that does not exist yet."""
+_KEY = 32  # where the signature begins
+_SIGNED = 32 + 64  # where the head begins
+# The first byte of each kind of head.
+_RESULT = b"\x01"
+_READY = b"\x02"
+_CLOSED = b"\x03"
+_OPENS = b"\x04"
+# Head of a commitment: run id, epoch, height, seed, seat, digest. The places are fixed, so that the
+# program can compare two contradicting heads (`programs/coordinator/src/rules/equivocation.rs`).
+# Two fit into one transaction.
+_PLACE = struct.Struct(f"<{RUN_ID_BYTES}sIIQB32s")
 _HEADS = {_RESULT: 1 + _PLACE.size, _READY: 1, _CLOSED: 1, _OPENS: 1}
 
 
 class LevelPayload(NamedTuple):
-    """What was encoded for one level: the payload's BLAKE3 hash and its size in bytes."""
+    """Payload of one level: its BLAKE3 hash and its size in bytes."""
 
     blake3: Bytes32
     size: Size
@@ -58,17 +60,19 @@ class SequenceInterval(NamedTuple):
 
 
 class PrivateRoots(NamedTuple):
-    """What a member's optimizer alone knew before it trained its share and after, as roots (`base.merkle`)."""
+    """Roots of a member's private optimizer state before and after its share (`base.merkle`)."""
 
     before: Bytes32
     after: Bytes32
     since: tuple[U32, U32] | None
-    """Epoch and height of the member's own commitment whose `after` the `before` is; None if that is NOTHING."""
+    """Epoch and height of the commitment whose `after` equals this `before`. None if it is NOTHING.
+    """
 
 
 class Commitment(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=1, forbid_unknown_fields=True):
-    """`signer` (a wallet) trained these sequences in round `height` of `epoch`, which has that seed, and serves the
-    result from `sender` (its p2p key).
+    """A member's result: `signer` (a wallet) trained `intervals` in round `height` of `epoch`.
+
+    The member serves the payloads from `sender`, its p2p key. `seed` is the round's.
     """
 
     sender: Bytes32
@@ -85,7 +89,7 @@ class Commitment(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag
     levels: Annotated[dict[Level, LevelPayload], Meta(min_length=1, max_length=MAX_LEVELS)]
     private: PrivateRoots
     seal: Bytes32
-    """Names the key under which the payloads are masked (`rules.seal`)."""
+    """Hash that names the key that masks the payloads (`rules.seal`)."""
     loss: float
     tokens_per_sec: NonNegative
 
@@ -95,7 +99,7 @@ class Commitment(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag
 
     @property
     def digest(self) -> bytes:
-        """The 32-byte commitment whose fingerprint the witnesses attest."""
+        """Return the 32-byte commitment whose fingerprint the witnesses attest."""
         return commitment(
             run_id=self.run_id,
             epoch=self.epoch,
@@ -113,11 +117,11 @@ class Commitment(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag
 
     @property
     def place(self) -> ResultPlace:
-        """Where in the run it is."""
+        """Return the round and the seat of this result."""
         return ResultPlace(self.run_id, self.epoch, self.height, self.seed, self.seat)
 
     def opened_by(self, key: bytes) -> bool:
-        """Whether its payloads are masked by this key."""
+        """Return whether `key` masks this result's payloads."""
         return seal_of(key, self.signer, self.place) == self.seal
 
 
@@ -168,9 +172,10 @@ def commitment(
     private: tuple[bytes, bytes, tuple[int, int] | None],
     seal: bytes,
 ) -> bytes:
-    """The 32-byte digest that binds a member to a result.
+    """Return the 32-byte digest that binds a member to a result.
 
-    `intervals` are (start, stop) sequences, `levels` {level: (BLAKE3, bytes)}, `private` the fields of `PrivateRoots`.
+    `intervals` are (start, stop) sequences, `levels` {level: (BLAKE3, bytes)}, `private` the fields
+    of `PrivateRoots`.
     """
     committed = _Committed(
         run_id=run_id,
@@ -192,24 +197,26 @@ def commitment(
 def encode_announcement(announcement: Announcement, secret: bytes) -> bytes:
     """Sign with the 32-byte ed25519 secret of `announcement.sender` and frame for the wire.
 
-    Raises BadAnnouncement when a field is out of range or the secret is not the sender's: what a peer would refuse is
-    not sent.
+    Raises BadAnnouncement if a field is out of range or the secret is not the sender's.
     """
     keypair = Keypair.from_seed(secret)
     if bytes(keypair.pubkey()) != announcement.sender:
         raise BadAnnouncement("the p2p secret does not belong to the announcement's sender")
     body = _encoder.encode(announcement)
+    # Never send what a peer would refuse.
     _parse_body(body)
     head = head_of(announcement)
     return announcement.sender + bytes(keypair.sign_message(statement(head, body))) + head + body
 
 
 def decode_announcement(data: bytes) -> Announcement:
-    """Check size, signature, types, ranges and canonical form, in this order. Raises BadAnnouncement.
+    """Decode an announcement and check its size, signature, types, ranges and form, in this order.
 
-    Whether `sender` is a member, and whether the fields fit the round, is for the caller, who knows the run.
+    Raises BadAnnouncement. The caller checks whether `sender` is a member and the fields fit the
+    round.
     """
     signed, body = _parts(data)
+    # Check the signature before anything is parsed.
     if not Signature.from_bytes(signed.signature).verify(Pubkey.from_bytes(signed.key), signed.statement):
         raise BadAnnouncement("the announcement is not signed by the key it names")
     announcement = _parse_body(body)
@@ -221,7 +228,7 @@ def decode_announcement(data: bytes) -> Announcement:
 
 
 class Signed(NamedTuple):
-    """What a signature is under, as the Ed25519 program checks it."""
+    """A signed message, as the Ed25519 program checks it."""
 
     key: bytes
     signature: bytes
@@ -229,12 +236,12 @@ class Signed(NamedTuple):
 
 
 def signed_part(data: bytes) -> Signed:
-    """The key, signature and statement of an announcement, unchecked. Raises BadAnnouncement on an impossible size."""
+    """Split an announcement without checks. Raises BadAnnouncement for an impossible size."""
     return _parts(data)[0]
 
 
 def head_of(announcement: Announcement) -> bytes:
-    """What stands before the body of an announcement."""
+    """Return the bytes in front of an announcement's body."""
     if isinstance(announcement, Commitment):
         said = announcement
         return _RESULT + _PLACE.pack(said.run_id.encode(), said.epoch, said.height, said.seed, said.seat, said.digest)
@@ -242,7 +249,7 @@ def head_of(announcement: Announcement) -> bytes:
 
 
 def statement(head: bytes, body: bytes) -> bytes:
-    """What is signed."""
+    """Return the bytes that the sender signs."""
     return _SIGN_DOMAIN + head + hashlib.sha256(body).digest()
 
 
@@ -252,7 +259,8 @@ def _parts(data: bytes) -> tuple[Signed, bytes]:
             f"an announcement has {_SIGNED + 2} to {MAX_ANNOUNCEMENT_BYTES} bytes, this one has {len(data)}"
         )
     size = _HEADS.get(data[_SIGNED : _SIGNED + 1], 0)
-    head, body = data[_SIGNED : _SIGNED + size], data[_SIGNED + size :]
+    head = data[_SIGNED : _SIGNED + size]
+    body = data[_SIGNED + size :]
     if not size or not body:
         raise BadAnnouncement("an announcement begins with another head")
     return Signed(data[:_KEY], data[_KEY:_SIGNED], statement(head, body)), body
@@ -267,6 +275,7 @@ def _parse_body(body: bytes) -> Announcement:
         ) from None
     if isinstance(announcement, Commitment):
         _check_commitment(announcement)
+    # The encoding is unique, so nobody can re-encode a signed body into other bytes.
     if _encoder.encode(announcement) != body:
         raise BadAnnouncement("an announcement must be in canonical form")
     return announcement

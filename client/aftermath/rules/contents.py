@@ -1,9 +1,8 @@
-"""What an epoch begins with: of every level the contents that its members attested, else the durable checkpoint's.
+"""The contents of each level at the start of an epoch: attested ones, else the checkpoint's.
 
-Decided: the chain alone says so, and says the same to everybody. A level that was trained and that too few attested, or
-of which they said different things, is no new truth, whoever holds it and however many agree: what members tell each
-other cannot decide it, since one of them may tell each something else. While a level is not attested no checkpoint can
-be named, so the durable one is the same to the end of the epoch.
+Only the chain decides this, so every member gets the same answer. Members' messages cannot, since a
+member may tell each peer something else. No checkpoint can be named while a level is not attested,
+so the durable one stays the same until the epoch ends.
 """
 
 from __future__ import annotations
@@ -13,24 +12,29 @@ from aftermath.rules.run import Run
 from aftermath.rules.state import ModelSource
 
 UNATTESTED = b"\xff" * 32
-"""Stands for the contents of a level that was trained and not attested since."""
+"""Hash of a level that was trained and on which its committee did not agree."""
 _NO_HASH = bytes(32)
 
 
 def attested(run: Run) -> dict[int, bytes]:
-    """The levels for which the chain vouches, with their hashes."""
+    """Return the hashes of the levels that the chain vouches for."""
     hashes = enumerate(run.level_hashes)
     return {level: digest for level, digest in hashes if run.levels_attested >> level & 1 and digest != _NO_HASH}
 
 
 def expected(run: Run, model: Model, level: int) -> bytes | None:
-    """The hash of what the epoch begins with, if the chain has it: a run's first checkpoint may have none."""
+    """Return the hash of the contents that the epoch begins with, if the chain has it.
+
+    The first checkpoint of a run may have no hash.
+    """
     durable = model.checkpoint_hashes[level]
     return attested(run).get(level, durable if durable != _NO_HASH else None)
 
 
 def unattested(run: Run) -> list[int]:
-    """The levels that were trained since they were attested, so that an epoch begins with older ones."""
+    """Return the levels that were trained and not attested: the epoch begins with older
+    contents.
+    """
     if run.model_source is not ModelSource.PEERS:
         return []
     known = attested(run)

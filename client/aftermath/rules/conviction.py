@@ -1,12 +1,8 @@
-"""Who may be dropped because those who hold a level did without it, as the program finds it too.
+"""Conviction: who may be dropped for not delivering a level, as in the program.
 
-Decided: most of the witnesses cannot tell whether a level was delivered that they do not hold, so a quorum of all does
-not convict who hides one. Its judges are the witnesses that have shown in an epoch before that they hold the level;
-what newcomers say convicts nobody, because two that declare a tier would be most of its holders where there is one
-other. An established member that is accused has its own word among them, and one word alone convicts only where the
-level has no other established holder. So who cannot get a level is never the one that is dropped for it, unless a
-quorum of these holders say so. One round's trouble is nobody's guilt: a member must have failed in several rounds more
-than it delivered in.
+Only holders of a level can tell whether it was delivered, so a quorum of all witnesses does not
+convict. The judges are witnesses that showed the level in an earlier epoch: otherwise two newcomers
+that declare a tier could convict its only other holder.
 """
 
 from __future__ import annotations
@@ -21,11 +17,13 @@ from aftermath.rules.run import Attestation, Run
 from aftermath.rules.state import MemberState
 
 OFTEN = 8
-"""In so many rounds more than it delivered in a member must have failed to deliver whole levels."""
+"""Rounds with missing levels, minus rounds with all of them, that make a member a suspect. One bad
+round is nobody's fault.
+"""
 
 
 def suspects(run: Run, members: Members) -> int:
-    """The healthy members (a bitmap) of the round judged last that often delivered no whole levels."""
+    """Return the healthy members (a bitmap) of the last judged round that often missed levels."""
     judged = run.round(run.config.judged(run.current.height - 1))
     if judged is None or not judged.batch:
         return 0
@@ -34,15 +32,17 @@ def suspects(run: Run, members: Members) -> int:
 
 
 def incomplete(run: Run, members: Members, attestations: Collection[Attestation]) -> int:
-    """Those of the suspects whom these attestations, of the round that closed last, convict."""
-    judges, healthy = run.round(run.current.height - 1), members.mask(MemberState.HEALTHY)
+    """Return the suspects (a bitmap) that attestations of the last closed round convict."""
+    judges = run.round(run.current.height - 1)
+    healthy = members.mask(MemberState.HEALTHY)
     remaining = [one for one in attestations if bitmap.contains(healthy, one.seat)]
     if judges is None or len(remaining) < quorum(judges.elected):
         return 0
     recorded = bitmap.from_seats(
         seat for seat, votes in scores(attestations).items() if votes >= quorum(judges.elected)
     )
-    owing = ~judges.attested | recorded  # whoever owed nothing is attested, and recorded by nobody
+    # A member that owed nothing is attested, and no witness recorded it.
+    owing = ~judges.attested | recorded
     held = {one.seat: one.participation for one in remaining}
 
     def convicted(seat: int) -> bool:
@@ -52,9 +52,12 @@ def incomplete(run: Run, members: Members, attestations: Collection[Attestation]
 
 
 def _lacks(run: Run, members: Members, held: Mapping[int, int], accused: int, level: int) -> bool:
-    """Whether enough of a level's established holders did without what the accused owed."""
+    """Return whether enough of a level's established holders did not get what the accused owed."""
     established = bitmap.seats(members.established & run.began)
     holders = {seat for seat in established if members.seats[seat].tier <= level}
     judges = holders & held.keys()
     without = sum(not bitmap.contains(held[seat], accused) for seat in judges)
+    # The accused counts among the judges if it is established. One judge convicts alone only if the
+    # level has no other established holder. So a member that cannot get a level is not dropped for
+    # it, unless a quorum of these holders says so.
     return without >= max(quorum(len(judges | (holders & {accused}))), min(2, len(holders)))

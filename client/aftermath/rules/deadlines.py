@@ -1,11 +1,7 @@
-"""When a run may be ticked, and who does it.
+"""When a run may be ticked, and which member does it.
 
-Decided: a state that waits for a time ends one second after it began at the earliest, as in the program (two
-transitions never share a timestamp). A tick also draws the next seed, if no other instruction has: long before the hash
-of its slot is forgotten (512 slots), or whoever came first then could choose between two. How long a slot lasts differs
-from network to network, so what waits for nothing but its slot is tried from the first second on, and a try too early
-costs nothing. Nobody special ticks: a seeded ranking says who goes first, and each next member steps in a little later,
-so that one transaction usually suffices and a silent member costs two seconds.
+A seeded ranking says who ticks first, and each next member steps in a little later. So one
+transaction usually suffices, and a silent member costs two seconds.
 """
 
 from __future__ import annotations
@@ -19,19 +15,22 @@ from aftermath.rules.state import MemberState, ModelSource, RunState
 TICK_STEP = 2.0
 _TICK_RANKS = 15
 HOLDERS_WAIT = 24 * 60 * 60
-"""Seconds for which newcomers wait for an established member, and established members for a finisher."""
+"""Seconds for which newcomers wait for an established member, and established members for a trusted finisher."""
 _DRAWS = (RunState.WARMUP, RunState.ROUND_TRAIN, RunState.ROUND_WITNESS)
 _WARMUP_DRAW = 1
-"""Seconds after which a tick draws the seed of a warm-up, which its witnesses wait for."""
+"""Seconds after which a tick draws the seed of a warm-up, since the witnesses wait for it."""
+# The program forgets the hash of a slot after 512 slots. Draw long before, or the first caller
+# could choose between two seeds. An attestation usually draws the seed earlier.
 _ROUND_DRAW = 60
-"""The same of the next round: an attestation comes first as a rule, and does it."""
+"""Seconds after which a tick draws the seed of the next round."""
 
 
 def next_deadline(run: Run, members: Members | None = None, model: Model | None = None) -> int | None:
-    """The chain time (unix seconds) from which a tick may change the run, or None when no clock runs.
+    """Return the chain time (unix seconds) from which a tick may change the run, or None.
 
-    While waiting for members the clock only counts once enough of them are pending, and counts longer for some; in a
-    cooldown it does not count where there is nothing to wait for: pass `members` and `model` to know.
+    While the run waits for members, the clock starts once enough of them are pending, and some
+    waits are longer. A cooldown with nothing to wait for ends at once. Pass `members` and `model`
+    for both.
     """
     config = run.config
     satisfied = run.state is RunState.ROUND_TRAIN and _has_quorum(run.current)
@@ -54,26 +53,35 @@ def next_deadline(run: Run, members: Members | None = None, model: Model | None 
             wait += config.warmup_time
         if waits_a_day(run, members, model):
             wait = max(wait, HOLDERS_WAIT)
+        elif expected(run, members):  # after a rewind
+            wait = max(wait, config.waiting_for_members_extra_time + config.warmup_time)
     if run.state is RunState.COOLDOWN and members is not None and model is not None and _is_safe(run, members, model):
         wait = 0
+    # Slots last differently on each network. Try from the first second on: an early tick costs
+    # nothing.
     if run.state in _DRAWS and not run.seed_is_drawn:
         wait = min(wait, _WARMUP_DRAW if run.state is RunState.WARMUP else _ROUND_DRAW)
-    least = 0 if satisfied else 1  # without a least time, such a round waits for its seed's slot alone
+    # The program never gives two transitions one timestamp. A satisfied round waits for its seed's
+    # slot only.
+    least = 0 if satisfied else 1
     return run.state_started_at + max(least, wait)
 
 
 def _has_quorum(round: Round) -> bool:
-    """Whether a training round has all it needs, and waits for its least time and the next one's seed only."""
+    """Return whether a training round waits only for its minimum time and the next seed."""
     return round.attestations >= committee.quorum(round.elected)
 
 
 def _smallest(holders: int, run: Run, members: Members) -> int:
-    """The smallest tier of these, and so the first level that they hold; past the last one if there are none."""
+    """Return the smallest tier of these seats: the first level that they hold.
+
+    Return `run.levels` if there are none.
+    """
     return min((members.seats[seat].tier for seat in bitmap.seats(holders)), default=run.levels)
 
 
 def _is_safe(run: Run, members: Members, model: Model) -> bool:
-    """Whether all that is held in a cooldown is attested and durable: so it begins where an epoch made no step."""
+    """Return whether every held level is attested and durable: the epoch made no new step."""
     held = range(_smallest(members.healthy, run, members), run.levels)
     attested = all(run.levels_attested >> level & 1 for level in held)
     return bool(held) and attested and run.attested_step == model.checkpoint_step == run.step
@@ -90,29 +98,43 @@ def trusted_finishers(run: Run, members: Members) -> int:
 def expected(run: Run, members: Members) -> int:
     """Return the established members that newcomers wait for, as a bitmap of seats.
 
-    None if one of them waits, or after a rewind. Members that the owner removed do not count.
+    None if established members wait: one whose last epoch was not undone, or enough to decide alone. Members that the
+    owner removed do not count.
     """
-    waiting = run.state is RunState.WAITING_FOR_MEMBERS and run.epoch_started_at > 0
-    if not waiting or members.established & members.pending:
+    here = members.established & members.pending
+    if (
+        run.state is not RunState.WAITING_FOR_MEMBERS
+        or here.bit_count() >= committee.ENOUGH
+        or here & ~_undone(run, members)
+    ):
         return 0
     seats = enumerate(members.seats)
     unwanted = bitmap.from_seats(number for number, seat in seats if seat.removed or seat.barred)
     return members.established & ~unwanted
 
 
+def _undone(run: Run, members: Members) -> int:
+    """Return the established members of the last epoch, as a bitmap of seats, if it made steps that were undone."""
+    undone = run.epoch_started_at and members.judged and run.step == run.start_step
+    return members.judges & members.established if undone else 0
+
+
 def waits_a_day(run: Run, members: Members, model: Model | None = None) -> bool:
-    """Return whether no epoch begins for a day, since those who wait would replace what only others hold."""
+    """Return whether no epoch begins for a day, because it would replace what only absent members hold or confirm."""
     if run.state is not RunState.WAITING_FOR_MEMBERS:
         return False
-    absent = model is not None and _unsaved_away(run, members, model)
-    return bool(expected(run, members)) or (absent and not trusted_finishers(run, members) & members.pending)
+    if run.epoch_started_at and expected(run, members):
+        return True
+    if model is None or not _unsaved_away(run, members, model):
+        return False
+    return not trusted_finishers(run, members) & members.pending or _claimed(run, members, model)
 
 
 def waits_for_holder(run: Run, members: Members, model: Model) -> bool:
     """Return whether no epoch begins until a member comes back.
 
-    Neither a finisher nor an established member waits, and an epoch of newcomers would replace levels that no
-    checkpoint has. Only the owner may do that.
+    Neither a finisher nor an established member waits, and an epoch of newcomers would replace
+    levels that no checkpoint has. Only the owner may do that.
     """
     waiting = run.state is RunState.WAITING_FOR_MEMBERS
     known = (run.finishers | members.established) & members.pending
@@ -120,18 +142,28 @@ def waits_for_holder(run: Run, members: Members, model: Model) -> bool:
 
 
 def _unsaved_away(run: Run, members: Members, model: Model) -> bool:
-    """Return whether an epoch of those who wait would take a level back to an older checkpoint that others need not."""
-    if run.model_source is not ModelSource.PEERS:
-        return False
-    finishers = trusted_finishers(run, members)
-    first = _smallest(finishers, run, members)
-    first_here = _smallest(finishers & members.pending, run, members)
-    away = range(first, first_here)
-    return any(run.level_hashes[level] != model.checkpoint_hashes[level] for level in away)
+    """Return whether trusted finishers are absent that alone hold, or could confirm, a level that no checkpoint has."""
+    first = _smallest(trusted_finishers(run, members), run, members)
+    return run.model_source is ModelSource.PEERS and bool(_missing(run, members, model, first))
+
+
+def _claimed(run: Run, members: Members, model: Model) -> bool:
+    """Return whether other finishers that wait declare that they hold such a level."""
+    absent = _smallest(trusted_finishers(run, members), run, members)
+    claimed = _smallest(run.finishers & members.pending, run, members)
+    return bool(_missing(run, members, model, max(absent, claimed)))
+
+
+def _missing(run: Run, members: Members, model: Model, first: int) -> list[int]:
+    """Return the levels from `first` on that no checkpoint has as they are now, and no trusted finisher that waits."""
+    here = _smallest(trusted_finishers(run, members) & members.pending, run, members)
+    return [level for level in range(first, here) if run.level_hashes[level] != model.checkpoint_hashes[level]]
 
 
 def tick_order(run: Run, members: Members) -> list[int]:
-    """The seats that may tick, the first to try first; another order in every state, so that the fee is shared."""
+    """Return the seats that may tick, in order. The order differs in every state, to share the
+    fee.
+    """
     if run.state is RunState.WAITING_FOR_MEMBERS:
         mask = members.pending
     else:
@@ -142,5 +174,8 @@ def tick_order(run: Run, members: Members) -> list[int]:
 
 
 def tick_delay(rank: int) -> float:
-    """Seconds after the deadline at which this place in `tick_order` tries; bounded, so that somebody always does."""
+    """Return the seconds after the deadline at which a rank in `tick_order` tries.
+
+    The delay is bounded, so that one member always tries.
+    """
     return TICK_STEP * min(rank, _TICK_RANKS)

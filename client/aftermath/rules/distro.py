@@ -1,4 +1,4 @@
-"""DisTrO where the laboratory is told nothing else; a run's config file says all of it."""
+"""Default settings of DisTrO in the laboratory. The config file of a run states all of them."""
 
 from __future__ import annotations
 

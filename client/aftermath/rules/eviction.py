@@ -1,6 +1,7 @@
-"""Whose seat a joining wallet takes where all 256 are somebody's: the program's choice, made by the client beforehand.
+"""Eviction: whose seat a joining wallet takes when all 256 are used.
 
-A join must bring the membership of whoever loses its seat, so that what that one has earned is written down there.
+The program decides. The client computes the same choice before it joins, because a join must name
+the membership of the member that loses its seat: the program records that member's earnings there.
 """
 
 from __future__ import annotations
@@ -14,14 +15,13 @@ from aftermath.rules.state import MemberState, ModelSource, RunState
 
 
 def evicted(run: Run, members: Members, model: Model, wallet: bytes, now: int) -> bytes | None:
-    """Return the wallet whose seat `wallet` gets if it joins at chain time `now`. None if it has a seat, or one is
-    nobody's, or every seat is kept.
+    """Return the wallet whose seat `wallet` takes if it joins at chain time `now`.
+
+    Return None if `wallet` has a seat, a seat is free, or every seat is protected.
     """
     if members.find(wallet) is not None or not all(seat.used for seat in members.seats):
         return None
-    kept = run.finishers if _awaits_finishers(run, members, model, now) else 0
-    if now < run.state_started_at + HOLDERS_WAIT:
-        kept |= expected(run, members)
+    kept = _awaited(run, members, model, now)
     idle = [
         index
         for index, seat in enumerate(members.seats)
@@ -34,15 +34,24 @@ def evicted(run: Run, members: Members, model: Model, wallet: bytes, now: int) -
 
 
 def _worth(run: Run, seat: Seat, finisher: bool) -> tuple[bool, bool, bool, bool, int]:
-    """The lower, the sooner the seat is given away."""
+    """Return a sort key: the member with the lowest loses its seat first."""
     return finisher, seat.points > 0, seat.weight > 1, seat.last_epoch + 1 >= run.epoch, seat.last_epoch
 
 
-def _awaits_finishers(run: Run, members: Members, model: Model, now: int) -> bool:
-    """Return whether finishers keep their seats: for a time, and as long as the run cannot begin without one."""
-    if run.state is not RunState.WAITING_FOR_MEMBERS or run.model_source is not ModelSource.PEERS:
-        return False
+def _awaited(run: Run, members: Members, model: Model, now: int) -> int:
+    """Return the members that keep their seats, as a bitmap: finishers, and some of the established members."""
+    recent = bitmap.from_seats(number for number, seat in enumerate(members.seats) if seat.last_epoch + 1 >= run.epoch)
+    recent &= members.established
+    if run.state is not RunState.WAITING_FOR_MEMBERS:
+        return run.finishers | recent
+    in_day = now <= run.state_started_at or now < run.state_started_at + HOLDERS_WAIT
+    kept = expected(run, members) if in_day else 0
     until = run.state_started_at + run.config.waiting_for_members_extra_time + run.config.warmup_time
-    in_time = now <= run.state_started_at or now < until
     unsaved = run.level_hashes[: run.levels] != model.checkpoint_hashes[: run.levels]
-    return in_time or (unsaved and not trusted_finishers(run, members) & members.pending)
+    in_time = now <= run.state_started_at or now < until or (unsaved and in_day)
+    if in_time:
+        kept |= recent
+    holders_are_away = unsaved and not trusted_finishers(run, members) & members.pending
+    if run.model_source is ModelSource.PEERS and (in_time or holders_are_away):
+        kept |= run.finishers
+    return kept

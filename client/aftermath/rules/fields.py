@@ -1,4 +1,4 @@
-"""The fields of announcements: what each may be, which is checked before anything is made of one."""
+"""Types and ranges of the fields of announcements, which decoding checks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from aftermath.rules.limits import MAX_LEVELS, RUN_ID_BYTES
 
 U8 = Annotated[int, Meta(ge=0, le=0xFF)]
 U32 = Annotated[int, Meta(ge=0, le=0xFFFF_FFFF)]
-U64 = Annotated[int, Meta(ge=0)]  # msgpack has no larger ones
+U64 = Annotated[int, Meta(ge=0)]  # msgpack has no larger integers
 SequenceIndex = Annotated[int, Meta(ge=0, le=0x7FFF_FFFF_FFFF_FFFF)]
 RunId = Annotated[str, Meta(min_length=1, max_length=RUN_ID_BYTES)]
 Bytes32 = Annotated[bytes, Meta(min_length=32, max_length=32)]

@@ -9,7 +9,7 @@ from aftermath.rules.state import RunState
 def is_last_epoch(run: Run) -> bool:
     """Return whether the run ends with the running epoch if each of its rounds makes a step.
 
-    False where the epoch's length is a time, since nobody knows how many rounds it will have.
+    False if the epoch's length is a time, since the number of its rounds is unknown.
     """
     rounds = run.config.rounds_per_epoch
     missing = run.config.total_steps - run.trained_steps

@@ -1,5 +1,7 @@
-"""The program's limits on what a run may be, for whoever checks before a fee is paid, and whoever reads what others
-wrote. The tests put each before the compiled program.
+"""The program's limits on a run's numbers.
+
+Clients check them before they pay a fee, and when they read what others wrote. A test compares each
+with the compiled program.
 """
 
 from __future__ import annotations
@@ -10,10 +12,10 @@ REPO_BYTES = 192
 REVISION_BYTES = 64
 LOCATION_BYTES = 192
 MAX_TIME = 30 * 24 * 60 * 60
-"""Seconds."""
+"""Longest duration in seconds."""
 MAX_SEQ_LEN = 1 << 24
 MAX_WARMUP_TOKENS = 1 << 47
 MAX_CHUNK = 4096
 MAX_INNER_STEPS = 1024
 MAX_OUTER_RATE = 64.0
-"""Of the step along a mean, and of that along its polar factor."""
+"""Highest rate of the step along a mean, and of the step along its polar factor."""

@@ -1,5 +1,6 @@
-"""What the accounts `Members` and `Membership` hold, as frozen dataclasses with the program's field names; forms are as
-in `run`.
+"""The accounts `Members` and `Membership` as frozen dataclasses.
+
+Fields have the program's names and the forms described in `run`.
 """
 
 from __future__ import annotations
@@ -11,9 +12,12 @@ from aftermath.rules.state import MemberState
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """A member's place. `declared` is its speed in sequences per minute, `weight` what its share is measured by in the
-    running epoch (between epochs, the most that it may be in the next; 0 of a newcomer). `pending`: it wants the next
-    epoch; `removed`: an authority has taken it out of the line; `barred`: it may not ask again.
+    """A member's place in a run.
+
+    `declared` is its speed in sequences per minute. `weight` sets its share in the running epoch;
+    between epochs it is the most that it can be in the next one (0 for a newcomer). `pending`: it
+    wants the next epoch. `removed`: an authority took it out of the queue. `barred`: it may not ask
+    again.
     """
 
     signer: bytes
@@ -34,14 +38,19 @@ class Seat:
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """All 256 seats, used or not. `judged` counts the rounds of the epoch that were steps, `delivered` for each seat
-    in how many of them it delivered all it owed; `proven` are those who owed something then, or had delivered in half
-    of the rounds when they left, and in cooldown those whose word counts about their levels; `established` those who
-    have shown in an epoch before that they hold their levels, and in the last one that they began for as long as they
-    were there; `judges` those of them with whom the epoch began, the same to its end; `shown` says for each seat in how
-    many more rounds it delivered every level than it did not (a newcomer to established members begins one below 0;
-    what divides the established ones counts for nobody); `forfeited` are those who were ejected and whose memberships
-    do not say so yet.
+    """All 256 seats, used or not. Members are sets of seats (bitmaps) unless stated otherwise.
+
+    - `judged`: how many rounds of the epoch were steps.
+    - `delivered`: for each seat, in how many of them it delivered all it owed.
+    - `proven`: members that owed something then, or had delivered in half of the rounds when they
+      left. In cooldown, members whose attestations of their levels count.
+    - `established`: members that showed their levels in an earlier epoch, and in the last epoch
+      that they began for as long as they were present.
+    - `judges`: the established members with which the epoch began; they stay the same to its end.
+    - `shown`: for each seat, rounds in which it delivered every level minus rounds in which it did
+      not. A newcomer among established members starts at -1. Rounds on which the established
+      members disagree do not count.
+    - `forfeited`: ejected members whose memberships do not record it yet.
     """
 
     epoch: int
@@ -56,29 +65,31 @@ class Members:
     seats: tuple[Seat, ...]
 
     def find(self, signer: bytes) -> int | None:
-        """The seat of this wallet, or None when it never joined (or its seat was given away)."""
+        """Return the seat of this wallet, or None if it has none."""
         return next((index for index, seat in enumerate(self.seats) if seat.used and seat.signer == signer), None)
 
     def mask(self, state: MemberState) -> int:
-        """The bitmap of the used seats in this state."""
+        """Return the bitmap of the used seats in this state."""
         return sum(1 << index for index, seat in enumerate(self.seats) if seat.used and seat.state == state)
 
     @property
     def present(self) -> int:
-        """How many members take part in the running epoch or want the next one."""
+        """Return how many members take part in the running epoch or want the next one."""
         return (self.mask(MemberState.HEALTHY) | self.pending).bit_count()
 
     @property
     def pending(self) -> int:
-        """The bitmap of the seats that want the next epoch."""
+        """Return the bitmap of the seats that want the next epoch."""
         return sum(1 << index for index, seat in enumerate(self.seats) if seat.used and seat.pending)
 
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """What a run keeps of one wallet, with or without a seat. Amounts in lamports: the `bond` that comes back, and what
-    is `forfeited`. `delivered` of the `due` rounds of the epochs that it began; while it has a seat, its points there
-    are newer. `enrolled` is false where only a bar is kept.
+    """What a run keeps of one wallet, with or without a seat.
+
+    `bond` (lamports) will be returned, `forfeited` (lamports) will not. The wallet `delivered` in
+    that many of the `due` rounds of its epochs; while it has a seat, its points there are newer.
+    `enrolled` is false if only a bar is kept.
     """
 
     run: bytes

@@ -1,6 +1,6 @@
-"""What the account `Model` holds, as frozen dataclasses with the program's field names; forms are as in `run`.
+"""The account `Model` as frozen dataclasses.
 
-Decided: the hash that a run's data files must have is a mark on their folder, and no field of its own (`marked`).
+Fields have the program's names and the forms described in `run`.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from aftermath.rules.optimizers import OPTIMIZERS
 from aftermath.rules.state import CheckpointKind, DataKind, Divisor, InnerOptimizer, OptimizerKind, ScheduleKind
 
-_HASH_MARK, _HASH_DIGITS, _HEX = "#sha256=", 64, frozenset("0123456789abcdef")
+_HASH_MARK = "#sha256="
+_HASH_DIGITS = 64
+_HEX = frozenset("0123456789abcdef")
 
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """What a run says about itself to people."""
+    """A run's description for people."""
 
     name: str
     description: str
@@ -25,7 +27,7 @@ class Metadata:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Where the durable checkpoint is: a hub repository (with an optional revision) or a local directory."""
+    """The durable checkpoint: a Hub repository (with an optional revision) or a local directory."""
 
     kind: CheckpointKind
     repo: str
@@ -33,18 +35,20 @@ class Checkpoint:
 
 
 def marked(folder: str, files_hash: str) -> str:
-    """A data location's `secondary`: the folder and the hash (64 hex digits, or none) that the files there have.
-
-    It is the form in which package managers pin what a URL leads to. So the program needs no field for it, and who
-    has the accounts has the mark.
+    """Return a data location's `secondary`: a folder and the hash (64 hex digits, or empty) of its
+    files.
     """
+    # Package managers pin the contents of a URL in this form. It needs no field of its own in the
+    # program.
     return f"{folder}{_HASH_MARK}{files_hash}" if files_hash else folder
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A checkpoint that the run can be taken back to; `data_index` is the first sequence that it was not trained on,
-    and hashes are zero where the chain knows none.
+    """A checkpoint that the run can return to.
+
+    `data_index` is the first sequence that it was not trained on. Hashes are zero if the chain has
+    none.
     """
 
     checkpoint: Checkpoint
@@ -54,13 +58,13 @@ class Recorded:
 
     @property
     def exists(self) -> bool:
-        """Whether there is one at this place."""
+        """Return whether this place holds a checkpoint."""
         return self.checkpoint.kind is not CheckpointKind.NONE
 
 
 @dataclass(frozen=True, slots=True)
 class DataLocation:
-    """Where the tokens are, and what marks them; `primary` holds the URL, path or bucket that `kind` asks for."""
+    """The location of the tokens. `primary` holds the URL, path or bucket that `kind` asks for."""
 
     kind: DataKind
     token_bytes: int
@@ -70,24 +74,24 @@ class DataLocation:
     num_files: int
     primary: str
     secondary: str
-    """The bucket's folder, and after it a mark with the hash that the files have, if one is agreed (`marked`)."""
+    """Folder in the bucket, followed by the agreed hash of its files, if any (`marked`)."""
     shuffle_seed: bytes
 
     @property
     def folder(self) -> str:
-        """The folder in a bucket."""
+        """Return the folder in the bucket."""
         return self.secondary if not self.files_hash else self.secondary[: -len(_HASH_MARK) - _HASH_DIGITS]
 
     @property
     def files_hash(self) -> str:
-        """The hash (hex) of the files' records that all members must have; empty if none is agreed."""
+        """Return the agreed hash (hex) of the files' records, or an empty string."""
         _, mark, digits = self.secondary.rpartition(_HASH_MARK)
         return digits if mark and len(digits) == _HASH_DIGITS and set(digits) <= _HEX else ""
 
 
 @dataclass(frozen=True, slots=True)
 class LrSchedule:
-    """The numbers of a learning-rate schedule; `schedules.learning_rate` gives their meaning for each kind."""
+    """The numbers of a learning-rate schedule. `schedules.learning_rate` explains them."""
 
     kind: ScheduleKind
     base_lr: float
@@ -103,8 +107,10 @@ class LrSchedule:
 
 @dataclass(frozen=True, slots=True)
 class Optimizer:
-    """The numbers of the optimizer; zero where a kind does not use one (`used`), `clip_grad_norm` 0 for no clipping,
-    and `compression_topk_embeddings` 0 for as many as `compression_topk`.
+    """The numbers of the optimizer. Zero if a kind does not use one (`used`).
+
+    `clip_grad_norm` 0 disables clipping. `compression_topk_embeddings` 0 means the value of
+    `compression_topk`.
     """
 
     kind: OptimizerKind
@@ -127,13 +133,16 @@ class Optimizer:
 
     @property
     def used(self) -> tuple[str, ...]:
-        """The fields that mean something to this kind."""
+        """Return the fields that this kind uses."""
         return OPTIMIZERS[self.kind].used if self.kind in OPTIMIZERS else ("kind",)
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """The account that says what is trained, on what, and how. Lengths of the two per-level tuples equal `tiers`."""
+    """The account that says what is trained, on what, and how.
+
+    The two per-level tuples have `tiers` entries.
+    """
 
     metadata: Metadata
     client_version: str
@@ -155,13 +164,14 @@ class Model:
 
     @property
     def configured(self) -> bool:
-        """Has the owner said what is trained?"""
+        """Return whether the owner has configured the model."""
         return any(self.schema_hash)
 
     @property
     def recorded(self) -> tuple[Recorded, ...]:
-        """The checkpoints that the run can be taken back to, by their place: the present one, then those before it. At
-        some places there may be none.
+        """Return the checkpoints that the run can return to: the current one, then earlier ones.
+
+        Some places may be empty.
         """
         now = self.checkpoint, self.checkpoint_hashes, self.checkpoint_data_index, self.checkpoint_step
         return (Recorded(*now), *self.earlier)

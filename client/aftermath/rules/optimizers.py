@@ -1,7 +1,7 @@
-"""What there is to know of each kind of optimizer besides its arithmetic: its names, and which numbers are its own.
+"""Names of the optimizers and the numbers that each uses.
 
-Decided: whoever names optimizers (config, options, errors) derives it from here; `optim.schema` has the settings of
-those whose members exchange results.
+Configs, options and errors derive the names from here. `optim.schema` has the settings of
+optimizers whose members exchange results.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Literal, get_args
 from aftermath.rules.state import OptimizerKind
 
 ExchangedName = Literal["distro", "sparseloco"]
-"""Options' names of the optimizers whose members exchange results."""
+"""Option names of the optimizers whose members exchange results."""
 OptimizerName = Literal[ExchangedName, "adamw"]
 
 _EVERY = ("kind", "clip_grad_norm", "weight_decay")
@@ -28,19 +28,19 @@ _COMPRESSED = (
 
 @dataclass(frozen=True)
 class Known:
-    """A kind of optimizer."""
+    """The names and fields of one optimizer."""
 
     shown: str
-    """As people write it."""
+    """Name for people."""
     table: str
-    """Below [model.LLM.optimizer] in a config file."""
+    """Table below [model.LLM.optimizer] in a config file."""
     option: OptimizerName
     used: tuple[str, ...]
-    """The fields of `rules.model.Optimizer` that mean something to it."""
+    """Fields of `rules.model.Optimizer` that it uses."""
 
     @property
     def exchanged(self) -> bool:
-        """Whether members exchange results with it."""
+        """Return whether members exchange results with it."""
         return self.option in get_args(ExchangedName)
 
 

@@ -1,9 +1,8 @@
-"""What the accounts `Run` and `Witnesses` hold, as frozen dataclasses with the program's field names.
+"""The accounts `Run` and `Witnesses` as frozen dataclasses with the program's field names.
 
-Decided (of all accounts): bitmaps are `int` masks (see `bitmap`), public keys and hashes are 32 `bytes`, strings are
-decoded, `f64` values that travel as their bits are floats under the name without `_bits`, and per-level arrays are cut
-to the levels that exist. The program's step counters name the step that comes next; people are told how many are
-trained (`steps_before`): step 120 is the 120th, and a model or checkpoint of step 120 has 120 steps in it.
+Forms in all accounts: bitmaps are `int` masks (see `bitmap`), public keys and hashes 32 `bytes`,
+strings decoded. An `f64` that travels as its bits is a float under the name without `_bits`.
+Per-level arrays are cut to the levels that exist.
 """
 
 from __future__ import annotations
@@ -24,7 +23,11 @@ REDO = 4
 
 
 def steps_before(step: int) -> int:
-    """How many steps are trained when the program's counter says `step`; the first step is 1, and 0 is no step."""
+    """Return how many steps are trained when the program's counter says `step`.
+
+    The counter names the next step, from 1 on. People count trained steps: a checkpoint of step 120
+    has 120 steps in it.
+    """
     return max(step - 1, 0)
 
 
@@ -42,10 +45,11 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The rules of a run. Times in seconds, the bond in lamports; `epoch_time` and `rounds_per_epoch` are 0 when unset.
+    """The rules of a run. Times in seconds, the bond in lamports. `epoch_time` and
+    `rounds_per_epoch` are 0 if unset.
 
-    With an `overlap` of 1 the results of a round travel while the next one trains, whose witnesses attest them; with 0
-    its own witnesses do. Whatever depends on it asks `judged` and `judges`.
+    With an `overlap` of 1, the results of a round travel while the next one trains, and the next
+    round's witnesses attest them. With 0, the round's own witnesses do. See `judged` and `judges`.
     """
 
     warmup_time: int
@@ -69,16 +73,18 @@ class Config:
     waiting_for_members_extra_time: int
 
     def judged(self, height: int) -> int:
-        """The height of the round whose results the witnesses of round `height` attest; -1 if there is none."""
+        """Return the height of the round whose results the witnesses of round `height` attest, or
+        -1.
+        """
         return height - self.overlap
 
     def judges(self, height: int) -> int:
-        """The height of the round whose witnesses attest the results of round `height`."""
+        """Return the height of the round whose witnesses attest the results of round `height`."""
         return height + self.overlap
 
 
 class RoundId(NamedTuple):
-    """Names a round, for votes: no other epoch, nor another attempt at the same, has one of this seed."""
+    """Identifies a round in votes. The seed differs in each epoch and each attempt at it."""
 
     epoch: int
     height: int
@@ -87,10 +93,12 @@ class RoundId(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """The header of a round. The positions of its batch are the sequences of `redo`, in order, then fresh ones from
-    `data_index` on. `began`: the members that began its epoch, of whom its orders are; `roster`: those in the
-    round, fixed when the one before it began. `salt` is what the fingerprints are made with that are attested in it.
-    `established` says what those of `Members.judges` do alone: its witnesses, and their order, may be of these.
+    """The header of a round.
+
+    Its batch has the sequences of `redo`, in order, then fresh ones from `data_index` on. Orders
+    are of the members that `began` its epoch. `roster` has the members in the round; it is fixed
+    when the previous round begins. `salt` is for the fingerprints attested in it. `established`
+    says what the members in `Members.judges` do alone.
     """
 
     seed: int
@@ -110,27 +118,29 @@ class Round:
 
     @property
     def redone(self) -> int:
-        """How many sequences of the batch are done again, its first positions."""
+        """Return how many sequences, the first of the batch, are trained again."""
         return sum(interval.len for interval in self.redo)
 
     @property
     def pieces(self) -> tuple[Interval, ...]:
-        """The sequences of the batch by position, as intervals that ascend."""
+        """Return the sequences of the batch by position, as ascending intervals."""
         fresh = Interval(self.data_index, self.batch - self.redone)
         return (*self.redo, fresh) if fresh.len else self.redo
 
     @property
     def members(self) -> tuple[int, ...]:
-        """The seats of the roster, by rank."""
+        """Return the seats of the roster, by rank."""
         return tuple(seats(self.roster))
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The account that changes at every transition, and to subscribe to. Times are unix seconds of the chain;
-    `backlog` is how many sequences wait to be trained again. The next round's seed is drawn from the hash of the slot
-    `seed_slot`, which is 0 once that is done. `created` is the slot in which the run was created. Of the levels of the
-    bits `levels_established` only `Members.judges` say who delivers them, since the rounds began.
+    """The account that changes at every transition. Times are unix seconds of the chain.
+
+    `backlog` is the number of sequences to train again. The next round's seed is drawn from the
+    hash of slot `seed_slot`, which is 0 afterwards. `created` is the slot of the run's creation.
+    `levels_established` is a bitmap of the levels that only `Members.judges` judge since the rounds
+    began.
     """
 
     version: int
@@ -177,7 +187,7 @@ class Run:
 
     @property
     def seed_is_drawn(self) -> bool:
-        """Nothing waits for a slot; in warm-up, the witnesses are known."""
+        """Return whether the next seed is drawn; in warm-up, whether the witnesses are known."""
         return self.seed_slot == 0
 
     @property
@@ -190,7 +200,7 @@ class Run:
 
     @property
     def identity(self) -> str:
-        """16 hex digits that tell this run from an earlier or later one of the same id."""
+        """Return 16 hex digits that tell this run from others that had the same id."""
         named = self.run_id.encode() + self.main_authority + self.created.to_bytes(8, "little")
         return hashlib.sha256(named).hexdigest()[:16]
 
@@ -200,16 +210,20 @@ class Run:
 
     @property
     def current(self) -> Round:
-        """The newest round header; in Warmup it carries the roster, the seed and who has sent a warm-up witness."""
+        """Return the newest round header. In warm-up it has the roster, the seed and the warm-up
+        witnesses.
+        """
         return self.rounds[self.head]
 
     @property
     def round_id(self) -> RoundId:
-        """The current round's."""
+        """Return the id of the current round."""
         return RoundId(self.epoch, self.current.height, self.current.seed)
 
     def round(self, height: int) -> Round | None:
-        """The header of round `height` of this epoch while the ring of four still holds it, else None."""
+        """Return the header of round `height` of this epoch, or None if the ring of four has
+        dropped it.
+        """
         back = self.current.height - height
         if height < 0 or not 0 <= back < STORED_ROUNDS:
             return None
@@ -217,7 +231,9 @@ class Run:
         return found if found.height == height and found.clients else None
 
     def ring(self, height: int) -> int | None:
-        """The ring index of round `height`, the same in Run and Witnesses, or None when it is no longer stored."""
+        """Return the ring index of round `height` in Run and Witnesses, or None if it is not
+        stored.
+        """
         if self.round(height) is None:
             return None
         return (self.head - (self.current.height - height)) % STORED_ROUNDS
@@ -225,7 +241,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Attestation:
-    """What one witness saw of the round it judges: who delivered, and a fingerprint of each result (`consensus`)."""
+    """One witness's attestation: who delivered, and a fingerprint of each result (`consensus`)."""
 
     seat: int
     participation: int

@@ -1,9 +1,9 @@
 """The learning rate of a step.
 
-Decided: every replica must get the same bits, so only correctly rounded operations are used: + - * / on IEEE doubles
-in a fixed order, and the cosine from decimal arithmetic instead of the platform's `cos`, which differs in the last
-bit between C libraries. Schedules follow upstream Psyche, except that the cosine stays at its final rate after
-`total_steps` instead of rising again.
+Every replica must get the same bits. So only correctly rounded operations are used: + - * / on IEEE
+doubles in a fixed order, and a cosine from decimal arithmetic, since `cos` differs between C
+libraries. Schedules follow upstream Psyche, except that the cosine stays at its final rate after
+`total_steps`.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ def learning_rate(schedule: LrSchedule, step: int) -> float:
 
 
 def highest_rate(schedule: LrSchedule) -> float:
-    """No step has a higher one; numbers that a kind does not use are 0."""
+    """Return an upper bound of all rates. Numbers that a kind does not use are 0."""
     return max(schedule.base_lr, schedule.warmup_init_lr, schedule.final_lr, schedule.cosine_decay_final_lr)
 
 
 def last_change(schedule: LrSchedule) -> int:
-    """The step from which on the rate stays what it is."""
+    """Return the step from which on the rate is constant."""
     if schedule.kind is ScheduleKind.CONSTANT:
         return schedule.warmup_steps
     if schedule.kind is ScheduleKind.WARMUP_STABLE_DECAY:
@@ -50,9 +50,9 @@ def last_change(schedule: LrSchedule) -> int:
 
 
 def cold_start_factor(step: int, start_step: int, warmup_steps: int) -> float:
-    """What the rate is multiplied by in the first steps after a cold start.
+    """Return the factor of the rate in the first steps after a cold start.
 
-    The n-th step, counted from 1, has n / `warmup_steps`, at most 1: no step that trains data has the factor 0.
+    Step n after the start, counted from 1, gets min(1, n / `warmup_steps`). It is never 0.
     """
     if warmup_steps == 0:
         return 1.0
@@ -60,12 +60,14 @@ def cold_start_factor(step: int, start_step: int, warmup_steps: int) -> float:
 
 
 def first_epoch_rate(schedule: LrSchedule, cold_steps: int, step: int) -> float:
-    """The rate of a step in a run that goes through without a pause: its one cold start is the first step."""
+    """Return the rate of a step in a run whose only cold start is its first step."""
     return learning_rate(schedule, step) * cold_start_factor(step, 1, cold_steps)
 
 
 def round_learning_rate(run: Run, model: Model, step: int) -> float:
-    """The rate that the result of `step` is applied with in the running epoch, cold start included."""
+    """Return the rate at which the running epoch applies the result of `step`, cold start
+    included.
+    """
     rate = learning_rate(model.lr_schedule, step)
     if not run.cold_start:
         return rate
@@ -73,7 +75,7 @@ def round_learning_rate(run: Run, model: Model, step: int) -> float:
 
 
 def _stable_decay(schedule: LrSchedule, done: int) -> float:
-    """Stable at base, cosine to `cosine_decay_final_lr`, linear to `final_lr`, constant from there."""
+    """Return the rate of a stable-decay schedule: constant, cosine, linear, then constant."""
     decayed = done - schedule.stable_steps
     if decayed < 0:
         return schedule.base_lr
@@ -84,21 +86,24 @@ def _stable_decay(schedule: LrSchedule, done: int) -> float:
 
 
 def _ramp(start: float, end: float, done: int, total: int) -> float:
-    """Linear from `start` to `end` over `total` steps, then `end`."""
+    """Return a linear ramp from `start` to `end` over `total` steps, then `end`."""
     if done >= total:
         return end
     return start + (end - start) * (done / total)
 
 
 def _half_cosine(start: float, end: float, done: int, total: int) -> float:
-    """Half a cosine wave from `start` to `end` over `total` steps, then `end`."""
+    """Return half a cosine wave from `start` to `end` over `total` steps, then `end`."""
     if done >= total:
         return end
     return end + (start - end) * (0.5 * (1.0 + _cosine_of_pi(done, total)))
 
 
 def _cosine_of_pi(numerator: int, denominator: int) -> float:
-    """cos(pi * numerator / denominator), correctly rounded; Taylor series to 50 digits, at most 40 terms on [0, pi]."""
+    """Return cos(pi * numerator / denominator), correctly rounded.
+
+    Taylor series to 50 digits, at most 40 terms on [0, pi].
+    """
     with localcontext(_DIGITS):
         angle = _PI * numerator / denominator
         square = angle * angle

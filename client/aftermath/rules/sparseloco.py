@@ -1,8 +1,7 @@
-"""SparseLoCo where nobody says otherwise: an empty table of the config file, and the optimizer's own settings.
+"""Default settings of SparseLoCo, for empty config tables and the optimizer itself.
 
-Decided
-- Few numbers are sent, which any line can carry; docs/experiments.md says what to choose with a faster one.
-- The words of files, options and schemas are these; the program's numbers have their names (`rules.state`).
+The defaults send few numbers, for slow connections. docs/experiments.md says what to choose for
+faster ones.
 """
 
 from __future__ import annotations
@@ -11,8 +10,10 @@ from typing import Literal
 
 InnerOptimizerName = Literal["adamw", "muon"]
 DivisorName = Literal["keepers", "all", "root"]
-"""By what the sum of a coefficient's values is divided: the number of members that kept the coefficient, that of all
-results of its level, or the square root of both numbers' product.
+"""Divisor of the sum of a coefficient's values.
+
+`keepers`: members that sent the coefficient. `all`: all results of its level. `root`: the geometric
+mean of both.
 """
 
 INNER_STEPS = 4

@@ -1,4 +1,4 @@
-"""The small integers of the accounts under their names. The values are the program's and never change."""
+"""Names of the integers in the accounts. The values are the program's and never change."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from enum import IntEnum
 
 
 class RunState(IntEnum):
-    """Where a run is in its life. Halted: no clock runs and the owner may edit; training: rounds go by; active: from
-    the first round to the end of the cooldown.
+    """The state of a run.
+
+    Halted: no clock runs and the owner may edit. Training: rounds run. Active: from the first round
+    to the end of the cooldown.
     """
 
     UNINITIALIZED = 0
@@ -33,7 +35,7 @@ class RunState(IntEnum):
 
 
 class MemberState(IntEnum):
-    """How a member stands in the running epoch."""
+    """A member's state in the running epoch."""
 
     IDLE = 0
     HEALTHY = 1
@@ -41,17 +43,18 @@ class MemberState(IntEnum):
     WITHDRAWN = 3
     EJECTED = 4
     LEFT_EARLY = 5
+    RESTARTED = 6
 
 
 class ModelSource(IntEnum):
-    """Where a joiner takes the model from: the checkpoint named in the Model account, or the members themselves."""
+    """Where a joiner takes the model from: the checkpoint in the Model account, or the members."""
 
     CHECKPOINT = 0
     PEERS = 1
 
 
 class ExitReason(IntEnum):
-    """Why the running (or last) epoch left its rounds."""
+    """Why the running or last epoch ended its rounds."""
 
     NONE = 0
     QUORUM_MISSING = 1
@@ -64,7 +67,7 @@ class ExitReason(IntEnum):
 
 
 class Alone(IntEnum):
-    """What the established members of a round do alone: they witness, or train too (`assignment.assign`)."""
+    """What only established members do in a round: nothing, witness, or also train."""
 
     NOTHING = 0
     WITNESS = 1
@@ -72,14 +75,14 @@ class Alone(IntEnum):
 
 
 class Committee(IntEnum):
-    """What a member does in a round: train its share of the data, or recompute another member's."""
+    """A member's role in a round: train its share, or recompute another member's."""
 
     TRAINER = 0
     VERIFIER = 1
 
 
 class Architecture(IntEnum):
-    """What kind of model a run trains."""
+    """The architecture of a run's model."""
 
     HF_LLAMA = 0
     HF_DEEPSEEK = 1
@@ -88,7 +91,7 @@ class Architecture(IntEnum):
 
 
 class CheckpointKind(IntEnum):
-    """Which kind of durable checkpoint the Model account names."""
+    """The kind of durable checkpoint that the Model account names."""
 
     NONE = 0
     HUB = 1
@@ -97,14 +100,14 @@ class CheckpointKind(IntEnum):
 
 
 class DataType(IntEnum):
-    """Which tokens are learnt."""
+    """The kind of tokens."""
 
     PRETRAINING = 0
     FINETUNING = 1
 
 
 class DataKind(IntEnum):
-    """Where the tokens of a run are."""
+    """The kind of source of a run's tokens."""
 
     DUMMY = 0
     SERVER = 1
@@ -117,7 +120,7 @@ class DataKind(IntEnum):
 
 
 class ScheduleKind(IntEnum):
-    """The shape of the learning rate after its warm-up."""
+    """Shape of the learning rate after its warm-up."""
 
     CONSTANT = 0
     LINEAR = 1
@@ -126,7 +129,7 @@ class ScheduleKind(IntEnum):
 
 
 class OptimizerKind(IntEnum):
-    """Which optimizer a run's members use; NONE until the run is configured."""
+    """The optimizer of a run; NONE until the run is configured."""
 
     NONE = 0
     ADAMW = 1
@@ -135,15 +138,17 @@ class OptimizerKind(IntEnum):
 
 
 class InnerOptimizer(IntEnum):
-    """What makes the inner steps of SparseLoCo."""
+    """The optimizer of the inner steps of SparseLoCo."""
 
     ADAMW = 0
     MUON = 1
 
 
 class Divisor(IntEnum):
-    """By what SparseLoCo divides a sum of values: those who kept the coefficient, all results, or the root of both
-    numbers' product.
+    """Divisor of a sum of SparseLoCo's values.
+
+    `keepers`: members that sent the coefficient. `all`: all results. `root`: the geometric mean of
+    both.
     """
 
     KEEPERS = 0

@@ -1,4 +1,4 @@
-"""Tell what is lost when a run's last members end: trained steps that no checkpoint has, levels that one member has."""
+"""What is lost when a run's last members end: unsaved steps, and levels that one member has."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def never_saved(run: Run, model: Model) -> bool:
 def sole_levels(run: Run, members: Members, seat: int, reachable: Set[bytes]) -> list[int]:
     """Return the levels whose newest contents only the member of `seat` has.
 
-    `reachable` are the p2p keys of peers that answer: a member that was killed stays healthy on chain for a while.
+    `reachable` are the p2p keys of peers that answer: a member that was killed stays healthy on
+    chain for a while.
     """
     in_epoch = run.state is RunState.WARMUP or run.active
     holders = members.mask(MemberState.HEALTHY) if in_epoch else run.finishers

@@ -50,7 +50,7 @@ class Aim:
             self._minor.fire()
 
     async def _border(self, count: int | None) -> None:
-        """Wait for so many changes of state; None: until the next warm-up (or the one that goes on) is over."""
+        """Wait for `count` changes of state. None: until the next or running warm-up is over."""
         if count is None:
             while self._place[0] is not RunState.WARMUP:
                 await self._major.wait()

@@ -1,9 +1,10 @@
-"""What can befall a run: each fault is one method, lasts for some time or until some border, and notes whom it touched.
+"""What can befall a run: each fault is one method, lasts for some time or until some border, and
+notes whom it touched.
 
-Decided: the victims are mostly those on whom something hangs at that moment: whoever has just sent a transaction, the
-only holder of a tier, an elected witness. What is done follows the state as well: rounds are left and missed, a
-cooldown loses its members, a warm-up is given up or paused. What a fault touched excuses what follows from it for
-`EXCUSED` seconds.
+Decided: the victims are mostly those on whom something hangs at that moment: a member that has just
+sent a transaction, the only holder of a tier, an elected witness. What is done follows the state as
+well: rounds are left and missed, a cooldown loses its members, a warm-up is given up or paused.
+What a fault touched excuses what follows from it for `EXCUSED` seconds.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ class Window:
 
 
 class Faults:
-    """All faults of one run. `border` waits for so many changes of the run's state, or for a warm-up to end (None)."""
+    """All faults of one run. `border` waits for N changes of the run's state, or (None) for a
+    warm-up's end.
+    """
 
     def __init__(self, sim: Simulation, lot: random.Random, border: Callable[[int | None], Awaitable[None]]) -> None:
         self._sim, self._lot, self._border = sim, lot, border
@@ -66,7 +69,8 @@ class Faults:
         """Whether a fault can be the reason for what happened to this member."""
         return any(name in one.names and one.start <= when <= one.end + EXCUSED for one in self.windows)
 
-    # --- whom, and for how long ---------------------------------------------------------------------------------
+    # --- whom, and for how long
+    # ---------------------------------------------------------------------------------
 
     def _victim(self) -> Player:
         alive = [player for player in self._sim.players if player.alive]
@@ -90,7 +94,9 @@ class Faults:
         return window
 
     async def _last(self, longest: float = _LONGEST) -> None:
-        """Some seconds, or until just after a border: one of the next, or the end of the next warm-up."""
+        """Some seconds, or until just after a border: one of the next, or the end of the next
+        warm-up.
+        """
         drawn, after = self._lot.random(), self._lot.uniform(0, 1.5)
         if drawn < 0.35:
             await asyncio.sleep(self._lot.uniform(0.2, min(15.0, longest)))
@@ -108,7 +114,8 @@ class Faults:
         if not player.alive and self._sim.run.state is not RunState.FINISHED:
             self._sim.start(player)
 
-    # --- members ------------------------------------------------------------------------------------------------
+    # --- members
+    # ------------------------------------------------------------------------------------------------
 
     async def kill(self) -> None:
         await self._away("kill", self._sim.kill)
@@ -135,7 +142,8 @@ class Faults:
         self._return(player)
         self._end(window)
 
-    # --- the chain ----------------------------------------------------------------------------------------------
+    # --- the chain
+    # ----------------------------------------------------------------------------------------------
 
     async def alone(self) -> None:
         """One member does not reach the chain."""
@@ -145,7 +153,9 @@ class Faults:
         self._end(window)
 
     async def mood(self) -> None:
-        """One of a member's nodes is sick: absent first, often, so that it is asked for its cluster again."""
+        """One of a member's nodes is sick: absent first, often, so that it is asked for its cluster
+        again.
+        """
         player = self._victim()
         window = self._begin("mood", [player])
         index = self._lot.randrange(len(player.moods))
@@ -196,7 +206,8 @@ class Faults:
             except CoordinatorError:
                 return
 
-    # --- the network --------------------------------------------------------------------------------------------
+    # --- the network
+    # --------------------------------------------------------------------------------------------
 
     async def cut(self) -> None:
         one = self._victim()
@@ -205,7 +216,7 @@ class Faults:
         for other in self._lot.sample(others, self._lot.randint(1, len(others))):
             self._sim.network.cut(one.id, other.id)
         await self._last()
-        self._sim.network.mend()
+        self._sim.network.heal()
         self._end(window)
 
     async def lose(self) -> None:
@@ -219,7 +230,7 @@ class Faults:
     def calm(self) -> None:
         """Undo everything and have everybody back."""
         self._sim.chain.down = False
-        self._sim.network.mend()
+        self._sim.network.heal()
         self._sim.network.loses = lambda sender, receiver: False
         for player in self._sim.players:
             player.set_moods([Mood.GOOD] * len(player.moods))

@@ -1,6 +1,6 @@
 """The laws of a run that is played from a seed, judged while it runs and when it is over.
 
-Safety, beside what `record` holds: all replicas are equal, bit by bit, after every step; a member ends only because its
+Safety, in addition to `record`: all replicas are equal, bit by bit, after every step; a member ends only because its
 chain was out of reach; nobody is dropped whom no fault touched, and no witness that none touched is closed before it
 has heard of the result of such a member; the checkpoint that the chain names can be loaded and has the hashes that the
 chain names. Liveness, once a run has been left in peace for its patience: it makes at least `PACE` of the steps that it

@@ -44,7 +44,9 @@ class Record:
     dropped: list[tuple[int, int]] = field(default_factory=list)
     """(epoch, seat) of every member that was dropped or ejected."""
     again: dict[tuple[int, int], int] = field(default_factory=dict)
-    """(epoch, height): the first sequence that is handed out anew, since the run went back after that round."""
+    """(epoch, height): the first sequence that is assigned again, since the run went back after
+    that round.
+    """
     _before: tuple[Run, Members] | None = None
 
     def note(self, run: Run, members: Members) -> None:
@@ -72,8 +74,10 @@ class Record:
         self.steps[place] = round_.step
 
     def check_coverage(self, backlog: Iterable[Interval]) -> None:
-        """Between epochs: every sequence handed out was trained once or waits in the backlog. What was trained of
-        those that are handed out anew, since the run went back, does not count.
+        """Check between epochs that every assigned sequence was trained once or waits in the
+        backlog.
+
+        Training of sequences that are assigned again after a rewind does not count.
         """
         assert self._before is not None
         run, _ = self._before

@@ -234,10 +234,6 @@ class _Socket:
     async def close(self) -> None:
         self.end()
 
-    async def __aiter__(self) -> AsyncIterator[str | bytes]:
-        while True:
-            yield await self.recv()
-
 
 def _index(host: str) -> int:
     return int(host.removeprefix("node").removesuffix(".sim"))

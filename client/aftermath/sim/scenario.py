@@ -16,7 +16,7 @@ WINDOW = 100.0
 """Virtual seconds over which a run's pace is measured."""
 _EDGE = 7  # of a block, as in the tiny run
 _BLOCK = _EDGE * _EDGE
-_GRACE = 45.0  # for what has no setting: places that were lost are asked for ever more rarely
+_GRACE = 45.0  # for what has no setting: lost places are requested with a growing backoff
 
 
 @dataclass(frozen=True)

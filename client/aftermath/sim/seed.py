@@ -120,7 +120,9 @@ class Trial:
         self.events: list[Said] = []
 
     def judge(self, pace: float, seconds: float) -> None:
-        """Compare with the undisturbed run, which made `pace` steps per second and took so many virtual seconds."""
+        """Compare with the undisturbed run: `pace` steps per second and `seconds` of virtual
+        time.
+        """
         self.virtual += seconds
         assert self.late is not None
         try:

@@ -2,7 +2,7 @@
 
 A `SimTransport` satisfies `p2p.transport.Transport`; messages take `latency` seconds of virtual time and are delivered
 in the order they were sent, each distinct one once. A crashed node answers nothing and hears nothing; two nodes whose
-connection is cut hear nothing of each other until it is mended, and then get each other's last announcements again.
+connection is cut hear nothing of each other until it is healed, and then get each other's last announcements again.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class SimNetwork:
         """Part two nodes."""
         self._cut.add(frozenset((one, other)))
 
-    def mend(self) -> None:
+    def heal(self) -> None:
         """Undo all cuts."""
         parted, self._cut = self._cut, set()
         for pair in sorted(sorted(pair) for pair in parted):

@@ -75,7 +75,7 @@ class Solana:
 
 
 class Centralized:
-    """A server, which also serves the tokens of a data.toml beside the config."""
+    """A server, which also serves the tokens of a data.toml next to the config."""
 
     keeper = "server"
 
@@ -92,7 +92,7 @@ class Centralized:
         for client in plan.clients:
             _write_key(plan.keys(client.name))
         data = plan.chosen.path.with_name("data.toml")
-        command = [sys.executable, "-m", "aftermath.central", "server", "run", "--state", str(state), "--host", HERE]
+        command = [sys.executable, "-m", "aftermath.server", "server", "run", "--state", str(state), "--host", HERE]
         command += ["-s", str(self._port), "--save-state-dir", str(plan.place / "server")]
         command += ["--data-config", str(data.absolute())] if data.exists() else []
         process = seen(self.keeper, [*command, "--tui", "true" if plan.tui else "false"])
@@ -101,12 +101,12 @@ class Centralized:
 
     def client(self, client: Client) -> list[str]:
         address = ["--run-id", RUN_ID, "--server-addr", f"{HERE}:{self._port}"]
-        command = [sys.executable, "-m", "aftermath.central", "client", "train", *address]
+        command = [sys.executable, "-m", "aftermath.server", "client", "train", *address]
         return [*command, "-i", str(self._plan.keys(client.name))]
 
 
 def refuse_taken(*ports: int) -> None:
-    """Raises StageError if somebody listens at one of them."""
+    """Raise StageError if a process listens on one of the ports."""
     if taken := [port for port in ports if not is_free(HERE, port)]:
         raise StageError(f"port {taken[0]} is in use", "Name another --server-port, or 0 for one that is free")
 

@@ -43,13 +43,25 @@ SOLANA = [sys.executable, "-m", "aftermath"]
 def start_chain(
     ledger: Path, log: Path, environment: Mapping[str, str], engine: str = "embedded", port: int = 0
 ) -> tuple[Process, Chain]:
-    """A local network, ready to answer, at this port or, with 0, a free one."""
+    """Start a local network, ready to answer, at this port or, with 0, a free one."""
+    process, chain = launch_chain(ledger, log, environment, engine, port)
+    await_chain(process, chain)
+    return process, chain
+
+
+def launch_chain(
+    ledger: Path, log: Path, environment: Mapping[str, str], engine: str = "embedded", port: int = 0
+) -> tuple[Process, Chain]:
+    """Start a local network without waiting for it."""
     chain = Chain(port or free_ports("127.0.0.1", 2))
     command = [*SOLANA, "localnet", "--engine", engine, "--slot-ms", str(SLOT_MS)]
     own = ["--port", str(chain.port), "--ledger", str(ledger)]
-    process = Process("localnet", [*command, *own], log, environment)
+    return Process("localnet", [*command, *own], log, environment), chain
+
+
+def await_chain(process: Process, chain: Chain) -> None:
+    """Wait until a local network answers. Raise StageError if it ends first or takes too long."""
     wait_for("the local network", lambda: healthy(chain.rpc), START_SECONDS, process)
-    return process, chain
 
 
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))

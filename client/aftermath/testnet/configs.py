@@ -22,7 +22,7 @@ NAMES = ("config.toml", "state.toml")
 OF_A_SERVER = ("run_id", "run_state", "progress")
 _PACKAGE = Path(__file__).resolve().parents[1]
 SHIPPED = _PACKAGE / "shipped" if (_PACKAGE / "shipped").is_dir() else _PACKAGE.parents[1] / "config"
-"""Where those are that come with the package: in it, and in a checkout beside it."""
+"""Where the shipped configs are: in the package, or next to it in a checkout."""
 
 
 @dataclass(frozen=True)

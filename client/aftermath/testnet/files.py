@@ -1,6 +1,6 @@
-"""The model and the tokens that a run's config names and that are not there yet: made as a file beside it says.
+"""The model and the tokens that a run's config names and that are not there yet: made as a file next to it says.
 
-Beside NAME.toml, NAME.files.toml has the options of `model init` in [model], of `data tokenize` in [tokens] and of
+Next to NAME.toml, NAME.files.toml has the options of `model init` in [model], of `data tokenize` in [tokens] and of
 `data fetch` in [fetch]. `aftermath-solana run-files CONFIG` makes what is missing and nothing else.
 
 Decided: they are made where the config says that they are, as every member will look for them, and kept for the next

@@ -1,7 +1,7 @@
 """Which clients are killed, and when: drawn from a seed, so that the same plan meets the same clients again.
 
-Decided: only a client that has trained since it was started is killed. One that is still on its way back would be
-starved for ever on a machine that starts it more slowly than it is killed, and a crash in training is what is tried.
+Decided: only a client that has trained since it was started is killed. One that is still restarting could
+never return on a machine that starts it more slowly than it is killed, and a crash in training is what is tried.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ BACK_SECONDS = 3.0
 
 @dataclass
 class Kills:
-    """So many of some clients, every so many seconds from the first trained step on."""
+    """Kills N of some clients every few seconds, from the first trained step on."""
 
     number: int
     interval: float

@@ -1,11 +1,13 @@
-"""Becomes a command, and leaves a watcher that ends it once whoever started it is gone, kill -9 included.
+"""Becomes a command, and leaves a watcher that ends it once its parent is gone, kill -9 included.
 
-Called as `leash.py CONTROL COMMAND ARGUMENT...`, by whoever keeps the other end of CONTROL open: a named pipe, or - for
-the standard input, of which the command then has none. The command must be the leader of its process group.
+Called as `leash.py CONTROL COMMAND ARGUMENT...`, by a parent that keeps the other end of CONTROL
+open: a named pipe, or - for the standard input, of which the command then has none. The command
+must be the leader of its process group.
 
-Decided: the end of a pipe tells, since every system closes the files of a process that ends; the command keeps the
-process id, so that its exit status and its signals are nobody else's. It runs before every command, so it imports next
-to nothing. What it does is Unix's, and so are groups: another system needs another such file.
+Decided: the end of a pipe tells, since every system closes the files of a process that ends; the
+command keeps the process id, so that its exit status and its signals are nobody else's. It runs
+before every command, so it imports next to nothing. What it does is Unix's, and so are groups:
+another system needs another such file.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ def main() -> None:
 
 
 def watch(watched: int, leader: int) -> None:
-    """Wait for the end of the pipe, and kill the group of our parent then; or for our parent's own end."""
+    """Wait for the end of the pipe, and kill the group of our parent then; or for our parent's own
+    end.
+    """
     while os.getppid() == leader:
         readable, _, _ = select.select([watched], [], [], CHECK_SECONDS)
         if readable and not os.read(watched, 1):

@@ -1,4 +1,4 @@
-"""Processes that are started here: in their own sessions, logged to files, and ended with whoever started them."""
+"""Processes that are started here: in their own sessions, logged to files, and ended with their parent."""
 
 from __future__ import annotations
 

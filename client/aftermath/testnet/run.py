@@ -1,7 +1,8 @@
-"""A local testnet as it goes on: everything is started, clients are killed and come back, until the run is finished.
+"""The run of a local testnet: everything is started, clients are killed and come back, until the
+run is finished.
 
-Decided: a client that a signal ended is started again, whoever sent it; one that ended with an error is not, since it
-would again, and the testnet tells of it when the others are done.
+Decided: a client that a signal ended is started again, whatever sent the signal; one that ended
+with an error is not, since it would again, and the testnet tells of it when the others are done.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Testnet:
         self.story = Story([MemberStory(client.name, client.tier) for client in plan.clients])
 
     def perform(self, seconds: float | None) -> Summary:
-        """Run it, for so many seconds from when its clients are started at most."""
+        """Run it, for at most `seconds` after its clients are started."""
         plan, started = self._plan, time.monotonic()
         for made in make_missing(plan.chosen.path, plan.chosen.config, plan.log("files"), self._environment):
             self._lines.own(f"made {made}")

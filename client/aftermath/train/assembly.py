@@ -78,7 +78,9 @@ async def assembled(
     ranks: Launched | None,
     stack: contextlib.AsyncExitStack,
 ) -> Member:
-    """The member, once it fits the run; `stack` ends what goes on beside it. Raises what keeps it from taking part."""
+    """Return the member, once it fits the run. `stack` ends background tasks. Raises why it cannot
+    take part.
+    """
     view = await chain.view()
     model = view.model
     workers = Workers(*(ThreadWorker(name) for name in ("replica", "decode", "upload", "write", "data", "state")))
@@ -164,7 +166,7 @@ async def _wishes(settings: TrainSettings, outline: Outline, schema: Schema, com
 
 
 async def _show(feed: RunFeed, chain: SolanaMember, events: Events) -> None:
-    """Say how to tell where the run stands; working that out is for whoever shows it, on a thread of its own."""
+    """Say how to tell where the run stands; the display works that out on its own thread."""
     while True:
         with contextlib.suppress(CoordinatorError):  # its time is not known yet
             events.look(partial(_standing, feed.view, chain.now(), silent=chain.silent, has_tick=chain.has_tick))
@@ -176,7 +178,7 @@ def _standing(view: View, now: int, *, silent: int, has_tick: bool) -> Standing:
 
 
 async def _data(events: Events, clock: Clock, read: Worker, opened: Callable[[], Source]) -> Source:
-    """The run's sequences, as soon as whoever serves them answers."""
+    """Return the run's sequences, as soon as their source answers."""
     told = False
     while True:
         try:

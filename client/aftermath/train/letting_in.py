@@ -1,6 +1,6 @@
 """What keeps a member from its run and needs no torch, which takes seconds to load: looked at before that.
 
-Decided: whoever keeps the run is asked in the order in which it would refuse; what it has changed by the time that the
+Decided: the coordinator is asked in the order in which it would refuse; what it has changed by the time that the
 member joins, it refuses then.
 """
 
@@ -59,7 +59,9 @@ def check_words(settings: TrainSettings) -> None:
 
 
 async def let_in(settings: TrainSettings, pool: RpcPool, chain: SolanaMember) -> Admitted:
-    """Ask whoever keeps the run, and close the connections. Raises CoordinatorError or Unsuitable if it would not."""
+    """Ask the coordinator, and close the connections. Raises CoordinatorError or Unsuitable if it
+    would refuse.
+    """
     async with pool, chain:
         view = await chain.view()
         genesis = await pool.genesis()
@@ -98,7 +100,7 @@ def check_model(model: Model, run_id: str) -> None:
 
 
 def check_tier(tier: int, tiers: int, run_id: str) -> None:
-    """Unsuitable if a run of so many tiers has no such tier."""
+    """Raise Unsuitable if a run of `tiers` tiers has no such tier."""
     if tier >= tiers:
         raise Unsuitable(
             f"--matformer-tier {tier}: run {run_id} has tiers 0 to {tiers - 1}",

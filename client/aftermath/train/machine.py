@@ -1,8 +1,8 @@
 """What a member takes of its machine, and what that has left: an event `machine` every few seconds.
 
 Decided
-- It is looked at on a thread of its own, which nothing waits for, and only where somebody collects figures.
-- All processes of the member count, its ranks and its screen too. The rest is the machine's, whoever uses it.
+- It is looked at on a thread of its own, which nothing waits for, and only if figures are collected.
+- All processes of the member count, its ranks and its screen too. The rest is the machine's, for all its users.
 - Of GPUs it tells what NVML does; where there is no driver of NVIDIA's, there are none.
 """
 

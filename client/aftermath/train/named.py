@@ -1,6 +1,6 @@
 """The devices that the options of a member name, and what passes are computed in on them.
 
-It is the first that needs torch, and looked at once whoever keeps the run would let the member in.
+It is the first that needs torch, and looked at once the coordinator would let the member in.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How a process reaches the run that it takes part in: whoever keeps it, its own keys, and where it looks for peers."""
+"""How a process reaches its run: the coordinator, its own keys, and where it looks for peers."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from aftermath.chain.wallet import Wallet, identity_secret, load_wallet
 from aftermath.p2p.discovery import Directory
 from aftermath.train.settings import TrainSettings
 
-START_PATIENCE = 20.0  # seconds a start waits for whoever keeps the run to answer
+START_PATIENCE = 20.0  # seconds that a start waits for the coordinator to answer
 
 
 @dataclass(frozen=True)
 class Reach:
-    """`directory`: where peers are found, None where the options say it. `beside` goes on as long as the member.
+    """`directory`: where peers are found, None where the options say it. `background` runs as long as the member.
 
     `local_directory`: where peers on this machine find each other, once the run is known.
     """
@@ -34,7 +34,7 @@ class Reach:
     secret: bytes
     """Of the identity that peers see."""
     directory: Directory | None = None
-    beside: Callable[[SolanaMember], Coroutine[Any, Any, None]] | None = None
+    background: Callable[[SolanaMember], Coroutine[Any, Any, None]] | None = None
     local_directory: Path | None = None
 
 

@@ -3,7 +3,7 @@
 Sockets are opened here and the real clock is read in `assembly`, nowhere else among its parts. Ctrl-C (or SIGTERM)
 leaves the run on chain and ends the process within two seconds (`interrupts`); a failure is one sentence.
 
-Decided: PyTorch takes seconds to load. What needs none is looked at before (`letting_in`), and whoever keeps the run is
+Decided: PyTorch takes seconds to load. What needs none is looked at before (`letting_in`), and the coordinator is
 asked over connections that are closed again, since nothing answers on them meanwhile. So nothing here imports it but
 inside a function.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -97,7 +98,9 @@ def run_member(settings: TrainSettings, reach: Callable[[TrainSettings], Reach] 
 
 
 def _admitted(runner: asyncio.Runner, settings: TrainSettings, reach: Reach) -> Admitted:
-    """What whoever keeps the run says to this member, which has begun nothing yet. Raises what keeps it out."""
+    """Ask the coordinator whether this member may join, before anything is begun. Raises the
+    refusal.
+    """
     with on_interrupt(end_at_once):
         return runner.run(let_in(settings, reach.pool, member_of(settings, reach)))
 
@@ -117,10 +120,15 @@ def _tell_finished(view: View, events: Events) -> None:
 
 
 def _load_torch() -> None:
-    """All that is imported with it, too. Ctrl-C ends the process at once meanwhile: some of that swallows it."""
+    """Import PyTorch and all that needs it. Ctrl-C ends the process at once meanwhile: some of that swallows it."""
     with on_interrupt(end_at_once):
-        import aftermath.train.assembly
-        import aftermath.train.named  # noqa: F401
+        gc.disable()  # nearly all that is imported stays, and looking through it takes a tenth of the time
+        try:
+            import aftermath.train.assembly
+            import aftermath.train.named  # noqa: F401
+        finally:
+            gc.enable()
+        gc.freeze()
 
 
 def _on_devices(settings: TrainSettings, reach: Reach) -> Named:
@@ -254,8 +262,8 @@ async def _ports(
     async with contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(pool)
         chain = await stack.enter_async_context(member_of(settings, reach))
-        if reach.beside is not None:
-            stack.push_async_callback(cancel, [asyncio.create_task(reach.beside(chain))])
+        if reach.background is not None:
+            stack.push_async_callback(cancel, [asyncio.create_task(reach.background(chain))])
         transport = await _open_transport(
             settings,
             reach.secret,

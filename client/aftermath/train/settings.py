@@ -97,7 +97,7 @@ class TrainSettings:
         Limits(0, MOST_RANKS),
         Doc(
             "Ranks among which the micro-batches are split, each with its part of the parameters (FSDP2); "
-            "0: as many as --device names. With --device cpu so many processes, to try it out."
+            "0: as many as --device names. With --device cpu, as many processes, to try it out."
         ),
     ] = 0
     tensor_parallelism: Annotated[
@@ -200,7 +200,7 @@ class TrainSettings:
         Doc(
             "Directory that keeps what this member's optimizer alone knows after every epoch (up to 12 bytes for each "
             "parameter, and more where most numbers are sent), so that a member that is started again before the next "
-            "one goes on from it."
+            "one continues from it."
         ),
     ] = None
     prompt_text: Annotated[
@@ -225,9 +225,7 @@ class TrainSettings:
     optim_stats_steps: Annotated[
         int,
         Limits(0),
-        Doc(
-            "After so many steps each, an event `optimizer` with the norms of what is learnt, sent and kept; 0: never."
-        ),
+        Doc("Steps between events `optimizer`, which have the norms of what is learnt, sent and kept; 0: never."),
     ] = 0
 
     @property

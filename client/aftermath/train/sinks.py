@@ -46,7 +46,7 @@ def events_of(settings: TrainSettings, stack: contextlib.ExitStack) -> Events:
 
 
 def collects_figures(settings: TrainSettings) -> bool:
-    """Whether somebody is there for figures of the machine."""
+    """Return whether the user wants figures of the machine."""
     return settings.metrics_port is not None or Wanted.of(settings).any
 
 

@@ -39,7 +39,7 @@ class Choice:
 
 
 def check_alone(tier: int, mesh: Mesh) -> None:
-    """UsageError if a member of several devices leaves its tier to us: what fits on them together is not reckoned."""
+    """UsageError if a member of several devices leaves its tier to us: what fits on them together is not computed."""
     if tier == AUTO_TIER and not mesh.alone:
         raise UsageError(
             "--matformer-tier auto chooses for one device, not for several", "Name the tier, for example 0"

@@ -30,7 +30,7 @@ _LONGEST = 1 << 24  # bytes of a message
 
 
 class ToldScreen(Tabbed):
-    """A screen that is told by the process that started this one; beside the screen that it is."""
+    """A screen that the parent process feeds with messages."""
 
     learns: Board | OverviewBoard
     """What it is told goes there."""

@@ -1,8 +1,4 @@
-"""What is wrong now: warnings of a member that no event has outdated yet, and none for ever.
-
-Decided: a warning stays until an event of the kind that it names (`until`), or for some minutes if it names none; the
-same one again is the same one, the newest.
-"""
+"""Current warnings of a member: those that no later event has resolved. Each expires."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What a screen knows of its run, from what it was sent: the newest of everything, a loss curve, what is wrong, a log.
 
-Decided: it is bounded, however long a run goes on; time is handed in, so that what is shown depends on nothing else.
+Decided: it is bounded, however long a run lasts; time is handed in, so that what is shown depends on nothing else.
 """
 
 from __future__ import annotations

@@ -12,9 +12,11 @@ LABEL = 8
 
 
 def chart(curve: Sequence[tuple[int, float]], width: int, height: int) -> list[str]:
-    """(step, value) in so many columns and lines, with the highest and lowest value and the first and last step.
+    """(step, value) in `width` columns and `height` lines, with the highest and lowest value and
+    the first and last step.
 
-    Few points are drawn wider, and of many those that have no room are left out evenly, never the first or the last.
+    Few points are drawn wider, and of many those that have no room are left out evenly, never the
+    first or the last.
     """
     room = width - LABEL
     if not curve or room < 8 or height < 3:

@@ -1,6 +1,6 @@
-"""A text or a grid on a page, which is laid out and drawn anew only where it shows something else.
+"""A text or a grid on a page, which is laid out and drawn again only if it has changed.
 
-Decided: two drawings are the same if a terminal would be sent the same for both, since pages make them anew at every
+Decided: two drawings are the same if a terminal would be sent the same for both, since pages make them again at every
 look.
 """
 

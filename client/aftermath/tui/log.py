@@ -1,6 +1,6 @@
 """The tab of a log.
 
-Decided: its lines are wrapped anew where the terminal has another width; it follows what is told as long as its end is
+Decided: its lines are wrapped again if the terminal's width changes; it follows what is told as long as its end is
 seen.
 """
 

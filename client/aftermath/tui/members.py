@@ -30,7 +30,9 @@ Table = tuple[tuple[str, ...], dict[str, list[str]]]
 
 
 def table(found: Standing, here: frozenset[bytes] | None, own: str | None, room: int) -> Table:
-    """The members in so many columns of a terminal. `here`: who is connected, if that is known; `own`: our wallet."""
+    """Return the members in `room` columns. `here`: the connected wallets, if known. `own`: our
+    wallet.
+    """
     columns = COLUMNS if here is None else (*COLUMNS[:-1], "here", COLUMNS[-1])
     rows: dict[str, Mapping[str, str]] = {}
     for member in found.members:

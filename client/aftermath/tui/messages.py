@@ -24,7 +24,7 @@ class Told(Message, frozen=True):
 
 
 class Stands(Message, frozen=True):
-    """The run stands like this. `here`: the identities that are connected, where somebody knows."""
+    """The run's status. `here`: the connected identities, if known."""
 
     standing: Standing
     here: frozenset[bytes] | None = None

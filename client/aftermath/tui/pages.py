@@ -159,7 +159,7 @@ def network_page(board: Board, now: float, width: int, height: int) -> Renderabl
 
 
 def chain_page(board: Board, now: float, width: int, height: int) -> RenderableType:
-    """What whoever keeps the run says of it, and what talking to it has cost."""
+    """Return what the coordinator says of the run, and what it has cost."""
     rows: Facts = dict.fromkeys(("epoch", "round", "state", "deadline", "witnesses"), UNKNOWN)
     if (found := board.standing) is not None:
         known = facts_of(found)
@@ -221,7 +221,7 @@ def _steps(board: Board, width: int) -> Text:
 
 
 def bar(words: str, step: int, total: int, width: int) -> Text:
-    """Words, and how much of it is done as a line in what is left of so many columns."""
+    """Return words, and a progress bar in the rest of `width` columns."""
     room = min(30, width - len(words) - 4)
     if not total or room < 10:
         return Text(words)

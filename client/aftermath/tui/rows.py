@@ -1,4 +1,4 @@
-"""A table of people or processes, which is drawn anew only where it has changed.
+"""A table of people or processes, which is drawn again only if it has changed.
 
 Decided: as long as the rows are the same ones, what changes leaves the marked row and what is scrolled as they are.
 """

@@ -172,7 +172,7 @@ class Screen:
                 self._lines(event)
 
     def _over(self) -> None:
-        """Let the process end, and take the terminal back; whoever comes second waits for the first."""
+        """End the process and restore the terminal. A second caller waits for the first."""
         with self._closer:
             if not self._open:
                 return

@@ -36,8 +36,8 @@ LEAVING: dict[Role, str] = {
 }
 HELP: dict[Role, str] = {
     "member": "q, Ctrl-C    leave the run, and end within two seconds",
-    "server": "q, Ctrl-C    stop the server; started again, it goes on where it was",
-    "watch": "q, Ctrl-C    close; the run goes on",
+    "server": "q, Ctrl-C    stop the server; started again, it resumes",
+    "watch": "q, Ctrl-C    close; the run continues",
     "testnet": "Enter        the log of the client that is marked\nq, Ctrl-C    end it, and all that it started",
 }
 KEYS = """\
@@ -114,7 +114,7 @@ class Tabbed(App[None]):
 
     @property
     def leaving(self) -> bool:
-        """Whether what is shown is ending, whoever asked for it."""
+        """Return whether the screen is ending."""
         return False
 
     # --- the frame ------------------------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ class Tabbed(App[None]):
         yield Footer()
 
     def on_mount(self) -> None:
-        """Draw, and go on drawing."""
+        """Draw, and redraw from now on."""
         self.query_one(Tabs).can_focus = False
         self._to(self._tabs[0])
         self.set_interval(SECONDS, self.draw)
@@ -140,7 +140,7 @@ class Tabbed(App[None]):
         self.call_after_refresh(self.draw)
 
     def on_resize(self) -> None:
-        """What was wrapped is wrapped anew."""
+        """Wrap the text again."""
         self.call_after_refresh(self.draw)
 
     def draw(self) -> None:

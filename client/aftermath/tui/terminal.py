@@ -41,7 +41,7 @@ def put_back(descriptor: int, before: Any) -> None:
 def unheard() -> Iterator[None]:
     """A process that is started meanwhile is deaf to Ctrl-C and to its terminal's end.
 
-    Before it reads keys, Ctrl-C is for whoever started it alone; and if that one dies, it must live long enough to put
+    Before it reads keys, Ctrl-C is for its parent only; and if that one dies, it must live long enough to put
     the terminal back, which is not its own any more then.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP, signal.SIGTTOU})

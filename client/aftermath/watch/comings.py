@@ -1,6 +1,6 @@
 """Who came to a run, went, was dropped and came back, from its members' events: marks at the step where it happened.
 
-Decided: a member that was dropped, or began anew without having said that it goes, is one that died; nobody else can
+Decided: a member that was dropped, or joined again without having left, is one that died; nobody else can
 know why. What several members tell is marked once.
 """
 

@@ -91,7 +91,7 @@ class Measured(Event, frozen=True, kw_only=True):
 
 
 class Joined(Event, frozen=True, kw_only=True):
-    """The member has a place, or asked for one anew."""
+    """The member has a place, or asked for one again."""
 
     seat: int | None
     tier: int
@@ -174,7 +174,7 @@ class Model(Event, frozen=True, kw_only=True):
 
 
 class Remembered(Event, frozen=True, kw_only=True):
-    """The optimizer goes on from what it knew before the member was stopped."""
+    """The optimizer continues from its state before the member was stopped."""
 
     epoch: int
 
@@ -232,7 +232,7 @@ class Optimizer(Event, frozen=True, kw_only=True):
 
 
 class Witnessed(Event, frozen=True, kw_only=True):
-    """The member attested that it holds so many results; `sent`: that arrived."""
+    """The member attested that it holds some results. `sent`: the attestation arrived."""
 
     height: int
     held: int
@@ -254,7 +254,7 @@ class Applied(Event, frozen=True, kw_only=True):
 
 
 class Fetched(Event, frozen=True, kw_only=True):
-    """A level of somebody's result is here and checked."""
+    """A level of another member's result was fetched and checked."""
 
     height: int
     seat: int

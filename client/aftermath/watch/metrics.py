@@ -3,7 +3,7 @@
 Decided
 - Every series says of which run, wallet and tier it is, so that the members of a run can be put side by side.
 - They come from events alone, as all that is shown: what is not told is not there, and nothing is measured twice.
-- They are served on this machine's own address: whoever collects from elsewhere decides by what way that is reached.
+- They are served on this machine's own address: collectors elsewhere need their own way to reach it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from aftermath.watch.events import Wall
 ADDRESS = "127.0.0.1"
 _OWN = ("run", "wallet", "tier")
 _OF_A_GPU = (
-    ("memory_used", "memory_used_bytes", "Memory of the GPU that is in use, by whomever"),
+    ("memory_used", "memory_used_bytes", "Memory of the GPU that is in use, by all processes"),
     ("memory_total", "memory_total_bytes", "Memory of the GPU"),
     ("utilization", "utilization_percent", "Of the time, in which the GPU computed"),
     ("temperature", "temperature_celsius", "Of the GPU"),

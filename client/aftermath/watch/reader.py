@@ -74,7 +74,7 @@ class EventRecord(msgspec.Struct, frozen=True):
 
 
 class _Dated(msgspec.Struct):
-    """What a line says beside its event; the teller only where many share a file (`flat`)."""
+    """The fields of a line besides its event. The author only if several share a file (`flat`)."""
 
     at: Annotated[datetime, msgspec.Meta(tz=True)]
     run: str | None = None

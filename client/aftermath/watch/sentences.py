@@ -26,10 +26,10 @@ _SENTENCES: dict[type[kinds.Event], str] = {
     kinds.State: "epoch {epoch}{last}: {state}; {progress}",
     kinds.Round: "epoch {epoch}: training; {progress}",
     kinds.Model: "the model is here, from {source}; the run is at step {step}",
-    kinds.Remembered: "the optimizer goes on from what it knew when this member was stopped",
+    kinds.Remembered: "the optimizer continues from its state when this member was stopped",
     kinds.Trained: "step {step}  loss {loss:.4f}  {tokens_per_sec:,.0f} tokens/s",
     kinds.Applied: "step {step}: applied {results}",
-    kinds.Sample: "step {step}  the model goes on: {prompt}[bold]{text}[/bold]",
+    kinds.Sample: "step {step}  the model continues: {prompt}[bold]{text}[/bold]",
     kinds.Evaluated: "step {step}  {task}: {metric} {value:.4f} of {docs} questions",
     kinds.Waiting: "{waits}",
     kinds.Ejected: "member {seat} signed two results of round {height} and is ejected",
@@ -91,8 +91,8 @@ class Sentences:
         elif isinstance(event, kinds.Leaving):
             fields["how"] = ", saving the model first" if event.saves else ""
         elif isinstance(event, kinds.Stopped):
-            goes_on = "start the same command again and the run goes on from it"
-            fields["use"] = goes_on if event.goes_on else "this is only a copy; the run does not continue from it"
+            use = "start the same command again and the run continues from it"
+            fields["use"] = use if event.goes_on else "this is only a copy; the run does not continue from it"
         elif isinstance(event, kinds.Finished):
             fields["steps"] = counted(event.step, "step")
             fields["model"] = _model_of(event, fields["checkpoint"])

@@ -36,7 +36,9 @@ _ENDINGS = {
     ExitReason.NO_ATTESTATION: "no witness attested its rounds",
 }
 _UNATTESTED = (ExitReason.QUORUM_MISSING, ExitReason.NO_ATTESTATION)
-"""What an epoch also ends with that all its members have left: whoever is still there has asked for a place again."""
+"""Exit reasons of an epoch that all its members have left: a present one has asked for a place
+again.
+"""
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,9 @@ class LevelStanding:
     level: int
     holders: tuple[int, ...]
     shown: tuple[int, ...]
-    """Those that have shown in an epoch before that they hold it; where there is none, whoever declares it speaks."""
+    """Seats that showed the level in an earlier epoch. If there are none, every seat that declares
+    it counts.
+    """
     attested: bool
     lost: bool
     """Nobody in the epoch has it as the run had it: it goes back to an older one."""
@@ -90,9 +94,11 @@ class Standing:
     left: int | None
     """Until all steps are trained, at this epoch's pace; None if that cannot be told."""
     deadline: int | None
-    """Until the run may be moved on, whoever is missing; negative once that is past, None if no time runs."""
+    """Seconds until the run may move on without missing members. Negative once past; None if no
+    time runs.
+    """
     waits: tuple[str, ...]
-    """What has to happen before it goes on."""
+    """What must happen before it continues."""
     members: tuple[MemberStanding, ...]
     tokens_per_second: int | None
     """Of all members together, at this epoch's pace and with the running round's batch; None as `left`."""
@@ -180,7 +186,7 @@ def _levels(run: Run, members: Members) -> Iterator[LevelStanding]:
 
 
 def owner_owes(run: Run, model: Model) -> str:
-    """What the owner of a run that is new or paused has to do for it to go on, as a sentence."""
+    """Return what the owner of a new or paused run must do for it to continue, as a sentence."""
     if run.state is RunState.PAUSED:
         return "its owner has paused it (set-paused resume)"
     if model.configured:
@@ -226,7 +232,7 @@ def _waits(
     # without an answer nobody knows whether it is overdue, and no tick would arrive
     if deadline is not None and deadline <= -_OVERDUE and not silent:
         command = f": aftermath-solana tick --run-id {shlex.quote(run.run_id)}"
-        yield f"somebody to move it on{command}" if has_tick else "a connected member, which moves it on"
+        yield f"a tick to move it on{command}" if has_tick else "a connected member, which moves it on"
 
 
 def _waits_for_members(run: Run, members: Members) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 Decided
 - Each is an extra, imported when it is asked for. Their keys come from their own environment variables and logins.
-- A member has one run there, by its name, its wallet and the run's identity: a member that is started again goes on in
+- A member has one run there, by its name, its wallet and the run's identity: a restarted member continues in
   it, and not in that of an earlier run with the same id.
 - They are told the series and who the member is, and nothing else: neither the machine's programs, files and hosts, nor
   what is printed. Nor can they stop a member.

@@ -1,9 +1,9 @@
 """What hands a member's series to an experiment tracker, which may be slow, fail or hang.
 
 Decided
-- The tracker lives on a thread of its own. Whoever tells events puts a row into a queue and goes on; the queue is
+- The tracker lives on a thread of its own. The thread that reports events only puts a row into a queue; the queue is
   bounded, and rows that find it full are lost, for the tracker alone.
-- It warns once: that the tracker failed, with its reason, or that it does not keep up. Training goes on either way. A
+- It warns once: that the tracker failed, with its reason, or that it does not keep up. Training continues either way. A
   tracker that cannot begin is over; one that fails at a row is tried with the next.
 - A member that is told to stop has two seconds for everything, so the tracker ends as soon as that is heard; after a
   finished run it may take longer, to send what it still has.
@@ -115,7 +115,7 @@ class Tracking:
             with self._changed:
                 self._over, self._asked = True, None
                 self._rows.clear()
-            self._warn(f"{self._name} cannot be used, and training goes on without it: {_why(error)}")
+            self._warn(f"{self._name} cannot be used, and training continues without it: {_why(error)}")
             return
         while (row := self._next()) is not None:
             self._ask(lambda row=row: tracker.log(row))  # type: ignore[misc]

@@ -225,7 +225,7 @@ pub enum CoordinatorError {
     CheckpointMismatch,
     #[msg("The run has a checkpoint of a later step, or of this one by a member whose turn was before.")]
     CheckpointNotNewer,
-    #[msg("Name a Hub repository; a directory only as the main authority or if the run's checkpoint is one; never a dummy.")]
+    #[msg("Name a Hub repository; a directory only as the main authority or if a recorded checkpoint is one; never a dummy.")]
     CheckpointPlaceRefused,
     #[msg("There is no checkpoint of this step at this place: 0 is the present one, 1 to 3 the earlier ones.")]
     NoSuchCheckpoint,

@@ -1,6 +1,6 @@
-"""Telling everybody of a result: its payloads are published, masked, and the commitment to them is signed.
+"""Announcing a result: publish its masked payloads, and sign the commitment to them.
 
-Decided: others may ask for the private state that it was made with once its key is told, not before.
+Others may ask for its private state only after the reveal.
 """
 
 from __future__ import annotations
@@ -24,12 +24,20 @@ class Announcing:
     """Announces one member's results of one epoch."""
 
     def __init__(self, ports: Ports, role: Role, decode: Worker, kept: CarriedOver, epoch: Epoch) -> None:
-        self._ports, self._role, self._decode, self._kept, self.epoch = ports, role, decode, kept, epoch
+        self._ports = ports
+        self._role = role
+        self._decode = decode
+        self._kept = kept
+        self.epoch = epoch
 
     async def announce(self, plan: RoundPlan, trained: Trained) -> None:
-        """Publish the payloads, tell everybody under our signature, and say so. Raises Desync if that may not be."""
-        started, schema = self._ports.clock.monotonic(), self._role.schema.results
-        replica, device = self.epoch.began.replica, self._role.device
+        """Publish the payloads and announce the signed commitment. Raises Desync if signing is not
+        allowed.
+        """
+        started = self._ports.clock.monotonic()
+        schema = self._role.schema.results
+        replica = self.epoch.began.replica
+        device = self._role.device
         key = key_of(self._role.p2p_secret, plan.place(self.epoch.began.seat))
         made = trained.payloads.items()
         (votes, payloads), private = await asyncio.gather(
@@ -80,8 +88,9 @@ class Announcing:
     def _commitment(
         self, plan: RoundPlan, trained: Trained, payloads: Mapping[int, bytes], private: PrivateRoots, key: bytes
     ) -> Commitment:
-        """What is signed; publishes the masked payloads that it names."""
-        seat, wallet = self.epoch.began.seat, self._ports.coordinator.wallet
+        """Publish the masked payloads. Return the commitment to them, to be signed."""
+        seat = self.epoch.began.seat
+        wallet = self._ports.coordinator.wallet
         return Commitment(
             sender=self._ports.transport.node_id,
             signer=wallet,

@@ -1,7 +1,6 @@
-"""Applying what a quorum attested, to this member's replica: every round, in order, or none any more.
+"""Applying attested results to this member's replica: every round, in order, or none.
 
-Decided: a round without an accepted result is no step and changes nothing; what a joiner is offered of the model is
-withdrawn before it changes.
+A round without an accepted result is not a step and changes nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from aftermath.watch.events import hexed
 
 
 class Applying:
-    """Brings one replica through the rounds of one epoch."""
+    """Applies the rounds of one epoch to one replica."""
 
     def __init__(
         self,
@@ -33,19 +32,25 @@ class Applying:
         *,
         hash_replicas: bool,
     ) -> None:
-        self._ports, self._compute, self._kept, self._epoch = ports, compute, kept, epoch
-        self._settling, self._time, self._hash_replicas = settling, time, hash_replicas
+        self._ports = ports
+        self._compute = compute
+        self._kept = kept
+        self._epoch = epoch
+        self._settling = settling
+        self._time = time
+        self._hash_replicas = hash_replicas
         self._replica = epoch.began.replica
         self.height = -1
-        """Of the newest round whose results are in the replica; -1 before the first."""
+        """Height of the newest round in the replica; -1 before the first."""
         self.step = epoch.began.run.trained_steps
-        """How many steps are in the replica."""
+        """Number of steps in the replica."""
 
     async def through(self, run: Run, last: int) -> None:
-        """Apply every round up to height `last` that is not in the replica yet. Raises Desync."""
+        """Apply every missing round up to height `last`. Raises Desync."""
         while self.height < last:
             height = self.height + 1
-            done, attesting = run.round(height), run.round(self._epoch.rules.judges(height))
+            done = run.round(height)
+            attesting = run.round(self._epoch.rules.judges(height))
             if done is None or attesting is None:
                 raise Desync(f"round {height} is no longer stored")
             if done.batch:
@@ -53,7 +58,10 @@ class Applying:
             self.height = height
 
     def _take(self, votes: Mapping[int, list[Votes]], lr: float, done: Round) -> None:
-        """Change the replica, on its thread: a cancelled caller does not stop that, so the counts change here too."""
+        """Change the replica, on its thread.
+
+        Cancelling the caller does not stop that, so the counts change here too.
+        """
         self._replica.apply(votes, lr)
         self.step = done.step
         self.height = done.height

@@ -1,7 +1,7 @@
-"""Getting hold of what this member did not hear or could not fetch: announcements from peers, accepted results whole.
+"""Fetching announcements that this member missed, and accepted results in full.
 
-Choices: a few peers are asked at a time, in turn, so that a lost announcement costs little traffic even in a large run;
-what they say is worth as much as an announcement, since it carries its author's signature.
+It asks a few peers at a time, in turn, so a lost announcement costs little traffic even in a large
+run. Answers are announcements that carry their authors' signatures.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from aftermath.rules.commitment import MAX_ANNOUNCEMENT_BYTES, Commitment, Ready
 from aftermath.rules.consensus import Fingerprint, matches
 from aftermath.rules.run import STORED_ROUNDS, Run
 
-LINGER = 3.0  # seconds for which members of a run that has stopped still serve its last results
-ASK_EVERY = 1.0  # seconds between questions to peers about a commitment that is missing
+LINGER = 3.0  # seconds for which members of a stopped run still serve its last results
+ASK_EVERY = 1.0  # seconds between questions to peers about a missing commitment
 _ASKED_AT_ONCE = 3
-_REPLY_SECONDS, _MAX_REPLY = 2.0, 1 << 20
-_AROUND = 5  # bytes of msgpack before a list, or before each of its announcements
+_REPLY_SECONDS = 2.0
+_MAX_REPLY = 1 << 20
+_AROUND = 5  # bytes of msgpack before a list or each of its announcements
 _log = logging.getLogger(__name__)
 
 
@@ -37,26 +38,30 @@ class Collector:
     """Completes the rounds of one epoch."""
 
     def __init__(self, ports: Ports, levels: range, results: Results, epoch: int) -> None:
-        self._ports, self._levels, self._results, self._epoch = ports, levels, results, epoch
+        self._ports = ports
+        self._levels = levels
+        self._results = results
+        self._epoch = epoch
         self._turn = 0
         self._complaints = Complaints(_log)
 
     async def collect(
         self, height: int, salt: int, accepted: Mapping[int, Fingerprint], vouched: Mapping[int, frozenset[int]]
     ) -> list[Candidate]:
-        """The accepted results in seat order; waits until all of them that concerns us is here: by level those vouched
-        for.
+        """Return the accepted results in seat order, once all that concerns us was fetched.
 
-        `salt` is that of the attesting round. Raises Desync when the chain no longer stores the round and something is
-        still missing.
+        `vouched` has the applied members by level. `salt` is that of the attesting round. Raises
+        Desync if something is missing when the chain no longer stores the round.
         """
-        asked, give_up = float("-inf"), float("inf")
+        asked = float("-inf")
+        give_up = float("inf")
         while True:
             found = {seat: self._matching(height, salt, seat, seen) for seat, seen in sorted(accepted.items())}
             here = [c for c in found.values() if c is not None and not _lacking(c, self._results, vouched)]
             if len(here) == len(accepted):
                 return here
-            run, now = self._ports.feed.run, self._ports.clock.monotonic()
+            run = self._ports.feed.run
+            now = self._ports.clock.monotonic()
             give_up = min(give_up, now + LINGER) if run.halted else give_up
             if self._too_late(run, height) or now > give_up:
                 raise Desync(f"results of round {height} could not be had from any peer")
@@ -70,7 +75,7 @@ class Collector:
             )
 
     def _too_late(self, run: Run, height: int) -> bool:
-        """Whether the others may have stopped serving round `height` of this epoch: they do once rounds go on."""
+        """Return whether others may have stopped serving round `height` of this epoch."""
         if run.epoch == self._epoch:
             return run.current.height > height + STORED_ROUNDS
         return run.epoch != self._epoch + 1 or run.active
@@ -82,18 +87,20 @@ class Collector:
     def by_level(
         self, candidates: Collection[Candidate], vouched: Mapping[int, frozenset[int]]
     ) -> dict[int, list[Votes]]:
-        """The votes of results per level held, of those vouched for at that level, in their order."""
+        """Return the votes of results per held level, of the members applied at that level, in
+        order.
+        """
         votes: dict[int, list[Votes]] = {level: [] for level in self._levels}
         for candidate in candidates:
             for level in (votes.keys() & candidate.said.levels.keys()) - candidate.bad:
                 if candidate.said.seat in vouched[level]:
-                    votes[level].append(candidate.votes[level])  # without them this replica would be another
+                    votes[level].append(candidate.votes[level])  # without them this replica would diverge
         return votes
 
-    # --- what was missed of announcements ---------------------------------------------------------------------
-
     async def ask(self, height: int, seats: Collection[int], accepted: Callable[[Commitment], bool]) -> None:
-        """Ask a few reachable members for announcements that never reached us; `accepted` marks those we must have."""
+        """Ask a few reachable members for missing announcements. `accepted` marks those we must
+        have.
+        """
         peers = sorted(self._ports.transport.reachable())
         start = self._turn % max(1, len(peers))
         self._turn += _ASKED_AT_ONCE
@@ -110,13 +117,14 @@ class Collector:
                         self._results.hear_of_opening(said, raw)
             except BadAnnouncement as error:
                 self._ports.transport.bar(peer, f"an answer that is no announcement: {error}")
-            except Exception as error:  # whatever is wrong with it costs this answer, not this member
+            except Exception as error:  # an invalid answer must not end this member
                 self._complaints.about("hearing what was asked of", peer, error)
 
     async def _question(self, peer: bytes, question: bytes, seats: int) -> list[bytes]:
-        """Return the announcements in a peer's answer about this many seats; empty if it does not answer.
+        """Return the announcements in a peer's answer about `seats` seats; empty if it does not
+        answer.
 
-        The limits are what these seats can need, since every byte and value takes time to read.
+        The limits are what these seats can need, since every byte and value takes time to parse.
         """
         most = MOST_PER_SEAT * seats
         longest = min(_MAX_REPLY, _AROUND + most * (MAX_ANNOUNCEMENT_BYTES + _AROUND))
@@ -132,5 +140,5 @@ class Collector:
 
 
 def _lacking(candidate: Candidate, results: Results, vouched: Mapping[int, frozenset[int]]) -> bool:
-    """Whether a level of it is not here that everybody applies."""
+    """Return whether a level that everybody applies is missing."""
     return any(candidate.said.seat in vouched[level] for level in results.payloads.missing(candidate))

@@ -1,11 +1,11 @@
-"""Ends a member whose training has diverged: its loss or gradient is not finite in one share after the other."""
+"""Ends a member whose training has diverged: several shares in a row have no finite loss."""
 
 from __future__ import annotations
 
 from aftermath.optim.clip import Diverged
 
 MOST_IN_A_ROW = 5
-"""Shares. One alone may be a rare batch; so many show that the model itself is of no use any more."""
+"""Shares. One may be a rare batch; this many show that the model is useless."""
 
 
 class Divergence:
@@ -15,11 +15,11 @@ class Divergence:
         self._in_a_row = 0
 
     def finite(self) -> None:
-        """Take note of a share that was trained."""
+        """Record a trained share."""
         self._in_a_row = 0
 
     def not_finite(self, step: int, why: str) -> None:
-        """Take note of a share that was not. Raises Diverged after too many in a row."""
+        """Record a share without a finite result. Raises Diverged after too many in a row."""
         self._in_a_row += 1
         if self._in_a_row >= MOST_IN_A_ROW:
             raise Diverged(

@@ -1,4 +1,4 @@
-"""What goes on beside a member's rounds: each a task of its own, whose failure costs itself alone and is told."""
+"""Background tasks of a member's rounds. A failure costs that task alone and is reported."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from aftermath.watch.events import Events
 
 
 class Duties:
-    """The tasks of one epoch that nobody awaits."""
+    """The background tasks of one epoch."""
 
     def __init__(self, events: Events) -> None:
         self._events = events
         self._running: set[asyncio.Task[None]] = set()
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Have it done from now on."""
+        """Start a background task."""
         duty = asyncio.ensure_future(work)
         self._running.add(duty)
         duty.add_done_callback(self._finished)
 
     async def stop(self) -> None:
-        """Cancel what is not done, and wait until all have ended."""
+        """Cancel the remaining tasks, and wait until all have ended."""
         await cancel(self._running)
 
     def _finished(self, duty: asyncio.Task[None]) -> None:

@@ -1,8 +1,8 @@
-"""Where one epoch stands for one member: what it began with, whether it goes on, what its rounds ask.
+"""The state of one epoch for one member: its start, whether it runs, and its rounds' plans.
 
-Decided: whatever enters the arithmetic (learning rate, cold start) or the shares (weights, tiers), and the rules, is
-read once, when the epoch begins: a member that applies the last round late must get the same bits, although the others
-have declared anew by then.
+Whatever enters the arithmetic (learning rate, cold start), the shares (weights, tiers) or the rules
+is read once, when the epoch begins: a member that applies the last round late must get the same
+bits, although others have declared again by then.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ _NOT_RUNNING = (RunState.WAITING_FOR_MEMBERS, RunState.PAUSED, RunState.FINISHED
 
 @dataclass(frozen=True)
 class Beginning:
-    """What an epoch began with: the run and its model as they were then, and what this member was in it."""
+    """The run, its model and this member at the beginning of an epoch."""
 
     run: Run
     model: Model
     replica: Replica
     seat: int
     weight: int
-    """As declared: sequences per minute."""
+    """Declared sequences per minute."""
 
 
 @dataclass(frozen=True)
 class CarriedOver:
-    """What one member keeps from one epoch to the next, and uses in the rounds of each."""
+    """What one member keeps from epoch to epoch."""
 
     data: Source
     results: Results
@@ -55,58 +55,68 @@ class CarriedOver:
 
 
 class Epoch:
-    """Answers what one member asks about its epoch, of the run as it is seen now."""
+    """Answers a member's questions about its epoch from the current view of the run."""
 
     def __init__(self, began: Beginning, feed: RunFeed, results: Results) -> None:
-        self.began, self._feed, self._results = began, feed, results
-        self.number, self.rules = began.run.epoch, began.run.config
+        self.began = began
+        self._feed = feed
+        self._results = results
+        self.number = began.run.epoch
+        self.rules = began.run.config
         self.height = -1
-        """Of the newest round that this member has begun; -1 before the first."""
+        """Height of the newest round that this member has begun; -1 before the first."""
         self._members: Members | None = None
 
     @property
     def members(self) -> Members:
-        """As they were when this member saw the first round."""
+        """Return the members as this member saw them in the first round."""
         return self._members or self._feed.members
 
     def learning_rate(self, step: int) -> float:
-        """At which the results of a step are applied."""
+        """Return the learning rate at which the results of a step are applied."""
         return round_learning_rate(self.began.run, self.began.model, step)
 
-    # --- whether it goes on -------------------------------------------------------------------------------------
+    # --- whether it is running --------------------------------------------------------------------
 
     def something_to_do(self, run: Run) -> bool:
-        """Whether there is a newer round, or the epoch is over for this member in any way."""
-        if self.goes_on(run):
+        """Return whether there is a newer round, or the epoch is over for this member in any
+        way.
+        """
+        if self.is_running(run):
             return run.current.height > self.height
         return not (self._still_ours(run) and run.state is RunState.WARMUP)
 
-    def goes_on(self, run: Run) -> bool:
-        """Whether the run is in a round of this epoch."""
+    def is_running(self, run: Run) -> bool:
+        """Return whether the run is in a round of this epoch."""
         return self._still_ours(run) and run.epoch == self.number and run.state.training
 
     def given_up(self, run: Run) -> bool:
-        """Before a round was seen, warm-up was abandoned or paused, or has begun anew."""
+        """Return whether warm-up was abandoned, paused or restarted before the first round."""
         if self.height >= 0 or run.epoch != self.number:
             return False
         return not self._still_ours(run) or run.state in (RunState.WARMUP, *_NOT_RUNNING)
 
     def ended(self, run: Run) -> bool:
-        """Cooldown, or just after it: the chain still stores the last rounds until the next warm-up."""
+        """Return whether the run is in cooldown or just after it, and still stores the last
+        rounds.
+        """
         if not self._still_ours(run) or run.step != self._step_after(run):
-            return False  # the last: the owner has set the run to another step since
+            return False  # the owner has set the run to another step since
         just_after = run.epoch == self.number + 1 and run.state in _NOT_RUNNING
         return just_after or (run.epoch == self.number and run.state is RunState.COOLDOWN)
 
     def _still_ours(self, run: Run) -> bool:
-        """Whether what the chain stores is of the epoch that began for this member.
+        """Return whether the stored rounds are of this member's epoch.
 
-        Every warm-up begins at another second and clears the rounds. One that is given up leaves the epoch its number.
+        Every warm-up begins at another second and clears the rounds. One that is given up leaves
+        the epoch its number.
         """
         return run.epoch_started_at == self.began.run.epoch_started_at
 
     def _step_after(self, run: Run) -> int:
-        """The step that comes after the last round that is stored: one with an attested result was a step."""
+        """Return the step after the last stored round. A round with an attested result was a
+        step.
+        """
         last = run.current
         judged = run.round(self.rules.judged(last.height))
         if judged is None or not judged.batch:
@@ -114,10 +124,10 @@ class Epoch:
         made = any(bitmap.contains(last.attested, seat) for seat in self._plan(judged, self.members).owing)
         return last.step - self.rules.overlap + made
 
-    # --- plans --------------------------------------------------------------------------------------------------
+    # --- plans ------------------------------------------------------------------------------------
 
     def open_plans(self, run: Run) -> None:
-        """Plan every round the chain still stores and this member has not seen, oldest first."""
+        """Plan every stored round that this member has not seen, oldest first."""
         if self._members is None:
             self._members = self._feed.members
         newest = run.current.height
@@ -127,7 +137,7 @@ class Epoch:
                 self._results.open(self._plan(header, self._members))
 
     def share_of(self, plan: RoundPlan) -> list[int]:
-        """The sequences that this member trains in a round."""
+        """Return the sequences that this member trains in a round."""
         return [index for span in plan.ranges(self.began.seat) for index in span]
 
     def _plan(self, header: Round, members: Members) -> RoundPlan:

@@ -1,13 +1,8 @@
-"""Tasks that the model is asked while it is trained, for whoever wants to see what it can do.
+"""Evaluation tasks, run on a copy of the weights while the run does not need this member.
 
-Decided
-- A task is asked of a copy of the weights, made when it begins and freed when it is told: all answers are those of one
-  step, and the model itself is never waited for. That costs 4 bytes a parameter meanwhile.
-- Passes go on from when this member's share of a round is trained until the run goes on, on a thread of their own. The
-  one that a round cuts short gives way in its middle, and is made again: no round waits for any. Whoever checks what
-  peers send has the processor beside them.
-- One evaluation may take several rounds, and epochs. The next begins as soon as the weights are others.
-- A task that fails is told once, and asked no more; the run goes on.
+Each task sees the weights of one step, copied when it begins (4 bytes per parameter) and freed when
+it is reported. One evaluation may take several rounds and epochs. A task that fails is reported
+once and not retried.
 """
 
 from __future__ import annotations
@@ -33,19 +28,21 @@ T = TypeVar("T")
 
 
 class Evaluations:
-    """Asks one member's model again and again, between its rounds."""
+    """Evaluates one member's model again and again, between its rounds."""
 
     def __init__(self, wish: Wanted, tokenizer: Tokenizer, window: int) -> None:
-        self._wish, self._tokenizer, self._window = wish, tokenizer, window
+        self._wish = wish
+        self._tokenizer = tokenizer
+        self._window = window
         self._worker = ThreadWorker("evaluations")
         self._free = threading.Event()
-        """While the run needs nothing of this member."""
+        """Set while the run needs nothing of this member."""
         self._asking: asyncio.Future[list[Score]] | None = None
         self._step = -1
-        """Whose weights are asked, or were the last that were."""
+        """Step of the weights evaluated now or last."""
         self._failed = False
 
-    async def go_on(
+    async def run(
         self,
         model: LanguageModel,
         step: int,
@@ -53,7 +50,9 @@ class Evaluations:
         compute: Worker,
         over: Callable[[], Coroutine[Any, Any, object]],
     ) -> None:
-        """Ask the model, whose weights are those of a step, until `over` returns or all is told."""
+        """Evaluate the model, with the weights of `step`, until `over` returns or all is
+        reported.
+        """
         if self._failed or (self._asking is None and step == self._step):
             return
         self._free.set()
@@ -68,7 +67,8 @@ class Evaluations:
                 copied = await compute(lambda: frozen_copy(model, self._free.is_set))
                 if copied is None:
                     return
-                self._step, self._asking = step, asyncio.ensure_future(self._asked(copied))
+                self._step = step
+                self._asking = asyncio.ensure_future(self._asked(copied))
                 del copied
             scores = await asyncio.shield(self._asking)
         except Exception as error:
@@ -94,6 +94,8 @@ class Evaluations:
         return await self._worker(lambda: evaluated(ask, self._tokenizer, self._window, self._wish))
 
     def _whenever_free(self, model: LanguageModel) -> Ask:
+        # Passes run on a thread of their own after this member's share is trained. A new round
+        # interrupts the pass, which is repeated later: no round waits for one.
         def ask(question: Callable[[LanguageModel], T]) -> T:
             while True:
                 self._free.wait()

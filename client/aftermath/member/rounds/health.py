@@ -1,13 +1,8 @@
 """Reporting members that did not deliver, so that the run stops waiting for them.
 
-Choices:
-- only what a quorum of witnesses did without counts, or often a quorum of a level's holders (`rules.conviction`);
-  members take turns in a seeded order, so that one report suffices; nobody reports itself;
-- a round without anybody's result accuses nobody if some who owe one attested that themselves: they live, and what
-  held them all up (machines that slept, a line that was cut) is over. Else the one member that had nothing to train
-  would have all others dropped, and the epoch would end without those who hold the model.
-- it does so once: a member is excused again only after a result of it was seen. One that withholds its share where
-  rounds are of one member's could else do so in every round, by attesting them. So two stalls in a row do accuse.
+Only results missing for a quorum of witnesses count, or often missing for a quorum of a level's
+holders (`rules.conviction`). Members report in a seeded order, so one report suffices. Nobody
+reports itself.
 """
 
 from __future__ import annotations
@@ -27,25 +22,28 @@ from aftermath.watch import kinds
 
 
 def unseen(run: Run, members: Members) -> int:
-    """Bitmap of the healthy members whose result no quorum of the last closed round's witnesses saw."""
+    """Return the healthy members (a bitmap) whose result no quorum of the last closed round saw."""
     closed = run.current.height - 1
-    owed, attesting = run.round(run.config.judged(closed)), run.round(closed)
+    owed = run.round(run.config.judged(closed))
+    attesting = run.round(closed)
     if owed is None or attesting is None or not owed.batch:
         return 0
     return owed.roster & ~attesting.attested & members.mask(MemberState.HEALTHY)
 
 
 class Excuses:
-    """Whom this member excused in an epoch, and saw no result of since."""
+    """Members that this member excused in an epoch and whose result it has not seen since."""
 
     def __init__(self) -> None:
         self._given = 0
 
     async def undelivered(self, coordinator: Coordinator, run: Run, members: Members) -> int:
-        """Those of the unseen that a quorum of witnesses did without, and whose levels too many of the holders did:
-        only they may be dropped.
+        """Return the members (a bitmap) that may be dropped.
+
+        A quorum of witnesses missed their results, or too many holders missed their levels.
         """
-        missing, attesting = unseen(run, members), run.round(run.current.height - 1)
+        missing = unseen(run, members)
+        attesting = run.round(run.current.height - 1)
         if attesting is None or not (missing or self._given or conviction.suspects(run, members)):
             return 0
         attestations = await coordinator.attestations(attesting)
@@ -53,6 +51,10 @@ class Excuses:
         needed = quorum(attesting.elected)
         self._given &= ~bitmap.from_seats(member for member, votes in seen.items() if votes >= needed)
         missing &= left_out(attesting, attestations, run, members)
+        # If nobody's result arrived but some members that owe one attested, they are alive and
+        # something held them all up. Do not accuse: otherwise the one member without a share would
+        # have all holders dropped. Excuse a member once until its result is seen again, or one
+        # could withhold its share in every round by attesting.
         held_up = missing if not seen and any(bitmap.contains(missing, a.seat) for a in attestations) else 0
         excused = held_up & ~self._given
         self._given |= excused
@@ -60,12 +62,12 @@ class Excuses:
 
 
 async def report_undelivered(ports: Ports, excuses: Excuses, run: Run, seat: int) -> None:
-    """Have those dropped that did not deliver, when it is our turn and nobody did it before us."""
+    """Have members dropped that did not deliver, when it is our turn and nobody did it before."""
     members = ports.feed.members
     try:
         missing = await excuses.undelivered(ports.coordinator, run, members)
     except Refused:
-        return  # the run is far ahead: that round is no longer stored
+        return  # the run is far ahead and no longer stores that round
     reporters = [other for other in tick_order(run, members) if not bitmap.contains(missing, other)]
     if not missing or seat not in reporters:
         return

@@ -1,11 +1,8 @@
-"""Text that the model writes while it is trained, for whoever wants to see what it has learnt.
+"""Sample text that the model writes while it is trained.
 
-Decided
-- it is written a token at a time, from when this member's share of a round is done until the run goes on: the next
-  round waits for one token at most;
-- a text may take several rounds, and the weights change under it: it is told whole, with the step of its last token;
-- tokens are drawn at a temperature of 0.6 (as upstream), each with its own seed, since a small model that takes the
-  likeliest repeats itself.
+It is written token by token after this member's share is done: the next round waits for one token
+at most. A text may take several rounds while the weights change; it is reported in full, with the
+step of its last token.
 """
 
 from __future__ import annotations
@@ -26,11 +23,14 @@ class Continuations:
     """Continues one member's prompt, again and again."""
 
     def __init__(self, prompt: Prompt, feed: RunFeed, events: Events, compute: Worker) -> None:
-        self._prompt, self._feed, self._events, self._compute = prompt, feed, events, compute
+        self._prompt = prompt
+        self._feed = feed
+        self._events = events
+        self._compute = compute
         self._written: list[int] = []
         self._failed = False
 
-    async def go_on(self, replica: Replica, epoch: int, height: int, step: int) -> None:
+    async def run(self, replica: Replica, epoch: int, height: int, step: int) -> None:
         """Write until the run is no longer in that round."""
         feed = self._feed
         if self._failed:
@@ -54,7 +54,9 @@ class Continuations:
         self._events.emit(kinds.Sample(step=step, prompt=self._prompt.text, text=text))
 
     def _next(self, replica: Replica) -> int | None:
-        """The next token, None at the end of the text."""
+        """Return the next token, None at the end of the text."""
+        # Temperature 0.6 (as upstream), with a seed per token: a small model's likeliest tokens
+        # repeat.
         made = generate(
             replica.model,
             self._prompt.ids + self._written,

@@ -1,8 +1,8 @@
 """The rounds of one epoch, from the first training round to cooldown, for one member.
 
-Round r: apply what a quorum attested in the round before; report who did not deliver; train our share, encode it,
-announce it; witness the round that r judges: itself, or with overlap r-1, whose results arrive while r trains. A member
-that is late trains the newest round, not the ones it missed; it applies every round, in order, or gives up the epoch.
+Round r: apply what a quorum attested in the last round; report members that did not deliver; train,
+encode and announce our share; witness round r, or with overlap r-1. A late member trains the newest
+round, not the ones it missed. It applies every round, in order, or gives up the epoch.
 """
 
 from __future__ import annotations
@@ -40,8 +40,13 @@ class Rounds:
     def __init__(
         self, ports: Ports, role: Role, workers: Workers, wishes: Wishes, kept: CarriedOver, began: Beginning
     ) -> None:
-        self._ports, self._workers, self._wishes, self._began = ports, workers, wishes, began
-        self._results, self._opening, rules = kept.results, kept.opening, began.run.config
+        self._ports = ports
+        self._workers = workers
+        self._wishes = wishes
+        self._began = began
+        self._results = kept.results
+        self._opening = kept.opening
+        rules = began.run.config
         self.time = ShareTime(ports.events, time_for_results(rules), began.weight)
         self._epoch = epoch = Epoch(began, ports.feed, kept.results)
         self._duties = Duties(ports.events)
@@ -60,19 +65,21 @@ class Rounds:
             delay=wishes.share_delay,
         )
         self._announcing = Announcing(ports, role, workers.decode, kept, epoch)
-        self._excuses, self._allowances = Excuses(), Allowances(rules.max_round_train_time)
+        self._excuses = Excuses()
+        self._allowances = Allowances(rules.max_round_train_time)
         self._continuations = (
             Continuations(wishes.prompt, ports.feed, ports.events, workers.compute) if wishes.prompt else None
         )
-        self._announced = -1  # height of the newest round of which this member has told of a result
+        self._announced = -1  # height of the newest round with an announced result of this member
         self._duty: WitnessDuty | None = None
         kept.results.evidence.show = self._show
 
     async def live(self) -> Run | None:
-        """Go through the rounds until cooldown; returns the run then, or None if warm-up was given up.
+        """Live through the rounds until cooldown. Return the run then, or None if warm-up was given
+        up.
 
-        For a member that finishes late the chain counts the next epoch already: what is returned has this one's number.
-        Raises Desync if this member falls out.
+        A member that finishes late may see the next epoch on chain: the returned run has this
+        epoch's number. Raises Desync if this member falls out.
         """
         epoch = self._epoch
         try:
@@ -84,8 +91,8 @@ class Rounds:
                     epoch.open_plans(run)
                     await self._applying.through(run, epoch.rules.judged(run.current.height))
                     return replace(run, epoch=epoch.number)
-                if not epoch.goes_on(run):
-                    raise Desync("the epoch went on without this member")
+                if not epoch.is_running(run):
+                    raise Desync("the epoch continued without this member")
                 await self._round(run)
         finally:
             self._results.evidence.show = None
@@ -98,9 +105,11 @@ class Rounds:
         return self._epoch.number
 
     async def catch_up(self, run: Run) -> int:
-        """Apply every round that counts if the rounds stop at `run`; return the steps in the replica. Raises Desync.
+        """Apply every round that counts if the rounds stop at `run`. Return the steps in the
+        replica.
 
-        The running round counts too once this member has attested in it, if no other member is left.
+        The running round counts too once this member has attested in it, if no other member is
+        left. Raises Desync.
         """
         self._epoch.open_plans(run)
         height = run.current.height
@@ -113,7 +122,9 @@ class Rounds:
 
     async def _round(self, run: Run) -> None:
         plan = self._begin(run)
-        height, seat, judged = self._epoch.height, self._began.seat, self._epoch.rules.judged
+        height = self._epoch.height
+        seat = self._began.seat
+        judged = self._epoch.rules.judged
         parts = self._ports, self._results, self._opening, self._allowances
         duty = WitnessDuty(*parts, seat, plan, judged(height), self._duty)
         self._duty = duty
@@ -135,7 +146,9 @@ class Rounds:
         report_traffic(self._ports)
 
     def _begin(self, run: Run) -> RoundPlan:
-        """Begin the run's newest round, and to read our share of it. Raises Desync if this member is not in it."""
+        """Begin the run's newest round and start to read our share. Raises Desync if this member is
+        not in it.
+        """
         self._epoch.height = height = run.current.height
         if not bitmap.contains(run.current.roster, self._began.seat):
             raise Desync("this member is no longer in the run's roster")
@@ -144,26 +157,30 @@ class Rounds:
         if plan is None:
             raise Desync(f"{self._ports.coordinator.called} has moved on")
         self._reading.begin(self._epoch.share_of(plan))
-        number, step, since = self._epoch.number, plan.header.step, run.state_started_at
+        number = self._epoch.number
+        step = plan.header.step
+        since = run.state_started_at
         self._ports.events.emit(kinds.Round(epoch=number, height=height, step=step, since=since))
         return plan
 
-    # --- until the run goes on ----------------------------------------------------------------------------------
+    # --- until the next round ---------------------------------------------------------------------
 
     def _use_the_rest(self, plan: RoundPlan) -> None:
-        """What the user of this member asked for while the run does not need it."""
+        """Write sample text and run evaluations until the next round."""
         if self._continuations:
             place = self._epoch.number, plan.header.height, plan.header.step
-            self._duties.start(self._continuations.go_on(self._began.replica, *place))
+            self._duties.start(self._continuations.run(self._began.replica, *place))
         if asked := self._wishes.evaluations:
             self._duties.start(self._evaluate(asked, plan))
 
     async def _evaluate(self, asked: Evaluations, plan: RoundPlan) -> None:
-        """Have the model asked until the run goes on."""
-        feed, place = self._ports.feed, (plan.epoch, plan.header.height)
+        """Evaluate the model until the next round."""
+        feed = self._ports.feed
+        place = (plan.epoch, plan.header.height)
 
         async def over() -> None:
             await feed.until(lambda run: not run.state.training or (run.epoch, run.current.height) != place)
 
-        model, step = self._began.replica.model, self._applying.step
-        await asked.go_on(model, step, self._ports.events, self._workers.compute, over)
+        model = self._began.replica.model
+        step = self._applying.step
+        await asked.run(model, step, self._ports.events, self._workers.compute, over)

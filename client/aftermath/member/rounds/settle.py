@@ -1,8 +1,6 @@
-"""What a round comes to once it is judged: whose results count, in which levels, and all of them here.
+"""The result of a judged round: which results count, on which levels, all fetched.
 
-Decided: it gives the epoch up rather than apply less than everybody does; whose results count without some of their
-levels is said. Levels that all witnesses have are had from whoever attested: a member that missed their round, or saw
-others drawn, knows of them only from the chain.
+It gives up the epoch rather than apply less than everybody does.
 """
 
 from __future__ import annotations
@@ -32,25 +30,33 @@ class Settled:
     """What everybody applies of one round."""
 
     accepted: Mapping[int, Fingerprint]
-    """By seat: what a quorum recorded. Without any the round is no step."""
+    """Fingerprints, by seat, that a quorum recorded. If empty, the round is not a step."""
     results: Sequence[Candidate]
     votes: Mapping[int, list[Votes]]
-    """By level held, in seat order."""
+    """Votes by held level, in seat order."""
 
 
 class Settling:
     """Settles the rounds of one epoch for one member."""
 
     def __init__(self, ports: Ports, levels: range, results: Results, epoch: Epoch, duties: Duties) -> None:
-        self._ports, self._levels, self._results, self._epoch, self._duties = ports, levels, results, epoch, duties
+        self._ports = ports
+        self._levels = levels
+        self._results = results
+        self._epoch = epoch
+        self._duties = duties
         self.collector = Collector(ports, levels, results, epoch.number)
 
     async def settle(self, run: Run, done: Round, attesting: Round) -> Settled:
-        """What is applied of the round `done`, by the attestations given in `attesting`. Raises Desync.
+        """Return what to apply of round `done`, by the attestations in round `attesting`. Raises
+        Desync.
 
-        `run` is of any moment from the first round of the epoch on, while its rounds are stored.
+        `run` may be of any moment from the first round of the epoch on, while its rounds are
+        stored. Levels that all witnesses have come from any attester: a member that missed their
+        round knows of them only from the chain.
         """
-        run, members = replace(run, config=self._epoch.rules), self._epoch.members  # it may have other rules since
+        run = replace(run, config=self._epoch.rules)  # the run may have other rules since
+        members = self._epoch.members
         try:
             attestations = await self._ports.coordinator.attestations(attesting)
         except Refused as error:
@@ -69,9 +75,10 @@ class Settling:
     async def _collect(
         self, height: int, salt: int, accepted: Mapping[int, Fingerprint], vouched: Mapping[int, frozenset[int]]
     ) -> list[Candidate]:
-        """The accepted results of a round. Desync if they are not here a round's time after the epoch has ended.
+        """Return the accepted results of a round.
 
-        The next epoch may wait for this member, and then the chain never says that it is too late.
+        Raises Desync if they are missing a round's time after the epoch has ended: the next epoch
+        may wait for this member, and then the chain never says that it is too late.
         """
 
         async def give_up() -> NoReturn:

@@ -1,9 +1,8 @@
-"""How long a member's shares take, and telling it when its machine is too slow for the run.
+"""The duration of a member's shares, and a warning if its machine is too slow for the run.
 
-Choices: what counts is the member's own work of a round, applying and training, against the time it has for that;
-it is said once per epoch, at the first share that took longer, or once the others wait for it no longer
-(`lateness`), because the next epoch may deal out smaller ones. It is said again, ever more rarely, while shares are
-given up one after the other.
+What counts is the member's own work of a round (apply and train) against its time limit. The
+warning comes once per epoch, since the next one may assign smaller shares, and ever more rarely
+while shares are given up in a row.
 """
 
 from __future__ import annotations
@@ -19,29 +18,32 @@ WHAT_HELPS = (
 )
 
 _SAY_AT = 3
-"""Shares given up in a row after which the warning is repeated; the next time after four times as many."""
+"""Shares given up in a row before the warning repeats; the next time after four times as many."""
 
 
 class ShareTime:
-    """Watches one member's shares of one epoch; `limit`: seconds it has for one, `weight`: what it has declared."""
+    """Watches one member's shares of an epoch. `limit`: seconds per share. `weight`: declared
+    speed.
+    """
 
     def __init__(self, events: Events, limit: float, weight: int) -> None:
-        self._events, self._limit = events, limit
+        self._events = events
+        self._limit = limit
         self._applying = 0.0
         self._told = False
         self._given_up = 0
         self._say_at = _SAY_AT
         self.weight = weight
-        """Sequences per minute, as the newest share has shown them; one that was given up can only show that they are
-        fewer.
+        """Sequences per minute, as of the newest share. A share that was given up can only lower
+        it.
         """
 
     def applied(self, seconds: float) -> None:
-        """Applying the results of a round took that long, waiting for them apart."""
+        """Record the seconds of applying a round's results, without waiting for them."""
         self._applying = seconds
 
     def took(self, sequences: int, seconds: float, *, done: bool) -> None:
-        """A share of so many sequences took that long, or was given up after it (`done` is false then)."""
+        """Record the seconds of a share of `sequences`, trained or (`done` is false) given up."""
         shown = weight_of(sequences, seconds)
         self.weight = shown if done else min(self.weight, shown)
         self._given_up = 0 if done else self._given_up + 1
@@ -60,7 +62,7 @@ class ShareTime:
         )
 
     def waited_for_enough(self, seconds: float) -> None:
-        """The others have waited so long for this member's results in this epoch, and do no longer."""
+        """Warn that the others no longer wait for this member's results in this epoch."""
         if not self._told:
             self._tell(f"the others have waited for its results for {seconds:.0f} s in this epoch, and do no longer")
 

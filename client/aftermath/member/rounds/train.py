@@ -1,4 +1,4 @@
-"""Training this member's share of a round, as long as its result can still be of use to somebody."""
+"""Training this member's share of a round, as long as its result can still be of use."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ from aftermath.watch import kinds
 
 
 class Training:
-    """Trains one member's shares of one epoch; measures the optimizer every `stats_steps` steps, 0: never."""
+    """Trains one member's shares of one epoch. Measures the optimizer every `stats_steps` steps; 0:
+    never.
+    """
 
     def __init__(
         self,
@@ -38,24 +40,32 @@ class Training:
         divergence: Divergence,
         delay: float,
     ) -> None:
-        """`delay`: seconds to wait before each share, as a slower machine would."""
+        """`delay`: seconds to wait before each share, to simulate a slower machine."""
         self._delay = delay
         self._divergence = divergence
-        self._ports, self._compute, self._reading = ports, compute, reading
-        self._epoch, self._time, self._stats_steps = epoch, time, stats_steps
+        self._ports = ports
+        self._compute = compute
+        self._reading = reading
+        self._epoch = epoch
+        self._time = time
+        self._stats_steps = stats_steps
         self._replica = epoch.began.replica
 
     async def train(self, plan: RoundPlan, *, travelling: bool) -> Trained | None:
-        """Train our share; None if we have none, the run moved past us, or the gradient was not finite.
+        """Train our share. Return None without a share, if the run moved past us, or for a
+        non-finite gradient.
 
-        `travelling`: this member's result of the round before is not in the replica yet. Raises DataError, Diverged.
+        `travelling`: this member's last result is not in the replica yet. Raises DataError,
+        Diverged.
         """
         indices = self._epoch.share_of(plan)
         if not indices:
             return None
-        lr, ahead = self._epoch.learning_rate(plan.header.step), self._epoch.learning_rate(plan.header.step - 1)
+        lr = self._epoch.learning_rate(plan.header.step)
+        ahead = self._epoch.learning_rate(plan.header.step - 1)
         measured = bool(every := self._stats_steps) and plan.header.step % every == 0
-        cancelled, started = threading.Event(), self._ports.clock.monotonic()
+        cancelled = threading.Event()
+        started = self._ports.clock.monotonic()
         watch = asyncio.ensure_future(self._cancel_when_late(plan, cancelled))
         try:
             share = await first_of(self._reading.share(indices), self._late(plan))
@@ -77,7 +87,7 @@ class Training:
             return None
         finally:
             watch.cancel()
-            cancelled.set()  # if we were cancelled ourselves, the worker thread stops at its next micro-batch
+            cancelled.set()  # if this task was cancelled, the worker thread stops at its next micro-batch
         for message in self._replica.news():
             self._ports.events.emit(kinds.Warning(message=message))
         self._divergence.finite()
@@ -85,14 +95,16 @@ class Training:
         return trained
 
     def _took(self, sequences: int, started: float, *, done: bool) -> None:
-        """Tell how long a share took, unless that shows nothing: with a weight of next to nothing this member would get
-        no share any more, and without one nothing shows its true speed.
+        """Record how long a share took, unless that shows nothing.
+
+        With a tiny weight this member would get no share any more, and without a share nothing
+        shows its true speed.
         """
         if not self._ports.attention.held_up_since(started):
             self._time.took(sequences, self._ports.clock.monotonic() - started, done=done)
 
     async def _late(self, plan: RoundPlan) -> NoReturn:
-        """Raises Cancelled once a result is of no use: when the round that judges it has closed."""
+        """Raise Cancelled once a result is of no use: when the round that judges it has closed."""
         latest = self._epoch.rules.judges(plan.header.height)
         await self._ports.feed.until(
             lambda run: run.epoch != plan.epoch or not run.state.training or run.current.height > latest

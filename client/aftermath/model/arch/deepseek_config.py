@@ -1,12 +1,14 @@
 """The shape of a DeepSeek V2 or V3 with MatFormer feed-forwards: what its `config.json` may say.
 
 Decided
-- V3's `e_score_correction_bias` only chooses experts. It moves by how often each is chosen, as published, and by
-  nothing else (`optim.balance`). No auxiliary loss is computed.
-- Where transformers and the published model differ (V2 with `norm_topk_prob`, V3 with it and one expert a token,
-  `moe_layer_freq`), the key is refused. What published files have beside plain weights is `model/published.py`'s.
-- transformers multiplies all experts at once, where rows of the experts' matrices must be multiples of 16 bytes. Where
-  they are not, as in a narrow tier, the file asks for one expert after the other: nobody has to know of it.
+- V3's `e_score_correction_bias` only chooses experts. It moves by how often each is chosen, as
+  published, and by nothing else (`optim.balance`). No auxiliary loss is computed.
+- Where transformers and the published model differ (V2 with `norm_topk_prob`, V3 with it and one
+  expert a token, `moe_layer_freq`), the key is refused. What published files have in addition to
+  plain weights is `model/published.py`'s.
+- transformers multiplies all experts at once, where rows of the experts' matrices must be multiples
+  of 16 bytes. Where they are not, as in a narrow tier, the file asks for one expert after the
+  other: nobody has to know of it.
 
 Sources: DeepSeek-V2 (arXiv 2405.04434), DeepSeek-V3 (arXiv 2412.19437).
 """
@@ -107,7 +109,8 @@ class DeepseekConfig(DeepseekShape):
 
     @property
     def attention_scale(self) -> float | None:
-        """What products of queries and keys are multiplied with, where it is not 1/sqrt of their size.
+        """What products of queries and keys are multiplied with, where it is not 1/sqrt of their
+        size.
 
         Source: DeepSeek's own use of yarn (arXiv 2309.00071), as published with DeepSeek-V2.
         """

@@ -63,7 +63,7 @@ class DeepseekShape(ScaledConfig):
 
     @property
     def dense_layers(self) -> int:
-        """So many first layers have one feed-forward and no experts."""
+        """Number of first layers with one feed-forward and no experts."""
         raise NotImplementedError
 
     def halved(self, tier: int) -> TierShape:

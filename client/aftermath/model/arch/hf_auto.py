@@ -2,7 +2,7 @@
 
 Decided
 - Its modules are registered here under their own names, so that parameters are called as in a checkpoint; buffers are
-  made anew with the network, since checkpoints do not hold them.
+  made again with the network, since checkpoints do not hold them.
 - It is never in training mode: dropout would draw from a generator that nobody agreed on.
 """
 

@@ -1,17 +1,19 @@
 """Any causal language model of transformers: what its `config.json` says, kept as it is.
 
 Decided
-- Its function is transformers' own, so a run's members need that package, in versions that compute the same: the
-  extra `hf`. No code comes from a checkpoint.
-- Checkpoints have the names that published ones have, and transformers' modules may have others: experts that it
-  stacks into one tensor are files' tensors one by one. What it does on the way to a file is asked of it once, with
-  tensors without numbers; what is more than a view of a parameter is refused. Either kind of names is read.
-- What a model keeps beside its parameters (a bias that balances experts, say) would be nobody's to agree on: such a
-  checkpoint is refused by the first name that is no parameter's.
-- Tiers halve the feed-forwards of models in which these can be cut (`hf_auto_document.cuts_of`); others have tier 0
-  alone, and say why.
-- Keys that change no function (names, versions, tokens) are left out, so that two files of one model are one model. So
-  is the width of feed-forwards always said, since a tier's file could not tell how its full model left it out.
+- Its function is transformers' own, so a run's members need that package, in versions that compute
+  the same: the extra `hf`. No code comes from a checkpoint.
+- Checkpoints have the names that published ones have, and transformers' modules may have others:
+  experts that it stacks into one tensor are files' tensors one by one. What it does on the way to a
+  file is asked of it once, with tensors without numbers; what is more than a view of a parameter is
+  refused. Either kind of names is read.
+- What a model keeps in addition to its parameters (a bias that balances experts, say) would be
+  nobody's to agree on: such a checkpoint is refused by the first name that is no parameter's.
+- Tiers halve the feed-forwards of models in which these can be cut (`hf_auto_document.cuts_of`);
+  others have tier 0 alone, and say why.
+- Keys that change no function (names, versions, tokens) are left out, so that two files of one
+  model are one model. So is the width of feed-forwards always said, since a tier's file could not
+  tell how its full model left it out.
 """
 
 from __future__ import annotations
@@ -61,8 +63,9 @@ class HfAutoConfig(ModelConfig):
     MODEL_TYPE: ClassVar[str] = "hf_auto"
     ELASTIC_DIMS: ClassVar[Mapping[str, Literal[0, 1]]] = {}
     document: str = Field(max_length=LONGEST)
-    """Its keys that change what is computed, as canonical JSON. One that is null is not one that is absent: then
-    transformers has a default. The row of the padding token learns nothing there, and is named by this or by default.
+    """Its keys that change what is computed, as canonical JSON. One that is null is not one that is
+    absent: then transformers has a default. The row of the padding token learns nothing there, and
+    is named by this or by default.
     """
 
     @model_validator(mode="after")
@@ -74,7 +77,9 @@ class HfAutoConfig(ModelConfig):
 
     @classmethod
     def from_hf(cls, hf_config: Mapping[str, Any]) -> Self:
-        """As it says there. Raises ModelConfigError without transformers, and for what it does not know."""
+        """As it says there. Raises ModelConfigError without transformers, and for what it does not
+        know.
+        """
         if (why := _UNTRAINABLE.get(str(hf_config.get("model_type")))) is not None:
             raise ModelConfigError(
                 f"config.json: model_type {hf_config['model_type']} is not supported: {why}", "Use another model"
@@ -105,7 +110,9 @@ class HfAutoConfig(ModelConfig):
         return said | tokens | {"torch_dtype": "float32"}
 
     def width(self, tier: int) -> int:
-        """As every model's. Raises ModelConfigError for a tier where feed-forwards cannot be cut."""
+        """As every model's. Raises ModelConfigError for a tier where feed-forwards cannot be
+        cut.
+        """
         if tier and isinstance(why := cuts_of(self.document), str):
             name = shown(json.loads(self.document)["model_type"])
             raise ModelConfigError(
@@ -177,7 +184,9 @@ class HfAutoConfig(ModelConfig):
 
 
 def _whole(said: Mapping[str, Any], hf_config: Mapping[str, Any]) -> tuple[str, int]:
-    """The full model's document, and its width, from what the file of any tier says. Raises ModelConfigError."""
+    """The full model's document, and its width, from what the file of any tier says. Raises
+    ModelConfigError.
+    """
     document, found = canonical(said), width_of(canonical(said))
     tier, base = 0, 0
     if hf_config.get("matformer_tier") or hf_config.get("matformer_base_intermediate_size"):
@@ -198,7 +207,9 @@ def _whole(said: Mapping[str, Any], hf_config: Mapping[str, Any]) -> tuple[str, 
 
 
 def _of_text(document: str, asked: Callable[[Any], T]) -> T:
-    """What a model's part for text says. Raises ModelConfigError where it has none of its own, or says nothing."""
+    """What a model's part for text says. Raises ModelConfigError where it has none of its own, or
+    says nothing.
+    """
     made = config_of_document(document)
     try:
         return asked(made.get_text_config())

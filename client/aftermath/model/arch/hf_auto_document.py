@@ -28,7 +28,7 @@ from aftermath.base.errors import shown
 from aftermath.model.arch.hf_auto_limits import check_document
 from aftermath.model.config import ModelConfigError, Piece
 
-_INSTALL = "Install transformers beside this package: pip install 'aftermath[hf]'"
+_INSTALL = "Install transformers for this package: pip install 'aftermath[hf]'"
 LONGEST = 1 << 16  # characters of a config's document
 _MODULES, _CUTS = 1 << 14, 1 << 18
 """Of a network, and what may be done to its tensors on their way to a file."""

@@ -49,7 +49,9 @@ class NanoGPTConfig(TransformerConfig):
     logit_softcap: float = Field(30.0, ge=0, le=1e4)
     """Logits are bent into ±this by tanh; 0 leaves them."""
     value_embeddings: int = Field(0, ge=0, le=256)
-    """So many further tables of the tokens, added to the values of as many first and as many last layers."""
+    """Additional tables of the tokens, added to the values of as many first and as many last
+    layers.
+    """
     x0_residual: bool = False
     """Every layer mixes the token's embedding into its input."""
     unet_skips: bool = False

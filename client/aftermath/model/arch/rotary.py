@@ -55,13 +55,13 @@ class Rotation:
         self._tables: tuple[Tensor, Tensor] | None = None
 
     def after(self, seen: int, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Cosine and sine [T, K] of tokens that follow so many others."""
+        """Return cosine and sine [T, K] of `length` tokens that follow `seen` others."""
         cosine, sine = self.of(seen + length, device)
         return cosine[seen:], sine[seen:]
 
     def of(self, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Cosine and sine [T, K]."""
-        if torch.compiler.is_compiling():  # what is kept between passes would be compiled for anew
+        if torch.compiler.is_compiling():  # a cache between passes would cause another compilation
             return self._make(length, device)
         if self._tables is None or self._key != (length, device):
             self._key, self._tables = (length, device), self._make(length, device)
@@ -127,7 +127,7 @@ def _yarn(rope: Rope, powers: Tensor, head_dim: int) -> Tensor:
     """YaRN's (arXiv 2309.00071): stretched below a dimension, plain above another, a ramp between them."""
 
     def dimension(turns: float) -> float:
-        """Where so many turns fit into the length that the model knows."""
+        """Return the dimension with `turns` turns in the length that the model knows."""
         ratio = math.log(rope.rope_original_length / (turns * 2 * math.pi))
         return head_dim * ratio / (2 * math.log(rope.rope_theta))
 

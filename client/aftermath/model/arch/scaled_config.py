@@ -58,7 +58,7 @@ class ScaledConfig(TransformerConfig):
 
 
 def fields_of_positions(hf_config: Mapping[str, Any], longest: int) -> dict[str, Any]:
-    """What a file says of positions, as fields of a model whose longest text is so many tokens.
+    """What a file says of positions, as fields of a model whose longest text is `longest` tokens.
 
     Raises ModelConfigError.
     """

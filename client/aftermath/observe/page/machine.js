@@ -1,4 +1,4 @@
-// The states of a run, drawn with the one it is in: a ring of those that come again and again, and beside it those in
+// The states of a run, drawn with the one it is in: a ring of those that come again and again, and next to it those in
 // which nothing happens.
 
 import { s } from "./build.js";
@@ -6,7 +6,7 @@ import { s } from "./build.js";
 const CENTRE = { x: 238, y: 158 };
 const RADIUS = 116;
 const RING = ["waiting_for_members", "warmup", "round_train", "round_witness", "cooldown"];
-const BESIDE = { uninitialized: { x: 388, y: 26 }, paused: { x: 52, y: 42 }, finished: { x: 52, y: 208 } };
+const OUTSIDE = { uninitialized: { x: 388, y: 26 }, paused: { x: 52, y: 42 }, finished: { x: 52, y: 208 } };
 const HALF = { width: 52, height: 15 };
 const ARROWS = [
   ["uninitialized", "waiting_for_members"],
@@ -15,7 +15,7 @@ const ARROWS = [
   ["cooldown", "finished"],
 ];
 
-const places = { ...BESIDE };
+const places = { ...OUTSIDE };
 RING.forEach((state, place) => {
   const angle = ((place * 72 - 90) * Math.PI) / 180;
   places[state] = { x: CENTRE.x + RADIUS * 1.12 * Math.cos(angle), y: CENTRE.y + RADIUS * Math.sin(angle) };

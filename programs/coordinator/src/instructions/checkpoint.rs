@@ -4,7 +4,7 @@ use super::{read_checkpoint, CheckpointSource, PermissionlessModel};
 use crate::{
     constants::*,
     errors::CoordinatorError,
-    rules::{bitmap, checkpoints, levels, members, sequence, Machine, Moment},
+    rules::{bitmap, checkpoints, levels, members, sequence, source, Machine, Moment},
     state::*,
 };
 use alloc::{string::String, vec::Vec};
@@ -26,16 +26,19 @@ pub fn checkpoint(ctx: &mut Context<PermissionlessModel>, params: CheckpointPara
     require!(run.state != run_state::UNINITIALIZED, CoordinatorError::WrongState);
     let turn = check_sender(run, &accounts.members, accounts.user.address())?;
     check_hashes(run, &params.hashes)?;
-    // of an epoch that may still be undone nothing is kept
-    require!(accounts.members.before.kept == 0, CoordinatorError::CheckpointMismatch);
+    // an epoch that may be undone has no checkpoint, but the one before it may still be named
+    require!(!source::is_provisional(run, &accounts.members), CoordinatorError::CheckpointMismatch);
     let owner = *accounts.user.address() == run.main_authority;
     // the owner may mend what a member named, and a member whose turn is before the other's
     let same = run.attested_step == model.checkpoint_step && (owner || turn < model.checkpoint_turn);
     let newer = run.attested_step > model.checkpoint_step || same;
     require!(newer, CoordinatorError::CheckpointNotNewer);
     let CheckpointParams { kind, repo, revision, .. } = params;
-    let local = kind == checkpoint_kind::LOCAL && !owner && model.checkpoint.kind != checkpoint_kind::LOCAL;
-    require!(kind != checkpoint_kind::DUMMY && !local, CoordinatorError::CheckpointPlaceRefused);
+    let allowed = match kind {
+        checkpoint_kind::LOCAL => owner || may_be_directory(run, model),
+        _ => kind != checkpoint_kind::DUMMY,
+    };
+    require!(allowed, CoordinatorError::CheckpointPlaceRefused);
     let checkpoint = read_checkpoint(&CheckpointSource { kind, repo, revision })?;
     let (hashes, data_index, step) = (run.level_hashes, run.attested_data_index, run.attested_step);
     model.checkpoint_turn = turn;
@@ -59,6 +62,14 @@ fn check_sender(run: &Run, members: &Members, sender: &Address) -> Result<u8> {
     let holds = seat.tier == 0 && (healthy || bitmap::has(&run.finishers, index as u8));
     require!(holds, CoordinatorError::NotAllowedToCheckpoint);
     Ok(checkpoints::turn(run, index as u8))
+}
+
+/// Return whether a member may name a directory: one is recorded, or the present checkpoint is older than the last epoch. A
+/// false name on the Hub would otherwise end the naming of directories.
+fn may_be_directory(run: &Run, model: &Model) -> bool {
+    let is_old = model.checkpoint_step.max(1) < run.start_step;
+    let earlier = model.earlier.iter().any(|one| one.checkpoint.kind == checkpoint_kind::LOCAL);
+    is_old || earlier || model.checkpoint.kind == checkpoint_kind::LOCAL
 }
 
 fn check_hashes(run: &Run, hashes: &[Hash]) -> Result<()> {

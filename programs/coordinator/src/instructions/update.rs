@@ -185,6 +185,7 @@ fn set_progress(run: &mut Run, model: &mut Model, backlog: &mut Backlog, progres
     require!(room, CoordinatorError::Overflow);
     run.epoch = progress.epoch;
     run.step = progress.step;
+    run.start_step = 0; // the last epoch does not look undone if it began at this step
     run.data_index = progress.data_index;
     backlog.clear(run);
     run.attested_step = run.attested_step.min(progress.step);

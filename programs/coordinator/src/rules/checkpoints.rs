@@ -76,7 +76,7 @@ pub fn rewind(run: &mut Run, model: &mut Model, backlog: &mut Backlog, (place, s
     backlog.clear(run);
     run.finishers = [0; 32];
     run.cold_start = 1;
-    run.epoch_started_at = 0; // the owner chose this model: newcomers need not wait
+    run.epoch_started_at = 0; // the owner chose this model: newcomers need not wait a day
     levels::use_durable(run, model);
     Ok(())
 }

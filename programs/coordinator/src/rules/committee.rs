@@ -21,7 +21,7 @@ pub const COOLDOWN: &[u8] = b"cooldown";
 pub const CHECKPOINT: &[u8] = b"checkpoint";
 
 /// So many are the least of which one alone decides nothing.
-const ENOUGH: u32 = 3;
+pub const ENOUGH: u32 = 3;
 
 /// The order of the ranks of those who `began` the epoch, for one purpose of a round.
 pub fn order(round: &Round, began: &Bitmap, purpose: &[u8]) -> Order {

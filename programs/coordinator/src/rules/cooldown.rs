@@ -5,7 +5,7 @@
 //! epoch. A single one is believed, as it is where it holds the level alone. If all such have left, newcomers have a word,
 //! or what these trained would be lost with the others.
 
-use super::{bitmap, checkpoints, committee, holders, merit, quorum, sequence, Machine, Moment};
+use super::{bitmap, checkpoints, committee, holders, merit, quorum, sequence, source, Machine, Moment};
 use crate::{constants::*, errors::CoordinatorError, state::*};
 use anchor_lang::prelude::*;
 
@@ -115,6 +115,33 @@ fn first_judged(run: &Run, members: &Members, levels: usize) -> usize {
     least
 }
 
+/// Return the first level of which newcomers say nothing, because an established member that holds it is missing: it was
+/// dropped or restarted, or was in the last epoch and not in this one. Newcomers could otherwise replace the levels
+/// of members that they had dropped or outvoted, or that return from an outage after others. Such a level goes back to the
+/// durable checkpoint.
+#[inline(never)]
+fn first_withheld(run: &Run, members: &Members, levels: usize) -> usize {
+    let absent = bitmap::without(&members.established, &run.began);
+    let gone = bitmap::without(&members.judges, &members.healthy);
+    let absent = bitmap::either(&absent, &gone);
+    let mut least = levels;
+    if bitmap::is_empty(&absent) || !source::is_at_risk(members) {
+        return least;
+    }
+    for index in bitmap::seats(&absent) {
+        let seat = &members.seats[index];
+        let missing = if bitmap::has(&run.began, index as u8) {
+            matches!(seat.state, member_state::DROPPED | member_state::RESTARTED)
+        } else {
+            seat.last_epoch.saturating_add(1) >= run.epoch
+        };
+        if missing {
+            least = least.min(seat.tier as usize);
+        }
+    }
+    least
+}
+
 /// Elects for each level, in the cooldown order, the first 32 of those who have shown that they hold it, now or in an
 /// epoch before, whether or not they are still here: too few who are left say nothing that is new. Nothing in cooldown
 /// changes who that is.
@@ -125,11 +152,14 @@ fn elect(run: &Run, members: &Members, wanted: &Wanted) -> Committees {
     let mut seated = holders::seated(members);
     let levels = run.levels.min(MAX_LEVELS as u8) as usize;
     let mut judged = first_judged(run, members, levels);
+    let mut open_to_all = levels;
     if judged == 0 {
         seated = bitmap::both(&seated, &members.judges);
         judged = levels; // all who are left speak of all that they hold
+    } else {
+        open_to_all = judged.min(first_withheld(run, members, levels));
     }
-    let mut open = Open::new(judged, (judged, levels));
+    let mut open = Open::new(judged, (open_to_all, levels));
     let mut committees = Committees {
         counts: [0; MAX_LEVELS],
         gone: [0; MAX_LEVELS],
@@ -275,6 +305,7 @@ impl Machine<'_> {
     #[inline(never)]
     pub fn start_cooldown(&mut self, moment: &Moment) -> Result<()> {
         merit::settle(self.members);
+        source::conclude(self.run, self.members);
         let trained = super::levels::trained(self.run, self.members);
         for level in (0..MAX_LEVELS).filter(|level| trained >> level & 1 == 1) {
             self.run.level_hashes[level] = super::levels::UNATTESTED;

@@ -6,7 +6,7 @@ use anchor_lang::prelude::*;
 use bytemuck::Zeroable;
 
 impl Machine<'_> {
-    /// Warm-up begins with everybody who waits.
+    /// Begin the warm-up with all members that wait.
     #[inline(never)]
     pub fn start_epoch(&mut self, pending: &Bitmap, moment: &Moment) -> Result<()> {
         for seat in self.members.seats.iter_mut().take_while(|seat| seat.used == 1) {
@@ -18,21 +18,23 @@ impl Machine<'_> {
                 seat.last_epoch = self.run.epoch;
             }
         }
+        source::demote(self.run, self.members, pending);
         self.members.epoch = self.run.epoch;
         merit::begin(self.members);
         let run = &mut *self.run;
         sequence::bump(&mut run.members_seq)?;
+        holders::appoint(self.members, pending);
+        if source::is_at_risk(self.members) {
+            source::keep(run, self.members, &self.witnesses.backlog, kept::TRAINED);
+        }
         if run.model_source == model_source::PEERS {
-            let finishers = levels::trusted(run, self.members);
-            let mut held = levels::held_by(run, self.members, &bitmap::both(&finishers, pending));
-            if held == 0 && levels::beyond_durable(run, self.model) != 0 {
-                // those had a day to come
-                held = levels::held_by(run, self.members, &bitmap::both(&run.finishers, pending));
-            }
+            let levels::Held { here, claimed, .. } = levels::held(run, self.model, self.members, pending);
+            // trusted holders of what is claimed had a day to come, or there are none
+            let held = here | claimed;
             // nobody could load what nobody holds, however often it is tried
             let lost = levels::beyond_durable(run, self.model) & !held;
             if held == 0 || lost != 0 {
-                source::keep(run, self.members, &self.witnesses.backlog);
+                source::keep(run, self.members, &self.witnesses.backlog, kept::UNTRAINED);
             }
             if held == 0 {
                 levels::use_durable(run, self.model);
@@ -53,7 +55,6 @@ impl Machine<'_> {
         let elected = committee::elected(run.config.witness_nodes, clients);
         let (step, roster) = (run.step, *pending);
         (run.began, run.next_roster, self.members.healthy) = (roster, roster, roster);
-        holders::appoint(self.members, &roster);
         run.levels_established = 0; // of whoever is left when the rounds begin
         run.head = 0;
         run.rounds = [Round::zeroed(); STORED_ROUNDS];
@@ -62,27 +63,32 @@ impl Machine<'_> {
         Ok(())
     }
 
-    /// Too few are left to begin: who is still there asks again. Nobody is put in line unasked, because a member that
-    /// died would then be counted on in every attempt, as the holder of a model that nobody has.
+    /// Give the warm-up up, because too few members are left. Those that are still there ask again. Nobody is put in line
+    /// unasked: a member that died would be counted on in every attempt, as the holder of a model that nobody has.
     #[inline(never)]
     pub fn abandon_warmup(&mut self, moment: &Moment) -> Result<()> {
         merit::forget(self.members);
         members::rest(self.members);
+        members::forget_unwanted(self.run, self.members);
         source::restore(self.run, self.members, &mut self.witnesses.backlog);
-        sequence::bump(&mut self.run.members_seq)?;
+        let run = &mut *self.run;
+        if run.cold_start == 1 && run.model_source == model_source::DURABLE && bitmap::is_empty(&run.finishers) {
+            run.epoch_started_at = 0; // the next epoch is still the first one after the owner's `rewind`
+        }
+        sequence::bump(&mut run.members_seq)?;
         self.enter(run_state::WAITING_FOR_MEMBERS, moment);
         Ok(())
     }
 
-    /// Pays, remembers who holds the model, and returns everybody to idle. Nothing is known of some levels.
+    /// Pay, record who holds the model, and return all members to idle. Nothing is known of the `unknown` levels.
     #[inline(never)]
     pub fn end_epoch(&mut self, unknown: u8, moment: &Moment) -> Result<()> {
         let healthy = self.members.healthy;
         merit::end(self.members);
+        let undone = source::restore(self.run, self.members, &mut self.witnesses.backlog);
         self.pay(bitmap::count(&healthy));
-        let run = &mut *self.run;
-        sequence::bump(&mut run.members_seq)?;
-        if !source::restore(run, self.members, &mut self.witnesses.backlog) {
+        sequence::bump(&mut self.run.members_seq)?;
+        if !undone {
             self.take_over(&healthy, unknown);
         }
         let run = &mut *self.run;
@@ -99,13 +105,17 @@ impl Machine<'_> {
         Ok(())
     }
 
-    /// Those who finished the epoch hold the model from now on, as far as they have attested it.
-    /// If it made no step, so do those who were not in it: nobody has anything newer.
+    /// Record that the members that finished the epoch hold the model. If the epoch made no step, the model is as it was:
+    /// then the finishers before it keep their claim, except those that left it, and newcomers get none.
     fn take_over(&mut self, healthy: &Bitmap, unknown: u8) {
         let run = &mut *self.run;
         let mut holders = *healthy;
         if run.step == run.start_step && run.model_source == model_source::PEERS {
-            holders = bitmap::either(&holders, &bitmap::without(&run.finishers, &run.began));
+            let left = bitmap::without(&run.began, healthy);
+            let remaining = bitmap::without(&run.finishers, &left);
+            if !bitmap::is_empty(&remaining) {
+                holders = remaining;
+            }
         }
         run.finishers = bitmap::without(&holders, &members::unwanted(self.members));
         holders::end(self.members, healthy);
@@ -122,8 +132,8 @@ impl Machine<'_> {
         }
     }
 
-    /// The epoch's points go in equal parts to those who stayed; convicted members lose theirs; then everybody is idle.
-    /// An epoch without a step pays nobody.
+    /// Pay the epoch's points in equal parts to the members that stayed, and take those of convicted members. Then all are
+    /// idle. An epoch without a step, or an undone one, pays nobody.
     fn pay(&mut self, healthy: u32) {
         let worked = self.run.step > self.run.start_step;
         let share = self.run.earning_rate.checked_div(u64::from(healthy)).unwrap_or(0);
@@ -146,11 +156,12 @@ impl Machine<'_> {
     }
 }
 
-/// Halts the run: whoever waits must ask again, and the next epoch is a cold start.
+/// Halt the run: members that wait must ask again, and the next epoch is a cold start.
 #[inline(never)]
 pub fn pause(run: &mut Run, members: &mut Members, backlog: &mut Backlog, now: u64) -> Result<()> {
     if run.state == run_state::WARMUP {
         merit::forget(members);
+        members::forget_unwanted(run, members);
         source::restore(run, members, backlog);
     }
     members::forget_wishes(members);
@@ -172,7 +183,7 @@ mod tests {
         let (mut run, model) = (Run::zeroed(), Model::zeroed());
         let (mut members, mut witnesses) = (Members::zeroed(), Witnesses::zeroed());
         let newcomer = bitmap::only(6);
-        for (step, finishers, unknown) in [(7, 0b0101_1111, 0), (8, 0b0100_0000, 0b111)] {
+        for (step, finishers, unknown) in [(7, 0b0001_1111, 0), (8, 0b0100_0000, 0b111)] {
             (run.step, run.start_step, run.levels, run.model_source) = (step, 7, 3, model_source::PEERS);
             run.level_hashes = [levels::UNATTESTED; MAX_LEVELS];
             (run.finishers[0], run.began[0], members.healthy) = (0b0011_1111, 0b0110_0000, newcomer);

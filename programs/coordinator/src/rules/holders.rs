@@ -1,45 +1,32 @@
-//! Who has shown that it holds the levels of its tier.
+//! Who has shown that it holds the levels of its tier, and whose word decides that.
 //!
-//! Declaring a tier proves nothing. A member delivers a level of its result if a quorum of those who hold the level, of
-//! the witnesses that attested, recorded it: the others could not tell. Of several that hold a level, those judge who
-//! delivered all of theirs in an epoch before (they are established), so that newcomers cannot vouch for each other;
-//! where the epoch began with none, all do. A round that nobody can judge counts neither for nor against a member. Where
-//! newcomers are witnesses, a majority of the elected decides whether it had a member's result, and not a quorum: more than
-//! a third could otherwise take everybody's word. By the word of the same witnesses members apply a level of a result, at
-//! any time in the epoch: so who judges is fixed when it begins.
-//!
-//! Only a quorum of those who judge a level counts for or against a member, and an accused one has its own word there: of
-//! two, one could otherwise take the other's word about the level, by saying that it got nothing. Of a level that nobody
-//! has shown before, the majority decides: one more than a third of those who declare it could else keep the others from
-//! a quorum, or itself be one that no quorum denies. Elected witnesses that are absent count in that majority, so that
-//! the third does not become the majority of those in time. What a judge has shown counts at the epoch's end also if it has left
-//! by then, or hiding a level would cost only those who stay.
-//!
-//! The witnesses of a round are counted by level when the first one of the next round attests, since closing a round costs
-//! as much as an instruction may. So the last one of an epoch is not counted.
+//! Declaring a tier proves nothing. A member has delivered a level if enough of the level's judges recorded its result. The
+//! judges are the witnesses that hold the level; if established members that hold it began the epoch, only these are,
+//! so that newcomers cannot vouch for each other. A round without judges counts neither for nor against a member.
+//! `agreement` says which results are applied, `convicted` who is dropped.
 
 use super::{agreement, availability, bitmap, levels, merit, quorum};
 use crate::{constants::*, state::*};
 
-/// Where nothing has been shown yet.
+/// The bit of the count of a member that has shown nothing yet.
 const EVEN: usize = SHOWN_BITS - 1;
 pub const EVENLY: u32 = 1 << EVEN;
-/// Where those begin who have to show more than they owe.
+/// The first count of a newcomer to established members: it has to show more than it owes.
 pub const BELOW: u32 = EVENLY - 1;
-/// In so many rounds more than not a member must have failed to deliver whole levels before it is dropped for that.
+/// A member is dropped after failing to deliver whole levels in this many rounds more than it delivered them.
 const OFTEN: u32 = 8;
 
-/// The seats that delivered every level in at least half of the rounds in which that was judged.
+/// Return the seats that delivered every level in at least half of the rounds in which that was judged.
 pub fn in_half(members: &Members) -> &Bitmap {
     &members.shown[EVEN]
 }
 
-/// The seats that failed to deliver every level in `OFTEN` rounds more than they did it, of those in which that was judged.
+/// Return the seats that failed to deliver every level in `OFTEN` more of the judged rounds than they delivered them.
 pub fn often_incomplete(members: &Members) -> Bitmap {
     bitmap::without(&[0xff; 32], &merit::at_least(&members.shown, EVENLY - OFTEN + 1))
 }
 
-/// Whether the counts of a word of seats are `lowest` at least, and below `above`.
+/// Return whether the counts of a word of seats are at least `lowest`, and below `above`.
 #[inline(always)]
 pub fn between(members: &Members, (index, seats): (usize, u64), lowest: u32, above: u32) -> bool {
     let (mut enough, mut more) = (u64::MAX, u64::MAX);
@@ -51,9 +38,9 @@ pub fn between(members: &Members, (index, seats): (usize, u64), lowest: u32, abo
     seats & !enough == 0 && (seats & more == 0 || above >> SHOWN_BITS != 0)
 }
 
-/// Those who began the epoch and are of the ones that say what its levels contain, although they may not speak themselves.
-/// Whoever left before the first round was over has no part in what the epoch made of them. Also of those who are in no
-/// epoch there may be some.
+/// Return the seats that count in a level's committee, whether or not they may speak themselves: members that delivered, and
+/// established members. Members that left before the end of the first round do not count: they have no part in what
+/// the epoch made. The result may name established members that are not in the epoch.
 pub fn seated(members: &Members) -> Bitmap {
     let mut seated = bitmap::either(&members.proven, &members.established);
     let gone = bitmap::without(&members.established, &bitmap::either(&members.proven, &members.healthy));
@@ -65,13 +52,13 @@ pub fn seated(members: &Members) -> Bitmap {
     seated
 }
 
-/// Fixes who judges in an epoch that begins with this roster. Neither a drop nor an ejection changes that.
+/// Fix who judges in an epoch that begins with this roster. Members apply results at different moments and read this
+/// before, so neither a drop nor an ejection changes it.
 pub fn appoint(members: &mut Members, roster: &Bitmap) {
     members.judges = bitmap::both(&members.established, roster);
 }
 
-/// Begins the counts of an epoch, with its rounds. Whoever comes to holders that are established has to show more than it
-/// owes.
+/// Begin the counts of an epoch, when its rounds begin. Next to established holders, newcomers begin one below the others.
 #[inline(never)]
 pub fn begin(run: &mut Run, members: &mut Members) {
     let judges = bitmap::both(&members.judges, &members.healthy);
@@ -81,8 +68,8 @@ pub fn begin(run: &mut Run, members: &mut Members) {
     members.shown[EVEN] = bitmap::without(&[0xff; 32], &below);
 }
 
-/// An epoch is over that `healthy` members finished. Its judges go on to be established if they have shown their levels
-/// for as long as they were there.
+/// End an epoch that the `healthy` members finished. Its judges stay established if they showed their levels for as long as
+/// they were in it. This includes judges that have left, or hiding a level would cost only members that stay.
 #[inline(never)]
 pub fn end(members: &mut Members, healthy: &Bitmap) {
     let judges = bitmap::both(&members.judges, &members.established);
@@ -94,8 +81,8 @@ pub fn end(members: &mut Members, healthy: &Bitmap) {
     members.established = bitmap::either(&members.established, &bitmap::both(&members.proven, healthy));
 }
 
-/// Those of the `failed` judges whose levels others have shown. Who alone holds one keeps its word, if it failed no longer
-/// than whoever is cut off, in two rounds: an outage must not leave the level to newcomers.
+/// Return the `failed` judges whose levels other judges have shown. The only holder of a level keeps its word if it failed
+/// in at most two rounds, like a member that is cut off: an outage must not leave the level to newcomers.
 #[inline(never)]
 fn replaced(members: &Members, judges: &Bitmap, failed: &Bitmap) -> Bitmap {
     let (mut spared, mut shown) = ([0; bitmap::WORDS], [0; bitmap::WORDS]);
@@ -121,7 +108,7 @@ fn replaced(members: &Members, judges: &Bitmap, failed: &Bitmap) -> Bitmap {
     lost
 }
 
-/// The seats of each tier.
+/// Return the seats of each tier.
 #[inline(never)]
 pub(super) fn by_tier(members: &Members) -> [Bitmap; MAX_LEVELS] {
     let mut result = [[0; 32]; MAX_LEVELS];
@@ -143,7 +130,8 @@ pub(super) fn by_tier(members: &Members) -> [Bitmap; MAX_LEVELS] {
     result
 }
 
-/// Counts the round that has closed last.
+/// Count the round that closed last. The first attestation of the next round does this, because closing a round costs as
+/// much as an instruction may. So the last round of an epoch is not counted.
 #[inline(never)]
 pub fn judge(run: &Run, members: &mut Members, witnesses: &Witnesses) {
     let closed = &run.rounds[run.ring(1)];
@@ -156,10 +144,11 @@ pub fn judge(run: &Run, members: &mut Members, witnesses: &Witnesses) {
     let by_all = availability::had_by_all(run, members, closed);
     let elected = u32::from(closed.elected);
     let absent = elected.saturating_sub(count as u32);
-    let views = Views { attestations, disagreeing: &disagreeing, by_all, absent, roster: &closed.roster };
-    let whole = recorded(run, members, &views, columns);
     // Where newcomers are witnesses, what leads may be the word of a third of them while others are late.
     let by_all_members = closed.established == alone::NOTHING;
+    let disagreeing = disagreeing.as_slice();
+    let views = Views { attestations, disagreeing, by_all, by_all_members, absent, roster: &closed.roster };
+    let whole = recorded(run, members, &views, columns);
     let (least, left_out) = if by_all_members {
         let majority = quorum::majority(elected);
         (majority, quorum::left_out(attestations.iter(), majority))
@@ -191,7 +180,7 @@ pub fn judge(run: &Run, members: &mut Members, witnesses: &Witnesses) {
     }
 }
 
-/// Those of 64 seats, of which something is `missing`, that had left before that round was over.
+/// Return those of 64 seats with `missing` results that had left before that round was over.
 fn left_before(members: &Members, index: usize, missing: u64, height: u32) -> u64 {
     let mut rest = missing & !bitmap::word(&members.healthy, index);
     let mut left = 0;
@@ -203,24 +192,26 @@ fn left_before(members: &Members, index: usize, missing: u64, height: u32) -> u6
     left
 }
 
-/// Of a level, and then of all levels of a tier.
+/// What the judges recorded of a level, and then of all levels of a tier.
 #[derive(Clone, Copy)]
 struct Whole {
-    /// Some judge attested, or others say the rest.
+    /// A judge attested, or the level needs none.
     judged: bool,
-    /// The seats of which enough judges recorded what leads.
+    /// The seats whose leading result enough judges recorded.
     recorded: [u64; bitmap::WORDS],
-    /// Those of which enough judges did not.
+    /// The seats whose leading result enough judges did not record.
     lacking: [u64; bitmap::WORDS],
 }
 
-/// What the witnesses of a closed round said.
+/// The attestations of a closed round.
 struct Views<'a> {
     attestations: &'a [Attestation],
-    /// For each attestation the seats for which it differs from what leads.
+    /// For each attestation, the seats whose leading result it did not record.
     disagreeing: &'a [[u64; bitmap::WORDS]],
     /// The levels that a quorum of the witnesses had, as bits.
     by_all: u8,
+    /// Newcomers are among the witnesses, and a majority of all decides what was delivered.
+    by_all_members: bool,
     /// Elected witnesses that have not attested.
     absent: u32,
     /// The members of the closed round.
@@ -229,7 +220,7 @@ struct Views<'a> {
 
 #[inline(never)]
 fn recorded(run: &Run, members: &Members, views: &Views, columns: usize) -> [Whole; MAX_LEVELS] {
-    let Views { attestations, disagreeing, by_all, absent, roster } = *views;
+    let Views { attestations, disagreeing, by_all, by_all_members, absent, roster } = *views;
     let (established, levels) = (run.levels_established, (run.levels as usize).min(MAX_LEVELS));
     let none = Whole { judged: false, recorded: [0; bitmap::WORDS], lacking: [0; bitmap::WORDS] };
     let mut whole = [none; MAX_LEVELS];
@@ -252,15 +243,21 @@ fn recorded(run: &Run, members: &Members, views: &Views, columns: usize) -> [Who
             }
         }
         least = level + 1;
-        // of a level that nobody has shown none speaks: those who have shown larger ones say the rest, or whoever alone
-        // declares a tier would choose in which rounds it is judged
+        // A level that nobody has shown needs no judge where larger levels have some: else a wallet that alone declares a
+        // tier would choose in which rounds it is judged.
         let unheard = judges == 0 && !known && established != 0;
-        // of one that all witnesses had, their quorum says it
+        // All witnesses had the level, so their quorum decides.
         let passed = unheard || by_all >> level & 1 == 1;
-        // An absent witness may hold the level: it counts as one that has not refused anybody.
+        // A level that nobody has shown takes a majority of its holders: one more than a third of them could keep the others
+        // from a quorum. An absent witness may hold the level, and counts as one that has not refused anybody.
         let absent =
             if known || absent == 0 { 0 } else { absent.min(unheard_holders(members, roster, level, &spoken)) };
         let enough = |judges| if known { quorum::of(judges) } else { quorum::majority(judges + absent) };
+        // All hold the last level, and a majority of all says who delivered. So one of two judges is enough there: the
+        // other could keep every newcomer from its word.
+        let is_last = level + 1 == levels;
+        let of_two = known && by_all_members && is_last && judges == 2;
+        let needed = if of_two { 1 } else { enough(judges) };
         of_level.judged = judges > 0 || passed;
         for (column, planes) in planes.iter().enumerate().take(columns) {
             let may = if known { bitmap::word(&members.judges, column) } else { u64::MAX };
@@ -268,10 +265,11 @@ fn recorded(run: &Run, members: &Members, views: &Views, columns: usize) -> [Who
                 of_level.recorded[column] = u64::MAX;
                 continue;
             }
+            // A judge that did not attest has its own word: of two, one could else take the other's by saying it got nothing.
             let silent = may & !bitmap::word(&spoken, column);
             let lacked = |own| lacking(planes, judges, enough(judges + own));
             of_level.lacking[column] = lacked(0) & !silent | lacked(1) & silent;
-            of_level.recorded[column] = quorum::at_least(planes, enough(judges));
+            of_level.recorded[column] = quorum::at_least(planes, needed);
         }
     }
     for level in (0..levels.saturating_sub(1)).rev() {
@@ -279,25 +277,25 @@ fn recorded(run: &Run, members: &Members, views: &Views, columns: usize) -> [Who
         let of_level = &mut whole[level];
         of_level.judged &= above.judged;
         of_level.recorded.iter_mut().zip(above.recorded).for_each(|(word, above)| *word &= above);
-        // who hides a level from those who hold it does so also where of another nobody speaks
+        // hiding a level from its judges counts also if another level has none
         of_level.lacking.iter_mut().zip(above.lacking).for_each(|(word, above)| *word |= above);
     }
     whole
 }
 
-/// How many members of a round hold a level and have not attested.
+/// Return how many members of a round hold a level and have not attested.
 #[inline(never)]
 fn unheard_holders(members: &Members, roster: &Bitmap, level: usize, spoken: &Bitmap) -> u32 {
     let unheard = bitmap::without(roster, spoken);
     bitmap::seats(&unheard).filter(|seat| members.seats[*seat].tier as usize <= level).count() as u32
 }
 
-/// The seats that so many of the judges did without.
+/// Return the seats whose leading result at least `needed` of the judges did not record.
 fn lacking(planes: &[u64; VOTE_PLANES], judges: u32, needed: u32) -> u64 {
     !quorum::at_least(planes, (judges + 1).saturating_sub(needed))
 }
 
-/// Adds one to the counters of these seats.
+/// Add one to the counters of these seats.
 #[inline(always)]
 pub(super) fn add(planes: &mut [u64; VOTE_PLANES], mut carry: u64) {
     for plane in planes.iter_mut() {
@@ -310,7 +308,7 @@ pub(super) fn add(planes: &mut [u64; VOTE_PLANES], mut carry: u64) {
     }
 }
 
-/// Moves the counts of 64 seats one up or down; those at the bottom stay there, and those at the top do not rise.
+/// Move the counts of 64 seats one up or down. A count of 0 stays, and the highest one does not rise.
 #[inline(never)]
 fn advance(shown: &mut [Bitmap; SHOWN_BITS], index: usize, up: u64, down: u64) {
     let (mut any, mut full) = (0, u64::MAX);

@@ -21,7 +21,7 @@ pub fn held_by(run: &Run, members: &Members, set: &Bitmap) -> u8 {
     from_smallest(run, used.filter(|(index, _)| bitmap::has(set, *index as u8)).map(|(_, seat)| seat))
 }
 
-/// The finishers that an epoch relies on to hold the model: those whose results a quorum has recorded, if there are any.
+/// Return the finishers that an epoch relies on to hold the model: the established ones, or all if none is established.
 pub fn trusted(run: &Run, members: &Members) -> Bitmap {
     let proven = bitmap::both(&run.finishers, &members.established);
     if bitmap::is_empty(&proven) {
@@ -29,6 +29,30 @@ pub fn trusted(run: &Run, members: &Members) -> Bitmap {
     } else {
         proven
     }
+}
+
+/// Which levels an epoch of the members that wait has, as masks. `away` and `claimed` name only levels that no durable
+/// checkpoint has.
+pub struct Held {
+    /// Trusted finishers that wait hold them.
+    pub here: u8,
+    /// Only trusted finishers that do not wait hold them.
+    pub away: u8,
+    /// Of the finishers that wait, only others hold them: these declare their tiers, and nobody has confirmed that.
+    pub claimed: u8,
+}
+
+#[inline(never)]
+pub fn held(run: &Run, model: &Model, members: &Members, pending: &Bitmap) -> Held {
+    let trusted = trusted(run, members);
+    let here = held_by(run, members, &bitmap::both(&trusted, pending));
+    let missing = beyond_durable(run, model) & !here;
+    if missing == 0 {
+        return Held { here, away: 0, claimed: 0 };
+    }
+    let away = missing & held_by(run, members, &trusted);
+    let claimed = missing & held_by(run, members, &bitmap::both(&run.finishers, pending));
+    Held { here, away, claimed }
 }
 
 /// Mask of the levels that the running epoch may have changed, also by members that did not stay to its end.

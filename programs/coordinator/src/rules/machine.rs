@@ -9,13 +9,13 @@ use crate::{
 };
 use anchor_lang::prelude::*;
 
-/// Which holders of what no durable checkpoint has are not there.
+/// Which trusted holders of levels that no durable checkpoint has are absent.
 enum Away {
     Nobody,
-    /// They are waited for as long as a warm-up lasts.
+    /// Some. The run waits `warmup_time` longer for them.
     Some,
-    /// They are waited for a day, and for ever where newcomers alone wait: wallets that wait together must not replace
-    /// what a run knows of its model. The owner may (`rewind`).
+    /// All, or some of whom other finishers claim to hold a level. The run waits a day for them. Newcomers alone wait
+    /// without a limit: only the owner may replace the model then (`rewind`).
     All,
 }
 
@@ -28,7 +28,7 @@ pub struct Machine<'a> {
 }
 
 impl Machine<'_> {
-    /// Draws the seed and performs the transition that are due; returns whether there was one of them.
+    /// Draw the seed and perform the transition that are due. Return whether there was one of them.
     #[inline(never)]
     pub fn tick(&mut self, moment: &Moment) -> Result<bool> {
         let drawn = seeds::draw(self.run, moment);
@@ -47,8 +47,8 @@ impl Machine<'_> {
         }
     }
 
-    /// The transition that another instruction brings about. Time alone does not end a cooldown then: after an outage,
-    /// the first member to attest or to join would cut off those whose attestations are still on their way.
+    /// Perform the transition that another instruction brings about. Time alone does not end a cooldown then: after an
+    /// outage, the first member to attest or to join would cut off those whose attestations are still on their way.
     #[inline(never)]
     pub fn follow(&mut self, moment: &Moment) -> Result<()> {
         if self.run.state != run_state::COOLDOWN {
@@ -60,7 +60,7 @@ impl Machine<'_> {
         Ok(())
     }
 
-    /// Enters `state` at this moment.
+    /// Enter `state` at this moment.
     pub fn enter(&mut self, state: u8, moment: &Moment) {
         self.run.state = state;
         self.run.state_started_at = moment.now;
@@ -73,17 +73,21 @@ impl Machine<'_> {
     fn tick_waiting(&mut self, moment: &Moment) -> Result<bool> {
         let pending = members::pending(self.members);
         let extra = u64::from(self.run.config.waiting_for_members_extra_time);
-        let wait = match self.away(&pending) {
+        let mut wait = match self.away(&pending) {
             Away::Nobody => extra,
             Away::Some => extra.saturating_add(self.run.config.warmup_time),
-            // or one holder could stop the run by leaving
+            // without a limit, one holder could stop the run by leaving
             Away::All if self.anyone_known(&pending) => {
                 extra.saturating_add(self.run.config.warmup_time).max(HOLDERS_WAIT)
             }
             Away::All => return Ok(false),
         };
-        let expected = members::expected(self.run, self.members, &pending);
-        let wait = if bitmap::is_empty(&expected) { wait } else { wait.max(HOLDERS_WAIT) };
+        if !bitmap::is_empty(&members::expected(self.run, self.members, &pending)) {
+            // the owner chose the model (`rewind`): established members need only the time to join again
+            let rewound = self.run.epoch_started_at == 0;
+            let longer = if rewound { extra.saturating_add(self.run.config.warmup_time) } else { HOLDERS_WAIT };
+            wait = wait.max(longer);
+        }
         if !self.elapsed(moment, wait) {
             return Ok(false);
         }
@@ -94,27 +98,26 @@ impl Machine<'_> {
         Ok(true)
     }
 
-    /// Returns which finishers do not wait, of those who hold a level beyond the durable checkpoint: an epoch without them
-    /// would take it back to there.
+    /// Return which trusted finishers are absent without whom the next epoch would take a level back to the durable
+    /// checkpoint, or rely on a finisher's word that it holds the level.
     #[inline(never)]
     fn away(&self, pending: &Bitmap) -> Away {
-        let run = &*self.run;
-        if run.model_source != model_source::PEERS {
+        if self.run.model_source != model_source::PEERS {
             return Away::Nobody;
         }
-        let finishers = levels::trusted(run, self.members);
-        let held = levels::held_by(run, self.members, &finishers);
-        let here = levels::held_by(run, self.members, &bitmap::both(&finishers, pending));
-        if held & !here & levels::beyond_durable(run, self.model) == 0 {
+        let held = levels::held(self.run, self.model, self.members, pending);
+        if held.claimed & held.away != 0 {
+            Away::All
+        } else if held.away == 0 {
             Away::Nobody
-        } else if here == 0 {
+        } else if held.here == 0 {
             Away::All
         } else {
             Away::Some
         }
     }
 
-    /// Whether anyone waits who delivered in an epoch before, or finished the last one.
+    /// Return whether an established member or a finisher waits.
     #[inline(never)]
     fn anyone_known(&self, pending: &Bitmap) -> bool {
         bitmap::intersects(&bitmap::either(&self.members.established, &self.run.finishers), pending)
@@ -134,7 +137,7 @@ impl Machine<'_> {
             return Ok(false);
         }
         holders::begin(self.run, self.members);
-        sequence::bump(&mut self.run.members_seq)?; // who was short of levels before is no more
+        sequence::bump(&mut self.run.members_seq)?; // the counts of levels begin again
         self.start_round(moment, (0, 0));
         Ok(true)
     }
@@ -165,12 +168,12 @@ impl Machine<'_> {
         Ok(true)
     }
 
-    /// The slot that the next seed is drawn from has not passed: the next round cannot begin yet.
+    /// Return whether the slot of the next seed has not passed, so the next round cannot begin yet.
     fn seed_is_missing(&self) -> bool {
         self.run.seed_slot != 0
     }
 
-    /// Nobody is left who could still attest the running round.
+    /// Return whether all elected witnesses have attested the running round.
     fn all_have_attested(&self) -> bool {
         let round = self.run.current();
         round.attestations >= round.elected

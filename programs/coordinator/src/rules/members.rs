@@ -1,6 +1,6 @@
 //! The seats of members: finding, choosing, counting.
 
-use super::{bitmap, committee, levels, membership, merit, moment::elapsed, Moment};
+use super::{bitmap, committee, levels, membership, merit, moment::elapsed, source, Moment};
 use crate::{constants::*, errors::CoordinatorError, instructions::JoinParams, state::*};
 use anchor_lang::{address_eq, prelude::*};
 
@@ -67,16 +67,22 @@ pub fn forget_wishes(members: &mut Members) {
     }
 }
 
-/// Those whom an authority has removed or barred.
+/// Return the members that an authority has removed or barred.
 pub fn unwanted(members: &Members) -> Bitmap {
     collect(members, |seat| seat.pending >= wish::REMOVED)
 }
 
-/// The established members that newcomers wait for: all that no authority removed, if none of them waits. Nobody from the
-/// owner's choice of a model (`rewind`) until an epoch begins.
+/// Take the claim to the model from finishers that an authority removed or barred while an epoch ran.
+#[inline(never)]
+pub fn forget_unwanted(run: &mut Run, members: &Members) {
+    run.finishers = bitmap::without(&run.finishers, &unwanted(members));
+}
+
+/// Return the established members that newcomers wait for: all that no authority removed. None if some of them wait that
+/// end this (`source::ends_wait`).
 #[inline(never)]
 pub fn expected(run: &Run, members: &Members, pending: &Bitmap) -> Bitmap {
-    if run.epoch_started_at == 0 || bitmap::intersects(&members.established, pending) {
+    if source::ends_wait(run, members, pending) {
         return [0; 32];
     }
     bitmap::without(&members.established, &unwanted(members))
@@ -184,11 +190,14 @@ pub fn eject(run: &mut Run, members: &mut Members, seat: u8) -> bool {
     true
 }
 
-/// A member without a replica can neither give the model to joiners nor finish the running epoch.
+/// A member without a replica can neither give the model to joiners nor finish the running epoch. It did not leave of its
+/// own accord if the rounds have begun (`source::conclude`).
 fn forget_replica(run: &mut Run, members: &mut Members, index: u8) {
     bitmap::clear(&mut run.finishers, index);
     if members.seats[index as usize].state == member_state::HEALTHY {
-        exit(run, members, &bitmap::only(index), member_state::WITHDRAWN);
+        let training = matches!(run.state, run_state::ROUND_TRAIN | run_state::ROUND_WITNESS);
+        let state = if training { member_state::RESTARTED } else { member_state::WITHDRAWN };
+        exit(run, members, &bitmap::only(index), state);
     }
 }
 
@@ -196,27 +205,32 @@ fn forget_replica(run: &mut Run, members: &mut Members, index: u8) {
 struct Awaited {
     /// The established members that newcomers wait for.
     known: Bitmap,
-    /// They still have the time to come back that an epoch waits for them.
+    /// Finishers keep their seats: an epoch runs, or they still have the time that the next one waits for them.
     all: bool,
-    /// While none of them waits, since no epoch begins without one (`Machine::away`).
+    /// Finishers keep their seats while none of the trusted ones waits, since no epoch begins then (`Machine::away`).
     first: bool,
+    /// At the same time, established members keep their seats that were in this epoch or in the last one.
+    recent: bool,
 }
 
 impl Awaited {
     #[inline(never)]
     fn new(run: &Run, members: &Members, unsaved: bool, now: u64) -> Self {
+        if run.state != run_state::WAITING_FOR_MEMBERS {
+            return Self { known: [0; 32], all: true, first: false, recent: true };
+        }
+        let in_day = !elapsed(now, run.state_started_at, HOLDERS_WAIT);
+        let known = if in_day { expected(run, members, &pending(members)) } else { [0; 32] };
         let time = u64::from(run.config.waiting_for_members_extra_time).saturating_add(run.config.warmup_time);
-        let waiting = run.state == run_state::WAITING_FOR_MEMBERS;
-        let newcomers = waiting && !elapsed(now, run.state_started_at, HOLDERS_WAIT);
-        let known = if newcomers { expected(run, members, &pending(members)) } else { [0; 32] };
-        let waiting = waiting && run.model_source == model_source::PEERS;
-        Self { known, all: waiting && !elapsed(now, run.state_started_at, time), first: waiting && unsaved }
+        let in_time = !elapsed(now, run.state_started_at, time) || unsaved && in_day;
+        let from_peers = run.model_source == model_source::PEERS;
+        Self { known, all: from_peers && in_time, first: from_peers && unsaved, recent: in_time }
     }
 }
 
 /// Own seat; else one that is nobody's; else an idle one: of a member that did not finish the last epoch, then one without
 /// points, then one that never delivered, then one that was in neither this epoch nor the last, then the one that was
-/// away longest. The seats of `finishers` and established members are not given away while they are `awaited`.
+/// away longest. Finishers and established members keep their seats while they are `awaited`.
 fn choose(run: &Run, members: &Members, signer: &Address, awaited: &Awaited) -> Result<usize> {
     let (mut own, mut fresh, mut idle) = (None, None, None);
     let trusted = levels::trusted(run, members);
@@ -241,10 +255,11 @@ fn choose(run: &Run, members: &Members, signer: &Address, awaited: &Awaited) -> 
             here |= bitmap::has(&trusted, index as u8) && seat.pending == wish::WAITS;
             continue;
         }
-        if bitmap::has(&awaited.known, index as u8) {
+        let recent = seat.last_epoch.saturating_add(1) >= run.epoch;
+        let stays = awaited.recent && recent && bitmap::has(&members.established, index as u8);
+        if stays || bitmap::has(&awaited.known, index as u8) {
             continue;
         }
-        let recent = seat.last_epoch.saturating_add(1) >= run.epoch;
         let marks = [recent, seat.weight > 1, seat.points > 0, finisher];
         let rank = marks.iter().rev().fold(0, |rank, mark| 2 * rank + u32::from(*mark));
         let worth = (rank, seat.last_epoch);

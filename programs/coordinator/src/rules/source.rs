@@ -1,14 +1,20 @@
-//! An epoch that begins from an older model than the run has: what its members bring back counts once they have trained.
+//! Epochs that may be undone: the run then goes back to what it knew of its model before.
 //!
-//! Until then whoever finished the last epoch keeps its claim, and the run goes back to what it was if nothing comes of the
-//! epoch: some wallets that hold nothing must not make the others' work void by waiting together.
+//! Wallets that hold nothing must not replace the model while the members that built it are absent or voted out. So an epoch
+//! from an older model, or with few of a run's established members, stands only if these take part in it.
 
-use super::{bitmap, checkpoints, committee, quorum};
+use super::{bitmap, checkpoints, committee, members, quorum};
 use crate::{constants::Bitmap, state::*};
 
-/// Remembers what the run knows of its model, before an epoch begins from something older.
+/// Return whether newcomers could decide what the epoch that begins makes of the model, although the run has enough
+/// established members to decide alone. Newcomers get a word in the rounds as soon as too few of these are left.
+pub fn is_at_risk(members: &Members) -> bool {
+    bitmap::count(&members.established) >= committee::ENOUGH && !bitmap::is_empty(&members.judges)
+}
+
+/// Remember what the run knows of its model, before an epoch that may be undone changes it.
 #[inline(never)]
-pub fn keep(run: &Run, members: &mut Members, backlog: &Backlog) {
+pub fn keep(run: &Run, members: &mut Members, backlog: &Backlog, kept: u8) {
     members.before = Source {
         level_hashes: run.level_hashes,
         attested_data_index: run.attested_data_index,
@@ -17,52 +23,113 @@ pub fn keep(run: &Run, members: &mut Members, backlog: &Backlog) {
         levels_attested: run.levels_attested,
         model_source: run.model_source,
         levels_lost: run.levels_lost,
-        kept: 1,
+        kept,
     };
 }
 
-/// A `round` made a step: the epoch stands if one of those asked `delivered`, and a quorum of them are `attested`. Where
-/// newcomers are witnesses, a quorum of all members is enough for the latter, or one who is asked could void the epoch.
+/// Count a `round` that made a step for an epoch from an older model: it is trained once a member asked `delivered` and a
+/// quorum of those asked are `attested`. Where newcomers witness, a quorum of all members is enough for the latter, or
+/// one that is asked could void the epoch.
 #[inline(never)]
 pub fn settle(run: &Run, members: &mut Members, round: &Round, (attested, delivered): (&Bitmap, &Bitmap)) {
-    if members.before.kept == 0 {
+    if members.before.kept != kept::UNTRAINED {
         return;
     }
     let asked = asked(run, members, round);
     let quorum = |set| bitmap::count(&bitmap::both(attested, set)) >= quorum::of(bitmap::count(set));
     let enough = quorum(&asked) || round.established == alone::NOTHING && quorum(&round.roster);
     if enough && bitmap::intersects(delivered, &asked) {
-        members.before.kept = 0;
+        members.before.kept = kept::TRAINED;
     }
 }
 
-/// The members of whom the witnesses are elected. Where newcomers are among these, the established members that did not
-/// leave by themselves, also if newcomers had them dropped; all members, if there are none.
+/// Return the members of whom the witnesses are elected. Where newcomers are among these, return the established members
+/// that did not leave, or all members if there are none.
 #[inline(never)]
 fn asked(run: &Run, members: &Members, round: &Round) -> Bitmap {
     if round.established != alone::NOTHING {
         return bitmap::both(&round.roster, &committee::electors(run, members, round));
     }
-    let mut stayed = members.judges;
-    for index in bitmap::seats(&members.judges) {
-        if !matches!(members.seats[index].state, member_state::HEALTHY | member_state::DROPPED) {
-            bitmap::clear(&mut stayed, index as u8);
-        }
-    }
-    if bitmap::is_empty(&stayed) {
+    let remaining = remaining(members);
+    if bitmap::is_empty(&remaining) {
         round.roster
     } else {
-        stayed
+        remaining
     }
 }
 
-/// The epoch is over, or was given up: what did not stand is undone. Returns whether that was so.
+/// Return the judges that did not leave by `leave_run`. The others may be the victims of newcomers, which had them dropped or
+/// outvoted them: a client that cannot get the results that were attested joins again without a replica. While other
+/// established members are absent, leaving in the warm-up does not count either: it would let newcomers begin without them.
+fn remaining(members: &Members) -> Bitmap {
+    let others_absent = !bitmap::is_subset(&members.established, &members.judges);
+    let mut remaining = members.judges;
+    for index in bitmap::seats(&members.judges) {
+        let remains = match members.seats[index].state {
+            member_state::HEALTHY | member_state::DROPPED | member_state::RESTARTED => true,
+            member_state::LEFT_EARLY => others_absent,
+            _ => false,
+        };
+        if !remains {
+            bitmap::clear(&mut remaining, index as u8);
+        }
+    }
+    remaining
+}
+
+/// The rounds are over, and it is settled whose word counts. The epoch stands if one of these is an established member
+/// that is still there, or if all established members left of their own accord.
+#[inline(never)]
+pub fn conclude(run: &Run, members: &mut Members) {
+    if members.before.kept != kept::TRAINED {
+        return;
+    }
+    let speak = bitmap::both(&members.judges, &members.proven);
+    let unchanged = run.step == run.start_step;
+    if unchanged || bitmap::intersects(&speak, &members.healthy) || bitmap::is_empty(&remaining(members)) {
+        members.before.kept = kept::NOTHING;
+    }
+}
+
+/// Return whether what the run knows of its model comes from an epoch that may be undone.
+pub fn is_provisional(run: &Run, members: &Members) -> bool {
+    let before = &members.before;
+    let same = run.level_hashes == before.level_hashes && run.attested_step == before.attested_step;
+    before.kept != kept::NOTHING && !same
+}
+
+/// Return whether an epoch of the members that wait need not wait for other established members. One that never delivers
+/// must not void epoch after epoch: after an undone epoch it takes one that was not in it, or enough to decide alone.
+pub fn ends_wait(run: &Run, members: &Members, pending: &Bitmap) -> bool {
+    let waiting = bitmap::both(&members.established, pending);
+    bitmap::count(&waiting) >= committee::ENOUGH || !bitmap::is_subset(&waiting, &undone(run, members))
+}
+
+/// Return the established members of the last epoch if it made steps that were undone.
+fn undone(run: &Run, members: &Members) -> Bitmap {
+    // between epochs, `judged` and `judges` are those of the last one
+    if run.epoch_started_at == 0 || members.judged == 0 || run.step != run.start_step {
+        return [0; 32];
+    }
+    bitmap::both(&members.judges, &members.established)
+}
+
+/// An epoch begins although nobody `ends_wait`: established members that wait, all of an undone epoch, had a day for others
+/// to come. They begin as newcomers.
+pub fn demote(run: &Run, members: &mut Members, pending: &Bitmap) {
+    if !ends_wait(run, members, pending) {
+        let demoted = bitmap::both(&undone(run, members), pending);
+        members.established = bitmap::without(&members.established, &demoted);
+    }
+}
+
+/// Undo the epoch if it does not stand: it is over, or was given up. Return whether it was undone.
 #[inline(never)]
 pub fn restore(run: &mut Run, members: &mut Members, backlog: &mut Backlog) -> bool {
-    if members.before.kept == 0 {
+    if members.before.kept == kept::NOTHING {
         return false;
     }
-    members.before.kept = 0;
+    members.before.kept = kept::NOTHING;
     let before = &members.before;
     run.level_hashes = before.level_hashes;
     run.attested_data_index = before.attested_data_index;
@@ -75,5 +142,6 @@ pub fn restore(run: &mut Run, members: &mut Members, backlog: &mut Backlog) -> b
         run.data_index = before.data_index;
         backlog.clear(run);
     }
+    members::forget_unwanted(run, members);
     true
 }

@@ -28,6 +28,8 @@ pub mod member_state {
     pub const EJECTED: u8 = 4;
     /// Left by itself in the warm-up, before there was anything to deliver; its share of round 0 stays undone.
     pub const LEFT_EARLY: u8 = 5;
+    /// Joined again without a replica in the rounds: it restarted, or could not get what was attested.
+    pub const RESTARTED: u8 = 6;
 }
 
 #[derive(Clone, Copy, Pod, Zeroable, IdlType)]
@@ -56,7 +58,17 @@ pub struct Seat {
     pub used: u8,
 }
 
-/// What the run knew of its model before an epoch that began from an older one.
+/// Values of `Source::kept`: whether the run goes back to what it knew before the epoch.
+pub mod kept {
+    /// It does not: the epoch stands, or the run is between epochs.
+    pub const NOTHING: u8 = 0;
+    /// The epoch began from an older model. The run goes back unless the members asked train (`source::settle`).
+    pub const UNTRAINED: u8 = 1;
+    /// The run goes back unless an established member stays to the end of the rounds (`source::conclude`).
+    pub const TRAINED: u8 = 2;
+}
+
+/// What the run knew of its model before an epoch that may be undone.
 #[derive(Clone, Copy, Pod, Zeroable, IdlType)]
 #[repr(C)]
 pub struct Source {
@@ -68,7 +80,7 @@ pub struct Source {
     pub levels_attested: u8,
     pub model_source: u8,
     pub levels_lost: u8,
-    /// 1 = it is what the run goes back to unless a quorum of those asked trains (`source::settle`).
+    /// Whether the run goes back to this; see `kept`.
     pub kept: u8,
 }
 

@@ -1,0 +1,182 @@
+"""The sender of a dry run: simulates transactions instead of sending them, and says what they would do and cost.
+
+It takes the sender's place and raises `Rehearsed` where a sender would send, because what a command does afterwards
+reads a chain that has changed. It asks for no test money. A transaction that writes what an earlier one of the same
+command writes may be refused only because that one has not landed, so its refusal leaves the outcome open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from solders.instruction import Instruction
+from solders.keypair import Keypair
+from solders.pubkey import Pubkey
+from solders.signature import Signature
+
+from aftermath.chain.accounts import balance, rent
+from aftermath.chain.failures import TransactionFailed
+from aftermath.chain.fees import signature_count, transaction_fee
+from aftermath.chain.funding import rent_due
+from aftermath.chain.refusals import lacks_funds, no_funds
+from aftermath.chain.sender import MAX_UNITS, Sender, allowed_units
+from aftermath.coordinator.errors import Refused
+
+
+class Outcome(StrEnum):
+    """The result of a simulation."""
+
+    ACCEPTED = "accepted"
+    REFUSED = "refused"
+    OPEN = "open"
+    """It depends on an earlier transaction, or on test money."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A transaction that would be sent `times` times, each with other data.
+
+    `units` is its compute limit, if known. The command answers a refusal of a `retried` one with another try.
+    """
+
+    instructions: Sequence[Instruction]
+    times: int = 1
+    units: int | None = None
+    retried: bool = False
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """A simulated step. `fee` is the highest fee in lamports for all times; `units` is None if nothing was measured."""
+
+    step: Step
+    outcome: Outcome
+    fee: int
+    units: int | None = None
+    refusal: Refused | None = None
+    returned: int = 0
+    """Lamports that the step gives the wallet, without fees."""
+
+
+@dataclass(frozen=True)
+class NewAccount:
+    """An account that would be created or grow: its new size in bytes, and the lamports of rent that it lacks."""
+
+    address: Pubkey
+    size: int
+    rent: int
+
+
+@dataclass
+class Rehearsed(Exception):
+    """Everything that a command was about to send. `beside` holds what the command adds for its output.
+
+    The wallet holds `held` lamports and must hold `needed`: rent, fees and bond, the rent of its own account, and what
+    the command asks for beforehand. A local network would give what is missing if `granted`.
+    """
+
+    wallet: Pubkey
+    held: int
+    needed: int
+    granted: bool
+    simulated: Sequence[Simulated]
+    accounts: Sequence[NewAccount]
+    beside: dict[str, Any] = field(default_factory=dict)
+    bond: int = 0
+    """Lamports that a run would lock."""
+
+    @property
+    def refusal(self) -> Refused | None:
+        """The first refusal, None if everything would be accepted."""
+        if self.held < self.needed and not self.granted:
+            return no_funds(self.wallet, self.held, self.needed)
+        return next((one.refusal for one in self.simulated if one.outcome is Outcome.REFUSED), None)
+
+    @property
+    def rent(self) -> int:
+        """Lamports of rent that the wallet pays."""
+        return sum(account.rent for account in self.accounts)
+
+    @property
+    def fees(self) -> int:
+        """The highest fees in lamports."""
+        return sum(one.fee for one in self.simulated)
+
+    @property
+    def total(self) -> int:
+        """The most that leaves the wallet, in lamports."""
+        return self.rent + self.fees + self.bond
+
+
+class DrySender(Sender):
+    """A `Sender` that raises `Rehearsed` instead of sending."""
+
+    _accounts: Sequence[NewAccount] = ()
+    _asked = 0
+
+    async def send(
+        self, instructions: Sequence[Instruction], *, signers: Sequence[Keypair] = (), headroom: int = 0
+    ) -> Signature:
+        """Raise Rehearsed with this transaction."""
+        raise await self.rehearse([Step(instructions)], headroom)
+
+    async def send_each(
+        self, groups: Sequence[Sequence[Instruction]], signers: Sequence[Keypair] = (), *, headroom: int = 0
+    ) -> list[Signature]:
+        """Raise Rehearsed with a transaction for each group; without groups there is nothing to send."""
+        if groups:
+            raise await self.rehearse([Step(group) for group in groups], headroom)
+        return []
+
+    async def afford(
+        self, instructions: Sequence[Instruction], sizes: Mapping[Pubkey, int] | None = None, *, later: int = 0
+    ) -> None:
+        """Note the accounts and the sum for `Rehearsed`."""
+        await self.creating(sizes or {})
+        await super().afford(instructions, sizes, later=later)
+
+    async def ensure_funds(self, lamports: int) -> None:
+        """Note the sum."""
+        self._asked = lamports
+
+    async def creating(self, sizes: Mapping[Pubkey, int]) -> None:
+        """Note that accounts of these sizes will be at these addresses."""
+        due = await rent_due(self.pool, sizes) if sizes else {}
+        self._accounts = [
+            NewAccount(address, sizes[address], lamports) for address, lamports in due.items() if lamports
+        ]
+
+    async def rehearse(self, steps: Sequence[Step], headroom: int = 0, *, bond: int = 0) -> Rehearsed:
+        """Return what sending these steps in order would do. One of them pays `bond` lamports."""
+        held, own = await balance(self.pool, self.wallet.pubkey), await rent(self.pool, 0)
+        written: set[Pubkey] = set()
+        simulated = []
+        for step in steps:
+            writes = {meta.pubkey for ix in step.instructions for meta in ix.accounts if meta.is_writable}
+            writes -= {self.wallet.pubkey}
+            simulated.append(await self._simulated(step, headroom, held, sure=not (step.retried or writes & written)))
+            written |= writes
+        found = Rehearsed(self.wallet.pubkey, held, 0, self.pool.is_local, simulated, self._accounts, bond=bond)
+        found.needed = max(self._asked, found.total) + own
+        return found
+
+    async def _simulated(self, step: Step, headroom: int, held: int, *, sure: bool) -> Simulated:
+        price = await self.price(step.instructions)
+
+        def fee(units: int) -> int:
+            return step.times * transaction_fee(signature_count(self.wallet.pubkey, step.instructions), units, price)
+
+        try:
+            simulation = await self.simulate(step.instructions, [self.wallet.pubkey])
+        except TransactionFailed as failure:
+            outcome = Outcome.REFUSED if sure and not lacks_funds(failure) else Outcome.OPEN
+            refusal = self.refusal(failure, step.instructions) if outcome is Outcome.REFUSED else None
+            return Simulated(step, outcome, fee(step.units or MAX_UNITS), step.units, refusal)
+        units = step.units or allowed_units(simulation.units or MAX_UNITS, headroom)
+        (wallet,) = simulation.accounts
+        after = wallet.lamports if wallet is not None else 0
+        returned = max(0, after + self.simulated_fee(step.instructions) - held)
+        return Simulated(step, Outcome.ACCEPTED, fee(units), units, returned=returned)

@@ -1,0 +1,58 @@
+"""Decides which outages of one thing the log reports, so that one that comes and goes does not fill it.
+
+The first outage is reported at once. After each report the pause before the next one doubles, from a minute to an
+hour; as long a time without an outage resets it. Outages that were not reported are counted in the next report.
+All times are seconds of the caller's clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aftermath.base.counted import counted
+
+PAUSE_FIRST = 60.0
+PAUSE_MAX = 3600.0
+
+
+@dataclass
+class Outages:
+    """The outages of one thing so far."""
+
+    pause: float = 0.0
+    silent_until: float = 0.0
+    """Until when no outage is reported."""
+    unreported: int = 0
+    """Outages that ended before they were reported."""
+    is_out: bool = False
+    is_reported: bool = False
+    """Whether the present outage was reported."""
+    seen_at: float = 0.0
+    """When there was an outage last."""
+
+    def lasts(self, now: float, *, long: bool = False) -> str | None:
+        """Note that there is an outage. Return the end of the sentence to report it with, None to say nothing.
+
+        A `long` outage is reported whatever the pause.
+        """
+        if not self.is_out and now - max(self.silent_until, self.seen_at) >= self.pause:
+            self.pause = 0.0
+        self.is_out = True
+        self.seen_at = now
+        if self.is_reported or (now < self.silent_until and not long):
+            return None
+        self.pause = min(max(2 * self.pause, PAUSE_FIRST), PAUSE_MAX)
+        self.silent_until = now + self.pause
+        also = f", {counted(self.unreported, 'time')} more since it was last said" if self.unreported else ""
+        self.is_reported = True
+        self.unreported = 0
+        return also
+
+    def ends(self) -> bool:
+        """Note that there is no outage. Return whether its end is to be reported, as the outage was."""
+        was_reported = self.is_reported
+        if self.is_out and not was_reported:
+            self.unreported += 1
+        self.is_out = False
+        self.is_reported = False
+        return was_reported

@@ -1,0 +1,111 @@
+"""Reads one run from nodes, and decides what of their answers is believed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from solders.pubkey import Pubkey
+
+from aftermath.chain.addresses import CLOCK
+from aftermath.chain.clock import sysvar_time
+from aftermath.chain.failures import BadReply
+from aftermath.chain.newest_run import NewestRun
+from aftermath.chain.node_client import AccountData, NodeClient
+from aftermath.chain.rpc import RpcPool
+from aftermath.chain.views import parse_run
+from aftermath.coordinator.errors import NoSuchRun
+from aftermath.rules.run import Run
+from aftermath.rules.state import RunState
+
+
+class RunSource:
+    """Reads the run at `address` into `newest`."""
+
+    def __init__(self, pool: RpcPool, address: Pubkey, program: Pubkey, newest: NewestRun) -> None:
+        self.newest = newest
+        self._pool = pool
+        self._address = address
+        self._program = program
+
+    async def read(
+        self, node: NodeClient, more: Sequence[Pubkey] = (), *, min_slot: int = 0
+    ) -> tuple[Run, list[AccountData | None]]:
+        """Read the run, chain time and `more` accounts from a node, at one slot that is not older than `newest`.
+
+        Raises NoSuchRun, and BadReply if what this node says is not to be used.
+        """
+        slot_wanted = max(self.newest.slot, min_slot)
+        slot, (account, clock, *others) = await node.accounts([self._address, CLOCK, *more], slot_wanted or None)
+        if slot < slot_wanted:
+            raise BadReply("the RPC node answered as of an older slot than it was asked for")
+        time = None if clock is None else sysvar_time(clock.data)
+        run = await self._believed(account)
+        if len(self._pool.endpoints) > 1 and node.stands_still(slot, asyncio.get_running_loop().time()):
+            raise BadReply("the RPC node is behind: its slot stands still")
+        if time is not None:
+            self.newest.clock.observe(time)
+        self.newest.take(run, slot)
+        return run, others
+
+    async def _believed(self, account: AccountData | None) -> Run:
+        """Return the run in an account that a node answered.
+
+        That it is closed or finished ends a member, so it is believed only if no other node contradicts. Raises
+        NoSuchRun, and BadReply.
+        """
+        if account is None or not self.is_here(account):
+            if not await self._pool.uncontradicted(self._is_gone):
+                raise BadReply("the RPC node does not know the run, and another node does")
+            if self.newest.known is not None:
+                raise NoSuchRun(
+                    "the run has been closed: its accounts are gone",
+                    "Its owner closed it, for good; aftermath-solana list-runs shows the runs that there are",
+                )
+            raise NoSuchRun(
+                "there is no such run on this cluster (never created, or closed)",
+                "Check the run id, --rpc and the program id: aftermath-solana list-runs",
+            )
+        run = self.parsed(account.data)
+        if self.is_end(run) and not await self._pool.uncontradicted(self._is_finished):
+            raise BadReply("the RPC node says that the run is finished, and another node that it goes on")
+        return run
+
+    async def _is_gone(self, node: NodeClient) -> bool:
+        _, account = await node.account(self._address)
+        return account is None or not self.is_here(account)
+
+    async def _is_finished(self, node: NodeClient) -> bool:
+        _, account = await node.account(self._address)
+        return account is None or self.parsed(account.data).state is RunState.FINISHED
+
+    def is_end(self, run: Run) -> bool:
+        """Return whether the run is finished, and was not when it was read last."""
+        known = self.newest.known
+        return run.state is RunState.FINISHED and (known is None or known.state is not RunState.FINISHED)
+
+    def is_here(self, account: AccountData) -> bool:
+        """Return whether the run is still in its account. Raises as `parsed`.
+
+        A run that was closed and created again is another run, whose members never agreed to it.
+        """
+        if account.owner != self._program:
+            return False
+        known = self.newest.known
+        if known is None:
+            return True
+        run = self.parsed(account.data)
+        return (run.created, run.main_authority) == (known.created, known.main_authority)
+
+    def parsed(self, data: bytes) -> Run:
+        """Return this run as of an account's data. Raises AccountError, and BadReply for another run's."""
+        run = parse_run(data)
+        known = self.newest.known
+        if known is not None:
+            is_ours = run.run_id == known.run_id
+        else:  # not by `run_addresses`, which caches what it is asked
+            seeds = [b"run", run.run_id.encode()]
+            is_ours = Pubkey.find_program_address(seeds, self._program)[0] == self._address
+        if not is_ours:
+            raise BadReply("the RPC node sent another run")
+        return run

@@ -1,0 +1,104 @@
+"""The indices of kept coefficients as bits: Elias-Fano codes of fixed size, on any device.
+
+A set holds at most `most` of `size` indices. Its code has one size, whatever it holds, so the size of a result is
+known before the first byte arrives. Every set has one code, and bits that are no set's code are found.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from aftermath.optim.blocks import UNUSED
+
+_ELEMENTS_AT_ONCE = {"cpu": 1 << 20, "cuda": 1 << 26}
+"""Bits that are handled together: on a CPU they stay in its cache, on a GPU they fill it."""
+
+
+@lru_cache(maxsize=256)
+def bits_of(size: int, most: int) -> int:
+    """Return the bits of one set of at most `most` of `size` indices; both are from 1 to 65535."""
+    return _code_bits(size, most, _low_bits(size, most))
+
+
+def encode_indices(indices: Tensor, size: int) -> Tensor:
+    """Encode sets, integers [blocks, most], each ascending and then UNUSED, as bits uint8 [blocks, bits_of].
+
+    An index is low + 2^l high. The code holds the l low bits of every entry, 0 for unused entries, and then a bitmap:
+    the member in entry s sets bit high + s. With l = 0 the bitmap has one bit per index (Elias 1974, Fano 1971).
+    """
+    most = indices.shape[1]
+    return torch.cat([_encoded(rows, size) for rows in indices.split(_rows_at_once(indices, bits_of(size, most)))])
+
+
+def decode_indices(bits: Tensor, size: int, most: int) -> tuple[Tensor, Tensor]:
+    """Return the sets, int32 [blocks, most], in bits uint8 [blocks, bits_of], and which rows are no code: [blocks]."""
+    if not len(bits):
+        return bits.new_empty(0, most, dtype=torch.int32), bits.new_empty(0, dtype=torch.bool)
+    decoded = [_decoded(rows, size, most) for rows in bits.split(_rows_at_once(bits, bits.shape[1]))]
+    return torch.cat([indices for indices, _ in decoded]), torch.cat([wrong for _, wrong in decoded])
+
+
+def compact(values: Tensor, used: Tensor, most: int) -> Tensor:
+    """Move the used values of each row to its front: [blocks, n] to [blocks, most], 0 after the last.
+
+    Values after the first `most` used ones of a row are dropped.
+    """
+    entry = used.cumsum(1, dtype=torch.int32) - 1
+    place = torch.where(used & (entry < most), entry, most).long()
+    moved = values.new_zeros(len(values), most + 1)
+    return moved.scatter_(1, place, values)[:, :most]
+
+
+def _encoded(indices: Tensor, size: int) -> Tensor:
+    blocks, most = indices.shape
+    low = _low_bits(size, most)
+    used = indices != UNUSED
+    known = torch.where(used, indices, 0).int()
+    low_bits = torch.stack([known >> place & 1 for place in range(low)], 2) if low else known.new_empty(blocks, most, 0)
+    bitmap_bits = bits_of(size, most) - most * low
+    bit = known >> low
+    if low:
+        bit = bit + torch.arange(most, dtype=torch.int32, device=bit.device)
+    bit = torch.where(used, bit, bitmap_bits).long()  # unused entries set a bit beyond the bitmap
+    bitmap = torch.zeros(blocks, bitmap_bits + 1, dtype=torch.uint8, device=bit.device)
+    bitmap.scatter_(1, bit, 1)
+    return torch.cat([low_bits.flatten(1).to(torch.uint8), bitmap[:, :bitmap_bits]], 1)
+
+
+def _decoded(bits: Tensor, size: int, most: int) -> tuple[Tensor, Tensor]:
+    blocks = len(bits)
+    low = _low_bits(size, most)
+    lows = torch.zeros(blocks, most, dtype=torch.int32, device=bits.device)
+    for place in range(low):
+        lows |= bits[:, place : most * low : low].int() << place
+    bitmap = bits[:, most * low :].bool()
+    members = bitmap.sum(1, dtype=torch.int32)
+    highs = torch.arange(bitmap.shape[1], dtype=torch.int32, device=bits.device).expand(blocks, -1)
+    entries = torch.arange(most, dtype=torch.int32, device=bits.device)
+    high = compact(highs, bitmap, most)
+    if low:
+        high = high - entries
+    indices = high << low | lows
+    used = entries < members[:, None]
+    wrong = members > most
+    wrong |= (used & (indices >= size) | ~used & (lows != 0)).any(1)
+    wrong |= (used[:, 1:] & (indices[:, 1:] <= indices[:, :-1])).any(1)
+    return torch.where(used, indices, UNUSED), wrong
+
+
+def _rows_at_once(rows: Tensor, width: int) -> int:
+    limit = _ELEMENTS_AT_ONCE.get(rows.device.type, _ELEMENTS_AT_ONCE["cpu"])
+    return max(1, limit // width)
+
+
+@lru_cache(maxsize=256)
+def _low_bits(size: int, most: int) -> int:
+    """Return the l that takes the fewest bits, about log2(size / most)."""
+    return min(range(size.bit_length()), key=lambda low: _code_bits(size, most, low))
+
+
+def _code_bits(size: int, most: int, low: int) -> int:
+    return most * (low + 1) + -(-size >> low) if low else size

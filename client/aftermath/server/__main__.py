@@ -1,0 +1,21 @@
+"""The console script `aftermath-centralized`."""
+
+from __future__ import annotations
+
+from aftermath.base.openmp import sleep_soon
+from aftermath.base.quiet import Quietly
+from aftermath.base.streams import write_whole_output
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    with Quietly():
+        sleep_soon()
+        write_whole_output()
+        from aftermath.server.index import CENTRALIZED
+
+        CENTRALIZED.main()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""`can-join`: would `client train` with this key, on this machine, be let in?"""
+
+from __future__ import annotations
+
+from aftermath.cli.command import command
+from aftermath.cli.options import AccessOptions, Device, MemberTier, RunId
+from aftermath.cli.present import Result
+from aftermath.server.commands.options import ServerOptions, trusted
+
+
+@command(
+    "can-join", example="aftermath-centralized can-join --run-id demo --server-addr 192.168.1.5:20000 -i secret.key"
+)
+async def can_join(
+    server: ServerOptions,
+    run_id: RunId,
+    matformer_tier: MemberTier = 0,
+    device: Device = "auto",
+    *,
+    files: AccessOptions,
+) -> Result:
+    """Say whether a member may join the run of a server, and why not.
+
+    Runs the checks that client train runs before it joins. They cover the server's list of members, the client version,
+    other local processes with the same key, the device, and the run's model, tier and data. Exits with 0 if the member
+    may join, 10 if the run needs another client version, 11 if the run or server does not admit the key, and 1 for any
+    other reason.
+    """
+    from aftermath.cli.can_join import answer, at_the_chain, refused_by
+    from aftermath.server.client_backend import identity_of, reached_run
+    from aftermath.server.connection import ServerRefused
+
+    wallet = identity_of(server.identity_secret_key_path)
+    try:
+        async with reached_run(server.server_addr, trusted(server), wallet, run_id) as chain:
+            entry = await at_the_chain(chain, run_id, wallet.pubkey, None, 0, None)
+    except ServerRefused as refusal:
+        return refused_by(refusal, run_id, wallet.pubkey)
+    return answer(
+        entry, run_id, wallet.pubkey, tier=matformer_tier, device=device, files=files, is_local=chain.pool.is_local
+    )

@@ -1,0 +1,52 @@
+"""`client show-identity`: the public key by which a server knows a member."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from aftermath.base.errors import UsageError
+from aftermath.cli.command import command
+from aftermath.cli.options import checked_run_id, shared
+from aftermath.cli.present import Result, facts
+from aftermath.server.commands.options import Identity
+
+
+@command(
+    "client show-identity",
+    example="aftermath-centralized client show-identity --create --identity-secret-key-path secret.key",
+)
+def client_show_identity(
+    identity_secret_key_path: Identity = None,
+    run_id: Annotated[
+        str | None, shared("--run-id", text="Also show the key that peers see in this run.", check=checked_run_id)
+    ] = None,
+    create: Annotated[
+        bool, typer.Option("--create", help="First make the secret key's file, readable by you only.")
+    ] = False,
+) -> Result:
+    """Show the public key by which a server knows a member.
+
+    It is what a server's list of those who may join has. The secret itself is never printed. With --create this makes a
+    key without any other tool; a file that exists stays as it is.
+    """
+    import os
+
+    from aftermath.chain.wallet import IDENTITY_VARIABLE, create_identity, identity_public, identity_secret
+    from aftermath.server.client_backend import identity_of
+
+    if create and identity_secret_key_path is None:
+        raise UsageError("--create needs a path", "Say where the key goes: -i secret.key")
+    if create and identity_secret_key_path is not None:
+        create_identity(identity_secret_key_path)
+    if identity_secret_key_path is None and not os.environ.get(IDENTITY_VARIABLE):
+        raise UsageError(
+            "no key was given",
+            "Make one: aftermath-centralized client show-identity --create -i secret.key",
+        )
+    wallet = identity_of(identity_secret_key_path)
+    data = {"identity": str(wallet.pubkey), "source": wallet.source}
+    if run_id is not None:
+        data["p2p"] = identity_public(identity_secret(run_id, wallet, env={})).hex()
+    return Result(data, facts(data))

@@ -1,0 +1,63 @@
+"""`client train`: take part in the run of a server. Its options are those of `aftermath-solana train` that do not name
+a cluster, a wallet or where peers are found, and how the server is reached.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from aftermath.cli.command import OptionGroup, command
+from aftermath.cli.options import SigningOptions
+from aftermath.cli.train import build_settings, settings_options, take_part
+from aftermath.server.commands.options import ServerOptions, trusted
+from aftermath.train.settings import TrainSettings
+
+OF_A_CLUSTER = {
+    *SigningOptions.__dataclass_fields__,
+    "authorizer",
+    "max_bond",
+    "identity_secret_key_path",
+    "iroh_discovery",
+    "discovery_dir",
+}
+
+
+def options() -> list[inspect.Parameter]:
+    """Those of `train` that are not about a cluster."""
+    return [option for option in settings_options() if option.name not in OF_A_CLUSTER]
+
+
+def settings_of(**given: Any) -> TrainSettings:
+    """Settings from parsed options. A server takes no priority fee and no bond."""
+    return build_settings(**given, max_priority_fee=0, max_bond=0)
+
+
+@command(
+    "client train",
+    example="aftermath-centralized client train --run-id demo --server-addr 192.168.1.5:20000 -i secret.key "
+    "--matformer-tier 1",
+    groups={"settings": OptionGroup(options, settings_of)},
+)
+def client_train(
+    server: ServerOptions,
+    settings: TrainSettings,
+    json_output: Annotated[
+        bool, typer.Option("--json", help="Events as JSON lines (--logs json), and an error as JSON.")
+    ] = False,
+) -> NoReturn:
+    """Join the run of a server and train until it ends.
+
+    As `aftermath-solana train`, but there is no chain, wallet or fee: the server knows a member by its key, and tells
+    it where its peers are. Without --identity-secret-key-path the member has a new identity every time. Ctrl-C leaves
+    the run and exits 0.
+    """
+    from aftermath.server.client_backend import reaching
+    from aftermath.train.session import run_member
+
+    def train(chosen: TrainSettings) -> None:
+        run_member(chosen, reaching(server.server_addr, trusted(server), server.identity_secret_key_path))
+
+    take_part(settings, train, as_json=json_output)

@@ -1,0 +1,64 @@
+"""`doctor`: what is wrong with this machine, or with its way to a server, before `client train` meets it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from aftermath.cli.command import command
+from aftermath.cli.doctor import ListeningOptions
+from aftermath.cli.options import AccessOptions, Device, RunId, shared
+from aftermath.cli.present import Result
+from aftermath.rules.limits import MAX_LEVELS
+from aftermath.server.commands.options import ServerOptions, trusted
+
+
+@command("doctor", example="aftermath-centralized doctor --run-id demo --server-addr 192.168.1.5:20000 -i secret.key")
+async def doctor(
+    server: ServerOptions,
+    run_id: RunId,
+    *,
+    matformer_tier: Annotated[
+        int | None,
+        shared(
+            "--matformer-tier", text="The tier that must fit; else the one that does.", least=0, most=MAX_LEVELS - 1
+        ),
+    ] = None,
+    device: Device = "auto",
+    listening: ListeningOptions,
+    files: AccessOptions,
+) -> Result:
+    """Say what is wrong with this machine or its way to a server, and how to correct it.
+
+    Checks this machine first: Python and its packages, PyTorch and the device, disk, ports, UDP and the relay. Then
+    checks the server: whether it answers and admits the key, its clock, and the run's version, model and data. Reports
+    which tier fits into memory. Exits with 1 if a check fails, otherwise 0.
+    """
+    from aftermath.cli.checkup import Subject, examine
+    from aftermath.cli.checkup_chain import ON_A_SERVER, SERVER
+    from aftermath.cli.checkup_machine import ON_ANY_MACHINE, memory
+    from aftermath.cli.checkup_network import AFTER_THE_CLUSTER, BEFORE_THE_CLUSTER
+    from aftermath.cli.doctor import result_of
+    from aftermath.server.client_backend import identity_of, reached_run
+
+    wallet = identity_of(server.identity_secret_key_path)
+    subject = Subject(
+        device=device,
+        tier=matformer_tier,
+        wallet_path=None,
+        bind_port=listening.bind_p2p_port,
+        interface=listening.bind_p2p_interface,
+        relay=listening.iroh_relay,
+        metrics_port=listening.metrics_port,
+        mend=False,
+        run_id=run_id,
+        files=files,
+        wallet=wallet,
+    )
+    found = await examine(subject, [*ON_ANY_MACHINE, *BEFORE_THE_CLUSTER])
+    async with reached_run(server.server_addr, trusted(server), wallet, run_id) as chain:
+        subject.chain = chain
+        found += await examine(subject, SERVER)
+        if subject.answers:
+            found += await examine(subject, ON_A_SERVER)
+    found += await examine(subject, [*AFTER_THE_CLUSTER, ("memory", memory)])
+    return result_of(found)

@@ -1,0 +1,33 @@
+"""`predownload`: have the model and data of a server's run at hand before joining."""
+
+from __future__ import annotations
+
+from aftermath.cli.command import command
+from aftermath.cli.options import AccessOptions, RunId, Tier
+from aftermath.cli.present import Result
+from aftermath.server.commands.options import ServerOptions, trusted
+
+
+@command(
+    "predownload",
+    example="aftermath-centralized predownload --run-id demo --server-addr 192.168.1.5:20000 --matformer-tier 1",
+)
+async def predownload(
+    server: ServerOptions,
+    run_id: RunId,
+    matformer_tier: Tier = 0,
+    *,
+    files: AccessOptions,
+) -> Result:
+    """Fetch the model of a server's run and check its data before joining.
+
+    The model is loaded once, so that a damaged or unsuitable checkpoint is found now and not in the warm-up. A server
+    with a list of members answers only a listed key: pass it with --identity-secret-key-path.
+    """
+    from aftermath.cli.predownload import fetched
+    from aftermath.server.client_backend import identity_of, reached_run
+
+    wallet = identity_of(server.identity_secret_key_path)
+    async with reached_run(server.server_addr, trusted(server), wallet, run_id) as chain:
+        run, model, _ = await chain.coordinator.snapshot(run_id)
+    return fetched(run, model, matformer_tier, files, is_local=chain.pool.is_local)

@@ -1,0 +1,22 @@
+"""`show-run`: where the run of a server stands, for people."""
+
+from __future__ import annotations
+
+from aftermath.cli.command import command
+from aftermath.cli.options import RunId
+from aftermath.cli.present import Result
+from aftermath.server.commands.options import ServerOptions, trusted
+
+
+@command("show-run", example="aftermath-centralized show-run --run-id demo --server-addr 192.168.1.5:20000")
+async def show_run(server: ServerOptions, run_id: RunId) -> Result:
+    """Show where the run of a server stands: how far it is, who is in it, what it waits for and until when.
+
+    As `aftermath-solana show-run`. Without --identity-secret-key-path the command uses a temporary identity. A
+    server with a list of members lets in nobody else, so pass an identity of the list there.
+    """
+    from aftermath.cli.look import shown
+    from aftermath.server.client_backend import visiting
+
+    async with visiting(server.server_addr, trusted(server), server.identity_secret_key_path, run_id) as coordinator:
+        return await shown(coordinator, run_id)

@@ -1,0 +1,28 @@
+"""The commands of the console script `aftermath-centralized`."""
+
+from __future__ import annotations
+
+from aftermath.cli.index import Entry, Index
+
+SERVER, CLIENT, LOOK = "Keep a run", "Take part in a run", "Look at a run"
+
+CENTRALIZED = Index(
+    name="aftermath-centralized",
+    package="aftermath.server.commands",
+    entries={
+        "server run": Entry(SERVER, "Keep a run, and serve it to its members."),
+        "server validate-config": Entry(SERVER, "Check the files of a server without starting it."),
+        "client train": Entry(CLIENT, "Join the run of a server and train until it ends."),
+        "can-join": Entry(CLIENT, "Say whether a member may join the run of a server, and why not."),
+        "predownload": Entry(CLIENT, "Fetch the model of a server's run and check its data before joining."),
+        "doctor": Entry(CLIENT, "Say what is wrong with this machine or its way to a server, and how to correct it."),
+        "client show-identity": Entry(CLIENT, "Show the public key by which a server knows a member."),
+        "show-run": Entry(
+            LOOK,
+            "Show where the run of a server stands: how far it is, who is in it, what it waits for and until when.",
+        ),
+        "watch": Entry(LOOK, "Follow where the run of a server stands, until it is finished, or until Ctrl-C."),
+    },
+    about="Train one language model together, through one server instead of a chain.",
+    epilog="Options that name a run, a server or a key also read an environment variable: --run-id reads RUN_ID.",
+)

@@ -1,0 +1,140 @@
+"""The server: one run on an embedded chain behind one port, for members that prove their identity.
+
+It uses websockets only, with TLS if there is a certificate. Strangers, connections and messages are
+bounded. State is in the ledger before anything is acknowledged, so a killed server resumes, and
+members find the run as they left it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import errno
+import logging
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from aiohttp import web
+from solders.pubkey import Pubkey
+from solders.transaction import VersionedTransaction
+
+from aftermath.base.wait import cancel
+from aftermath.chain.addresses import run_addresses
+from aftermath.localnet.config import LocalnetConfig
+from aftermath.localnet.errors import RpcError
+from aftermath.localnet.node import Node
+from aftermath.programs import AUTHORIZER_ID, AUTHORIZER_SO, COORDINATOR_ID, COORDINATOR_SO
+from aftermath.server.accounts import Accounts
+from aftermath.server.connection_limiter import ConnectionLimiter
+from aftermath.server.files import LEDGER, ServerError
+from aftermath.server.rpc_methods import RpcMethods
+from aftermath.server.session import ServerState, Session
+from aftermath.server.sessions import Sessions
+
+log = logging.getLogger(__name__)
+
+MOST_CONNECTIONS = 1200
+"""Two for each of as many members as a run has places, those of members that wait, and those that are ending."""
+PROGRAM = Pubkey.from_string(COORDINATOR_ID)
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """`state` is the directory that keeps everything, None for nothing; `allowed`: who may come in, None for all."""
+
+    run_id: str
+    host: str
+    port: int
+    state: Path | None
+    tls: ssl.SSLContext | None
+    allowed: frozenset[Pubkey] | None
+    withdraw: bool
+
+
+class CentralServer:
+    """A running server."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        programs = ((COORDINATOR_ID, COORDINATOR_SO), (AUTHORIZER_ID, AUTHORIZER_SO))
+        ledger = config.state / LEDGER if config.state is not None else None
+        given = [(Pubkey.from_string(name), path) for name, path in programs]
+        self.config = config
+        self.node = Node(LocalnetConfig(ledger=ledger, programs=given))
+        self.sessions = Sessions(self._withdraw if config.withdraw else None)
+        run = run_addresses(PROGRAM, config.run_id).run
+        self.accounts = Accounts(self.node, PROGRAM, run, self.sessions.here)
+        self._expiring: asyncio.Task[None] | None = None
+        methods = RpcMethods(self.node, PROGRAM, run, self.accounts)
+        self._limiter = ConnectionLimiter(self._handle)
+        self._state = ServerState(self.node, methods, self.sessions, self._limiter, config.run_id, config.allowed)
+        self._connections: set[Session] = set()
+        self._runner = web.ServerRunner(self._limiter, handle_signals=False)
+        self._listener: asyncio.Server | None = None
+        self.port = 0
+
+    async def listen(self) -> None:
+        """Let members in. Raises ServerError."""
+        await self._runner.setup()
+        try:
+            self._listener = await self._limiter.listen(self.config.host, self.config.port, self.config.tls)
+        except OSError as error:
+            why = "it is in use" if error.errno == errno.EADDRINUSE else error.strerror
+            raise ServerError(
+                f"cannot listen at {self.config.host}:{self.config.port}: {why}",
+                "Choose another port with --server-port, or another address with --host",
+            ) from None
+        self.port = self._listener.sockets[0].getsockname()[1]
+        self._expiring = asyncio.create_task(self.accounts.expire())
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        if request.headers.get("Upgrade", "").lower() != "websocket":
+            return web.Response(status=426, text="this is the server of a training run: aftermath-centralized client\n")
+        if len(self._connections) >= MOST_CONNECTIONS:
+            return web.Response(status=503, text="there are too many connections\n")
+        session = Session(self._state, request.protocol)
+        self._connections.add(session)
+        try:
+            return await session.serve(request)
+        except ConnectionError:  # it has left, and no answer reaches it
+            return web.Response()
+        finally:
+            self._connections.discard(session)
+
+    async def _withdraw(self, identity: Pubkey, will: bytes) -> None:
+        """Send the withdraw transaction of an identity that is gone."""
+        options = {"encoding": "base64", "skipPreflight": True}
+        try:
+            await self.node.methods["sendTransaction"]([base64.b64encode(will).decode(), options])
+        except RpcError as error:
+            log.warning("%s could not be withdrawn: %s", identity, error.message)
+            return
+        landed = self.node.bank.history.get(VersionedTransaction.from_bytes(will).signatures[0])
+        if landed is not None and landed.error is None:
+            log.info("%s is withdrawn from the run", identity)
+
+    async def close(self) -> None:
+        """Stop serving; everything acknowledged is on the disk already."""
+        if self._listener is not None:
+            self._listener.close()
+        if self._expiring is not None:
+            await cancel([self._expiring])
+        await self.sessions.close()
+        for session in list(self._connections):
+            await session.close()
+        await self._runner.cleanup()
+        await self.sessions.close()
+        await self.node.close()
+
+
+@asynccontextmanager
+async def opened(config: ServerConfig) -> AsyncIterator[CentralServer]:
+    """A server whose chain runs; it lets nobody in before `listen`. Raises LocalnetError for a state that is unfit."""
+    server = CentralServer(config)
+    try:
+        server.node.start()
+        yield server
+    finally:
+        await server.close()

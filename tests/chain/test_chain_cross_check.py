@@ -1,0 +1,179 @@
+"""That a run is finished or closed, or its program missing, is believed only if no other node contradicts."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from solders.keypair import Keypair
+
+from aftermath.chain.addresses import run_addresses
+from aftermath.chain.client import CoordinatorClient
+from aftermath.chain.endpoints import Endpoint
+from aftermath.chain.reader import RunReader
+from aftermath.chain.rpc import RpcPool
+from aftermath.chain.subscription import RunWatcher
+from aftermath.chain.views import run_account
+from aftermath.coordinator.errors import CoordinatorError, NoSuchRun
+from aftermath.rules.state import RunState
+from chain.faults import answer, faulty_websocket, meddling
+from chain.networks import Place
+
+Forge = Callable[[dict[str, Any]], dict[str, Any] | None]
+"""What becomes of the JSON of an account."""
+AWAY = Endpoint("http://127.0.0.1:9", "ws://127.0.0.1:9")
+
+
+@asynccontextmanager
+async def forging(place: Place, forge: Forge) -> AsyncIterator[Endpoint]:
+    """A node with a mute websocket that answers as the network does, but for what `forge` makes of every account."""
+    async with aiohttp.ClientSession() as session, faulty_websocket() as mute:
+
+        async def forged(body: dict[str, Any]) -> web.StreamResponse | None:
+            if body["method"] not in ("getMultipleAccounts", "getAccountInfo"):
+                return None
+            async with session.post(place.network.rpc_url, json=body) as response:
+                said = await response.json()
+            if "result" not in said:
+                return web.json_response(said)
+            value = said["result"]["value"]
+            every = value if isinstance(value, list) else [value]
+            made = [None if account is None else forge(account) for account in every]
+            return answer(body, {**said["result"], "value": made if isinstance(value, list) else made[0]})
+
+        async with meddling(place.network.rpc_url, forged) as url:
+            yield Endpoint(url, mute.url)
+
+
+def is_run(account: dict[str, Any]) -> bool:
+    return len(base64.b64decode(account["data"][0])) == run_account().size
+
+
+def finished(account: dict[str, Any]) -> dict[str, Any]:
+    """The run as finished, by a change that is newer than all others."""
+    if not is_run(account):
+        return account
+    data = bytearray(base64.b64decode(account["data"][0]))
+    data[run_account().offset("state")] = RunState.FINISHED
+    data[run_account().offset("seq")] += 1
+    return {**account, "data": [base64.b64encode(data).decode(), "base64"]}
+
+
+def no_run(account: dict[str, Any]) -> dict[str, Any] | None:
+    return None if is_run(account) else account
+
+
+def nothing(_: dict[str, Any]) -> None:
+    return None
+
+
+class Switch:
+    """Forges once it is on."""
+
+    def __init__(self, forge: Forge) -> None:
+        self.on = False
+        self._forge = forge
+
+    def __call__(self, account: dict[str, Any]) -> dict[str, Any] | None:
+        return self._forge(account) if self.on else account
+
+
+@asynccontextmanager
+async def watched(
+    place: Place, *nodes: Forge | Endpoint | None
+) -> AsyncIterator[tuple[CoordinatorClient, RpcPool, RunWatcher]]:
+    """A run and its watcher by these nodes; None is an honest one."""
+    coordinator = await place.open_run()
+    honest = Endpoint(place.network.rpc_url, place.network.ws_url)
+    async with AsyncExitStack() as stack:
+        endpoints = []
+        for node in nodes:
+            if callable(node):
+                endpoints.append(await stack.enter_async_context(forging(place, node)))
+            else:
+                endpoints.append(node or honest)
+        pool = await stack.enter_async_context(RpcPool(endpoints))
+        address = run_addresses(coordinator.program_id, place.run_id).run
+        watcher = RunWatcher(pool, address, coordinator.program_id, silence=0.3)
+        await watcher.start()
+        stack.push_async_callback(watcher.close)
+        yield coordinator, pool, watcher
+
+
+async def seen(watcher: RunWatcher, seq: int) -> None:
+    async with asyncio.timeout(60):
+        async for run in watcher.updates():
+            if run.seq >= seq:
+                return
+
+
+async def changed(place: Place, rate: int) -> int:
+    coordinator = place.coordinator
+    await coordinator.set_future_epoch_rates(place.run_id, earning=rate, slashing=None)
+    return (await coordinator.run(place.run_id)).seq
+
+
+@pytest.mark.parametrize("lie", [finished, no_run, nothing], ids=["finished", "closed", "unknown"])
+async def test_end_of_run_that_one_node_denies_is_not_believed(embedded: Place, lie: Forge) -> None:
+    node = Switch(lie)
+    async with watched(embedded, node, None) as (coordinator, pool, watcher):
+        reader = RunReader(pool, coordinator.program_id, embedded.run_id, watcher)
+        node.on = True
+        for rate in (3, 4):
+            await seen(watcher, await changed(embedded, rate))
+            view = await reader.view()
+            assert view.run.state is RunState.WAITING_FOR_MEMBERS
+            assert view.run.future_earning_rate == rate
+        reader.last = None
+        assert (await reader.view()).model.metadata.name == embedded.run_id
+
+
+async def test_finished_run_at_start_that_one_node_denies_is_not_believed(embedded: Place) -> None:
+    async with watched(embedded, finished, None) as (_, _, watcher):
+        assert watcher.latest.state is RunState.WAITING_FOR_MEMBERS
+
+
+@pytest.mark.parametrize("other", [None, AWAY], ids=["agrees", "does not answer"])
+async def test_end_of_run_that_no_node_denies_is_believed(embedded: Place, other: Endpoint | None) -> None:
+    async with watched(embedded, None, other) as (coordinator, _, watcher):
+        await coordinator.set_paused(embedded.run_id, True)
+        await coordinator.close_run(embedded.run_id)
+        with pytest.raises(NoSuchRun, match="has been closed"):
+            await seen(watcher, 1 << 60)
+
+
+async def test_finish_that_second_node_tells_later_is_believed(
+    embedded: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = Switch(finished), Switch(finished)
+    async with watched(embedded, first, second) as (_, _, watcher):
+        first.on = True
+        asyncio.get_running_loop().call_later(0.8, setattr, second, "on", True)
+        assert (await watcher.refresh(5)).state is RunState.FINISHED
+    assert not [record for record in caplog.records if record.levelname == "WARNING"], "honest nodes lag"
+
+
+async def test_missing_program_that_one_node_denies_is_not_believed(embedded: Place) -> None:
+    await embedded.configured_run()
+    async with (
+        forging(embedded, nothing) as forgetful,
+        RpcPool([forgetful, Endpoint(embedded.network.rpc_url, embedded.network.ws_url)]) as pool,
+    ):
+        client = CoordinatorClient(pool)
+        assert (await client.run(embedded.run_id)).run_id == embedded.run_id
+        assert (await client.snapshot(embedded.run_id))[0].run_id == embedded.run_id
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+async def test_missing_program_that_no_node_denies_is_believed(embedded: Place, nodes: int) -> None:
+    honest = Endpoint(embedded.network.rpc_url, embedded.network.ws_url)
+    async with RpcPool([honest] * nodes) as pool:
+        client = CoordinatorClient(pool, program_id=Keypair().pubkey())
+        with pytest.raises(CoordinatorError, match="there is no program"):
+            await client.run(embedded.run_id)

@@ -1,0 +1,106 @@
+"""The sender of a dry run asks a node to simulate and nothing else, and believes no reply that cannot be read."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import pytest
+from aiohttp import web
+from solders.keypair import Keypair
+from solders.pubkey import Pubkey
+from solders.system_program import ID as SYSTEM_PROGRAM
+from solders.system_program import TransferParams, transfer
+
+from aftermath.chain.dry_run import DrySender, Outcome, Rehearsed
+from aftermath.chain.rpc import RpcPool
+from aftermath.chain.wallet import Wallet
+from chain.faults import answer
+from chain.scripted import Node, serving
+
+HELD, AFTER = 10**9, 10**9 - 5_000 + 77
+"""Lamports of the wallet, and after a simulation that gives it 77 and takes the fee of one signature."""
+
+
+def simulated(accounts: Any, err: Any = None) -> dict[str, Any]:
+    return {"context": {"slot": 7}, "value": {"err": err, "logs": [], "unitsConsumed": 1_000, "accounts": accounts}}
+
+
+def account(lamports: Any) -> dict[str, Any]:
+    data = [base64.b64encode(b"").decode(), "base64"]
+    return {"lamports": lamports, "owner": str(SYSTEM_PROGRAM), "executable": False, "rentEpoch": 0, "data": data}
+
+
+GOOD = simulated([account(AFTER)])
+NONSENSE = [
+    None,
+    {"value": 7},
+    simulated(None),
+    simulated([]),
+    simulated([account(AFTER), account(AFTER)]),
+    simulated([account("much")]),
+    simulated([account(AFTER) | {"data": "?"}]),
+]
+
+
+class Simulating(Node):
+    """A node whose simulations answer so, one after the other."""
+
+    def __init__(self, *replies: Any) -> None:
+        super().__init__()
+        self._replies = list(replies)
+        self.always = self._reply
+
+    async def _reply(self, body: dict[str, Any]) -> web.Response:
+        others = {
+            "getGenesisHash": self.genesis,
+            "getBalance": {"context": {"slot": 7}, "value": HELD},
+            "getMinimumBalanceForRentExemption": 890_880,
+        }
+        return answer(body, self._replies.pop(0) if body["method"] == "simulateTransaction" else others[body["method"]])
+
+
+def paying(wallet: Wallet, to: Pubkey) -> Any:
+    return transfer(TransferParams(from_pubkey=wallet.pubkey, to_pubkey=to, lamports=1))
+
+
+async def rehearsed(node: Simulating, *groups: list[Pubkey]) -> Rehearsed:
+    wallet = Wallet(Keypair())
+    async with serving(node) as where, RpcPool(where) as pool:
+        with pytest.raises(Rehearsed) as found:
+            await DrySender(pool, wallet, errors={}).send_each(
+                [[paying(wallet, to) for to in group] for group in groups]
+            )
+    assert set(node.methods) <= {
+        "getGenesisHash",
+        "getBalance",
+        "getMinimumBalanceForRentExemption",
+        "simulateTransaction",
+    }
+    return found.value
+
+
+@pytest.mark.parametrize("nonsense", NONSENSE)
+async def test_a_simulation_that_cannot_be_read_is_asked_for_again(nonsense: Any) -> None:
+    node = Simulating(nonsense, GOOD)
+    found = await rehearsed(node, [Pubkey.new_unique()])
+    assert node.count("simulateTransaction") == 2
+    (one,) = found.simulated
+    assert (one.outcome, one.units, one.fee, one.returned) == (Outcome.ACCEPTED, 1_100, 5_000, 77)
+    assert found.refusal is None
+
+
+async def test_only_what_an_earlier_one_writes_leaves_a_refusal_open() -> None:
+    first, second = Pubkey.new_unique(), Pubkey.new_unique()
+    refusal = simulated([None], {"InstructionError": [2, {"Custom": 9}]})
+    found = await rehearsed(Simulating(GOOD, refusal, refusal), [first], [first], [second])
+    assert [one.outcome for one in found.simulated] == [Outcome.ACCEPTED, Outcome.OPEN, Outcome.REFUSED]
+    assert found.refusal is not None
+    assert found.refusal.name == "Custom9"
+
+
+async def test_nothing_to_send_ends_nothing() -> None:
+    node = Simulating()
+    async with serving(node) as where, RpcPool(where) as pool:
+        assert await DrySender(pool, Wallet(Keypair()), errors={}).send_packed([]) == []
+    assert node.methods == []

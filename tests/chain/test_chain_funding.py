@@ -1,0 +1,208 @@
+"""Money: a drained wallet on a local network is refilled wherever it is needed; elsewhere the sum is asked for once,
+before anything is sent, and suffices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from solders.hash import Hash
+from solders.keypair import Keypair
+from solders.pubkey import Pubkey
+from solders.signature import Signature
+from solders.system_program import TransferParams, transfer
+
+from aftermath.chain.accounts import balance, fetch, rent
+from aftermath.chain.addresses import EVERYONE, run_addresses
+from aftermath.chain.authorizer import Authorizer
+from aftermath.chain.client import CoordinatorClient
+from aftermath.chain.deploy import deploy_program, deployment_cost
+from aftermath.chain.endpoints import Endpoint
+from aftermath.chain.fees import transaction_fee
+from aftermath.chain.funding import ensure_funds
+from aftermath.chain.member import SolanaMember
+from aftermath.chain.options import open_pool
+from aftermath.chain.rpc import RpcPool
+from aftermath.chain.sender import MAX_UNITS, Sender
+from aftermath.chain.wallet import Wallet
+from aftermath.cli.options import ClusterOptions
+from aftermath.coordinator.errors import Refused
+from aftermath.programs import AUTHORIZER_SO
+from chain.faults import answer
+from chain.networks import SCHEMA_HASH, Place
+from chain.scripted import Node, cluster, serving
+
+FEE = 5_000
+
+
+async def give(place: Place, wallet: Wallet, lamports: int) -> None:
+    before = await balance(place.pool, wallet.pubkey)
+    await place.pool.call(lambda node: node.request_airdrop(wallet.pubkey, lamports))
+    while await balance(place.pool, wallet.pubkey) == before:
+        await asyncio.sleep(0.05)
+
+
+async def drain(place: Place, wallet: Wallet) -> None:
+    """Leave the wallet with too little for one more fee."""
+    spare = await balance(place.pool, wallet.pubkey) - await rent(place.pool, 0) - FEE
+    gift = TransferParams(from_pubkey=wallet.pubkey, to_pubkey=Pubkey.new_unique(), lamports=spare)
+    await Sender(place.pool, wallet, errors={}).send([transfer(gift)])
+    assert await balance(place.pool, wallet.pubkey) == await rent(place.pool, 0)
+
+
+async def test_equal_transactions_of_two_processes_that_meet_one_blockhash_are_two(
+    embedded: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is paused, resumed and paused within a slot is paused."""
+    recent, taker = await Sender(embedded.pool, embedded.wallet, errors={}).blockhash(), Pubkey.new_unique()
+
+    async def same(_: Sender) -> tuple[Hash, int]:
+        return recent
+
+    monkeypatch.setattr(Sender, "blockhash", same)
+    gift = TransferParams(from_pubkey=embedded.wallet.pubkey, to_pubkey=taker, lamports=10**6)
+    for number in (1, 2):
+        async with open_pool(ClusterOptions(rpc=embedded.pool.endpoints[0].http), patience=20) as pool:
+            await Sender(pool, embedded.wallet, errors={}).send([transfer(gift)])
+        assert await balance(embedded.pool, taker) == number * 10**6
+
+
+async def asked(sender: Sender, error: Refused) -> int:
+    """Lamports that the wallet was asked for, as the sentence says."""
+    assert error.name == "InsufficientFunds"
+    assert str(sender.wallet.pubkey) in error.message
+    return round(float(error.message.split("needs ")[1].split(" SOL")[0]) * 10**9)
+
+
+async def test_a_drained_member_is_refilled_by_a_local_network(place: Place) -> None:
+    """In `train`: the wallet could pay at the start, and cannot any more when it has to send."""
+    await place.open_run("drained")
+    wallet = Wallet(Keypair())
+    await give(place, wallet, 1_000_000_000)
+    async with SolanaMember(place.pool, wallet, "drained", client_version="") as member:
+        await drain(place, wallet)
+        await member.join(p2p=member.wallet, tier=0, weight=1, schema_hash=SCHEMA_HASH, stateless=True)
+        assert (await member.view()).members.find(member.wallet) is not None
+        await drain(place, wallet)
+        await member.leave()
+
+
+async def test_no_sum_is_asked_for_twice_though_only_a_fee_was_spent_since() -> None:
+    """A faucet gives only once for equal requests, so each sum holds what the wallet had."""
+    asked_for: list[int] = []
+    held = 3 * FEE
+
+    async def faucet(body: dict[str, Any]) -> web.Response:
+        nonlocal held
+        if body["method"] == "requestAirdrop":
+            asked_for.append(body["params"][1])
+            held += body["params"][1]
+            return answer(body, str(Signature.default()))
+        if body["method"] == "getBalance":
+            return answer(body, {"context": {"slot": 7}, "value": held})
+        return answer(body, cluster("the one"))
+
+    node, wallet = Node(), Pubkey.new_unique()
+    node.always = faucet
+    async with serving(node) as endpoints, RpcPool(endpoints) as pool:
+        await ensure_funds(pool, wallet, 1_000_000)
+        held = 2 * FEE
+        await ensure_funds(pool, wallet, 1_000_000)
+    assert len(asked_for) == len(set(asked_for)) == 2
+
+
+async def test_a_transaction_of_several_transfers_is_refilled_for_each(place: Place) -> None:
+    poor = Wallet(Keypair())
+    gifts = [
+        transfer(TransferParams(from_pubkey=poor.pubkey, to_pubkey=Pubkey.new_unique(), lamports=15 * 10**9))
+        for _ in range(2)
+    ]
+    await Sender(place.pool, poor, errors={}).send(gifts)
+
+
+async def test_a_drained_wallet_elsewhere_reads_sum_balance_and_address(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator = await place.configured_run("elsewhere")
+    await drain(place, place.wallet)
+    monkeypatch.setattr(Endpoint, "is_loopback", False)
+    with pytest.raises(Refused, match=r"holds 0\.00089088 SOL but needs 0\.00089588 SOL: 0\.000005 SOL") as caught:
+        await coordinator.set_future_epoch_rates("elsewhere", earning=1, slashing=None)
+    assert await asked(coordinator.sender, caught.value) == await rent(place.pool, 0) + FEE
+
+
+@pytest.mark.parametrize("priority", [0, 10_000])
+async def test_a_run_is_paid_for_by_the_sum_that_was_asked_for(
+    embedded: Place, monkeypatch: pytest.MonkeyPatch, priority: int
+) -> None:
+    """A lamport less and nothing is sent; with the sum everything is; and the sum is little more than was spent."""
+    monkeypatch.setattr(Endpoint, "is_loopback", False)
+    poor = Wallet(Keypair())
+    coordinator, run_id = CoordinatorClient(embedded.pool, poor, max_priority_fee=priority), embedded.run_id
+    with pytest.raises(Refused) as caught:
+        await coordinator.create_run(run_id)
+    needed = await asked(coordinator.sender, caught.value)
+    await give(embedded, poor, needed - 1)
+    with pytest.raises(Refused, match=r"0\.000000001 SOL are missing") as caught:
+        await coordinator.create_run(run_id)
+    assert await asked(coordinator.sender, caught.value) == needed
+    assert (await fetch(embedded.pool, run_addresses(coordinator.program_id, run_id).run))[1] is None
+    await give(embedded, poor, 1_000_000)
+    before = await balance(embedded.pool, poor.pubkey)
+    sent = await coordinator.create_run(run_id)
+    highest = transaction_fee(1, MAX_UNITS, priority) * len(sent)
+    spent = before - await balance(embedded.pool, poor.pubkey)
+    assert 0 <= needed - await rent(embedded.pool, 0) - spent <= highest - FEE * len(sent)
+
+
+async def test_an_interrupted_creation_asks_for_the_rest_only(embedded: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    coordinator = embedded.coordinator
+    first, *growth = coordinator.creation("half")
+    await coordinator.sender.send([first])
+    monkeypatch.setattr(Endpoint, "is_loopback", False)
+    poor = Wallet(Keypair())
+    other = CoordinatorClient(embedded.pool, poor)
+    with pytest.raises(Refused) as caught:
+        await other.sender.afford(other.creation("half")[1:], other.sizes("half"))
+    needed = await asked(other.sender, caught.value)
+    before = await balance(embedded.pool, embedded.wallet.pubkey)
+    sent = await coordinator.sender.send_packed(growth)
+    assert needed == await rent(embedded.pool, 0) + before - await balance(embedded.pool, embedded.wallet.pubkey)
+    assert sent
+
+
+@pytest.mark.parametrize("delegates", [0, 3])
+async def test_the_size_of_an_authorization(embedded: Place, delegates: int) -> None:
+    authorizer, own, grantee = Authorizer(embedded.pool), embedded.wallet.pubkey, Wallet(Keypair())
+    ix = authorizer.ix(own)
+    await embedded.coordinator.sender.send_packed([ix.create(grantee.pubkey), ix.grantor_update(grantee.pubkey, True)])
+    held = await authorizer.fetch(own, grantee.pubkey)
+    assert held is not None
+    added = [Keypair().pubkey() for _ in range(delegates)]
+    await Sender(embedded.pool, grantee, errors={}).send_packed(
+        authorizer.ix(grantee.pubkey).delegation(held, clear=False, added=added)
+    )
+    ((place, size),) = authorizer.size(own, grantee.pubkey, delegates).items()
+    account = (await fetch(embedded.pool, place))[1]
+    assert account is not None
+    assert len(account.data) == size
+    assert place not in authorizer.size(own, EVERYONE)
+
+
+async def test_a_deployment_is_paid_for_by_the_sum_that_was_asked_for(
+    embedded: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Endpoint, "is_loopback", False)
+    poor, key = Wallet(Keypair()), Keypair()
+    sender = Sender(embedded.pool, poor, errors={}, max_priority_fee=10_000)
+    with pytest.raises(Refused) as caught:
+        await deploy_program(sender, AUTHORIZER_SO, key, cache=tmp_path)
+    needed = await asked(sender, caught.value)
+    assert needed == await deployment_cost(sender, AUTHORIZER_SO, key, cache=tmp_path) + await rent(embedded.pool, 0)
+    await give(embedded, poor, needed)
+    assert (await deploy_program(sender, AUTHORIZER_SO, key, cache=tmp_path)).action == "deployed"
+    assert await deployment_cost(sender, AUTHORIZER_SO, key, cache=tmp_path) == 0

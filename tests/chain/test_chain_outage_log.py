@@ -1,0 +1,67 @@
+"""Which outages a person is told of: few of many, and what was said last is so."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aftermath.chain.endpoints import endpoint
+from aftermath.chain.nodes import FAILURES_BEFORE_LEAVING, Node, Nodes
+from aftermath.chain.outage_log import PAUSE_FIRST, PAUSE_MAX, Outages
+
+STEPS = st.lists(st.tuples(st.floats(0.1, 900.0), st.booleans()), max_size=200)
+
+
+@given(STEPS)
+def test_of_many_outages_few_are_told_and_none_is_lost(steps: list[tuple[float, bool]]) -> None:
+    outages, now = Outages(), 0.0
+    there, began, told, said_back, counted, said_away = False, 0, 0, 0, 0, False
+    for seconds, away in steps:
+        now += seconds
+        if away:
+            began += not there
+            also = outages.lasts(now)
+            if also is not None:
+                told, said_away = told + 1, True
+                counted += int(also.split()[1]) if also else 0
+        elif outages.ends():
+            said_back, said_away = said_back + 1, False
+        there = away
+        assert not said_away or there, "what was said last is so"
+    assert said_back == told - said_away
+    assert told + counted + outages.unreported + (there and not said_away) == began, "each is told or counted"
+    assert told <= 1 + now / PAUSE_FIRST
+    assert not began or told, "the first is told at once"
+
+
+def test_an_endpoint_that_comes_and_goes_all_day_is_told_of_some_times_and_one_that_stays_away_is_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    unasked: Any = None
+    nodes = Nodes([Node(endpoint("http://127.0.0.1:1"), unasked)], "RPC endpoint")
+    (node,) = nodes.all
+    day, every = 24 * 3600, 10
+    with caplog.at_level(logging.WARNING):
+        for now in range(0, day, every):
+            for _ in range(FAILURES_BEFORE_LEAVING):
+                nodes.failed(node, TimeoutError(), float(now))
+            nodes.answered(node, float(now))
+        away = caplog.text.count("does not answer")
+        doublings = math.ceil(math.log2(PAUSE_MAX / PAUSE_FIRST))
+        assert day / PAUSE_MAX <= away <= day / PAUSE_MAX + doublings + 1
+        assert caplog.text.count("answers again") == away
+        assert "(no answer in time), 359 times more since it was last said" in caplog.text
+        caplog.clear()
+        for now in range(day, day + 2 * int(PAUSE_MAX), every):
+            nodes.failed(node, TimeoutError(), float(now))
+        assert caplog.text.count("does not answer") == 1
+        caplog.clear()
+        nodes.answered(node, float(now))
+        for _ in range(FAILURES_BEFORE_LEAVING):
+            nodes.failed(node, TimeoutError(), 2.0 * day)
+        assert caplog.text.count("does not answer") == 1, "after long peace it is told at once"

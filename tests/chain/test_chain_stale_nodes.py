@@ -1,0 +1,101 @@
+"""A node that is behind: its old answers are not used while another node is further."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from aiohttp import ClientSession, web
+from solders.keypair import Keypair
+
+from aftermath.chain import node_client
+from aftermath.chain.addresses import JOIN_SCOPE, run_addresses
+from aftermath.chain.authorizer import Authorizer
+from aftermath.chain.client import CoordinatorClient
+from aftermath.chain.endpoints import Endpoint
+from aftermath.chain.rpc import RpcPool
+from aftermath.chain.subscription import RunWatcher
+from aftermath.cli.connection import SignedCluster
+from aftermath.rules.state import RunState
+from chain.faults import answer, answer_error, faulty_websocket, meddling
+from chain.networks import Place
+
+
+def standing_still(
+    place: Place, *methods: str, refuses: bool = True
+) -> Callable[[dict[str, Any]], Awaitable[web.StreamResponse | None]]:
+    """Answer these methods as at first; one that `refuses` has an error for a newer minContextSlot."""
+    shown: dict[str, Any] = {}
+
+    async def lie(body: dict[str, Any]) -> web.StreamResponse | None:
+        if body["method"] not in methods:
+            return None
+        if refuses and body["params"][1].get("minContextSlot"):
+            return answer_error(body, -32016)
+        body["params"][1].pop("minContextSlot", None)
+        async with ClientSession() as session, session.post(place.network.rpc_url, json=body) as response:
+            return answer(body, shown.setdefault(str(body["params"][0]), (await response.json())["result"]))
+
+    return lie
+
+
+async def test_client_reads_its_own_writes_past_node_that_is_behind(embedded: Place) -> None:
+    """The command said that a run which it had just paused was new."""
+    await embedded.open_run()
+    async with meddling(embedded.network.rpc_url, standing_still(embedded, "getAccountInfo")) as url:
+        nodes = [Endpoint(one, embedded.network.ws_url) for one in (url, embedded.network.rpc_url)]
+        async with RpcPool(nodes) as pool:
+            coordinator = CoordinatorClient(pool, embedded.wallet)
+            before = (await coordinator.run(embedded.run_id)).state
+            await coordinator.set_paused(embedded.run_id, True)
+            assert before is not RunState.PAUSED
+            assert (await coordinator.run(embedded.run_id)).state is RunState.PAUSED
+
+
+async def test_command_tells_what_it_did_past_node_that_is_behind(embedded: Place) -> None:
+    """It said that there was no permission that it had just given, and that a new run had cost nothing."""
+    grantee, wallet = Keypair().pubkey(), embedded.wallet
+    lie = standing_still(embedded, "getMultipleAccounts", "getBalance")
+    async with meddling(embedded.network.rpc_url, lie) as url:
+        nodes = [Endpoint(one, embedded.network.ws_url) for one in (url, embedded.network.rpc_url)]
+        async with RpcPool(nodes) as pool:
+            chain = SignedCluster(pool, CoordinatorClient(pool, wallet), Authorizer(pool), wallet)
+            before = await chain.balance(wallet.pubkey)
+            assert await chain.authorization(wallet.pubkey, grantee, JOIN_SCOPE) is None
+            await chain.sender.send_packed([chain.authorizer.ix(wallet.pubkey).create(grantee)])
+            assert await chain.authorization(wallet.pubkey, grantee, JOIN_SCOPE) is not None
+            assert await chain.balance(wallet.pubkey) < before
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+async def test_node_whose_slot_stands_still_is_left_if_there_is_another(embedded: Place, nodes: int) -> None:
+    coordinator = await embedded.open_run()
+    address = run_addresses(coordinator.program_id, embedded.run_id).run
+    lie = standing_still(embedded, "getMultipleAccounts", refuses=False)
+    async with meddling(embedded.network.rpc_url, lie) as url, faulty_websocket() as mute:
+        endpoints = [Endpoint(one, mute.url) for one in (url, embedded.network.rpc_url)]
+        async with RpcPool(endpoints[:nodes]) as pool:
+            watcher = RunWatcher(pool, address, coordinator.program_id, silence=0.3)
+            await watcher.start()
+            await coordinator.set_future_epoch_rates(embedded.run_id, earning=3, slashing=None)
+            await asyncio.sleep(node_client.STILL_SECONDS + 5)
+            await watcher.close()
+    assert watcher.latest.future_earning_rate == (0 if nodes == 1 else 3)
+
+
+async def test_cluster_that_stands_still_is_waited_for(embedded: Place) -> None:
+    coordinator = await embedded.open_run()
+    address = run_addresses(coordinator.program_id, embedded.run_id).run
+    lie = standing_still(embedded, "getMultipleAccounts", refuses=False)
+    async with (
+        meddling(embedded.network.rpc_url, lie) as url,
+        faulty_websocket() as mute,
+        RpcPool([Endpoint(url, mute.url)] * 2) as pool,
+    ):
+        watcher = RunWatcher(pool, address, coordinator.program_id)
+        first = await watcher.refresh()
+        for _ in range(2):
+            await asyncio.sleep(node_client.STILL_SECONDS + 1)
+            assert await watcher.refresh(10) == first

@@ -1,0 +1,185 @@
+"""The style gate (scripts/check_style.py): what it finds in a snippet, and when a count fails."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections import Counter
+from types import ModuleType
+
+import pytest
+
+from docs.test_docs import ROOT
+
+DEFINITION = '"""A module."""\n\ndef f() -> None:\n    """{}"""\n'
+
+
+def load_gate() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("check_style", ROOT / "scripts/check_style.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+gate = load_gate()
+
+
+def rules_of(path: str, source: str) -> list[str]:
+    return [offence.rule for offence in gate.check_text(path, source)]
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("docs/a.md", "Whoever joins later waits."),
+        ("programs/a.rs", "// one so\n    /// many, in two lines"),
+        ("client/aftermath/a.py", "# as so\n# many as join\n"),
+        ("client/aftermath/a.py", "goes_on = True\n"),
+        ("client/aftermath/a.py", "raise Refused('mend it')\n"),
+    ],
+)
+def test_archaic_word_is_found_in_text_and_names(path: str, source: str) -> None:
+    assert rules_of(path, source) == ["archaic-word"]
+
+
+@pytest.mark.parametrize("text", ["An amendment recommends.", "also many", "a far-beside", "Besides, it goes."])
+def test_archaic_word_ignores_other_words(text: str) -> None:
+    assert rules_of("docs/a.md", text) == []
+
+
+@pytest.mark.parametrize(
+    ("doc", "found"),
+    [
+        ("Of these.", True),
+        ("The same.", True),
+        ("One of them.", True),
+        ("Whose weights answered.", True),
+        ("With which it was applied.", True),
+        ("Return the same levels.", False),
+        ("Offer a block.", False),
+        ("One of two holders is drawn.", False),
+        ("Bytes of each state tensor.", False),
+    ],
+)
+def test_fragment_docstring_is_one_that_leans_on_another(doc: str, found: bool) -> None:
+    assert rules_of("client/aftermath/a.py", DEFINITION.format(doc)) == ["fragment-docstring"] * found
+
+
+def test_fragment_docstring_is_found_on_an_attribute() -> None:
+    source = 'class A:\n    size: int\n    """Of these."""\n'
+    assert rules_of("client/aftermath/a.py", source) == ["fragment-docstring"]
+
+
+@pytest.mark.parametrize(("lines", "found"), [(6, False), (7, True)])
+def test_module_docstring_has_at_most_six_lines(lines: int, found: bool) -> None:
+    source = '"""' + "\n".join(["Text."] * lines) + '\n"""\n'
+    assert rules_of("client/aftermath/a.py", source) == ["long-module-docstring"] * found
+
+
+@pytest.mark.parametrize(("length", "found"), [(60, False), (61, True)])
+def test_test_name_has_at_most_sixty_characters(length: int, found: bool) -> None:
+    name = "test_".ljust(length, "x")
+    assert rules_of("tests/rules/test_a.py", f"async def {name}() -> None: ...\n") == ["long-test-name"] * found
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("# " + "x" * 98, False),
+        ("# " + "x" * 99, True),
+        ('def f() -> None:\n    """' + "x" * 90 + ' y."""\n', True),
+        ("value = '" + "x" * 99 + "'", False),  # the formatter's business
+    ],
+)
+def test_long_line_is_counted_in_comments_and_docstrings(source: str, found: bool) -> None:
+    assert rules_of("client/aftermath/a.py", source + "\n") == ["long-line"] * found
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("a, b = 1, 2", True),
+        ("def f() -> None:\n    self.a, self.b = a, b", True),
+        ("try:\n    a, b = f(), 2\nfinally:\n    pass", True),
+        ("a, b = b, a + b", False),
+        ("rows[i], rows[j] = rows[j], rows[i]", False),
+        ("a, b = pair", False),
+        ("a = 1, 2", False),
+        ("a, *b = 1, 2", True),
+        ("for a, b in pairs: pass", False),
+    ],
+)
+def test_tuple_packing_of_unrelated_names_is_found(source: str, found: bool) -> None:
+    assert rules_of("client/aftermath/a.py", source + "\n") == ["tuple-packing"] * found
+
+
+@pytest.mark.parametrize(
+    ("text", "sentences"),
+    [
+        ("word " * 40 + "end.", 1),
+        ("word " * 39 + "end. " + "word " * 39 + "end.", 0),
+        ("- " + "word " * 30 + "\n  " + "word " * 30, 1),
+        ("- " + "word " * 30 + "\n- " + "word " * 30, 0),
+        ("word " * 30 + "\n\n" + "word " * 30, 0),
+        ("```sh\n" + "word " * 60 + "\n```", 0),
+        ("| " + "word " * 60 + " |", 0),
+        ("# " + "word " * 60, 0),
+    ],
+)
+def test_long_sentence_is_found_outside_code_and_tables(text: str, sentences: int) -> None:
+    assert rules_of("docs/a.md", text) == ["long-sentence"] * sentences
+
+
+def test_duplicate_class_is_found_in_the_client_only() -> None:
+    sources = {
+        "client/aftermath/a/x.py": "class Plan: ...\nclass _Own: ...\n",
+        "client/aftermath/b/y.py": "class Plan: ...\nclass _Own: ...\n",
+        "tests/a/test_x.py": "class Plan: ...\n",
+    }
+    found = [(offence.path, offence.text.partition(",")[0]) for offence in gate.duplicate_classes(sources)]
+    assert found == [("client/aftermath/a/x.py", "Plan"), ("client/aftermath/b/y.py", "Plan")]
+
+
+@pytest.mark.parametrize(
+    ("path", "package"),
+    [
+        ("client/aftermath/member/rounds/witness.py", "client/member"),
+        ("client/aftermath/__main__.py", "client"),
+        ("tests/rules/accounts/x.py", "tests/rules"),
+        ("programs/coordinator/src/lib.rs", "programs/coordinator"),
+        ("docs/a.md", "docs"),
+        ("README.md", "."),
+    ],
+)
+def test_package_is_the_unit_of_counts(path: str, package: str) -> None:
+    assert gate.package_of(path) == package
+
+
+def test_count_that_rises_fails_with_place_and_fix(capsys: pytest.CaptureFixture[str]) -> None:
+    offences = [gate.Offence("docs/a.md", line, "archaic-word", "anew") for line in (3, 9)]
+    assert gate.report(offences, Counter({("docs", "archaic-word"): 1})) == 1
+    out, err = capsys.readouterr()
+    assert "docs/a.md:9: archaic-word: anew" in out
+    assert err.startswith("error: docs has 2 offences of archaic-word, 1 are allowed\nfix: ")
+
+
+def test_count_that_falls_passes_and_asks_to_lower_it(capsys: pytest.CaptureFixture[str]) -> None:
+    offence = gate.Offence("docs/a.md", 3, "archaic-word", "anew")
+    assert gate.report([offence], Counter({("docs", "archaic-word"): 3})) == 0
+    assert "2 offences fewer than allowed: run scripts/check_style.py --lower" in capsys.readouterr().out
+
+
+def test_lowered_allowlist_never_raises_a_number() -> None:
+    allowed = Counter({("docs", "archaic-word"): 3, ("docs", "long-sentence"): 1, ("cli", "long-line"): 2})
+    counts = Counter({("docs", "archaic-word"): 2, ("docs", "long-sentence"): 5})
+    expected = Counter({("docs", "archaic-word"): 2, ("docs", "long-sentence"): 1})
+    assert gate.read_allowlist(gate.lowered(allowed, counts)) == expected
+
+
+def test_committed_allowlist_is_as_lower_writes_it() -> None:
+    text = gate.ALLOWLIST.read_text(encoding="utf-8")
+    allowed = gate.read_allowlist(text)
+    assert gate.lowered(allowed, allowed) == text

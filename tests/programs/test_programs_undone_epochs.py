@@ -1,0 +1,422 @@
+"""Epochs that newcomers could decide are undone, and finishers that hold the model are not passed over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+import pytest
+
+from aftermath.rules import bitmap
+from aftermath.rules.deadlines import HOLDERS_WAIT, next_deadline
+from aftermath.rules.state import MemberState, ModelSource, RunState
+from aftermath.watch.standing import standing
+from programs.harness import World
+from programs.holding import one_round
+from programs.scenario import Scenario, member
+
+HASHES = {level: bytes([level + 1]) * 32 for level in range(3)}
+NEWER = {level: bytes([level + 9]) * 32 for level in range(3)}
+FALSE = dict.fromkeys(range(3), b"\xbb" * 32)
+FOUNDERS = {0: 0, 1: 0, 2: 1, 3: 0, 4: 2}
+NEWCOMERS = range(20, 24)
+
+
+def founded(world: World, tiers: Mapping[int, int], *, saved: bool = False, rounds: int = 4, **config: int) -> Scenario:
+    """A run whose members of these tiers have finished an epoch, and attested every level."""
+    run = Scenario(world).start(rounds_per_epoch=rounds, **config)
+    run.train_of(tiers)
+    while run.run.state.training:
+        one_round(run, {})
+    attest(run, tiers)
+    if saved:
+        run.by(
+            0, "checkpoint", {"kind": 1, "repo": "team/model", "revision": "r1", "hashes": list(HASHES.values())}
+        ).ok()
+    if run.run.state is RunState.COOLDOWN:
+        world.advance(31)
+        run.tick(min(tiers)).ok()
+    assert (run.run.levels_attested, run.members.established) == (0b111, bitmap.from_seats(range(len(tiers))))
+    return run
+
+
+def attest(run: Scenario, members: Iterable[int], hashes: Mapping[int, bytes] = HASHES) -> None:
+    """Each of the members states the levels that it holds, as far as the program takes them."""
+    for index in members:
+        seat = run.members.seats[run.seat_of(index)]
+        if run.run.state is RunState.COOLDOWN and seat.state is MemberState.HEALTHY:
+            run.attest(index, {level: hashes[level] for level in range(seat.tier, 3)})
+
+
+def begin(run: Scenario, sender: int) -> None:
+    """The warm-up is over."""
+    run.draw()
+    run.world.advance(31)
+    run.tick(sender).ok()
+
+
+def train(run: Scenario, sender: int, view: Callable[[int, int], int | None], drops: Iterable[int] = ()) -> None:
+    """All rounds. `view` says what a member records in a round of this height, None if it is silent. After each round
+    `sender` has the members of `drops` dropped, as far as the program takes that.
+    """
+    while run.run.state.training:
+        height = run.run.current.height
+        judged = run.run.round(run.run.config.judged(height))
+        for index in run.elected():
+            recorded = view(index, height)
+            if recorded is not None and run.run.state.training and run.run.current.height == height:
+                run.witness(index, recorded & judged.roster if judged else 0)
+        for seconds in (21, 6):
+            if run.run.state.training and run.run.current.height == height:
+                run.world.advance(seconds)
+                run.tick(sender)
+        for index in drops if run.run.state.training else ():
+            run.by(sender, "health_check", run.names([run.seat_of(index)]))
+
+
+def end(run: Scenario, sender: int) -> None:
+    if run.run.state is RunState.COOLDOWN:
+        run.world.advance(31)
+        run.tick(sender).ok()
+
+
+def known(run: Scenario) -> tuple[object, ...]:
+    """What the run knows of its model, and of its members."""
+    state = run.run
+    model = state.level_hashes, state.levels_attested, state.attested_step, state.model_source, state.step
+    return (*model, state.finishers, run.members.established)
+
+
+def join(run: Scenario, tiers: Mapping[int, int]) -> None:
+    for index, tier in tiers.items():
+        run.join(index, tier=tier).ok()
+
+
+# ---- finishers that hold the model
+
+
+@pytest.fixture
+def unconfirmed(world: World) -> Scenario:
+    """A run whose epochs have one step, so newcomers never show a level. They finish an epoch beside two founders."""
+    run = founded(world, {0: 0, 1: 2}, rounds=1, init_min_clients=2)
+    run.train_of({0: 0, 1: 2} | {index: index % 3 for index in NEWCOMERS})
+    while run.run.state.training:
+        one_round(run, {})
+    attest(run, (0, 1), NEWER)
+    world.advance(31)
+    run.tick().ok()
+    assert run.members.established == 0b11
+    assert run.run.finishers == bitmap.from_seats(range(2 + len(NEWCOMERS)))
+    return run
+
+
+def test_unconfirmed_finishers_keep_the_model_for_a_day(unconfirmed: Scenario) -> None:
+    """The founder of tier 0 is away. The other one and four finishers, two of tier 0, wait."""
+    run = unconfirmed
+    join(run, {1: 2} | {index: index % 3 for index in NEWCOMERS})
+    before = known(run)
+    assert next_deadline(run.run, run.members, run.model) == run.run.state_started_at + HOLDERS_WAIT
+    assert any("24 hours" in one for one in standing(run.run, run.model, run.members, run.world.now).waits)
+    run.world.advance(HOLDERS_WAIT - 1)
+    run.tick(1).refused("NothingToTick")
+    run.world.advance(1)
+    run.tick(1).ok()
+    assert (run.run.state, run.run.levels_lost) == (RunState.WARMUP, 0)
+    assert known(run) == before
+
+
+def test_unconfirmed_finishers_begin_once_a_founder_returns(unconfirmed: Scenario) -> None:
+    join(unconfirmed, {1: 2} | {index: index % 3 for index in NEWCOMERS})
+    unconfirmed.world.advance(36)
+    unconfirmed.tick(1).refused("NothingToTick")
+    unconfirmed.join(0, tier=0).ok()
+    assert (unconfirmed.run.state, unconfirmed.run.levels_lost) == (RunState.WARMUP, 0)
+
+
+def test_seat_of_founder_is_kept_for_the_day_of_others(unconfirmed: Scenario) -> None:
+    """Else 256 wallets would take its seat after a minute, and nobody would be left to wait for."""
+    run = unconfirmed
+    record = run.world.record("Members", "test")
+    seats = record["seats"][0]
+    for index in range(6, 256):
+        seats["used"][index], seats["declared"][index], seats["pending"][index] = 1, 60, 1
+        seats["signer"][index] = (5000 + index).to_bytes(32, "little")
+    seats["pending"][1:6] = 1
+    run.world.store("Members", "test", record)
+    run.world.advance(HOLDERS_WAIT - 1)
+    run.join(50).refused("MembersFull")
+
+
+@pytest.mark.parametrize(("refuses", "have_word"), [((1,), True), ((0, 1), False)])
+def test_one_of_two_judges_of_last_level_takes_nobodys_word(
+    world: World, refuses: tuple[int, ...], have_word: bool
+) -> None:
+    """Two founders judge level 2. One says that it got nothing of any newcomer; newcomers alone confirm nobody."""
+    run = founded(world, {0: 0, 1: 2}, init_min_clients=2)
+    run.train_of({0: 0, 1: 2} | {index: index % 3 for index in range(20, 28)})
+    founders = 0b11
+
+    def view(index: int, height: int) -> int:
+        return founders if index in refuses else 2**256 - 1
+
+    train(run, 0, view)
+    attest(run, (0, 1), NEWER)
+    end(run, 0)
+    assert (run.members.established != founders) is have_word
+    assert not have_word or run.members.established == bitmap.from_seats(range(10))
+
+
+# ---- newcomers that drop the established members
+
+
+@pytest.mark.parametrize("tier", [0, 2])
+@pytest.mark.parametrize("saved", [True, False])
+def test_newcomers_that_drop_first_returner_replace_nothing(world: World, tier: int, saved: bool) -> None:
+    """Five established members have an outage. The one that returns first begins with four newcomers, which record its
+    result once, have it dropped, and attest another model.
+    """
+    run = founded(world, FOUNDERS, saved=saved, rounds=6)
+    before, first = known(run), 3 if tier == 0 else 4
+    join(run, dict.fromkeys(NEWCOMERS, 0))
+    world.advance(40)
+    run.join(first, tier=tier).ok()
+    assert run.run.state is RunState.WARMUP
+    others = {index: held for index, held in FOUNDERS.items() if index != first}
+    join(run, others)
+    begin(run, NEWCOMERS[0])
+    own = 1 << run.seat_of(first)
+    train(run, NEWCOMERS[0], lambda index, height: 2**256 - 1 if index == first or height < 2 else ~own, drops=[first])
+    assert run.members.seats[run.seat_of(first)].state is MemberState.DROPPED
+    attest(run, NEWCOMERS, FALSE)
+    place = {"kind": 2, "repo": "theirs", "revision": "", "hashes": list(FALSE.values())}
+    run.owner("checkpoint", place, accounts={"user": run.authority.pubkey()}).refused("CheckpointMismatch")
+    end(run, NEWCOMERS[0])
+    world.advance(6)
+    run.tick(0)
+    assert run.run.state is RunState.WARMUP, "the others need not wait"
+    assert known(run) == before
+
+
+@pytest.mark.parametrize("gone", ["crashes", "leaves", "outvoted"])
+def test_newcomers_that_outvote_last_of_three_replace_nothing(world: World, gone: str) -> None:
+    """One of three established members is gone in the middle of an epoch; newcomers are witnesses from then on. They
+    have the others dropped; clients that cannot get what was attested join again without a replica before.
+    """
+    founders = {0: 0, 1: 0, 2: 1}
+    run = founded(world, founders, saved=True, rounds=10)
+    before = known(run)
+    join(run, founders | dict.fromkeys(NEWCOMERS, 0))
+    world.advance(6)
+    run.tick(0).ok()
+    begin(run, 0)
+    one_round(run, {})
+    one_round(run, {})
+    if gone == "leaves":
+        run.by(2, "leave_run").ok()
+    for index in founders if gone == "outvoted" else ():
+        run.join(index, tier=founders[index], stateless=True).ok()
+
+    def view(index: int, height: int) -> int | None:
+        if index in founders:
+            return None if index == 2 else ~0b100
+        return ~0b111
+
+    train(run, 20, view, drops=founders)
+    assert not bitmap.from_seats(founders) & run.members.healthy
+    attest(run, NEWCOMERS, FALSE)
+    end(run, 20)
+    *model, finishers, established = before
+    assert known(run) == (*model, 0 if gone == "outvoted" else finishers, established)
+
+
+def test_established_member_that_delivers_nothing_voids_one_epoch(world: World) -> None:
+    """The founders have left for good. One returns in every epoch, and is silent."""
+    run = founded(world, FOUNDERS, saved=True)
+    before, silent = known(run), 4
+    seat = 1 << run.seat_of(silent)
+    for epoch in range(2):
+        join(run, dict.fromkeys(NEWCOMERS, 0) | {silent: 2})
+        if epoch:
+            assert next_deadline(run.run, run.members, run.model) == run.run.state_started_at + HOLDERS_WAIT
+            world.advance(HOLDERS_WAIT - 1)
+            run.tick(20).refused("NothingToTick")
+        world.advance(1 if epoch else 36)
+        run.tick(20)
+        assert run.run.state is RunState.WARMUP
+        begin(run, 20)
+        train(run, 20, lambda index, _: None if index == silent else ~seat, drops=[silent])
+        attest(run, NEWCOMERS, NEWER)
+        end(run, 20)
+        assert (known(run) == before) is not epoch
+    assert run.run.level_hashes == tuple(NEWER.values())
+    assert not bitmap.contains(run.members.established, run.seat_of(silent))
+
+
+def test_other_established_member_ends_wait_after_undone_epoch(world: World) -> None:
+    run = founded(world, FOUNDERS, saved=True)
+    join(run, dict.fromkeys(NEWCOMERS, 0) | {4: 2})
+    world.advance(36)
+    run.tick(20)
+    begin(run, 20)
+    train(run, 20, lambda index, _: None if index == 4 else ~(1 << run.seat_of(4)), drops=[4])
+    end(run, 20)
+    join(run, dict.fromkeys(NEWCOMERS, 0) | {4: 2})
+    world.advance(36)
+    run.tick(20).refused("NothingToTick")
+    established = run.members.established
+    run.join(3, tier=0).ok()
+    assert (run.run.state, run.members.established) == (RunState.WARMUP, established)
+
+
+def test_progress_set_to_last_epochs_begin_makes_nobody_wait(world: World) -> None:
+    """The owner throws the last epoch away. That looks as if it had been undone."""
+    run = founded(world, {0: 0, 1: 1, 2: 2}, saved=True)
+    join(run, {0: 0, 1: 1, 2: 2})
+    run.owner("set_paused", True).ok()
+    run.update(progress={"epoch": run.run.epoch, "step": run.run.start_step, "data_index": 0}, use_durable=True).ok()
+    run.owner("set_paused", False).ok()
+    join(run, {0: 0, 1: 1, 2: 2})
+    world.advance(6)
+    run.tick().ok()
+    assert run.run.state is RunState.WARMUP
+
+
+def test_last_epochs_checkpoint_is_named_in_next_epochs_rounds(world: World) -> None:
+    """An upload takes longer than the wait for members. The epoch that runs may still be undone; this model may not."""
+    run = founded(world, FOUNDERS)
+    run.train_of(FOUNDERS)
+    run.by(0, "checkpoint", {"kind": 1, "repo": "team/model", "revision": "r1", "hashes": list(HASHES.values())}).ok()
+    assert run.model.checkpoint_hashes[:3] == tuple(HASHES.values())
+
+
+# ---- the owner's choice, seats, and epochs without a step
+
+
+def test_abandoned_warm_up_after_rewind_makes_newcomers_wait_no_day(world: World) -> None:
+    run = founded(world, {0: 0, 1: 0, 2: 1}, saved=True)
+    run.owner("set_paused", True).ok()
+    run.owner("rewind", 0, run.model.checkpoint_step).ok()
+    run.owner("set_paused", False).ok()
+    join(run, dict.fromkeys((50, 51, 52), 0))
+    world.advance(36)
+    run.tick(50).ok()
+    for index in (51, 52):
+        run.by(index, "leave_run").ok()
+    assert run.run.epoch_started_at == 0
+    join(run, dict.fromkeys((50, *NEWCOMERS), 0))
+    world.advance(36)
+    run.tick(50)
+    assert run.run.state is RunState.WARMUP
+
+
+@pytest.mark.parametrize("who", ["finishers", "established"])
+def test_absent_members_keep_their_seats_while_an_epoch_runs(world: World, who: str) -> None:
+    """All other seats are taken. The first member that returns begins an epoch, and the others find their seats."""
+    run = founded(world, FOUNDERS)
+    record = world.record("Members", "test")
+    seats = record["seats"][0]
+    for index in range(5, 256):
+        seats["used"][index], seats["declared"][index] = 1, 60
+        seats["signer"][index], seats["last_epoch"][index] = (5000 + index).to_bytes(32, "little"), 1
+        seats["state"][index] = MemberState.HEALTHY
+    if who == "finishers":
+        record["established"][0] = bytes(32)
+    record["healthy"][0] = bitmap.to_bytes(bitmap.from_seats(range(5, 256)))
+    world.store("Members", "test", record)
+    state = world.record("Run", "test")
+    state["state"] = RunState.WARMUP
+    state["began"][0] = state["next_roster"][0] = state["rounds"][0]["roster"][0] = record["healthy"][0]
+    if who == "established":
+        state["finishers"][0] = bytes(32)
+    world.store("Run", "test", state)
+    run.join(50).refused("MembersFull")
+
+
+def test_epoch_without_a_step_makes_no_newcomer_a_finisher(world: World) -> None:
+    """Three wallets sit in the epoch in which an outage begins, and declare that they hold everything."""
+    run = founded(world, FOUNDERS)
+    finishers = run.run.finishers
+    join(run, FOUNDERS | dict.fromkeys(NEWCOMERS, 0))
+    world.advance(6)
+    run.tick().ok()
+    begin(run, 0)
+    train(run, 0, lambda index, height: None)
+    end(run, 0)
+    assert (run.run.state, run.run.finishers) == (RunState.WAITING_FOR_MEMBERS, finishers)
+    join(run, dict.fromkeys(NEWCOMERS, 0))
+    world.advance(HOLDERS_WAIT)
+    run.tick(20).refused("NothingToTick")
+    assert run.run.model_source is ModelSource.PEERS
+
+
+def test_finisher_barred_in_an_abandoned_warm_up_is_not_awaited(world: World) -> None:
+    """The owner bars the only finisher that holds level 0, while a warm-up runs that is given up."""
+    run = founded(world, {0: 0, 1: 1, 2: 2}, init_min_clients=2)
+    join(run, {0: 0, 1: 1})
+    world.advance(36)
+    run.tick(1)
+    assert run.run.state is RunState.WARMUP
+    kick = run.instruction("kick", member(0).pubkey(), True, accounts={"authority": run.authority.pubkey()})
+    world.send(kick, signers=[run.authority]).ok()
+    run.by(0, "leave_run").ok()
+    assert (run.run.state, run.run.finishers) == (RunState.WAITING_FOR_MEMBERS, 0b110)
+
+
+@pytest.mark.parametrize("first", [4, 2])
+def test_newcomers_replace_no_level_of_members_that_return_later(world: World, first: int) -> None:
+    """The member that returns first holds the smaller levels. It stays, and the newcomers attest the larger ones."""
+    run = founded(world, FOUNDERS, saved=True)
+    tier = FOUNDERS[first]
+    join(run, dict.fromkeys(NEWCOMERS, 0))
+    world.advance(40)
+    run.join(first, tier=tier).ok()
+    begin(run, NEWCOMERS[0])
+    train(run, NEWCOMERS[0], lambda index, height: 2**256 - 1)
+    for index in NEWCOMERS:
+        run.attest(index, FALSE).refused("NotElected")
+    attest(run, [first], NEWER)
+    end(run, NEWCOMERS[0])
+    assert run.run.level_hashes == (
+        *(HASHES[level] for level in range(tier)),
+        *(NEWER[level] for level in range(tier, 3)),
+    )
+    assert run.run.step == run.model.checkpoint_step + 4
+
+
+def test_undone_epoch_pays_nobody(world: World) -> None:
+    run = founded(world, FOUNDERS, saved=True)
+    run.owner("set_future_epoch_rates", 900, 0).ok()
+    join(run, dict.fromkeys(NEWCOMERS, 0) | {4: 2})
+    world.advance(36)
+    run.tick(20)
+    begin(run, 20)
+    train(run, 20, lambda index, _: None if index == 4 else ~(1 << run.seat_of(4)), drops=[4])
+    end(run, 20)
+    assert (run.run.earning_rate, {seat.points for seat in run.members.seats}) == (900, {0})
+
+
+@pytest.mark.parametrize(("how", "stands"), [("outvoted", False), ("leaves", True), ("leaves early", False)])
+def test_outvoted_first_returner_does_not_leave_the_run_to_newcomers(world: World, how: str, stands: bool) -> None:
+    """A client that cannot get what was attested joins again without a replica. One that leaves was not outvoted."""
+    run = founded(world, FOUNDERS)
+    before = known(run)
+    join(run, dict.fromkeys(NEWCOMERS, 0) | {4: 2})
+    world.advance(36)
+    run.tick(20)
+    if how == "leaves early":
+        run.draw()
+        run.by(4, "leave_run").ok()
+        world.advance(31)
+        run.tick(20).ok()
+    else:
+        begin(run, 20)
+        one_round(run, {})
+        one_round(run, {})
+        one_round(run, {})
+        if how == "leaves":
+            run.by(4, "leave_run").ok()
+        else:
+            run.join(4, tier=2, stateless=True).ok()
+    train(run, 20, lambda index, height: ~(1 << run.seat_of(4)))
+    attest(run, NEWCOMERS, FALSE)
+    end(run, 20)
+    assert (known(run)[:5] != before[:5]) is stands

@@ -1,0 +1,200 @@
+"""The commands of `aftermath-centralized`: their help, their page, and what they say to mistakes."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from solders.keypair import Keypair
+from typer.testing import CliRunner
+
+from aftermath.cli import docs
+from aftermath.cli.train import settings_options
+from aftermath.config.document import load_config
+from aftermath.config.read import checkpoint_of, location_of
+from aftermath.data.server import load_settings
+from aftermath.rules.state import DataKind
+from aftermath.server.docs import PREFACE
+from aftermath.server.index import CENTRALIZED
+from aftermath.server.state import load_state
+from cli.cli_runs import invoke as run_command
+from config.config_cases import SEED
+
+ROOT = Path(__file__).parents[2]
+NAMES = pytest.mark.parametrize("name", CENTRALIZED.entries)
+
+
+def invoke(*words: str | Path) -> Any:
+    return CliRunner().invoke(CENTRALIZED.app, [str(word) for word in words])
+
+
+def refused(*words: str | Path) -> str:
+    found = invoke(*words)
+    assert found.exit_code in (1, 2), found.output
+    said: str = found.stderr
+    assert said.startswith("error: ")
+    assert "\nfix: " in said
+    return said
+
+
+@NAMES
+def test_help_has_an_example_that_parses_and_says_what_the_index_says(name: str) -> None:
+    command, words = CENTRALIZED.load(name), name.split()
+    shown = invoke(*words, "--help")
+    assert shown.exit_code == 0
+    assert CENTRALIZED.entries[name].summary in " ".join(shown.output.split())
+    example = shlex.split(CENTRALIZED.find(name).example)
+    assert example[: 1 + len(words)] == [CENTRALIZED.name, *words]
+    command.make_context(name, example[1 + len(words) :])
+
+
+def test_the_page_is_what_help_says() -> None:
+    page = (ROOT / "docs/commands-centralized.md").read_text()
+    assert page == docs.page(CENTRALIZED, PREFACE), "run: python -m aftermath.server.docs docs/commands-centralized.md"
+
+
+def test_help_imports_no_command() -> None:
+    script = "import sys\nfrom aftermath.server.__main__ import main\nsys.argv[1:] = ['--help']\ntry:\n main()\n"
+    script += "except SystemExit:\n print([m for m in ('torch', 'solders', 'aiohttp', 'iroh') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_mistakes_are_told_under_this_scripts_name() -> None:
+    assert "aftermath-centralized --help lists the commands" in refused("server", "rum")
+    assert "aftermath-centralized server run --help" in refused("server", "run", "-s", "99999")
+
+
+def test_a_member_has_the_options_of_train_but_for_a_cluster() -> None:
+    given = {name for option in CENTRALIZED.load("client train").params for name in option.opts}
+    assert {"--server-addr", "--matformer-tier", "--checkpoint-dir", "--tls-ca", "-i"} <= given
+    assert not given & {"--rpc", "--wallet-private-key-path", "--authorizer", "--iroh-discovery", "--max-bond"}
+    assert len(given) > len(settings_options()) / 2
+
+
+def test_an_identity_is_32_bytes_or_hex(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAW_IDENTITY_SECRET_KEY", raising=False)
+    secret, path = bytes(range(32)), tmp_path / "secret.key"
+    path.write_bytes(secret)
+    path.chmod(0o600)
+    expected = str(Keypair.from_seed(secret).pubkey())
+    show = ("client", "show-identity", "--json")
+    assert json.loads(invoke(*show, "-i", path).stdout)["identity"] == expected
+    first, second = (json.loads(invoke(*show, "-i", path, "--run-id", run).stdout)["p2p"] for run in ("a", "b"))
+    assert first != second
+    assert "show-identity --create -i secret.key" in refused("client", "show-identity")
+    monkeypatch.setenv("RAW_IDENTITY_SECRET_KEY", secret.hex())
+    assert json.loads(invoke(*show).stdout)["identity"] == expected
+    path.write_bytes(b"short")
+    said = refused("client", "show-identity", "-i", path)
+    assert "is not an identity key" in said
+
+
+def test_show_identity_create_makes_private_key_once(tmp_path: Path) -> None:
+    path, words = tmp_path / "secret.key", ("client", "show-identity", "--create")
+    identity = json.loads(invoke(*words, "-i", path, "--json").stdout)["identity"]
+    assert path.stat().st_mode & 0o077 == 0
+    assert "exists already" in refused(*words, "-i", path)
+    assert json.loads(invoke(*words[:2], "-i", path, "--json").stdout)["identity"] == identity
+    assert "--create needs a path" in refused(*words)
+
+
+@pytest.mark.parametrize("address", ["", "host", "host:0", "host:70000", "http://host:1", "a b:1", "h:1/x", "u@h:1"])
+def test_an_address_is_host_and_port(address: str) -> None:
+    from aftermath.base.errors import UsageError
+    from aftermath.server.client_backend import reaching
+
+    with pytest.raises(UsageError, match="is no address"):
+        reaching(address, None, None)
+
+
+def test_a_state_file_is_a_config_with_the_runs_name(tmp_path: Path) -> None:
+    path = tmp_path / "state.toml"
+    path.write_text(SEED)
+    assert load_state(path, "mine")[0] == "mine"
+    assert "does not say the run's id" in refused("server", "validate-config", "--state", path)
+    path.write_text('run_id = "demo"\nrun_state = "WaitingForMembers"\n' + SEED + "\n[progress]\nepoch = 0\nstep = 1\n")
+    chosen, state = load_state(path, None, 77)
+    assert (chosen, state.config.warmup_time) == ("demo", 77)
+    assert load_state(path, "demo")[0] == "demo"
+    assert "says 'demo'" in refused("server", "validate-config", "--state", path, "--run-id", "other")
+    path.write_text(path.read_text().replace("step = 1", "step = 5"))
+    assert "[progress] step" in refused("server", "validate-config", "--state", path)
+    path.write_text('run_id = "demo"\nrun_idd = 1\n' + SEED)
+    assert "run_idd" in refused("server", "validate-config", "--state", path)
+
+
+def test_example_state_and_data_files_fit_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    run_id, state = load_state(ROOT / "config/centralized/state.toml", None)
+    served = load_settings(ROOT / "config/centralized/data.toml")
+    light = load_config(ROOT / "config/solana-test/light-config.toml")
+    assert run_id == "demo"
+    assert served.seq_len == state.llm.max_seq_len == light.llm.max_seq_len
+    assert Path(served.dir).resolve() == Path(location_of(light.llm.data_location).primary).resolve()
+    assert location_of(state.llm.data_location).kind is DataKind.SERVER
+    assert checkpoint_of(state.llm.checkpoint) == checkpoint_of(light.llm.checkpoint)
+
+
+def test_a_state_file_that_is_right_is_told_tier_by_tier(tmp_path: Path) -> None:
+    shape = ("--hidden", 32, "--layers", 1, "--intermediate", 64, "--tiers", 3)
+    assert run_command("model", "init", "--out", tmp_path / "model", *shape).code == 0
+    state = tmp_path / "state.toml"
+    text = (ROOT / "config/demo/config.toml").read_text().replace("runs/demo/model", str(tmp_path / "model"))
+    state.write_text('run_id = "demo"\n' + text)
+    said = invoke("server", "validate-config", "--state", state)
+    assert said.exit_code == 0, said.output
+    data = json.loads(invoke("server", "validate-config", "--state", state, "--json").stdout)
+    for tier, size in enumerate(data["bytes_per_round"]):
+        assert f"{size:,} by each member of tier {tier}" in said.stdout
+
+
+def _server(tmp_path: Path, *words: str | Path) -> str:
+    path = tmp_path / "state.toml"
+    path.write_text('run_id = "demo"\n' + SEED)
+    return refused("server", "run", "--state", path, "--host", "127.0.0.1", "--tui", "false", *words)
+
+
+def garbage(path: Path) -> Path:
+    path.write_text("nothing of the kind\n")
+    return path
+
+
+MISTAKES: list[tuple[str, Callable[[Path], list[str | Path]], str]] = [
+    ("list", lambda place: ["--allow", garbage(place / "list")], "list:1 is not a public key"),
+    ("no list", lambda place: ["--allow", place / "none"], "No such file"),
+    ("half a pair", lambda place: ["--tls-key", place / "key"], "two parts of one thing"),
+    (
+        "no pair",
+        lambda place: ["--tls-key", garbage(place / "key"), "--tls-certificate", garbage(place / "cert")],
+        "cannot use the certificate",
+    ),
+    ("data", lambda place: ["--data-config", garbage(place / "data.toml")], "does not have its data from a server"),
+    ("place", lambda place: ["--save-state-dir", garbage(place / "file") / "in"], "cannot make the directory"),
+]
+
+
+@pytest.mark.parametrize(("words", "said"), [(w, s) for _, w, s in MISTAKES], ids=[name for name, _, _ in MISTAKES])
+def test_what_a_server_cannot_use_is_told_before_it_serves(
+    tmp_path: Path, words: Callable[[Path], list[str | Path]], said: str
+) -> None:
+    assert said in _server(tmp_path, *words(tmp_path))
+
+
+async def test_a_port_in_use_is_told() -> None:
+    from aftermath.server.files import ServerError
+    from server.server_stage import serving
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(ServerError, match="it is in use"):
+            async with serving(port=taken.getsockname()[1]):
+                pass

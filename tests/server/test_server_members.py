@@ -1,0 +1,580 @@
+"""The server and its members over real sockets: who is let in, what they may send, and what survives."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import re
+import ssl
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from aiohttp import ClientSession, TCPConnector, WSMsgType
+from solana.rpc.types import TxOpts
+from solders.hash import Hash
+from solders.keypair import Keypair
+from solders.message import Message
+from solders.pubkey import Pubkey
+from solders.system_program import TransferParams, transfer
+from solders.transaction import VersionedTransaction
+
+from aftermath.base.crowding import makes_room
+from aftermath.chain.addresses import run_addresses
+from aftermath.chain.client import CoordinatorClient
+from aftermath.chain.failures import RpcRejected, TransactionFailed
+from aftermath.coordinator.errors import Refused, Unavailable
+from aftermath.p2p.discovery import Whereabouts
+from aftermath.rules.state import RunState
+from aftermath.server import accounts, connection_limiter, rpc_methods, session, sessions
+from aftermath.server import server as server_module
+from aftermath.server.client_backend import Broker, leave_wills
+from aftermath.server.connection import NotAdmitted, ServerRefused
+from aftermath.server.handshake import Challenge, answer, challenged
+from aftermath.server.server import CentralServer
+from aftermath.server.trust import Trust
+from server.server_stage import RUN, Visitor, serving, until
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """A certificate for localhost and its key."""
+
+    path: Path
+    key: Path
+
+    @classmethod
+    def made_in(cls, folder: Path) -> Certificate:
+        made = cls(folder / "cert.pem", folder / "key.pem")
+        line = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost"
+        names = ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(made.key), "-out", str(made.path)]
+        subprocess.run([*line.split(), *names], check=True, capture_output=True)
+        return made
+
+    def server_side(self) -> ssl.SSLContext:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(self.path, self.key)
+        return context
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    return Certificate.made_in(tmp_path_factory.mktemp("own"))
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    return Certificate.made_in(tmp_path_factory.mktemp("other"))
+
+
+async def test_a_member_needs_neither_money_nor_a_cluster_and_all_see_one_run() -> None:
+    async with serving(init_min_clients=2, min_clients=2) as server, Visitor(server) as one, Visitor(server) as two:
+        await one.join()
+        await two.join(tier=1)
+        seen = (await two.chain.view(fresh=True)).members
+        assert seen.find(one.wallet.public) is not None
+        async with asyncio.timeout(30):
+            while (await one.chain.view()).run.state is not RunState.WARMUP:  # as it was pushed
+                with contextlib.suppress(Refused):  # NothingToTick
+                    await two.chain.tick()
+                await asyncio.sleep(0.05)
+
+
+async def test_only_those_on_the_list_come_in() -> None:
+    invited = Keypair()
+    async with serving(allowed=frozenset({invited.pubkey()})) as server:
+        async with Visitor(server, invited) as client:
+            await client.join()
+        with pytest.raises(NotAdmitted, match="not on this server's list"):
+            await Visitor(server).__aenter__()
+
+
+async def test_the_server_of_another_run_is_told_apart() -> None:
+    async with serving() as server:
+        visitor = Visitor(server)
+        visitor.link._run_id = "other"
+        with pytest.raises(ServerRefused, match="keeps the run 'demo', not 'other'"):
+            await visitor.__aenter__()
+
+
+def forged(challenge: Challenge) -> list[bytes]:
+    """Answers that prove nothing."""
+    me, other, peer = Keypair(), Keypair(), Keypair()
+    honest = json.loads(answer(challenge, me, peer))
+    elsewhere = Challenge(challenge.run_id, challenge.genesis, "00" * 32)
+    return [
+        json.dumps({**honest, "identity": bytes(other.pubkey()).hex()}).encode(),
+        json.dumps({**honest, "peer": bytes(other.pubkey()).hex()}).encode(),
+        json.dumps({**honest, "identity_signature": "00" * 64}).encode(),
+        answer(elsewhere, me, peer),
+        answer(Challenge("other", challenge.genesis, challenge.nonce), me, peer),
+        b"{}",
+        b"[" * 1000,
+        b"\x00\xff",
+        honest["identity"].encode(),
+        json.dumps({**honest, "more": 1}).encode(),
+        answer(challenge, me, peer) + b" " * 3000,
+    ]
+
+
+async def converse(server: CentralServer, *messages: bytes, key: Keypair | None = None) -> list[str]:
+    """What the server says to messages of a stranger, or of a member, until it ends the connection."""
+    async with ClientSession() as http, http.ws_connect(f"ws://127.0.0.1:{server.port}") as socket:
+        challenge = challenged(await socket.receive_str(timeout=10))
+        if key is not None:
+            await socket.send_str(answer(challenge, key, Keypair()).decode())
+            assert json.loads(await socket.receive_str(timeout=10)) == {"type": "welcome"}
+        for message in messages:
+            await socket.send_bytes(message)
+        said = []
+        while (came := await socket.receive(timeout=10)).type is WSMsgType.TEXT:
+            said.append(came.data)
+        return said
+
+
+async def test_a_forged_or_broken_answer_costs_the_connection() -> None:
+    async with serving() as server, ClientSession() as http:
+        for index in range(11):
+            async with http.ws_connect(f"ws://127.0.0.1:{server.port}") as socket:
+                challenge = challenged(await socket.receive_str(timeout=10))
+                broken = forged(challenge)
+                assert len(broken) == 11
+                await socket.send_bytes(broken[index])
+                assert (await socket.receive(timeout=10)).type is not WSMsgType.TEXT, broken[index]
+            assert server.sessions.count == 0, broken[index]
+        async with Visitor(server) as visitor:
+            await visitor.join()
+
+
+async def test_an_answer_is_good_for_its_own_connection_only() -> None:
+    async with serving() as server, ClientSession() as http:
+        url = f"ws://127.0.0.1:{server.port}"
+        async with http.ws_connect(url) as first, http.ws_connect(url) as second:
+            seen = answer(challenged(await first.receive_str()), Keypair(), Keypair())
+            await second.receive_str()
+            await second.send_bytes(seen)
+            assert (await second.receive(timeout=10)).type is not WSMsgType.TEXT
+            await first.send_bytes(seen)
+            assert json.loads(await first.receive_str(timeout=10)) == {"type": "welcome"}
+
+
+async def test_what_is_no_call_is_answered_or_ends_the_connection() -> None:
+    async with serving() as server:
+        call = b'{"jsonrpc":"2.0","id":1,"method":"%s","params":[]}'
+        for method in (b"requestAirdrop", b"getProgramAccounts", b"logsSubscribe", b"slotSubscribe", b"nothing"):
+            (said,) = await converse(server, call % method, b"[]", key=Keypair())
+            assert json.loads(said)["error"]["message"] == "Method not found"
+        assert await converse(server, b"[" + call % b"getGenesisHash" + b"]", key=Keypair()) == []
+        assert await converse(server, b"\x00\x01", key=Keypair()) == []
+        assert await converse(server, b"{" + b" " * 70_000 + b"}", key=Keypair()) == []
+        async with ClientSession() as http, http.get(f"http://127.0.0.1:{server.port}/") as reply:
+            assert reply.status == 426
+
+
+async def refusal_of(visitor: Visitor, sent: VersionedTransaction) -> str:
+    with pytest.raises(RpcRejected) as caught:
+        await visitor.pool.call(lambda node: node.send_raw_transaction(bytes(sent), TxOpts(skip_preflight=True)))
+    return str(caught.value)
+
+
+async def test_strangers_who_say_nothing_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_limiter, "MOST_STRANGERS", 12)
+    async with serving() as server, ClientSession() as http, contextlib.AsyncExitStack() as stack:
+        url = f"ws://127.0.0.1:{server.port}"
+        silent = [
+            await stack.enter_async_context(http.ws_connect(url)) for _ in range(connection_limiter.MOST_STRANGERS + 3)
+        ]
+        async with Visitor(server) as visitor:
+            await visitor.join()
+        challenges = [(await one.receive(timeout=10)).type for one in silent]
+        assert set(challenges) == {WSMsgType.TEXT}
+        for one in silent[:3]:  # those who were there for longest have made room
+            assert (await one.receive(timeout=connection_limiter.STRANGER_SECONDS / 2)).type is not WSMsgType.TEXT
+
+
+def test_room_is_made_by_the_oldest_of_the_address_with_most() -> None:
+    waiting = {1: "10.0.0.1", 2: "10.0.0.2", 3: "10.0.0.3", 4: "10.0.0.2", 5: "10.0.0.2"}
+    assert makes_room(waiting) == 2
+    assert makes_room({3: "a", 1: "b"}) == 3
+
+
+async def test_a_member_that_is_slow_to_prove_its_key_is_not_driven_out_by_many_of_one_address(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connection_limiter, "MOST_STRANGERS", 12)
+    async with serving() as server, ClientSession() as http, contextlib.AsyncExitStack() as stack:
+        url = f"ws://127.0.0.1:{server.port}"
+        elsewhere = TCPConnector(local_addr=("127.0.0.2", 0))
+        other = await stack.enter_async_context(ClientSession(connector=elsewhere))
+        slow = await stack.enter_async_context(other.ws_connect(url))
+        challenge = challenged(await slow.receive_str(timeout=10))
+        for _ in range(connection_limiter.MOST_STRANGERS + 5):
+            await stack.enter_async_context(http.ws_connect(url))
+        await slow.send_str(answer(challenge, Keypair(), Keypair()).decode())
+        assert json.loads(await slow.receive_str(timeout=10)) == {"type": "welcome"}
+
+
+@pytest.mark.parametrize("with_tls", [False, True])
+async def test_connections_without_request_make_room(
+    with_tls: bool, own: Certificate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_limiter, "MOST_STRANGERS", 12)
+    trust = Trust.by(own.path) if with_tls else None
+    tls = own.server_side() if with_tls else None
+    given = {"ssl": trust.context, "server_hostname": "localhost"} if trust else {}
+    async with serving(tls=tls) as server, Visitor(server, trust=trust) as member:
+        count = connection_limiter.MOST_STRANGERS + 3
+        ends = [await asyncio.open_connection("127.0.0.1", server.port, **given) for _ in range(count)]
+        async with asyncio.timeout(connection_limiter.STRANGER_SECONDS / 2):
+            for reader, _ in ends[:3]:  # the oldest
+                with contextlib.suppress(ConnectionResetError):
+                    assert await reader.read() == b""
+        assert not any(reader.at_eof() for reader, _ in ends[3:])
+        async with Visitor(server, trust=trust) as visitor:
+            await visitor.join()
+        assert await member.seat() is None  # and is there as before
+        for _, writer in ends:
+            writer.transport.abort()
+
+
+@pytest.mark.parametrize("stage", ["TLS handshake", "request"])
+async def test_silent_connections_end_and_starve_no_member(
+    stage: str, own: Certificate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tls = own.server_side() if stage == "TLS handshake" else None
+    trust = Trust.by(own.path) if tls else None
+    monkeypatch.setattr(connection_limiter, "STRANGER_SECONDS", 2.0)
+    async with serving(tls=tls) as server, Visitor(server, trust=trust) as member:
+        ends = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(300)]
+        async with Visitor(server, trust=trust) as visitor:
+            await visitor.join()
+        assert await member.seat() is None
+        async with asyncio.timeout(20):
+            for reader, _ in ends:
+                with contextlib.suppress(ConnectionResetError):
+                    assert await reader.read() == b""
+        for _, writer in ends:
+            writer.transport.abort()
+
+
+async def test_a_connection_holds_few_subscriptions() -> None:
+    call = b'{"jsonrpc":"2.0","id":%d,"method":"%s","params":[%s]}'
+    key = f'"{Keypair().pubkey()}"'.encode()
+    async with serving() as server:
+        asked = [call % (number, b"accountSubscribe", key) for number in range(rpc_methods.MOST_SUBSCRIPTIONS + 1)]
+        said = await converse(server, *asked, b"[]", key=Keypair())
+        *held, refused = map(json.loads, said)
+        assert all("result" in one for one in held)
+        assert refused["error"]["message"] == f"a connection may hold {rpc_methods.MOST_SUBSCRIPTIONS} subscriptions"
+        again = [*asked[:-1], call % (98, b"accountUnsubscribe", b"%d" % (held[-1]["result"] + 1)), asked[-1]]
+        said = await converse(server, *again, b"[]", key=Keypair())  # those of a connection that is gone count no more
+        assert all("result" in json.loads(one) for one in said)
+
+
+@pytest.mark.parametrize("ends", [True, False])
+async def test_a_member_that_takes_nothing_holds_no_connection(ends: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither by a message that ends it, nor by silence; and what it owes it nobody waits for."""
+    monkeypatch.setattr(session, "MOST_OWED", 1 << 30)
+    monkeypatch.setattr(session, "PING_SECONDS", 0.25)
+    async with serving() as server, ClientSession() as http, Visitor(server) as other:
+        async with http.ws_connect(f"ws://127.0.0.1:{server.port}", autoclose=False) as socket:
+            challenge = challenged(await socket.receive_str(timeout=10))
+            await socket.send_str(answer(challenge, Keypair(), Keypair()).decode())
+            await socket.receive_str(timeout=10)
+            transport = socket._writer.transport
+            assert transport is not None
+            transport.pause_reading()
+            members = str(run_addresses(server_module.PROGRAM, RUN).members)
+            call = {"jsonrpc": "2.0", "id": 1, "method": "getMultipleAccounts", "params": [[members] * 100]}
+            for _ in range(5):
+                await socket.send_json(call)
+            assert len(server._connections) == 3  # the other has two
+            if ends:
+                await socket.send_str("[]")
+            await until(lambda: len(server._connections) == 2, "the connection has ended")
+            transport.abort()
+        assert await other.seat() is None
+
+
+async def test_a_member_sends_its_own_transactions_about_this_run_and_no_others() -> None:
+    async with serving() as server, Visitor(server) as visitor, Visitor(server) as other:
+        client = CoordinatorClient(visitor.pool, visitor.wallet)
+        blockhash, _ = await client.sender.blockhash()
+        me = visitor.wallet.keypair
+
+        def signed(*instructions: object, by: Keypair = me) -> VersionedTransaction:
+            message = Message.new_with_blockhash(instructions, by.pubkey(), blockhash)  # type: ignore[arg-type]
+            return VersionedTransaction(message, [by])
+
+        money = transfer(TransferParams(from_pubkey=me.pubkey(), to_pubkey=Pubkey.default(), lamports=1))
+        foreign = CoordinatorClient(other.pool, other.wallet).ix
+        assert "signed by the identity" in await refusal_of(visitor, signed(foreign.tick(RUN), by=other.wallet.keypair))
+        assert "about this run" in await refusal_of(visitor, signed(money))
+        another = client.ix.init_run("another", main_authority=None, join_authority=None, client_version="")
+        assert "about this run" in await refusal_of(visitor, signed(another))
+        owner = client.ix.set_paused(RUN, True)
+        with pytest.raises(Refused):  # the program's own rule
+            await client.sender.send([owner])
+        await visitor.join()
+
+
+async def test_new_identities_get_accounts_by_success_and_quota(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accounts, "NEW_OF_ADDRESS", 2.0)
+    async with serving(tmp_path) as server, contextlib.AsyncExitStack() as stack:
+        visitors = [await stack.enter_async_context(Visitor(server)) for _ in range(4)]
+
+        def funded(visitor: Visitor) -> bool:
+            return server.node.bank.account(visitor.wallet.pubkey) is not None
+
+        assert not any(map(funded, visitors)), "to come in costs the server nothing"
+        looker, *members, late = visitors
+        with pytest.raises(Refused):  # nothing is due
+            await looker.chain.tick()
+        client = CoordinatorClient(looker.pool, looker.wallet)
+        blockhash, _ = await client.sender.blockhash()
+        tick = client.sender.transaction([client.ix.tick(RUN)], (), 200_000, 0, blockhash)
+        with pytest.raises(TransactionFailed):
+            await looker.pool.call(lambda node: node.send_raw_transaction(bytes(tick), TxOpts(skip_preflight=True)))
+        assert not funded(looker), "what fails gives no account, without the preflight either"
+        for member in members:
+            await member.join()
+            assert funded(member)
+        with pytest.raises(RpcRejected, match="accepts no new identities for"):
+            await late.join()
+        await members[0].join(weight=20)
+
+
+async def test_accounts_without_membership_expire_for_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accounts, "AWAY_SECONDS", 0.0)
+    passer, member = Pubkey.new_unique(), Keypair()
+    async with serving(tmp_path) as server, Visitor(server, member) as visitor:
+        await visitor.join()
+        await server.node.provide(passer, accounts.ALLOWANCE)
+        server.accounts.sweep()
+    async with serving(tmp_path) as server:
+        server.accounts.sweep()
+        assert server.node.bank.account(passer) is None
+        assert server.node.bank.account(member.pubkey()) is not None, "it has a membership"
+        async with Visitor(server, member) as visitor:
+            assert await visitor.seat() is not None
+
+
+async def test_a_dropped_connection_withdraws_by_what_the_member_itself_had_signed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sessions, "GRACE", 0.2)
+    monkeypatch.setattr(sessions, "RETURN", 0.2)
+    async with serving() as server, Visitor(server) as stays:
+        async with Visitor(server) as goes:
+            await goes.join()
+            keeping = asyncio.create_task(
+                leave_wills(goes.chain, goes.link, CoordinatorClient(goes.pool, goes.wallet), RUN)
+            )
+            await until(lambda: _client(server, goes).will, "the will is kept")
+            keeping.cancel()
+        async with asyncio.timeout(30):
+            while (await stays.chain.view(fresh=True)).members.pending:
+                await asyncio.sleep(0.05)
+
+
+async def test_of_many_who_come_and_go_few_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    """Anybody makes identities, where there is no list of those who may join."""
+    caplog.set_level("INFO")
+    here, lines = sessions.Sessions(None), int(sessions.LINES)
+    for number in range(lines + 50):
+        here.came(Keypair().pubkey(), bytes(32), session.Session.__new__(session.Session))
+        if number == lines + 20:
+            here._lines._tokens = 1.0
+    assert caplog.text.count(" is here") == lines + 1
+    assert "is here; 21 times before somebody came or went" in caplog.text
+
+
+async def test_without_the_option_nobody_is_withdrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "GRACE", 0.1)
+    monkeypatch.setattr(sessions, "RETURN", 0.1)
+    async with serving(withdraw=False) as server, Visitor(server) as stays:
+        async with Visitor(server) as goes:
+            await goes.join()
+            keeping = asyncio.create_task(
+                leave_wills(goes.chain, goes.link, CoordinatorClient(goes.pool, goes.wallet), RUN)
+            )
+            await until(lambda: _client(server, goes).will, "the will is kept")
+            keeping.cancel()
+        async with asyncio.timeout(30):
+            while goes.wallet.pubkey in server.sessions._clients:  # somebody has to be heard
+                await stays.chain.view(fresh=True)
+                await asyncio.sleep(0.05)
+        assert (await stays.chain.view(fresh=True)).members.pending
+
+
+class _Deaf:
+    """A connection of which the server does not know yet that it is none."""
+
+    def put(self, text: str) -> None:
+        del text
+
+
+async def test_nobody_is_withdrawn_while_nobody_at_all_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "GRACE", 0.05)
+    monkeypatch.setattr(sessions, "RETURN", 0.3)
+    withdrawn: list[Pubkey] = []
+
+    async def send(identity: Pubkey, will: bytes) -> None:
+        withdrawn.append(identity)
+
+    here, there, gone = (Keypair().pubkey() for _ in range(3))
+    outlets: dict[Pubkey, sessions.Outlet] = {key: _Deaf() for key in (here, there, gone)}
+    present = sessions.Sessions(send)
+    clients = [present.came(key, bytes(key), outlet) for key, outlet in outlets.items()]
+    for client in clients:
+        present.keep(client, b"will")
+    await asyncio.sleep(0.01)
+    for client in clients:  # the server's line is cut
+        present.went(client, outlets[client.identity])
+    await asyncio.sleep(0.2)
+    assert not withdrawn
+    present.came(here, bytes(here), outlets[here])  # and whole again
+    await asyncio.sleep(0.15)
+    present.came(there, bytes(there), outlets[there])
+    present.heard()
+    await until(lambda: withdrawn, "who does not come back is withdrawn")
+    await present.close()
+    assert withdrawn == [gone]
+
+
+async def test_nobody_can_leave_the_will_of_another() -> None:
+    async with serving() as server, Visitor(server) as one, Visitor(server) as two:
+        await two.join()
+        client = CoordinatorClient(two.pool, two.wallet)
+        run = (await two.chain.view()).run
+        message = Message.new_with_blockhash(
+            [client.ix.leave_run(RUN, run.round_id)], two.wallet.pubkey, Hash.default()
+        )
+        for tx in (
+            VersionedTransaction(message, [two.wallet.keypair]),  # of another identity
+            VersionedTransaction.populate(message, [Keypair().sign_message(b"x")]),
+        ):
+            await one.link.keep_will(base64.b64encode(bytes(tx)))
+        assert _client(server, one).will is None
+
+
+def _client(server: CentralServer, visitor: Visitor) -> sessions.ConnectedClient:
+    return server.sessions._clients[visitor.wallet.pubkey]
+
+
+async def test_the_server_tells_members_where_their_peers_are_and_are_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sessions, "GRACE", 0.1)
+    monkeypatch.setattr(sessions, "RETURN", 0.1)
+    here, there = (
+        Whereabouts(("192.0.2.1:7",)),
+        Whereabouts(("[2001:db8::1]:8", "192.0.2.2:9"), "https://relay.example"),
+    )
+    async with serving() as server, Visitor(server) as one:
+        Broker(one.link).write(here)
+        await until(lambda: _client(server, one).at == here, "it is announced")
+        async with Visitor(server) as two:
+            broker = Broker(two.link)
+            broker.write(there)
+            assert await until(lambda: broker.read(bytes(one.peer.pubkey())), "it hears of the other") == here
+            assert await until(lambda: one.link.peers.get(bytes(two.peer.pubkey())), "so does the other") == there
+        async with asyncio.timeout(30):
+            while one.link.peers:  # who is gone is nowhere
+                await one.pool.genesis()
+                await asyncio.sleep(0.05)
+
+
+async def test_a_state_that_was_acknowledged_outlives_the_server_and_members_come_back(tmp_path: Path) -> None:
+    here = Whereabouts(("192.0.2.1:7",))
+    async with serving(tmp_path, init_min_clients=2, min_clients=2) as server:
+        visitor = Visitor(server)
+        await visitor.__aenter__()
+        await visitor.link.announce(here)
+        await visitor.join()
+        before = (await visitor.chain.view(fresh=True)).run
+        port = server.port
+    try:
+        async with serving(tmp_path, port=port) as again:
+            after = (await visitor.chain.view(fresh=True)).run
+            assert after.seq == before.seq
+            assert await visitor.seat() is not None
+            await visitor.chain.leave()
+            await until(lambda: _client(again, visitor).at == here, "it is announced again")
+        for away, says in (
+            (serving(port=port), "has begun anew"),
+            (serving(tmp_path, port=port, allowed=frozenset()), "is not on this server's list"),
+        ):
+            async with away:  # without TLS anybody on the way can say so, for as long as it can
+                with pytest.raises(Unavailable, match=f"has not answered for 1 s: .* {says}.*, or somebody on the way"):
+                    await visitor.pool.patient(1.0).genesis()
+        async with serving(tmp_path, port=port):
+            await visitor.pool.genesis()
+    finally:
+        await visitor.__aexit__()
+
+
+async def test_tls_with_a_certificate_of_ones_own(own: Certificate, other: Certificate) -> None:
+    async with serving(tls=own.server_side()) as server:
+        async with Visitor(server, trust=Trust.by(own.path)) as visitor:
+            await visitor.join()
+        with pytest.raises(ServerRefused, match=r"is not to be trusted.*\nNo certificate was given"):
+            await Visitor(server, trust=Trust.by(None)).__aenter__()
+        with pytest.raises(ServerRefused, match=rf"is not to be trusted.*\nIt must be {re.escape(str(other.path))}"):
+            await Visitor(server, trust=Trust.by(other.path)).__aenter__()
+        plain = Visitor(server)
+        plain.pool.patience = 0.5
+        with pytest.raises(Unavailable, match="has not answered"):
+            await plain.__aenter__()
+
+
+async def test_another_certificate_than_the_servers_is_waited_out_by_who_was_let_in_before(
+    tmp_path: Path, own: Certificate, other: Certificate
+) -> None:
+    kept = tmp_path / "state"
+    async with serving(kept, tls=own.server_side()) as server:
+        port, visitor = server.port, Visitor(server, trust=Trust.by(own.path))
+        await visitor.__aenter__()
+    try:
+        async with serving(kept, port=port, tls=other.server_side()):
+            with pytest.raises(Unavailable, match=r"has not answered for 1 s: the certificate of the server .* is not"):
+                await visitor.pool.patient(1.0).genesis()
+        async with serving(kept, port=port, tls=own.server_side()):
+            await visitor.pool.genesis()
+        async with serving(port=port, tls=own.server_side()):  # who has the certificate is believed
+            with pytest.raises(ServerRefused, match="begun anew"):
+                await visitor.pool.genesis()
+    finally:
+        await visitor.__aexit__()
+
+
+async def test_connections_that_broke_for_the_member_alone_do_not_end_it(own: Certificate) -> None:
+    async with serving(tls=own.server_side()) as server, Visitor(server, trust=Trust.by(own.path)) as visitor:
+        outlets, connection = _client(server, visitor).outlets, visitor.link._connection
+        assert connection is not None
+        broken = {_Deaf() for _ in range(sessions.MOST_OF_ONE)}
+        outlets |= broken
+        await connection.close()
+        asked = asyncio.create_task(visitor.pool.genesis())
+        await asyncio.sleep(0.2)
+        assert not asked.done()
+        with pytest.raises(ServerRefused, match="has 4 connections already"):  # not a member that was here before
+            await Visitor(server, visitor.wallet.keypair, Trust.by(own.path)).__aenter__()
+        outlets -= broken
+        assert await asked
+
+
+async def test_a_member_that_is_gone_for_a_moment_is_not_withdrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving() as server, Visitor(server) as visitor:
+        await visitor.join()
+        connection = visitor.link._connection
+        assert connection is not None
+        await connection.close()
+        assert await visitor.seat() is not None
+        assert visitor.link._connection is not connection
+        assert server.sessions.here(visitor.wallet.pubkey)

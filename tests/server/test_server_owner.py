@@ -1,0 +1,135 @@
+"""The server as the owner of its run: it makes it from the file, and what a file that was changed since does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from aftermath.cli.main import app
+from aftermath.rules.model import Model
+from aftermath.rules.run import Run
+from aftermath.rules.state import RunState
+from aftermath.server.files import ServerError
+from aftermath.server.owner import establish, inside, owner_wallet
+from aftermath.server.server import ServerConfig, opened
+from aftermath.server.state import State, load_state
+from config.config_cases import SEED
+
+SIZES = ["--hidden", "16", "--layers", "1", "--heads", "2", "--kv-heads", "2", "--intermediate", "16"]
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A state file whose model is there."""
+    model = tmp_path_factory.mktemp("material") / "model"
+    made = CliRunner().invoke(app, ["model", "init", "--out", str(model), *SIZES])
+    assert made.exit_code == 0, made.output
+    return f"""
+run_id = "demo"
+[config]
+warmup_time = 30
+cooldown_time = 30
+rounds_per_epoch = 4
+max_round_train_time = 30
+round_witness_time = 1
+min_clients = 1
+init_min_clients = 1
+global_batch_size_start = 4
+global_batch_size_end = 4
+total_steps = 100
+[model.LLM]
+architecture = "HfLlama"
+data_type = "Pretraining"
+max_seq_len = 32
+checkpoint = {{ Local = {json.dumps(str(model))} }}
+data_location = "Dummy"
+[model.LLM.lr_schedule.Constant]
+base_lr = 1.0e-3
+[model.LLM.optimizer.Distro]
+clip_grad_norm = 1.0
+compression_decay = 0.999
+compression_chunk = 16
+compression_topk = 4
+quantize_1bit = true
+"""
+
+
+def state_of(place: Path, text: str) -> State:
+    path = place / "state.toml"
+    path.write_text(text)
+    return load_state(path, None)[1]
+
+
+async def started(state: Path, file: State) -> tuple[list[str], Run, Model]:
+    """One start of a server on a directory of state: what it says, and the run then."""
+    config, wallet = ServerConfig("demo", "127.0.0.1", 0, state, None, None, True), owner_wallet(state)
+    async with opened(config) as server, inside(server.node, wallet) as chain:
+        said = await establish(chain, "demo", file)
+        run, model, _ = await chain.coordinator.snapshot("demo")
+    return said, run, model
+
+
+async def test_the_first_start_makes_the_run_and_the_next_ones_leave_it_as_it_is(tmp_path: Path, text: str) -> None:
+    file = state_of(tmp_path, text)
+    _, run, model = await started(tmp_path / "kept", file)
+    assert run.state is RunState.WAITING_FOR_MEMBERS
+    assert (run.config.total_steps, run.config.warmup_time) == (100, 30)
+    assert any(model.schema_hash)
+    assert (tmp_path / "kept" / "owner.json").stat().st_mode & 0o077 == 0
+    said, again, _ = await started(tmp_path / "kept", file)
+    assert said == []
+    assert again == run
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "key", "values"),
+    [
+        ("total_steps = 100", "total_steps = 200", "run.config.total_steps", ("100", "200")),
+        ("compression_topk = 4", "compression_topk = 2", "model.optimizer.compression_topk", ("4", "2")),
+        ("max_seq_len = 32", "max_seq_len = 64", "model.max_seq_len", ("32", "64")),
+    ],
+)
+async def test_changed_key_of_started_run_is_named_with_both_values(
+    tmp_path: Path, text: str, old: str, new: str, key: str, values: tuple[str, str]
+) -> None:
+    await started(tmp_path / "kept", state_of(tmp_path, text))
+    said, again, _ = await started(tmp_path / "kept", state_of(tmp_path, text.replace(old, new)))
+    path = tmp_path / "state.toml"
+    sentence = f"{key}: the run keeps {values[0]}; {values[1]} in {path} applies to a new run only"
+    assert sentence in said
+    assert all(key.split(".")[-1] in other for other in said), "no other key"
+    assert again.config.total_steps == 100
+
+
+async def test_other_run_id_on_kept_state_is_refused(tmp_path: Path, text: str) -> None:
+    await started(tmp_path / "kept", state_of(tmp_path, text))
+    config = ServerConfig("dmeo", "127.0.0.1", 0, tmp_path / "kept", None, None, True)
+    async with opened(config) as server, inside(server.node, owner_wallet(tmp_path / "kept")) as chain:
+        with pytest.raises(ServerError, match="keeps the run 'demo', not 'dmeo'") as refused:
+            await establish(chain, "dmeo", state_of(tmp_path, text.replace('"demo"', '"dmeo"')))
+        assert "--run-id demo" in refused.value.fix
+        assert [run.run_id for run, _, _ in await chain.coordinator.list_runs()] == ["demo"]
+
+
+async def test_a_server_starts_again_although_what_its_run_began_with_is_gone(tmp_path: Path, text: str) -> None:
+    await started(tmp_path / "kept", state_of(tmp_path, text))
+    said, run, _ = await started(tmp_path / "kept", state_of(tmp_path, text.replace("/model", "/gone")))
+    assert [sentence.partition(":")[0] for sentence in said] == ["model.checkpoint.repo"]
+    assert run.state is RunState.WAITING_FOR_MEMBERS
+
+
+async def test_a_run_whose_owners_key_is_gone_is_said_and_gets_no_other_owner(tmp_path: Path, text: str) -> None:
+    await started(tmp_path / "kept", state_of(tmp_path, text))
+    key = (tmp_path / "kept" / "owner.json").rename(tmp_path / "copy.json")
+    with pytest.raises(ServerError, match="keeps a run, but not the key of its owner"):
+        owner_wallet(tmp_path / "kept")
+    assert not (tmp_path / "kept" / "owner.json").exists()
+    key.rename(tmp_path / "kept" / "owner.json")
+    assert (await started(tmp_path / "kept", state_of(tmp_path, text)))[0] == []
+
+
+async def test_the_seeds_own_file_is_read(tmp_path: Path) -> None:
+    assert state_of(tmp_path, 'run_id = "demo"\n' + SEED).config.rounds_per_epoch > 0
