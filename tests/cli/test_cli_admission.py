@@ -96,6 +96,9 @@ def test_a_wallet_that_takes_part_here_already(waiting: Shell, run_id: str) -> N
         assert verdict(waiting, run_id, waiting.wallet) == [
             f"another process on this machine takes part in run {run_id} with this key"
         ]
+        rehearsed = train(waiting, "--run-id", run_id, "--dry-run")
+        assert rehearsed.code == 1
+        assert "another process on this machine takes part in" in rehearsed.err
     assert verdict(waiting, run_id, waiting.wallet) == []
 
 

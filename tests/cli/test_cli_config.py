@@ -260,6 +260,7 @@ def test_a_table_lists_its_keys_and_a_last_part_all_that_end_so() -> None:
 def test_an_unknown_key_gets_the_nearest_names() -> None:
     told = invoke("config", "explain", "config.global_batch_sise_end", "--json").mistake
     assert told["fix"].startswith("Did you mean config.global_batch_size_end")
+    assert "compression_topk" in invoke("config", "explain", "topk", "--json").mistake["fix"]
     assert invoke("config", "explain", "zzz", "--json").mistake["fix"] == "docs/config.md lists them"
 
 

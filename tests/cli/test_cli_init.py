@@ -238,6 +238,18 @@ def test_nothing_is_written_over_what_is_there() -> None:
         Path("run.files.toml").unlink()
 
 
+def test_init_to_standard_output_names_paths_of_the_default_file() -> None:
+    said = invoke("init", "--out", "-")
+    assert said.code == 0
+    assert "runs/run/" in said.out
+    assert "-.files.toml" not in said.out
+    assert "runs/-" not in said.out
+    assert "init --out FILE also writes what run-files needs" in said.out
+    refused = invoke("init", "--out", "-", "--json")
+    assert (refused.code, refused.out) == (2, "")
+    assert not list(Path().iterdir())
+
+
 def test_a_file_beside_that_is_of_another_config_does_not_stay(material: Path) -> None:
     written()
     assert Path("run.files.toml").is_file()

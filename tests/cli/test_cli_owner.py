@@ -297,7 +297,9 @@ def test_pause_and_resume(configured: Shell, run_id: str) -> None:
     assert resumed["state"] == "waiting_for_members"
     ticked = invoke("tick", "--rpc", configured.rpc, "-w", configured.wallet, "--run-id", run_id, "--count", 1).out
     assert f"run {run_id}, which is now waiting for members" in ticked
-    assert "set-paused" in configured("update-config", "--run-id", run_id, "--name", "No").error["fix"]
+    refused = configured("update-config", "--run-id", run_id, "--name", "No").error
+    assert "set-paused" in refused["fix"]
+    assert refused["code"] == configured("close-run", "--run-id", run_id, "--yes").error["code"] == "not-halted"
     unsaid = configured("set-paused", "--run-id", run_id).mistake
     assert unsaid["error"] == "set-paused needs the word pause or resume"
     assert f"set-paused --run-id {run_id} pause" in unsaid["fix"]

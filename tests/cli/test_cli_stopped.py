@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -28,10 +29,9 @@ def events_until(process: subprocess.Popen[str], wanted: Callable[[Event], bool]
     raise AssertionError("the member ended before that")
 
 
-@pytest.mark.slow
-def test_lone_member_interrupted_goes_on_from_its_steps(
-    owner: Shell, run_id: str, material: Path, tmp_path: Path
-) -> None:
+@pytest.fixture
+def line(owner: Shell, run_id: str, material: Path, tmp_path: Path) -> list[str]:
+    """The command line of the only member of a run with long epochs, which keeps checkpoints in `kept`."""
     more = {"rounds_per_epoch = 2": "rounds_per_epoch = 40", "max_round_train_time = 20": "max_round_train_time = 6"}
     config = quick_config(material, tmp_path, more)
     for command, *arguments in (
@@ -41,9 +41,17 @@ def test_lone_member_interrupted_goes_on_from_its_steps(
     ):
         assert owner(command, "--run-id", run_id, *arguments).code == 0
     words = ["train", "--rpc", owner.rpc, "--run-id", run_id, "-w", str(owner.wallet), "--logs", "json", *LOCAL]
-    line = [str(word) for word in (CONSOLE, *words, "--micro-batch-size", 1, "--checkpoint-dir", tmp_path / "kept")]
+    return [str(word) for word in (CONSOLE, *words, "--micro-batch-size", 1, "--checkpoint-dir", tmp_path / "kept")]
+
+
+def trained(event: Event, steps: int) -> bool:
+    return bool(event["kind"] == "applied" and event["step"] >= steps)
+
+
+@pytest.mark.slow
+def test_lone_member_interrupted_goes_on_from_its_steps(owner: Shell, run_id: str, line: list[str]) -> None:
     with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as first:
-        list(events_until(first, lambda event: event["kind"] == "applied" and event["step"] >= 4))
+        list(events_until(first, lambda event: trained(event, 4)))
         first.send_signal(signal.SIGINT)
         stopped = list(events_until(first, lambda event: event["kind"] == "stopped"))[-1]
         assert first.wait(30) == 0
@@ -57,3 +65,18 @@ def test_lone_member_interrupted_goes_on_from_its_steps(
     assert told[-1]["step"] == stopped["step"] + 1
     found = owner("show-run", "--run-id", run_id).data
     assert found["checkpoint_step"] == stopped["step"]
+
+
+@pytest.mark.slow
+def test_lone_member_that_cannot_save_names_its_steps_and_fails(line: list[str], tmp_path: Path) -> None:
+    """Nobody is there who could press Ctrl-C again."""
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as member:
+        list(events_until(member, lambda event: trained(event, 2)))
+        shutil.rmtree(tmp_path / "kept", ignore_errors=True)
+        (tmp_path / "kept").write_text("a file, in which no checkpoint can be")
+        member.send_signal(signal.SIGTERM)
+        told = [json.loads(text) for text in member.stdout or ()]
+        assert member.wait(90) == 1
+    warned = [event["message"] for event in told if event["kind"] == "warning"]
+    assert any("trained steps are in no checkpoint" in said and "lost now" in said for said in warned)
+    assert "trained steps are lost" in told[-1]["message"]

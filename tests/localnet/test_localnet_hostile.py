@@ -214,7 +214,7 @@ async def test_an_occupied_port_is_named() -> None:
     try:
         with pytest.raises(LocalnetError, match=f"port {running.rpc_port} is in use") as caught:
             await serve(LocalnetConfig(rpc_port=running.rpc_port))
-        assert "--rpc-port" in caught.value.fix
+        assert "another with --port" in caught.value.fix
         with pytest.raises(LocalnetError, match=f"port {running.rpc_port} is in use"):
             await serve(LocalnetConfig(rpc_port=running.rpc_port - 1))
     finally:

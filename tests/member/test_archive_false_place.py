@@ -58,6 +58,32 @@ def test_recorded_step_outlives_false_place_and_feeds_restart(tmp_path: Path) ->
     play(tmp_path, story, **ALONE | {"total_steps": 24})
 
 
+def test_member_without_a_copy_takes_a_falsely_named_step_from_members(tmp_path: Path) -> None:
+    """All members die. The one that kept the step begins with its own directory, and gives it to the other."""
+
+    async def story(sim: Simulation) -> None:
+        keeper = sim.add(0)
+        sim.keeps = False
+        other = sim.add(1)
+        await sim.until(lambda run: run.epoch == 1 and run.state is RunState.ROUND_TRAIN)
+        _name_falsely(sim, "/etc")
+        for player in (keeper, other):
+            await sim.kill(player)
+            player.events.clear()
+        sim.start(other)
+        sim.keeps = True
+        keeper.name = "moved"  # the directory that it named before cannot be read by the other, as on another machine
+        (sim.place / "kept" / "m0").rename(sim.place / "kept" / "moved")
+        sim.start(keeper)
+        await sim.until(lambda run: bool(keeper.saw("applied") and other.saw("applied")))
+        assert keeper.saw("model")[0]["source"] == "the checkpoint"
+        assert other.saw("model")[0]["source"] == "members that have the checkpoint"
+        assert min(event["step"] for event in other.saw("applied")) == 4, "no attested step is lost"
+
+    sim = play(tmp_path, story, rounds_per_epoch=3, total_steps=12, min_clients=2, init_min_clients=2)
+    assert sim.compare(sim.players) > 0
+
+
 @pytest.mark.parametrize(
     ("repo", "answer", "directory"),
     [
@@ -73,7 +99,10 @@ def test_directory_replaces_only_a_false_place(
 ) -> None:
     """The member has the owner's wallet, from which the program accepts a directory at any time."""
 
-    def read(_: Checkpoint) -> None:
+    reads = list[Checkpoint]()
+
+    def read(checkpoint: Checkpoint) -> None:
+        reads.append(checkpoint)
         if answer is not None:
             raise answer
 
@@ -87,6 +116,7 @@ def test_directory_replaces_only_a_false_place(
         await sim.until(lambda run: run.epoch == (2 if directory else 3) and run.state is RunState.ROUND_TRAIN)
         assert sim.model.checkpoint.kind is (CheckpointKind.LOCAL if directory else CheckpointKind.HUB)
         assert bool(_warned(owner)) is not directory, "that nobody uploads newer ones"
+        assert len(reads) == (repo != "/etc"), "neither a good place nor one without an answer is read in every epoch"
 
     play(tmp_path, story, **ALONE | {"total_steps": 12})
 

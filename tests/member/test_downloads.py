@@ -56,6 +56,38 @@ def test_stalling_author_leaves_turns_to_others(most: int | None, ends: list[flo
     run_virtual(story())
 
 
+def test_two_stalling_authors_share_half_of_the_turns() -> None:
+    """Both have failed once when four other authors' downloads begin, which take a second each."""
+
+    async def story() -> None:
+        turns, ended = Downloads(4), list[float]()
+        clock = asyncio.get_running_loop().time
+
+        async def stall(author: bytes) -> None:
+            while True:
+                try:
+                    async with turns.turn(author):
+                        await asyncio.sleep(STALLED)
+                        raise TransportError("it stalls")
+                except TransportError:
+                    await asyncio.sleep(0)
+
+        async def fetch(author: bytes) -> None:
+            async with turns.turn(author):
+                await asyncio.sleep(1.0)
+            ended.append(clock() - began)
+
+        stalled = [asyncio.ensure_future(stall(author)) for author in (b"x", b"y") * 25]
+        await asyncio.sleep(1.5 * STALLED)
+        began = clock()
+        await asyncio.gather(*(fetch(author) for author in (b"a", b"b", b"c", b"d")))
+        assert ended == pytest.approx([1.0, 1.0, 2.0, 2.0])
+        for task in stalled:
+            task.cancel()
+
+    run_virtual(story())
+
+
 def test_cancelled_download_gives_its_turn_back() -> None:
     async def story() -> None:
         turns, holds = Downloads(1), asyncio.Event()

@@ -11,6 +11,7 @@ import pytest
 
 from aftermath.rules.state import RunState
 from aftermath.sim.simulation import Simulation, play
+from member.disk import Disk
 from member.short_runs import ALONE
 
 
@@ -75,3 +76,26 @@ def test_run_that_continued_without_saved_steps_is_reported(tmp_path: Path) -> N
         assert [event for event in player.saw("warning") if "only a copy of the model" in event["message"]]
 
     play(tmp_path, story, **ALONE)
+
+
+@pytest.mark.parametrize("frees_space", [True, False])
+def test_stopped_member_with_a_full_disk_stays_and_retries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, frees_space: bool
+) -> None:
+    disk, tries = Disk(monkeypatch), list[bool]()
+
+    def again(saved: bool) -> bool:
+        tries.append(saved)
+        disk.full = len(tries) < 3 or not frees_space
+        return len(tries) < 4
+
+    async def story(sim: Simulation) -> None:
+        player = sim.add(0)
+        await sim.until_round(2)
+        disk.full = True
+        await sim.stop(player, again)
+        assert tries == [False] * 3 + [frees_space]
+        assert [event["goes_on"] for event in player.saw("stopped")] == [True] * frees_space
+        assert len(player.saw("warning")) == 1
+
+    play(tmp_path, story, **ALONE | {"rounds_per_epoch": 20})

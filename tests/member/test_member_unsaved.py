@@ -4,9 +4,15 @@ run.
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
+import pytest
+
+from aftermath.rules.run import steps_before
+from aftermath.rules.state import RunState
 from aftermath.sim.simulation import Simulation, play
+from member.disk import Disk
 from member.short_runs import ALONE, SHORT
 
 LOST = (
@@ -25,8 +31,10 @@ def test_run_without_checkpoint_warns_each_epoch_and_at_end(tmp_path: Path) -> N
     sim = play(tmp_path, story, **SHORT)
     for player in sim.players:
         told = [event["message"].splitlines() for event in player.saw("warning")]
-        assert [lines[0] for lines in told] == [LOST.format("3 steps"), LOST.format("6 steps")]
+        last = [LOST.format("6 steps")] if player.tier else []  # the error of the only holder of level 0 says more
+        assert [lines[0] for lines in told] == [LOST.format("3 steps"), *last]
         assert "--checkpoint-dir DIR" in told[0][1]
+        assert bool(player.lost) is not bool(player.tier)
         assert [event.get("checkpoint") for event in player.saw("finished")] == [None]
 
 
@@ -57,3 +65,43 @@ def test_finished_members_name_the_checkpoint_of_the_chain(tmp_path: Path) -> No
     for player in sim.players:
         assert not player.saw("warning")
         assert [event["checkpoint"] for event in player.saw("finished")] == [kept]
+
+
+def test_finished_run_holds_its_model_until_it_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk is full from step 6 on, and has room again long after the run's end."""
+    disk = Disk(monkeypatch)
+
+    async def story(sim: Simulation) -> None:
+        player = sim.add(0)
+        await sim.until(lambda run: run.epoch == 1)
+        disk.full = True
+        await sim.until(lambda run: run.state is RunState.FINISHED)
+        await asyncio.sleep(500)
+        assert player.alive
+        (finished,) = player.saw("finished")
+        assert finished["checkpoint_step"] == 3
+        first, held = [event["message"] for event in player.saw("warning")]
+        assert first.startswith("no checkpoint of step 6 was kept: the disk of")
+        assert held.startswith("3 trained steps are in no checkpoint: this member holds the model")
+        disk.full = False
+        await sim.until_finished()
+        assert [event["step"] for event in player.saw("checkpoint")] == [3, 6]
+        assert steps_before(sim.model.checkpoint_step) == 6
+        assert not player.lost
+
+    play(tmp_path, story, **ALONE)
+
+
+def test_failed_checkpoint_is_tried_again_in_the_cooldown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk(monkeypatch)
+
+    async def story(sim: Simulation) -> None:
+        disk.failures = 2
+        player = sim.add(0)
+        await sim.until(lambda run: run.epoch == 1)
+        assert steps_before(sim.model.checkpoint_step) == 3
+        assert [event["step"] for event in player.saw("checkpoint")] == [3]
+        assert len(player.saw("warning")) == 1
+
+    play(tmp_path, story, **ALONE)
+    assert disk.failures == 0

@@ -16,7 +16,8 @@ from torch import Tensor
 from aftermath.coordinator.view import View
 from aftermath.member.feed import RunFeed
 from aftermath.member.ports import Desync
-from aftermath.member.warmup import NoModel, WarmUp
+from aftermath.member.warmup import NoModel, WarmUp, why_no_model
+from aftermath.model.documents import HubAway
 from aftermath.model.initial import init_weights
 from aftermath.model.levels import SchemaError
 from aftermath.model.segments import level_hash
@@ -358,3 +359,18 @@ def test_level_without_hash_comes_from_the_current_place(tmp_path: Path) -> None
             await joiner.obtain()
 
     run_virtual(story())
+
+
+@pytest.mark.parametrize(
+    ("step", "fix"),
+    [
+        (4, "A member named this place, so this member also asks others that have the checkpoint; or check "),
+        (0, "Check this machine's internet connection"),
+    ],
+)
+def test_hub_without_answer_is_the_network_only_for_the_owners_place(step: int, fix: str) -> None:
+    """Before its first step a run has the place that its owner gave."""
+    away = HubAway("the Hub cannot be reached for nobody/none", "Check this machine's internet connection")
+    place = Checkpoint(CheckpointKind.HUB, "nobody/none", "")
+    said = why_no_model(away, builders.model(checkpoint=place, checkpoint_step=step))
+    assert said.startswith(f"{away.message}\n{fix}")

@@ -31,6 +31,11 @@ class Viewer:
             assert reply.status == 200, await reply.text()
             return await reply.text()
 
+    async def answer(self, path: str) -> tuple[int, Any]:
+        """The status and the document of an answer."""
+        async with self.session.get(self.url + path) as reply:
+            return reply.status, await reply.json()
+
     async def json(self, path: str) -> Any:
         return json.loads(await self.text(path))
 

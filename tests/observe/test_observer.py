@@ -202,10 +202,21 @@ async def test_what_is_no_run_is_said(people: Crowd) -> None:
         assert await viewer.status(f"/api/runs/{'x' * 33}") == 404
         assert await viewer.status(f"/api/runs/{AT}/at/{'9' * 17}") == 404
         assert await viewer.status("/api/runs/nowhere/at/1") == 404
+        status, answer = await viewer.answer("/api/runs/nowhere")
+        assert (status, answer["now"]["trouble"][:25]) == (404, "there is no run 'nowhere'")
         async with viewer.live("/live/nowhere") as socket:
             found = await until(socket, lambda message: message.get("now", {}).get("trouble"))
     assert "there is no run 'nowhere'" in found["now"]["trouble"]
     assert found["now"]["moment"] is None
+
+
+async def test_observer_of_a_dead_node_answers_503_and_warns(caplog: pytest.LogCaptureFixture) -> None:
+    port = free_ports("127.0.0.1", 1)
+    async with observing(f"http://127.0.0.1:{port}") as viewer:
+        status, answer = await viewer.answer("/api/runs/nowhere")
+        assert status == 503
+        assert "no Solana RPC endpoint answered" in answer["now"]["trouble"]
+    assert any("does not answer" in record.getMessage() for record in caplog.records)
 
 
 async def test_runs_that_are_followed_are_counted(people: Crowd, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,13 +20,13 @@ class AtStake:
     """A member with so much to lose."""
 
     at_stake: Stake | None
-    stopped: bool = False
+    stopped: Callable[[bool], bool] | None = None
 
     def stake(self) -> Stake | None:
         return self.at_stake
 
-    def stops(self) -> None:
-        self.stopped = True
+    def stops(self, again: Callable[[bool], bool]) -> None:
+        self.stopped = again
 
 
 LOST = "6 trained steps are in no checkpoint, and no other member has levels 0, 1 of the model"
@@ -50,5 +51,32 @@ def test_first_signal_saves_or_asks_by_what_is_at_stake(
     assert [departure.on_signal(number) for _ in answers] == answers
     warned = [event.message for event in seen if isinstance(event, kinds.Warning)]
     assert [LOST in message and says is not None and says in message for message in warned] == [True] * bool(says)
-    assert member.stopped is (answers == [60.0])
+    assert (member.stopped is not None) is (answers == [60.0])
+    assert departure.lost == stake
     assert isinstance(seen[-1], kinds.Leaving)
+
+
+@pytest.mark.parametrize(
+    ("number", "can_ask", "stays"),
+    [(signal.SIGINT, True, True), (signal.SIGTERM, True, False), (signal.SIGINT, False, False)],
+)
+def test_failed_save_asks_for_another_ctrl_c_on_a_terminal(number: signal.Signals, can_ask: bool, stays: bool) -> None:
+    seen: list[Any] = []
+    stake = Stake(6, [0, 1], saves=True)
+    departure, member = Departure(Events(lambda: 0.0, [seen.append]), can_ask=can_ask), AtStake(stake)
+    departure.member = member  # type: ignore[assignment]
+    stayed = list[bool]()
+    departure.stay = lambda: stayed.append(True)
+    assert departure.on_signal(number) == 60.0
+    assert member.stopped is not None
+    assert [member.stopped(False), member.stopped(False)] == [stays, stays]
+    assert stayed == [True] * stays
+    assert departure.lost == stake, "also if a third signal ends the process at once"
+    first = next(event.message for event in seen if isinstance(event, kinds.Warning))
+    assert first.startswith(LOST)
+    assert ("Press Ctrl-C again" in first) is stays
+    if stays:
+        assert departure.on_signal(signal.SIGINT) == 0.0
+        assert departure.lost == stake
+    assert not member.stopped(True)
+    assert departure.lost is None

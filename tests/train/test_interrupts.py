@@ -104,6 +104,41 @@ async def test_saving_has_time_of_its_own_before_leaving(monkeypatch: pytest.Mon
     await asyncio.wait_for(running, 10)
 
 
+async def test_work_that_stays_is_ended_by_the_next_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the first signal the work finds that it must stay, which takes longer than leaving may."""
+    monkeypatch.setattr(interrupts, "EXIT_SECONDS", 0.3)
+    stays, ended = asyncio.Event(), asyncio.Event()
+    told = list[signal.Signals]()
+
+    def tell(number: signal.Signals) -> float:
+        told.append(number)
+        return 0.0
+
+    heard = Interrupts(tell)
+
+    async def work() -> None:
+        try:
+            await asyncio.sleep(FOREVER)
+        except asyncio.CancelledError:
+            heard.wait_for_another()
+            stays.set()
+            await asyncio.sleep(FOREVER)
+        finally:
+            heard.leaving()
+            ended.set()
+
+    running = asyncio.create_task(heard.run(work()))
+    await asyncio.sleep(0)
+    os.kill(os.getpid(), signal.SIGINT)
+    await stays.wait()
+    await asyncio.sleep(0.5)
+    assert not ended.is_set()
+    os.kill(os.getpid(), signal.SIGINT)
+    await asyncio.wait_for(running, 10)
+    assert ended.is_set()
+    assert len(told) == 2
+
+
 async def test_work_that_ends_or_fails_by_itself_says_so() -> None:
     ended: list[int] = []
 

@@ -72,6 +72,17 @@ def test_a_member_that_dies_without_a_word_leaves_an_ordinary_terminal(state: di
 
 
 @pytest.mark.slow
+def test_member_interrupted_while_it_loads_says_only_that(state: dict[str, str]) -> None:
+    with Terminal([*PROCESS, "loads"], state) as terminal:
+        terminal.shows("step 40 of 120")
+        terminal.press("\x03")
+        terminal.shows("interrupted")
+        terminal.until(lambda: terminal.modes() == terminal.usual)
+        assert "without a word" not in terminal.seen
+        assert terminal.ended() == 130
+
+
+@pytest.mark.slow
 def test_a_screen_that_dies_costs_the_picture_and_lines_follow(state: dict[str, str]) -> None:
     with Terminal([*PROCESS, "stays"], state) as terminal:
         terminal.shows("step 40 of 120")

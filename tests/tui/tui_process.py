@@ -1,7 +1,7 @@
 """A process with a screen for tests: a member whose events are recorded ones, told a few at a time.
 
 `python tui_process.py HOW`: `stays` waits for Ctrl-C and then for the file $GO, `ends` is a run that is finished,
-`floods` tells more than any terminal takes. SIGUSR1 kills it.
+`floods` tells more than any terminal takes, `loads` ends at once at Ctrl-C. SIGUSR1 kills it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from aftermath.base.quiet import end_at_once
 from aftermath.train.settings import TrainSettings
 from aftermath.train.sinks import events_of
 from aftermath.tui.messages import Told
@@ -24,7 +25,7 @@ from tui.tui_boards import busy_member, told, where
 
 def main(how: str) -> None:
     stop = threading.Event()
-    signal.signal(signal.SIGINT, lambda *_: stop.set())
+    signal.signal(signal.SIGINT, end_at_once if how == "loads" else lambda *_: stop.set())
     signal.signal(signal.SIGUSR1, lambda *_: os.abort())
     with contextlib.ExitStack() as stack:
         events = events_of(TrainSettings(run_id="demo", matformer_tier=1, logs="tui"), stack)

@@ -147,6 +147,15 @@ def test_a_full_disk_costs_events_and_not_the_process(tmp_path: Path, limited: s
     assert any("ends in half a line" in note or "passed over" in note for note in notes)
 
 
+def test_closed_log_is_warned_of_without_an_error_number(capsys: pytest.CaptureFixture[str]) -> None:
+    def full(_: kinds.Event) -> None:
+        raise OSError(28, "No space left on device", "/logs/a.jsonl")
+
+    Events(lambda: 0.0, [full]).emit(kinds.Loading())
+    said = "warning: a log could not be written and is closed: /logs/a.jsonl: No space left on device\n"
+    assert capsys.readouterr().err == said
+
+
 def test_no_room_even_for_a_file_is_said_once_and_ends_with_the_next_epoch(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -122,7 +122,9 @@ class OnChain:
 async def at_the_chain(
     chain: Cluster, run_id: str, user: Pubkey, delegate_of: Pubkey | None, max_bond: int, owner: str | None
 ) -> OnChain:
-    """Look at all that is not this machine, but for funds: owner, authorization, membership, version and bond."""
+    """Look at all that needs no PyTorch, but for funds: owner, authorization, membership, version, bond, and other
+    processes that take part with the wallet.
+    """
     from solders.pubkey import Pubkey
 
     from aftermath import __version__
@@ -151,11 +153,13 @@ async def at_the_chain(
         check_version(run_id, model.client_version, __version__)
     with noting(refusals):
         check_bond(run, held, max_bond)
+    with noting(refusals):
+        await _check_only_process(chain, run_id, user)
     grantee, bond = str(found.grantee) if found else None, held.bond if held else 0
     return OnChain(view, grantee, bond, lacking(run, held), refusals)
 
 
-async def check_only_process(chain: Cluster, run_id: str, user: Pubkey) -> None:
+async def _check_only_process(chain: Cluster, run_id: str, user: Pubkey) -> None:
     """Raises Unsuitable if a process on this machine takes part with the wallet already."""
     from aftermath.base.directories import cache_directory
     from aftermath.train.lock import only_process
@@ -273,8 +277,6 @@ async def can_join(
         entry = await at_the_chain(chain, run_id, user, delegate_of, max_bond, owner)
         with noting(entry.refusals):
             await check_funds(chain.pool, user, entry.lacking)
-        with noting(entry.refusals):
-            await check_only_process(chain, run_id, user)
     found = answer(entry, run_id, user, tier=matformer_tier, device=device, files=files, is_local=chain.pool.is_local)
     return replace(found, case="" if address == str(user) else "file")
 

@@ -97,6 +97,10 @@ def init(
     from aftermath.config.written import tables_of, text_of
 
     to_stdout = str(out) == STANDARD_OUTPUT
+    if to_stdout and json_output:
+        raise UsageError(
+            "--out - and --json both write to standard output", "Leave out --json, or name a file: --out run.toml"
+        )
     if not to_stdout and not out.name:
         raise UsageError(f"--out {out} is not a file name", "Name the config file, for example --out run.toml")
     beside = recipe_file(out)
@@ -109,8 +113,8 @@ def init(
         options = asked(options)
     wishes = Wishes(**asdict(options))
     recipe = begin(wishes.recipe or RECIPE)
-    config, files = changed(*recipe, wishes, f"runs/{out.stem}")
-    text = text_of(config, _about(options, beside, files))
+    config, files = changed(*recipe, wishes, f"runs/{'run' if to_stdout else out.stem}")
+    text = text_of(config, _about(options, None if to_stdout else beside, files))
     parsed = parse_as(text, str(out), RunConfig)
     found = look(parsed, files)
     if found.mistakes:
@@ -255,12 +259,16 @@ def _counted(text: str, default: int, most: int) -> Question:
     return Question(text, says, str(default), read)
 
 
-def _about(options: InitOptions, beside: Path, files: FILES) -> list[str]:
-    """What the file begins with."""
+def _about(options: InitOptions, beside: Path | None, files: FILES) -> list[str]:
+    """What the file begins with. `beside`: the file that says what is still to be made, unless it is not written."""
     from aftermath.cli.new_config import RECIPE
 
     lines = [f"The config of a run, made by aftermath-solana init from the recipe {options.recipe or RECIPE}."]
-    if files:
+    if files and beside is None:
+        lines += [
+            "Its model and its tokens are still to be made: init --out FILE also writes what run-files needs for that."
+        ]
+    elif files and beside is not None:
         lines += [f"{beside.name} says what its model and its tokens are made of, where they are not there yet."]
     return [*lines, f"aftermath-solana config explain KEY says more of each key, {placed('docs/config.md')} of all."]
 

@@ -24,6 +24,7 @@ from aftermath.config.tables import BareVariant, Choice, Table
 
 _TYPES = {int: "whole number", float: "number", str: "text", bool: "true or false"}
 _NEAREST = 5
+_LEAST_PART = 3  # letters of a word that is looked for inside keys
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,9 @@ def nearest(name: str) -> list[str]:
     close = difflib.get_close_matches(name.lower(), names, n=_NEAREST)
     last = {key.path[-1].lower(): key.name for key in reversed(keys())}
     close += [last[one].lower() for one in difflib.get_close_matches(name.rpartition(".")[2].lower(), last, n=_NEAREST)]
+    # A short word may be a part of a key's last part: `topk` of `compression_topk`.
+    word = name.rpartition(".")[2].lower()
+    close += [key for key in names if len(word) >= _LEAST_PART and word in key.rpartition(".")[2]]
     return [names[one] for one in dict.fromkeys(close)][:_NEAREST]
 
 

@@ -63,7 +63,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="listen here (default: %(default)s)")
     parser.add_argument(
+        "--port",
         "--rpc-port",
+        dest="rpc_port",
         type=int,
         default=8899,
         metavar="PORT",

@@ -121,7 +121,7 @@ async def _listen(site: web.TCPSite, port: int) -> None:
         await site.start()
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            fix = "Stop what listens there, or choose another with --rpc-port (the websocket uses the port after it)"
+            fix = "Stop what listens there, or choose another with --port (the websocket uses the port after it)"
             raise LocalnetError(f"port {port} is in use", fix) from None
         raise LocalnetError(f"cannot listen on port {port}: {error.strerror}", "Choose another host or port") from None
 

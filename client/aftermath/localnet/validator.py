@@ -105,7 +105,7 @@ class RunningValidator:
     async def open(self, binary: Path, config: LocalnetConfig) -> None:
         for port in (self._port, self._port + 1):
             if not is_free(self._host, port):
-                raise LocalnetError(f"port {port} is in use", "Stop what listens there, or choose another --rpc-port")
+                raise LocalnetError(f"port {port} is in use", "Stop what listens there, or choose another --port")
         self._ledger.mkdir(parents=True, exist_ok=True)
         output = os.open(self._log_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         try:

@@ -31,6 +31,8 @@ from aftermath.rules.state import CheckpointKind, RunState
 from aftermath.watch import kinds
 
 _HUB_SECONDS = 10.0  # for one check of a place on the Hub, while the cooldown waits
+_AWAY_EPOCHS = 8  # in which a place is not checked again after the Hub has not answered for it
+_ATTESTED_KEPT = 2  # directories that stay beside the newest ones, for the owner to name one
 LONGEST_UPLOAD = 3600.0
 """Seconds after which an upload is abandoned, including its wait for the thread."""
 
@@ -91,7 +93,12 @@ class Keeper:
         self._sending: _Kept | None = None
         self._next: _Kept | None = None
         self._read: Checkpoint | None = None  # the last place on the Hub that passed the check
+        self._away: tuple[Checkpoint, int] | None = None  # a place that was not answered for, and in which epoch
         self._named_step = -1  # step of the chain's checkpoint when this member last kept one
+        self._failed_step = -1  # the step whose failure was last warned of
+        self._attested: list[Path] = []  # directories of models that members attested, newest last
+        self.saved_step: int | None = None
+        """The steps trained in the newest epoch's model, once it is in the directory, or on the Hub without one."""
         if archive.hub is not None and archive.directory is None:
             sweep()
 
@@ -105,16 +112,20 @@ class Keeper:
         """Return whether this member writes checkpoints."""
         return not self._role.tier and bool(self._archive.directory or self._archive.hub)
 
-    async def keep(self, run: Run, replica: Replica, hashes: Mapping[int, bytes]) -> None:
+    async def keep(self, run: Run, replica: Replica, hashes: Mapping[int, bytes]) -> bool:
         """Save the model with which `run` ended its epoch. Return when the replica may change
         again.
+
+        Return False, after a warning, if it could not be written: a later try may succeed.
         """
         if not self.keeps:
-            return
+            return True
+        self.saved_step = None
         kept = await self._save(run, replica, hashes)
         if kept is None:
-            return
+            return False
         if self._archive.directory is not None:
+            self.saved_step = run.trained_steps
             self._ports.events.emit(kinds.Checkpoint(step=run.trained_steps, path=str(kept.place)))
         late = self._sending is not None
         if self._archive.hub is not None:
@@ -122,6 +133,7 @@ class Keeper:
         if self._archive.hub is None or not self._archive.hub.named or late:
             await self._name_directory(kept)
         await self._prune(kept)
+        return True
 
     async def save_now(self, run: Run, replica: Replica) -> Path | None:
         """Save a model in mid-epoch. Return its directory, or None after a warning.
@@ -150,7 +162,7 @@ class Keeper:
     # --- the disk ---------------------------------------------------------------------------------
 
     async def _save(self, run: Run, replica: Replica, hashes: Mapping[int, bytes]) -> _Kept | None:
-        """Write the checkpoint. Return None, after a warning, if that failed."""
+        """Write the checkpoint. Return None if that failed, after a warning at a step's first try."""
         temporary: Path | None = None
         place: Path | None = None
         try:
@@ -158,7 +170,9 @@ class Keeper:
             place = await self._write(directory, run, replica)
             return _Kept(place, run, hashes, temporary)
         except Exception as error:
-            self._warn(f"no checkpoint of step {run.trained_steps} was kept: {error}")
+            if self._failed_step != run.trained_steps:
+                self._warn(f"no checkpoint of step {run.trained_steps} was kept: {error}")
+            self._failed_step = run.trained_steps
             return None
         finally:
             if temporary is not None and place is None:
@@ -210,8 +224,9 @@ class Keeper:
         if directory is None or keep is None:
             return
         model = (await self._ports.coordinator.view()).model
-        needed = {newest.place, *self._needed(model)}
         run = newest.run
+        self._note_attested(directory, run, model)
+        needed = {newest.place, *self._needed(model), *self._attested}
 
         def remove() -> None:
             stem = stem_of_run(directory, run.run_id, run.identity)
@@ -221,6 +236,18 @@ class Keeper:
             prune(directory, stem, run.trained_steps, keep, needed | recorded | _directories(model))
 
         await self._workers.compute(remove)
+
+    def _note_attested(self, directory: Path, run: Run, model: Model) -> None:
+        """Remember the newest attested directories that the chain does not name yet: a false place
+        may prevent it.
+        """
+        attested = self._ports.feed.run.attested_step
+        if attested <= model.checkpoint_step:
+            self._attested = []
+            return
+        stem = stem_of_run(directory, run.run_id, run.identity)
+        place = step_directory(directory, stem, steps_before(attested))
+        self._attested = [*(one for one in self._attested if one != place), place][-_ATTESTED_KEPT:]
 
     # --- the Hub ----------------------------------------------------------------------------------
 
@@ -260,6 +287,7 @@ class Keeper:
             if hub.named:
                 await self._name_directory(kept)
             return
+        self.saved_step = step
         self._ports.events.emit(kinds.Checkpoint(step=step, path=f"{hub.repo}@{commit}" if hub.named else commit))
         if not hub.named:
             return
@@ -292,17 +320,19 @@ class Keeper:
         before, self._named_step = self._named_step, model.checkpoint_step
         if kept.scratch is not None or model.checkpoint_step > kept.run.step:
             return
-        wrong = await self._wrong_with(model.checkpoint)
+        wrong = await self._wrong_with(model.checkpoint, kept.run.epoch)
         if model.checkpoint.kind is CheckpointKind.LOCAL or wrong is not None:
             await self._name(Checkpoint(CheckpointKind.LOCAL, str(kept.place), ""), kept, model.checkpoint, wrong)
         elif before == model.checkpoint_step < kept.run.step:
             self._warn_unnamed(kept, "nobody has uploaded a newer one for an epoch")
 
-    async def _wrong_with(self, checkpoint: Checkpoint) -> str | None:
+    async def _wrong_with(self, checkpoint: Checkpoint, epoch: int) -> str | None:
         """Return why a place on the Hub does not hold the run's model. None if it does or the Hub
         does not answer.
         """
         if checkpoint.kind is not CheckpointKind.HUB or checkpoint == self._read:
+            return None
+        if self._away is not None and self._away[0] == checkpoint and epoch < self._away[1] + _AWAY_EPOCHS:
             return None
 
         async def read() -> None:
@@ -313,11 +343,13 @@ class Keeper:
             require_place(checkpoint)
             await first_of(read(), self._ports.clock.sleep(_HUB_SECONDS))
         except HubAway:
-            return None
+            pass
         except (CheckpointError, ModelConfigError) as error:
             return error.message
         except Exception as error:  # a stranger chose the files: refuse the place for any error
             return f"{escaped(checkpoint.repo)} cannot be read: {type(error).__name__}: {escaped(str(error))}"
+        if self._read != checkpoint:
+            self._away = checkpoint, epoch
         return None
 
     def _warn_unnamed(self, kept: _Kept, why: str) -> None:

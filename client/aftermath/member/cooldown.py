@@ -1,7 +1,12 @@
-"""Cooldown: attest the model, offer it to joiners, and have a durable checkpoint saved."""
+"""Cooldown: attest the model, offer it to joiners, and have a durable checkpoint saved.
+
+A checkpoint that could not be written (a full disk) is tried again until the cooldown ends.
+"""
 
 from __future__ import annotations
 
+from aftermath.base.backoff import Backoff
+from aftermath.base.wait import first_of
 from aftermath.base.worker import Worker
 from aftermath.member.archive import Keeper
 from aftermath.member.persist import Duty
@@ -15,6 +20,8 @@ from aftermath.rules.run import Run
 from aftermath.rules.state import RunState
 from aftermath.watch import kinds
 from aftermath.watch.events import hexed
+
+_FIRST_RETRY, _LONGEST_RETRY = 1.0, 15.0  # seconds
 
 
 class Cooldown:
@@ -54,10 +61,17 @@ class Cooldown:
         state = self._role.schema.state
         tier = self._role.tier
         self._share.offer(await self._compute(lambda: snapshot(replica.params, state, tier, run.step)))
-        await self._keeper.keep(run, replica, hashes)
+        saved = await self._keeper.keep(run, replica, hashes)
         await self._private.keep(replica, run.epoch, hashes)
         report_traffic(self._ports)
-        await self._ports.feed.until(lambda now: self._over(run, now))
+        pauses = Backoff(_FIRST_RETRY, _LONGEST_RETRY)
+        while not saved:
+            await first_of(self._until_over(run), self._ports.clock.sleep(pauses.next()))
+            saved = self._over(run, self._ports.feed.run) or await self._keeper.keep(run, replica, hashes)
+        await self._until_over(run)
+
+    async def _until_over(self, started: Run) -> None:
+        await self._ports.feed.until(lambda now: self._over(started, now))
 
     def _over(self, started: Run, now: Run) -> bool:
         return now.epoch != started.epoch or now.state is not RunState.COOLDOWN

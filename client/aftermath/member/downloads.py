@@ -1,7 +1,8 @@
 """Limit how many results a member downloads at once, and choose whose come next.
 
 A stalled author holds its turn until the try times out. So one author gets at most half of the
-turns, and waits after a failed try behind authors that failed less often.
+turns, and waits after a failed try behind authors that failed less often. Authors whose last try
+failed share half of the turns.
 """
 
 from __future__ import annotations
@@ -61,11 +62,16 @@ class Downloads:
     def _give(self) -> None:
         """Give out free turns: fewest failures first, among these the longest wait first."""
         assert self._most is not None
-        for_one = max(1, self._most // 2)
+        half = max(1, self._most // 2)
         while self._running.total() < self._most:
             # A future that is done was cancelled, and is about to be removed.
             waiting = [one for one in self._waiting if not one[1].done()]
-            ready = [one for one in waiting if self._running[one[0]] < for_one]
+            failed = sum(self._running[author] for author in self._failures)
+            ready = [
+                one
+                for one in waiting
+                if self._running[one[0]] < half and (failed < half or one[0] not in self._failures)
+            ]
             if not ready:
                 return
             chosen = min(ready, key=lambda one: self._failures[one[0]])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 
 from aftermath.base.wait import first_of
 from aftermath.coordinator.errors import Refused, Unavailable
@@ -24,7 +25,7 @@ from aftermath.member.opening import Opening
 from aftermath.member.own_state import OwnState
 from aftermath.member.ports import Desync, Ports, Role, Workers
 from aftermath.member.private import PrivateState
-from aftermath.member.ready import Readiness, announce_ready
+from aftermath.member.ready import Readiness, announce_ready, whole_from_peers
 from aftermath.member.results import Results
 from aftermath.member.rounds.collect import LINGER
 from aftermath.member.rounds.divergence import Divergence
@@ -35,13 +36,12 @@ from aftermath.member.ticker import Ticker
 from aftermath.member.unfinished import LastMember, Stake, Unfinished
 from aftermath.member.warmup import NoModel, WarmUp
 from aftermath.member.wishes import Wishes
-from aftermath.replica.modelshare import ModelShare
+from aftermath.replica.modelshare import ModelShare, snapshot
 from aftermath.replica.origin import Origin
 from aftermath.replica.replica import Replica
-from aftermath.rules import bitmap
+from aftermath.rules import bitmap, contents
 from aftermath.rules.members import Members, Seat
-from aftermath.rules.model import Model
-from aftermath.rules.run import Run, steps_before
+from aftermath.rules.run import Run
 from aftermath.rules.state import MemberState, RunState
 from aftermath.watch import kinds
 
@@ -89,7 +89,8 @@ class Member:
         self._last = LastMember(ports, role, workers, self._keeper, origin)
         self._replica: Replica | None = None
         self._rounds: Rounds | None = None
-        self._stops = False
+        self._stops: Callable[[bool], bool] | None = None
+        self._ended: Run | None = None  # the newest epoch that this member completed, as it ended
         self._said_stateless = False  # the chain knows that this member holds no replica
         self.seat: int | None = None
 
@@ -106,9 +107,8 @@ class Member:
                 self._listening.follow_members(),
             )
         except asyncio.CancelledError:
-            stake = self.stake() if self._stops else None
-            if stake is not None and stake.saves and self._replica is not None and self.seat is not None:
-                await self._last.save(self.seat, self._replica, self._rounds)
+            if self._stops is not None:
+                await self._save_stake(self._stops)
             raise
         finally:
             await self._opening.leave()
@@ -124,23 +124,23 @@ class Member:
         """Return the coordinator of the run."""
         return self._ports.coordinator
 
-    async def _newest_model(self, known: Model) -> Model:
-        """Return the chain's newest model account: a checkpoint may have been named since `known`
-        was read.
-        """
-        with contextlib.suppress(Unavailable):
-            return (await self._ports.coordinator.view(fresh=True)).model
-        return known
-
     def stake(self) -> Stake | None:
         """Return what would be lost if this member left now, or None."""
         return self._last.stake(self.seat, self._replica)
 
-    def stops(self) -> None:
+    def stops(self, again: Callable[[bool], bool] = lambda saved: False) -> None:
         """Record that the user stops this member and `live` will be cancelled: it saves what is at
-        stake.
+        stake. `again`: see `LastMember.save`.
         """
-        self._stops = True
+        self._stops = again
+
+    async def _save_stake(self, again: Callable[[bool], bool]) -> None:
+        """Save what would be lost, if there is anything."""
+        stake = self.stake()
+        if stake is None or self._replica is None or self.seat is None:
+            again(True)
+        elif stake.saves:
+            await self._last.save(self.seat, self._replica, self._rounds, again)
 
     async def leave(self) -> None:
         """Leave the run on chain, unless this member keeps its seat to continue from its saved
@@ -161,15 +161,7 @@ class Member:
             self._notices.rewinding(run)
             self._notices.state(run)
             if run.state is RunState.FINISHED:
-                model = await self._newest_model(view.model)
-                place = model.checkpoint.repo if steps_before(model.checkpoint_step) else None
-                self._ports.events.emit(kinds.Finished(step=run.trained_steps, checkpoint=place))
-                await self._ports.clock.sleep(LINGER if self._replica is not None else 0.0)
-                await self._keeper.settle()
-                await self._gradients.settle()
-                await self._private.settle()
-                if place is None:  # an upload may have ended since
-                    self._notices.never_saved(run, await self._newest_model(model))
+                await self._finish(run)
                 return
             if not self._keeper.keeps:  # a keeper reports its own failures, and uploads take time
                 self._notices.never_saved(run, view.model)
@@ -191,6 +183,21 @@ class Member:
                 if self.seat is not None and self._replica is None and self._notices.waiting(run):
                     return
                 await self._ports.feed.after(run.seq)
+
+    async def _finish(self, run: Run) -> None:
+        """Say that the run is finished, and stay until its model is saved. Raises ModelLost if it cannot be."""
+        self._notices.finished(run, await self._last.newest_model())
+        await self._ports.clock.sleep(LINGER if self._replica is not None else 0.0)
+        replica = self._replica if self._ended is not None and self._ended.step == run.step else None
+        if self._ended is not None and replica is not None and self._keeper.keeps:
+            await self._last.hold(self._ended, replica)
+        await self._keeper.settle()
+        await self._gradients.settle()
+        await self._private.settle()
+        model = await self._last.newest_model()  # an upload may have ended since
+        if self._keeper.saved_step != run.trained_steps and (stake := self._last.stake(self.seat, replica, model)):
+            raise stake.lost()
+        self._notices.never_saved(run, model)
 
     def _takes_part(self, view: View) -> bool:
         """Return whether this member can begin an epoch: in warm-up, or just after it with a
@@ -218,6 +225,7 @@ class Member:
         self._own.withdraw()  # free an outdated replica before there is another
         self._replica = replica = await warm.obtain(self._take_replica())
         self._said_stateless = False
+        await self._offer_durable(view, replica, kept=warm.kept)
         if run.cold_start or not warm.kept:
             self._own.begin(None)
         if run.cold_start:
@@ -234,6 +242,14 @@ class Member:
         if ended is not None:
             await self._cool_down(ended, replica)
 
+    async def _offer_durable(self, view: View, replica: Replica, *, kept: bool) -> None:
+        """Offer a model that began as the durable checkpoint to members that cannot read the place on chain."""
+        known = [contents.expected(view.run, view.model, level) for level in self._role.levels]
+        if whole_from_peers(view.run) or None in known or (kept and self._share.manifest is not None):
+            return
+        state, tier = self._role.schema.state, self._role.tier
+        self._share.offer(await self._workers.compute(lambda: snapshot(replica.params, state, tier, view.run.step)))
+
     async def _resume(self, unfinished: Unfinished, view: View) -> None:
         """End the epoch in which this member was stopped as the last one. Raises Desync."""
         self.seat = view.members.find(self._ports.coordinator.wallet)
@@ -247,6 +263,7 @@ class Member:
         """Sign up for the next epoch, then attest and save the model of this one."""
         assert self.seat is not None
         self._enrolment.completed()
+        self._ended = ended
         if not ended.pending_pause and ended.trained_steps < ended.config.total_steps:
             await self._join(ended)
         parts = self._share, replica, self._keeper, self._private

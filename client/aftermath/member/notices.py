@@ -86,6 +86,13 @@ class Notices:
                 )
             )
 
+    def finished(self, run: Run, model: Model) -> None:
+        """Say that the run is finished, and which of its steps are in the checkpoint that the chain names."""
+        kept = steps_before(model.checkpoint_step)
+        place = model.checkpoint.repo if kept else None
+        step = kept if kept else None
+        self._events.emit(kinds.Finished(step=run.trained_steps, checkpoint=place, checkpoint_step=step))
+
     def never_saved(self, run: Run, model: Model) -> None:
         """Warn once per epoch, and at the run's end, if the chain names no checkpoint."""
         if not never_saved(run, model) or self._warned_of == run.epoch:

@@ -78,7 +78,7 @@ async def _witness(ports: Ports, readiness: Readiness, run: Run, seat: int) -> N
         impatient = ports.clock.monotonic() >= patient_until
         taken = reading.lately()
         half = run.state_started_at + run.config.warmup_time / 2
-        most_suffice = _from_peers(run) and ports.coordinator.now() >= half and not taken
+        most_suffice = whole_from_peers(run) and ports.coordinator.now() >= half and not taken
         if elected and duty.due and _all_ready(ports, readiness, run, members, impatient, most_suffice):
             reported = await duty.fulfil(lambda: ports.coordinator.warmup_witness(seat, now.round_id))
             if reported or bitmap.contains(ports.feed.run.current.attested, seat):
@@ -103,7 +103,7 @@ def _all_ready(
     return not waited_for or (most_suffice and most)
 
 
-def _from_peers(run: Run) -> bool:
+def whole_from_peers(run: Run) -> bool:
     """Return whether members fetch the whole model from peers, which peers can see."""
     return run.model_source is ModelSource.PEERS and not run.levels_lost and not contents.unattested(run)
 

@@ -2,21 +2,25 @@
 
 The chain names a checkpoint only of an attested model. So the member keeps its seat. Restarted, it
 waits for the deadline that ends the epoch and attests the saved model. It trains no round of that
-epoch again: a second result would count as equivocation.
+epoch again: a second result would count as equivocation. A finished run also needs its last member
+until the model is in a checkpoint.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
+from aftermath.base.backoff import Backoff
 from aftermath.base.counted import counted
 from aftermath.base.errors import AftermathError
 from aftermath.base.files import replacing
-from aftermath.coordinator.errors import CoordinatorError
+from aftermath.coordinator.errors import CoordinatorError, Unavailable
 from aftermath.coordinator.view import View
 from aftermath.member.archive import Keeper
 from aftermath.member.ports import Desync, Ports, Role, Workers
@@ -25,7 +29,7 @@ from aftermath.model.steps import stem_of_run
 from aftermath.replica.origin import Origin
 from aftermath.replica.replica import Replica
 from aftermath.rules.members import Members
-from aftermath.rules.model import Checkpoint
+from aftermath.rules.model import Checkpoint, Model
 from aftermath.rules.run import Run, steps_before
 from aftermath.rules.state import CheckpointKind, MemberState, RunState
 from aftermath.rules.unsaved import sole_levels, unsaved_steps
@@ -33,6 +37,14 @@ from aftermath.watch import kinds
 
 SAVE_SECONDS = 60.0
 """Seconds that a stopped member has for the last results and the file."""
+_FIRST_RETRY, _LONGEST_RETRY = 1.0, 15.0  # seconds
+_LONGEST_HOLD = 60.0  # seconds between two tries of a finished run: each may be an upload
+
+
+class ModelLost(AftermathError):
+    """Trained steps that only this member had are in no checkpoint."""
+
+    code = "model-lost"
 
 
 @dataclass(frozen=True)
@@ -51,6 +63,15 @@ class Stake:
         which = f"level{'s' * (len(self.levels) > 1)} {', '.join(map(str, self.levels))}"
         steps = counted(self.steps, "trained step is", "trained steps are")
         return f"{steps} in no checkpoint, and no other member has {which} of the model"
+
+    def lost(self) -> ModelLost:
+        """Return the error of a member that leaves all the same."""
+        fix = "In the next run, start a tier-0 member with --checkpoint-dir DIR, on a disk with enough space"
+        return ModelLost(
+            f"{counted(self.steps, 'trained step is', 'trained steps are')} lost: no checkpoint has "
+            f"{'it' if self.steps == 1 else 'them'}, and no other member has all of the model",
+            fix,
+        )
 
 
 class Unfinished(msgspec.Struct, frozen=True):
@@ -98,11 +119,13 @@ class LastMember:
         self.stays = False
         """Whether the member keeps its seat after its process ends."""
 
-    def stake(self, seat: int | None, replica: Replica | None) -> Stake | None:
-        """Return what would be lost if this member left now, or None."""
+    def stake(self, seat: int | None, replica: Replica | None, model: Model | None = None) -> Stake | None:
+        """Return what would be lost if this member left now, or None. `model`: a newer one than
+        the feed's.
+        """
         run = self._ports.feed.run
         members = self._ports.feed.members
-        steps = unsaved_steps(run, self._ports.feed.model)
+        steps = unsaved_steps(run, model or self._ports.feed.model)
         if seat is None or replica is None or not steps:
             return None
         levels = sole_levels(run, members, seat, self._ports.transport.reachable())
@@ -110,17 +133,29 @@ class LastMember:
 
     # --- being stopped ----------------------------------------------------------------------------
 
-    async def save(self, seat: int, replica: Replica, rounds: Rounds | None) -> None:
-        """Save the model as the chain counts it. A failure is a warning: the member then leaves
-        normally.
+    async def save(self, seat: int, replica: Replica, rounds: Rounds | None, again: Callable[[bool], bool]) -> None:
+        """Save the model as the chain counts it.
+
+        `again` is called after each try with whether the model is saved. If it returns True after a
+        failure, the model stays in memory and is tried again, until this call is cancelled.
         """
+        pauses = Backoff(_FIRST_RETRY, _LONGEST_RETRY)
+        while True:
+            saved = await self._saved(seat, replica, rounds)
+            if not again(saved) or saved:
+                return
+            await self._ports.clock.sleep(pauses.next())
+
+    async def _saved(self, seat: int, replica: Replica, rounds: Rounds | None) -> bool:
+        """Try to save the model. Return False after a warning if that fails."""
         try:
             async with asyncio.timeout(SAVE_SECONDS):
-                await self._save(seat, replica, rounds)
+                return await self._save(seat, replica, rounds)
         except (CoordinatorError, Desync, OSError, TimeoutError) as error:
             self._warn(f"the model was not saved: {error or 'it took too long'}")
+            return False
 
-    async def _save(self, seat: int, replica: Replica, rounds: Rounds | None) -> None:
+    async def _save(self, seat: int, replica: Replica, rounds: Rounds | None) -> bool:
         view = await self._ports.coordinator.view(fresh=True)
         run = view.run
         directory = self._keeper.directory
@@ -129,12 +164,41 @@ class LastMember:
         step = await rounds.catch_up(run) if rounds is not None and in_rounds else run.trained_steps
         place = await self._keeper.save_now(replace(run, step=step + 1), replica)
         if place is None or directory is None:
-            return
+            return False
         self.stays = in_rounds and _alone(view.members, seat) and self._ports.coordinator.keeps_seats
         if self.stays:
             unfinished = Unfinished(run.epoch, run.epoch_started_at, step, str(place.absolute()))
             write_mark(mark_path(directory, run), unfinished)
         self._ports.events.emit(kinds.Stopped(step=step, path=str(place), goes_on=self.stays))
+        return True
+
+    # --- a finished run -----------------------------------------------------------------------------------------
+
+    async def hold(self, ended: Run, replica: Replica) -> None:
+        """Hold the model that a finished run ended with until it is saved, here or as the chain's checkpoint."""
+        pauses, warned = Backoff(_FIRST_RETRY, _LONGEST_HOLD), False
+        while True:
+            await self._keeper.settle()
+            unsaved = unsaved_steps(ended, await self.newest_model())
+            if not unsaved or self._keeper.saved_step == ended.trained_steps:
+                return
+            if not warned:
+                warned = True
+                self._warn(
+                    f"{counted(unsaved, 'trained step is', 'trained steps are')} in no checkpoint: this member holds "
+                    "the model and tries again until it is saved\nTo leave and lose these steps, press Ctrl-C twice",
+                    until="checkpoint",
+                )
+            hashes = await self._workers.compute(replica.hashes)
+            await self._keeper.keep(ended, replica, hashes)
+            if self._keeper.saved_step is None:  # the disk is full; an upload takes its time
+                await self._ports.clock.sleep(pauses.next())
+
+    async def newest_model(self) -> Model:
+        """Return the chain's newest model account: a checkpoint may have been named since the feed's."""
+        with contextlib.suppress(Unavailable):
+            return (await self._ports.coordinator.view(fresh=True)).model
+        return self._ports.feed.model
 
     # --- coming back ------------------------------------------------------------------------------
 
@@ -179,8 +243,8 @@ class LastMember:
             raise Desync(f"the epoch did not end with the model in {unfinished.place}, which is now only a copy")
         return replica, ended
 
-    def _warn(self, message: str) -> None:
-        self._ports.events.emit(kinds.Warning(message=message))
+    def _warn(self, message: str, until: str | None = None) -> None:
+        self._ports.events.emit(kinds.Warning(message=message, until=until))
 
 
 def _alone(members: Members, seat: int) -> bool:

@@ -1,8 +1,9 @@
 """Warm-up: a member obtains the model that the epoch starts from.
 
 It comes from its own replica, from peers or from the durable checkpoint, as the chain says. Every
-level is checked against its hash on chain before use. A level without a hash is the durable
-checkpoint's for everybody (`rules.contents`): peers may tell each member something else, and
+level is checked against its hash on chain before use. If no place of the checkpoint can be read (any
+tier-0 member may name a false one), members that have it give it. A level without a hash is the
+durable checkpoint's for everybody (`rules.contents`): peers may tell each member something else, and
 replicas would diverge.
 """
 
@@ -20,7 +21,7 @@ from aftermath.base.wait import first_of
 from aftermath.coordinator.view import View
 from aftermath.member.ports import Desync, Ports, Role, Workers
 from aftermath.model.config import ModelConfigError
-from aftermath.model.documents import CheckpointError
+from aftermath.model.documents import CheckpointError, HubAway
 from aftermath.model.levels import SchemaError
 from aftermath.model.segments import SegmentError, level_hash, segment_bytes, write_segment
 from aftermath.model.steps import stem_of_run, step_directory
@@ -30,7 +31,7 @@ from aftermath.replica.modelshare import LevelFetcher, ModelUnavailable, Offer, 
 from aftermath.replica.origin import Origin
 from aftermath.replica.replica import Replica
 from aftermath.rules import bitmap, contents
-from aftermath.rules.model import Checkpoint
+from aftermath.rules.model import Checkpoint, Model
 from aftermath.rules.run import STORED_ROUNDS, Run, steps_before
 from aftermath.rules.state import CheckpointKind, ModelSource, RunState
 from aftermath.watch import kinds
@@ -121,10 +122,9 @@ class WarmUp:
             try:
                 if self._run.model_source is ModelSource.PEERS:
                     return await self._from_peers()
-                await self._from_durable(self._lacking)
-                return "the checkpoint"
+                return await self._from_durable()
             except (ModelUnavailable, CheckpointError, ModelConfigError, SchemaError, SegmentError, OSError) as error:
-                message = f"cannot get the model yet: {self._in_words(error)}"
+                message = f"cannot get the model yet: {why_no_model(error, self._model)}"
                 if message != said:
                     self._ports.events.emit(kinds.Warning(message=message, until="model"))
                 said = message
@@ -138,13 +138,6 @@ class WarmUp:
             if clock.monotonic() >= failing + max(self._run.config.warmup_time / 2, _LEAST_TRIED):
                 raise NoModel("no source has given the model for half of the warm-up's time")
             await first_of(self._ports.feed.after(self._ports.feed.run.seq), clock.sleep(pauses.next()))
-
-    def _in_words(self, error: Exception) -> str:
-        """Return an error with the fix for a member: fixes for owners tell how to make a model."""
-        checkpoint = self._model.checkpoint
-        if not isinstance(error, CheckpointError) or checkpoint.kind is not CheckpointKind.LOCAL:
-            return str(error)
-        return f"{error.message}\n{advice_to_member('model', checkpoint.repo)}"
 
     def _expected(self, level: int) -> bytes | None:
         """Return the hash of a level's contents at the epoch's start, if the chain has it."""
@@ -160,15 +153,15 @@ class WarmUp:
 
     # --- from peers -------------------------------------------------------------------------------
 
-    async def _offers(self) -> Mapping[int, list[Offer]]:
-        """Return the offers of last epoch's other members that are present, by level.
+    async def _offers(self, among: int) -> Mapping[int, list[Offer]]:
+        """Return the offers of those of the seats `among` that are present, by level.
 
         Those of the run's step come first. Others are right only if the level has not changed
         since.
         """
         members = self._ports.feed.members
         step = self._run.step
-        seats = bitmap.seats(self._run.finishers & self._run.current.roster & ~(1 << self._seat))
+        seats = bitmap.seats(among & self._run.current.roster & ~(1 << self._seat))
         peers = [members.seats[seat].p2p for seat in seats]
         found = await ask_offers(self._ports.transport, self._role.schema.state, peers, _ANSWER)
         return {level: sorted(offers, key=lambda offer: offer.step != step) for level, offers in found.items()}
@@ -180,39 +173,57 @@ class WarmUp:
         self._weights = self._weights or await self._workers.compute(self._origin.blank)
         known = contents.attested(self._run)
         if attested := {level: known[level] for level in self._lacking & known.keys()}:
-            await self._fetch(attested)
+            for reason in await self._fetch(attested, self._run.finishers):
+                self._ports.events.emit(kinds.Warning(message=reason, until="model"))
         if not self._lacking:
             return "peers"
-        source = "the checkpoint" if self._lacking == self._sought else "peers and the checkpoint"
-        await self._from_durable(self._lacking)
-        return source
+        first = "" if self._lacking == self._sought else "peers and "
+        return first + await self._from_durable()
 
-    async def _fetch(self, attested: Mapping[int, bytes]) -> None:
-        """Fetch the levels with these hashes from peers, as far as they have them."""
-        offers = await self._offers()
+    async def _fetch(self, wanted: Mapping[int, bytes], among: int) -> list[str]:
+        """Fetch the levels with these hashes from the seats `among`; return what failed."""
+        offers = await self._offers(among)
         remaining = self._run.state_started_at + self._run.config.warmup_time - self._ports.coordinator.now()
         given = self._ports.transport, self._ports.clock, self._role.schema.state, self._workers.decode
         fetcher = LevelFetcher(*given, parallel=self._parallel, deadline_s=float(max(10, remaining)))
-        for level in sorted(attested, reverse=True):
+        reasons = list[str]()
+        for level in sorted(wanted, reverse=True):
             try:
-                await fetcher.fetch(level, offers.get(level, ()), self._weights, attested[level])
+                await fetcher.fetch(level, offers.get(level, ()), self._weights, wanted[level])
                 self._lacking.discard(level)
             except ModelUnavailable as error:
-                self._ports.events.emit(kinds.Warning(message=str(error), until="model"))
+                reasons.append(str(error))
+        return reasons
 
     # --- from the durable checkpoint --------------------------------------------------------------
 
-    async def _from_durable(self, levels: set[int]) -> None:
-        """Load levels from the durable checkpoint, from the first place that has it.
+    async def _from_durable(self) -> str:
+        """Load the lacking levels from the first place that has the durable checkpoint, else from
+        members that have it. Return the source in words.
 
         Raises ModelUnavailable if the chain vouches for something else, and CheckpointError and
         others if there is no valid place.
         """
-        durable = await self._durable(levels)
+        levels = set(self._lacking)
+        try:
+            durable = await self._durable(levels)
+        except (ModelUnavailable, CheckpointError, ModelConfigError, SchemaError, SegmentError, OSError):
+            if not await self._from_members(levels):
+                raise
+            return "members that have the checkpoint"
         if levels == set(self._role.levels):
             self._weights = durable
         else:
             await self._workers.compute(lambda: self._copy(durable, levels))
+        return "the checkpoint"
+
+    async def _from_members(self, levels: set[int]) -> bool:
+        """Take levels of the durable checkpoint from members; return whether all are here."""
+        wanted = {level: digest for level in levels if (digest := self._expected(level)) is not None}
+        if len(wanted) == len(levels):  # else only the place that the chain names is the same for all
+            self._weights = self._weights or await self._workers.compute(self._origin.blank)
+            await self._fetch(wanted, among=-1)
+        return not self._lacking
 
     async def _durable(self, levels: set[int]) -> dict[str, Tensor]:
         """Return the tier's weights from a place recorded for the durable checkpoint's step.
@@ -269,3 +280,14 @@ def warmup_over(started: Run, now: Run) -> bool:
     """Return whether the warm-up seen in `started` is over. A retry is another warm-up."""
     again = now.epoch_started_at != started.epoch_started_at
     return now.epoch != started.epoch or now.state is not RunState.WARMUP or again
+
+
+def why_no_model(error: Exception, model: Model) -> str:
+    """Return an error with the fix for a member: fixes for owners tell how to make a model."""
+    checkpoint = model.checkpoint
+    if isinstance(error, HubAway) and steps_before(model.checkpoint_step):
+        fix = "A member named this place, so this member also asks others that have the checkpoint"
+        return f"{error.message}\n{fix}; or check this machine's internet connection"
+    if not isinstance(error, CheckpointError) or checkpoint.kind is not CheckpointKind.LOCAL:
+        return str(error)
+    return f"{error.message}\n{advice_to_member('model', checkpoint.repo)}"

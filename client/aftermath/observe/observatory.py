@@ -135,6 +135,7 @@ class Observatory:
         return self._listed
 
     async def _keep_the_list(self) -> None:
+        await self.runs()  # so that a node that does not answer is warned of before anybody looks
         while True:
             await asyncio.sleep(LIST_SECONDS)
             if self.list_viewers:

@@ -26,6 +26,7 @@ from aftermath.chain.addresses import run_addresses
 from aftermath.chain.client import CoordinatorClient
 from aftermath.chain.newest_run import OUTAGE_SECONDS
 from aftermath.chain.transactions import RunTransactions, Transaction
+from aftermath.coordinator.errors import NoSuchRun
 from aftermath.observe.curves import Points
 from aftermath.observe.following import RunFollower
 from aftermath.observe.moment import Figures, Moment, moment_of
@@ -85,6 +86,10 @@ class ObservedRun:
     def __init__(self, coordinator: CoordinatorClient, run_id: str, *, steady: bool = False) -> None:
         self.run_id, self._steady = run_id, steady
         self.changed = Pulse()
+        self.asked = asyncio.Event()
+        """Set once the chain has answered for the first time, or a node has failed to."""
+        self.missing = False
+        """Whether the chain has answered that there is no such run."""
         self.viewers = 0
         self.looked_at = time.monotonic()
         self._coordinator = coordinator
@@ -126,6 +131,11 @@ class ObservedRun:
             )
             self._curves = msgspec.json.encode(drawn)
         return self._curves
+
+    @property
+    def known(self) -> bool:
+        """Whether there is anything to show of the run: the chain has it, or events have told of it."""
+        return self._follower is not None or self._records.shown.moment is not None or self.told > 0
 
     @property
     def told(self) -> int:
@@ -181,10 +191,12 @@ class ObservedRun:
                 await self._follow()
             except AftermathError as error:
                 self._trouble = error.message
+                self.missing = isinstance(error, NoSuchRun)
             except Exception:
                 log.exception("run %s could not be followed", self.run_id)
                 self._trouble = "something unexpected went wrong while it was followed: the server's log says what"
             self._follower, self._silent = None, self._records.shown.live_since is not None
+            self.asked.set()
             self._tell()
             await asyncio.sleep(AGAIN_SECONDS)
             if self._records.shown.live_since is None and not self._steady and not self.viewers:
@@ -194,7 +206,8 @@ class ObservedRun:
         follower = RunFollower(self._coordinator, self.run_id)
         async with follower.following() as standings:
             self._show(follower.run)
-            self._follower, self._trouble = follower, ""
+            self._follower, self._trouble, self.missing = follower, "", False
+            self.asked.set()
             tasks = [asyncio.create_task(self._mind(follower)), asyncio.create_task(self._read_transactions(follower))]
             try:
                 async for _ in standings:

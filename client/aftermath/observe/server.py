@@ -40,6 +40,7 @@ _PAGE = Path(__file__).parent / "page"
 _KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _LEAST_SECONDS, _STALLED_SECONDS, _PING_SECONDS = 0.25, 15.0, 20.0
 """Between two messages to a viewer; for one to be taken; between pings."""
+_ANSWER_SECONDS = 5.0  # for which a first look at a run waits for the chain
 _IDLE_SECONDS = 20.0  # for which a connection stays on which nothing is asked: each holds a file of this process
 _MOST_HEARD = 1024  # bytes of a viewer's message, of which none is expected
 _SAFE = {
@@ -157,8 +158,12 @@ class ObserverServer:
 
     async def _run(self, request: web.Request) -> web.Response:
         run = self._asked(request)
+        if not run.known:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(run.asked.wait(), _ANSWER_SECONDS)
+        status = 200 if run.known else 404 if run.missing else 503
         times, states = msgspec.json.encode(run.past.times()), msgspec.json.encode(STATES)
-        return _json(_object(now=run.now(), curves=run.curves(), past=times, states=states))
+        return _json(_object(now=run.now(), curves=run.curves(), past=times, states=states), status)
 
     async def _then(self, request: web.Request) -> web.Response:
         moment = self._asked(request).past.before(int(request.match_info["at"]))
@@ -279,8 +284,8 @@ async def _make_safe(request: web.Request, response: web.StreamResponse) -> None
     response.headers.update(_SAFE)
 
 
-def _json(document: bytes) -> web.Response:
-    return web.Response(body=document, content_type="application/json", charset="utf-8")
+def _json(document: bytes, status: int = 200) -> web.Response:
+    return web.Response(body=document, status=status, content_type="application/json", charset="utf-8")
 
 
 def _object(**parts: bytes) -> bytes:

@@ -28,6 +28,12 @@ class CannotChange(AftermathError):
     """The run is not to be changed like this, or not now."""
 
 
+class NotHalted(CannotChange):
+    """The run is running, and only a halted one may be changed."""
+
+    code = "not-halted"
+
+
 @dataclass(frozen=True)
 class Change:
     """What the owner asked for. Parts that are None, empty or false stay as they are on chain.
@@ -78,7 +84,7 @@ class Change:
 
     def _refuse_unless_halted(self, run: Run) -> None:
         if not run.halted:
-            raise CannotChange(
+            raise NotHalted(
                 f"run {run.run_id} is {in_words(run.state)}, and only a new, paused or finished run can be changed",
                 "Pause it first, and try again once it is paused: "
                 f"aftermath-solana set-paused --run-id {shlex.quote(run.run_id)} pause",

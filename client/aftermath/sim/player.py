@@ -38,6 +38,8 @@ class Player:
     transport: SimTransport | None = None
     compute: InlineWorker | None = None
     events: list[Said] = field(default_factory=list)
+    lost: str = ""
+    """The error with which it ended because trained steps were in no checkpoint."""
 
     @property
     def id(self) -> bytes:

@@ -37,6 +37,7 @@ from aftermath.member.attention import Attention
 from aftermath.member.feed import RunFeed
 from aftermath.member.member import Member
 from aftermath.member.ports import Ports, Role, Workers
+from aftermath.member.unfinished import ModelLost
 from aftermath.member.wishes import Wishes
 from aftermath.model.config import ModelConfig
 from aftermath.model.text import Prompt
@@ -85,6 +86,7 @@ class Simulation:
         self.read_hub: Callable[[Checkpoint], None] = lambda _: None
         """Called with each place on the Hub that a member reads. Raises the error that the Hub would cause."""
         self.keeps = True
+        self.keep_steps = 3
         self.held_up = False
         """Whether members look out for having been held up, as by `sim.clock.hold_up`."""
         self.writes_gradients = False
@@ -194,20 +196,20 @@ class Simulation:
         )
         origin = Origin(self.schema, player.tier, "auto", torch.device("cpu"), PassSize(4, "off"), clock.monotonic)
         directory = self.place / "kept" / player.name if player.tier == 0 and self.keeps else None
-        archive = Archive(directory, self.hub if player.tier == 0 else None, 3, {}, self.read_hub)
+        archive = Archive(directory, self.hub if player.tier == 0 else None, self.keep_steps, {}, self.read_hub)
         weight = round(60 / player.seconds)
         player.member = Member(ports, role, workers, data, origin, archive, wishes, weight=weight, parallel=4)
-        player.task = asyncio.ensure_future(_live(player.chain, player.member))
+        player.task = asyncio.ensure_future(_live(player, player.chain, player.member))
 
     async def kill(self, player: Player) -> None:
         """kill -9."""
         self.network.crash(player.id)
         await self._end(player)
 
-    async def stop(self, player: Player) -> None:
-        """Ctrl-C: the member says on chain that it goes."""
+    async def stop(self, player: Player, again: Callable[[bool], bool] = lambda saved: False) -> None:
+        """Ctrl-C: the member says on chain that it goes. `again`: see `Member.stops`."""
         assert player.member is not None
-        player.member.stops()
+        player.member.stops(again)
         await self._end(player)
         with contextlib.suppress(CoordinatorError):
             await player.member.leave()
@@ -279,10 +281,13 @@ class Simulation:
                 await self._end(player)
 
 
-async def _live(chain: SimMember, member: Member) -> None:
+async def _live(player: Player, chain: SimMember, member: Member) -> None:
     """What `train` does between opening its ports and closing them."""
     async with chain:
-        await member.live()
+        try:
+            await member.live()
+        except ModelLost as lost:  # an end that a run without checkpoints may have
+            player.lost = lost.message
 
 
 def _key(name: str) -> Keypair:

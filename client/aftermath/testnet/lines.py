@@ -42,6 +42,8 @@ class Lines:
             serious = isinstance(told.event, kinds.Warning | kinds.Error)
             if sentence is None and self._level is Verbosity.DEBUG:
                 sentence = in_full(told.event)
+            if sentence is not None and isinstance(told.event, kinds.Warning):
+                sentence = f"warning: {sentence}"
             if sentence is not None and (serious or self._level is not Verbosity.WARNING):
                 self._tell(name, sentence)
 

@@ -1,13 +1,14 @@
 """What a member does at the first signal: it leaves, saves first, or asks for a second Ctrl-C.
 
 Only the last member that has a part of the model is asked, and only where a person can answer: a service that gets
-SIGTERM leaves at once.
+SIGTERM leaves at once, or after one try to save.
 """
 
 from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from aftermath.watch import kinds
@@ -15,6 +16,7 @@ from aftermath.watch.events import Events
 
 if TYPE_CHECKING:
     from aftermath.member.member import Member
+    from aftermath.member.unfinished import Stake
 
 _SAVE_SECONDS = 60.0
 
@@ -25,27 +27,48 @@ class Departure:
     def __init__(self, events: Events, *, can_ask: bool) -> None:
         self.member: Member | None = None
         """The member, once there is one."""
+        self.stay: Callable[[], None] = lambda: None
+        """Called when a member that was stopped stays until another signal."""
+        self.lost: Stake | None = None
+        """What is lost with a member that leaves now."""
         self._events, self._can_ask = events, can_ask
-        self._asked = False
+        self._asks = self._asked = False
 
     def on_signal(self, number: signal.Signals) -> float | None:
         """Return the seconds that saving may take, or None after a warning that asks for another Ctrl-C."""
         stake = self.member.stake() if self.member is not None else None
-        if self.member is not None and stake is not None and stake.saves:
+        self._asks = self._can_ask and number == signal.SIGINT
+        if self.member is not None and stake is not None and stake.saves and not self._asked:
+            self.lost = stake
             self._events.emit(kinds.Leaving(saves=True))
-            self.member.stops()
+            self.member.stops(self._tried)
             return _SAVE_SECONDS
         if stake is not None and not self._asked:
-            asks = self._can_ask and number == signal.SIGINT
-            fix = "Press Ctrl-C again to leave and lose these steps." if asks else "These steps are lost now."
-            if self._can_ask:
-                fix += " Next time pass --matformer-tier 0 --checkpoint-dir DIR to save the model on exit"
-            self._events.emit(kinds.Warning(message=f"{stake.words()}\n{fix}"))
-            if asks:
-                self._asked = True
+            how = "Next time pass --matformer-tier 0 --checkpoint-dir DIR to save the model on exit"
+            self._warn(stake, how if self._can_ask else "")
+            if self._asked:
                 return None
+        self.lost = stake
         self._events.emit(kinds.Leaving())
         return 0.0
+
+    def _tried(self, saved: bool) -> bool:
+        """Take in whether the model of a stopped member is saved. Return whether the member stays to try again."""
+        if saved or self.lost is None:
+            self.lost = None
+            return False
+        if not self._asked:
+            how = "Or free some space: this member has stopped training, and saves the model as soon as it can"
+            self._warn(self.lost, how if self._asks else "")
+            if self._asked:
+                self.stay()
+        return self._asked
+
+    def _warn(self, stake: Stake, more: str) -> None:
+        """Say what leaving loses, and ask for another Ctrl-C if a person can press it."""
+        self._asked = self._asks
+        fix = "Press Ctrl-C again to leave and lose these steps." if self._asks else "These steps are lost now."
+        self._events.emit(kinds.Warning(message=f"{stake.words()}\n{fix} {more}".rstrip()))
 
 
 def is_a_person_there() -> bool:

@@ -60,6 +60,13 @@ class Interrupts:
         if self._signals:
             self._ends_in(EXIT_SECONDS)
 
+    def wait_for_another(self) -> None:
+        """Let the work go on for as long as it takes: the next signal counts as the first."""
+        self._signals = 0
+        self._end = 0.0
+        if self._timer is not None:
+            self._timer.cancel()
+
     def _ends_in(self, seconds: float) -> None:
         loop = asyncio.get_running_loop()
         if self._timer is not None:

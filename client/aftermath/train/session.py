@@ -36,7 +36,7 @@ from aftermath.p2p.discovery import Directory, local_discovery_dir
 from aftermath.p2p.iroh import IrohTransport, open_iroh
 from aftermath.p2p.named import addresses_of, peers_named
 from aftermath.p2p.relay import AUTO, DISABLED, N0
-from aftermath.rules.run import Run, steps_before
+from aftermath.rules.run import Run
 from aftermath.rules.state import RunState
 from aftermath.train.departure import Departure, is_a_person_there
 from aftermath.train.ending import known
@@ -115,8 +115,7 @@ def _tell_finished(view: View, events: Events) -> None:
     """Say that the run is finished and where its model is, as a member that trains says it."""
     notices, run, model = Notices(events), view.run, view.model
     notices.state(run)
-    place = model.checkpoint.repo if steps_before(model.checkpoint_step) else None
-    events.emit(kinds.Finished(step=run.trained_steps, checkpoint=place))
+    notices.finished(run, model)
     notices.never_saved(run, model)
 
 
@@ -220,7 +219,10 @@ async def _session(settings: TrainSettings, named: Named, events: Events) -> Non
     """Live as a member until the run is finished or a signal comes; raises what made that impossible."""
     departure = Departure(events, can_ask=is_a_person_there())
     interrupts = Interrupts(departure.on_signal)
+    departure.stay = interrupts.wait_for_another
     await interrupts.run(_life(settings, named, events, interrupts, departure))
+    if departure.lost is not None:
+        raise departure.lost.lost()
 
 
 async def _life(

@@ -38,11 +38,14 @@ class ToldScreen(Tabbed):
     """The descriptor of what it is told."""
     deserted = False
     """Whether the process went without saying so."""
+    left = False
+    """Whether a key told the process to leave. One that is still loading ends at once then."""
 
     @property
     def last_words(self) -> str:
-        """What the process said last."""
-        return self.learns.last_words()
+        """What the process said last, or that it was interrupted before it could leave."""
+        leaving = isinstance(self.learns, Board) and self.learns.leaving
+        return "interrupted" if self.left and not leaving else self.learns.last_words()
 
     def on_ready(self) -> None:
         """Begin to listen, now that it could be closed too."""
@@ -79,6 +82,7 @@ def screen_of(opening: Opening, told: int) -> ToldScreen:
         return time.monotonic() - opening.started
 
     def leave() -> None:
+        app.left = True
         os.kill(parent, signal.SIGINT)
 
     if opening.role == "testnet":

@@ -78,7 +78,13 @@ class Events:
             except OSError as error:
                 with contextlib.suppress(ValueError):  # another thread's event found it out too
                     self._sinks.remove(sink)
-                _warn(f"a log could not be written and is closed: {error}")
+                _warn(f"a log could not be written and is closed: {_reason(error)}")
+
+
+def _reason(error: OSError) -> str:
+    """Return why a write failed, without the system's error number."""
+    why = error.strerror or str(error)
+    return f"{error.filename}: {why}" if error.filename else why
 
 
 def _warn(sentence: str) -> None:

@@ -130,10 +130,13 @@ class Stopped(Event, frozen=True, kw_only=True):
 
 
 class Finished(Event, frozen=True, kw_only=True):
-    """The run finished after `step` steps. `checkpoint` is the newest checkpoint that the chain names, or None."""
+    """The run finished after `step` steps. `checkpoint` is the newest checkpoint that the chain names, or None, and
+    `checkpoint_step` the steps trained in it.
+    """
 
     step: int
     checkpoint: str | None = None
+    checkpoint_step: int | None = None
 
 
 class Error(Event, frozen=True, kw_only=True):

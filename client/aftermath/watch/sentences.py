@@ -95,8 +95,19 @@ class Sentences:
             fields["use"] = use if event.goes_on else "this is only a copy; the run does not continue from it"
         elif isinstance(event, kinds.Finished):
             fields["steps"] = counted(event.step, "step")
-            fields["model"] = f"; the model is in {fields['checkpoint']}" if event.checkpoint else ""
+            fields["model"] = _model_of(event, fields["checkpoint"])
         return sentence.format_map(fields)
+
+
+def _model_of(event: kinds.Finished, place: object) -> str:
+    """Return where the model of a finished run is, as the end of a sentence."""
+    if not event.checkpoint:
+        return ""
+    kept = event.step if event.checkpoint_step is None else event.checkpoint_step
+    if kept >= event.step:
+        return f"; the model is in {place}"
+    others = f"steps {kept + 1:,} to {event.step:,} are" if event.step > kept + 1 else f"step {event.step:,} is"
+    return f"; the newest checkpoint is of step {kept:,}, in {place}; {others} in none"
 
 
 def in_full(event: kinds.Event) -> str:

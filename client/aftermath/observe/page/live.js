@@ -24,6 +24,7 @@ export function live(path, hear, tell) {
 /** What a path of this server has, as JSON; throws its sentence if it has none. */
 export async function got(path) {
   const reply = await fetch(path);
-  if (!reply.ok) throw new Error((await reply.text()).trim() || `the observer answers ${reply.status}`);
+  const isJson = (reply.headers.get("Content-Type") || "").startsWith("application/json"); // also of a run that is not there yet
+  if (!reply.ok && !isJson) throw new Error((await reply.text()).trim() || `the observer answers ${reply.status}`);
   return reply.json();
 }

@@ -26,7 +26,7 @@ async def can_join(
     tier and data. Exits with 0 if the member may join, 10 if the run needs another client version,
     11 if the run or server does not admit the key, and 1 for any other reason.
     """
-    from aftermath.cli.can_join import answer, at_the_chain, check_only_process, noting, refused_by
+    from aftermath.cli.can_join import answer, at_the_chain, refused_by
     from aftermath.server.client_backend import identity_of, reached_run
     from aftermath.server.connection import ServerRefused
 
@@ -34,8 +34,6 @@ async def can_join(
     try:
         async with reached_run(server.server_addr, trusted(server), wallet, run_id) as chain:
             entry = await at_the_chain(chain, run_id, wallet.pubkey, None, 0, None)
-            with noting(entry.refusals):
-                await check_only_process(chain, run_id, wallet.pubkey)
     except ServerRefused as refusal:
         return refused_by(refusal, run_id, wallet.pubkey)
     return answer(

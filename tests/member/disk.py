@@ -1,0 +1,28 @@
+"""A disk that is full for a while."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aftermath.model import store
+
+
+class Disk:
+    """Makes the writing of a checkpoint's weights fail while it is full, or the next `failures` times."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.full, self.failures = False, 0
+        write = store._write_weights
+
+        def written(place: Path, *more: Any) -> None:
+            if self.full or self.failures:
+                self.failures = max(0, self.failures - 1)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            write(place, *more)
+
+        monkeypatch.setattr(store, "_write_weights", written)
