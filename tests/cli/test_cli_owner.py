@@ -151,16 +151,16 @@ def test_the_bytes_of_a_round_are_said_and_large_ones_warned_about(
 ) -> None:
     change = ("update-config", "--run-id", run_id, "--config-path")
     found = created(*change, material / "config.toml").data
-    # Level 2 has 29 blocks, of 10 * 79 + 10 * 81 + 4 * 73 + 5 * 33 bits of places; 1 and 0 have 6 and 12, of 81 each;
-    # for each block 8 signs. A level's places and its signs end with whole bytes.
-    assert found["bytes_per_round"] == [258 + 29 + 61 + 6 + 122 + 12, 258 + 29 + 61 + 6, 258 + 29]
+    # Level 2 has 29 blocks with 10 * 85 + 10 * 88 + 4 * 80 + 5 * 40 bits of index codes. Levels 1 and 0 have 6 and 12
+    # blocks of 88 bits. Each block has 8 signs. The codes and the signs of a level end with whole bytes.
+    assert found["bytes_per_round"] == [282 + 29 + 66 + 6 + 132 + 12, 282 + 29 + 66 + 6, 282 + 29]
     assert found["warnings"] == []
     config = tmp_path / "config.toml"
     topk = "compression_topk = 8\n"
     config.write_text((material / "config.toml").read_text().replace(topk, topk + "compression_topk_embeddings = 64\n"))
     more = created(*change, config)
-    # 10 of the blocks keep 64, in 452 bits and as many signs
-    assert more.data["bytes_per_round"] == [724 + 99 + 201, 724 + 99 + 67, 724 + 99]
+    # 10 of the blocks keep 64, in 488 bits and as many signs
+    assert more.data["bytes_per_round"] == [785 + 99 + 216, 785 + 99 + 72, 785 + 99]
     assert more.data["schema_hash"] != found["schema_hash"]
     dump = created("json-dump-run", "--run-id", run_id).data["model"]
     assert (dump["optimizer"]["compression_topk_embeddings"], dump["schema_hash"]) == (64, more.data["schema_hash"])
@@ -199,9 +199,9 @@ def test_a_run_with_inner_steps_is_configured_and_shown(
     head = head.replace("[config]\n", "[config]\noverlap = 0\n")
     config.write_text(head + '[model.LLM.optimizer.SparseLoCo]\ninner_steps = 3\ndivisor = "root"\nvalue_bits = 1\n')
     found = created("update-config", "--run-id", run_id, "--config-path", config)
-    # 29, 6 and 12 blocks on levels 2, 1 and 0, of 6 bits for the exponent and 32 for signs. Places take 10 * 257 +
-    # 10 * 267 + 4 * 235 + 5 * 64 bits on level 2 (half of 64 places are a bit each) and 267 for every other block.
-    assert found.data["bytes_per_round"] == [813 + 201 + 401 + 138 + 29 + 57, 813 + 201 + 138 + 29, 813 + 138]
+    # 29, 6 and 12 blocks on levels 2, 1 and 0, of 6 bits for the exponent and 32 for signs. Index codes take 6984 bits
+    # on level 2 (64 for a block of 64) and 288 for every other block.
+    assert found.data["bytes_per_round"] == [873 + 216 + 432 + 138 + 29 + 57, 873 + 216 + 138 + 29, 873 + 138]
     dump = created("json-dump-run", "--run-id", run_id).data["model"]
     assert dump["schema_hash"] == found.data["schema_hash"]
     assert dump["optimizer"] == {

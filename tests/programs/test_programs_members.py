@@ -226,7 +226,7 @@ def test_a_stateless_member_leaves_the_running_epoch_and_the_finishers(run: Scen
     run.world.store("Run", "test", state)
     run.join(1, stateless=True).ok()
     seat = run.members.seats[1]
-    assert (seat.state, seat.pending, run.run.finishers) == (MemberState.WITHDRAWN, True, 0b101)
+    assert (seat.state, seat.pending, run.run.finishers) == (MemberState.RESTARTED, True, 0b101)
 
 
 def test_a_warm_up_that_loses_its_members_is_given_up_at_once(run: Scenario) -> None:

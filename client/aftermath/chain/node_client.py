@@ -7,6 +7,7 @@ fees. It makes one request and does not retry; `chain.rpc` does.
 from __future__ import annotations
 
 import json
+import logging
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -48,8 +49,10 @@ from solders.rpc.responses import (
 from solders.transaction import VersionedTransaction
 
 from aftermath.base.bounded import MAX_JSON_VALUES, json_as
+from aftermath.chain.endpoints import shown
 from aftermath.chain.failures import BadReply, TransactionFailed, error_json, raise_error
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_REPLY = 64 << 20
@@ -248,7 +251,9 @@ class BoundedProvider(AsyncHTTPProvider):
             parsed: T = parser.from_json(raw)  # type: ignore[attr-defined]
         except SerdeJSONError as error:
             raise BadReply("the RPC node sent a reply that cannot be read") from error
-        self._answered.add(type(body).__name__)
+        kind = type(body).__name__
+        self._answered.add(kind)
+        log.debug("%s answered %s", shown(str(self.endpoint_uri)), kind)
         return parsed
 
     async def make_request_unparsed(self, body: Any) -> str:

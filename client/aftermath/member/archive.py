@@ -376,7 +376,7 @@ class Keeper:
         refusal = await self._offer(place, kept)
         if refusal is None:
             return
-        model = (await self._ports.coordinator.view()).model
+        model = (await self._ports.coordinator.view(fresh=True)).model
         newer = model.checkpoint_step - kept.run.step
         replaced = wrong is None or model.checkpoint != before
         if model.checkpoint == place or (newer >= 0 and place.kind is CheckpointKind.LOCAL and replaced):
