@@ -25,6 +25,7 @@ from aftermath.chain.endpoints import Endpoint, endpoint
 from aftermath.chain.failures import BadReply, RpcRejected
 from aftermath.chain.node_client import NodeClient
 from aftermath.chain.rpc import RpcPool
+from aftermath.chain.socket import SolanaSession
 from aftermath.chain.subscription import RunWatcher
 from aftermath.coordinator.errors import CoordinatorError, Refused, Unavailable
 from chain.faults import account_json, answer, answer_error, meddling
@@ -220,3 +221,53 @@ async def test_nothing_of_a_call_that_failed_goes_on_in_the_background(embedded:
         with pytest.raises(RpcRejected):
             await through.tick("r")
         assert not [task for task in asyncio.all_tasks() if "Sender" in repr(task.get_coro())]
+
+
+TWO_ERRORS = '{"jsonrpc":"2.0","error":{"code":-32002,"message":"x"},"error":null,"id":%s}'
+"""msgspec reads the second `error`, and solders panics on the first, which has no data."""
+
+
+class OneMessage:
+    """A connection that brings one message."""
+
+    def __init__(self, message: str) -> None:
+        self._message = message
+
+    async def recv(self) -> str:
+        return self._message
+
+    async def send(self, message: str) -> None:
+        raise NotImplementedError
+
+
+async def test_websocket_message_that_panics_solders_is_a_bad_reply() -> None:
+    session = SolanaSession(OneMessage(TWO_ERRORS % 1))
+    with pytest.raises(BadReply):
+        await session.recv()
+
+
+async def test_genesis_reply_that_panics_solders_is_the_nodes_failure() -> None:
+    def reply(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, text=TWO_ERRORS % json.loads(request.content)["id"])
+
+    async with httpx.AsyncClient(transport=httpx.MockTransport(reply)) as session:
+        pool = RpcPool([Endpoint("http://node.example", "ws://node.example")], patience=0.3)
+        pool._nodes.all[0].client = NodeClient("http://node.example", session, set())
+        with pytest.raises(Unavailable):
+            await pool.genesis()
+
+
+async def test_slot_of_the_far_future_is_forgotten_after_an_outage(embedded: Place) -> None:
+    """Every node is behind such a slot, so the watcher drops it when no node could answer."""
+    async with RpcPool([endpoint(embedded.network.rpc_url)]) as pool:
+        coordinator = CoordinatorClient(pool)
+        address = run_addresses(coordinator.program_id, embedded.run_id).run
+        watcher = RunWatcher(pool, address, coordinator.program_id)
+        await watcher.start()
+        try:
+            watcher.newest.slot = 1 << 62
+            with pytest.raises(Unavailable):
+                await watcher.refresh(0.5)
+            await watcher.refresh(5.0)
+        finally:
+            await watcher.close()

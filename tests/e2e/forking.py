@@ -133,8 +133,6 @@ def _become(arguments: list[str], log: str, environment: dict[str, str], place: 
     """Be the command, as in a process of its own."""
     code = 1
     try:
-        from aftermath.cli.main import main
-
         os.setsid()
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         for stream in (1, 2):
@@ -144,6 +142,9 @@ def _become(arguments: list[str], log: str, environment: dict[str, str], place: 
         os.environ.update(environment)
         sys.argv = ["aftermath-solana", *arguments]
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        # Modules that read the environment when they are imported read this member's.
+        from aftermath.cli.main import main
+
         main()
         code = 0
     except SystemExit as ending:

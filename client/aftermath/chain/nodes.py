@@ -38,7 +38,7 @@ class Node:
     """Failures in a row."""
     left_until: float = 0.0
     left_seconds: float = LEAVE_SECONDS
-    tried_at: float = 0.0
+    tried_at: float = float("-inf")
     answered_at: float = float("-inf")
     last_error: str = "not tried"
     advice: str = ""

@@ -265,8 +265,7 @@ class RpcPool:
 
     async def close(self) -> None:
         """Close the connections."""
-        for node in self._nodes.all:
-            await node.client.close()
+        await asyncio.gather(*(node.client.close() for node in self._nodes.all), return_exceptions=True)
 
     async def __aenter__(self) -> RpcPool:
         return self
@@ -286,7 +285,7 @@ class RpcPool:
         async with node.lock:
             if node.verified:
                 return
-            genesis = await _genesis(node.client)
+            genesis = await understood(_genesis(node.client))
             self._cluster.genesis = self._cluster.genesis or genesis
             if genesis != self._cluster.genesis:
                 raise WrongCluster(

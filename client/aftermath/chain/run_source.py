@@ -40,7 +40,7 @@ class RunSource:
         if slot < slot_wanted:
             raise BadReply("the RPC node answered as of an older slot than it was asked for")
         time = None if clock is None else sysvar_time(clock.data)
-        run = await self._believed(account)
+        run = await self._believed(account, slot)
         if len(self._pool.endpoints) > 1 and node.stands_still(slot, asyncio.get_running_loop().time()):
             raise BadReply("the RPC node is behind: its slot stands still")
         if time is not None:
@@ -48,14 +48,14 @@ class RunSource:
         self.newest.take(run, slot)
         return run, others
 
-    async def _believed(self, account: AccountData | None) -> Run:
+    async def _believed(self, account: AccountData | None, slot: int) -> Run:
         """Return the run in an account that a node answered.
 
-        That it is closed or finished ends a member, so it is believed only if no other node contradicts. Raises
-        NoSuchRun, and BadReply.
+        That it is closed or finished ends a member, so it is believed only if no other node contradicts it with a
+        state as of `slot` or later. Raises NoSuchRun, and BadReply.
         """
         if account is None or not self.is_here(account):
-            if not await self._pool.uncontradicted(self._is_gone):
+            if not await self._pool.uncontradicted(lambda node: self._is_gone(node, slot)):
                 raise BadReply("the RPC node does not know the run, and another node does")
             if self.newest.known is not None:
                 raise NoSuchRun(
@@ -67,16 +67,16 @@ class RunSource:
                 "Check the run id, --rpc and the program id: aftermath-solana list-runs",
             )
         run = self.parsed(account.data)
-        if self.is_end(run) and not await self._pool.uncontradicted(self._is_finished):
+        if self.is_end(run) and not await self._pool.uncontradicted(lambda node: self._is_finished(node, slot)):
             raise BadReply("the RPC node says that the run is finished, and another node that it goes on")
         return run
 
-    async def _is_gone(self, node: NodeClient) -> bool:
-        _, account = await node.account(self._address)
+    async def _is_gone(self, node: NodeClient, slot: int) -> bool:
+        _, account = await node.account(self._address, min_slot=slot)
         return account is None or not self.is_here(account)
 
-    async def _is_finished(self, node: NodeClient) -> bool:
-        _, account = await node.account(self._address)
+    async def _is_finished(self, node: NodeClient, slot: int) -> bool:
+        _, account = await node.account(self._address, min_slot=slot)
         return account is None or self.parsed(account.data).state is RunState.FINISHED
 
     def is_end(self, run: Run) -> bool:

@@ -176,7 +176,11 @@ class Sender:
         message = self._message(instructions, MAX_UNITS, self._simulated_price, Hash.default())
         unsigned = [Signature.default()] * message.header.num_required_signatures
         transaction = VersionedTransaction.populate(message, unsigned)
-        return await self.pool.call(lambda node: node.simulate(transaction, watched, self.slot or None))
+        try:
+            return await self.pool.call(lambda node: node.simulate(transaction, watched, self.slot or None))
+        except Unavailable:
+            self.slot = 0  # one wrong slot, too high, would put all nodes behind it for good
+            raise
 
     def simulated_fee(self, instructions: Sequence[Instruction]) -> int:
         """Return the fee that a simulation takes from the wallet, in lamports."""

@@ -20,14 +20,18 @@ from solders.rpc.responses import AccountNotification, Notification, Subscriptio
 from websockets.exceptions import ConnectionClosedOK
 
 from aftermath.base.bounded import json_as
+from aftermath.base.bucket import Bucket
 from aftermath.chain.endpoints import describe, shown
 from aftermath.chain.failures import BadReply
 from aftermath.chain.node_client import AccountData
 from aftermath.chain.outage_log import Outages
-from aftermath.chain.rpc import RpcPool
+from aftermath.chain.rpc import RpcPool, understood
 from aftermath.chain.wire import OPEN_SECONDS, Connection
 
 log = logging.getLogger(__name__)
+
+MOST_AT_ONCE = 500  # messages of a websocket
+MOST_PER_SECOND = 100
 
 BACKOFF_MAX = 5.0
 FAILURES_TO_TELL = 3  # in a row, of websockets that did not last
@@ -96,8 +100,13 @@ class AccountSocket:
                 while not session.subscriptions:
                     await session.recv()
             self._subscribed()
+            pace = Bucket(now, MOST_PER_SECOND, MOST_AT_ONCE)
             while True:
                 messages = await session.recv()
+                if not pace.spare():
+                    raise BadReply(f"the websocket sends more than {MOST_PER_SECOND} messages a second")
+                if len(session.subscriptions) > 1:
+                    raise BadReply("the websocket made up subscriptions")
                 if now() - opened > BACKOFF_MAX:  # a websocket that fails sooner keeps its back-off
                     self._failures = 0
                 for message in messages:
@@ -137,6 +146,10 @@ class SolanaSession(SolanaWsClientProtocol):
     async def recv(self) -> list[Notification | SubscriptionResult]:  # type: ignore[override]
         """Return what the next message holds. Raises BadReply for a refusal, and whatever the connection raises."""
         message = await self._over.recv()
+        # solders panics on some messages, and a panic would end the member.
+        return await understood(self._read(message))
+
+    async def _read(self, message: str | bytes) -> list[Notification | SubscriptionResult]:
         self.size = len(message.encode() if isinstance(message, str) else message)
         text = message if isinstance(message, str) else message.decode()
         checked: _Message = json_as(text, _Message)

@@ -36,6 +36,7 @@ POLL_PATIENCE = 10.0
 POLL_PAUSE = 0.25  # after a poll that a push asked for, whatever a websocket sends
 MUTE_AFTER = 2  # polls in a row
 GIVE_UP_SECONDS = 600.0
+MOST_AHEAD = 64  # changes of a run that a push may be ahead of what is known
 
 
 class RunWatcher:
@@ -124,7 +125,12 @@ class RunWatcher:
         async def ask(node: NodeClient) -> None:
             await self.source.read(node, min_slot=min_slot)
 
-        await self._pool.call(ask, patience=patience)
+        try:
+            await self._pool.call(ask, patience=patience)
+        except Unavailable:
+            # One wrong slot, too high, would put all nodes behind it for good.
+            self.newest.slot = 0
+            raise
         return self.latest
 
     def _pushed(self, account: AccountData) -> None:
@@ -138,7 +144,7 @@ class RunWatcher:
             self._poll_now.set()
             return
         self._unreadable.ends()
-        if run is None or self.source.is_end(run):
+        if run is None or self.source.is_end(run) or run.seq > known.seq + MOST_AHEAD:
             self._poll_now.set()  # nodes have to say so
         elif run.seq > known.seq:
             self._pushes += 1

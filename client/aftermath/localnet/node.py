@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from solders.account import Account
 from solders.pubkey import Pubkey
 
+from aftermath.base.wait import cancel
 from aftermath.localnet.commit import Committer
 from aftermath.localnet.config import LocalnetConfig
 from aftermath.localnet.errors import LedgerError, LocalnetError, RpcError
@@ -96,10 +97,10 @@ class Node:
 
     async def close(self) -> None:
         """Stop. Everything acknowledged is in the ledger already."""
-        if self._clockwork is not None:
-            self._clockwork.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._clockwork
-        if self._ledger is not None:
-            self._ledger.close()
-            self._ledger = None
+        try:
+            if self._clockwork is not None:
+                await cancel([self._clockwork])
+        finally:
+            if self._ledger is not None:
+                self._ledger.close()
+                self._ledger = None

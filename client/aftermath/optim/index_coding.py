@@ -39,6 +39,12 @@ def compact(values: Tensor, used: Tensor, most: int) -> Tensor:
 
     Values after the first `most` used ones of a row are dropped.
     """
+    rows = _rows_at_once(used, used.shape[1])
+    parts = zip(values.split(rows), used.split(rows), strict=True)
+    return torch.cat([_compacted(own, of_own, most) for own, of_own in parts])
+
+
+def _compacted(values: Tensor, used: Tensor, most: int) -> Tensor:
     entry = used.cumsum(1, dtype=torch.int32) - 1
     place = torch.where(used & (entry < most), entry, most).long()
     moved = values.new_zeros(len(values), most + 1)
