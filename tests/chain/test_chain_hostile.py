@@ -259,9 +259,9 @@ async def test_genesis_reply_that_panics_solders_is_the_nodes_failure() -> None:
 
 async def test_slot_of_the_far_future_is_forgotten_after_an_outage(embedded: Place) -> None:
     """Every node is behind such a slot, so the watcher drops it when no node could answer."""
+    coordinator = await embedded.configured_run("far")
     async with RpcPool([endpoint(embedded.network.rpc_url)]) as pool:
-        coordinator = CoordinatorClient(pool)
-        address = run_addresses(coordinator.program_id, embedded.run_id).run
+        address = run_addresses(coordinator.program_id, "far").run
         watcher = RunWatcher(pool, address, coordinator.program_id)
         await watcher.start()
         try:
