@@ -3,8 +3,8 @@
 
 scripts/check_style.py                  compare the offences with scripts/style_allowlist.toml
 scripts/check_style.py --list PATH ...  print every offence in these files and folders
-scripts/check_style.py --lower          lower the allowed counts to today's
-scripts/check_style.py --reset          write today's counts, higher ones too (after a merge)
+scripts/check_style.py --lower          lower the allowed counts to the current ones
+scripts/check_style.py --reset          write the current counts, higher ones too (after a merge)
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _ARCHAIC = [
 # An underscore is a boundary, so that names are checked as well.
 _INITIALS = "".join(sorted({word[0] for word in _ARCHAIC}))
 ARCHAIC = re.compile(rf"(?<![A-Za-z-])(?=[{_INITIALS}])(?:{'|'.join(_ARCHAIC)})(?![A-Za-z])", re.IGNORECASE)
-# A docstring that begins so leans on the one before it.
+# A docstring with such a beginning makes no sense without the one before it.
 FRAGMENT = re.compile(
     r"\s*(?:(?:of|and|or|but|also|as|by|its|their|whose|whom?|which|those|these|nothing)\b"
     r"|(?:the same|that of|that which|(?:one|all|none) of (?:them|it|these|those)|(?:with|for|from|in|to|on) which)\b)",
@@ -90,7 +90,7 @@ class Offence:
 
 
 def package_of(path: str) -> str:
-    """Return what shares one allowed count: a package, or a folder of tests or pages."""
+    """Return the unit that has its own allowed counts: a package, or a folder of tests or pages."""
     parts = path.removeprefix("client/aftermath/").split("/")
     if path.startswith("client/aftermath/"):
         return f"client/{parts[0]}" if len(parts) > 1 else "client"
@@ -142,7 +142,7 @@ def long_lines(path: str, source: str, tree: ast.Module) -> Iterator[Offence]:
 
 
 def statements(node: ast.AST) -> Iterator[ast.stmt]:
-    """Yield every statement below a node. Expressions hold none, and are most of a tree."""
+    """Yield every statement below a node. Skip expressions: they contain no statements."""
     for block in ("body", "handlers", "orelse", "finalbody", "cases"):
         for child in getattr(node, block, ()):
             if isinstance(child, ast.stmt):
@@ -158,7 +158,7 @@ def _docstring(node: ast.AST) -> str:
 
 
 def packs_a_tuple(node: ast.Assign) -> bool:
-    """Return whether an assignment packs unrelated names. A swap reads what it assigns."""
+    """Return whether an assignment packs unrelated names. Swaps read their targets: exempt."""
     value = node.value
     if not isinstance(value, ast.Tuple) or any(isinstance(v, ast.Starred) for v in value.elts):
         return False
@@ -200,7 +200,7 @@ def _paragraphs(source: str) -> Iterator[tuple[int, str]]:
 
 
 def duplicate_classes(sources: dict[str, str]) -> Iterator[Offence]:
-    """Yield each public class of client/ whose name another one has."""
+    """Yield each public class of client/ that shares its name with another one."""
     definitions: dict[str, list[tuple[str, int]]] = defaultdict(list)
     for path, source in sources.items():
         if path.startswith("client/") and path.endswith(".py"):
@@ -247,7 +247,7 @@ def read_allowlist(text: str) -> Counter[tuple[str, str]]:
 
 
 def lowered(allowed: Counter[tuple[str, str]], counts: Counter[tuple[str, str]]) -> str:
-    """Return the allowlist's text with every number at most today's count."""
+    """Return the allowlist's text with no number above the current count."""
     header = "# Offences against scripts/check_style.py that are still there, by package and rule.\n"
     text = [header + "# Numbers only go down: fix some, then run scripts/check_style.py --lower."]
     rows: dict[str, dict[str, int]] = defaultdict(dict)
@@ -260,7 +260,7 @@ def lowered(allowed: Counter[tuple[str, str]], counts: Counter[tuple[str, str]])
 
 
 def report(offences: list[Offence], allowed: Counter[tuple[str, str]]) -> int:
-    """Print what rose and what fell. Return 1 if a count rose."""
+    """Print the counts that rose or fell. Return 1 if one rose."""
     counts = count(offences)
     risen = {key for key, n in counts.items() if n > allowed[key]}
     for package, rule in sorted(risen):
@@ -284,8 +284,8 @@ def report(offences: list[Offence], allowed: Counter[tuple[str, str]]) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--list", nargs="+", metavar="PATH", help="print every offence in these files and folders")
-    parser.add_argument("--lower", action="store_true", help="lower the allowed counts to today's")
-    parser.add_argument("--reset", action="store_true", help="write today's counts, higher ones too")
+    parser.add_argument("--lower", action="store_true", help="lower the allowed counts to the current ones")
+    parser.add_argument("--reset", action="store_true", help="write the current counts, higher ones too")
     arguments = parser.parse_args()
     offences = find_offences(read_sources())
     if arguments.list:

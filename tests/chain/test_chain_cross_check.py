@@ -148,7 +148,7 @@ async def test_end_of_run_that_no_node_denies_is_believed(embedded: Place, other
             await seen(watcher, 1 << 60)
 
 
-async def test_finish_that_second_node_tells_later_is_believed(
+async def test_finish_confirmed_later_by_second_node_is_believed(
     embedded: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
     first, second = Switch(finished), Switch(finished)

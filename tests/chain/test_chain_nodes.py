@@ -51,9 +51,7 @@ def test_a_call_goes_round_all_nodes_before_it_tries_one_twice_as_often(nodes: N
         failed.append(expected)
 
 
-def test_node_that_lags_is_not_left_and_one_that_stays_behind_is(
-    nodes: Nodes, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_node_is_left_only_if_it_stays_behind(nodes: Nodes, caplog: pytest.LogCaptureFixture) -> None:
     primary, fallback = nodes.all
     behind = RpcError(BEHIND, "Minimum context slot has not been reached")
     for now in (0.0, 0.5, LAG_SECONDS - 0.1):

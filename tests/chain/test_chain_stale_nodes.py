@@ -54,8 +54,8 @@ async def test_client_reads_its_own_writes_past_node_that_is_behind(embedded: Pl
             assert (await coordinator.run(embedded.run_id)).state is RunState.PAUSED
 
 
-async def test_command_tells_what_it_did_past_node_that_is_behind(embedded: Place) -> None:
-    """It said that there was no permission that it had just given, and that a new run had cost nothing."""
+async def test_command_sees_its_effects_past_a_stale_node(embedded: Place) -> None:
+    """A stale node hides an authorization that was just created, and the cost of a new run."""
     grantee, wallet = Keypair().pubkey(), embedded.wallet
     lie = standing_still(embedded, "getMultipleAccounts", "getBalance")
     async with meddling(embedded.network.rpc_url, lie) as url:

@@ -395,7 +395,7 @@ async def test_finish_that_websocket_alone_tells_is_not_believed(embedded: Place
         await seen(watcher, await change(embedded, 3), 5)
 
 
-async def test_turn_of_run_is_pushed(embedded: Place) -> None:
+async def test_run_state_change_is_pushed(embedded: Place) -> None:
     coordinator = await embedded.configured_run()
     async with watching(embedded, silence=60) as watcher:
         await coordinator.set_paused(embedded.run_id, False)

@@ -83,7 +83,7 @@ def test_on_a_server_from_a_servers_file_and_another_checkpoint(
     assert compare_replicas(diaries(place, 2)) > 8
 
 
-def test_nothing_outlives_it_and_killed_clients_come_back(
+def test_killed_clients_restart_and_end_with_the_testnet(
     xprocess: XProcess, material: Material, tmp_path: Path
 ) -> None:
     config, place = material.config(tmp_path / "config", **SHORT, total_steps=5000), tmp_path / "testnet"

@@ -111,7 +111,7 @@ def test_blocks_in_several_batches_decode_alike(monkeypatch: pytest.MonkeyPatch)
 
 
 @given(st.integers(1, 5000), st.data())
-def test_code_size_is_near_the_least(size: int, data: st.DataObject) -> None:
+def test_code_size_is_near_the_minimum(size: int, data: st.DataObject) -> None:
     """log2 of the number of sets is the least. Elias-Fano adds at most 0.7 bits per member."""
     most = data.draw(st.integers(1, size))
     binomials = [math.lgamma(size + 1) - math.lgamma(n + 1) - math.lgamma(size - n + 1) for n in range(most + 1)]

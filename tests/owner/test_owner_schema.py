@@ -34,7 +34,7 @@ def refusal(config: RunConfig) -> Mistaken:
     return told.value
 
 
-def test_model_in_a_files_toml_is_to_be_made(copied: Path) -> None:
+def test_missing_model_in_files_toml_names_run_files(copied: Path) -> None:
     told = refusal(load_config(copied))
     assert told.fix == "Make it first, as my run.files.toml says: aftermath-solana run-files 'my run.toml'"
     assert told.found[0].sentence.endswith("runs/demo/model (no config.json)")
@@ -60,7 +60,7 @@ def test_no_place_at_all_is_still_told_as_that(copied: Path) -> None:
     assert (told.fix, "~nobody-of-this-name/x" in told.message) == (CORRECT, True)
 
 
-def test_tokens_in_a_files_toml_are_to_be_made(copied: Path) -> None:
+def test_missing_tokens_in_files_toml_name_run_files(copied: Path) -> None:
     config, make = load_config(copied), "aftermath-solana run-files 'my run.toml'"
     with pytest.raises(DataError, match="there is no token data at") as told:
         source_of(config, 257)

@@ -59,7 +59,7 @@ def test_a_name_that_nobody_knows_is_said():
         addresses_of(peers_named(f"{KEY}@no-such-host.invalid:4800"))
 
 
-def test_named_address_is_tried_with_the_directorys(tmp_path: Path):
+def test_named_address_precedes_the_directory_address(tmp_path: Path):
     other = LocalDirectory(tmp_path / "peers", identity(1))
     directory = NamedPeers({identity(1): ("10.0.0.1:4800",), identity(3): ("10.0.0.3:4800",)}, other)
     directory.prepare()

@@ -150,7 +150,7 @@ def test_rounds_of_one_late_witness_count_for_the_others(world: World) -> None:
 
 @pytest.mark.parametrize("overlap", [0, 1])
 @pytest.mark.parametrize(("known", "newcomers", "wallets"), [((0,), 4, 3), ((0, 0), 5, 4), ((2, 2, 2), 4, 3)])
-def test_third_among_few_established_takes_no_vote(
+def test_few_established_members_keep_votes_against_a_third(
     world: World, known: tuple[int, ...], newcomers: int, wallets: int, overlap: int
 ) -> None:
     """The wallets attest their own results only, so that no other result has a quorum."""

@@ -111,8 +111,8 @@ def test_a_quorum_opens_the_grace_and_all_witnesses_close_the_round(run: Scenari
     assert (state.current.height, state.rounds[1].attested) == (2, 0b111)
 
 
-def test_reset_of_counts_with_the_rounds_is_visible(run: Scenario) -> None:
-    """Who has not shown its levels in the epoch before may be dropped for them in its rounds, and not in the next's."""
+def test_first_round_increments_members_seq(run: Scenario) -> None:
+    """The epoch's counts are reset when its rounds begin, so clients have to read Members again."""
     run.warm_up([0, 1, 2])
     before = run.run.members_seq
     run.world.advance(31)

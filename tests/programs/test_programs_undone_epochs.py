@@ -147,10 +147,10 @@ def test_seat_of_founder_is_kept_for_the_day_of_others(unconfirmed: Scenario) ->
 
 
 @pytest.mark.parametrize(("refuses", "have_word"), [((1,), True), ((0, 1), False)])
-def test_one_of_two_judges_of_last_level_takes_nobodys_word(
+def test_one_of_two_last_level_judges_takes_nobodys_vote(
     world: World, refuses: tuple[int, ...], have_word: bool
 ) -> None:
-    """Two founders judge level 2. One says that it got nothing of any newcomer; newcomers alone confirm nobody."""
+    """Two founders judge level 2. One claims that it got nothing from any newcomer."""
     run = founded(world, {0: 0, 1: 2}, init_min_clients=2)
     run.train_of({0: 0, 1: 2} | {index: index % 3 for index in range(20, 28)})
     founders = 0b11
@@ -267,8 +267,8 @@ def test_other_established_member_ends_wait_after_undone_epoch(world: World) -> 
     assert (run.run.state, run.members.established) == (RunState.WARMUP, established)
 
 
-def test_progress_set_to_last_epochs_begin_makes_nobody_wait(world: World) -> None:
-    """The owner throws the last epoch away. That looks as if it had been undone."""
+def test_progress_reset_by_owner_makes_nobody_wait(world: World) -> None:
+    """The owner discards the last epoch, which looks as if it had been undone."""
     run = founded(world, {0: 0, 1: 1, 2: 2}, saved=True)
     join(run, {0: 0, 1: 1, 2: 2})
     run.owner("set_paused", True).ok()

@@ -48,9 +48,10 @@ async def fetch_program(
     offset: int = 0,
     length: int | None = None,
 ) -> list[tuple[Pubkey, AccountData]]:
-    """Return the accounts of `program` whose data begin with `prefix` and have `size` bytes (a slice of their data).
+    """Return the accounts of `program` whose data have `size` bytes and begin with `prefix`.
 
-    `holding` is an offset in the data and the bytes that must be there.
+    `holding` is an offset in the data and the bytes that must be there. `offset` and `length`
+    select the slice of the data to return.
     """
     filters: list[int | Memcmp] = [size, Memcmp(0, prefix)]
     if holding is not None:

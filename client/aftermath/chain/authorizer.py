@@ -1,8 +1,8 @@
-"""The authorizer program: who may join a run. Reads authorizations and builds its four instructions.
+"""Reads the authorizations to join a run, and builds the authorizer program's four instructions.
 
-An authorization is valid as the program itself judges it: active, of this grantor and scope, and either for everyone
-(the default key as grantee), for the user, or with the user among the grantee's delegates. Its scope is all runs of
-the grantor, or one run.
+The checks are the program's own. An authorization is active and has the right grantor and scope.
+It is for everyone (the default key as grantee), for the user, or for a grantee that has the user
+among its delegates. Its scope is all runs of the grantor, or one run.
 """
 
 from __future__ import annotations
@@ -133,10 +133,10 @@ class Authorizer:
     async def admitting(
         self, grantor: Pubkey, user: Pubkey, run: Pubkey, authorizer: Pubkey | None = None
     ) -> Authorization | None:
-        """Return an authorization that admits `user` to the run at this address, None if there is none.
+        """Return an authorization that admits `user` to the run at this address, or None.
 
-        It is the one for `authorizer`, or else that for everyone or the user's own; for all runs of the grantor, or
-        for this one.
+        With `authorizer` its grantee must be that key, otherwise everyone or the user. Its scope is
+        all runs of the grantor, or this one.
         """
         grantees = [EVERYONE, user] if authorizer is None else [authorizer]
         wanted = [(one, scope) for scope in (JOIN_SCOPE, bytes(run)) for one in grantees]
@@ -146,7 +146,10 @@ class Authorizer:
     async def _fetch(
         self, grantor: Pubkey, wanted: Sequence[tuple[Pubkey, bytes]], min_slot: int | None = None
     ) -> list[Authorization | None]:
-        """Return what is there of them. Lamports at such an address, which anybody can send, are no authorization."""
+        """Return these authorizations, None for each that does not exist.
+
+        Anyone can send lamports to such an address, so the account's owner is checked.
+        """
         addresses = [authorization_address(self._program.id, grantor, grantee, scope) for grantee, scope in wanted]
 
         async def ask(node: NodeClient) -> list[Authorization | None]:

@@ -41,15 +41,18 @@ from aftermath.rules.model import Model
 from aftermath.rules.run import Run
 
 TRANSITION_UNITS = 150_000
-"""Compute units that closing a round or an epoch may add to an instruction (the program's own ceiling): the run's state
-can advance between simulation and execution."""
+"""Compute units that closing a round or an epoch may add to an instruction: the program's limit.
+
+They are needed because the run's state can advance between simulation and execution.
+"""
 
 READ_AT_ONCE = 50  # runs, of two accounts each
 
 
 class CoordinatorClient:
-    """One coordinator program on one cluster; with a wallet also its instructions. `program_id` defaults to the
-    packaged one; a `dry` one sends nothing (see `dry_run`).
+    """One coordinator program on one cluster. Sending instructions needs a wallet.
+
+    `program_id` defaults to the packaged program. A `dry` client sends nothing (see `dry_run`).
     """
 
     def __init__(
@@ -246,7 +249,7 @@ class CoordinatorClient:
         if not await self._is_program_missing(node):
             return
         if not await self.pool.uncontradicted(self._is_program_missing):
-            raise BadReply("the RPC node does not know the program, and another node does")
+            raise BadReply("the RPC node does not know the program, but another node does")
         raise CoordinatorError(
             f"there is no program {self.program_id} on this cluster",
             "Check --rpc and --coordinator-program-id, or deploy it: aftermath-solana deploy",

@@ -90,8 +90,8 @@ async def _send(pool: RpcPool, transaction: VersionedTransaction) -> None:
     try:
         await pool.call(lambda node: node.send_raw_transaction(bytes(transaction), _SEND))
     except TransactionFailed as failure:
-        # A node that executes at once may report what the status will say; only a transaction it never took matters
-        # here.
+        # A node that executes at once may report the failure that the status will show later. Only
+        # a transaction that the node did not accept matters here.
         if failure.kind not in ("AlreadyProcessed", "BlockhashNotFound"):
             raise
 
@@ -110,7 +110,7 @@ async def _statuses(pool: RpcPool, signatures: Sequence[Signature]) -> list[Tran
     async def ask(node: NodeClient) -> list[TransactionStatus | None]:
         statuses = (await node.get_signature_statuses(list(signatures))).value
         if len(statuses) != len(signatures):
-            raise BadReply("the RPC node answered getSignatureStatuses with another number of statuses")
+            raise BadReply("the RPC node answered getSignatureStatuses with the wrong number of statuses")
         return list(statuses)
 
     return await pool.call(ask)

@@ -1,8 +1,8 @@
 """The sender of a dry run: simulates transactions instead of sending them, and says what they would do and cost.
 
-It takes the sender's place and raises `Rehearsed` where a sender would send, because what a command does afterwards
-reads a chain that has changed. It asks for no test money. A transaction that writes what an earlier one of the same
-command writes may be refused only because that one has not landed, so its refusal leaves the outcome open.
+It replaces the sender and raises `Rehearsed` instead of sending, because the rest of a command
+expects a chain that has changed. It asks for no test money. A transaction may be refused only
+because an earlier one of the command has not landed; its outcome then stays open.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class Outcome(StrEnum):
     ACCEPTED = "accepted"
     REFUSED = "refused"
     OPEN = "open"
-    """It depends on an earlier transaction, or on test money."""
+    """The outcome depends on an earlier transaction, or on test money."""
 
 
 @dataclass(frozen=True)
 class Step:
     """A transaction that would be sent `times` times, each with other data.
 
-    `units` is its compute limit, if known. The command answers a refusal of a `retried` one with another try.
+    `units` is its compute limit, if known. `retried`: the command tries again after a refusal.
     """
 
     instructions: Sequence[Instruction]
@@ -72,10 +72,11 @@ class NewAccount:
 
 @dataclass
 class Rehearsed(Exception):
-    """Everything that a command was about to send. `beside` holds what the command adds for its output.
+    """All that a command was about to send. `beside` has what the command adds to its output.
 
-    The wallet holds `held` lamports and must hold `needed`: rent, fees and bond, the rent of its own account, and what
-    the command asks for beforehand. A local network would give what is missing if `granted`.
+    The wallet holds `held` lamports and needs `needed`: rent, fees, bond, the rent of its own
+    account, and what the command asks for beforehand. `granted`: a local network would give what
+    is missing.
     """
 
     wallet: Pubkey
@@ -86,7 +87,7 @@ class Rehearsed(Exception):
     accounts: Sequence[NewAccount]
     beside: dict[str, Any] = field(default_factory=dict)
     bond: int = 0
-    """Lamports that a run would lock."""
+    """Lamports that the run would lock as a bond."""
 
     @property
     def refusal(self) -> Refused | None:

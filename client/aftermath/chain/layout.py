@@ -1,8 +1,8 @@
-"""The byte layout of the coordinator's accounts, and of an instruction's arguments, generated from the program's IDL.
+"""Byte layouts of the coordinator's accounts and instruction arguments, generated from the IDL.
 
-The accounts are plain old data without implicit padding, so one packed numpy dtype per type reads them. anchorpy
-decodes them as well, but takes some 50 times as long, and members read them at every change of a run. The size of an
-account must equal the dtype's, which catches a layout with padding.
+The accounts are plain old data without implicit padding, so one packed numpy dtype per type reads
+them. anchorpy can decode them too, but takes about 50 times as long, and members read them at every
+change of a run. An account must have the dtype's size, which catches a layout with padding.
 """
 
 from __future__ import annotations

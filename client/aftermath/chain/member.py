@@ -1,8 +1,8 @@
 """One member's view of its run on Solana (`coordinator.ports.Coordinator`).
 
-A call that changes the run returns when its effect can be read. Reads that a member cannot go on without
-(`chain.reader`) wait out an outage of minutes. Everything else gives up after seconds, because its caller knows
-whether another try is worth it.
+A call that changes the run returns when its effect can be read. Reads that a member needs in order
+to continue (`chain.reader`) wait out an outage of minutes. Everything else gives up after seconds,
+because its caller knows whether another try is worth it.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class SolanaMember:
 
     @property
     def called(self) -> str:
-        """What messages call the keeper of the run."""
+        """Term for the keeper of the run in messages."""
         return self._pool.keeper
 
     @property

@@ -1,4 +1,4 @@
-"""The newest known state of one run, and those who wait for the next one."""
+"""The newest known state of one run, and the readers that wait for the next one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from aftermath.coordinator.errors import CoordinatorError
 from aftermath.rules.run import Run
 
 OUTAGE_SECONDS = 4.0
-"""Seconds without a sign of the run that count as an outage: a poll and its answer take less on a node that works."""
+"""Seconds without news of the run that count as an outage. A poll of a working node takes less."""
 
 
 class NewestRun:
@@ -20,7 +20,7 @@ class NewestRun:
         self.slot = 0
         """The highest slot at which the run was read or pushed. Later reads ask for this slot or a later one."""
         self.back = float("-inf")
-        """When, on the event loop's clock, the run was read again after an outage."""
+        """Time on the event loop's clock at which the run was read again after an outage."""
         self.clock = ChainClock(lambda: asyncio.get_running_loop().time())
         self._run: Run | None = None
         self._heard = 0.0
@@ -45,7 +45,7 @@ class NewestRun:
         return asyncio.get_running_loop().time() - self._heard
 
     def take(self, run: Run, slot: int) -> None:
-        """Take a state in that was read or pushed, and keep it if it is newer."""
+        """Keep a state that was read or pushed, if it is newer."""
         before = self._run
         if before is not None and self.silent > OUTAGE_SECONDS:
             self.back = asyncio.get_running_loop().time()

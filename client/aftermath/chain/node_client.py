@@ -144,7 +144,7 @@ class NodeClient(AsyncClient):
         request = GetMultipleAccounts(list(addresses), config)
         reply = await self._provider.make_request(request, GetMultipleAccountsResp)
         if len(reply.value) != len(addresses):
-            raise BadReply("the RPC node answered getMultipleAccounts with another number of accounts")
+            raise BadReply("the RPC node answered getMultipleAccounts with the wrong number of accounts")
         slot = reply.context.slot
         return slot, [None if account is None else AccountData.at(slot, account) for account in reply.value]
 
@@ -188,7 +188,7 @@ class NodeClient(AsyncClient):
         if value.err is not None:
             raise TransactionFailed(error_json(value.err), value.logs or ())
         if len(value.accounts or ()) != len(watched):
-            raise BadReply("the RPC node answered simulateTransaction without the accounts asked for")
+            raise BadReply("the RPC node answered simulateTransaction without the requested accounts")
         return Simulation(value.units_consumed, value.accounts or ())
 
     async def recent_prices(self, written: Sequence[Pubkey]) -> list[int]:
@@ -308,5 +308,5 @@ def _unpacked(unpacking: zlib._Decompress, part: bytes, most: int) -> bytes:
     except zlib.error:
         raise ValueError("reply that cannot be unpacked") from None
     if unpacking.unused_data:
-        raise ValueError("reply that goes on after its end")
+        raise ValueError("reply that continues after its end")
     return unpacked

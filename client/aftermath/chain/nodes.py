@@ -1,7 +1,8 @@
-"""The nodes of one RPC service: which one a call asks next, and which ones are left for how long.
+"""The nodes of one RPC service: which one a call asks next, and which ones it avoids for how long.
 
-A node that fails twice in a row is left for the next one. One call tries it again after a pause that doubles (10 s to
-60 s), so that the primary is returned to without stalling other calls. All times are seconds of the caller's clock.
+After two failures in a row, calls use the next node. A single call tries the failed one again after
+a pause that doubles (10 s to 60 s), so that calls return to the primary without stalling. All times
+are seconds of the caller's clock.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ log = logging.getLogger(__name__)
 
 FAILURES_BEFORE_LEAVING = 2
 LEAVE_SECONDS, LEAVE_MAX = 10.0, 60.0
-LAG_SECONDS = 5.0  # for which a node may be behind the slot that is asked for: balanced nodes differ by some slots
+LAG_SECONDS = 5.0  # how long a node may be behind the wanted slot: balanced nodes differ by some slots
 
 
 @dataclass(eq=False)
 class Node:
-    """A node, and what became of the calls to it."""
+    """A node, and the outcomes of recent calls to it."""
 
     endpoint: Endpoint
     client: NodeClient
@@ -44,9 +45,9 @@ class Node:
     advice: str = ""
     """A fix for the last error, if there is a better one than for any failure."""
     behind_since: float | None = None
-    """Since when its only answer is that it is behind (minContextSlot)."""
+    """Time since which it has only answered that it is behind (minContextSlot)."""
     not_before: float = 0.0
-    """When it may be asked again, if it asked for a pause (Retry-After)."""
+    """Earliest time of the next call, if the node asked for a pause (Retry-After)."""
     outages: Outages = field(default_factory=Outages)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 

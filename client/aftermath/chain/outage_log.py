@@ -17,21 +17,21 @@ PAUSE_MAX = 3600.0
 
 @dataclass
 class Outages:
-    """The outages of one thing so far."""
+    """Counts the outages of one thing and limits their log lines."""
 
     pause: float = 0.0
     silent_until: float = 0.0
-    """Until when no outage is reported."""
+    """Time until which no outage is reported."""
     unreported: int = 0
     """Outages that ended before they were reported."""
     is_out: bool = False
     is_reported: bool = False
     """Whether the present outage was reported."""
     seen_at: float = 0.0
-    """When there was an outage last."""
+    """Time of the last outage."""
 
     def lasts(self, now: float, *, long: bool = False) -> str | None:
-        """Note that there is an outage. Return the end of the sentence to report it with, None to say nothing.
+        """Note an outage. Return the end of the sentence that reports it, or None for no report.
 
         A `long` outage is reported whatever the pause.
         """
@@ -49,7 +49,7 @@ class Outages:
         return also
 
     def ends(self) -> bool:
-        """Note that there is no outage. Return whether its end is to be reported, as the outage was."""
+        """Note the end of an outage. Return whether to report it, as the outage was."""
         was_reported = self.is_reported
         if self.is_out and not was_reported:
             self.unreported += 1

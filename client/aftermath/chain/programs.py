@@ -88,7 +88,10 @@ _idl = cache(load_idl)
 
 
 def complete(value: Any, kind: Any, types: Mapping[str, Json], path: str) -> Any:
-    """`value` as the legacy IDL type `kind`, padding filled in. CoordinatorError names `path` if it does not fit."""
+    """Return `value` as the legacy IDL type `kind`, with padding filled in.
+
+    Raises CoordinatorError, which names `path`, if it does not fit.
+    """
     if isinstance(kind, str):
         return _simple(value, kind, path)
     (form,) = kind
@@ -104,7 +107,7 @@ def complete(value: Any, kind: Any, types: Mapping[str, Json], path: str) -> Any
 
 
 def zero(kind: Any, types: Mapping[str, Json]) -> Any:
-    """The value of `kind` whose bytes are zero."""
+    """Return the value of `kind` whose bytes are zero."""
     if isinstance(kind, str):
         return "" if kind == "string" else False if kind == "bool" else 0
     if "array" in kind:

@@ -30,7 +30,7 @@ _READINGS = FAILURES_BEFORE_LEAVING * MAX_ENDPOINTS
 class RunReader:
     """Reads the accounts of a run that `watcher` follows.
 
-    Without the chain a member cannot go on, so a read waits as long as the watcher does for the chain to come back.
+    A member cannot continue without the chain, so a read waits as long as the watcher does for it.
     """
 
     def __init__(self, pool: RpcPool, program_id: Pubkey, run_id: str, watcher: RunWatcher) -> None:
@@ -114,5 +114,5 @@ class RunReader:
 
 
 def _versions(run: Run) -> tuple[int, int]:
-    """Return what tells whether Members and Model are still those of another state of the run."""
+    """Return numbers that differ between two states if Members or Model changed in between."""
     return run.members_seq, run.model_seq

@@ -110,7 +110,7 @@ _TOLD = {
     "CheckpointNotNewer": ("{run} has a checkpoint of this step already, or a later one", ""),
     "CheckpointPlaceRefused": (
         "this wallet may name a Hub repository only as the checkpoint of {run}",
-        "Say --repo OWNER/NAME; a directory is for the owner, or for runs with a recorded directory",
+        "Pass --repo OWNER/NAME; only the owner may name a directory, unless the run has recorded one",
     ),
     "NotGrantor": ("this authorization was given by another wallet", "Sign with the join authority's key: -w FILE"),
     "NotGrantee": ("this authorization was given to another wallet", "Sign with the authorized key: -w FILE"),

@@ -33,17 +33,18 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 Ask = Callable[[NodeClient], Awaitable[T]]
-"""One request, or several, to a node. What it raises counts as the node's failure, unless it is an error for the
-caller (CoordinatorError, TransactionFailed)."""
+"""One or more requests to a node. Exceptions count as the node's failure, except errors for the
+caller (CoordinatorError, TransactionFailed).
+"""
 
 MAX_ENDPOINTS = 3
 BACKOFF_FIRST = 0.25
 BACKOFF_MAX = 4.0
 TOLD_AFTER = 2.0  # seconds a person sees nothing before the first answer
-AGREE_SECONDS = 1.5  # in which another node answers, and catches up if it is some slots behind
+AGREE_SECONDS = 1.5  # time for another node to answer, and to catch up if it is some slots behind
 AGREE_AGAIN = 0.3
 _EXPECTED = (AftermathError, TransactionFailed, RpcError, httpx.HTTPError, OSError, ValueError)
-"""What asking a node raises by itself (TimeoutError is an OSError)."""
+"""Exceptions to expect of a request to a node (TimeoutError is an OSError)."""
 _UNREACHED_HERE = "Check that it runs (a local network: aftermath-solana localnet)"
 _UNREACHED = "Check its address, and that this machine is on the internet or on the node's network"
 TRIES = 2.5  # at least as many in a call's patience: a node that hangs is left within one call, not after some
@@ -85,13 +86,13 @@ class RpcPool:
     """
 
     called = "RPC endpoint"
-    """What log lines call a node."""
+    """Term for a node in log lines."""
     keeper = "the chain"
-    """What messages call the service behind the nodes."""
+    """Term for the service behind the nodes in messages."""
     keeps_seats = True
     """Whether a seat outlasts its member's connection."""
     signs_with: Literal["wallet", "identity"] = "wallet"
-    """What messages call a member's key."""
+    """Term for a member's key in messages."""
     has_tick = True
     """Whether a command can move an overdue run on (`tick`)."""
 
@@ -316,7 +317,7 @@ async def _genesis(node: NodeClient) -> str:
 
 
 async def understood(answer: Awaitable[T]) -> T:
-    """Return what was read of a node's answer. Raises BadReply if it cannot be read, whatever the reason."""
+    """Return a node's answer. Raises BadReply if reading it fails for any reason."""
     try:
         return await answer
     except AccountError as error:

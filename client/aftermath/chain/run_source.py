@@ -33,12 +33,12 @@ class RunSource:
     ) -> tuple[Run, list[AccountData | None]]:
         """Read the run, chain time and `more` accounts from a node, at one slot that is not older than `newest`.
 
-        Raises NoSuchRun, and BadReply if what this node says is not to be used.
+        Raises NoSuchRun, and BadReply if the answer cannot be used.
         """
         slot_wanted = max(self.newest.slot, min_slot)
         slot, (account, clock, *others) = await node.accounts([self._address, CLOCK, *more], slot_wanted or None)
         if slot < slot_wanted:
-            raise BadReply("the RPC node answered as of an older slot than it was asked for")
+            raise BadReply("the RPC node answered for an older slot than requested")
         time = None if clock is None else sysvar_time(clock.data)
         run = await self._believed(account, slot)
         if len(self._pool.endpoints) > 1 and node.stands_still(slot, asyncio.get_running_loop().time()):
@@ -56,11 +56,11 @@ class RunSource:
         """
         if account is None or not self.is_here(account):
             if not await self._pool.uncontradicted(lambda node: self._is_gone(node, slot)):
-                raise BadReply("the RPC node does not know the run, and another node does")
+                raise BadReply("the RPC node does not know the run, but another node does")
             if self.newest.known is not None:
                 raise NoSuchRun(
                     "the run has been closed: its accounts are gone",
-                    "Its owner closed it, for good; aftermath-solana list-runs shows the runs that there are",
+                    "A closed run cannot be reopened; list the others: aftermath-solana list-runs",
                 )
             raise NoSuchRun(
                 "there is no such run on this cluster (never created, or closed)",
@@ -68,7 +68,7 @@ class RunSource:
             )
         run = self.parsed(account.data)
         if self.is_end(run) and not await self._pool.uncontradicted(lambda node: self._is_finished(node, slot)):
-            raise BadReply("the RPC node says that the run is finished, and another node that it goes on")
+            raise BadReply("the RPC node says that the run is finished, but another node says that it is not")
         return run
 
     async def _is_gone(self, node: NodeClient, slot: int) -> bool:
@@ -85,7 +85,7 @@ class RunSource:
         return run.state is RunState.FINISHED and (known is None or known.state is not RunState.FINISHED)
 
     def is_here(self, account: AccountData) -> bool:
-        """Return whether the run is still in its account. Raises as `parsed`.
+        """Return whether the account still holds the run. Raises like `parsed`.
 
         A run that was closed and created again is another run, whose members never agreed to it.
         """
@@ -98,7 +98,7 @@ class RunSource:
         return (run.created, run.main_authority) == (known.created, known.main_authority)
 
     def parsed(self, data: bytes) -> Run:
-        """Return this run as of an account's data. Raises AccountError, and BadReply for another run's."""
+        """Parse the run in an account's data. Raises AccountError, and BadReply for another run."""
         run = parse_run(data)
         known = self.newest.known
         if known is not None:

@@ -1,8 +1,8 @@
-"""Sends instructions: measured compute limit, capped priority fee, confirmation, and a new try when the blockhash
-expires.
+"""Sends instructions as transactions, and tries again if the blockhash expires.
 
-Every transaction is simulated first, which is also its preflight: a refusal costs nothing. A wallet that cannot pay
-is given test money where the network has some (see `funding`); elsewhere the error names the sum.
+Every transaction is simulated first. That measures its compute limit and is its preflight: a
+refusal costs nothing. The priority fee is capped. A wallet that cannot pay gets test money if the
+network gives any (see `funding`); otherwise the error names the sum.
 """
 
 from __future__ import annotations
@@ -100,9 +100,10 @@ class Sender:
     async def afford(
         self, instructions: Sequence[Instruction], sizes: Mapping[Pubkey, int] | None = None, *, later: int = 0
     ) -> None:
-        """Before anything is sent: make sure the wallet can pay for all the instructions, for the rent of the accounts
-        they leave with these `sizes`, and for `later` more transactions, or ask for the whole sum at once (see
-        `funding.ensure_funds`).
+        """Make sure the wallet can pay for all instructions before any is sent.
+
+        The sum includes the rent of accounts of these `sizes` and the fees of `later` more
+        transactions. If it is missing, ask for all of it at once (see `funding.ensure_funds`).
         """
         fees = [self.highest_fee(group) for group in pack(self.wallet, instructions)]
         due = await rent_due(self.pool, sizes) if sizes else {}

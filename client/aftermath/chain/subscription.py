@@ -1,7 +1,8 @@
 """Follows one Run account: websocket pushes first, polling whenever they are silent.
 
 After each subscription the account is also polled, at the newest known slot or later (minContextSlot), so nothing
-falls between the two. Two polls in a row with news that the websocket did not push replace the websocket.
+falls between the two. After two polls in a row with news that the websocket
+did not push, it reconnects.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class RunWatcher:
         self._pushes = 0
         """Pushes that brought a newer state."""
         self._unpushed = 0
-        """Polls in a row that brought one which the websocket did not push."""
+        """Polls in a row that brought a state which the websocket did not push."""
         self._unreadable = Outages()
         self._mute = Outages()
         self._tasks: list[asyncio.Task[None]] = []
@@ -139,13 +140,13 @@ class RunWatcher:
             return
         try:
             run = self.source.parsed(account.data) if self.source.is_here(account) else None
-        except Exception as error:  # whatever is wrong with an account costs this reading of it, not the member
+        except Exception as error:  # a malformed account costs this push, not the member
             self._say_unreadable(error)
             self._poll_now.set()
             return
         self._unreadable.ends()
         if run is None or self.source.is_end(run) or run.seq > known.seq + MOST_AHEAD:
-            self._poll_now.set()  # nodes have to say so
+            self._poll_now.set()  # a poll has to confirm it
         elif run.seq > known.seq:
             self._pushes += 1
             self._unpushed = 0
@@ -183,7 +184,7 @@ class RunWatcher:
             self._unpushed += 1
         if self._unpushed >= MUTE_AFTER:
             if (also := self._mute.lasts(asyncio.get_running_loop().time())) is not None:
-                log.warning("the websocket says nothing new although the run changes%s: connecting again", also)
+                log.warning("the websocket sends no news although the run changes%s: connecting again", also)
             self._unpushed = 0
             await self._socket.drop()
 

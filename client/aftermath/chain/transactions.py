@@ -1,4 +1,4 @@
-"""The transactions that named a run, read back from the chain: what they cost, and what witnesses stated.
+"""The transactions that named a run, read from the chain: their costs, and what witnesses stated.
 
 The newest are read first. The first look goes back a few pages only, so that a run of years costs no more than one of
 days. A transaction that a node no longer knows is left out. Loss and speed in an attestation are for display: neither

@@ -1,7 +1,7 @@
 """A local Solana cluster: embedded (LiteSVM) or the real `solana-test-validator`.
 
 It serves the JSON-RPC and websocket API that clients of `chain` use, and keeps the ledger on disk.
-The caller passes the programs to load: the package does not know torch, peers or our programs.
+The caller passes the programs to load: the package does not use torch, peers or our programs.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ class Bank:
         return self._runtime.simulate(tx)
 
     def execute(self, tx: VersionedTransaction, wire: bytes) -> Executed | Any:
-        """Run and keep the effects. Return an `Executed`, or the error if it did not land."""
+        """Run a transaction and keep its effects. Return `Executed`, or the error if it did not land."""
         outcome = self._runtime.execute(tx)
         if not outcome.landed:
             return outcome.error
@@ -175,6 +175,6 @@ class Bank:
         return Chain(bytes(self.slots.genesis), list(self.slots.eras), self.slot, self.transactions)
 
     def accounts(self) -> Iterator[AccountState]:
-        """Yield all accounts but those that the runtime brings along."""
+        """Yield all accounts except those that the runtime creates itself."""
         for key in self._owners:
             yield key, self.account(key)

@@ -27,7 +27,7 @@ Waiting = tuple[VersionedTransaction, bytes, "asyncio.Future[Any]"]
 
 
 class Committer:
-    """The only way for transactions into the bank. As its first listener it also marks slots."""
+    """Passes all transactions to the bank. As its first listener it also marks slots."""
 
     def __init__(self, bank: Bank, ledger: Ledger | None) -> None:
         self._bank = bank
@@ -84,7 +84,7 @@ class Committer:
 
     @property
     def trouble(self) -> str | None:
-        """Why the ledger could not be written last, or None."""
+        """Return why the last write to the ledger failed, or None."""
         return self._ledger.trouble if self._ledger is not None else None
 
     def on_slot(self, slot: int, parent: int) -> None:

@@ -63,7 +63,7 @@ class Recovered:
 
 
 class Ledger:
-    """A ledger directory that this process holds. Every method raises `LedgerError` with a fix."""
+    """A ledger directory that this process has locked. Methods raise `LedgerError` with a fix."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -109,7 +109,7 @@ class Ledger:
             raise self._damaged(str(error)) from None
 
     def _read(self, database: sqlite3.Connection) -> Recovered | None:
-        # Without shared memory for other processes, which not every file system has.
+        # An exclusive lock needs no shared memory, which some file systems lack.
         database.execute("PRAGMA locking_mode = EXCLUSIVE")
         is_new = self._is_new(database)
         database.execute("PRAGMA journal_mode = WAL")
@@ -159,7 +159,7 @@ class Ledger:
     def _of_other_format(self, how: str) -> LedgerError:
         return LedgerError(
             f"the ledger {self.directory} cannot be read: {how}",
-            f"Start anew with `localnet --ledger {self.directory} --reset`, use the version that "
+            f"Start again with `localnet --ledger {self.directory} --reset`, use the version that "
             f"wrote it, or name a new directory: {OPTIONS}",
         )
 
@@ -237,7 +237,7 @@ def holds_chain(directory: Path) -> bool:
 
 
 def is_of_older_format(directory: Path) -> bool:
-    """Return whether a ledger directory holds the snapshots that formats 1 and 2 consist of."""
+    """Return whether a ledger directory holds snapshots of format 1 or 2."""
     # A validator's snapshots have longer names.
     return any(re.fullmatch(r"snapshot-\d+", path.name) for path in directory.glob("snapshot-*"))
 

@@ -71,7 +71,7 @@ class Node:
 
     @contextlib.contextmanager
     def lent(self, key: Pubkey, lamports: int) -> Iterator[None]:
-        """Set an account's balance for the block, which must not await anything."""
+        """Set an account's balance inside the context, which must not await anything."""
         before = self.bank.account(key)
         self.bank.store([(key, Account(lamports, b"", SYSTEM_ID, False))])
         try:

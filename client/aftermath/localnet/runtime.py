@@ -1,7 +1,7 @@
-"""LiteSVM made to behave like a validator's runtime: one transaction in, its outcome out.
+"""Executes one transaction at a time with LiteSVM, with the outcome that a validator would give.
 
-It makes up for what the LiteSVM of solders 0.26 does differently from agave. Signatures,
-blockhashes and duplicates are the bank's to check.
+It corrects what the LiteSVM of solders 0.26 does differently from agave. The bank checks
+signatures, blockhashes and duplicates.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ class Runtime:
     def _call(
         self, tx: VersionedTransaction, fee: Fee, payer: Account, before: list[AccountState]
     ) -> tuple[Any, TransactionMetadata, list[AccountState]]:
-        """Return (error, metadata, accounts afterwards). The payer lacks the priority fee meanwhile."""
+        """Return (error, metadata, accounts afterwards), run without the payer's priority fee."""
         if fee.priority:
             self._svm.set_account(before[0][0], _with_lamports(payer, payer.lamports - fee.priority))
         try:
@@ -198,7 +198,7 @@ class Runtime:
         return None, result.meta(), [(key, _alive(changed.get(key, old))) for key, old in before]
 
     def _explain(self, error: Any, message: Message | MessageV0, keys: list[Pubkey]) -> Any:
-        """Return a validator's error for a program that does not exist; LiteSVM has a wider one."""
+        """Return a validator's error for a missing program; LiteSVM's error is less specific."""
         if error == "InvalidProgramForExecution":
             programs = {instruction.program_id_index for instruction in message.instructions}
             if any(self.account(keys[index]) is None for index in programs if index < len(keys)):

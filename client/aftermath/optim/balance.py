@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # an owner's commands make a run's schema, and torch takes seconds to load
+if TYPE_CHECKING:  # owner commands build a schema without torch, which takes seconds to load
     from torch import Tensor
 
 # The network counts in `grad` of such a vector how often each expert was chosen. Counts add up like

@@ -1,4 +1,4 @@
-"""Strings of bits as bytes, lowest bit first, on any device."""
+"""Packing of bits into bytes, lowest bit first, on any device."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def pack_bits(bits: Tensor) -> Tensor:
-    """Pack bits, uint8 [n] of 0 and 1, into uint8 [ceil(n / 8)]; the last byte is filled up with zeros."""
+    """Pack bits, uint8 [n] of 0 and 1, into uint8 [ceil(n / 8)]. Zeros fill the last byte."""
     octets = bits.new_zeros(-(-len(bits) // 8), 8)
     octets.view(-1)[: len(bits)] = bits
     packed = octets[:, 0].clone()

@@ -7,12 +7,14 @@ ends with zeros up to a whole byte. Equal votes have equal bytes; other bytes ra
 
 # A block has `topk` entries for its indices in ascending order; unused entries come last.
 # - Index codes: see `optim.index_coding`.
-# - Exponents, on the lattice only: six bits per block, 0 without votes, otherwise 1 for the least exponent.
-# - Signs: a bit per entry, 1 for a negative vote. Sizes, with 2 bits only: a bit per entry, 1 for three times the power
-#   of two. Float formats have an fp32 per entry instead of both.
-# - Digits: blocks that are shorter as digits (`ResultFormat.as_digits`) have no index code, sign or size. Their digits
-#   (`optim.digits`) come last.
-# A coefficient of zero is no vote, so a float vote is a normal number. Values of unused entries are zero.
+# - Exponents, on the lattice only: six bits per block. 0 means no votes, 1 the least exponent.
+# - Signs: a bit per entry, 1 for a negative vote.
+# - Sizes, with 2 bits only: a bit per entry, 1 for three times the power of two.
+# - Float formats have an fp32 per entry instead of signs and sizes.
+# - Digits: blocks that are shorter as digits (`ResultFormat.as_digits`) have no index code, sign or
+#   size. Their digits (`optim.digits`) come last.
+# A coefficient of zero is not a vote, so a float vote is a normal number. Values of unused entries
+# are zero.
 
 from __future__ import annotations
 
@@ -158,7 +160,10 @@ def _whole_on(
     layout: LevelLayout,
     level: int,
 ) -> Votes | None:
-    """Check a payload with a digit for every number on a GPU; None if the GPU cannot, or if it is not valid."""
+    """Check a payload with a digit for every number on a GPU.
+
+    Return None if the GPU cannot, or if the payload is not valid.
+    """
     bits = results.values.bits
     unpack = partial(_whole_of, results=results, layout=layout, level=level)
     return packed.checked(data, level, layout, bits, unpack, device) if packed.usable(device, bits) else None
@@ -187,17 +192,17 @@ def _whole(
 
 
 class _Checks:
-    """Conditions that a payload must not meet. They are read together, since a GPU waits at each read."""
+    """Faults that a payload must not have. They are read at once, as each read waits for the GPU."""
 
     def __init__(self) -> None:
         self._checks: list[tuple[Tensor, Callable[[], str]]] = []
 
     def refuse(self, wrong: Tensor, sentence: Callable[[], str]) -> None:
-        """Add a condition, any true element of `wrong`, and what to say about it."""
+        """Add a fault, which any true element of `wrong` means, and its message."""
         self._checks.append((wrong, sentence))
 
     def raise_first(self) -> None:
-        """Raise BadPayload for the first condition that is met."""
+        """Raise BadPayload for the first fault that the payload has."""
         for failed, (_, sentence) in zip(
             torch.stack([wrong.any() for wrong, _ in self._checks]).tolist(), self._checks, strict=True
         ):

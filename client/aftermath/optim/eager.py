@@ -1,7 +1,8 @@
-"""torch's optimizers as they are without `torch.compile`, which nothing here applies to an optimizer's step.
+"""torch's optimizers without the wrappers of `torch.compile`, which nothing here applies to a step.
 
-torch wraps `add_param_group` and `AdamW.step` so that a compiler leaves them alone. These wrappers import torch._dynamo
-and hundreds of modules with it, which takes a member seconds at its start. Here what they wrap is called.
+torch wraps `add_param_group` and `AdamW.step` to exclude them from compilation. The wrappers import
+torch._dynamo and hundreds of other modules, which delays a member's start by seconds. This module
+calls the wrapped functions directly.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ add_param_group = unwrap(torch.optim.Optimizer.add_param_group)
 
 
 class AdamW(torch.optim.AdamW):
-    """torch's AdamW, step for step."""
+    """torch's AdamW with the same steps, without the wrappers."""
 
     add_param_group = add_param_group
     step = torch.no_grad()(unwrap(torch.optim.AdamW.step))

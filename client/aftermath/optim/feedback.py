@@ -154,10 +154,10 @@ class ErrorFeedback:
         """residual <- residual - previous result."""
         # The previous result is subtracted whether it was accepted or not: the sequences of a
         # rejected result are trained again, and the residual must not send what they taught twice.
-        # Of votes by sign, the unquantised coefficients are subtracted, since a vote has no size
-        # (as upstream). Of lattice values, what was sent is subtracted, so the rest is sent later.
-        # It happens only when the next round is trained: until then a look-ahead sees the result,
-        # as upstream.
+        # For sign votes, subtract the unquantised coefficients, since a vote has no size (as
+        # upstream). For lattice values, subtract what was sent, so that the rest is sent later.
+        # This happens only when the next round is trained: until then a look-ahead sees the
+        # result, as upstream.
         previous = self._previous
         self._previous = {}
         for level, sent in previous.items():

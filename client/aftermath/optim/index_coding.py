@@ -1,7 +1,8 @@
-"""The indices of kept coefficients as bits: Elias-Fano codes of fixed size, on any device.
+"""Elias-Fano codes of fixed size for the indices of kept coefficients, on any device.
 
-A set holds at most `most` of `size` indices. Its code has one size, whatever it holds, so the size of a result is
-known before the first byte arrives. Every set has one code, and bits that are no set's code are found.
+A set has at most `most` of `size` indices. The size of its code depends on these two numbers only,
+so the size of a result is known before its first byte arrives. Every set has exactly one code, and
+decoding detects bits that are not the code of a set.
 """
 
 from __future__ import annotations
@@ -13,21 +14,25 @@ from aftermath.optim.blocks import UNUSED
 from aftermath.optim.index_sizes import bits_of, low_bits_of
 
 _ELEMENTS_AT_ONCE = {"cpu": 1 << 20, "cuda": 1 << 26}
-"""Bits that are handled together: on a CPU they stay in its cache, on a GPU they fill it."""
+"""Bits per batch: few enough for a CPU's cache, enough to keep a GPU busy."""
 
 
 def encode_indices(indices: Tensor, size: int) -> Tensor:
-    """Encode sets, integers [blocks, most], each ascending and then UNUSED, as bits uint8 [blocks, bits_of].
+    """Encode sets, integers [blocks, most], as bits uint8 [blocks, bits_of].
 
-    An index is low + 2^l high. The code holds the l low bits of every entry, 0 for unused entries, and then a bitmap:
-    the member in entry s sets bit high + s. With l = 0 the bitmap has one bit per index (Elias 1974, Fano 1971).
+    The indices of a set ascend, and UNUSED fills the rest. An index is low + 2^l high. The code has
+    the l low bits of every entry (0 for unused entries), then a bitmap in which the index in entry s
+    sets bit high + s. With l = 0 the bitmap has one bit per index. Sources: Elias 1974, Fano 1971.
     """
     most = indices.shape[1]
     return torch.cat([_encoded(rows, size) for rows in indices.split(_rows_at_once(indices, bits_of(size, most)))])
 
 
 def decode_indices(bits: Tensor, size: int, most: int) -> tuple[Tensor, Tensor]:
-    """Return the sets, int32 [blocks, most], in bits uint8 [blocks, bits_of], and which rows are no code: [blocks]."""
+    """Decode bits uint8 [blocks, bits_of] into sets int32 [blocks, most].
+
+    Also return which rows are not valid codes, bool [blocks].
+    """
     if not len(bits):
         return bits.new_empty(0, most, dtype=torch.int32), bits.new_empty(0, dtype=torch.bool)
     decoded = [_decoded(rows, size, most) for rows in bits.split(_rows_at_once(bits, bits.shape[1]))]

@@ -1,4 +1,8 @@
-"""The sizes of index codes (`optim.index_coding`), without torch, which takes an owner's command seconds to load."""
+"""The sizes of index codes (`optim.index_coding`).
+
+This module does not import torch, which takes seconds to load and which an owner's commands do not
+need.
+"""
 
 from __future__ import annotations
 

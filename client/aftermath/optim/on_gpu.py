@@ -45,8 +45,9 @@ def chooses(device: torch.device, block: int, topk: int, bits: int) -> bool:
 
 
 def proven(device: torch.device, alike: Callable[[torch.device], bool], what: str) -> bool:
-    """Return whether kernels pass a comparison on a device. If not, log `what` they do, or why they
-    cannot be used.
+    """Return whether kernels pass a comparison on a device. If not, log the reason.
+
+    `what` says in the log how a failed comparison differs.
     """
     try:
         if alike(device):

@@ -23,11 +23,11 @@ from aftermath.optim.format import ResultFormat
 from aftermath.optim.sparseloco import SparseLoCo, SparseLoCoInputs
 from aftermath.rules.state import OptimizerKind
 
-SCHEMA_VERSION = 10  # also when the bytes of a result change, or the bits that an apply makes of it
+SCHEMA_VERSION = 10  # raise it also if the bytes of a result change, or the bits of an apply
 MAX_JSON_BYTES = 16 << 20
 
 Settings = Distro | SparseLoCo
-"""Settings of an optimizer whose members exchange results. mypy reports a kind that lacks one of:
+"""Settings of an optimizer whose members exchange results. mypy reports kinds that lack one of:
 - `inner_steps`: steps on parts of a member's share; 0 if the share gives one gradient
 - `inner_optimizer`: the optimizer of these steps; None without any
 - `moments`: numbers that it keeps per parameter

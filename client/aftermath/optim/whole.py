@@ -22,7 +22,7 @@ CPU.
 
 
 def votes_of(results: Mapping[int, Sequence[Votes]]) -> dict[int, list[WholeVotes]]:
-    """Return the levels whose votes all have every number."""
+    """Return the levels of which all votes have a digit for every number."""
     found = {level: [vote for vote in votes if isinstance(vote, WholeVotes)] for level, votes in results.items()}
     return {level: own for level, own in found.items() if len(own) == len(results[level])}
 

@@ -22,7 +22,7 @@ DATA = b"data"
 COOLDOWN = b"cooldown"
 
 ENOUGH = 3
-"""Fewest established witnesses of which no single one decides alone."""
+"""Minimum number of established witnesses, so that no single one decides alone."""
 
 _MULTIPLIER = 6364136223846793005
 _INCREMENT = 1442695040888963407
@@ -160,8 +160,10 @@ def _stayed(members: Members, seat: int, last: int) -> bool:
 
 
 def _first_withheld(run: Run, members: Members) -> int:
-    """Return the first level that a missing established member holds: it was dropped, or was in the last epoch and not
-    in this one. Past the last level if none is missing, or too few are established to decide alone.
+    """Return the first level that a missing established member holds.
+
+    Missing: it was dropped, or was in the last epoch and is not in this one. Return the number of
+    levels if none is missing, or if too few members are established to decide alone.
     """
     if members.established.bit_count() < ENOUGH or not members.judges:
         return run.levels
@@ -176,7 +178,7 @@ def cooldown_electees(run: Run, members: Members, level: int) -> tuple[int, ...]
 
     Members qualify by showing the level in this epoch or before. Only members that showed it before
     qualify if one of them delivered and stayed until the cooldown began. The committee does not
-    change when members leave. It is empty if newcomers would speak of a level that a missing member
+    change when members leave. It is empty if newcomers would attest a level that a missing member
     holds.
     """
     holders = bitmap.from_seats(seat for seat in bitmap.seats(run.current.began) if members.seats[seat].tier <= level)

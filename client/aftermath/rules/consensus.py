@@ -177,8 +177,8 @@ def vouched(
 def _enough(drawn: int, *, its_own: bool) -> int:
     """Return how many of a level's drawn judges must have recorded a result.
 
-    `its_own`: the result is of a judge that did not attest. It counts as recorded by that judge,
-    but a lying judge alone must not get its own result applied.
+    `its_own`: a judge that did not attest made the result. The result counts as recorded by that
+    judge, but a lying judge alone must not get its own result applied.
     """
     quorum = committee.quorum(drawn)
     return quorum if not its_own else max(quorum - 1, min(drawn - 1, drawn - quorum + 1))

@@ -15,7 +15,7 @@ from aftermath.rules.state import MemberState, ModelSource, RunState
 TICK_STEP = 2.0
 _TICK_RANKS = 15
 HOLDERS_WAIT = 24 * 60 * 60
-"""Seconds for which newcomers wait for an established member, and established members for a trusted finisher."""
+"""Seconds that newcomers wait for an established member, or these for a trusted finisher."""
 _DRAWS = (RunState.WARMUP, RunState.ROUND_TRAIN, RunState.ROUND_WITNESS)
 _WARMUP_DRAW = 1
 """Seconds after which a tick draws the seed of a warm-up, since the witnesses wait for it."""
@@ -98,8 +98,8 @@ def trusted_finishers(run: Run, members: Members) -> int:
 def expected(run: Run, members: Members) -> int:
     """Return the established members that newcomers wait for, as a bitmap of seats.
 
-    None if established members wait: one whose last epoch was not undone, or enough to decide alone. Members that the
-    owner removed do not count.
+    None if an established member waits whose last epoch was not undone, or enough to decide alone.
+    Members that the owner removed do not count.
     """
     here = members.established & members.pending
     if (
@@ -114,13 +114,16 @@ def expected(run: Run, members: Members) -> int:
 
 
 def _undone(run: Run, members: Members) -> int:
-    """Return the established members of the last epoch, as a bitmap of seats, if it made steps that were undone."""
+    """Return the established members of an undone last epoch with steps, as a bitmap of seats."""
     undone = run.epoch_started_at and members.judged and run.step == run.start_step
     return members.judges & members.established if undone else 0
 
 
 def waits_a_day(run: Run, members: Members, model: Model | None = None) -> bool:
-    """Return whether no epoch begins for a day, because it would replace what only absent members hold or confirm."""
+    """Return whether no epoch begins for a day.
+
+    It would replace levels that only absent members hold or can confirm.
+    """
     if run.state is not RunState.WAITING_FOR_MEMBERS:
         return False
     if run.epoch_started_at and expected(run, members):
@@ -142,20 +145,26 @@ def waits_for_holder(run: Run, members: Members, model: Model) -> bool:
 
 
 def _unsaved_away(run: Run, members: Members, model: Model) -> bool:
-    """Return whether trusted finishers are absent that alone hold, or could confirm, a level that no checkpoint has."""
+    """Return whether a level that no checkpoint has depends on absent trusted finishers.
+
+    They alone hold the level, or could confirm it.
+    """
     first = _smallest(trusted_finishers(run, members), run, members)
     return run.model_source is ModelSource.PEERS and bool(_missing(run, members, model, first))
 
 
 def _claimed(run: Run, members: Members, model: Model) -> bool:
-    """Return whether other finishers that wait declare that they hold such a level."""
+    """Return whether other waiting finishers declare that they hold such a level."""
     absent = _smallest(trusted_finishers(run, members), run, members)
     claimed = _smallest(run.finishers & members.pending, run, members)
     return bool(_missing(run, members, model, max(absent, claimed)))
 
 
 def _missing(run: Run, members: Members, model: Model, first: int) -> list[int]:
-    """Return the levels from `first` on that no checkpoint has as they are now, and no trusted finisher that waits."""
+    """Return the levels from `first` on whose contents nobody present has.
+
+    Neither a checkpoint nor a waiting trusted finisher has them as they are now.
+    """
     here = _smallest(trusted_finishers(run, members) & members.pending, run, members)
     return [level for level in range(first, here) if run.level_hashes[level] != model.checkpoint_hashes[level]]
 

@@ -1,8 +1,8 @@
-"""The accounts of a server's members on its chain: who is given one, and when it goes again.
+"""Creates and deletes the accounts of a server's members on its chain.
 
-Identities cost nothing, so an account is made with the first transaction of its owner that would
-succeed, for N new identities of each address and of all. An account without a membership goes when
-its owner has been away for long.
+Identities cost nothing. So an identity gets an account only with its first transaction that would
+succeed, and rate limits apply per network address and to all. An account without a membership is
+deleted when its owner has been away for `AWAY_SECONDS`.
 """
 
 from __future__ import annotations
@@ -23,26 +23,25 @@ from aftermath.localnet.node import Node
 from aftermath.localnet.runtime import SYSTEM_ID
 
 ALLOWANCE = 10**9
-"""Lamports that an identity is given: some hundred thousand transactions' fees."""
+"""Lamports that an identity gets: the fees of about 200,000 transactions."""
 LEAST = 10**8
-"""Lamports below which it is given them again."""
+"""Balance in lamports below which it gets them again."""
 NEW_OF_ADDRESS = 300.0
-"""New identities of one address at once, as when a cluster of 256 members starts behind one
-router.
-"""
+"""Burst of new identities of one address: 256 members may start behind one router."""
 NEW_OF_ADDRESS_RATE = 0.1
+"""New identities per second, of one address."""
 NEW_OF_ALL = 1200.0
 NEW_OF_ALL_RATE = 0.2
-"""New identities a second, of one address and of all."""
+"""New identities per second, of all addresses together."""
 REMEMBERED = 4096
 """Addresses whose new identities are counted."""
 AWAY_SECONDS = 600.0
-"""After which an account without a membership goes."""
+"""Seconds of absence after which an account without a membership is deleted."""
 SWEEP_SECONDS = 60.0
 
 
 class NewIdentities:
-    """Limits how many new identities get an account: of one address, and of all."""
+    """Limits how many new identities get an account: per address, and in total."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -50,7 +49,7 @@ class NewIdentities:
         self._of_address: OrderedDict[str, Bucket] = OrderedDict()
 
     def count(self, address: str) -> None:
-        """Count a new identity. Raise RpcError if its address, or all together, had too many."""
+        """Count a new identity. Raise RpcError if its address or the total is over the limit."""
         own = self._bucket(address)
         if wait := max(own.next_in(), self._of_all.next_in()):
             raise RpcError(

@@ -1,4 +1,4 @@
-"""How a member reaches the run of a server (`train.reach`): identity, link and background tasks.
+"""Connects `train` to a server's run: identity, connection and background tasks (`train.reach`).
 
 An identity is 32 secret bytes, the seed of the signing key. The peer key is derived from it and the
 run, as for a wallet. A member without an identity gets a temporary one.
@@ -169,9 +169,7 @@ def reaching(address: str, trust: Trust | None, identity: Path | None) -> Callab
 
 
 async def leave_wills(chain: SolanaMember, link: ServerConnection, client: CoordinatorClient, run_id: str) -> None:
-    """Keep, until cancelled, a signed transaction at the server that withdraws this member as it is
-    now.
-    """
+    """Keep a signed withdraw transaction of this member at the server, until cancelled."""
     while True:
         place = (await chain.view()).run.round_id
         with contextlib.suppress(OSError, WebSocketException, Malformed, CoordinatorError):

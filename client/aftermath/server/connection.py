@@ -282,9 +282,11 @@ class ServerConnection(httpx.AsyncBaseTransport):
     def _sent_away(
         self, message: str, fix: str, refusal: type[ServerRefused] = ServerRefused
     ) -> ServerRefused | NotTheServer:
-        """What a greeting that sends us away is: an answer, or after a better one without TLS
-        anybody's word.
+        """Return the error for a refused handshake.
+
+        Without TLS, anyone on the way can forge a refusal. So after a first success it counts as a
+        failure to reach the server, not as its answer.
         """
         if self._genesis and self.trust is None:
-            return NotTheServer(f"{message}, or something between us and the server interferes")
+            return NotTheServer(f"{message}, or something between this machine and the server interferes")
         return refusal(message, fix)

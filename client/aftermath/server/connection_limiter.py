@@ -1,6 +1,6 @@
-"""Limits connections that have not proven an identity: how many there are, and for how long.
+"""Limits the number and duration of connections that have not proven an identity.
 
-Each holds one of the files that a process may have open, and costs its opener nothing.
+Each takes one of the process's file descriptors, and costs its opener nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from aftermath.base.crowding import makes_room, place
 
 MOST_STRANGERS = 64
 STRANGER_SECONDS = 10.0
-"""For the TLS handshake, then for the first request, then for the proof of an identity."""
+"""Timeout of each step: the TLS handshake, the first request, the proof of an identity."""
 
 
 class ConnectionLimiter(web.Server):
@@ -25,7 +25,7 @@ class ConnectionLimiter(web.Server):
         # aiohttp ends a connection on which no request arrives within `keepalive_timeout`.
         super().__init__(handler, access_log=None, keepalive_timeout=STRANGER_SECONDS)
         self._strangers: dict[web.RequestHandler, str] = {}
-        """Addresses of the connections, oldest first."""
+        """Addresses by connection, oldest connection first."""
 
     async def listen(self, host: str, port: int, tls: ssl.SSLContext | None) -> asyncio.Server:
         """Accept connections. Raises OSError."""
@@ -45,7 +45,7 @@ class ConnectionLimiter(web.Server):
     def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
         if len(self._strangers) >= MOST_STRANGERS:
-            # The oldest of the address with most, so that one address cannot keep others out.
+            # Drop the oldest of the address with the most, so that it cannot keep others out.
             self._drop(makes_room(self._strangers))
         self._strangers[handler] = place(transport)
 

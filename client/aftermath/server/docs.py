@@ -11,9 +11,9 @@ PREFACE = """# Commands of aftermath-centralized
 
 Generated from `--help`; change the command, then run `python -m aftermath.server.docs docs/commands-centralized.md`.
 
-`aftermath-centralized`, or `python -m aftermath.server` where it is not in the path. What holds of all commands of
-`aftermath-solana`, `--json`, errors and exit codes among it, holds here: see [commands.md](commands.md). How to use
-them is in [centralized.md](centralized.md)."""
+`aftermath-centralized`, or `python -m aftermath.server` if it is not in the path. All that [commands.md](commands.md)
+says about the commands of `aftermath-solana` applies here too, including `--json`, errors and exit codes.
+[Running off chain](centralized.md) says how to use these commands."""
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ CENTRALIZED = Index(
         "client show-identity": Entry(CLIENT, "Show the public key by which a server knows a member."),
         "show-run": Entry(
             LOOK,
-            "Show where the run of a server stands: how far it is, who is in it, what it waits for and until when.",
+            "Show the state of a server's run: its progress, members, what it waits for and until when.",
         ),
         "watch": Entry(LOOK, "Follow where the run of a server stands, until it is finished, or until Ctrl-C."),
     },

@@ -1,7 +1,7 @@
-"""What a server shows of its run: lines of what happens, or a screen of tabs (`tui`).
+"""Shows a server's run: lines of events, or a screen of tabs (`tui`).
 
-Decided: both read the accounts, as members do, on the loop that serves these: the chain is for that
-thread alone.
+Both read the accounts, as members do, on the loop that serves them: only its thread may use the
+chain.
 """
 
 from __future__ import annotations
@@ -146,5 +146,5 @@ def _now() -> datetime:
 
 
 def announced(server: CentralServer) -> None:
-    """Print the line that says that members can connect, for people and parent processes."""
+    """Print that members can connect, for people and parent processes."""
     print(f"server ready run={server.config.run_id} port={server.port}", flush=True)

@@ -1,4 +1,4 @@
-"""The data server of a run's server: `data.toml`, and whether it fits the state file's data."""
+"""Serves the tokens of `data.toml` next to a run. They must fit the state file's data."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""One connection of a member at the server: the greeting, then its calls, one after the other.
+"""One connection of a member at the server: the handshake, then its calls, one after the other.
 
-Of a stranger it reads one short answer. A member's messages have a bounded length, and each is
-answered before the next is read, so that nobody can pile up work. A malformed message ends the
-connection.
+Before the handshake is done, it reads one short answer. A member's messages have a bounded length,
+and each is answered before the next is read, so that nobody can pile up work. A malformed message
+ends the connection.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from aftermath.server.sessions import MOST_OF_ONE, ConnectedClient, Sessions
 
 PING_SECONDS = 5.0
 MOST_OWED = 4 << 20
-"""Bytes of answers and news that a member has not taken: many times what it is told in a round."""
+"""Maximum unread bytes of answers and notifications: many times what a round sends."""
 
 
 class ServerState:
-    """What all connections share: the run, who may come, who is here."""
+    """State that all connections share: the run, the allowlist, the connected clients."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class ServerState:
         self.allowed = allowed
 
     def objection(self, identity: Pubkey) -> Denied | None:
-        """Why an identity may not come in, if so."""
+        """Return why an identity may not connect, or None if it may."""
         if self.allowed is not None and identity not in self.allowed:
             return Denied(
                 f"identity {identity} is not on this server's list of those who may join",
@@ -64,7 +64,7 @@ class ServerState:
 
 
 class Session(Connection):
-    """Serves one member until it goes, lags or breaks the form."""
+    """Serves one member until it leaves, lags behind or sends a malformed message."""
 
     def __init__(self, state: ServerState, connection: web.RequestHandler) -> None:
         super().__init__(state.node.subscriptions, ping=PING_SECONDS, most=MOST_OWED)
@@ -84,7 +84,7 @@ class Session(Connection):
             self._state.sessions.went(client, self)
 
     async def _greeted(self) -> ConnectedClient | None:
-        """Return the client, or None if it was sent away. Raises Malformed, TimeoutError."""
+        """Return the client, or None if it was refused. Raises Malformed, TimeoutError."""
         genesis = str(self._state.node.bank.slots.genesis)
         challenge = Challenge(self._state.run_id, genesis, os.urandom(NONCE_BYTES).hex())
         await self._say(challenge)
@@ -115,7 +115,7 @@ class Session(Connection):
                 return
             sessions.heard()
             data = message.data.encode() if isinstance(message.data, str) else message.data
-            if data.lstrip()[:1] != b"{":  # batches would be one message of much work
+            if data.lstrip()[:1] != b"{":  # a batch would be one message with a lot of work
                 return
             reply = await rpc.answer(data)
             if reply:

@@ -1,9 +1,9 @@
 """Connected identities: their connections, their peer addresses, and what follows when they leave.
 
 An identity is gone after `GRACE` seconds without a connection. Then the server drops its addresses
-and, if it withdraws members, sends the transaction that the member signed for this. If nobody was
-heard since, the server's own line is down: it withdraws nobody, and everybody gets `RETURN` seconds
-to come back.
+and, if it withdraws members, sends the transaction that the member signed for this. If no identity
+sent anything since, the server's own connection is down: it withdraws nobody, and all identities
+get `RETURN` seconds to come back.
 """
 
 from __future__ import annotations
@@ -28,13 +28,9 @@ log = logging.getLogger(__name__)
 GRACE = 5.0
 """Seconds without a connection after which an identity is gone."""
 RETURN = 15.0
-"""Seconds after an outage of the server's own line: longer than a member takes to notice its
-end.
-"""
+"""Grace in seconds after the server's own outage: members need less to notice its return."""
 MOST_OF_ONE = 4
-"""Connections of one identity: two of a member, and as many of the one before it that have not
-ended yet.
-"""
+"""Maximum connections of one identity: two, and two of its previous process that have not ended."""
 
 LINES = 600.0
 LINES_A_SECOND = 0.2
@@ -56,15 +52,13 @@ class ConnectedClient:
     outlets: set[Outlet] = field(default_factory=set)
     at: Whereabouts | None = None
     told: Outlet | None = None
-    """The connection that said so, which hears where the others are."""
+    """The connection that announced `at`. It receives the addresses of the others."""
     will: bytes | None = None
     leaving: asyncio.Task[None] | None = None
 
 
 class Sessions:
-    """All identities that are here. `send`: delivers a last will; None if members are not
-    withdrawn.
-    """
+    """All connected identities. `send` sends a withdraw transaction; None withdraws nobody."""
 
     def __init__(self, send: Callable[[Pubkey, bytes], Awaitable[None]] | None) -> None:
         self._send = send
@@ -75,17 +69,17 @@ class Sessions:
         self._untold = 0
 
     def here(self, identity: Pubkey) -> bool:
-        """Whether an identity has a connection now."""
+        """Return whether an identity has a connection now."""
         client = self._clients.get(identity)
         return client is not None and bool(client.outlets)
 
     @property
     def count(self) -> int:
-        """Identities with a connection."""
+        """Return the number of identities with a connection."""
         return sum(bool(client.outlets) for client in self._clients.values())
 
     def room(self, identity: Pubkey) -> bool:
-        """Whether an identity may have one more connection."""
+        """Return whether an identity may have one more connection."""
         client = self._clients.get(identity)
         return client is None or len(client.outlets) < MOST_OF_ONE
 
@@ -95,7 +89,7 @@ class Sessions:
         self._heard.fire()
 
     def came(self, identity: Pubkey, peer: bytes, outlet: Outlet) -> ConnectedClient:
-        """A connection of an identity that proved itself."""
+        """Add a connection of an identity that completed the handshake. Return its client."""
         self.heard()
         client = self._clients.setdefault(identity, ConnectedClient(identity, peer))
         if client.leaving is not None:
@@ -110,7 +104,7 @@ class Sessions:
         return client
 
     def went(self, client: ConnectedClient, outlet: Outlet) -> None:
-        """A connection has ended."""
+        """Remove a connection that ended."""
         client.outlets.discard(outlet)
         if client.told is outlet:
             client.told = None
@@ -118,8 +112,9 @@ class Sessions:
             client.leaving = asyncio.create_task(self._expire(client))
 
     def announce(self, client: ConnectedClient, at: Whereabouts, outlet: Outlet) -> list[Mapping[str, Any]]:
-        """Where a client is, which the others are told; where these are, and from now on over this
-        connection.
+        """Tell the other clients where this one is. Return where they are.
+
+        From now on, `outlet` receives changes of their addresses.
         """
         client.told = outlet
         if client.at != at:
@@ -127,11 +122,11 @@ class Sessions:
         return [shown(one.peer, one.at) for one in self._clients.values() if one is not client and one.at is not None]
 
     def keep(self, client: ConnectedClient, will: bytes) -> None:
-        """What to send once the client is gone, instead of what it left before."""
+        """Replace the transaction to send once the client is gone."""
         client.will = will
 
     async def close(self) -> None:
-        """Nobody is withdrawn because the server ends."""
+        """Cancel all withdrawals: the end of the server withdraws nobody."""
         await cancel([client.leaving for client in self._clients.values() if client.leaving is not None])
 
     def _tell(self, identity: Pubkey, where: str) -> None:
@@ -151,7 +146,7 @@ class Sessions:
                 one.told.put(text)
 
     async def _absent(self) -> None:
-        """Until who has no connection since now is gone, and not the server."""
+        """Return once the client counts as gone, and the server's own connection works."""
         patience = GRACE
         since = time.monotonic()
         while True:

@@ -1,7 +1,7 @@
-"""A server's `state.toml`: a run's config file, and what the seed's file says of the run besides.
+"""A server's `state.toml`: a run's config file, plus what a new run needs.
 
-Decided: the tables are those of a run's config, so that one file serves both; what says where a run
-is in its life may only say that it begins, because that is in the saved state and nowhere else.
+The tables are those of a run's config, so that one file serves both. Values that describe a run's
+progress may only describe its start, because only the saved state has the progress.
 """
 
 from __future__ import annotations

@@ -28,11 +28,11 @@ class Trust:
 
     @property
     def fix(self) -> str:
-        """What to do about a certificate that is not to be trusted."""
+        """Return the fix for a certificate that is not trusted."""
         if self.certificate is None:
             return (
-                "No certificate was given, so only what this machine trusts is (--tls): pass --tls-ca FILE with the "
-                "certificate that the server's operator gave you"
+                "No certificate was given, so only authorities that this machine trusts count (--tls): pass --tls-ca "
+                "FILE with the certificate that the server's operator gave you"
             )
         return (
             f"It must be {self.certificate} (--tls-ca), or signed by it: ask the server's operator for the "
@@ -41,7 +41,7 @@ class Trust:
 
 
 def reached(trust: Trust | None) -> str:
-    """What to do about a server that does not answer, or not as ours do."""
+    """Return the fix for a server that does not answer, or not like ours."""
     runs = "Check --server-addr, and that the server runs: aftermath-centralized server run"
     if trust is None:
         return f"{runs}. No certificate was given: a server that has one is reached with --tls-ca FILE, or with --tls"

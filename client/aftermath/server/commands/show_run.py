@@ -10,8 +10,7 @@ from aftermath.server.commands.options import ServerOptions, trusted
 
 @command("show-run", example="aftermath-centralized show-run --run-id demo --server-addr 192.168.1.5:20000")
 async def show_run(server: ServerOptions, run_id: RunId) -> Result:
-    """Show where the run of a server stands: how far it is, who is in it, what it waits for and
-    until when.
+    """Show the state of a server's run: its progress, members, what it waits for and until when.
 
     As `aftermath-solana show-run`. Without --identity-secret-key-path the command uses a temporary
     identity. A server with a list of members lets in nobody else, so pass an identity of the list
