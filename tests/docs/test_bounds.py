@@ -77,7 +77,7 @@ def test_the_table_of_bounds_is_that_of_the_code() -> None:
     assert f"nothing is heard for {link.SILENT_PROBES * watch.PROBE_S:.0f} seconds is closed" in prose
     assert (
         f"what {quota.ALL_ASKED_RATE:.0f} requests, {quota.ALL_TOLD_RATE:.0f} announcements, "
-        f"{door.LOOKED_AT_RATE:.0f} handshakes and {door.LEFT_RATE:.0f} turned away cost in each second"
+        f"{door.LOOKED_AT_RATE:.0f} handshakes and {door.LEFT_RATE:.0f} turned away"
     ) in prose
     assert f"all {OTHERS} others together" in prose
 
