@@ -115,7 +115,7 @@ def test_replacement_witness_serves_fetched_levels(tmp_path: Path) -> None:
         await sim.until(lambda run: run.epoch == 1)
 
     rules = {"init_min_clients": 10, "min_clients": 3, "witness_nodes": 3, "overlap": 0}
-    sim = play(tmp_path, story, rounds_per_epoch=7, **rules)
+    sim = play(tmp_path, story, rounds_per_epoch=14, **rules)
     assert replaced
     assert _holder_went_through(sim)
 

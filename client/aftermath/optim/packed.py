@@ -191,7 +191,7 @@ def unpacked_digits(octets: Tensor, count: int, value_bits: int) -> tuple[Tensor
     table = torch.from_numpy(digits.table(value_bits).copy()).to(octets.device)
     beyond = numbers >= len(table)
     found = table[numbers.clamp(max=len(table) - 1)].flatten()
-    wrong = beyond[:, None].expand(-1, together).flatten()
+    wrong = beyond.repeat_interleave(together)
     wrong[count:] |= found[count:] != 0
     return found[:count], wrong
 
