@@ -512,7 +512,8 @@ async def test_acknowledged_state_survives_a_killed_server(tmp_path: Path) -> No
         ):
             async with away:  # without TLS anybody on the way can say so, for as long as it can
                 with pytest.raises(
-                    Unavailable, match=f"has not answered for 1 s: .* {says}.*, or something between us and the server"
+                    Unavailable,
+                    match=f"has not answered for 1 s: .* {says}.*, or something between this machine and the server",
                 ):
                     await visitor.pool.patient(1.0).genesis()
         async with serving(tmp_path, port=port):

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from solders.account import Account
 from solders.pubkey import Pubkey
 
-from aftermath.base.wait import cancel
 from aftermath.localnet.commit import Committer
 from aftermath.localnet.config import LocalnetConfig
 from aftermath.localnet.errors import LedgerError, LocalnetError, RpcError
@@ -99,7 +98,9 @@ class Node:
         """Stop. Everything acknowledged is in the ledger already."""
         try:
             if self._clockwork is not None:
-                await cancel([self._clockwork])
+                self._clockwork.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await self._clockwork
         finally:
             if self._ledger is not None:
                 self._ledger.close()
