@@ -33,7 +33,8 @@ def test_newcomer_loads_a_lost_level_from_the_checkpoint(tmp_path: Path, epoch: 
         assert sim.run.epoch <= epoch + 2  # the dead one had asked for the next epoch, and was counted on in it
         await sim.until(lambda run: run.state is RunState.COOLDOWN)
         await sim.until(lambda run: run.state is RunState.WAITING_FOR_MEMBERS and run.levels_attested == 0b111)
-        # Newcomers attest no level of an established member that has just left, so this may take an epoch more.
+        # Newcomers attest no level of an established member that has just left, so this may
+        # take an epoch more.
         await sim.until(lambda run: sim.model.checkpoint_step == run.step > 0, limit=300)
 
     sim = play(tmp_path, story, rounds_per_epoch=3, total_steps=1000)

@@ -183,7 +183,8 @@ def test_a_committee_holds_its_level_and_has_delivered(
         judges=bitmap.from_seats(judges),
     )
     cooldown = run(RunState.COOLDOWN, rounds=(header(bitmap.from_seats(present), seed=seed),), levels=levels)
-    # Nobody speaks of a level whose established holder was dropped, if three or more are established.
+    # Nobody speaks of a level whose established holder was dropped, if three or more are
+    # established.
     withheld = levels
     if len(before) >= committee.ENOUGH:
         withheld = min((tiers[index] for index in judges & gone), default=levels)
