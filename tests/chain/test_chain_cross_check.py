@@ -134,7 +134,7 @@ async def test_end_of_run_that_one_node_denies_is_not_believed(embedded: Place, 
         assert (await reader.view()).model.metadata.name == embedded.run_id
 
 
-async def test_finished_run_at_start_that_one_node_denies_is_not_believed(embedded: Place) -> None:
+async def test_finished_run_at_start_is_not_believed_if_a_node_denies(embedded: Place) -> None:
     async with watched(embedded, finished, None) as (_, _, watcher):
         assert watcher.latest.state is RunState.WAITING_FOR_MEMBERS
 

@@ -70,7 +70,7 @@ async def test_command_sees_its_effects_past_a_stale_node(embedded: Place) -> No
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
-async def test_node_whose_slot_stands_still_is_left_if_there_is_another(embedded: Place, nodes: int) -> None:
+async def test_node_with_still_slot_is_left_for_another(embedded: Place, nodes: int) -> None:
     coordinator = await embedded.open_run()
     address = run_addresses(coordinator.program_id, embedded.run_id).run
     lie = standing_still(embedded, "getMultipleAccounts", refuses=False)

@@ -97,7 +97,7 @@ def close_fork_server() -> None:
 
 
 def _adopt_orphans(wanted: bool) -> None:
-    """Whether descendants that lose their parents become this process's children, and not those of init."""
+    """Let descendants that lose their parents become this process's children instead of init's."""
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, int(wanted), 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl")
 

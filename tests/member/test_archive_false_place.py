@@ -53,7 +53,7 @@ def test_next_directory_replaces_false_place_and_feeds_restart(tmp_path: Path) -
     play(tmp_path, story, **ALONE | {"total_steps": 24})
 
 
-def test_member_without_a_copy_takes_a_falsely_named_step_from_members(tmp_path: Path) -> None:
+def test_falsely_named_step_is_taken_from_members(tmp_path: Path) -> None:
     """All members die. The one that kept the step begins with its own directory, and gives it to the other."""
 
     async def story(sim: Simulation) -> None:

@@ -368,7 +368,7 @@ def test_level_without_hash_comes_from_the_current_place(tmp_path: Path) -> None
         (0, "Check this machine's internet connection"),
     ],
 )
-def test_hub_without_answer_is_the_network_only_for_the_owners_place(step: int, fix: str) -> None:
+def test_silent_hub_blames_network_only_for_owners_place(step: int, fix: str) -> None:
     """Before its first step a run has the place that its owner gave."""
     away = HubAway("the Hub cannot be reached for nobody/none", "Check this machine's internet connection")
     place = Checkpoint(CheckpointKind.HUB, "nobody/none", "")

@@ -297,7 +297,7 @@ def test_directory_is_named_after_a_false_name_on_the_hub(run: Scenario) -> None
     assert repos(run) == ["good", "no/model", "checkpoints/start"]
 
 
-def test_directory_is_named_where_hub_place_is_older_than_last_epoch(run: Scenario) -> None:
+def test_directory_replaces_hub_place_older_than_last_epoch(run: Scenario) -> None:
     """A run on the Hub, whose last name there is false. Nobody has named the model of the epoch before the last one."""
     epoch(run, 0)
     record = run.world.record("Model", "test")

@@ -228,7 +228,7 @@ def test_newcomers_that_outvote_last_of_three_replace_nothing(world: World, gone
     assert known(run) == (*model, 0 if gone == "outvoted" else finishers, established)
 
 
-def test_established_member_that_delivers_nothing_voids_one_epoch(world: World) -> None:
+def test_established_member_without_results_voids_one_epoch(world: World) -> None:
     """The founders have left for good. One returns in every epoch, and is silent."""
     run = founded(world, FOUNDERS, saved=True)
     before, silent = known(run), 4
@@ -291,7 +291,7 @@ def test_last_epochs_checkpoint_is_named_in_next_epochs_rounds(world: World) -> 
 # ---- the owner's choice, seats, and epochs without a step
 
 
-def test_abandoned_warm_up_after_rewind_makes_newcomers_wait_no_day(world: World) -> None:
+def test_abandoned_warm_up_after_rewind_adds_no_day(world: World) -> None:
     run = founded(world, {0: 0, 1: 0, 2: 1}, saved=True)
     run.owner("set_paused", True).ok()
     run.owner("rewind", 0, run.model.checkpoint_step).ok()
@@ -395,7 +395,7 @@ def test_undone_epoch_pays_nobody(world: World) -> None:
 
 
 @pytest.mark.parametrize(("how", "stands"), [("outvoted", False), ("leaves", True), ("leaves early", False)])
-def test_outvoted_first_returner_does_not_leave_the_run_to_newcomers(world: World, how: str, stands: bool) -> None:
+def test_outvoted_first_returner_keeps_run_from_newcomers(world: World, how: str, stands: bool) -> None:
     """A client that cannot get what was attested joins again without a replica. One that leaves was not outvoted."""
     run = founded(world, FOUNDERS)
     before = known(run)

@@ -1,4 +1,4 @@
-"""`init`: the commented config file of a new run, and beside it what its model and tokens are made of.
+"""`init`: the commented config file of a new run, and next to it what its model and tokens are made of.
 
 Decided
 - What no option says is asked for, on a terminal only; without one the recipe decides. A question is a word or two,
@@ -87,7 +87,7 @@ def init(
     """Write the commented config file of a new run, from questions or options.
 
     It begins with a recipe, which the options change; on a terminal it asks for what they do not say. Every key has a
-    comment that says what it is. Where model and tokens are still to be made, a second file beside the first says of
+    comment that says what it is. Where model and tokens are still to be made, a second file next to the first says of
     what: run-files makes them by it, and so does local-testnet start.
     """
     from aftermath.cli.config_check import look
@@ -103,8 +103,8 @@ def init(
         )
     if not to_stdout and not out.name:
         raise UsageError(f"--out {out} is not a file name", "Name the config file, for example --out run.toml")
-    beside = recipe_file(out)
-    targets = [] if to_stdout else [out, beside]
+    files_path = recipe_file(out)
+    targets = [] if to_stdout else [out, files_path]
     if there := [path for path in targets if path.exists() and not force]:
         raise CommandError(f"{there[0]} is there already", "Name another file with --out, or say --force")
     for path in targets:
@@ -114,7 +114,7 @@ def init(
     wishes = Wishes(**asdict(options))
     recipe = begin(wishes.recipe or RECIPE)
     config, files = changed(*recipe, wishes, f"runs/{'run' if to_stdout else out.stem}")
-    text = text_of(config, _about(options, None if to_stdout else beside, files))
+    text = text_of(config, _about(options, None if to_stdout else files_path, files))
     parsed = parse_as(text, str(out), RunConfig)
     found = look(parsed, files)
     if found.mistakes:
@@ -124,26 +124,26 @@ def init(
             sys.stdout.write(text)
         return Result(None, None)
     about = f"What the model and the tokens of {out.name} are made of, where they are not there yet."
-    _write_both(out, text, beside, tables_of(files, [about]) if files else "")
+    _write_both(out, text, files_path, tables_of(files, [about]) if files else "")
     new = set(found.warnings).difference(look(*recipe).warnings)
     told = [warning for warning in found.warnings if warning in new]
     for _, warning in told:
         note(f"warning: {warning}")
-    return _made(out, beside if files else None, config.config.init_min_clients, told)
+    return _made(out, files_path if files else None, config.config.init_min_clients, told)
 
 
-def _write_both(out: Path, text: str, beside: Path, made_of: str) -> None:
-    """Write the config, and beside it what its files are made of, if anything; neither if one cannot be written."""
+def _write_both(out: Path, text: str, files_path: Path, made_of: str) -> None:
+    """Write the config, and next to it what its files are made of, if anything; neither if one cannot be written."""
     out.parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         if made_of:
-            stream = stack.enter_context(output_file(beside, _is_no_key))
+            stream = stack.enter_context(output_file(files_path, _is_no_key))
             stream.write(made_of.encode())
             stream.flush()
         with output_file(out, _is_no_key) as stream:
             stream.write(text.encode())
     if not made_of:
-        beside.unlink(missing_ok=True)  # of a file that is written over
+        files_path.unlink(missing_ok=True)  # of a file that is written over
 
 
 def _is_no_key(head: bytes) -> bool:
@@ -151,19 +151,19 @@ def _is_no_key(head: bytes) -> bool:
     return re.match(rb"\s*\[\s*\d", head) is None
 
 
-def _made(out: Path, beside: Path | None, members: int, told: list[tuple[str, str]]) -> Result:
-    """What was written, `beside`: also for what is still to be made, and what follows for a run of so many members."""
-    steps = _next(out, made=beside is not None)
+def _made(out: Path, files_path: Path | None, members: int, told: list[tuple[str, str]]) -> Result:
+    """Return what was written and the next steps. `files_path` describes files that are still to be made."""
+    steps = _next(out, made=files_path is not None)
     at_once = f"aftermath-solana local-testnet start --num-clients {members} --config-path {shlex.quote(str(out))}"
     data = {
         "file": str(out),
-        "files": str(beside) if beside else None,
+        "files": str(files_path) if files_path else None,
         "warnings": [{"code": code, "message": sentence} for code, sentence in told],
         "next": steps,
         "at_once": at_once,
     }
     lines = [
-        f"wrote {out}" + (f", and {beside} for what is still to be made" if beside else ""),
+        f"wrote {out}" + (f", and {files_path} for what is still to be made" if files_path else ""),
         "next, the first in a terminal of its own:",
         *(f"  {line}" for line in steps),
         *([f"  which {members} members call, each with a wallet of its own"] if members > 1 else []),
@@ -259,17 +259,17 @@ def _counted(text: str, default: int, most: int) -> Question:
     return Question(text, says, str(default), read)
 
 
-def _about(options: InitOptions, beside: Path | None, files: FILES) -> list[str]:
-    """What the file begins with. `beside`: the file that says what is still to be made, unless it is not written."""
+def _about(options: InitOptions, files_path: Path | None, files: FILES) -> list[str]:
+    """Return the lines that the config begins with. `files_path` describes files that are still to be made."""
     from aftermath.cli.new_config import RECIPE
 
     lines = [f"The config of a run, made by aftermath-solana init from the recipe {options.recipe or RECIPE}."]
-    if files and beside is None:
+    if files and files_path is None:
         lines += [
             "Its model and its tokens are still to be made: init --out FILE also writes what run-files needs for that."
         ]
-    elif files and beside is not None:
-        lines += [f"{beside.name} says what its model and its tokens are made of, where they are not there yet."]
+    elif files and files_path is not None:
+        lines += [f"{files_path.name} says what its model and its tokens are made of, where they are not there yet."]
     return [*lines, f"aftermath-solana config explain KEY says more of each key, {placed('docs/config.md')} of all."]
 
 

@@ -80,13 +80,8 @@ def encode_groups(results: ResultFormat, level: int, chosen: Sequence[tuple[Tens
         strings.append(layout.canonical(values).view(torch.uint8))
         return packed.downloaded(torch.cat(strings))
     if results.values.lattice_bits:
-        votes = []
-        exponents = []
-        for own in values:
-            multiples, exponent = digits_of(own.contiguous(), results.values.lattice_bits)
-            votes.append(multiples)
-            exponents.append(torch.where(multiples[:, :1] != 0, exponent - LEAST + 1, 0).to(torch.uint8))
-        strings.append(packed.packed_exponents(layout.canonical(exponents)))
+        votes, exponents = _lattice_votes(values, results.values.lattice_bits, layout)
+        strings.append(exponents)
     else:
         votes = [own.sign().to(torch.int8) for own in values]
     apart = [own[:, : 0 if group.digits else group.topk] for group, own in zip(groups, votes, strict=True)]
@@ -109,16 +104,25 @@ def _encode_whole(results: ResultFormat, level: int, chosen: Sequence[tuple[Tens
     bits = results.values.bits
     if device.type != "cpu" and packed.usable(device, bits):
         return packed.encoded(layout, chosen, bits)
-    rows = []
-    codes = []
-    for indices, values in chosen:
-        found, exponents = digits_of(values, results.values.lattice_bits)
-        codes.append(torch.where(found[:, :1] != 0, exponents - LEAST + 1, 0).to(torch.uint8))
-        rows.append(_at_indices(indices, found, found.shape[1]) if bool((indices == UNUSED).any()) else found)
-    exponents = packed.packed_exponents(layout.canonical(codes))
+    votes, exponents = _lattice_votes([values for _, values in chosen], bits, layout)
+    rows = [
+        _at_indices(indices, own, own.shape[1]) if bool((indices == UNUSED).any()) else own
+        for (indices, _), own in zip(chosen, votes, strict=True)
+    ]
     if device.type == "cpu":
         return exponents.numpy().tobytes() + digits.to_bytes(layout.canonical(rows).numpy(), bits)
     return packed.downloaded(torch.cat([exponents, packed.packed_digits(layout.canonical(rows), bits)]))
+
+
+def _lattice_votes(values: Sequence[Tensor], bits: int, layout: LevelLayout) -> tuple[list[Tensor], Tensor]:
+    """Return votes int8 [blocks, topk] per group, and all blocks' exponents, uint8 [bytes]."""
+    votes = []
+    codes = []
+    for own in values:
+        multiples, exponent = digits_of(own.contiguous(), bits)
+        votes.append(multiples)
+        codes.append(torch.where(multiples[:, :1] != 0, exponent - LEAST + 1, 0).to(torch.uint8))
+    return votes, packed.packed_exponents(layout.canonical(codes))
 
 
 def _at_indices(indices: Tensor, votes: Tensor, size: int) -> Tensor:
@@ -141,16 +145,16 @@ def decode_level(
     if len(data) != size:
         raise BadPayload(f"a result of level {level} takes {size} bytes, not {len(data)}")
     layout = level_layout(results, level)
-    on_device = device is not None and on_gpu.works_on(device)
+    gpu = device if device is not None and on_gpu.works_on(device) else None
     if results.whole(level):
-        if on_device and (found := _whole_on(device, data, results, layout, level)) is not None:  # type: ignore[arg-type]
+        if gpu is not None and (found := _whole_on(gpu, data, results, layout, level)) is not None:
             return found
         between = results.value_bytes(level)
         octets = np.frombuffer(data, np.uint8)
         return _whole(octets[:between], octets[between:], results, layout, level)
     # Float votes are counted on the CPU.
-    where = device if on_device and results.values is not Values.FLOAT else torch.device("cpu")
-    return _Decoding(packed.uploaded(data, where or torch.device("cpu")), results, layout, level).votes()
+    where = torch.device("cpu") if gpu is None or results.values is Values.FLOAT else gpu
+    return _Decoding(packed.uploaded(data, where), results, layout, level).votes()
 
 
 def _whole_on(

@@ -188,12 +188,18 @@ def unpacked_digits(octets: Tensor, count: int, value_bits: int) -> tuple[Tensor
         word = (words.view(-1, width) << torch.arange(0, 8 * width, 8, device=octets.device)).sum(1)
         shifts = torch.arange(0, 8 * width, width, device=octets.device)
         numbers = (word[:, None] >> shifts & (1 << width) - 1).flatten()
-    table = torch.from_numpy(digits.table(value_bits).copy()).to(octets.device)
+    table = _digit_table(value_bits, octets.device)
     beyond = numbers >= len(table)
     found = table[numbers.clamp(max=len(table) - 1)].flatten()
     wrong = beyond.repeat_interleave(together)
     wrong[count:] |= found[count:] != 0
     return found[:count], wrong
+
+
+@lru_cache(maxsize=8)
+def _digit_table(value_bits: int, device: torch.device) -> Tensor:
+    """Return the digits of every packed number, int8 [numbers, digits], on a device."""
+    return torch.from_numpy(digits.table(value_bits).copy()).to(device)
 
 
 @lru_cache(maxsize=64)

@@ -17,10 +17,10 @@ from torch import Tensor
 from aftermath.kernels.use import missing, run
 from aftermath.model.segments import view
 from aftermath.optim import compiled
-from aftermath.optim.codec import decode_level, encode_level
+from aftermath.optim.codec import decode_level, encode_groups
 from aftermath.optim.distro import Distro
 from aftermath.optim.exact import MEAN_BITS, signs
-from aftermath.optim.feedback import entries_of, take_back
+from aftermath.optim.feedback import take_back
 from aftermath.optim.format import ResultFormat, Transform
 from aftermath.optim.lattice import SMALLEST, quantise
 from aftermath.optim.layout import LevelLayout, level_layout
@@ -141,7 +141,7 @@ def _votes(results: ResultFormat, layout: LevelLayout) -> list[Votes]:
         best = [strongest(numbers, g.topk) for numbers, g in zip(whole, layout.groups, strict=True)]
         if bits := results.values.lattice_bits:
             best = [(indices, quantise(values, bits)) for indices, values in best]
-        payload = encode_level(results, 0, *entries_of(layout, *zip(*best, strict=True)))
+        payload = encode_groups(results, 0, best)
         made.append(decode_level(payload, results, 0))
     return made
 

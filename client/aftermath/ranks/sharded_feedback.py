@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from aftermath.optim.balance import Balances
-from aftermath.optim.codec import encode_level
-from aftermath.optim.feedback import check_made, entries_of, follow, measured
+from aftermath.optim.codec import encode_groups, encode_level
+from aftermath.optim.feedback import check_made, follow, measured
 from aftermath.optim.format import ResultFormat
 from aftermath.optim.layout import Part, level_layout
 from aftermath.optim.parts import Measured, PseudoGradient
@@ -155,11 +155,9 @@ class ShardedFeedback:
         self._ask(Restore(sent), part)
         self._sent = {}
         for level, layout in self._layouts.items() if sent else ():
-            indices, values = (
-                [state[f"{kind}.{level}.{group}"] for group in range(len(layout.groups))]
-                for kind in ("indices", "values")
-            )
-            self._sent[level] = encode_level(self._format, level, *entries_of(layout, indices, values))
+            names = [f"{level}.{group}" for group in range(len(layout.groups))]
+            chosen = [(state[f"indices.{name}"], state[f"values.{name}"]) for name in names]
+            self._sent[level] = encode_groups(self._format, level, chosen)
 
     def reset(self) -> None:
         """Have all ranks forget what they learnt."""
