@@ -30,7 +30,7 @@ from aftermath.p2p.relay import AUTO, relay_named
 from aftermath.rules.limits import MAX_LEVELS
 
 if TYPE_CHECKING:
-    from aftermath.cli.checkup import Finding
+    from aftermath.cli.findings import Finding
 
 
 @dataclass(frozen=True)
@@ -97,11 +97,11 @@ async def doctor(
     """
     from dataclasses import replace
 
-    from aftermath.cli.checkup import Subject, examine
-    from aftermath.cli.checkup_chain import NODES, ON_THE_CLUSTER
-    from aftermath.cli.checkup_machine import ON_THE_MACHINE, memory
-    from aftermath.cli.checkup_network import AFTER_THE_CLUSTER, BEFORE_THE_CLUSTER
     from aftermath.cli.connection import connect
+    from aftermath.cli.findings import Subject, examine
+    from aftermath.cli.machine_checks import ON_THE_MACHINE, memory
+    from aftermath.cli.network_checks import AFTER_THE_CLUSTER, BEFORE_THE_CLUSTER
+    from aftermath.cli.run_checks import NODES, ON_THE_CLUSTER
 
     subject = Subject(
         device=device,
@@ -131,7 +131,7 @@ async def doctor(
 
 def result_of(found: list[tuple[str, Finding]]) -> Result:
     """Return the findings; a failure among them makes the exit code 1."""
-    from aftermath.cli.checkup import Status, as_data, as_text
+    from aftermath.cli.findings import Status, as_data, as_text
 
     failed = sum(finding.status is Status.FAILURE for _, finding in found)
     data = {"ok": not failed, "checks": as_data(found)}

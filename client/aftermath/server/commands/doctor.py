@@ -36,11 +36,11 @@ async def doctor(
     run's version, model and data. Reports which tier fits into memory. Exits with 1 if a check
     fails, otherwise 0.
     """
-    from aftermath.cli.checkup import Subject, examine
-    from aftermath.cli.checkup_chain import ON_A_SERVER, SERVER
-    from aftermath.cli.checkup_machine import ON_ANY_MACHINE, memory
-    from aftermath.cli.checkup_network import AFTER_THE_CLUSTER, BEFORE_THE_CLUSTER
     from aftermath.cli.doctor import result_of
+    from aftermath.cli.findings import Subject, examine
+    from aftermath.cli.machine_checks import ON_ANY_MACHINE, memory
+    from aftermath.cli.network_checks import AFTER_THE_CLUSTER, BEFORE_THE_CLUSTER
+    from aftermath.cli.run_checks import ON_A_SERVER, SERVER
     from aftermath.server.client_backend import identity_of, reached_run
 
     wallet = identity_of(server.identity_secret_key_path)

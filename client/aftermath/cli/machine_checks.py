@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
-from aftermath.cli.checkup import Check, Finding, Subject, broken, dubious, fine
+from aftermath.cli.findings import Check, Finding, Subject, broken, dubious, fine
 
 LEAST_DISK = 2 << 30
 """Bytes for caches, logs and locks; a checkpoint comes on top."""

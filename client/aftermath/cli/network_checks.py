@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from aftermath.cli.checkup import Check, Finding, Subject, broken, dubious, fine
+from aftermath.cli.findings import Check, Finding, Subject, broken, dubious, fine
 
 CONNECT_SECONDS, RELAY_SECONDS = 4.0, 4.5
 """What is waited for: with the end of what was opened for it, 5 seconds each."""

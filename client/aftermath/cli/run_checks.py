@@ -11,7 +11,7 @@ import contextlib
 import time
 
 from aftermath.base.errors import AftermathError
-from aftermath.cli.checkup import Check, Finding, Subject, broken, dubious, fine
+from aftermath.cli.findings import Check, Finding, Subject, broken, dubious, fine
 
 SKEW_SECONDS = 60.0
 """What clocks may differ: the chain's is behind by seconds, and certificates are minded by minutes."""
