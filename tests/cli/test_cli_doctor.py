@@ -156,7 +156,7 @@ async def test_a_relay_that_answers_and_takes_nobody_is_none(monkeypatch: pytest
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    subject = Subject("cpu", None, None, 0, mend=False, relay=url)
+    subject = Subject("cpu", relay=url)
     found = await network_checks.relay(subject)
     server.close()
     assert found.status is Status.FAILURE
@@ -216,7 +216,7 @@ async def test_what_the_hub_says_of_the_token(monkeypatch: pytest.MonkeyPatch) -
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     port = runner.addresses[0][1]
-    subject = Subject("cpu", None, None, 0, mend=False)
+    subject = Subject("cpu")
     monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{port}")
     told = {}
     for token in ("good", "bad"):
@@ -237,7 +237,7 @@ def test_packages_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_checks, "requires", lambda _: asked)
     code, checks = examined()
     assert code == 1
-    assert "and >=99 is asked for; no-such-package is not installed" in checks["python"]["message"]
+    assert "and >=99 is required; no-such-package is not installed" in checks["python"]["message"]
     for fits in ("torch", "nothing", "solders"):
         assert fits not in checks["python"]["message"]
 
@@ -262,22 +262,22 @@ def test_a_run_and_what_it_asks(owner: Shell, run_id: str, material: Path, monke
     assert owner("create-run", "--run-id", run_id).code == 0
     code, checks = examined(*line)
     assert code == 1
-    assert "its owner has not configured it yet (update-config)" in checks["admission"]["message"]
+    assert "its owner has not configured it yet (update-config)" in checks["state"]["message"]
     assert owner("update-config", "--run-id", run_id, "--config-path", material / "config.toml").code == 0
     assert owner("set-paused", "--run-id", run_id, "resume").code == 0
     code, checks = examined(*line)
     assert code == 0, checks
     assert {one["status"] for one in checks.values()} == {"ok"}
     assert "tier 0 fits" in checks["memory"]["message"]
+    needed = [float(text.split(" GB")[0]) for text in checks["memory"]["message"].split("GB free")[1].split(": ")[1:4]]
+    assert needed == sorted(needed, reverse=True)
     assert (
         checks["reach"]["message"] == f"the run reads {material / 'model'} (model); reads {material / 'tokens'} (data)"
     )
 
     code, checks = examined(*line, "--matformer-tier", 7)
     assert code == 1
-    assert "has tiers 0 to 2" in checks["model"]["message"]
-    needed = [float(text.split(" GB")[0]) for text in checks["memory"]["message"].split("GB free")[1].split(": ")[1:4]]
-    assert needed == sorted(needed, reverse=True)
+    assert "has tiers 0 to 2" in checks["tier"]["message"]
 
     monkeypatch.setattr("aftermath.replica.memory.free_bytes", lambda _: 1000)
     assert "none fits" in examined(*line)[1]["memory"]["message"]
@@ -291,7 +291,7 @@ def test_a_run_for_another_client(owner: Shell, run_id: str) -> None:
     assert owner("create-run", "--run-id", run_id, "--client-version", "9.9.9").code == 0
     code, checks = examined("--rpc", owner.rpc, "--run-id", run_id, "-w", owner.wallet)
     assert code == 1
-    assert "9.9.9" in checks["run"]["message"]
+    assert "9.9.9" in checks["version"]["message"]
 
 
 def test_a_wallet_that_nobody_admits_is_told_both_ways_in(owner: Shell, run_id: str, tmp_path: Path) -> None:
@@ -300,11 +300,11 @@ def test_a_wallet_that_nobody_admits_is_told_both_ways_in(owner: Shell, run_id: 
         create_wallet(tmp_path / f"{name}.json")
     assert owner("create-run", "--run-id", run_id, "--join-authority", tmp_path / "grantor.json").code == 0
     line = ("--rpc", owner.rpc, "--run-id", run_id, "-w", owner.wallet)
-    fix = examined(*line)[1]["admission"]["fix"]
+    fix = examined(*line)[1]["authorization"]["fix"]
     assert f"join-authorization-create --authorizer {load_wallet(owner.wallet).pubkey}; " in fix
     assert "a delegate names its grantee: --authorizer GRANTEE" in fix
     grantee = str(load_wallet(tmp_path / "grantee.json").pubkey)
-    fix = examined(*line, "--authorizer", grantee)[1]["admission"]["fix"]
+    fix = examined(*line, "--authorizer", grantee)[1]["authorization"]["fix"]
     assert f"{grantee} makes it a delegate with aftermath-solana join-authorization-delegate" in fix
 
 

@@ -1,4 +1,4 @@
-"""What `doctor` looks at on this machine alone: Python, torch, memory, disk, the wallet's file, the Hub's token."""
+"""Checks of this machine alone: Python, PyTorch and the device, disk, the wallet's file, the Hub's token."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
-from aftermath.cli.findings import Check, Finding, Subject, broken, dubious, fine
+from aftermath.cli.findings import Finding, Subject, broken, dubious, fine
 
 LEAST_DISK = 2 << 30
-"""Bytes for caches, logs and locks; a checkpoint comes on top."""
+"""Bytes for caches, logs and locks, without checkpoints."""
 _HUB_SECONDS = 5.0
 _DRIVER = Path("/proc/driver/nvidia/version")
 
 
-async def python(_: Subject) -> Finding:
-    """Python, and the packages that this one asks for."""
+def python(_: Subject) -> Finding:
+    """Check that the packages that aftermath requires are installed in the right versions."""
     try:
         asked = requires("aftermath") or []
     except PackageNotFoundError:
         return dubious("aftermath runs from its source and is not installed", "Install it: make env")
     if wrong := [*_unmet(asked)]:
-        return broken(f"packages do not fit: {'; '.join(wrong)}", "Install it anew: make env")
-    return fine(f"Python {platform.python_version()}, aftermath {version('aftermath')}, all packages it asks for")
+        return broken(f"packages do not fit: {'; '.join(wrong)}", "Install it again: make env")
+    return fine(f"Python {platform.python_version()}, aftermath {version('aftermath')}, all packages it requires")
 
 
 def _unmet(asked: list[str]) -> Iterator[str]:
@@ -47,31 +47,31 @@ def _unmet(asked: list[str]) -> Iterator[str]:
             ours, theirs = _numbers(there), _numbers(bound)
             met = {">=": ours >= theirs, "<": ours < theirs, "==": ours[: len(theirs)] == theirs}[sign]
             if not met:
-                yield f"{name} is {there}, and {sign}{bound} is asked for"
+                yield f"{name} is {there}, and {sign}{bound} is required"
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    """The release of a version; what follows it counts for nothing."""
+    """Return the release numbers of a version, without what follows them."""
     found = re.match(r"[0-9]+(\.[0-9]+)*", text)
     return tuple(int(part) for part in found[0].split(".")) if found else ()
 
 
-async def torch_and_device(subject: Subject) -> Finding:
-    """Whether the device is there, and computes the bits that all others compute."""
+def torch_and_device(subject: Subject) -> Finding:
+    """Check that the device exists, and that it computes the same bits as all others."""
     import torch
 
     from aftermath.ranks.mesh import mesh_of
     from aftermath.replica.exactness import exact_device
 
-    mesh_of(subject.device, 0, 1)
+    subject.mesh = mesh_of(subject.device, 0, 1)
     device = exact_device(subject.device)
     said = f"PyTorch {torch.__version__}, {device}"
     if device.type == "cuda":
         said += f" ({torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda})"
     elif device.type == "cpu" and subject.device == "auto" and _has_nvidia_driver():
         return dubious(
-            f"{said}: an NVIDIA driver is here, and this PyTorch does not use it",
-            "Install a PyTorch built for CUDA (docs/devices.md), or say --device cpu if that is meant",
+            f"{said}: this machine has an NVIDIA driver, and this PyTorch does not use it",
+            "Install a PyTorch built for CUDA (docs/devices.md), or pass --device cpu if you want the CPU",
         )
     return fine(f"{said}: its products are exact")
 
@@ -80,47 +80,8 @@ def _has_nvidia_driver() -> bool:
     return _DRIVER.exists()
 
 
-async def memory(subject: Subject) -> Finding:
-    """What is free, and which tier of the run's model fits into it."""
-    from aftermath.replica.fit import first_fitting
-    from aftermath.replica.memory import free_bytes
-    from aftermath.replica.replica import pick_device
-
-    device = pick_device(subject.device)
-    free = free_bytes(device)
-    said = f"{free / 1e9:.1f} GB free on {device}"
-    needed = _needed(subject, device.type)
-    if needed is None:
-        return fine(f"{said}; which tier fits is said with --rpc and --run-id")
-    sizes = ", ".join(f"{tier}: {size / 1e9:.2f} GB" for tier, size in enumerate(needed))
-    said = f"{said}; tiers of the run need, at least, {sizes}"
-    fits = first_fitting(needed, free)
-    if fits is None:
-        return broken(f"{said}: none fits", "Free memory, or take another --device")
-    tier = fits if subject.tier is None else subject.tier
-    if tier < len(needed) and needed[tier] > free:
-        return broken(f"{said}: tier {tier} does not fit", f"Take --matformer-tier {fits}, which does")
-    return fine(f"{said}: tier {fits} fits", f"Take --matformer-tier {fits}" if fits != tier else "")
-
-
-def _needed(subject: Subject, device: str) -> list[int] | None:
-    """By tier of the run's model, None where it is not known; why it is not, another check says."""
-    from aftermath.base.errors import AftermathError
-    from aftermath.replica.fit import needs
-    from aftermath.train.outfit import schema_of
-
-    if subject.view is None:
-        return None
-    run, model = subject.view.run, subject.view.model
-    try:
-        schema = schema_of(model, run.run_id, access=subject.access())
-    except AftermathError:
-        return None
-    return needs(schema, model.max_seq_len, run.config.init_min_clients, device)
-
-
-async def disk(_: Subject) -> Finding:
-    """Room where caches, errors and temporary files go."""
+def disk(_: Subject) -> Finding:
+    """Check the free space for caches, error reports and temporary files."""
     from aftermath.base.directories import cache_directory, state_directory
 
     places = {str(place): _free_at(place) for place in (cache_directory(""), state_directory(), Path.cwd())}
@@ -130,7 +91,7 @@ async def disk(_: Subject) -> Finding:
     if least < LEAST_DISK:
         return dubious(
             said,
-            "Free some, or move caches with XDG_CACHE_HOME, HF_HOME and TMPDIR; a checkpoint has 4 bytes a parameter",
+            "Free some, or move caches with XDG_CACHE_HOME, HF_HOME and TMPDIR; a checkpoint takes 4 bytes a parameter",
         )
     return fine(said)
 
@@ -141,23 +102,24 @@ def _free_at(place: Path) -> int:
     return shutil.disk_usage(place).free
 
 
-async def wallet(subject: Subject) -> Finding:
-    """Whether there is a key, and whether only its owner reads it."""
+def wallet(subject: Subject) -> Finding:
+    """Check that there is a key file, and that only its owner can read it."""
     from aftermath.chain.wallet import DEFAULT_PATH, WALLET_VARIABLE, WalletError, load_wallet
 
     asked = subject.wallet_path is not None or subject.run_id is not None
     try:
-        subject.wallet = load_wallet(subject.wallet_path)
+        loaded = load_wallet(subject.wallet_path)
     except WalletError as error:
         return (broken if asked else dubious)(error.message, error.fix)
-    key = subject.wallet.pubkey
-    if subject.wallet.source == WALLET_VARIABLE:
+    key = loaded.pubkey
+    subject.wallet = key
+    if loaded.source == WALLET_VARIABLE:
         return fine(f"{key}, from {WALLET_VARIABLE}")
     path = (subject.wallet_path or DEFAULT_PATH).expanduser()
     mode = stat.S_IMODE(path.stat().st_mode)
     if not mode & (stat.S_IRWXG | stat.S_IRWXO):
         return fine(f"{key}, from {path}")
-    if subject.mend:
+    if subject.repair:
         path.chmod(0o600)
         return fine(f"{key}, from {path}: its mode was {mode:04o} and is 0600 now")
     return broken(
@@ -166,10 +128,10 @@ async def wallet(subject: Subject) -> Finding:
 
 
 async def hub_token(_: Subject) -> Finding:
-    """Whether the Hub takes the token; without one only what is public can be read."""
+    """Check that the Hub accepts the token. Without one, only public repositories can be read."""
     token = os.environ.get("HF_TOKEN", "")
     if not token:
-        return fine("no HF_TOKEN: public repositories can be read, none written")
+        return fine("no HF_TOKEN: only public repositories can be read, and none written")
     import httpx
 
     from aftermath.base.proxies import ProxyTransport
@@ -181,23 +143,7 @@ async def hub_token(_: Subject) -> Finding:
     except (httpx.HTTPError, ValueError) as error:
         return dubious(f"HF_TOKEN is set, and {base} does not answer ({type(error).__name__})", "Check the network")
     if answer.status_code in (401, 403):
-        return broken(f"{base} does not take HF_TOKEN", "Make a new one at https://huggingface.co/settings/tokens")
+        return broken(f"{base} refuses HF_TOKEN", "Make a new one at https://huggingface.co/settings/tokens")
     if answer.status_code != 200:
         return dubious(f"{base} answered {answer.status_code} when asked about HF_TOKEN", "Try again later")
-    return fine(f"{base} takes HF_TOKEN")
-
-
-ON_ANY_MACHINE: tuple[tuple[str, Check], ...] = (
-    ("python", python),
-    ("torch", torch_and_device),
-    ("disk", disk),
-    ("hub-token", hub_token),
-)
-"""What does not depend on a wallet."""
-ON_THE_MACHINE: tuple[tuple[str, Check], ...] = (
-    ("python", python),
-    ("torch", torch_and_device),
-    ("disk", disk),
-    ("wallet", wallet),
-    ("hub-token", hub_token),
-)
+    return fine(f"{base} accepts HF_TOKEN")

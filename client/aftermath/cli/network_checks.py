@@ -1,9 +1,6 @@
-"""What `doctor` looks at on the way to other members: the ports asked for, UDP on this machine, and the relay.
+"""Checks of the way to other members: ports, UDP on this machine, and the relay.
 
-Decided
-- Nobody else is asked for a connection: what a relay sees of this machine is all that is found out of who reaches it.
-- Which relay there is follows `train`: none on a local network. Without a cluster that answers only a relay that
-  was named is asked, so that a look at a machine leaves it alone.
+Only a relay can tell how others see this machine. No member is asked to connect.
 """
 
 from __future__ import annotations
@@ -17,15 +14,15 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from aftermath.cli.findings import Check, Finding, Subject, broken, dubious, fine
+from aftermath.cli.findings import Finding, Subject, broken, dubious, fine
 
 CONNECT_SECONDS, RELAY_SECONDS = 4.0, 4.5
-"""What is waited for: with the end of what was opened for it, 5 seconds each."""
-_NO_RELAY = "name members with --peer KEY@HOST:PORT, or forward a UDP port of the router to --bind-p2p-port"
+"""Timeouts. Closing the endpoints takes the rest of 5 seconds each."""
+_NO_RELAY = "pass members with --peer KEY@HOST:PORT, or forward a UDP port of the router to --bind-p2p-port"
 
 
-async def metrics_port(subject: Subject) -> Finding | None:
-    """Whether the port for metrics is free."""
+def metrics_port(subject: Subject) -> Finding | None:
+    """Check that the port for metrics is free."""
     from aftermath.watch.metrics import ADDRESS
 
     port = subject.metrics_port
@@ -42,7 +39,7 @@ async def metrics_port(subject: Subject) -> Finding | None:
 
 
 async def udp(subject: Subject) -> Finding:
-    """Whether two QUIC endpoints of this machine reach each other, the first at the port that a member would have."""
+    """Check that two QUIC endpoints of this machine reach each other, the first at the member's port."""
     from aftermath.p2p.iroh import IrohTransport, check_interface, open_iroh
     from aftermath.p2p.transport import BindFailed
 
@@ -78,18 +75,19 @@ async def udp(subject: Subject) -> Finding:
     which = f"UDP port {subject.bind_port}" if subject.bind_port else "a UDP port that the system chose"
     where = f" of {subject.interface}" if subject.interface else ""
     return fine(
-        f"QUIC works on this machine, at {which}{where}; whether others reach it cannot be found out from here",
+        f"QUIC works on this machine, at {which}{where}; this machine cannot tell whether others reach it",
         "If they do not: forward a UDP port of the router and name it with --bind-p2p-port, name members of your own "
         "network with --peer KEY@HOST:PORT, or have a relay carry what UDP cannot: --iroh-relay n0, or its URL",
     )
 
 
 async def relay(subject: Subject) -> Finding:
-    """Whether the relay that a member would have takes it, and sees a UDP address of it that others could reach."""
+    """Check that the relay of `train` accepts this machine, and sees a UDP address that others could reach."""
     from aftermath.p2p.relay import AUTO, DISABLED, N0
     from aftermath.p2p.taken import taken_by
 
     chosen = subject.relay
+    # a look at the machine alone leaves n0's relay alone, unless the user names it
     if chosen == AUTO and (subject.chain is None or not subject.answers):
         return fine(
             "no relay was asked",
@@ -105,9 +103,9 @@ async def relay(subject: Subject) -> Finding:
 
 
 def judged(chosen: str, addresses: Sequence[str] | None, *, named: bool) -> Finding:
-    """What it means that `chosen` took this machine, which is at these addresses then, or that it did not (None).
+    """Judge a relay by the addresses at which it sees this machine. None: the relay did not accept it.
 
-    `named`: the user asked for this relay, so that it must be there.
+    `named`: the user passed this relay, so its absence is a failure.
     """
     from aftermath.p2p.relay import N0
 
@@ -127,7 +125,7 @@ def judged(chosen: str, addresses: Sequence[str] | None, *, named: bool) -> Find
 
 
 def _unreached(chosen: str) -> str:
-    """What mends a relay that is out of reach."""
+    """Return the fix for a relay that is out of reach."""
     from urllib.parse import urlsplit
 
     from aftermath.p2p.relay import N0
@@ -146,7 +144,3 @@ def _unreached(chosen: str) -> str:
 
 def _is_public(address: str) -> bool:
     return ipaddress.ip_address(address.rpartition(":")[0].strip("[]").partition("%")[0]).is_global
-
-
-BEFORE_THE_CLUSTER: tuple[tuple[str, Check], ...] = (("metrics-port", metrics_port), ("udp", udp))
-AFTER_THE_CLUSTER: tuple[tuple[str, Check], ...] = (("relay", relay),)
