@@ -79,9 +79,9 @@ def obstacles(
 
 def halted(view: View) -> str:
     """Why nobody may join a run that stands still, on whom that waits, and what whoever wants to join can do."""
+    from aftermath.events.progress import state_words
+    from aftermath.events.status import owner_owes
     from aftermath.rules.state import RunState
-    from aftermath.watch.phase import state_words
-    from aftermath.watch.standing import owner_owes
 
     run, model = view.run, view.model
     if run.state is RunState.FINISHED:
@@ -231,7 +231,7 @@ def chosen(view: View, wallet: bytes, device: str, access: RunAccess) -> tuple[i
 
 def tell(entry: OnChain) -> None:
     """What is known before PyTorch is loaded, on stderr; not where the answer, which has it again, goes to as well."""
-    from aftermath.watch.sentences import LOADING
+    from aftermath.events.text import LOADING
 
     for refusal in () if one_output() else entry.refusals:
         note(f"no: {refusal.message}")

@@ -119,7 +119,7 @@ async def run(subject: Subject) -> Finding | None:
     from aftermath import __version__
     from aftermath.chain.admission import check_verdicts, check_version
     from aftermath.coordinator.view import View
-    from aftermath.watch.phase import state_words
+    from aftermath.events.progress import state_words
 
     run, model, members = await subject.chain.coordinator.snapshot(subject.run_id)
     subject.view = View(run, members, model)

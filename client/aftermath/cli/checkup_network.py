@@ -26,7 +26,7 @@ _NO_RELAY = "name members with --peer KEY@HOST:PORT, or forward a UDP port of th
 
 async def metrics_port(subject: Subject) -> Finding | None:
     """Whether the port for metrics is free."""
-    from aftermath.watch.metrics import ADDRESS
+    from aftermath.events.metrics import ADDRESS
 
     port = subject.metrics_port
     if port is None:

@@ -27,10 +27,10 @@ from aftermath.train.settings import TrainSettings
 
 async def rehearsed(settings: TrainSettings) -> Ended:
     """The end of a dry run of `train`. Raises what keeps this wallet, or this machine, from the run."""
+    from aftermath.events.text import LOADING
     from aftermath.train.letting_in import check_words
     from aftermath.train.reach import on_solana
     from aftermath.train.tier import AUTO_TIER
-    from aftermath.watch.sentences import LOADING
 
     check_words(settings)
     reach = on_solana(settings)
