@@ -92,7 +92,7 @@ docs: $(STAMP)  ## write commands.md, config.md, events.md and the figures in al
 	$(RUN) -m aftermath.cli.docs docs/commands.md
 	$(RUN) -m aftermath.server.docs docs/commands-centralized.md
 	$(RUN) -m aftermath.cli.config_page docs/config.md
-	$(RUN) -m aftermath.watch.events_page docs/events.md
+	$(RUN) -m aftermath.events.events_page docs/events.md
 	$(RUN) benchmarks/plots.py docs
 	$(RUN) benchmarks/quote.py docs/*.md
 

@@ -14,9 +14,9 @@ import pytest
 
 from aftermath import __version__
 from aftermath.chain.wallet import create_wallet, load_wallet
+from aftermath.events.progress import in_words, state_words
 from aftermath.owner.change import Change
 from aftermath.rules.state import RunState
-from aftermath.watch.phase import in_words, state_words
 from cli.cli_runs import CONSOLE, Shell, invoke, invoke_typing
 from cli.conftest import new_run_id, new_user
 

@@ -27,7 +27,7 @@ async def rehearsed(settings: TrainSettings) -> Ended:
     from aftermath.train.letting_in import check_words
     from aftermath.train.named import named_by
     from aftermath.train.reach import on_solana
-    from aftermath.watch.sentences import LOADING
+    from aftermath.events.text import LOADING
 
     check_words(settings)
     reach = on_solana(settings)

@@ -23,7 +23,7 @@ _NO_RELAY = "pass members with --peer KEY@HOST:PORT, or forward a UDP port of th
 
 def metrics_port(subject: Subject) -> Finding | None:
     """Check that the port for metrics is free."""
-    from aftermath.watch.metrics import ADDRESS
+    from aftermath.events.metrics import ADDRESS
 
     port = subject.metrics_port
     if port is None:

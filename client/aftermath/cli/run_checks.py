@@ -169,7 +169,7 @@ def state(subject: Subject) -> Finding | None:
     """Check that the run takes members now."""
     if subject.view is None:
         return None
-    from aftermath.watch.phase import state_words
+    from aftermath.events.progress import state_words
 
     if subject.view.run.halted:
         raise _halted(subject.view)
@@ -180,8 +180,8 @@ def _halted(view: View) -> Refused:
     """Return the refusal of a run that stands still: whom it waits for, and what a member can do meanwhile."""
     from aftermath.coordinator.errors import Refused
     from aftermath.rules.state import RunState
-    from aftermath.watch.phase import state_words
-    from aftermath.watch.standing import owner_owes
+    from aftermath.events.progress import state_words
+    from aftermath.events.status import owner_owes
 
     run, model = view.run, view.model
     if run.state is RunState.FINISHED:
