@@ -24,10 +24,10 @@ async def rehearsed(settings: TrainSettings) -> Ended:
     Makes no directory, holds no seat and requests no test money.
     """
     from aftermath.cli.check_list import FIT, examine
+    from aftermath.events.text import LOADING
     from aftermath.train.letting_in import check_words
     from aftermath.train.named import named_by
     from aftermath.train.reach import on_solana
-    from aftermath.events.text import LOADING
 
     check_words(settings)
     reach = on_solana(settings)

@@ -179,9 +179,9 @@ def state(subject: Subject) -> Finding | None:
 def _halted(view: View) -> Refused:
     """Return the refusal of a run that stands still: whom it waits for, and what a member can do meanwhile."""
     from aftermath.coordinator.errors import Refused
-    from aftermath.rules.state import RunState
     from aftermath.events.progress import state_words
     from aftermath.events.status import owner_owes
+    from aftermath.rules.state import RunState
 
     run, model = view.run, view.model
     if run.state is RunState.FINISHED:
