@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from aftermath.base.errors import AftermathError, UsageError
-from aftermath.base.streams import one_output
+from aftermath.base.stdio import one_output
 from aftermath.cli.command import command
 from aftermath.cli.options import (
     AccessOptions,
@@ -128,7 +128,7 @@ async def at_the_chain(
     from solders.pubkey import Pubkey
 
     from aftermath import __version__
-    from aftermath.base.directories import state_directory
+    from aftermath.base.files import state_directory
     from aftermath.chain.addresses import run_addresses
     from aftermath.chain.admission import check_verdicts, check_version
     from aftermath.chain.memberships import check_bond, lacking, membership_of
@@ -161,7 +161,7 @@ async def at_the_chain(
 
 async def _check_only_process(chain: Cluster, run_id: str, user: Pubkey) -> None:
     """Raises Unsuitable if a process on this machine takes part with the wallet already."""
-    from aftermath.base.directories import cache_directory
+    from aftermath.base.files import cache_directory
     from aftermath.train.lock import only_process
 
     cluster, program = await chain.pool.genesis(), str(chain.coordinator.program_id)

@@ -121,7 +121,7 @@ def _needed(subject: Subject, device: str) -> list[int] | None:
 
 async def disk(_: Subject) -> Finding:
     """Room where caches, errors and temporary files go."""
-    from aftermath.base.directories import cache_directory, state_directory
+    from aftermath.base.files import cache_directory, state_directory
 
     places = {str(place): _free_at(place) for place in (cache_directory(""), state_directory(), Path.cwd())}
     places[tempfile.gettempdir()] = _free_at(Path(tempfile.gettempdir()))

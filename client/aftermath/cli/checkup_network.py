@@ -86,8 +86,8 @@ async def udp(subject: Subject) -> Finding:
 
 async def relay(subject: Subject) -> Finding:
     """Whether the relay that a member would have takes it, and sees a UDP address of it that others could reach."""
+    from aftermath.p2p.iroh import taken_by
     from aftermath.p2p.relay import AUTO, DISABLED, N0
-    from aftermath.p2p.taken import taken_by
 
     chosen = subject.relay
     if chosen == AUTO and (subject.chain is None or not subject.answers):
