@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aftermath.base.errors import AftermathError, UsageError
-from aftermath.base.streams import one_output
+from aftermath.base.stdio import one_output
 from aftermath.cli.command import command
 from aftermath.cli.options import (
     AccessOptions,

@@ -15,8 +15,8 @@ import typer
 from annotated_doc import Doc
 
 from aftermath.base.errors import UsageError
-from aftermath.base.interrupt import looped
-from aftermath.base.verbosity import VERBOSITY, Verbosity
+from aftermath.base.signals import looped
+from aftermath.base.stdio import VERBOSITY, Verbosity
 from aftermath.cli.describe import limits
 from aftermath.cli.next_steps import say_next
 from aftermath.cli.present import Ended, Result, reporting, show, tell_given

@@ -8,7 +8,7 @@ from __future__ import annotations
 from itertools import groupby
 from typing import Any
 
-from aftermath.base.page import deliver
+from aftermath.base.text import deliver
 from aftermath.cli.describe import meaning, names
 from aftermath.cli.help import example
 from aftermath.cli.index import Index

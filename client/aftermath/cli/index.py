@@ -22,7 +22,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from aftermath.base.errors import UsageError
 from aftermath.base.quiet import Quietly
-from aftermath.base.verbosity import VERBOSITY, Verbosity
+from aftermath.base.stdio import VERBOSITY, Verbosity
 from aftermath.cli.describe import kind_of
 from aftermath.cli.help import command_page, index_page
 from aftermath.cli.present import reporting, tell_given, tell_stored, writing

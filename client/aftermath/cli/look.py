@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 
-from aftermath.base.wait import cancel
+from aftermath.base.concurrency import cancel
 from aftermath.chain.client import CoordinatorClient
 from aftermath.chain.dump import plain
 from aftermath.cli.kept_events import LineConsole

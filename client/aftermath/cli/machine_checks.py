@@ -82,7 +82,7 @@ def _has_nvidia_driver() -> bool:
 
 def disk(_: Subject) -> Finding:
     """Check the free space for caches, error reports and temporary files."""
-    from aftermath.base.directories import cache_directory, state_directory
+    from aftermath.base.files import cache_directory, state_directory
 
     places = {str(place): _free_at(place) for place in (cache_directory(""), state_directory(), Path.cwd())}
     places[tempfile.gettempdir()] = _free_at(Path(tempfile.gettempdir()))

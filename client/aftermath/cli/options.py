@@ -72,7 +72,7 @@ def checked_run_id(run_id: str | None) -> str | None:
 
 
 def _checked_repository(name: str | None) -> str | None:
-    from aftermath.base.repository import is_repository
+    from aftermath.base.text import is_repository
 
     if name is not None and not is_repository(name):
         raise UsageError(

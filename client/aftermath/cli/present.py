@@ -26,7 +26,7 @@ import typer
 from aftermath.base.errors import AftermathError
 from aftermath.base.files import NO_ROOM
 from aftermath.base.quiet import EXIT_INTERRUPTED
-from aftermath.base.verbosity import is_quiet
+from aftermath.base.stdio import is_quiet
 from aftermath.cli.pages import PAGES, placed
 from aftermath.events.printable import json_text, printable
 
@@ -319,7 +319,7 @@ def _write_traceback(error: Exception) -> Path:
     import traceback
     from datetime import UTC, datetime
 
-    from aftermath.base.directories import state_directory
+    from aftermath.base.files import state_directory
 
     text = "".join(traceback.format_exception(error))
     name = f"error-{datetime.now(UTC):%Y%m%dT%H%M%S}-{os.getpid()}.log"

@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
-from aftermath.base.interrupt import on_interrupt
-from aftermath.base.verbosity import is_quiet
+from aftermath.base.signals import on_interrupt
+from aftermath.base.stdio import is_quiet
 from aftermath.cli.command import OptionGroup, command, setting_option, settings_of
 from aftermath.cli.present import Result, note
 from aftermath.events.text import LOADING

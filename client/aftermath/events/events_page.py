@@ -12,7 +12,7 @@ import typing
 
 import msgspec
 
-from aftermath.base.page import deliver
+from aftermath.base.text import deliver
 from aftermath.events.event_types import MEMBER_EVENTS, Gpu
 
 PREFACE = """# Events

@@ -28,8 +28,8 @@ from typing import Annotated, TextIO, get_args
 
 import msgspec
 
-from aftermath.base.counted import counted
 from aftermath.base.errors import AftermathError
+from aftermath.base.text import counted
 from aftermath.events.event_files import SUFFIX, process_of
 from aftermath.events.event_types import MEMBER_EVENTS, Event, RunFound, Started
 from aftermath.events.printable import printable

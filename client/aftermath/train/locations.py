@@ -14,11 +14,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from aftermath.base.addresses import any_address
 from aftermath.base.bounded import Malformed, json_value
-from aftermath.base.directories import cache_directory
 from aftermath.base.errors import Unsuitable
-from aftermath.base.run_access import TRUSTING, RunAccess, advice_to_member
+from aftermath.base.files import cache_directory
+from aftermath.base.run_access import TRUSTING, RunAccess, advice_to_member, any_address
 from aftermath.config.read import location_of
 from aftermath.config.sources import DataLocation as Chosen
 from aftermath.config.sources import Shuffle
