@@ -24,7 +24,7 @@ INDEX = {
     "withdraw": Entry(MEMBER, "End a wallet's membership of a run and take back its bond and rent."),
     "show-identity": Entry(MEMBER, "Show the wallet's public key and the identity peers see."),
     "can-join": Entry(MEMBER, "Say whether a wallet may join a run, and why not."),
-    "doctor": Entry(MEMBER, "Say what is wrong with this machine, wallet and cluster, and how to mend it."),
+    "doctor": Entry(MEMBER, "Say what is wrong with this machine, wallet and cluster, and how to fix it."),
     "train-local": Entry(LAB, "Train on this machine alone, without chain or network."),
     "eval": Entry(LAB, "Ask a model the questions of named tasks."),
     "generate": Entry(LAB, "Write text with a model, or with a tier of it."),

@@ -62,6 +62,8 @@ def train_local(
     step under way and saves that.
     """
     if "torch" not in sys.modules:
+        from aftermath.watch.sentences import LOADING  # with rich, which help does not wait for
+
         note(LOADING)
     from aftermath.lab.advice import advice
     from aftermath.lab.fill_in import recipe_of
