@@ -68,9 +68,7 @@ INDEX = {
         LOOK, "Serve a web page of the cluster's runs: state, members, loss by tier, costs, live and back in time."
     ),
     "plot": Entry(LOOK, "Draw a run's history from its members' events, or compare trainings of train-local."),
-    "events tail": Entry(LOOK, "Print the last events of members, and then those that come, until Ctrl-C."),
-    "events replay": Entry(LOOK, "Print what members told, in the order of time."),
-    "events export": Entry(LOOK, "Write what members told into one file, in the order of time."),
+    "events": Entry(LOOK, "Print the events of members in the order of time, follow them, or export them to a file."),
     "decode-gradients": Entry(LOOK, "Show what members sent, from the files that train writes of it."),
     "json-dump-run": Entry(LOOK, "Print everything the chain knows of a run, as JSON."),
     "json-dump-user": Entry(LOOK, "Print everything a run knows of one wallet, as JSON."),

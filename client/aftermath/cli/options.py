@@ -170,6 +170,8 @@ Device = Annotated[
 ]
 
 
+JsonLines = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
+
 DryRun = Annotated[
     bool,
     typer.Option(
