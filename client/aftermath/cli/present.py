@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
@@ -157,6 +157,17 @@ def note(sentence: str, *, always: bool = False) -> None:
 
     text = printable(completed_text(sentence), keep="\n")
     Console(stderr=True, soft_wrap=True, highlight=False, emoji=False).print(text, style="dim", markup=False)
+
+
+def line_console(**options: Any) -> Console:
+    """Return a console for a stream of lines. It raises BrokenPipeError, where rich would end the process."""
+    from rich.console import Console
+
+    class LineConsole(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError
+
+    return LineConsole(**options)
 
 
 def plain_text(text: str) -> Text:

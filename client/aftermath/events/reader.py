@@ -111,7 +111,7 @@ _event = msgspec.json.Decoder(MEMBER_EVENTS)
 
 
 def flat(told: EventRecord) -> dict[str, object]:
-    """One object that says it all: what `events export` writes, and is read back as any file of events."""
+    """One object that says it all: what `events --out` writes, and is read back as any file of events."""
     about = told.about
     teller: dict[str, object] = {
         "run": about.run_id,
