@@ -103,10 +103,10 @@ def test_the_pages_that_an_error_names_are_there(
 ) -> None:
     monkeypatch.chdir(tmp_path if elsewhere else ROOT)
     with pytest.raises(typer.Exit), reporting(as_json=True):
-        raise Refused("BondTooLow", "Not so.", "Do this, docs/tiers.md shows how, and not in docs/nothing/at.md")
+        raise Refused("BondTooLow", "Not so.", "Do this, docs/models.md shows how, and not in docs/nothing/at.md")
     found = json.loads(capsys.readouterr().err)
     page = found["fix"].split()[2]
-    assert Path(page).samefile(ROOT / "docs/tiers.md")
+    assert Path(page).samefile(ROOT / "docs/models.md")
     assert found["fix"] == f"Do this, {page} shows how, and not in docs/nothing/at.md"
     file, _, section = found["docs"].partition("#")
     assert Path(file).samefile(ROOT / "docs/operations.md")
