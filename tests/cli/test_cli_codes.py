@@ -68,7 +68,7 @@ def test_a_code_leads_to_a_section_that_exists(code: str, codes: set[str], refus
         (Refused("ClientVersionMismatch", "Not so."), "client-version-mismatch", "docs/operations.md#upgrading", 10),
         (Refused("BondTooLow", "Not so.", "Do this."), "bond-too-low", "docs/operations.md#what-it-costs", 1),
         *((Refused(name, "Not so."), code_of(name), PAGES.get(code_of(name), ""), 11) for name in NOT_ADMITTED),
-        (NotAdmitted("Not so."), "not-admitted", "docs/centralized.md#keep-a-run", 11),
+        (NotAdmitted("Not so."), "not-admitted", "docs/operations.md#keep-a-run", 11),
         (FileNotFoundError(2, "No such file", "x"), "file", "", 1),
         (RuntimeError("?"), "unexpected", "docs/operations.md#troubleshooting", 1),
     ],
