@@ -71,7 +71,7 @@ def torch_and_device(subject: Subject) -> Finding:
     elif device.type == "cpu" and subject.device == "auto" and _has_nvidia_driver():
         return dubious(
             f"{said}: this machine has an NVIDIA driver, and this PyTorch does not use it",
-            "Install a PyTorch built for CUDA (docs/devices.md), or pass --device cpu if you want the CPU",
+            "Install a PyTorch built for CUDA (docs/operations.md#on-a-gpu), or pass --device cpu if you want the CPU",
         )
     return fine(f"{said}: its products are exact")
 
