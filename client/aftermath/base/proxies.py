@@ -37,8 +37,10 @@ def proxy_for(url: str) -> Proxy | None:
     """
     parts = urlsplit(url)
     host = parts.hostname or ""
-    named = getproxies()
-    if is_this_machine(host) or _is_exempt(host, parts.port, named.get("no", "")):
+    if is_this_machine(host):
+        return None
+    named = getproxies()  # it reads every variable of the environment, so local requests do without
+    if _is_exempt(host, parts.port, named.get("no", "")):
         return None
     scheme = _HTTP_SCHEME.get(parts.scheme, parts.scheme)
     kind = scheme if named.get(scheme) else "all"
