@@ -91,7 +91,7 @@ def test_an_owner_and_a_provider_go_by_their_pages(rpc: str, monkeypatch: pytest
         called(line)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # tests/lab and tests/evals cover these commands in the slow tests
 @pytest.mark.timeout(1800)
 def test_a_researcher_goes_by_its_page(project: Path) -> None:
     """With a tenth of the steps and of the questions."""
