@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from aftermath.config.document import load_config
 from aftermath.model.checkpoint import load
 from aftermath.model.segments import level_hash
@@ -22,6 +24,7 @@ def calls(planned: Outcome) -> list[str]:
     return list(one["instructions"])
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_recorded_taken_back_and_reopened(
     owner: Shell, run_id: str, material: Path, tmp_path: Path
 ) -> None:

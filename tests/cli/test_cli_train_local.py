@@ -67,6 +67,7 @@ class Killed(BaseException):
     """Ends a training within a step, as `kill -9` does: nothing is saved."""
 
 
+@pytest.mark.slow
 def test_train_local_interrupted_ends_with_the_same_weights(
     material: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

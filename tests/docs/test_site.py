@@ -24,6 +24,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+@pytest.mark.slow
 def test_every_page_is_there_and_its_links_lead_somewhere(site: Path) -> None:
     for page in (ROOT / "docs").glob("*.md"):
         assert (site / page.stem / "index.html").exists(), page.name

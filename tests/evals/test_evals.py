@@ -154,6 +154,7 @@ def asking(docs: int) -> Evaluations:
     return Evaluations(Wanted((SOURCE_CHOICE,), docs=docs), in_its_process(), 24)
 
 
+@pytest.mark.slow
 async def test_a_member_is_asked_between_rounds_and_told_of_whole(model: LanguageModel, tokenizer: Tokenizer) -> None:
     member = Member(asking(32), model)
     told = await member.rounds(600)

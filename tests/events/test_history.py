@@ -195,6 +195,7 @@ def test_four_close_marks_do_not_cover_each_other(tmp_path: Path) -> None:
     assert len({(round(float(x)), round(float(y), -2)) for x, y in places}) == 4
 
 
+@pytest.mark.slow
 def test_a_long_run_s_plot_is_not_covered_with_words(tmp_path: Path) -> None:
     epochs = {epoch: 10 * epoch + 1 for epoch in range(500)}
     marks = [(step, f"member {step} dropped") for step in range(100)]

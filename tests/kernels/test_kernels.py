@@ -435,6 +435,7 @@ def test_no_task_runs_any_more_when_an_error_is_raised() -> None:
         assert late == [False]
 
 
+@pytest.mark.slow
 def test_a_directory_that_the_user_chose_has_one_inside_for_these_sources(tmp_path: Path) -> None:
     """A kernel that was kept there by an older client would still call what it called then."""
     code = "from aftermath.kernels import compiled; import numba; print(compiled.PLACE, numba.config.CACHE_DIR)"

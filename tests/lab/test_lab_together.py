@@ -47,7 +47,7 @@ def replica(tier: int, schema: Any = SCHEMA) -> Replica:
     "rules",
     [
         pytest.param({"cold_start_warmup_steps": 4}, id="sign"),
-        pytest.param({"optimizer": INNER, "overlap": 0}, id="inner steps at once"),
+        pytest.param({"optimizer": INNER, "overlap": 0}, id="inner steps at once", marks=pytest.mark.slow),
         pytest.param({"quantize": False}, id="values", marks=pytest.mark.slow),
         pytest.param({"overlap": 0}, id="at once", marks=pytest.mark.slow),
         pytest.param({"optimizer": INNER}, id="inner steps", marks=pytest.mark.slow),

@@ -40,6 +40,7 @@ def _warned(player: Player) -> list[str]:
     return [event["message"] for event in player.saw("warning")]
 
 
+@pytest.mark.slow
 def test_upload_continues_during_the_next_epoch(tmp_path: Path, repository: Repository) -> None:
     async def story(sim: Simulation) -> None:
         _start(sim, repository, 1, 2)

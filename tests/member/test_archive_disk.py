@@ -104,6 +104,7 @@ def test_a_save_that_fails_in_an_unexpected_way_is_a_warning(
     assert not _in(temporary)
 
 
+@pytest.mark.slow
 def test_old_steps_go_but_not_the_one_on_its_way_to_the_hub(tmp_path: Path, repository: Repository) -> None:
     """Step 3 is being uploaded all the time and 18 waits; the chain has recorded the directories of
     the four newest.
@@ -120,7 +121,9 @@ def test_old_steps_go_but_not_the_one_on_its_way_to_the_hub(tmp_path: Path, repo
     play(tmp_path / "run", story, **ALONE | {"total_steps": 24})
 
 
-@pytest.mark.parametrize(("keep_steps", "newest"), [(3, (12, 15, 9)), (1, (12, 15))])
+@pytest.mark.parametrize(
+    ("keep_steps", "newest"), [(1, (12, 15)), pytest.param(3, (12, 15, 9), marks=pytest.mark.slow)]
+)
 def test_old_steps_go_but_not_the_one_the_chain_names(tmp_path: Path, keep_steps: int, newest: tuple[int, ...]) -> None:
     """From step 6 on the chain cannot be told of checkpoints. The two newest attested ones stay in any case."""
 
@@ -157,6 +160,7 @@ async def _epoch_from_the_start(sim: Simulation) -> None:
     await sim.until(lambda now: now.epoch == run.epoch + 1 and now.state is RunState.ROUND_TRAIN)
 
 
+@pytest.mark.slow
 def test_a_step_of_a_past_that_was_left_makes_room(tmp_path: Path) -> None:
     """Steps 3 and 6 are saved, and then again, with what the model has learnt meanwhile."""
 
@@ -180,6 +184,7 @@ def test_a_step_of_a_past_that_was_left_makes_room(tmp_path: Path) -> None:
     play(tmp_path / "run", story, **ALONE | {"total_steps": 12})
 
 
+@pytest.mark.slow
 def test_rewound_step_stays_if_the_chain_names_it(tmp_path: Path) -> None:
     async def story(sim: Simulation) -> None:
         sim.add(0)

@@ -30,6 +30,7 @@ def _name_falsely(sim: Simulation, repo: str) -> None:
     )
 
 
+@pytest.mark.slow
 def test_next_directory_replaces_false_place_and_feeds_restart(tmp_path: Path) -> None:
     """The chain records the honest member's later directories, which stay, and it starts again."""
 

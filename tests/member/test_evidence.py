@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -53,6 +54,7 @@ def test_no_changed_byte_leaves_a_proof(at: int, value: int) -> None:
     assert proves(Pair(first, changed)) == (changed == second)
 
 
+@pytest.mark.slow
 def test_what_is_kept_is_bounded_and_one_pair_of_a_share() -> None:
     desk = Desk()
     kept = Evidence(desk.ports.events)

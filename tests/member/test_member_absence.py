@@ -110,6 +110,7 @@ def test_refused_attestation_is_retried_ever_more_rarely(tmp_path: Path) -> None
     assert max(said.values()) <= 6
 
 
+@pytest.mark.slow
 def test_holder_dying_in_cooldown_leaves_the_model_attested(tmp_path: Path) -> None:
     """The remaining one of two holders of level 0 attests it. Nothing starts again from the
     checkpoint.

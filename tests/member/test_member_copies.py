@@ -252,6 +252,7 @@ def test_who_opens_to_one_has_opened_to_all(tmp_path: Path, overlap: int) -> Non
     assert not sim.record.dropped
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overlap", EITHER_OVERLAP)
 def test_a_witness_that_is_never_closed_costs_nobody_anything(tmp_path: Path, overlap: int) -> None:
     sim = _an_epoch(

@@ -59,6 +59,7 @@ def test_leaving_without_a_place_is_no_error(tmp_path: Path) -> None:
     play(tmp_path, story)
 
 
+@pytest.mark.slow
 def test_two_processes_with_one_wallet_do_not_storm_the_chain(tmp_path: Path) -> None:
     """Each finds that the other has declared another tier, and corrects it: ever more rarely."""
     seconds = 600
@@ -86,6 +87,7 @@ async def _end_at_once(sim: Simulation, player: Player) -> None:
     assert sim.members.pending == 0
 
 
+@pytest.mark.slow
 def test_a_member_that_lost_its_place_is_back_soon(tmp_path: Path) -> None:
     """Pauses are for those who lose it again and again."""
 
@@ -146,6 +148,7 @@ def test_members_are_told_whom_the_owner_removes_and_bars(tmp_path: Path) -> Non
     assert "barred from" in told[0]
 
 
+@pytest.mark.slow
 def test_members_continue_from_the_rewound_checkpoint(tmp_path: Path) -> None:
     """Two epochs are trained; the owner goes back to the end of the first, while the members run
     on.
@@ -177,6 +180,7 @@ def test_members_continue_from_the_rewound_checkpoint(tmp_path: Path) -> None:
         assert len({hashes[level] for hashes in top if level in hashes}) <= 2
 
 
+@pytest.mark.slow
 def test_late_member_reports_once_that_it_waits(tmp_path: Path) -> None:
     async def story(sim: Simulation) -> None:
         early = [sim.add(tier) for tier in (0, 1, 2)]

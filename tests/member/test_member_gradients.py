@@ -127,6 +127,7 @@ def test_full_disk_is_one_warning_each_time_it_fills(tmp_path: Path, monkeypatch
     assert {4, 8} <= kept < {*range(1, 9)}
 
 
+@pytest.mark.slow
 def test_a_directory_that_goes_is_a_warning_or_made_again(tmp_path: Path) -> None:
     """One member's file is replaced; the other's is only removed."""
 
@@ -148,6 +149,7 @@ def test_a_directory_that_goes_is_a_warning_or_made_again(tmp_path: Path) -> Non
     assert max(results_of(sim, sim.players[1])) == 8
 
 
+@pytest.mark.slow
 def test_a_disk_slower_than_the_rounds_costs_files_and_no_memory(tmp_path: Path) -> None:
     async def story(sim: Simulation) -> None:
         sim.writes_gradients = True
@@ -205,6 +207,7 @@ def test_gradients_place_with_another_runs_results_is_refused(tmp_path: Path) ->
 # --- figures --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_metrics_come_every_n_steps_and_change_nothing(tmp_path: Path) -> None:
     def run(place: Path, every: int) -> Simulation:
         async def story(sim: Simulation) -> None:

@@ -196,6 +196,7 @@ def test_unassigned_result_is_refused_before_fetching(tmp_path: Path, lie_of: ob
     assert not sim.players[1].saw("fetched", seat=seat_of(sim.players[0]), height=1)
 
 
+@pytest.mark.slow
 def test_unassigned_result_is_reported_once_with_its_sender(tmp_path: Path) -> None:
     def flood(sim: Simulation, liar: Player) -> Lie:
         async def lie(said: Commitment, transport: SimTransport) -> None:

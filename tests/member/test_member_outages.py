@@ -35,6 +35,7 @@ def test_member_without_rpc_for_20_s_returns_next_epoch(tmp_path: Path) -> None:
     assert [e["epoch"] for e in sim.players[2].saw("cooldown")][-1:] == [1]
 
 
+@pytest.mark.slow
 def test_rpc_down_for_all_in_round_and_cooldowns_loses_nothing(tmp_path: Path) -> None:
     """In cooldowns it may be longer than they are. In a round an outage of 14 seconds may already
     drop a member.
@@ -160,6 +161,7 @@ def test_rpc_down_in_warm_up(tmp_path: Path) -> None:
     assert play(tmp_path, story, **SHORT).check() == 24
 
 
+@pytest.mark.slow
 def test_rpc_down_for_good_ends_members_with_a_sentence(tmp_path: Path) -> None:
     async def story(sim: Simulation) -> None:
         player = sim.add(0)
@@ -191,6 +193,7 @@ def test_a_lost_reply_is_not_a_second_vote(tmp_path: Path) -> None:
     assert sim.check() == 24
 
 
+@pytest.mark.slow
 def test_a_slow_member_is_waited_for(tmp_path: Path) -> None:
     async def story(sim: Simulation) -> None:
         sim.add(0), sim.add(1), sim.add(2, seconds=3.0)
@@ -232,6 +235,7 @@ def test_member_that_never_trains_is_dropped(tmp_path: Path) -> None:
     assert sim.now_at_end < 120
 
 
+@pytest.mark.slow
 def test_announcements_that_get_lost_are_asked_for(tmp_path: Path) -> None:
     """Every other announcement never arrives: nobody is dropped for it and nothing is done
     twice.
@@ -296,6 +300,7 @@ def test_witnesses_lost_down_to_the_quorum_still_decide(tmp_path: Path) -> None:
     sim.check(dropped=[player for player in sim.players if player.saw("killed")])
 
 
+@pytest.mark.slow
 def test_too_few_witnesses_end_the_epoch_and_accuse_nobody(tmp_path: Path) -> None:
     """Witnesses that could not reach the chain are no evidence against those who delivered."""
 
@@ -317,6 +322,7 @@ def test_too_few_witnesses_end_the_epoch_and_accuse_nobody(tmp_path: Path) -> No
     assert sim.run.lost_sequences == 0
 
 
+@pytest.mark.slow
 def test_a_level_that_nobody_held_is_open_to_a_late_tier_0(tmp_path: Path) -> None:
     async def story(sim: Simulation) -> None:
         for tier in (1, 1, 2):

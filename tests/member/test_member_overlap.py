@@ -25,6 +25,7 @@ def _down(player: Player, down: bool) -> None:
     player.chain.down = down
 
 
+@pytest.mark.slow
 def test_three_unequal_members_train_to_the_end(tmp_path: Path) -> None:
     async def story(sim: Simulation) -> None:
         sim.add(0, seconds=0.5), sim.add(1), sim.add(2, seconds=2.0)
@@ -56,6 +57,7 @@ def test_a_late_joiner_takes_the_model_from_its_peers(tmp_path: Path) -> None:
     assert sim.check() == 36
 
 
+@pytest.mark.slow
 def test_killed_member_is_dropped_and_its_share_redone(tmp_path: Path) -> None:
     async def story(sim: Simulation) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]

@@ -108,6 +108,7 @@ def test_member_away_for_an_epoch_begins_without_state(tmp_path: Path) -> None:
     assert not any("the optimizer" in event["message"] for player in others for event in player.saw("warning"))
 
 
+@pytest.mark.slow
 def test_a_damaged_file_is_told_and_left(tmp_path: Path) -> None:
     """An empty one, one that is not of this format, and one without a state; the first member does
     not restart.

@@ -38,7 +38,8 @@ def whole_run(place: Path, prompt: Prompt | None, **rules: Any) -> Simulation:
     return play(place, story, **SHORT, **rules)
 
 
-@pytest.mark.parametrize("overlap", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.slow
+@pytest.mark.parametrize("overlap", [0, 1])
 def test_members_continue_the_prompt_and_replicas_stay_equal(tmp_path: Path, overlap: int) -> None:
     sim = whole_run(tmp_path, Prompt("w3 w10", 3, words()), overlap=overlap)
     assert sim.check() == 24, "all rounds were applied by all"

@@ -41,7 +41,8 @@ def _warmup(sim: Simulation, player: Player) -> float:
     return float(player.saw("round", epoch=1)[0]["t"] - began)
 
 
-@pytest.mark.parametrize("silent", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("silent", [False, True])
 def test_member_never_ready_costs_half_of_a_warm_up(tmp_path: Path, silent: bool) -> None:
     async def story(sim: Simulation) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2, 0)]

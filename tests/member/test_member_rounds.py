@@ -30,6 +30,7 @@ def _momentum(player: Player) -> float:
     return sum(float(tensor.abs().sum()) for name, tensor in kept.items() if "residual" in name)
 
 
+@pytest.mark.slow
 def test_members_learn_without_momentum_after_a_pause(tmp_path: Path) -> None:
     """A cold start: delta is zero, the rate is not, so the first round that is applied changes the
     model.
@@ -94,6 +95,7 @@ def _slow_down(player: Player, seconds: float) -> None:
     player.compute._seconds = seconds  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_measured_speed_is_declared_for_the_next_epoch(tmp_path: Path) -> None:
     """All declare 60 sequences a minute; 10 take two of them 2 seconds and the third 6."""
 
@@ -184,6 +186,7 @@ def test_all_of_a_rounds_own_work_counts(tmp_path: Path, seconds: float, told: b
     assert sim.check(dropped=[slow] if told else []) > 0
 
 
+@pytest.mark.slow
 def test_snapshot_is_withdrawn_at_the_next_epochs_first_apply(tmp_path: Path) -> None:
     async def story(sim: Simulation) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]

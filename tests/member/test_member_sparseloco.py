@@ -39,17 +39,14 @@ def _taken(player: Player) -> set[int]:
     return {int(tensor) for name, tensor in state.items() if name.startswith(("private.step/", "private.count/"))}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overlap", "changes"),
     [
         (1, {}),
-        pytest.param(
-            0,
-            {"inner_optimizer": "muon", "divisor": "root", "value_bits": 1, "outer_lr": 0.7, "weight_decay": 0.01},
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(1, {"divisor": "all", "clip_grad_norm": 0.0, "compression_decay": 0.0}, marks=pytest.mark.slow),
-        pytest.param(0, {"divisor": "all", "orthogonal_lr": 10.0}, marks=pytest.mark.slow),
+        (0, {"inner_optimizer": "muon", "divisor": "root", "value_bits": 1, "outer_lr": 0.7, "weight_decay": 0.01}),
+        (1, {"divisor": "all", "clip_grad_norm": 0.0, "compression_decay": 0.0}),
+        (0, {"divisor": "all", "orthogonal_lr": 10.0}),
     ],
 )
 def test_three_tiers_change_levels_and_end_equal(tmp_path: Path, overlap: int, changes: dict[str, Any]) -> None:
@@ -86,6 +83,7 @@ def test_a_member_takes_part_where_results_are_exchanged(tmp_path: Path, sparsel
     play(tmp_path, story, optimizer=_table() if sparseloco else None)
 
 
+@pytest.mark.slow
 def test_inner_moments_survive_epochs_but_not_a_pause(tmp_path: Path) -> None:
     async def story(sim: Simulation) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]

@@ -45,9 +45,10 @@ def _told(player: Player) -> list[str]:
     return [event["message"] for event in player.saw("warning") if event["message"].startswith(GONE_BACK)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "parted",
-    ["a newcomer", pytest.param("a holder, with another one whose attestation is late", marks=pytest.mark.slow)],
+    ["a newcomer", "a holder, with another one whose attestation is late"],
 )
 def test_two_faced_offers_part_nobody(tmp_path: Path, parted: str) -> None:
     """Two holders of a level attest different hashes, or one of three attests any hash."""

@@ -21,6 +21,7 @@ LOST = (
 )
 
 
+@pytest.mark.slow
 def test_run_without_checkpoint_warns_each_epoch_and_at_end(tmp_path: Path) -> None:
     async def story(sim: Simulation) -> None:
         sim.keeps = False
@@ -54,6 +55,7 @@ def test_newcomer_in_the_last_epoch_is_told_and_leaves(tmp_path: Path) -> None:
     assert len(first.saw("joined")) == 1, "nobody signs up for an epoch after the last"
 
 
+@pytest.mark.slow
 def test_finished_members_name_the_checkpoint_of_the_chain(tmp_path: Path) -> None:
     async def story(sim: Simulation) -> None:
         for tier in (0, 1, 2):
@@ -67,6 +69,7 @@ def test_finished_members_name_the_checkpoint_of_the_chain(tmp_path: Path) -> No
         assert [event["checkpoint"] for event in player.saw("finished")] == [kept]
 
 
+@pytest.mark.slow
 def test_finished_run_holds_its_model_until_it_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The disk is full from step 6 on, and has room again long after the run's end."""
     disk = Disk(monkeypatch)

@@ -120,6 +120,7 @@ def test_everybody_leaves_in_warm_up_and_returns(tmp_path: Path) -> None:
     assert sim.run.lost_sequences == 0
 
 
+@pytest.mark.slow
 def test_leaving_in_warm_up_costs_no_other_replica(tmp_path: Path) -> None:
     async def story(sim: Simulation) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]

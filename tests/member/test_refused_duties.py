@@ -78,6 +78,7 @@ def test_a_turn_that_may_come_is_waited_for_closely(tmp_path: Path) -> None:
     play(tmp_path, story, round_witness_time=3)
 
 
+@pytest.mark.slow
 def test_empty_wallet_is_retried_with_backoff_until_funded(tmp_path: Path) -> None:
     async def story(sim: Simulation) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]

@@ -283,6 +283,7 @@ def test_experts_that_no_token_chose_have_gradients_of_zero_and_repeats_are_equa
     assert all(torch.equal(grad, seen[1][name]) for name, grad in seen[0].items() if grad is not None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("file", "tier"), [(V2, 0), (V3, 2)], ids=["v2", "v3"])
 def test_deepseek_overfitted_text_is_generated_again(file: dict[str, Any], tier: int) -> None:
     ids = torch.arange(12)[None] * 5 % 48

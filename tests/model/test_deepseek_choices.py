@@ -46,6 +46,7 @@ def test_choices_are_counted_once_however_a_share_is_cut_and_layers_are_computed
             assert torch.equal(found[f"{name}.e_score_correction_bias"], expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", [DISTRO, INNER, ALONE, ALONE | {"optimizer": "muon"}], ids=str)
 def test_a_training_moves_the_bias_at_its_rate_in_equal_replicas(optimizer: dict[str, Any], tmp_path: Path) -> None:
     """Members of three tiers, and one machine alone: the bias is a whole number of steps from where it was."""

@@ -140,6 +140,7 @@ def test_every_option_is_part_of_what_members_agree_on() -> None:
     assert all(one != other for one, other in itertools.combinations(documents, 2))
 
 
+@pytest.mark.slow
 def test_nanogpt_overfits_a_text_at_every_tier() -> None:
     ids = tokens(1, 12)
     for tier in (0, 2):

@@ -27,6 +27,7 @@ async def _endless() -> None:
     await asyncio.Event().wait()
 
 
+@pytest.mark.slow
 async def test_rank_that_ends_while_nothing_is_done_is_named() -> None:
     with launched(Mesh((CPU, CPU), 2, 1), 1) as processes:
         os.kill(processes.processes[0], signal.SIGKILL)
@@ -49,11 +50,12 @@ async def test_rank_that_ends_during_a_pass_is_named(processes: Launched, ranks:
     assert isinstance(caught.value.__cause__, RuntimeError)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "when",
     [
         "a share is trained",
-        pytest.param("a state is kept", marks=pytest.mark.slow),
+        "a state is kept",
         pytest.param("a share begins", marks=pytest.mark.nightly),
     ],
 )

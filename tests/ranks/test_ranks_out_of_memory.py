@@ -48,10 +48,11 @@ def same(alone: Replica, led: LedReplica, count: int) -> None:
         assert torch.equal(found[name], gradient), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "model"),
     [
-        pytest.param(TWO, "named", marks=pytest.mark.slow),
+        (TWO, "named"),
         pytest.param(TWO, "deepseek", marks=pytest.mark.nightly),
         pytest.param(FOUR, "named", marks=pytest.mark.nightly),
     ],
@@ -85,6 +86,7 @@ def test_an_inner_step_is_of_the_passes_that_sufficed(processes: Launched, ranks
     assert bits(led.optimizer.state()) == bits(alone.optimizer.state())
 
 
+@pytest.mark.slow
 def test_where_one_sequence_is_too_much_the_member_says_so_and_the_ranks_are_there(
     processes: Launched, ranks: Ranks
 ) -> None:

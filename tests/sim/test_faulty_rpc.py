@@ -60,9 +60,8 @@ def test_a_member_whose_node_is_sick_for_ten_seconds_comes_back(tmp_path: Path, 
     assert sim.players[2].saw("finished")
 
 
-@pytest.mark.parametrize(
-    "mood", [*(pytest.param(mood, marks=pytest.mark.slow) for mood in (Mood.SILENT, Mood.TYPES)), Mood.BEHIND]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("mood", [Mood.SILENT, Mood.TYPES, Mood.BEHIND])
 def test_a_second_node_bridges_the_sickness_of_the_first(tmp_path: Path, mood: Mood) -> None:
     """Nobody is missed, although each member's first node is sick for the rest of the run."""
 
@@ -78,6 +77,7 @@ def test_a_second_node_bridges_the_sickness_of_the_first(tmp_path: Path, mood: M
     assert sim.check() == 24
 
 
+@pytest.mark.slow
 def test_a_mute_websocket_is_noticed_and_polled_around(tmp_path: Path) -> None:
     async def story(sim: Simulation) -> None:
         player = sim.add(0)

@@ -26,10 +26,8 @@ from aftermath.sim.simulation import Simulation, play
 SHORT = 60.0
 
 
-@pytest.mark.parametrize(
-    "seed",
-    [pytest.param(100, marks=pytest.mark.slow), *(pytest.param(n, marks=pytest.mark.nightly) for n in range(101, 106))],
-)
+@pytest.mark.nightly  # the slow tests play a shorter seed
+@pytest.mark.parametrize("seed", range(100, 106))
 def test_the_laws_hold_for_seeds_of_a_campaign(seed: int) -> None:
     """More of them: `python -m aftermath.sim --seeds 100..199 --jobs 2`."""
     verdict = try_seed(seed, command.SECONDS)
@@ -64,6 +62,7 @@ def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
     return capsys
 
 
+@pytest.mark.slow
 def test_a_seed_that_breaks_a_law_is_told_with_how_to_replay_it(
     told: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

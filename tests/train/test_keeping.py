@@ -135,6 +135,7 @@ def test_a_whole_model_that_nobody_keeps_is_pointed_out() -> None:
     assert keeping_advice(settings(matformer_tier=1)) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keeps", [True, False])
 def test_members_say_what_an_older_checkpoint_lacks(tmp_path: Path, keeps: bool) -> None:
     """Everybody dies after the first epoch: what was trained is in the checkpoint, or it is lost and that is said."""

@@ -29,6 +29,7 @@ def updates(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
+@pytest.mark.slow
 async def test_a_look_that_finds_nothing_new_draws_nothing(updates: list[str]) -> None:
     app = screen_of(busy_member())
     async with app.run_test(size=(80, 24)) as pilot:

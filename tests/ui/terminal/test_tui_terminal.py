@@ -21,7 +21,8 @@ def state(tmp_path: Path) -> dict[str, str]:
     return {"XDG_STATE_HOME": str(tmp_path)}
 
 
-@pytest.mark.parametrize("key", ["q", pytest.param("\x03", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("key", ["q", "\x03"])
 def test_leaving_by_a_key_ends_the_member_and_says_so(state: dict[str, str], key: str, tmp_path: Path) -> None:
     with Terminal([*PROCESS, "stays"], {**state, "GO": str(tmp_path / "go")}) as terminal:
         terminal.shows("step 40 of 120")

@@ -67,6 +67,7 @@ async def test_what_processes_print_is_text() -> None:
         assert "[bold red]evil[/]�[2J�gpj.exe" in await drawn(pilot)
 
 
+@pytest.mark.slow
 async def test_many_clients_have_rows_that_are_scrolled_and_tabs() -> None:
     names = ("server", *(f"client-{number}" for number in range(1, 31)))
     clients = [ClientRow(name, 0, "starting", None, 0, 0, 100) for name in names[1:]]

@@ -302,6 +302,7 @@ async def test_a_port_that_is_taken_is_said(people: Crowd) -> None:
                 pass
 
 
+@pytest.mark.slow
 async def test_command_serves_until_ctrl_c_despite_visitors(real_time: None, people: Crowd, tmp_path: Path) -> None:
     absent = tmp_path / "absent"
     arguments = ("--rpc", people.place.network.rpc_url, "--events", str(absent), "--port", "0", "--json")
