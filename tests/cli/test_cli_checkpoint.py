@@ -103,6 +103,7 @@ def test_a_finished_run_is_recorded_taken_back_and_reopened(
     assert (opened["state"], opened["total_steps"]) == ("waiting_for_members", 30)
 
 
+@pytest.mark.slow
 def test_finished_run_without_checkpoint_warns_before_it_ends(
     owner: Shell, run_id: str, material: Path, tmp_path: Path
 ) -> None:

@@ -33,6 +33,7 @@ def events(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
+@pytest.mark.slow
 def test_a_run_s_config_is_trained_with_its_tiers(material: Path, tmp_path: Path) -> None:
     done = invoke(*quick(material, "--tiers", "0,1,2", "--out", tmp_path / "out", "--json"))
     assert (done.code, done.err) == (0, "")

@@ -37,7 +37,7 @@ def _in(place: Path) -> list[str]:
     return sorted(path.name for path in place.iterdir())
 
 
-@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("fails", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_without_a_directory_nothing_stays_on_the_disk(
     tmp_path: Path, repository: Repository, temporary: Path, fails: bool
 ) -> None:

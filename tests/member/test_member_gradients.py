@@ -57,6 +57,7 @@ def whole_run(tmp_path: Path, tiers: Sequence[int], **rules: Any) -> Simulation:
     return play(tmp_path, story, **SHORT, **rules)
 
 
+@pytest.mark.slow
 def test_members_of_one_tier_write_the_same_files(tmp_path: Path) -> None:
     sim = whole_run(tmp_path, (0, 0, 0))
     assert sim.check() > 0
@@ -65,7 +66,8 @@ def test_members_of_one_tier_write_the_same_files(tmp_path: Path) -> None:
     assert others == [first, first]
 
 
-@pytest.mark.parametrize("overlap", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.slow
+@pytest.mark.parametrize("overlap", [0, 1])
 def test_they_hold_the_very_votes_that_are_applied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overlap: int
 ) -> None:

@@ -42,13 +42,14 @@ def _epoch(place: Path, lie: str, overlap: int) -> Simulation:
     return play(place, story, rounds_per_epoch=6, **rules)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("lie", "overlap"),
     [
         ("from the other holder", 0),
-        pytest.param("from the other holder", 1, marks=pytest.mark.slow),
-        pytest.param("from all", 0, marks=pytest.mark.slow),
-        pytest.param("from all", 1, marks=pytest.mark.slow),
+        ("from the other holder", 1),
+        ("from all", 0),
+        ("from all", 1),
     ],
 )
 def test_level_hidden_from_nonwitness_holders_drops_nobody(tmp_path: Path, lie: str, overlap: int) -> None:

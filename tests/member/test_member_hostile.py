@@ -356,6 +356,7 @@ def test_of_a_key_the_wallet_counts_that_it_named_last() -> None:
     assert readiness.of(1) == {(honest, honest), (cheat, cheat)}
 
 
+@pytest.mark.slow
 def test_a_gradient_that_is_not_finite_is_left_out(tmp_path: Path) -> None:
     async def story(sim: Simulation) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]

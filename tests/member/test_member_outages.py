@@ -179,6 +179,7 @@ def test_rpc_down_for_good_ends_members_with_a_sentence(tmp_path: Path) -> None:
     play(tmp_path, story, min_clients=1, init_min_clients=1)
 
 
+@pytest.mark.slow
 def test_a_lost_reply_is_not_a_second_vote(tmp_path: Path) -> None:
     async def story(sim: Simulation) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]

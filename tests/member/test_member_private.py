@@ -53,9 +53,8 @@ def same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-@pytest.mark.parametrize(
-    "optimizer", [pytest.param(None, id="distro"), pytest.param(SPARSELOCO, id="sparseloco", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", [pytest.param(None, id="distro"), pytest.param(SPARSELOCO, id="sparseloco")])
 def test_members_restarted_between_epochs_resume_their_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizer: dict[str, Any] | None
 ) -> None:

@@ -185,7 +185,13 @@ CUT: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", CUT)
+# One for each key of the width, and one without; the slow tests have the other architectures.
+FAST_CUT = ("gpt2", "gptj", "opt", "starcoder2")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in FAST_CUT else pytest.mark.slow) for name in CUT]
+)
 def test_a_tiers_logits_are_those_of_its_exported_checkpoint_to_transformers(name: str, tmp_path: Path) -> None:
     """It is transformers' own network of a smaller width: the first hidden units of each feed-forward, and no other."""
     torch.manual_seed(1)

@@ -29,6 +29,9 @@ transformers = pytest.importorskip("transformers")
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 CASES = 24
+# The fast tests have every kind of positions with two families, the slow ones with all four.
+FAST = {number for number in range(CASES) if (number + number // 4) % 2 == 0}
+NUMBERS = [pytest.param(number, marks=() if number in FAST else pytest.mark.slow) for number in range(CASES)]
 
 
 def random_config(number: int) -> dict[str, Any]:
@@ -86,7 +89,7 @@ def theirs_of(place: Path) -> Any:
     return model.eval()
 
 
-@pytest.mark.parametrize("number", range(CASES))
+@pytest.mark.parametrize("number", NUMBERS)
 def test_logits_and_gradients_are_those_of_transformers(number: int, tmp_path: Path) -> None:
     given_config = random_config(number)
     config = LlamaConfig.from_hf(given_config)
@@ -128,7 +131,7 @@ def test_the_row_of_the_padding_token_learns_here_if_the_text_has_it(tied: bool,
     assert torch.allclose(found[pad], expected[pad], rtol=1e-4, atol=1e-4) is not padded
 
 
-@pytest.mark.parametrize("number", range(CASES))
+@pytest.mark.parametrize("number", NUMBERS)
 def test_a_checkpoint_of_transformers_is_ours(number: int, tmp_path: Path) -> None:
     given_config = random_config(number)
     made = transformers.AutoConfig.for_model(**given_config)
@@ -178,7 +181,7 @@ def test_a_tier_computes_what_its_exported_checkpoint_does(number: int, tmp_path
         assert {name: tuple(tensor.shape) for name, tensor in exported.items()} == config.parameter_shapes(tier)
 
 
-@pytest.mark.parametrize("number", range(CASES))
+@pytest.mark.parametrize("number", NUMBERS)
 def test_the_schema_goes_through_its_document_and_what_says_nothing_is_not_in_it(number: int) -> None:
     config = LlamaConfig.from_hf(random_config(number))
     schema = state_schema(config.to_hf(), 2)

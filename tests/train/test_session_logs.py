@@ -93,6 +93,7 @@ def test_error_is_not_logged_if_stderr_is_the_same_file(
     assert [line.split()[1] for line in log.read_text().splitlines()] == ["WARNING", "ERROR"][: 2 - together]
 
 
+@pytest.mark.slow
 def test_virtual_members_know_no_date(tmp_path: Path) -> None:
     """The date is the sinks' alone: what a member says is the same in every run on virtual time."""
 
