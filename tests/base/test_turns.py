@@ -8,7 +8,8 @@ from aftermath.base.concurrency import Turns
 
 
 def test_who_takes_turns_one_after_the_other_lets_others_in_between() -> None:
-    turns, told = Turns(), list[str]()
+    turns = Turns()
+    told = list[str]()
     asked = threading.Event()
 
     def ask() -> None:

@@ -21,7 +21,9 @@ NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 
 def events(tier: int, *, loss_falls: float = 2.0, steps: int = LAST, wrong_at: int = 0) -> list[Event]:
-    """What a member of that tier writes in `steps` rounds; at step `wrong_at` its replica is another one."""
+    """What a member of that tier writes in `steps` rounds; at step `wrong_at` its replica is
+    another one.
+    """
     lines = [
         said("started", run_id="demo", tier=tier, wallet=f"W{tier}"),
         said("joined", seat=tier),

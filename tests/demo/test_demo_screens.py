@@ -1,4 +1,6 @@
-"""What the demo shows: its picture, its lines where there is no terminal, and the sentences it ends with."""
+"""What the demo shows: its picture, its lines where there is no terminal, and the sentences it ends
+with.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ REACHED = [Outcome(54, 0, 3.2, "", (12, 20), 0.44), Outcome(54, 1, 3.3, "", (9, 
 
 
 def story_of(steps: int, *, back_at: int | None = None) -> Story:
-    """A run of which so many steps are trained; the member that is killed is back in a second process from one on."""
+    """A run of which so many steps are trained; the member that is killed is back in a second
+    process from one on.
+    """
     story = Story([MemberStory(f"member-{tier}", tier) for tier in TIERS])
     for member in story.members:
         say(story, member, "started")

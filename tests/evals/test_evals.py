@@ -34,7 +34,7 @@ from evals.known_text import CONFIG, TEXT
 from model.of_library import in_its_process
 
 torch.set_num_threads(1)
-# --- likelihoods ------------------------------------------------------------------------------------------------------
+# --- likelihoods ---
 
 
 def test_a_likelihood_is_the_loss_of_the_continuation(model: LanguageModel) -> None:
@@ -63,7 +63,7 @@ def test_what_the_model_would_have_written_is_known(model: LanguageModel, tokeni
     assert len(written(asked_of(model), ids[:16], 8, lambda made: len(made) == 3)) == 3
 
 
-# --- the task of our own ----------------------------------------------------------------------------------------------
+# --- the task of our own ---
 
 
 def test_questions_are_the_seeds_and_have_one_right_answer() -> None:
@@ -123,14 +123,16 @@ def test_task_of_harness_without_it_is_unsuitable(monkeypatch: pytest.MonkeyPatc
         check_known(wanted("hellaswag", 0, None, None))
 
 
-# --- between rounds ---------------------------------------------------------------------------------------------------
+# --- between rounds ---
 
 
 class Member:
     """Rounds that leave a member some hundredths of a second each, in which its model is asked."""
 
     def __init__(self, asked: Evaluations, model: LanguageModel) -> None:
-        self.asked, self.model, self.step = asked, model, 0
+        self.asked = asked
+        self.model = model
+        self.step = 0
         self.told: list[event_types.Event] = []
         self.compute = ThreadWorker("replica")
         self._events = Events(lambda: 0.0, [self.told.append])
@@ -183,8 +185,11 @@ async def test_answers_are_of_the_step_that_is_told(tokenizer: Tokenizer) -> Non
 
 
 async def test_a_round_that_begins_waits_for_no_pass(model: LanguageModel, tokenizer: Tokenizer) -> None:
-    """It begins in the middle of one, and has the replica's thread at once; the pass is made again."""
-    begun, resumed = threading.Event(), threading.Event()
+    """It begins in the middle of one, and has the replica's thread at once; the pass is made
+    again.
+    """
+    begun = threading.Event()
+    resumed = threading.Event()
 
     def hold(module: nn.Module, _: object) -> None:
         if threading.current_thread().name == "evaluations" and isinstance(module, nn.RMSNorm):

@@ -105,7 +105,8 @@ def test_names_of_runs_cannot_steer_the_terminal_of_a_command() -> None:
 
 
 def test_a_table_on_a_narrow_terminal_has_all_of_what_is_copied() -> None:
-    wallet, out = "4vHBmwGHnHQHTB8DGvbsByPimV1auSND465FymNk4LL3", io.StringIO()
+    wallet = "4vHBmwGHnHQHTB8DGvbsByPimV1auSND465FymNk4LL3"
+    out = io.StringIO()
     Console(width=40, file=out).print(listing(["seat", "wallet"], [[0, wallet]]))
     assert "".join(line[6:].strip() for line in out.getvalue().splitlines()[1:]) == wallet
 
@@ -216,7 +217,9 @@ def test_a_spark_line_has_its_ends_at_the_lowest_and_highest() -> None:
 @pytest.mark.parametrize("width", [60, 76, 196])
 @pytest.mark.parametrize("steps", [2, 7, 120, 5000])
 def test_a_course_says_what_it_draws(steps: int, width: int) -> None:
-    """The labels are the values of the first and the last bar, whatever is left out between them."""
+    """The labels are the values of the first and the last bar, whatever is left out between
+    them.
+    """
     curve = [(step, 6.0 - 3.0 * step / steps) for step in range(1, steps + 1)]
     shown = course(curve, width)
     assert len(shown) <= width

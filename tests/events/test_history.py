@@ -1,4 +1,6 @@
-"""A run's history from events: losses by tier, bytes, epochs, and who went and came back; and how it is drawn."""
+"""A run's history from events: losses by tier, bytes, epochs, and who went and came back; and how
+it is drawn.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The real trackers, as a member uses them: what it told is read back from what they keep on this machine."""
+"""The real trackers, as a member uses them: what it told is read back from what they keep on this
+machine.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,9 @@ def trackio_rows(place: Path) -> list[tuple[str, int, dict[str, float]]]:
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where a member, started twice, told of three steps each time to all trackers that are installed."""
+    """Where a member, started twice, told of three steps each time to all trackers that are
+    installed.
+    """
     place = tmp_path_factory.mktemp("told")
     wanted = {f"{name}_project": "lab" for name in ("wandb", "trackio") if there(name)}
     if there("wandb"):

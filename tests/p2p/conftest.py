@@ -13,7 +13,9 @@ from p2p.nodes import Rogue, join, secret, until
 
 @pytest.fixture
 async def opened(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[IrohTransport]]]:
-    """Opens transports that find each other through one directory, and closes them after the test."""
+    """Opens transports that find each other through one directory, and closes them after the
+    test.
+    """
     transports: list[IrohTransport] = []
 
     async def open_one(seed: int, bind_port: int = 0) -> IrohTransport:

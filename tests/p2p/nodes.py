@@ -1,4 +1,6 @@
-"""What the peer-to-peer tests share: keys, waiting for a condition, and a rogue peer that breaks the rules."""
+"""What the peer-to-peer tests share: keys, waiting for a condition, and a rogue peer that breaks
+the rules.
+"""
 
 import asyncio
 import contextlib
@@ -15,10 +17,14 @@ from aftermath.p2p.wire import ALPN, BlobRequest, CallRequest, Reply, Status, fr
 
 ECHOED = 8
 """Bytes of what a flooded member is asked to say again."""
-LARGE_ANSWER, LARGE_BLOB = 1 << 18, 1 << 30
+LARGE_ANSWER = 1 << 18
+LARGE_BLOB = 1 << 30
 """Bytes of what else it can be asked for."""
-QUIC_STREAMS, QUIC_WINDOW = 200, 1_250_000
-"""What QUIC gives a peer before we have said anything: streams, a half of each kind, and bytes unread on each."""
+QUIC_STREAMS = 200
+QUIC_WINDOW = 1_250_000
+"""What QUIC gives a peer before we have said anything: streams, a half of each kind, and bytes
+unread on each.
+"""
 QUIC_SENDS = 10_000_000
 """Bytes that it keeps of what we send until they are acknowledged, on each connection."""
 CLOSE_S = 0.5
@@ -78,7 +84,8 @@ class Rogue:
     async def dial(
         self, node: IrohTransport, answer: Answer | None = None, *, instance: bytes | None = None
     ) -> iroh.Connection:
-        """Connect to `node` as a correct peer would, one that was just started unless an `instance` is given.
+        """Connect to `node` as a correct peer would, one that was just started unless an `instance`
+        is given.
 
         `answer` serves its requests, else they are left alone.
         """
@@ -111,7 +118,9 @@ class Rogue:
 
 
 def blob_of(data: bytes, *, stated: int | None = None, stop_after: int | None = None) -> Answer:
-    """Answers blob requests from `data`, stating size `stated`, and ending after `stop_after` bytes of a range."""
+    """Answers blob requests from `data`, stating size `stated`, and ending after `stop_after` bytes
+    of a range.
+    """
 
     async def answer(request: BlobRequest | CallRequest, stream: iroh.BiStream) -> None:
         assert isinstance(request, BlobRequest)

@@ -36,7 +36,8 @@ def test_any_order_of_joining_and_dying_fills_it_and_notes_the_givers(monkeypatc
                 pulls[holder] = pull
                 begun += 1
         elif rng.random() < 0.2:
-            pull.silent, pull.slow = rng.random() < 0.5, rng.random() < 0.5
+            pull.silent = rng.random() < 0.5
+            pull.slow = rng.random() < 0.5
         elif rng.random() < 0.1:
             filled.release(pulls.pop(holder))
         else:

@@ -1,4 +1,6 @@
-"""How long a peer is kept out: longer with each offence, and as at first again after a long good time."""
+"""How long a peer is kept out: longer with each offence, and as at first again after a long good
+time.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ class Hands:
 
 def test_each_offence_doubles_the_time_up_to_the_longest() -> None:
     clock = Hands()
-    bars, times = Bars(clock), []
+    bars = Bars(clock)
+    times = []
     for _ in range(12):
         times.append(bars.offended(b"p"))
         clock.now += bars.left(b"p")

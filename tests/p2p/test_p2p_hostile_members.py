@@ -1,4 +1,6 @@
-"""What a member can do to us by misbehaving: nothing that outlives its own connection, or fills a log or memory."""
+"""What a member can do to us by misbehaving: nothing that outlives its own connection, or fills a
+log or memory.
+"""
 
 import asyncio
 import contextlib
@@ -48,7 +50,8 @@ async def test_a_failing_accept_does_not_lock_others_out(opened):
 
 async def test_one_bad_link_does_not_end_the_watch_over_others(mesh, monkeypatch):
     pulses: list[bytes] = []
-    bad, good = identity(2), identity(3)
+    bad = identity(2)
+    good = identity(3)
 
     def pulse(self: Link) -> bool:
         pulses.append(self.peer)
@@ -97,7 +100,8 @@ def test_what_is_remembered_of_senders_is_bounded(monkeypatch):
 
 
 async def test_a_second_stream_of_announcements_ends_the_connection(opened, rogue):
-    node, cheat = await opened(1), await rogue(2)
+    node = await opened(1)
+    cheat = await rogue(2)
     node.set_members([cheat.node_id])
     connection = await cheat.dial(node)
     streams = [await connection.open_uni() for _ in range(2)]
@@ -107,9 +111,12 @@ async def test_a_second_stream_of_announcements_ends_the_connection(opened, rogu
 
 
 async def test_what_is_poured_into_streams_that_wait_is_bounded(opened, rogue, monkeypatch):
-    """A hundred streams full to the brim, of which sixteen are served: what is left unread is counted."""
+    """A hundred streams full to the brim, of which sixteen are served: what is left unread is
+    counted.
+    """
     monkeypatch.setattr(link, "MOST_UNREAD", 8 << 20)
-    node, cheat = await opened(1), await rogue(2)
+    node = await opened(1)
+    cheat = await rogue(2)
     node.set_members([cheat.node_id])
     node.handle("slow", _never)
     connection = await cheat.dial(node)
@@ -134,7 +141,8 @@ async def _pour(connection: iroh.Connection, more: bytes) -> None:
 
 
 async def test_undecodable_announcements_end_the_connection_for_longer_each_time(opened, rogue):
-    node, cheat = await opened(1), await rogue(2)
+    node = await opened(1)
+    cheat = await rogue(2)
     now = 0.0
     node._links._bars._clock = lambda: now
     node.set_members([cheat.node_id])
@@ -170,7 +178,9 @@ async def test_one_address_cannot_hold_all_handshakes(opened, monkeypatch):
 
 
 async def test_who_shares_its_address_with_a_flood_comes_back(mesh, rogue, monkeypatch):
-    """Nobody is let in from their address any more, or looked at; they are, from where they were connected."""
+    """Nobody is let in from their address any more, or looked at; they are, from where they were
+    connected.
+    """
     monkeypatch.setattr(accept_limits, "ADDRESS_RATE", 1e-3)
     monkeypatch.setattr(accept_limits, "LOOKED_AT_RATE", 1e-3)
     nodes = await mesh(1, 2)
@@ -226,7 +236,8 @@ def test_of_those_who_come_by_a_relay_members_are_told_apart_by_key_and_all_othe
 async def test_requests_are_answered_no_faster_than_allowed(opened, rogue, monkeypatch):
     monkeypatch.setattr(limits, "ASKED_RATE", 50.0)
     monkeypatch.setattr(limits, "ASKED_BURST", 5.0)
-    node, cheat = await opened(1), await rogue(2)
+    node = await opened(1)
+    cheat = await rogue(2)
     node.set_members([cheat.node_id])
     connection = await cheat.dial(node)
     began = time.monotonic()
@@ -241,7 +252,8 @@ async def test_requests_are_answered_no_faster_than_allowed(opened, rogue, monke
 
 async def test_who_breaks_the_protocol_again_and_again_is_spoken_of_once(opened, rogue, monkeypatch, caplog):
     monkeypatch.setattr(limits, "FIRST_S", 0.0)
-    node, cheat = await opened(1), await rogue(2)
+    node = await opened(1)
+    cheat = await rogue(2)
     node.set_members([cheat.node_id])
     for times in (1, 2, 3):
         connection = await cheat.dial(node)
@@ -255,7 +267,8 @@ async def test_who_breaks_the_protocol_again_and_again_is_spoken_of_once(opened,
 async def test_a_member_that_connects_again_and_again_is_refused_after_a_while(opened, rogue, monkeypatch):
     monkeypatch.setattr(limits, "ARRIVALS_RATE", 1e-3)
     monkeypatch.setattr(limits, "ARRIVALS_BURST", 3.0)
-    node, cheat = await opened(1), await rogue(2)
+    node = await opened(1)
+    cheat = await rogue(2)
     node.set_members([cheat.node_id])
     for _ in range(3):
         await cheat.dial(node)

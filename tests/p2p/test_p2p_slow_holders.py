@@ -1,4 +1,6 @@
-"""Holders that are silent, slow or hold nothing: what they cost a fetch, and the fetches after it."""
+"""Holders that are silent, slow or hold nothing: what they cost a fetch, and the fetches after
+it.
+"""
 
 import asyncio
 import threading
@@ -36,7 +38,9 @@ class Trio:
         return digest
 
     async def fetch(self, data: bytes, deadline_s: float) -> bool:
-        """Publish `data` at the honest holders and fetch it, the rogue being named first; True if it arrives."""
+        """Publish `data` at the honest holders and fetch it, the rogue being named first; True if
+        it arrives.
+        """
         return await self.node.fetch(self.publish(data), len(data), self.holders, deadline_s) == data
 
 
@@ -177,7 +181,9 @@ async def test_a_silent_part_of_a_large_blob_is_taken_over_without_patience(endl
 
 async def test_a_late_answer_still_counts(quick, trio):
     """A second holder is asked as well; the first, not the second, then delivers."""
-    data, helper_asked, over = content(MIB), asyncio.Event(), threading.Event()
+    data = content(MIB)
+    helper_asked = asyncio.Event()
+    over = threading.Event()
     loop = asyncio.get_running_loop()
 
     async def late(request, stream) -> None:

@@ -1,4 +1,6 @@
-"""The real chain client on its simulated road: what a sick node says, or does not say, ends no member."""
+"""The real chain client on its simulated road: what a sick node says, or does not say, ends no
+member.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from member.short_runs import SHORT
 
 @pytest.mark.slow
 def test_a_node_that_names_no_genesis_hash_for_a_while_ends_nobody(tmp_path: Path) -> None:
-    """A node that was away is asked again which cluster it serves; whatever it says instead is not another cluster."""
+    """A node that was away is asked again which cluster it serves; whatever it says instead is not
+    another cluster.
+    """
 
     async def story(sim: Simulation) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
@@ -98,7 +102,8 @@ def test_moods_say_what_they_are_called() -> None:
         chain = SimChain()
         keypair = Keypair.from_seed(bytes(32))
         member = SimMember(chain, keypair, "none")
-        client, url = member.road.http(), member.road.endpoints[0].http
+        client = member.road.http()
+        url = member.road.endpoints[0].http
         found: dict[Mood, object] = {}
 
         async def ask(request: object) -> object:
@@ -106,7 +111,8 @@ def test_moods_say_what_they_are_called() -> None:
             return reply.status_code if reply.status_code != 200 else reply.text
 
         await asyncio.sleep(60)
-        genesis, slot = json.loads(str(await ask(GetGenesisHash())))["result"], json.loads(str(await ask(GetSlot())))
+        genesis = json.loads(str(await ask(GetGenesisHash())))["result"]
+        slot = json.loads(str(await ask(GetSlot())))
         assert len(genesis) in (43, 44)
         for mood in (Mood.LIMITS, Mood.FAILS, Mood.HTML, Mood.CUT, Mood.TYPES, Mood.GENESIS, Mood.BEHIND):
             member.road.set_moods([mood])

@@ -1,4 +1,6 @@
-"""The laws of a run are broken by what breaks them, and the simulated network keeps the real one's promises."""
+"""The laws of a run are broken by what breaks them, and the simulated network keeps the real one's
+promises.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,8 @@ def test_a_step_skipped_repeated_or_invented_is_found(applied: list[Any]) -> Non
 
 def _pair() -> Any:
     network = SimNetwork()
-    one, other = network.open(b"1" * 32), network.open(b"2" * 32)
+    one = network.open(b"1" * 32)
+    other = network.open(b"2" * 32)
     for node in (one, other):
         node.set_members([one.node_id, other.node_id])
     return network, one, other

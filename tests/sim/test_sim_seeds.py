@@ -1,4 +1,6 @@
-"""Runs played from seeds: the laws hold, the same seed is the same run anywhere, and what breaks is found and told."""
+"""Runs played from seeds: the laws hold, the same seed is the same run anywhere, and what breaks is
+found and told.
+"""
 
 from __future__ import annotations
 

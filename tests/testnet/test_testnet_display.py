@@ -1,4 +1,6 @@
-"""How a testnet is seen, where a terminal and tmux are and are not; what its processes print, read as it grows."""
+"""How a testnet is seen, where a terminal and tmux are and are not; what its processes print, read
+as it grows.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a local testnet is asked for, before anything is started: the command's mistakes, the config, whom it kills."""
+"""What a local testnet is asked for, before anything is started: the command's mistakes, the
+config, whom it kills.
+"""
 
 from __future__ import annotations
 
@@ -104,7 +106,8 @@ def test_clients_are_told_of_the_trackers_as_train_takes_them(tmp_path: Path) ->
 
 
 def test_clients_that_keep_the_model_keep_it_where_it_is_said(tmp_path: Path) -> None:
-    whole, sliced = Client(1, 0), Client(2, 1)
+    whole = Client(1, 0)
+    sliced = Client(2, 1)
     plan = Plan(chosen(DEMO), (whole, sliced), tmp_path, 0, ClientExtras(checkpoints=Path("kept"), keep_steps=7))
     told = build_settings(**parsed("train", "--run-id", "demo", *plan.options(whole)))
     assert (told.checkpoint_dir, told.keep_steps) == (Path("kept/client-1").absolute(), 7)
@@ -120,7 +123,7 @@ def parsed(command: str, *words: str) -> dict[str, Any]:
     return {name: value for name, value in given.items() if name not in ("json_output", "dry_run")}
 
 
-# --- the config ---------------------------------------------------------------------------------------------------
+# --- the config ---
 
 
 def test_a_config_is_found_by_file_by_directory_and_by_its_name(tmp_path: Path) -> None:
@@ -135,7 +138,8 @@ def test_a_config_is_found_by_file_by_directory_and_by_its_name(tmp_path: Path) 
 def test_a_servers_file_and_another_checkpoint_make_the_same_run_but_for_that(tmp_path: Path) -> None:
     state = tmp_path / "state.toml"
     state.write_text(f'run_id = "mine"\nrun_state = "WaitingForMembers"\n{DEMO.read_text()}\n[progress]\nepoch = 0\n')
-    ours, plain = chosen(state), load_config(DEMO)
+    ours = chosen(state)
+    plain = load_config(DEMO)
     assert ours.config.to_chain() == plain.to_chain()
     assert "run_id" not in tomllib.loads(ours.text)
     place = tmp_path / "checkpoint"
@@ -177,7 +181,7 @@ def test_every_shipped_config_says_what_it_needs() -> None:
         assert (llm.data_location.Local is not None) == bool({"tokens", "fetch"} & recipe.keys())
 
 
-# --- whom it kills ------------------------------------------------------------------------------------------------
+# --- whom it kills ---
 
 
 def test_the_same_clients_are_killed_again_and_only_those_allowed() -> None:

@@ -18,7 +18,8 @@ U = TypeVar("U")
 async def first_of(*waits: Coroutine[Any, Any, T]) -> T:
     """What the first coroutine that is done returns or raises; the others are cancelled.
 
-    Of several that are done at once an error goes before a result, and otherwise the earlier argument wins.
+    Of several that are done at once an error goes before a result, and otherwise the earlier
+    argument wins.
     """
     tasks = [asyncio.ensure_future(wait) for wait in waits]
     try:
@@ -31,7 +32,8 @@ async def first_of(*waits: Coroutine[Any, Any, T]) -> T:
 
 async def both(first: Coroutine[Any, Any, A], second: Coroutine[Any, Any, B]) -> tuple[A, B]:
     """The results of the two. Raises the first error, when the other one has ended too."""
-    one, two = asyncio.ensure_future(first), asyncio.ensure_future(second)
+    one = asyncio.ensure_future(first)
+    two = asyncio.ensure_future(second)
     await _finish((one, two))
     return one.result(), two.result()
 
@@ -50,7 +52,9 @@ async def _finish(tasks: Collection[asyncio.Future[Any]]) -> None:
 
 
 async def cancel(tasks: Iterable[asyncio.Future[Any]]) -> None:
-    """Cancel tasks and wait until all have ended, however; those that have already stay as they are."""
+    """Cancel tasks and wait until all have ended, however; those that have already stay as they
+    are.
+    """
     ending = list(tasks)
     for task in ending:
         task.cancel()
@@ -68,17 +72,22 @@ class Pulse:
         self._event = asyncio.Event()
 
     def wait(self) -> Coroutine[Any, Any, Any]:
-        """Await the next firing, counted from this call and not from when the coroutine first runs."""
+        """Await the next firing, counted from this call and not from when the coroutine first
+        runs.
+        """
         return self._event.wait()
 
 
 def each(function: Callable[[T], U], items: Sequence[T], at_once: int) -> list[U]:
-    """What `function` gives for every item, in their order. After an error no further item is begun; it is raised."""
+    """What `function` gives for every item, in their order. After an error no further item is
+    begun; it is raised.
+    """
     if len(items) < 2:
         return [function(item) for item in items]
     results: dict[int, U] = {}
     errors: list[BaseException] = []
-    waiting, lock = iter(enumerate(items)), threading.Lock()
+    waiting = iter(enumerate(items))
+    lock = threading.Lock()
 
     def work() -> None:
         while True:
@@ -138,7 +147,9 @@ class ThreadWorker:
         self._thread.start()
 
     async def __call__(self, function: Callable[[], T], /) -> T:
-        """Run `function` on the thread and return its result; a job cancelled before it began is skipped."""
+        """Run `function` on the thread and return its result; a job cancelled before it began is
+        skipped.
+        """
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._jobs.put((future, function))
         return await future

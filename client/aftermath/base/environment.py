@@ -12,7 +12,9 @@ _SECRET_WORDS = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL", "PRIVATE
 
 
 def bare_environment(**variables: str) -> dict[str, str]:
-    """Return what an interpreter needs to start, and `variables`. For children that read a stranger's file."""
+    """Return what an interpreter needs to start, and `variables`. For children that read a
+    stranger's file.
+    """
     kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
     return kept | variables
 

@@ -1,7 +1,8 @@
-"""The errors of every package derive from one base, so that a command can show one sentence and how to fix it.
+"""The errors of every package derive from one base, so that a command can show one sentence and how
+to fix it.
 
-Decided: an error is a sentence (`message`) and, where we know it, what to do (`fix`); anything that is not an
-`AftermathError` is a fault of ours and may be reported as unexpected.
+Decided: an error is a sentence (`message`) and, where we know it, what to do (`fix`); anything that
+is not an `AftermathError` is a fault of ours and may be reported as unexpected.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import re
 
 
 class AftermathError(Exception):
-    """Something that can go wrong in ordinary use. `str()` is the sentence, followed by the fix when there is one."""
+    """Something that can go wrong in ordinary use. `str()` is the sentence, followed by the fix
+    when there is one.
+    """
 
     code = "failed"
     """What went wrong, by a name for programs that stays when the sentence changes."""
@@ -25,7 +28,9 @@ class AftermathError(Exception):
 
 
 class UsageError(AftermathError):
-    """A command line that cannot be meant: an option's value, or a combination of options, means nothing."""
+    """A command line that cannot be meant: an option's value, or a combination of options, means
+    nothing.
+    """
 
     code = "usage"
 

@@ -1,7 +1,7 @@
 """Files that one process holds at a time, and the one place that knows how the system does that.
 
-Decided: the locks of `filelock`, which are the kernel's where it has such, so that they end with the process, however
-it ends.
+Decided: the locks of `filelock`, which are the kernel's where it has such, so that they end with
+the process, however it ends.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ _NAMING = ".naming.lock"
 
 
 def hold(path: Path) -> contextlib.ExitStack:
-    """Lock a file of this user, made if need be, until what is returned is closed, by whichever thread.
+    """Lock a file of this user, made if need be, until what is returned is closed, by whichever
+    thread.
 
     Raises BlockingIOError if another process holds it, another OSError if it cannot be opened.
     """

@@ -1,9 +1,11 @@
 """One hash of many blocks of bytes, and proofs that a block is one of them.
 
 Decided
-- A binary tree of BLAKE3 hashes: neighbours are hashed together, and one without a neighbour goes up as it is. Blocks,
+- A binary tree of BLAKE3 hashes: neighbours are hashed together, and one without a neighbour goes
+  up as it is. Blocks,
   nodes and the root are hashed in contexts of their own, so that none can be taken for another.
-- The root also has the number of blocks in it. From that number and a block's index follows how many hashes its proof
+- The root also has the number of blocks in it. From that number and a block's index follows how
+  many hashes its proof
   has: a proof has no length of its own, and is refused by its size before anything is read of it.
 """
 
@@ -56,7 +58,8 @@ def proves(block: bytes | memoryview, index: int, count: int, proof: Sequence[by
     """Whether this is block `index` of the `count` blocks with that root."""
     if not 0 <= index < count or len(proof) != proof_length(index, count):
         return False
-    found, hashes = block_digest(block), iter(proof)
+    found = block_digest(block)
+    hashes = iter(proof)
     for at in _neighbours(index, count):
         if at is not None:
             other = next(hashes)

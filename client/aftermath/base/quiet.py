@@ -1,10 +1,14 @@
 """A script that Ctrl-C ends with one line from its first on, also while modules are imported.
 
 Decided
-- While a module is imported, Ctrl-C ends the process from within the handler: libraries swallow a KeyboardInterrupt
-  then, or abort on it, and Python prints one that it cannot raise. Elsewhere it is a KeyboardInterrupt, so that a
-  command cleans up; an event loop and what must not be broken off have their own ways (`base.interrupt`).
-- A script begins with this module, and Python's own traceback ends with it: next to nothing is imported here.
+- While a module is imported, Ctrl-C ends the process from within the handler: libraries swallow a
+  KeyboardInterrupt
+  then, or abort on it, and Python prints one that it cannot raise. Elsewhere it is a
+  KeyboardInterrupt, so that a
+  command cleans up; an event loop and what must not be broken off have their own ways
+  (`base.interrupt`).
+- A script begins with this module, and Python's own traceback ends with it: next to nothing is
+  imported here.
 """
 
 from __future__ import annotations
@@ -22,8 +26,8 @@ _IMPORTS = "<frozen importlib"
 
 
 class Quietly:
-    """All that a script does is done within. Nothing changes where Ctrl-C is ignored, or where a handler decides
-    already what it does.
+    """All that a script does is done within. Nothing changes where Ctrl-C is ignored, or where a
+    handler decides already what it does.
     """
 
     def __enter__(self) -> None:

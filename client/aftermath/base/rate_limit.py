@@ -1,4 +1,6 @@
-"""Pauses between tries of what others have to make possible: each twice the last, up to a longest."""
+"""Pauses between tries of what others have to make possible: each twice the last, up to a
+longest.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ def doubled(tries: int, first: float, longest: float) -> float:
 
 
 def retry_after(header: str | None, longest: float) -> float:
-    """Return the seconds of a `Retry-After` header, at most `longest`; 0 without one, or for one that is a date."""
+    """Return the seconds of a `Retry-After` header, at most `longest`; 0 without one, or for one
+    that is a date.
+    """
     value = (header or "").strip()
     return min(float(value), longest) if value.isascii() and value.isdecimal() and len(value) < 20 else 0.0
 
@@ -27,7 +31,9 @@ class Backoff:
 
     def __init__(self, first: float, longest: float) -> None:
         """Both in seconds."""
-        self._first, self._longest, self._tries = first, longest, 0
+        self._first = first
+        self._longest = longest
+        self._tries = 0
 
     def next(self) -> float:
         """The seconds to wait now that a try has failed."""
@@ -97,7 +103,9 @@ def fullest(places: Iterable[str]) -> str:
 
 
 def makes_room(waiting: Mapping[T, str]) -> T:
-    """Return the connection that gives way: the oldest of the address with most. `waiting` has the oldest first."""
+    """Return the connection that gives way: the oldest of the address with most. `waiting` has the
+    oldest first.
+    """
     most = fullest(waiting.values())
     return next(one for one, where in waiting.items() if where == most)
 

@@ -1,4 +1,5 @@
-"""Ctrl-C and a plain `kill`, as an event loop hears of them, and the one place that knows how the system tells it.
+"""Ctrl-C and a plain `kill`, as an event loop hears of them, and the one place that knows how the
+system tells it.
 
 Decided: where a loop cannot be told by the system (on Windows), Python's own handlers wake it.
 """
@@ -16,7 +17,9 @@ ENDING = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def last_words(said: Callable[[], None]) -> Iterator[None]:
-    """A SIGTERM meanwhile ends the process as ever, at once, but calls this before, where a loop can be told of it."""
+    """A SIGTERM meanwhile ends the process as ever, at once, but calls this before, where a loop
+    can be told of it.
+    """
     import asyncio  # commands that need no event loop start without it
 
     loop = asyncio.get_running_loop()
@@ -76,8 +79,9 @@ def looped() -> Iterator[None]:
 
 @contextmanager
 def on_interrupt(told: Callable[[], None]) -> Iterator[None]:
-    """The first Ctrl-C or SIGTERM calls this, and a second does what it would have done (KeyboardInterrupt, the end).
-    Nothing changes if a handler is installed already, or the signal is ignored.
+    """The first Ctrl-C or SIGTERM calls this, and a second does what it would have done
+    (KeyboardInterrupt, the end). Nothing changes if a handler is installed already, or the signal
+    is ignored.
     """
     usual = {signal.SIGINT: (signal.default_int_handler, quiet.told), signal.SIGTERM: (signal.SIG_DFL,)}
     now = {number: signal.getsignal(number) for number in usual}

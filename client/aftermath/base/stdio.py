@@ -1,7 +1,8 @@
 """Write standard output whole or fail, and tell whether it is the same file as standard error.
 
-With PYTHONUNBUFFERED, which container images set, Python's standard output is unbuffered and drops what the system did
-not take of a write: a disk that is nearly full cut a document, and the command still ended with 0.
+With PYTHONUNBUFFERED, which container images set, Python's standard output is unbuffered and drops
+what the system did not take of a write: a disk that is nearly full cut a document, and the command
+still ended with 0.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ def write_whole_output() -> None:
 
 
 def one_output() -> bool:
-    """Return whether stdout and stderr are one terminal, pipe or file, so that a reader sees both."""
+    """Return whether stdout and stderr are one terminal, pipe or file, so that a reader sees
+    both.
+    """
     try:
         return os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
     except (AttributeError, OSError, ValueError):  # closed, or no file of the system

@@ -1,4 +1,6 @@
-"""`make demo`: three unequal computers train one model through Solana; one of them dies on the way and comes back."""
+"""`make demo`: three unequal computers train one model through Solana; one of them dies on the way
+and comes back.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,10 @@ class Demo:
     """One performance."""
 
     def __init__(self, places: Places, engine: str, model: str, device: str, console: Console) -> None:
-        self.places, self.engine, self.model, self.console = places, engine, model, console
+        self.places = places
+        self.engine = engine
+        self.model = model
+        self.console = console
         self.device = device
         self.started = time.monotonic()
         self.story = Story([MemberStory(member_name(tier), tier) for tier in TIERS])
@@ -58,8 +63,8 @@ class Demo:
 
     def perform(self) -> int:
         """Run it all; 0 if it went as it should."""
-        # What waits for nothing runs at once, to use all cores: the network starts while files are made, and members
-        # load PyTorch while the owner resumes the run.
+        # What waits for nothing runs at once, to use all cores: the network starts while files are
+        # made, and members load PyTorch while the owner resumes the run.
         self.processes["localnet"], self.commands = launch(self.places, self.engine, self.device)
         self.console.print(
             f"Tokenising the standard library and making a model in {self.places.root} ...", soft_wrap=True
@@ -82,7 +87,7 @@ class Demo:
         command = self.commands.train(member.name, member.tier)
         self.processes[member.name] = Process(member.name, command, self.places.log(member.name), own)
 
-    # --- watching -----------------------------------------------------------------------------------------------
+    # --- watching ---
 
     def watch(self) -> None:
         """Show the run until it is finished; kill one member on the way and bring it back."""
@@ -94,7 +99,8 @@ class Demo:
                 self.read()
                 if killed_at is None and self.time_to_kill():
                     self.processes[victim.name].kill()
-                    killed_at, victim.state = self.elapsed(), "killed"
+                    killed_at = self.elapsed()
+                    victim.state = "killed"
                 elif killed_at is not None and not revived and self.elapsed() > killed_at + DEAD_SECONDS:
                     self.start(victim)
                     victim.state = "starting"
@@ -111,7 +117,9 @@ class Demo:
         self.story.read(self.elapsed())
 
     def time_to_kill(self) -> bool:
-        """Early in the first epoch, so that the member is back for the second, and on a busy machine for the third."""
+        """Early in the first epoch, so that the member is back for the second, and on a busy
+        machine for the third.
+        """
         return self.story.steps >= KILL_AT_STEP
 
     def check(self, absent: str | None) -> None:

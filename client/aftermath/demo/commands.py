@@ -1,8 +1,8 @@
 """What the demo does: its sizes, its places on disk, and the command lines it runs.
 
-Decided: everything is a real command of `aftermath-solana`, started as a process; the corpus is the Python standard
-library's own source, which every machine has; tiers 0, 1 and 2 train one model of about a million parameters,
-a Llama unless another is asked for.
+Decided: everything is a real command of `aftermath-solana`, started as a process; the corpus is the
+Python standard library's own source, which every machine has; tiers 0, 1 and 2 train one model of
+about a million parameters, a Llama unless another is asked for.
 """
 
 from __future__ import annotations
@@ -130,7 +130,8 @@ def member_name(tier: int) -> str:
 
 def prepare_files(places: Places, model: str = "llama") -> None:
     """Tokenise the corpus and make the model everybody starts from."""
-    scripts, log = REPOSITORY / "scripts", places.log("setup")
+    scripts = REPOSITORY / "scripts"
+    log = places.log("setup")
     corpus = [str(scripts / "tokenise.py"), "--output", str(places.data), "--budget-bytes", str(CORPUS_BYTES)]
     given = {name: size for name, size in MODEL.items() if model == "llama" or name != "kv-heads"}
     sizes = [word for name, value in given.items() for word in (f"--{name}", str(value))]
@@ -161,8 +162,11 @@ def launch(places: Places, engine: str, device: str = "cpu") -> tuple[Process, C
 
 
 def create_run(commands: Commands, members: Sequence[str]) -> None:
-    """Make keys for everybody, then create and configure the run as its owner does. It is still paused."""
-    places, log = commands.places, commands.places.log("owner")
+    """Make keys for everybody, then create and configure the run as its owner does. It is still
+    paused.
+    """
+    places = commands.places
+    log = commands.places.log("owner")
     create = [*SOLANA, "show-identity", "--create", "-w"]
     keys = ([*create, str(places.wallet(name))] for name in ("owner", *members))
     at_once(keys, places.log("keys"), commands.environment)

@@ -1,10 +1,13 @@
-"""What the trained model can do: every tier's loss on text that nobody trained on, a text of its own, and how often the
+"""What the trained model can do: every tier's loss on text that nobody trained on, a text of its
+own, and how often the
 whole model knows which piece of source comes next.
 
 Decided
-- Held out are the last sequences in the run's own order of its data. That order is fixed by the run's seed and the run
+- Held out are the last sequences in the run's own order of its data. That order is fixed by the
+  run's seed and the run
   ends long before them.
-- How legible a text is, is told by its words: how many of those with three letters or more the data has too, and often.
+- How legible a text is, is told by its words: how many of those with three letters or more the data
+  has too, and often.
 """
 
 from __future__ import annotations
@@ -60,14 +63,18 @@ class Outcome:
 
 
 def outcomes(places: Places) -> Iterator[Outcome]:
-    """Every tier of the newest checkpoint, tier 0 first. Raises DemoFailed if there is no checkpoint."""
+    """Every tier of the newest checkpoint, tier 0 first. Raises DemoFailed if there is no
+    checkpoint.
+    """
     torch.set_num_threads(1)
     kept = saved_steps(places.checkpoints, RUN_ID)
     if not kept:
         raise DemoFailed(f"no checkpoint was written to {places.checkpoints}")
     newest = kept[-1]
-    config, tokenizer = load_model_config(newest), load_tokenizer(newest)
-    sequences, known = held_out(places, config.vocab_size), words_of(data_of(places, config.vocab_size), tokenizer)
+    config = load_model_config(newest)
+    tokenizer = load_tokenizer(newest)
+    sequences = held_out(places, config.vocab_size)
+    known = words_of(data_of(places, config.vocab_size), tokenizer)
     for tier in TIERS:
         model = config.build(tier, load(newest, tier, "universal"))
         said = generate(
@@ -103,7 +110,8 @@ def part_answered(model: LanguageModel, tokenizer: Tokenizer) -> float:
 
 def held_out(places: Places, vocab_size: int) -> torch.Tensor:
     """Sequences int64 [n, seq_len] that the run does not reach."""
-    run, data = load_config(places.config).to_chain(), data_of(places, vocab_size)
+    run = load_config(places.config).to_chain()
+    data = data_of(places, vocab_size)
     first = data.sequences - HELD_OUT_SEQUENCES
     if first < 2 * run["config"]["global_batch_size_end"] * run["config"]["total_steps"]:  # lost results: trained again
         raise DemoFailed(f"{data.sequences} sequences are too few to hold {HELD_OUT_SEQUENCES} out")

@@ -27,7 +27,8 @@ class Screen:
     """Shows a story live. Use it as a context manager."""
 
     def __init__(self, console: Console, title: str) -> None:
-        self._console, self._title = console, title
+        self._console = console
+        self._title = title
         self._live = Live(console=console, refresh_per_second=4) if redraws(console) else None
         self._line_at = 0.0
 
@@ -43,7 +44,9 @@ class Screen:
             self._live.stop()
 
     def show(self, story: Story, now: str, elapsed: float) -> None:
-        """Bring the picture up to date, or say a line if it is time for one. `elapsed` is in seconds."""
+        """Bring the picture up to date, or say a line if it is time for one. `elapsed` is in
+        seconds.
+        """
         if self._live:
             self._live.update(picture(story, self._title, now, elapsed, self._console.width))
         elif elapsed >= self._line_at:

@@ -1,7 +1,9 @@
-"""The LM Evaluation Harness (EleutherAI), asking our models: likelihoods of tokens, and greedy text.
+"""The LM Evaluation Harness (EleutherAI), asking our models: likelihoods of tokens, and greedy
+text.
 
-Decided: it is an extra (`pip install 'aftermath[eval]'`), imported when a task of it is named. A task is named as the
-harness names it, or by a YAML file of one's own. What its data need from the network is fetched when the task starts.
+Decided: it is an extra (`pip install 'aftermath[eval]'`), imported when a task of it is named. A
+task is named as the harness names it, or by a YAML file of one's own. What its data need from the
+network is fetched when the task starts.
 """
 
 from __future__ import annotations
@@ -118,7 +120,8 @@ def _model(ask: Ask, tokenizer: Tokenizer, window: int) -> Any:
         def eot_token_id(self) -> int:
             return _end_token(ask, tokenizer)
 
-        # As lm_eval's model for Hugging Face (HFLM): the token that begins a text, else the one that ends it.
+        # As lm_eval's model for Hugging Face (HFLM): the token that begins a text, else the one
+        # that ends it.
         @property
         def prefix_token_id(self) -> int:
             return tokenizer.begin_id if tokenizer.begin_id is not None else self.eot_token_id
@@ -175,7 +178,9 @@ def _model(ask: Ask, tokenizer: Tokenizer, window: int) -> Any:
 
 
 def _end_token(ask: Ask, tokenizer: Tokenizer) -> int:
-    """Return the token that ends a text: the tokenizer's, else the model's, else 0, since the harness needs one."""
+    """Return the token that ends a text: the tokenizer's, else the model's, else 0, since the
+    harness needs one.
+    """
     if tokenizer.end_id is not None:
         return tokenizer.end_id
     ends = ask(lambda model: model.config.end_tokens)

@@ -1,7 +1,7 @@
 """What a model gives a text: how likely it is after another, and what it would have written itself.
 
-Decided: everything is asked of the model one pass at a time, through `Ask`. At rest that is a call; a member answers
-between its rounds.
+Decided: everything is asked of the model one pass at a time, through `Ask`. At rest that is a call;
+a member answers between its rounds.
 
 Shapes in comments: T tokens, V vocabulary.
 """
@@ -20,7 +20,9 @@ T = TypeVar("T")
 
 
 class Ask(Protocol):
-    """Has a function run on the model, and returns what it does. Raises whatever ends the asking."""
+    """Has a function run on the model, and returns what it does. Raises whatever ends the
+    asking.
+    """
 
     def __call__(self, question: Callable[[LanguageModel], T], /) -> T: ...
 
@@ -36,7 +38,8 @@ def asked_of(model: LanguageModel) -> Ask:
 
 @torch.no_grad()
 def likelihood(model: LanguageModel, context: Sequence[int], continuation: Sequence[int]) -> tuple[float, bool]:
-    """(log-likelihood in nats, whether it is what the model would have taken at every token) of a continuation.
+    """(log-likelihood in nats, whether it is what the model would have taken at every token) of a
+    continuation.
 
     Of a text longer than the model's window the end counts. Raises ValueError without a context.
     """

@@ -1,9 +1,12 @@
-"""`source-choice`: which of four pieces of Python source continues another? A task that needs no network.
+"""`source-choice`: which of four pieces of Python source continues another? A task that needs no
+network.
 
 Decided
-- Text is that of Python's standard library, the files that the demonstration and the laboratory hold out, so that a
+- Text is that of Python's standard library, the files that the demonstration and the laboratory
+  hold out, so that a
   model trained on their other side has not seen it. Another version of Python has another text.
-- The right answer is what stands there; the wrong ones are as long, from other held-out files. Guessing is right in one
+- The right answer is what stands there; the wrong ones are as long, from other held-out files.
+  Guessing is right in one
   of four. Answers are compared by their likelihood per byte.
 """
 
@@ -21,8 +24,12 @@ from aftermath.evals.eval_options import SOURCE_CHOICE, Wanted
 from aftermath.evals.likelihood import Ask, likelihood
 from aftermath.model.tokenizer import Tokenizer
 
-_CORPUS_BYTES, _HELD_OUT_PERCENT = 16_000_000, 20
-_CONTEXT, _ANSWER, _ANSWERS = 160, 40, 4  # characters; answers
+_CORPUS_BYTES = 16_000_000
+_HELD_OUT_PERCENT = 20
+# characters; answers
+_CONTEXT = 160
+_ANSWER = 40
+_ANSWERS = 4
 
 
 @dataclass(frozen=True)
@@ -36,7 +43,8 @@ class Question:
 
 def questions(count: int, seed: int) -> Iterator[Question]:
     """Yield `count` questions, the same ones for the same seed and Python."""
-    texts, draw = _texts(), random.Random(seed)
+    texts = _texts()
+    draw = random.Random(seed)
     for _ in range(count):
         chosen = draw.sample(range(len(texts)), _ANSWERS)
         places = [draw.randrange(len(texts[one]) - _CONTEXT - _ANSWER) for one in chosen]
@@ -82,7 +90,9 @@ class Score:
 
 
 def check_known(wish: Wanted) -> None:
-    """Raises UsageError for tasks that there are not, Unsuitable without the harness for one of its own."""
+    """Raises UsageError for tasks that there are not, Unsuitable without the harness for one of its
+    own.
+    """
     if others := [name for name in wish.tasks if name != SOURCE_CHOICE]:
         from aftermath.evals.harness import check
 

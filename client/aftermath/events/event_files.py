@@ -1,13 +1,18 @@
 """A member's directory of events: append-only files, a new one for every epoch of the run.
 
 Decided
-- The files of a process are `DATE-PID-PART-start.jsonl` and then `DATE-PID-PART-epoch-N.jsonl`; so names sort as things
+- The files of a process are `DATE-PID-PART-start.jsonl` and then `DATE-PID-PART-epoch-N.jsonl`; so
+  names sort as things
   happened, and another process never writes into a file that is there.
-- Every file begins with `started`, so that each alone says of what run, wallet, tier and client it is. The first one
-  says whose run it is with `run_found`, as soon as the member knows; later files say so in `started`.
-- An event is one write, at the end of the file. A killed process leaves half of its last line at most; nothing that was
+- Every file begins with `started`, so that each alone says of what run, wallet, tier and client it
+  is. The first one
+  says whose run it is with `run_found`, as soon as the member knows; later files say so in
+  `started`.
+- An event is one write, at the end of the file. A killed process leaves half of its last line at
+  most; nothing that was
   told before is lost with it. Nothing is forced to disk: a power failure may take the last seconds.
-- A full disk costs events and nothing else. With the next epoch it is tried again, and that file says how many are
+- A full disk costs events and nothing else. With the next epoch it is tried again, and that file
+  says how many are
   missing.
 """
 
@@ -38,7 +43,8 @@ class EpochFiles:
 
     def __init__(self, directory: Path, wall: Wall) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        self._directory, self._wall = directory, wall
+        self._directory = directory
+        self._wall = wall
         self._process = f"{wall():%Y%m%dT%H%M%S.%fZ}-{os.getpid()}"
         self._writing = threading.Lock()  # events come from several threads
         self._about: Started | None = None

@@ -1,7 +1,9 @@
-"""One run's history as its members' events tell it: losses by step and tier, epochs, bytes, who went and came back.
+"""One run's history as its members' events tell it: losses by step and tier, epochs, bytes, who
+went and came back.
 
-Decided: it is the same from one member's files or from all; the more members' files there are, the more shares of every
-step it knows. What happened to members is a mark at a step: plots and reports draw it there.
+Decided: it is the same from one member's files or from all; the more members' files there are, the
+more shares of every step it knows. What happened to members is a mark at a step: plots and reports
+draw it there.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ class Share:
 
 
 class History:
-    """Takes events in the order in which they are read. `name` is what a member is called in marks."""
+    """Takes events in the order in which they are read. `name` is what a member is called in
+    marks.
+    """
 
     def __init__(self, name: Callable[[EventRecord], str] = lambda told: short(told.about)) -> None:
         self.shares: dict[int, dict[str, Share]] = defaultdict(dict)
@@ -46,7 +50,8 @@ class History:
 
     def take(self, told: EventRecord) -> None:
         """Learn from an event."""
-        wallet, event = told.about.wallet, told.event
+        wallet = told.about.wallet
+        event = told.event
         self._comings.take(told)
         match event:
             case event_types.Started() | event_types.RunFound():
@@ -61,7 +66,7 @@ class History:
                 self._sent[told.about.tier][step] += max(0, event.sent - self._counted[wallet])
                 self._counted[wallet] = event.sent
 
-    # --- what it comes to -----------------------------------------------------------------------------------------
+    # --- what it comes to ---
 
     def loss_curve(self) -> Curve:
         """(step, loss over all tokens of the step)."""
@@ -79,7 +84,8 @@ class History:
         """(step, bytes that all members of the tier have sent to peers until then)."""
         curves: dict[int, Curve] = {}
         for tier, sent in sorted(self._sent.items()):
-            total, curve = 0, []
+            total = 0
+            curve = []
             for step, more in sorted(sent.items()):
                 total += more
                 curve.append((step, float(total)))
@@ -105,7 +111,9 @@ class _Member:
 
 
 class Comings:
-    """Takes events in the order in which they are read. `name` is what a member is called in marks."""
+    """Takes events in the order in which they are read. `name` is what a member is called in
+    marks.
+    """
 
     def __init__(self, name: Callable[[EventRecord], str] = lambda told: short(told.about)) -> None:
         self.marks: list[tuple[int, str]] = []
@@ -120,7 +128,8 @@ class Comings:
 
     def take(self, told: EventRecord) -> None:
         """Learn from an event."""
-        wallet, event = told.about.wallet, told.event
+        wallet = told.about.wallet
+        event = told.event
         member = self._members[wallet]
         self._names[wallet] = self._name(told)
         match event:
@@ -158,7 +167,8 @@ class Comings:
     def _trained(self, wallet: str, step: int, member: _Member, *, losing: bool) -> None:
         if member.away:
             self._mark(step, f"{self._names[wallet]} back")
-        member.away, member.step = False, step
+        member.away = False
+        member.step = step
         if losing:
             self.newest_step = max(self.newest_step, step)
 

@@ -1,9 +1,13 @@
-"""A member's events as metrics for Prometheus; docs/operations.md has the names, and what they mean.
+"""A member's events as metrics for Prometheus; docs/operations.md has the names, and what they
+mean.
 
 Decided
-- Every series says of which run, wallet and tier it is, so that the members of a run can be put side by side.
-- They come from events alone, as all that is shown: what is not told is not there, and nothing is measured twice.
-- They are served on this machine's own address: collectors elsewhere need their own way to reach it.
+- Every series says of which run, wallet and tier it is, so that the members of a run can be put
+  side by side.
+- They come from events alone, as all that is shown: what is not told is not there, and nothing is
+  measured twice.
+- They are served on this machine's own address: collectors elsewhere need their own way to reach
+  it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """How far a run is and how long it will take: "step 40 of 120, 2 min left".
 
-Decided: all of it comes from what the chain says (steps trained, steps in all, and since when), so every member of a
-run shows the same; the pace is that of the last steps, with the pauses between epochs in it, because they come again.
+Decided: all of it comes from what the chain says (steps trained, steps in all, and since when), so
+every member of a run shows the same; the pace is that of the last steps, with the pauses between
+epochs in it, because they come again.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ class Progress:
         """Seconds until the last step is trained; None if they cannot be told yet."""
         if not self._seen or self._seen[-1][1] - self._seen[0][1] < _LEAST:
             return None
-        (first_at, first), (last_at, last) = self._seen[0], self._seen[-1]
+        (first_at, first) = self._seen[0]
+        (last_at, last) = self._seen[-1]
         return (self.total - self.step) * (last_at - first_at) / (last - first)
 
     def words(self) -> str:
@@ -110,6 +112,8 @@ def state_words(name: str) -> str:
 
 
 def in_words(state: RunState) -> str:
-    """A run's state as a sentence says it: the run is ..., in the words that a member's own view has for it."""
+    """A run's state as a sentence says it: the run is ..., in the words that a member's own view
+    has for it.
+    """
     words = state_words(state.name)
     return f"in {words}" if state in (RunState.WARMUP, RunState.COOLDOWN) else words

@@ -1,14 +1,21 @@
-"""Reads events back: those of one member or of several, from files and directories, in the order of time, as they grow.
+"""Reads events back: those of one member or of several, from files and directories, in the order of
+time, as they grow.
 
-Everything that shows a run from events (`events`, `plot`, the demonstration, a dashboard) reads them here.
+Everything that shows a run from events (`events`, `plot`, the demonstration, a dashboard) reads
+them here.
 
 Decided
-- In a directory the files are `*.jsonl`, there and one directory down: a directory for each member, or one for all.
-- Events of one process keep the order in which they were written, whatever was done to the machine's clock; those of
+- In a directory the files are `*.jsonl`, there and one directory down: a directory for each member,
+  or one for all.
+- Events of one process keep the order in which they were written, whatever was done to the
+  machine's clock; those of
   different processes are merged by their dates.
-- Files are read on from where they were left, and no more of them is in memory than needed to merge them.
-- What cannot be read is passed over and said (`notes`): half a last line, as a killed process leaves it; a line that is
-  no event; kinds of another version. Files may come from anybody: lines have a limit, and events their types.
+- Files are read on from where they were left, and no more of them is in memory than needed to merge
+  them.
+- What cannot be read is passed over and said (`notes`): half a last line, as a killed process
+  leaves it; a line that is
+  no event; kinds of another version. Files may come from anybody: lines have a limit, and events
+  their types.
 """
 
 from __future__ import annotations
@@ -37,7 +44,9 @@ from aftermath.events.stream import plain
 
 MOST_LINE = 1 << 20
 """Bytes of a line; the longest that a member writes have some tens of thousands."""
-_FIRST_READ, _MOST_READ = 4096, 1 << 18  # bytes read of a file at once: few, as long as they are for one look at it
+# bytes read of a file at once: few, as long as they are for one look at it
+_FIRST_READ = 4096
+_MOST_READ = 1 << 18
 
 
 class NoEvents(AftermathError):
@@ -111,7 +120,9 @@ _event = msgspec.json.Decoder(MEMBER_EVENTS)
 
 
 def flat(told: EventRecord) -> dict[str, object]:
-    """One object that says it all: what `events --out` writes, and is read back as any file of events."""
+    """One object that says it all: what `events --out` writes, and is read back as any file of
+    events.
+    """
     about = told.about
     teller: dict[str, object] = {
         "run": about.run_id,
@@ -191,7 +202,8 @@ class EventFile:
 
     def _told(self, line: bytes) -> EventRecord | None:
         try:
-            dated, event = _date.decode(line), _event.decode(line)
+            dated = _date.decode(line)
+            event = _event.decode(line)
         except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError):
             self._local = self._local or (self._line == 1 and _OF_LOCAL in line)
             self._pass_over(self._line)
@@ -231,7 +243,9 @@ def _about(event: Started) -> About:
 
 
 class EventReader:
-    """The events in files and directories. Raises NoEvents if a place is neither, unless it may come `later`."""
+    """The events in files and directories. Raises NoEvents if a place is neither, unless it may
+    come `later`.
+    """
 
     def __init__(self, places: Sequence[Path], *, later: bool = False) -> None:
         for place in places:
@@ -244,7 +258,9 @@ class EventReader:
         self._files: dict[Path, EventFile] = {}
 
     def read(self) -> Iterator[EventRecord]:
-        """All that was not read yet, in the order of time; call it again for what has come since."""
+        """All that was not read yet, in the order of time; call it again for what has come
+        since.
+        """
         processes: dict[tuple[Path, str], list[EventFile]] = defaultdict(list)
         for path in self._found():
             file = self._files.setdefault(path, EventFile(path))
@@ -284,7 +300,9 @@ def _in_turn(files: Sequence[EventFile]) -> Iterator[EventRecord]:
 
 @dataclass(frozen=True, slots=True)
 class RunName:
-    """A run as its members' events name it. `identity` is empty where they do not say whose it is."""
+    """A run as its members' events name it. `identity` is empty where they do not say whose it
+    is.
+    """
 
     run_id: str
     owner: str
@@ -303,7 +321,9 @@ class RunName:
 
 @dataclass
 class RunFilter:
-    """Lets events of one run through, and remembers the runs that it saw. `wanted`: a run id or an identity."""
+    """Lets events of one run through, and remembers the runs that it saw. `wanted`: a run id or an
+    identity.
+    """
 
     wanted: str | None = None
     seen: set[RunName] = field(default_factory=set)

@@ -1,11 +1,16 @@
-"""Where a run stands, from its accounts alone: how far it is, who is in it, what it waits for and until when.
+"""Where a run stands, from its accounts alone: how far it is, who is in it, what it waits for and
+until when.
 
 Decided
-- It is the same for everybody who looks at the same moment: nothing but the accounts and the chain's time goes in.
-- A member was last seen in the newest round in which it attested, or in which a quorum has its result; if the chain
+- It is the same for everybody who looks at the same moment: nothing but the accounts and the
+  chain's time goes in.
+- A member was last seen in the newest round in which it attested, or in which a quorum has its
+  result; if the chain
   holds no such round any more, in the last epoch it was in.
-- The time that is left, and the speed, are those of the epoch's own pace, as soon as some of its steps are trained.
-- A level is held by those who take part with its tier or a larger one; between epochs by those who finished the last.
+- The time that is left, and the speed, are those of the epoch's own pace, as soon as some of its
+  steps are trained.
+- A level is held by those who take part with its tier or a larger one; between epochs by those who
+  finished the last.
 """
 
 from __future__ import annotations
@@ -68,7 +73,9 @@ class MemberStanding:
 
 @dataclass(frozen=True)
 class LevelStanding:
-    """One level of the model: the seats that hold it, and whether its hash, as the run has it now, is attested."""
+    """One level of the model: the seats that hold it, and whether its hash, as the run has it now,
+    is attested.
+    """
 
     level: int
     holders: tuple[int, ...]
@@ -105,7 +112,9 @@ class Standing:
     """What must happen before it continues."""
     members: tuple[MemberStanding, ...]
     tokens_per_second: int | None
-    """Of all members together, at this epoch's pace and with the running round's batch; None as `left`."""
+    """Of all members together, at this epoch's pace and with the running round's batch; None as
+    `left`.
+    """
     levels: tuple[LevelStanding, ...]
     checkpoint: str
     """Location of the newest checkpoint that the chain names. Empty if there is none."""
@@ -116,14 +125,16 @@ class Standing:
     silent: int = 0
     """Seconds for which nothing was heard of the run. 0 while there are answers."""
     rounds_left: int | None = None
-    """How many rounds of the running epoch are left at most. None if the epoch is not limited in rounds."""
+    """How many rounds of the running epoch are left at most. None if the epoch is not limited in
+    rounds.
+    """
 
 
 def standing(run: Run, model: Model, members: Members, now: int, *, silent: int = 0, has_tick: bool = True) -> Standing:
     """Return the run's standing by its accounts at the chain's time `now`.
 
-    `silent`: seconds since the accounts were read, if there is no answer since; the standing is that of then.
-    `has_tick`: whether a person can move the run on with a command.
+    `silent`: seconds since the accounts were read, if there is no answer since; the standing is
+    that of then. `has_tick`: whether a person can move the run on with a command.
     """
     now -= silent
     until = next_deadline(run, members, model)
@@ -186,7 +197,7 @@ def _levels(run: Run, members: Members) -> Iterator[LevelStanding]:
         yield LevelStanding(level, holders, shown, attested, bool(run.levels_lost >> level & 1))
 
 
-# --- what it waits for ------------------------------------------------------------------------------------------------
+# --- what it waits for ---
 
 
 def owner_owes(run: Run, model: Model) -> str:
@@ -240,7 +251,8 @@ def _waits(
 
 
 def _waits_for_members(run: Run, members: Members) -> Iterator[str]:
-    asked, least = members.pending.bit_count(), run.config.init_min_clients
+    asked = members.pending.bit_count()
+    least = run.config.init_min_clients
     here = f"{asked} of at least {counted(least, 'member')}"
     if asked < least:
         what = f"members: {asked} (needs {least})"
@@ -283,11 +295,12 @@ def _waits_for_the_model(run: Run, model: Model, members: Members) -> Iterator[s
 
 
 def _votes(run: Run) -> str:
-    now, needed = run.current, committee.quorum(run.current.elected)
+    now = run.current
+    needed = committee.quorum(run.current.elected)
     return f"{now.attestations} of {counted(now.elected, 'witness', 'witnesses')} ({needed} must)"
 
 
-# --- who is in it -----------------------------------------------------------------------------------------------------
+# --- who is in it ---
 
 
 def _members(run: Run, members: Members) -> Iterator[MemberStanding]:
@@ -333,7 +346,9 @@ COLUMNS = ("seat", "wallet", "tier", "standing", "weight", "points", "last seen"
 
 
 def facts_of(found: Standing) -> dict[str, str | list[str]]:
-    """What there is to say of the run itself; its name and description are as their owner wrote them."""
+    """What there is to say of the run itself; its name and description are as their owner wrote
+    them.
+    """
     speed = {} if found.tokens_per_second is None else {"speed": f"{found.tokens_per_second:,} tokens/s"}
     return {
         "run": found.run_id,
@@ -360,7 +375,9 @@ def state_of(found: Standing) -> str:
 
 
 def checkpoint_of(found: Standing) -> str:
-    """Return the newest checkpoint's step and location, or a warning that the chain knows of none."""
+    """Return the newest checkpoint's step and location, or a warning that the chain knows of
+    none.
+    """
     if found.checkpoint_step:
         return f"step {found.checkpoint_step:,} at {found.checkpoint}"
     return lost_with_members(found.unsaved)
@@ -368,7 +385,8 @@ def checkpoint_of(found: Standing) -> str:
 
 def not_recorded(steps: int) -> str:
     """Return that no checkpoint on chain has the newest steps, as a sentence without its end."""
-    # A member that is stopped saves its model in a directory of its own, of which the chain learns nothing.
+    # A member that is stopped saves its model in a directory of its own, of which the chain learns
+    # nothing.
     last = counted(steps, "step")
     return f"the chain knows of no checkpoint with the last {last}, and a member's --checkpoint-dir may hold one"
 
@@ -379,7 +397,9 @@ def lost_with_members(steps: int) -> str:
 
 
 def shown_levels(found: Standing) -> list[str]:
-    """How many members have shown each level, whose word about it counts; of a run without a model nothing."""
+    """How many members have shown each level, whose word about it counts; of a run without a model
+    nothing.
+    """
     return [
         f"level {level.level}: " + (counted(len(level.shown), "member") if level.shown else "none yet")
         for level in found.levels

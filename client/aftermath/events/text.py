@@ -1,4 +1,6 @@
-"""What each event says to a person, as one sentence in rich's markup; text of strangers is made printable."""
+"""What each event says to a person, as one sentence in rich's markup; text of strangers is made
+printable.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ class Sentences:
         self._progress = Progress()
 
     def of(self, event: event_types.Event) -> str | None:
-        """What a person wants to read of it; None for the many events of every round that are for later."""
+        """What a person wants to read of it; None for the many events of every round that are for
+        later.
+        """
         self._progress.take(event)
         sentence = _SENTENCES.get(type(event))
         if sentence is None or (isinstance(event, event_types.Round) and event.height):  # each has its own lines
@@ -133,7 +137,8 @@ class EventLines:
     """One line for each event a person wants to read, or with `everything` for every one."""
 
     def __init__(self, console: Console, *, everything: bool) -> None:
-        self._console, self._everything = console, everything
+        self._console = console
+        self._everything = everything
         self._sentences: dict[About, Sentences] = defaultdict(Sentences)
 
     def __call__(self, told: EventRecord) -> None:

@@ -1,10 +1,13 @@
 """The experiment trackers that there are: Weights & Biases, and trackio.
 
 Decided
-- Each is an extra, imported when it is asked for. Their keys come from their own environment variables and logins.
-- A member has one run there, by its name, its wallet and the run's identity: a restarted member continues in
+- Each is an extra, imported when it is asked for. Their keys come from their own environment
+  variables and logins.
+- A member has one run there, by its name, its wallet and the run's identity: a restarted member
+  continues in
   it, and not in that of an earlier run with the same id.
-- They are told the series and who the member is, and nothing else: neither the machine's programs, files and hosts, nor
+- They are told the series and who the member is, and nothing else: neither the machine's programs,
+  files and hosts, nor
   what is printed. Nor can they stop a member.
 """
 
@@ -42,7 +45,9 @@ class Wanted:
 
     @classmethod
     def of(cls, settings: object) -> Wanted:
-        """What some settings say, whose fields have these names; which they have not is not said."""
+        """What some settings say, whose fields have these names; which they have not is not
+        said.
+        """
         return cls(**{field.name: getattr(settings, field.name, None) for field in fields(cls)})
 
     @property
@@ -50,7 +55,9 @@ class Wanted:
         return self.wandb_project is not None or self.trackio_project is not None
 
     def check(self) -> None:
-        """Raises UsageError for names that cannot be, Unsuitable without the extra or the tracker's key."""
+        """Raises UsageError for names that cannot be, Unsuitable without the extra or the tracker's
+        key.
+        """
         for name, given in vars(self).items():
             _check_name("--" + name.replace("_", "-"), given)
         if self.wandb_project is None:
@@ -177,7 +184,9 @@ _KEY = "Run wandb login, or set WANDB_API_KEY; with WANDB_MODE=offline figures s
 
 
 def _imported(name: str, needed: str) -> ModuleType:
-    """The tracker's package. Raises Unsuitable without it; a directory of its name, as wandb makes one, is none."""
+    """The tracker's package. Raises Unsuitable without it; a directory of its name, as wandb makes
+    one, is none.
+    """
     try:
         module = __import__(name)
         getattr(module, needed)
@@ -189,7 +198,9 @@ def _imported(name: str, needed: str) -> ModuleType:
 
 
 def _silence(*names: str) -> None:
-    """Modules that print, and have no option for it: their lines would fall among a member's own."""
+    """Modules that print, and have no option for it: their lines would fall among a member's
+    own.
+    """
     import importlib
 
     for name in names:
@@ -215,8 +226,8 @@ class Tracker(Protocol):
 
 
 class Tracking:
-    """A sink that keeps a tracker up to date; use as a context manager. `begin` opens the run there, once the member
-    has found its run.
+    """A sink that keeps a tracker up to date; use as a context manager. `begin` opens the run
+    there, once the member has found its run.
     """
 
     def __init__(
@@ -228,8 +239,11 @@ class Tracking:
         end: float = END_SECONDS,
         most: int = MOST_ROWS,
     ) -> None:
-        self._name, self._begin = name, begin
-        self._stuck, self._end, self._most = stuck, end, most
+        self._name = name
+        self._begin = begin
+        self._stuck = stuck
+        self._end = end
+        self._most = most
         self._series = Series()
         self._rows: deque[Row] = deque()
         self._changed = threading.Condition()
@@ -253,7 +267,8 @@ class Tracking:
                 self._thread.start()
             row = self._series.take(event)
             if isinstance(event, event_types.Leaving):
-                self._leaving, self._closing = time.monotonic(), True
+                self._leaving = time.monotonic()
+                self._closing = True
             elif row is not None and not (self._closing or self._over):
                 if len(self._rows) < self._most:
                     self._rows.append(row)
@@ -287,7 +302,8 @@ class Tracking:
             tracker = self._begin(started)
         except Exception as error:
             with self._changed:
-                self._over, self._asked = True, None
+                self._over = True
+                self._asked = None
                 self._rows.clear()
             self._warn(f"{self._name} cannot be used, and training continues without it: {_why(error)}")
             return
@@ -351,7 +367,8 @@ class Series:
 
     def take(self, event: event_types.Event) -> Row | None:
         """What an event adds to the series, None for nothing."""
-        step, numbers = self._step, self._numbers(event)
+        step = self._step
+        numbers = self._numbers(event)
         if isinstance(event, event_types.Trained | event_types.Applied | event_types.Evaluated | event_types.Optimizer):
             step = event.step
             self._step = max(step, self._step) if isinstance(event, event_types.Evaluated) else step

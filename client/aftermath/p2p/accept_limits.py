@@ -33,12 +33,15 @@ from aftermath.p2p.limits import ARRIVALS_BURST, ARRIVALS_RATE, REMEMBERED_PEERS
 
 MAX_HANDSHAKES = 64
 MAX_HANDSHAKES_OF_ADDRESS = 16
-ADDRESS_RATE, ADDRESS_BURST = 10.0, 300.0
+ADDRESS_RATE = 10.0
+ADDRESS_BURST = 300.0
 """At once: 256 members of one machine, or behind one router."""
-LOOKED_AT_RATE, LOOKED_AT_BURST = 100.0, 600.0
+LOOKED_AT_RATE = 100.0
+LOOKED_AT_BURST = 600.0
 GIVE_WAY_S = 2.0
 """What a handshake may take, however many wait."""
-LEFT_RATE, LEFT_BURST = 1000.0, 1000.0
+LEFT_RATE = 1000.0
+LEFT_BURST = 1000.0
 RELAYED = "relayed"
 """The place of all who are no members and come by way of a relay."""
 REMEMBERED = 1024

@@ -1,10 +1,11 @@
 """Announcements: small messages to all members, best effort, repaired after every reconnect.
 
-Decided: one unidirectional stream per connection carries them in order; a peer that opens a second one breaks the
-protocol, so that what waits unread is one stream's. Each peer has its own bounded queue, so a slow one loses its oldest
-messages and delays nobody else. The last REPLAY own messages open every connection; the receiver remembers what it
-delivered per sender and drops repeats. A peer that floods is read no faster than its quota; if it continues, sending
-something else each time, it breaks the protocol.
+Decided: one unidirectional stream per connection carries them in order; a peer that opens a second
+one breaks the protocol, so that what waits unread is one stream's. Each peer has its own bounded
+queue, so a slow one loses its oldest messages and delays nobody else. The last REPLAY own messages
+open every connection; the receiver remembers what it delivered per sender and drops repeats. A peer
+that floods is read no faster than its quota; if it continues, sending something else each time, it
+breaks the protocol.
 """
 
 from __future__ import annotations
@@ -118,7 +119,9 @@ class Announcer:
         return subscription
 
     async def write(self, link: Link) -> None:
-        """Service of a link: replay, then send what is queued, until the link closes or the peer stops reading."""
+        """Service of a link: replay, then send what is queued, until the link closes or the peer
+        stops reading.
+        """
         outbox = self._outboxes[link] = Outbox(self._log)
         try:
             async with asyncio.timeout(WRITE_S):

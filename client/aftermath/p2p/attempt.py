@@ -1,9 +1,11 @@
-"""A blob that is being filled: which bytes are missing, who is bringing them, and who brought those that are here.
+"""A blob that is being filled: which bytes are missing, who is bringing them, and who brought those
+that are here.
 
-Decided: the blob is cut into spans, and a span's bytes arrive in order. A span normally has one pull. One that
-brings nothing is not waited for: another pull joins the span where it stands, and whichever first brings a byte that
-is still missing leads from there on. A pull that lost the lead is out, so every byte is written once, each pull gave
-one run of bytes, and what can be blamed on whom stays exact.
+Decided: the blob is cut into spans, and a span's bytes arrive in order. A span normally has one
+pull. One that brings nothing is not waited for: another pull joins the span where it stands, and
+whichever first brings a byte that is still missing leads from there on. A pull that lost the lead
+is out, so every byte is written once, each pull gave one run of bytes, and what can be blamed on
+whom stays exact.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ class Span:
 
 @dataclass(eq=False)
 class Pull:
-    """One holder's work on a span. `position` is the next byte it reads; it gave the bytes [given_from, given_to).
+    """One holder's work on a span. `position` is the next byte it reads; it gave the bytes
+    [given_from, given_to).
 
     `joined`: others were at the span already; `silent` and `slow`: what the last tick found.
     """
@@ -60,7 +63,9 @@ class Pull:
 
 @dataclass
 class Attempt:
-    """`origin` notes who gave which bytes; `changed` is set when an idle worker may find something to do."""
+    """`origin` notes who gave which bytes; `changed` is set when an idle worker may find something
+    to do.
+    """
 
     size: int
     buffer: bytearray
@@ -82,7 +87,9 @@ class Attempt:
         return not self.todo and not any(pull.span.rest for pull in self.active.values())
 
     def take(self, holder: bytes, now: float) -> Pull | None:
-        """Work for an idle worker: the next range, the rest of a silent one, half of the longest rest, or nothing."""
+        """Work for an idle worker: the next range, the rest of a silent one, half of the longest
+        rest, or nothing.
+        """
         if self.todo:
             return self._begin(holder, self.todo.popleft(), now)
         spans = list(dict.fromkeys(pull.span for pull in self.active.values() if pull.span.rest))
@@ -101,7 +108,9 @@ class Attempt:
         return [pull for pull in self.active.values() if pull.span is span]
 
     def _worth_stealing(self, span: Span) -> int:
-        """The least rest of which to take half: little of those that will not make it, much of others."""
+        """The least rest of which to take half: little of those that will not make it, much of
+        others.
+        """
         hopeless = all(pull.silent or pull.slow for pull in self._on(span))
         return 2 * LEAST_PROGRESS if hopeless else WORTH_STEALING
 
@@ -112,8 +121,11 @@ class Attempt:
         return pull
 
     def put(self, pull: Pull, chunk: bytes) -> bool:
-        """Take the next bytes of a pull, as far as they are still missing; False if it has nothing more to bring."""
-        span, at = pull.span, pull.position
+        """Take the next bytes of a pull, as far as they are still missing; False if it has nothing
+        more to bring.
+        """
+        span = pull.span
+        at = pull.position
         pull.position += len(chunk)
         pull.silent = False
         if pull.led and not pull.leads:
@@ -121,7 +133,9 @@ class Attempt:
         end = min(pull.position, span.end)
         if end > span.position:
             if not pull.leads:
-                span.lead, pull.led, pull.given_from = pull, True, span.position
+                span.lead = pull
+                pull.led = True
+                pull.given_from = span.position
             whole = span.position == at and end == pull.position
             self.buffer[span.position : end] = chunk if whole else chunk[span.position - at : end - at]
             span.position = pull.given_to = end

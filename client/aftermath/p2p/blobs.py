@@ -1,10 +1,11 @@
 """Blobs we hold, and serving ranges of them.
 
-A blob is bytes named by their BLAKE3 digest: kept here (`publish`), or produced piece by piece by its owner
-(`publish_source`), so that a model is served without a second copy in memory. Nothing is evicted: who publishes
-retracts. Ranges go out in pieces, each with a deadline, so a reader that stops reading costs one stream for a while.
-It is long, because a member with a thin uplink serves many at once, and a piece cut off would count against it. Since
-slow readers can be many, few pieces are large: what all of them hold of us together is bounded.
+A blob is bytes named by their BLAKE3 digest: kept here (`publish`), or produced piece by piece by
+its owner (`publish_source`), so that a model is served without a second copy in memory. Nothing is
+evicted: who publishes retracts. Ranges go out in pieces, each with a deadline, so a reader that
+stops reading costs one stream for a while. It is long, because a member with a thin uplink serves
+many at once, and a piece cut off would count against it. Since slow readers can be many, few pieces
+are large: what all of them hold of us together is bounded.
 """
 
 from __future__ import annotations
@@ -84,10 +85,13 @@ class BlobStore:
             await self._send_range(blob, request, stream, pace)
 
     async def _send_range(self, blob: Blob, request: BlobRequest, stream: iroh.SendStream, pace: Pace) -> None:
-        """Send the reply and the range; a blob that cannot deliver, or a reader that stalls, resets the stream."""
+        """Send the reply and the range; a blob that cannot deliver, or a reader that stalls, resets
+        the stream.
+        """
         async with asyncio.timeout(PIECE_S):
             await stream.write_all(frame_of(Reply(Status.OK, blob.size)))
-        offset, end = request.offset, request.offset + request.length
+        offset = request.offset
+        end = request.offset + request.length
         while offset < end:
             large = self._large < LARGE_PIECES
             self._large += large

@@ -1,8 +1,10 @@
-"""Where peers say where they are. On one machine: one small file per endpoint in a directory only this user can write.
+"""Where peers say where they are. On one machine: one small file per endpoint in a directory only
+this user can write.
 
-`<hex node id>.json` holds the addresses of that endpoint. It is written atomically, refreshed when the addresses
-change or the file vanished, and removed on close. Whatever is read is checked (owner, size, address syntax); a stale
-or forged address only costs a failed dial, because the connection itself proves the peer's id.
+`<hex node id>.json` holds the addresses of that endpoint. It is written atomically, refreshed when
+the addresses change or the file vanished, and removed on close. Whatever is read is checked (owner,
+size, address syntax); a stale or forged address only costs a failed dial, because the connection
+itself proves the peer's id.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ from aftermath.p2p.transport import DiscoveryFailed
 
 MAX_FILE = 4096
 MAX_ADDRESSES = 16
-MAX_ADDRESS, MAX_RELAY = 64, 256
+MAX_ADDRESS = 64
+MAX_RELAY = 256
 """Characters of each: a server tells all members what one has told it."""
 
 
@@ -42,7 +45,9 @@ class Whereabouts(msgspec.Struct, frozen=True):
 
 
 class Directory(Protocol):
-    """What tells where the endpoints of a run are, ours too. Nothing in it is believed: an address is only tried."""
+    """What tells where the endpoints of a run are, ours too. Nothing in it is believed: an address
+    is only tried.
+    """
 
     def prepare(self) -> None:
         """Before anything else. Raises DiscoveryFailed."""
@@ -61,10 +66,12 @@ class Directory(Protocol):
 
 
 def local_discovery_dir(run_id: str, *, cluster: str, program: str, identity: str) -> Path:
-    """The per-user directory under the system's temporary folder in which peers of one run find each other.
+    """The per-user directory under the system's temporary folder in which peers of one run find
+    each other.
 
-    A wallet has the same p2p key in all runs of one id. So the name tells apart runs of other clusters (`cluster`: the
-    genesis hash) and runs that were created again (`identity`: see `Run.identity`).
+    A wallet has the same p2p key in all runs of one id. So the name tells apart runs of other
+    clusters (`cluster`: the genesis hash) and runs that were created again (`identity`: see
+    `Run.identity`).
     """
     safe = re.fullmatch(r"[A-Za-z0-9_-]{1,64}", run_id)
     digits = hashlib.sha256("\0".join((cluster, program, run_id, identity)).encode()).hexdigest()[:16]
@@ -80,7 +87,9 @@ class LocalDirectory:
     node_id: bytes
 
     def prepare(self) -> None:
-        """Create the directory, private to this user; DiscoveryFailed if that is impossible or it is someone else's."""
+        """Create the directory, private to this user; DiscoveryFailed if that is impossible or it
+        is someone else's.
+        """
         try:
             self.path.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
             self.path.mkdir(mode=0o700, exist_ok=True)
@@ -95,7 +104,9 @@ class LocalDirectory:
             )
 
     def write(self, whereabouts: Whereabouts) -> None:
-        """Publish our addresses atomically; a full or vanished disk is reported as DiscoveryFailed."""
+        """Publish our addresses atomically; a full or vanished disk is reported as
+        DiscoveryFailed.
+        """
         target = self._file(self.node_id)
         try:
             self.path.mkdir(mode=0o700, exist_ok=True)
@@ -196,7 +207,9 @@ def _peer_named(text: str) -> NamedPeer:
 
 
 def addresses_of(peers: Sequence[NamedPeer]) -> dict[bytes, tuple[str, ...]]:
-    """Their addresses, those of one key together. It may wait for a name service. Raises UsageError."""
+    """Their addresses, those of one key together. It may wait for a name service. Raises
+    UsageError.
+    """
     found: dict[bytes, tuple[str, ...]] = {}
     for peer in peers:
         found[peer.key] = (*found.get(peer.key, ()), *_looked_up(peer))[:MAX_ADDRESSES]
@@ -219,7 +232,8 @@ class NamedPeers:
     """A `Directory` of these addresses and those of another directory, if any."""
 
     def __init__(self, named: Mapping[bytes, tuple[str, ...]], other: Directory | None) -> None:
-        self._named, self._other = named, other
+        self._named = named
+        self._other = other
 
     def prepare(self) -> None:
         if self._other is not None:
@@ -238,7 +252,9 @@ class NamedPeers:
             self._other.remove()
 
     def read(self, node_id: bytes) -> Whereabouts | None:
-        """Without another directory and a name the addresses are empty: whatever iroh itself knows is tried then."""
+        """Without another directory and a name the addresses are empty: whatever iroh itself knows
+        is tried then.
+        """
         found = self._other.read(node_id) if self._other is not None else Whereabouts(())
         named = self._named.get(node_id)
         if named is None:

@@ -1,11 +1,14 @@
-"""Speed of the iroh binding: hands `bytes` to Rust with one copy instead of one Python assignment per byte.
+"""Speed of the iroh binding: hands `bytes` to Rust with one copy instead of one Python assignment
+per byte.
 
-Decision: iroh 1.2.0's generated `_UniffiRustBufferBuilder.write` stores byte by byte (about 7 MB/s). `install`
-replaces that one method by a `ctypes.memmove`, only if the class and the fields it needs look as they did when this
-was written, and proves the new method on a small buffer first. Otherwise the binding stays untouched: slower, correct.
+Decision: iroh 1.2.0's generated `_UniffiRustBufferBuilder.write` stores byte by byte (about 7
+MB/s). `install` replaces that one method by a `ctypes.memmove`, only if the class and the fields it
+needs look as they did when this was written, and proves the new method on a small buffer first.
+Otherwise the binding stays untouched: slower, correct.
 
-Where RUST_BACKTRACE is set, the binding looks up, in the event loop, from where each failed handshake came: 60 ms of a
-core, and strangers let handshakes fail at will. So it is told not to. Rust asks once, when the first error is made.
+Where RUST_BACKTRACE is set, the binding looks up, in the event loop, from where each failed
+handshake came: 60 ms of a core, and strangers let handshakes fail at will. So it is told not to.
+Rust asks once, when the first error is made.
 """
 
 from __future__ import annotations
@@ -51,12 +54,16 @@ def _proven(builder_class: Any, buffer_class: Any) -> bool:
 
 
 def leave_out_backtraces() -> None:
-    """Have errors of the binding made without a backtrace; those of panics stay as the user wants them."""
+    """Have errors of the binding made without a backtrace; those of panics stay as the user wants
+    them.
+    """
     os.environ["RUST_LIB_BACKTRACE"] = "0"
 
 
 def install(binding: types.ModuleType) -> bool:
-    """Replace the slow method in `binding` (the module `iroh.iroh_ffi`); True if the fast one is now in place."""
+    """Replace the slow method in `binding` (the module `iroh.iroh_ffi`); True if the fast one is
+    now in place.
+    """
     builder_class = getattr(binding, "_UniffiRustBufferBuilder", None)
     buffer_class = getattr(binding, "_UniffiRustBuffer", None)
     wanted = ("write", "_reserve", "finalize", "discard")

@@ -1,11 +1,12 @@
 """Fetching one blob from several holders: ranges, resume, helpers, blame.
 
-Decided: a small blob is one range, a large one many, pulled by one worker per holder. A holder that dies or stalls
-hands its unread rest to the others, so no byte that arrived is asked for twice. An idle worker takes half of the
-longest rest. Where all who are waited for are silent, or too slow for the deadline, one more holder is asked besides
-them; what they let us wait is counted in ticks, so that a pause of our own is nobody's fault. The digest is checked
-at the end; if it is wrong and one holder gave everything, it is the liar, else holders are asked one at a time and
-the holder whose bytes differ from the verified blob is blamed.
+Decided: a small blob is one range, a large one many, pulled by one worker per holder. A holder that
+dies or stalls hands its unread rest to the others, so no byte that arrived is asked for twice. An
+idle worker takes half of the longest rest. Where all who are waited for are silent, or too slow for
+the deadline, one more holder is asked besides them; what they let us wait is counted in ticks, so
+that a pause of our own is nobody's fault. The digest is checked at the end; if it is wrong and one
+holder gave everything, it is the liar, else holders are asked one at a time and the holder whose
+bytes differ from the verified blob is blamed.
 """
 
 from __future__ import annotations
@@ -31,10 +32,15 @@ from aftermath.p2p.wire import BlobRequest, ProtocolViolation, Reply, Status, ca
 MOST_HOLDERS = 8
 STRIKES = 3
 PARTS_OF_DEADLINE = 3
-"""A holder is waited for at most this part of the deadline, and a range should take no more of what is left."""
+"""A holder is waited for at most this part of the deadline, and a range should take no more of what
+is left.
+"""
 TICK_S = 0.2
-TRICKLE, TRICKLE_S = 16384, 0.005
-"""What comes in fewer bytes than that is read again after so long: who sends single bytes costs us no more reads."""
+TRICKLE = 16384
+TRICKLE_S = 0.005
+"""What comes in fewer bytes than that is read again after so long: who sends single bytes costs us
+no more reads.
+"""
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 2.0
 
@@ -83,9 +89,12 @@ class Fetch:
             ) from error
 
     async def _persist(self, holders: Sequence[bytes]) -> bytes:
-        """Pass over the holders again and again, keeping what arrived, until verified or nobody is left to ask."""
+        """Pass over the holders again and again, keeping what arrived, until verified or nobody is
+        left to ask.
+        """
         attempt = Attempt.of(self._size)
-        alone, turns = False, Counter[bytes]()
+        alone = False
+        turns = Counter[bytes]()
         pauses = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         while True:
             asked = self._askable(holders)
@@ -108,7 +117,9 @@ class Fetch:
                 await asyncio.sleep(pauses.next())
 
     def _askable(self, holders: Sequence[bytes], *, excluded: bool = False) -> list[bytes]:
-        """Holders worth asking, best first (see `Pace.ranked`); BlobRejected or BlobUnavailable if none is left."""
+        """Holders worth asking, best first (see `Pace.ranked`); BlobRejected or BlobUnavailable if
+        none is left.
+        """
         left = [one for one in holders if one not in self._liars and self._strikes[one] < STRIKES]
         if left:
             return self._pace.ranked(left, self._links.live(), self._size, excluded=excluded)
@@ -147,7 +158,8 @@ class Fetch:
             silent = self._waited[holder] >= min(self._pace.hedge(holder), self._patience(holder))
             slow = pull is not None and self._too_slow(pull)
             if pull is not None:
-                pull.silent, pull.slow = silent, slow
+                pull.silent = silent
+                pull.slow = slow
             if silent or slow:
                 self._pace.late(holder)
             hopeless += silent or slow
@@ -158,7 +170,8 @@ class Fetch:
     def _too_slow(self, pull: Pull) -> bool:
         """True if, at the pace so far, the range would take more than its part of the time left."""
         now = self._pace.clock()
-        spent, brought = now - pull.began, pull.position - pull.start
+        spent = now - pull.began
+        brought = pull.position - pull.start
         if spent < self._pace.hedge(pull.holder) or not brought:
             return False
         return pull.span.rest * spent / brought > (self._ends - now) / PARTS_OF_DEADLINE
@@ -168,7 +181,9 @@ class Fetch:
         return min(self._pace.patience(holder), self._deadline_s / PARTS_OF_DEADLINE)
 
     async def _work(self, attempt: Attempt, holder: bytes) -> None:
-        """Pull ranges from one holder until the blob is full or the holder fails; the failure is noted."""
+        """Pull ranges from one holder until the blob is full or the holder fails; the failure is
+        noted.
+        """
         try:
             while not attempt.complete:
                 self._waited[holder] = 0.0
@@ -238,7 +253,9 @@ class Fetch:
             raise HolderFailed("refused to send it")
 
     async def _progress(self, attempt: Attempt, link: Link, stream: iroh.RecvStream, pull: Pull) -> bool:
-        """Read at least LEAST_PROGRESS bytes, so that a trickle is no progress; False if no more are wanted."""
+        """Read at least LEAST_PROGRESS bytes, so that a trickle is no progress; False if no more
+        are wanted.
+        """
         goal = pull.position + LEAST_PROGRESS
         while pull.position < goal:
             chunk = await stream.read(min(PIECE, pull.asked_end - pull.position))

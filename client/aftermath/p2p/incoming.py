@@ -1,7 +1,9 @@
-"""Incoming connections: who gets a handshake, who is a member and may connect now, and their greeting.
+"""Incoming connections: who gets a handshake, who is a member and may connect now, and their
+greeting.
 
-Decided: whatever one connection or one stranger causes, the others are let in. Of one member one greeting is heard at a
-time, and one that says more than a greeting is closed, and its sender kept out.
+Decided: whatever one connection or one stranger causes, the others are let in. Of one member one
+greeting is heard at a time, and one that says more than a greeting is closed, and its sender kept
+out.
 """
 
 from __future__ import annotations
@@ -44,9 +46,13 @@ class Arrivals:
         offer: Callable[[Link], None],
         spawn: Spawn,
     ) -> None:
-        self._endpoint, self._instance = endpoint, instance
-        self._contacts, self._bars, self._pace = contacts, bars, pace
-        self._offer, self._spawn = offer, spawn
+        self._endpoint = endpoint
+        self._instance = instance
+        self._contacts = contacts
+        self._bars = bars
+        self._pace = pace
+        self._offer = offer
+        self._spawn = spawn
         self._complaints = Complaints(log)
         self.door = Door(pace.clock)
 

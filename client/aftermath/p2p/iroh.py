@@ -1,7 +1,9 @@
-"""The transport over iroh: binds a QUIC endpoint, publishes where it is, and ties the parts of this package together.
+"""The transport over iroh: binds a QUIC endpoint, publishes where it is, and ties the parts of this
+package together.
 
-Decided: n0's relays and discovery are iroh's own presets; on one machine a private directory is enough and nothing
-leaves it. `close` stops our tasks first, then the endpoint, so that it is quick whatever is under way.
+Decided: n0's relays and discovery are iroh's own presets; on one machine a private directory is
+enough and nothing leaves it. `close` stops our tasks first, then the endpoint, so that it is quick
+whatever is under way.
 """
 
 from __future__ import annotations
@@ -185,7 +187,9 @@ class IrohTransport:
 
 
 def whereabouts(endpoint: iroh.Endpoint) -> Whereabouts:
-    """Where this endpoint can be reached; the loopback address too if it listens on all interfaces."""
+    """Where this endpoint can be reached; the loopback address too if it listens on all
+    interfaces.
+    """
     address = endpoint.addr()
     found = dict.fromkeys(address.direct_addresses())
     for bound_address in endpoint.bound_sockets():
@@ -209,9 +213,9 @@ async def open_iroh(
 ) -> IrohTransport:
     """Open a transport whose id is the public key of the 32-byte ed25519 `secret`.
 
-    `relay` is disabled, n0 or a URL (`relay.relay_named`).
-    `bind_port` 0 lets the system choose; `bind_host` None listens on all interfaces. Local discovery needs
-    `discovery_dir` (see `discovery.local_discovery_dir`), or another `directory` to look in. `named` are addresses of
+    `relay` is disabled, n0 or a URL (`relay.relay_named`). `bind_port` 0 lets the system choose;
+    `bind_host` None listens on all interfaces. Local discovery needs `discovery_dir` (see
+    `discovery.local_discovery_dir`), or another `directory` to look in. `named` are addresses of
     peers, tried in addition to these. Raises BindFailed, DiscoveryFailed.
     """
     if len(secret) != 32:
@@ -246,7 +250,9 @@ def check_interface(address: str | None) -> None:
 
 
 def check_port(host: str | None, port: int) -> None:
-    """Raise BindFailed if the UDP port cannot be bound. Call this before slow work. Port 0 is always free."""
+    """Raise BindFailed if the UDP port cannot be bound. Call this before slow work. Port 0 is
+    always free.
+    """
     if not port:
         return
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as trial:
@@ -307,7 +313,8 @@ async def bound(secret: bytes, host: str | None, port: int, relay: str, discover
 
 
 async def taken_by(relay: str, host: str | None, seconds: float) -> Whereabouts | None:
-    """Where an endpoint at this interface is found once the relay has it; None if it has not within `seconds`.
+    """Where an endpoint at this interface is found once the relay has it; None if it has not within
+    `seconds`.
 
     Raises UsageError, BindFailed.
     """

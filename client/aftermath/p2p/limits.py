@@ -20,18 +20,24 @@ from itertools import count
 from aftermath.base.rate_limit import Bucket
 from aftermath.rules.bitmap import MAX_MEMBERS
 
-ARRIVALS_RATE, ARRIVALS_BURST = 0.5, 10.0
+ARRIVALS_RATE = 0.5
+ARRIVALS_BURST = 10.0
 """Connections of a peer."""
-ASKED_RATE, ASKED_BURST = 100.0, 500.0
+ASKED_RATE = 100.0
+ASKED_BURST = 500.0
 """Streams of requests of a peer, whatever comes on them."""
-TOLD_RATE, TOLD_BURST = 20.0, 300.0
+TOLD_RATE = 20.0
+TOLD_BURST = 300.0
 """Announcements of a peer: of an honest one some in a round, and 64 again with each connection."""
-EXCESS_RATE, EXCESS_BURST = 0.5, 100.0
+EXCESS_RATE = 0.5
+EXCESS_BURST = 100.0
 """Announcements and connections of a peer beyond these, until it is kept out: no correct member
 comes near.
 """
-ALL_ASKED_RATE, ALL_ASKED_BURST = 400.0, 2000.0
-ALL_TOLD_RATE, ALL_TOLD_BURST = 500.0, 16384.0
+ALL_ASKED_RATE = 400.0
+ALL_ASKED_BURST = 2000.0
+ALL_TOLD_RATE = 500.0
+ALL_TOLD_BURST = 16384.0
 """At once: what 256 members say again to one that comes back."""
 REMEMBERED_PEERS = 2 * MAX_MEMBERS
 """Those that did last whatever is remembered of peers: a run's members, and as many that were
@@ -120,7 +126,8 @@ class Bars:
 
     def offended(self, peer: bytes) -> float:
         """Keep this peer out, longer than the last time; returns for how many seconds."""
-        now, before = self._clock(), self._known.pop(peer, None)
+        now = self._clock()
+        before = self._known.pop(peer, None)
         again = before is not None and now < before.until + LONGEST_S
         offences = before.offences + 1 if before is not None and again else 1
         seconds = min(LONGEST_S, FIRST_S * 2.0 ** min(offences - 1, 16))

@@ -1,9 +1,11 @@
-"""One connection to one peer: the greeting that opens it, its place against a duplicate, and its pulse.
+"""One connection to one peer: the greeting that opens it, its place against a duplicate, and its
+pulse.
 
-Decided: a pair of peers keeps one connection. Of two started by different sides both keep the one dialled by the
-smaller id; a newer one by the same side, or by a restarted peer (another `instance`), replaces the older.
-The pulse is QUIC's own acknowledgements: a datagram that nobody has to read is acknowledged by the peer's QUIC stack
-even while its Python is busy training, so silence means that the process or the path is gone.
+Decided: a pair of peers keeps one connection. Of two started by different sides both keep the one
+dialled by the smaller id; a newer one by the same side, or by a restarted peer (another
+`instance`), replaces the older. The pulse is QUIC's own acknowledgements: a datagram that nobody
+has to read is acknowledged by the peer's QUIC stack even while its Python is busy training, so
+silence means that the process or the path is gone.
 """
 
 from __future__ import annotations
@@ -31,9 +33,13 @@ MOST_UNREAD = 32 << 20
 MOST_UNREAD_OF_ALL = 256 << 20
 """Limit of unread bytes over all peers. Beyond it, the peer that sends most is closed."""
 MOST_BEFORE_GREETING = 64 << 10
-"""Bytes of a connection until it has greeted: handshake, greeting and probes of the path take a few thousand."""
+"""Bytes of a connection until it has greeted: handshake, greeting and probes of the path take a few
+thousand.
+"""
 MOST_BEFORE_ANSWER = 1 << 20
-"""The same where we have dialled: who has answered announces and asks at once, before we may have read its answer."""
+"""The same where we have dialled: who has answered announces and asks at once, before we may have
+read its answer.
+"""
 GREETING_LOOK_S = 0.1
 _AROUND_REQUEST = 256
 """Bytes of QUIC and of our framing around a request, without its body."""
@@ -44,13 +50,17 @@ _ACKNOWLEDGED = 0.05
 _MOST_GIVEN_UP = 8 << 20
 """Bytes that may still arrive of what we asked for and gave up: no peer is to blame for them."""
 _CHATTER = 512
-"""Bytes of each call of `asked_for` that are QUIC's own (pulses, probes of the path), or sent twice."""
+"""Bytes of each call of `asked_for` that are QUIC's own (pulses, probes of the path), or sent
+twice.
+"""
 log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
 class Link:
-    """A greeted connection. `dialer` is the id of the side that opened it; `broke_rules`: how its peer did so."""
+    """A greeted connection. `dialer` is the id of the side that opened it; `broke_rules`: how its
+    peer did so.
+    """
 
     peer: bytes
     connection: iroh.Connection
@@ -115,7 +125,9 @@ class Link:
         self.close(Code.VIOLATION, "protocol violation")
 
     def pulse(self) -> bool:
-        """Called at a steady rate: False once nothing has been heard for SILENT_PROBES calls. Also probes the peer."""
+        """Called at a steady rate: False once nothing has been heard for SILENT_PROBES calls. Also
+        probes the peer.
+        """
         heard = self.connection.stats().udp_rx_datagrams
         self.silent = self.silent + 1 if heard == self.heard else 0
         self.heard = heard
@@ -145,7 +157,9 @@ def close_connection(connection: iroh.Connection, code: Code, reason: str) -> No
 
 
 async def greet(connection: iroh.Connection, instance: bytes) -> bytes:
-    """The dialling side's greeting; returns the peer's instance. PeerUnreachable says why the peer refused."""
+    """The dialling side's greeting; returns the peer's instance. PeerUnreachable says why the peer
+    refused.
+    """
     try:
         stream = await connection.open_bi()
         await stream.send().write_all(frame_of(Hello(instance)))
@@ -162,12 +176,16 @@ async def hear_greeting(connection: iroh.Connection) -> tuple[bytes, iroh.SendSt
 
 
 async def only_a_greeting(connection: iroh.Connection) -> NoReturn:
-    """ProtocolViolation once a peer that has not greeted yet has sent more than a greeting can be."""
+    """ProtocolViolation once a peer that has not greeted yet has sent more than a greeting can
+    be.
+    """
     await _no_more_than(connection, MOST_BEFORE_GREETING)
 
 
 async def only_an_answer(connection: iroh.Connection) -> NoReturn:
-    """ProtocolViolation once a peer that we have dialled has sent far more than belongs to its greeting."""
+    """ProtocolViolation once a peer that we have dialled has sent far more than belongs to its
+    greeting.
+    """
     await _no_more_than(connection, MOST_BEFORE_ANSWER)
 
 
@@ -186,7 +204,9 @@ async def answer_greeting(stream: iroh.SendStream, instance: bytes) -> None:
 
 
 async def run_link(link: Link, services: list[Coroutine[Any, Any, None]], complaints: Complaints) -> None:
-    """Run a link's services until the connection closes; a service that meets a violation closes it."""
+    """Run a link's services until the connection closes; a service that meets a violation closes
+    it.
+    """
     link.limit()
     tasks = [asyncio.create_task(_guarded(link, service, complaints)) for service in services]
     try:

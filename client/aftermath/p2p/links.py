@@ -1,8 +1,9 @@
 """The table of connections: who dials whom and when again, which of two connections stays.
 
-Decided: every pair of members keeps one connection. The smaller id dials at once, the larger after a short grace,
-so that one side behind a NAT suffices. Whatever one connection or one stranger causes, the others are kept. Who broke
-the protocol is closed and neither let in (`arrivals`) nor dialled for a growing time (`bars`).
+Decided: every pair of members keeps one connection. The smaller id dials at once, the larger after
+a short grace, so that one side behind a NAT suffices. Whatever one connection or one stranger
+causes, the others are kept. Who broke the protocol is closed and neither let in (`arrivals`) nor
+dialled for a growing time (`bars`).
 """
 
 from __future__ import annotations
@@ -97,7 +98,8 @@ class Links:
     async def get(self, peer: bytes, wait_s: float) -> Link:
         """The link to a member, waiting up to `wait_s` for it to come up.
 
-        Raises PeerUnreachable, which says what stands against it, or TransportError if we are closed.
+        Raises PeerUnreachable, which says what stands against it, or TransportError if we are
+        closed.
         """
         if self._closed:
             raise TransportError("the transport is closed")
@@ -143,7 +145,7 @@ class Links:
         if contact.link is not None:
             contact.link.close(Code.NOT_A_MEMBER, "no longer a member of this run")
 
-    # --- dialling -------------------------------------------------------------------------------------------------
+    # --- dialling ---
 
     async def _keep(self, peer: bytes, contact: Contact) -> None:
         """Keep one member connected for as long as it is one."""
@@ -195,10 +197,12 @@ class Links:
         quota = contact.quota if contact is not None else Quota(self._pace.clock)
         self._offer(Link(peer, connection, self._me, instance, self._pace.clock(), quota))
 
-    # --- the table ------------------------------------------------------------------------------------------------
+    # --- the table ---
 
     def _offer(self, link: Link) -> None:
-        """Take a greeted link, unless its peer is no member any more, is kept out, or a better link is there."""
+        """Take a greeted link, unless its peer is no member any more, is kept out, or a better link
+        is there.
+        """
         contact = self._contacts.get(link.peer)
         if contact is None:
             link.close(Code.NOT_A_MEMBER, "not a member of this run")
@@ -219,7 +223,9 @@ class Links:
         self._spawn(self._serve(contact, link))
 
     def _retire(self, old: Link, new: Link) -> None:
-        """Close a superseded link: at once if its peer is gone, else after what is under way had time to end."""
+        """Close a superseded link: at once if its peer is gone, else after what is under way had
+        time to end.
+        """
         old.retired = True
         reason = "superseded" if old.instance == new.instance else OTHER_PROCESS
         delay = LINGER_S if old.instance == new.instance and old.dialer != new.dialer else 0.0
@@ -247,8 +253,8 @@ class Links:
     def _tell_other_process(self, link: Link) -> None:
         """Warn, once, that peers say they are connected to another process that proved our key.
 
-        A peer chooses the reason of a close, so it may lie. One peer's word counts only while no other peer is
-        connected, and even then the warning does not ask to stop a process.
+        A peer chooses the reason of a close, so it may lie. One peer's word counts only while no
+        other peer is connected, and even then the warning does not ask to stop a process.
         """
         self._say_other_process.add(link.peer)
         saying = sorted(self._say_other_process & self._contacts.keys())
@@ -267,7 +273,9 @@ class Links:
         )
 
     def _tell(self, link: Link, seconds: float) -> None:
-        """Log what a peer did against the protocol, once for each: it can do it again whenever it is connected."""
+        """Log what a peer did against the protocol, once for each: it can do it again whenever it
+        is connected.
+        """
         first = self._complaints.new("breaking the protocol", link.peer)
         log.log(
             logging.WARNING if first else logging.DEBUG,

@@ -1,4 +1,5 @@
-"""Complaints: troubles that peers can cause at will are logged in one line, once for each thing and peer.
+"""Complaints: troubles that peers can cause at will are logged in one line, once for each thing and
+peer.
 
 Decided: the text of an error may hold what a stranger sent, so it is escaped and cut; no traceback.
 """
@@ -13,14 +14,18 @@ MOST = 1024
 
 
 class Complaints:
-    """What was complained about already; after MOST different complaints nothing is logged any more."""
+    """What was complained about already; after MOST different complaints nothing is logged any
+    more.
+    """
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
         self._made: set[tuple[str, bytes]] = set()
 
     def new(self, doing: str, peer: bytes) -> bool:
-        """Whether this is the first complaint about `doing` on behalf of `peer`; later it is not."""
+        """Whether this is the first complaint about `doing` on behalf of `peer`; later it is
+        not.
+        """
         if (doing, peer) in self._made or len(self._made) >= MOST:
             return False
         self._made.add((doing, peer))

@@ -1,13 +1,15 @@
 """What was measured: bytes by kind, events, and each peer's bandwidth, round trip and failures.
 
-Everything that has to guess a time limit or an order of peers asks here, so the guesses follow the measurements.
+Everything that has to guess a time limit or an order of peers asks here, so the guesses follow the
+measurements.
 
-Decided: callers rotate their holders to spread load, so their order stands except against evidence. Evidence is a
-failure (asked last for FAILURE_S), several in a row (not asked at all while others are left) and a measured bandwidth
-at which this blob would take noticeably longer than from the fastest. A holder not measured for STALE_S keeps its
-place: its turn comes, and then it is measured, or has failed. Not holding a blob is an answer, and no evidence.
-Failures say nothing of a process started since: a peer that comes back as another instance starts afresh, but for
-lies, and no more often than its failures would pass by themselves.
+Decided: callers rotate their holders to spread load, so their order stands except against evidence.
+Evidence is a failure (asked last for FAILURE_S), several in a row (not asked at all while others
+are left) and a measured bandwidth at which this blob would take noticeably longer than from the
+fastest. A holder not measured for STALE_S keeps its place: its turn comes, and then it is measured,
+or has failed. Not holding a blob is an answer, and no evidence. Failures say nothing of a process
+started since: a peer that comes back as another instance starts afresh, but for lies, and no more
+often than its failures would pass by themselves.
 """
 
 from __future__ import annotations
@@ -58,7 +60,9 @@ class PeerPace:
 
     def forgive(self) -> None:
         """Forget its failures; lies are not forgotten."""
-        self.failures, self.last_until, self.failing_until = 0, float("-inf"), float("-inf")
+        self.failures = 0
+        self.last_until = float("-inf")
+        self.failing_until = float("-inf")
 
 
 @dataclass
@@ -80,7 +84,9 @@ class Pace:
         return found
 
     async def throttle(self, bucket: Bucket, shared: Shared | None = None) -> bool:
-        """Take a token, waiting until it is paid for, and then a turn in what all peers share; whether it had one."""
+        """Take a token, waiting until it is paid for, and then a turn in what all peers share;
+        whether it had one.
+        """
         wait = bucket.take()
         if wait:
             self.events["throttled"] += 1
@@ -113,11 +119,15 @@ class Pace:
         pace.measured_at = self.clock()
 
     def late(self, node_id: bytes) -> None:
-        """Note that a peer lets us wait; it is asked last for a while, unless it delivers after all."""
+        """Note that a peer lets us wait; it is asked last for a while, unless it delivers after
+        all.
+        """
         self.peer(node_id).last_until = self.clock() + FAILURE_S
 
     def failed(self, node_id: bytes) -> None:
-        """Note a failure; the peer is asked last for a while, after several in a row not at all if others are left."""
+        """Note a failure; the peer is asked last for a while, after several in a row not at all if
+        others are left.
+        """
         self.late(node_id)
         pace = self.peer(node_id)
         pace.failures += 1
@@ -125,8 +135,11 @@ class Pace:
             pace.failing_until = self.clock() + FAILURE_S
 
     def connected(self, node_id: bytes, instance: bytes, rtt: float | None) -> None:
-        """Note a new connection to a peer's process; `instance` is what that process calls itself."""
-        pace, now = self.peer(node_id), self.clock()
+        """Note a new connection to a peer's process; `instance` is what that process calls
+        itself.
+        """
+        pace = self.peer(node_id)
+        now = self.clock()
         self.events["connects"] += 1
         pace.rtt = rtt
         if pace.instance not in (None, instance) and now - pace.returned_at >= FAILURE_S:
@@ -147,10 +160,11 @@ class Pace:
     def ranked(
         self, holders: Iterable[bytes], connected: frozenset[bytes], size: int, *, excluded: bool = False
     ) -> list[bytes]:
-        """Holders in the order to ask them for `size` bytes: connected, did not fail lately, not noticeably slower.
+        """Holders in the order to ask them for `size` bytes: connected, did not fail lately, not
+        noticeably slower.
 
-        The slower ones follow fastest first; among equals the order of `holders` stands. Excluded ones are left out
-        as long as others remain, unless they are asked for.
+        The slower ones follow fastest first; among equals the order of `holders` stands. Excluded
+        ones are left out as long as others remain, unless they are asked for.
         """
         now = self.clock()
         unique = list(dict.fromkeys(holders))

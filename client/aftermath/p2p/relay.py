@@ -1,7 +1,8 @@
-"""Which relay carries what peers cannot send each other directly: none, n0's, or one of the user's own.
+"""Which relay carries what peers cannot send each other directly: none, n0's, or one of the user's
+own.
 
-Decided: what goes through a relay is encrypted between the peers, so that a plain `http` relay is allowed; a URL is a
-host and a port alone, since nothing else of it would be used.
+Decided: what goes through a relay is encrypted between the peers, so that a plain `http` relay is
+allowed; a URL is a host and a port alone, since nothing else of it would be used.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from urllib.parse import urlsplit
 
 from aftermath.base.errors import UsageError, shown
 
-AUTO, DISABLED, N0 = "auto", "disabled", "n0"
+AUTO = "auto"
+DISABLED = "disabled"
+N0 = "n0"
 
 
 def relay_named(given: object) -> str:

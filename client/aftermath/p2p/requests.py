@@ -1,9 +1,11 @@
-"""Requests: small calls to one peer, and the dispatch of everything a peer asks of us (calls and blob ranges).
+"""Requests: small calls to one peer, and the dispatch of everything a peer asks of us (calls and
+blob ranges).
 
-Decided: each call is one bidirectional stream; sizes are stated before the bytes, so nothing oversized is read. A
-peer has at most STREAMS of its streams served at a time, and no more a second than its quota; the rest wait unaccepted,
-and QUIC allows few of those. What follows a request on its stream is not read and not kept. Answers that nobody takes
-are few: who has some already is refused another one while there is no room.
+Decided: each call is one bidirectional stream; sizes are stated before the bytes, so nothing
+oversized is read. A peer has at most STREAMS of its streams served at a time, and no more a second
+than its quota; the rest wait unaccepted, and QUIC allows few of those. What follows a request on
+its stream is not read and not kept. Answers that nobody takes are few: who has some already is
+refused another one while there is no room.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ STREAMS = 16
 HEADER_S = 10.0
 LONGEST_HANDLER_S = 120.0
 ANSWERS = 8 << 20
-"""Bytes of answers that one peer has not taken yet; an answer that is its only one may be larger."""
+"""Bytes of answers that one peer has not taken yet; an answer that is its only one may be
+larger.
+"""
 ALL_ANSWERS = 64 << 20
 """Limit of answer bytes over all peers, besides one answer to each."""
 
@@ -73,7 +77,7 @@ class Requests:
             raise ValueError(f"a topic has 1 to {MAX_TOPIC} characters, not {len(topic)}")
         self._handlers[topic] = handler
 
-    # --- our side of a call ---------------------------------------------------------------------------------------
+    # --- our side of a call ---
 
     async def call(
         self, links: Links, peer: bytes, topic: str, body: bytes, max_reply: int, deadline_s: float
@@ -119,7 +123,7 @@ class Requests:
         link.taken += len(data)
         return data
 
-    # --- the other side -------------------------------------------------------------------------------------------
+    # --- the other side ---
 
     async def serve(self, link: Link) -> None:
         """Service of a link: answer what the peer asks, at most STREAMS at a time."""
@@ -138,7 +142,9 @@ class Requests:
             await cancel(tasks)
 
     async def _answer(self, link: Link, stream: iroh.BiStream) -> None:
-        """Serve one stream; a peer that goes away or stalls only ends its own stream, a violation ends the link."""
+        """Serve one stream; a peer that goes away or stalls only ends its own stream, a violation
+        ends the link.
+        """
         try:
             async with asyncio.timeout(HEADER_S):
                 request = await read_request(stream.recv())
@@ -162,7 +168,8 @@ class Requests:
         """Run the handler, send its reply."""
         status, reply = await self._handled(peer, request, body)
         if reply and not self._room(peer, len(reply)):
-            status, reply = Status.REFUSED, b""
+            status = Status.REFUSED
+            reply = b""
         reply, size = frame_of(Reply(status, len(reply))) + reply, len(reply)
         self._untaken[peer] += size
         try:

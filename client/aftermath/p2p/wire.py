@@ -1,6 +1,8 @@
-"""Bytes on the wire: the ALPN, the frames, their size caps and the codes a connection is closed with.
+"""Bytes on the wire: the ALPN, the frames, their size caps and the codes a connection is closed
+with.
 
-A frame is a 4-byte big-endian length and that many bytes. Structured frames are msgpack arrays, decoded into typed
+A frame is a 4-byte big-endian length and that many bytes. Structured frames are msgpack arrays,
+decoded into typed
 structs; nothing is allocated before its length passed a cap. Streams:
 - the first bidirectional stream of a connection exchanges `Hello`;
 - a unidirectional stream carries announcements, one frame each;
@@ -72,7 +74,9 @@ class BlobRequest(msgspec.Struct, array_like=True, frozen=True, tag=1):
 
 
 class CallRequest(msgspec.Struct, array_like=True, frozen=True, tag=2):
-    """Asks `topic`; a body of `size` bytes follows, the reply must come in `deadline_ms` and fit `max_reply` bytes."""
+    """Asks `topic`; a body of `size` bytes follows, the reply must come in `deadline_ms` and fit
+    `max_reply` bytes.
+    """
 
     topic: str
     size: int

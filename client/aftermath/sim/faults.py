@@ -49,7 +49,9 @@ class Faults:
     """
 
     def __init__(self, sim: Simulation, lot: random.Random, border: Callable[[int | None], Awaitable[None]]) -> None:
-        self._sim, self._lot, self._border = sim, lot, border
+        self._sim = sim
+        self._lot = lot
+        self._border = border
         self.windows: list[Window] = []
         self._everywhere: list[Fault] = [
             *(self.kill, self.stop, self.restart, self.alone, self.outage, self.cut, self.lose, self.replies),
@@ -69,14 +71,15 @@ class Faults:
         """Whether a fault can be the reason for what happened to this member."""
         return any(name in one.names and one.start <= when <= one.end + EXCUSED for one in self.windows)
 
-    # --- whom, and for how long -------------------------------------------------------------------
+    # --- whom, and for how long ---
 
     def _victim(self) -> Player:
         alive = [player for player in self._sim.players if player.alive]
         if not alive:
             return self._lot.choice(self._sim.players)
         tiers = [player.tier for player in alive]
-        run, members = self._sim.run, self._sim.members
+        run = self._sim.run
+        members = self._sim.members
         seated = witnesses(run.current, members)
         elected = {members.seats[seat].signer for seat in seated}
         groups = [
@@ -96,7 +99,8 @@ class Faults:
         """Some seconds, or until just after a border: one of the next, or the end of the next
         warm-up.
         """
-        drawn, after = self._lot.random(), self._lot.uniform(0, 1.5)
+        drawn = self._lot.random()
+        after = self._lot.uniform(0, 1.5)
         if drawn < 0.35:
             await asyncio.sleep(self._lot.uniform(0.2, min(15.0, longest)))
             return
@@ -113,7 +117,7 @@ class Faults:
         if not player.alive and self._sim.run.state is not RunState.FINISHED:
             self._sim.start(player)
 
-    # --- members ----------------------------------------------------------------------------------
+    # --- members ---
 
     async def kill(self) -> None:
         await self._away("kill", self._sim.kill)
@@ -140,7 +144,7 @@ class Faults:
         self._return(player)
         self._end(window)
 
-    # --- the chain --------------------------------------------------------------------------------
+    # --- the chain ---
 
     async def alone(self) -> None:
         """One member does not reach the chain."""
@@ -203,7 +207,7 @@ class Faults:
             except CoordinatorError:
                 return
 
-    # --- the network ------------------------------------------------------------------------------
+    # --- the network ---
 
     async def cut(self) -> None:
         one = self._victim()
@@ -217,7 +221,8 @@ class Faults:
 
     async def lose(self) -> None:
         window = self._begin("lose", self._sim.players)
-        lot, share = random.Random(self._lot.random()), self._lot.choice((0.2, 0.5, 0.9))
+        lot = random.Random(self._lot.random())
+        share = self._lot.choice((0.2, 0.5, 0.9))
         self._sim.network.loses = lambda sender, receiver: lot.random() < share
         await self._last()
         self._sim.network.loses = lambda sender, receiver: False

@@ -1,8 +1,10 @@
-"""One member's road to the nodes of the chain, in bytes and on virtual time (`chain.wire.Wire`), and what befalls it.
+"""One member's road to the nodes of the chain, in bytes and on virtual time (`chain.wire.Wire`),
+and what befalls it.
 
-Decided: every message takes `latency` seconds each way. A node that refuses, limits or fails has done nothing; one
-whose answer is spoilt on the way has done what it was asked. A websocket whose node is out of reach ends; one that is
-mute stays open, answers pings and says nothing. What a spoilt answer holds is drawn from the road's own seed.
+Decided: every message takes `latency` seconds each way. A node that refuses, limits or fails has
+done nothing; one whose answer is spoilt on the way has done what it was asked. A websocket whose
+node is out of reach ends; one that is mute stays open, answers pings and says nothing. What a
+spoilt answer holds is drawn from the road's own seed.
 """
 
 from __future__ import annotations
@@ -77,7 +79,9 @@ class Road(httpx.AsyncBaseTransport):
     def __init__(self, cluster: Cluster, seed: int, nodes: int = 1) -> None:
         self.moods = [Mood.GOOD] * nodes
         self.replies_lost = 0
-        """How many of the next transactions land although the connection breaks before the reply."""
+        """How many of the next transactions land although the connection breaks before the
+        reply.
+        """
         self._cluster = cluster
         self._random = random.Random(seed)
         self._before: dict[int, bytes] = {}
@@ -110,13 +114,14 @@ class Road(httpx.AsyncBaseTransport):
     def mood(self, index: int) -> Mood:
         return Mood.REFUSES if self._cluster.down else self.moods[index]
 
-    # --- HTTP ---------------------------------------------------------------------------------------------------
+    # --- HTTP ---
 
     def http(self) -> httpx.AsyncClient:
         return httpx.AsyncClient(transport=self, timeout=None, trust_env=False)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        index, body = _index(request.url.host), await request.aread()
+        index = _index(request.url.host)
+        body = await request.aread()
         await asyncio.sleep(self._cluster.latency)
         mood = self.mood(index)
         if mood is Mood.REFUSES:
@@ -133,7 +138,8 @@ class Road(httpx.AsyncBaseTransport):
         await asyncio.sleep(self._cluster.latency)
         if self.mood(index) is Mood.REFUSES:
             raise httpx.ReadError("broken")
-        before, self._before[index] = self._before.get(index, b"{}"), answer
+        before = self._before.get(index, b"{}")
+        self._before[index] = answer
         if mood is Mood.IDS:
             return httpx.Response(200, content=before)
         if mood is Mood.GENESIS and _ASKS_GENESIS in body:
@@ -160,7 +166,7 @@ class Road(httpx.AsyncBaseTransport):
             holder[key] = self._random.choice(others)
         return msgspec.json.encode(tree)
 
-    # --- websockets ---------------------------------------------------------------------------------------------
+    # --- websockets ---
 
     @asynccontextmanager
     async def websocket(self, url: str) -> AsyncIterator[_Socket]:
@@ -199,7 +205,8 @@ class _Socket:
     """A websocket (`chain.wire.Connection`), and the outbox of its subscriptions."""
 
     def __init__(self, road: Road, index: int, number: int) -> None:
-        self.index, self.number = index, number
+        self.index = index
+        self.number = number
         self._road = road
         self._calls = road.calls(self)
         self._arriving: asyncio.Queue[tuple[float, str | None]] = asyncio.Queue()
@@ -240,7 +247,9 @@ def _index(host: str) -> int:
 
 
 def _places(tree: Any, holder: Any) -> list[tuple[Any, Any]]:
-    """(container, key) of every value below `tree` that is there; the first ones are in `holder`."""
+    """(container, key) of every value below `tree` that is there; the first ones are in
+    `holder`.
+    """
     found: list[tuple[Any, Any]] = []
     items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
     for key, value in items:

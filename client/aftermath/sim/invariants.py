@@ -1,10 +1,11 @@
 """The laws of a run that is played from a seed, judged while it runs and when it is over.
 
-Safety, in addition to `record`: all replicas are equal, bit by bit, after every step; a member ends only because its
-chain was out of reach; nobody is dropped whom no fault touched, and no witness that none touched is closed before it
-has heard of the result of such a member; the checkpoint that the chain names can be loaded and has the hashes that the
-chain names. Liveness, once a run has been left in peace for its patience: it makes at least `PACE` of the steps that it
-makes undisturbed, and every member takes part in them.
+Safety, in addition to `record`: all replicas are equal, bit by bit, after every step; a member ends
+only because its chain was out of reach; nobody is dropped whom no fault touched, and no witness
+that none touched is closed before it has heard of the result of such a member; the checkpoint that
+the chain names can be loaded and has the hashes that the chain names. Liveness, once a run has been
+left in peace for its patience: it makes at least `PACE` of the steps that it makes undisturbed, and
+every member takes part in them.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class Laws:
     """Watches one run."""
 
     def __init__(self, sim: Simulation, faults: Faults) -> None:
-        self._sim, self._faults = sim, faults
+        self._sim = sim
+        self._faults = faults
         self._dropped = 0
         self._unjust: list[str] = []
         self._loaded: tuple[str, int, bytes] | None = None
@@ -69,7 +71,9 @@ class Laws:
                 raise Broken(f"{player.name} was closed before it heard of {name} in round {event['height']}")
 
     def _check_replica(self, player: Player) -> None:
-        """What it has told since the last look: after every step all members of a level hold the same bits."""
+        """What it has told since the last look: after every step all members of a level hold the
+        same bits.
+        """
         for event in player.events[self._compared[player.name] :]:
             for level, digest in event.get("hashes", {}).items():
                 place = *state_of(event), level

@@ -1,7 +1,7 @@
 """What a seed stands for: who takes part, under which rules, and for how long faults are made.
 
-Decided: everything is drawn here from the seed alone, so that a scenario can be printed and played again; the numbers
-are small, so that an hour of a real run's borders passes in minutes.
+Decided: everything is drawn here from the seed alone, so that a scenario can be printed and played
+again; the numbers are small, so that an hour of a real run's borders passes in minutes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ _GRACE = 45.0  # for what has no setting: lost places are requested with a growi
 
 @dataclass(frozen=True)
 class Seat:
-    """One member: its tier, the virtual seconds of one piece of its work, and how many RPC nodes it is given."""
+    """One member: its tier, the virtual seconds of one piece of its work, and how many RPC nodes it
+    is given.
+    """
 
     tier: int
     seconds: float
@@ -94,7 +96,9 @@ def draw(seed: int, seconds: float, overlap: int | None = None) -> Scenario:
     least = lot.randint(1, count - 1)
     batch = lot.randint(count, 4 * count)
     ends = lot.random() < 0.1
-    warmup, cooldown, rounds = lot.choice((15, 30, 60)), lot.choice((8, 15, 25)), lot.randint(2, 7)
+    warmup = lot.choice((15, 30, 60))
+    cooldown = lot.choice((8, 15, 25))
+    rounds = lot.randint(2, 7)
     rules = {
         "warmup_time": warmup,
         "cooldown_time": cooldown,
@@ -162,7 +166,8 @@ class Verdict:
 
 def try_seed(seed: int, seconds: float, overlap: int | None = None) -> Verdict:
     """Play a seed in a temporary directory, with this `overlap` if one is given."""
-    started, scenario = time.process_time(), draw(seed, seconds, overlap)
+    started = time.process_time()
+    scenario = draw(seed, seconds, overlap)
     with _no_warnings(), tempfile.TemporaryDirectory(prefix="aftermath-sim-") as place:
         trial = Trial(scenario)
         run_virtual(trial.play(Path(place) / "storm"))
@@ -206,10 +211,13 @@ def _stage(scenario: Scenario, place: Path) -> Simulation:
 
 
 async def _pace(scenario: Scenario, place: Path) -> tuple[float, float]:
-    """Steps per second of the undisturbed run from its first round on, and the virtual seconds this took."""
+    """Steps per second of the undisturbed run from its first round on, and the virtual seconds this
+    took.
+    """
     sim = _stage(scenario, place)
     await sim.until(lambda run: run.state.training)
-    start, before = sim.now, sim.run.step
+    start = sim.now
+    before = sim.run.step
     while sim.now < start + WINDOW and sim.run.state is not RunState.FINISHED:
         await asyncio.sleep(_LOOK)
         sim.look_after()
@@ -224,7 +232,8 @@ class Trial:
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
         self.broken = self.digest = ""
-        self.virtual, self.steps = 0.0, 0
+        self.virtual = 0.0
+        self.steps = 0
         self.late: float | None = None
         """Steps per second in peace, after the storm."""
         self.faults: list[str] = []
@@ -250,7 +259,8 @@ class Trial:
             await self._phases(sim, aim, laws)
         except (Broken, AftermathError) as broken:
             self.broken = f"at {sim.now:.1f} s: {broken}"
-        self.virtual, self.steps = sim.now, sim.run.step
+        self.virtual = sim.now
+        self.steps = sim.run.step
         self.faults = [window.describe() for window in aim.faults.windows]
         self.events = [{"member": player.name, **event} for player in sim.players for event in player.events]
         self.digest = chronicle.sum_up()
@@ -264,7 +274,8 @@ class Trial:
     async def _course(self, sim: Simulation, aim: Aim, laws: Laws) -> None:
         await aim.storm(self._scenario.seconds)
         await asyncio.sleep(self._scenario.patience)
-        start, before = sim.now, sim.run.step
+        start = sim.now
+        before = sim.run.step
         await asyncio.sleep(WINDOW)
         if sim.run.state is RunState.FINISHED:
             return
@@ -292,7 +303,8 @@ class Chronicle:
     """Notes every transaction of a run, and at its end sums up."""
 
     def __init__(self, sim: Simulation) -> None:
-        self._sim, self._digest = sim, hashlib.sha256()
+        self._sim = sim
+        self._digest = hashlib.sha256()
         sim.chain.observers.append(self._note)
 
     def _note(self) -> None:

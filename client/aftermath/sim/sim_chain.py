@@ -1,7 +1,8 @@
-"""The chain under simulation: the real programs in LiteSVM behind real JSON-RPC, and each member's client of it.
+"""The chain under simulation: the real programs in LiteSVM behind real JSON-RPC, and each member's
+client of it.
 
-A member's client is the real one (`chain.member`) on a simulated road (`road`). The owner, who only sets the stage,
-executes directly and at once.
+A member's client is the real one (`chain.member`) on a simulated road (`road`). The owner, who only
+sets the stage, executes directly and at once.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ class SimChain:
         self.latency = latency
         self.observers: list[Callable[[], None]] = []
         """Called after every transaction that succeeded."""
-        self.coordinator, self.authorizer = coordinator_program(), authorizer_program()
+        self.coordinator = coordinator_program()
+        self.authorizer = authorizer_program()
         programs = [(self.coordinator.id, COORDINATOR_SO), (self.authorizer.id, AUTHORIZER_SO)]
         self.node = SimNode(programs)
         self.node.bank.listeners.append(self)

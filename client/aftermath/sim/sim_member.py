@@ -1,4 +1,6 @@
-"""One member of a simulation, with everything it left behind: what it told, how its nodes treat it."""
+"""One member of a simulation, with everything it left behind: what it told, how its nodes treat
+it.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,9 @@ class Player:
 
 
 class Undisturbed(Attention):
-    """Of members whom nothing holds up: without a timer that shifts all others, a seed stays the trouble it was."""
+    """Of members whom nothing holds up: without a timer that shifts all others, a seed stays the
+    trouble it was.
+    """
 
     def woke(self) -> float:
         return float("-inf")

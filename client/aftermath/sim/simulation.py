@@ -70,20 +70,25 @@ class Simulation:
         stored: bool = True,
         **rules: int,
     ) -> None:
-        """`optimizer`, `config`: the table of another one than the tiny run's, and another model of as many tokens;
-        `stored`: whether the run begins with weights that are kept somewhere.
+        """`optimizer`, `config`: the table of another one than the tiny run's, and another model of
+        as many tokens; `stored`: whether the run begins with weights that are kept somewhere.
         """
         torch.set_num_threads(1)
         place.mkdir(exist_ok=True)
         self.config = config
-        self.place, self.chain, self.network, self.record = place, SimChain(), SimNetwork(), Record()
+        self.place = place
+        self.chain = SimChain()
+        self.network = SimNetwork()
+        self.record = Record()
         self.owner = _key("owner")
         self.players: list[Player] = []
         self.hub: Hub | None = None
         self.upload_seconds = 30.0
         """Virtual time of an upload: longer than a cooldown."""
         self.read_hub: Callable[[Checkpoint], None] = lambda _: None
-        """Called with each place on the Hub that a member reads. Raises the error that the Hub would cause."""
+        """Called with each place on the Hub that a member reads. Raises the error that the Hub
+        would cause.
+        """
         self.keeps = True
         self.keep_steps = 3
         self.held_up = False
@@ -148,18 +153,19 @@ class Simulation:
         self._send(self.ix.set_paused(RUN_ID, paused))
 
     def kick(self, player: Player, *, barred: bool) -> None:
-        wallet, created = player.key.pubkey(), self.run.created
+        wallet = player.key.pubkey()
+        created = self.run.created
         held = parse_membership(self.chain.data(self.ix.membership(RUN_ID, created, wallet)))
         self._send(self.ix.kick(RUN_ID, created, wallet, barred=barred, sponsor=Pubkey(held.sponsor)))
 
     def rewind(self, place: int) -> None:
         self._send(self.ix.rewind(RUN_ID, place, self.model.recorded[place].step))
 
-    # --- members ------------------------------------------------------------------------------------------------
+    # --- members ---
 
     def add(self, tier: int, seconds: float = 1.0, nodes: int = 1) -> Player:
-        """A new member; `seconds`: virtual time of one piece of work on its replica (its share takes two); `nodes`:
-        how many RPC nodes it is given.
+        """A new member; `seconds`: virtual time of one piece of work on its replica (its share
+        takes two); `nodes`: how many RPC nodes it is given.
         """
         name = f"m{len(self.players)}"
         player = Player(name, tier, _key(name), _key(name + " p2p"), seconds, nodes)
@@ -182,7 +188,8 @@ class Simulation:
             events=Events(clock.monotonic, [player.note]),
         )
         role = Role(RUN_ID, self.schema, player.tier, player.identity.secret())
-        upload, quick = InlineWorker(self.upload_seconds), InlineWorker(0.01)
+        upload = InlineWorker(self.upload_seconds)
+        quick = InlineWorker(0.01)
         workers = Workers(player.compute, InlineWorker(0.01), upload, quick, InlineWorker(0.01), InlineWorker(0.01))
         data = open_tokens(self.place / "data", 2, self.model.max_seq_len, vocab_size=self.config.vocab_size)
         wishes = Wishes(
@@ -247,10 +254,12 @@ class Simulation:
             if player.task is not None and player.task.done() and not player.task.cancelled():
                 player.task.result()
 
-    # --- what must hold -----------------------------------------------------------------------------------------
+    # --- what must hold ---
 
     def check(self, *, hostile: Collection[Player] = (), dropped: Collection[Player] = ()) -> int:
-        """Every law of a run, `hostile` members apart; only the `dropped` may have been. Comparisons of replicas."""
+        """Every law of a run, `hostile` members apart; only the `dropped` may have been.
+        Comparisons of replicas.
+        """
         self.record.check_coverage(self.backlog)
         honest = [player for player in self.players if player not in hostile]
         for player in honest:
@@ -263,7 +272,9 @@ class Simulation:
         return self.compare(honest)
 
     def compare(self, players: Collection[Player]) -> int:
-        """All members of a level have the same hash after every step; how many comparisons that were."""
+        """All members of a level have the same hash after every step; how many comparisons that
+        were.
+        """
         found: dict[tuple[Any, ...], dict[str, str]] = defaultdict(dict)
         for player in players:
             for event in player.saw("applied") + player.saw("cooldown"):

@@ -1,6 +1,8 @@
-"""What keeps the run of a local testnet: a local network with the real programs, or a centralized server.
+"""What keeps the run of a local testnet: a local network with the real programs, or a centralized
+server.
 
-Decided: both are set up by the commands that an owner types, and their clients by those that a provider types.
+Decided: both are set up by the commands that an owner types, and their clients by those that a
+provider types.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ class Backend(Protocol):
     keeper: str
 
     def start(self, seen: Open) -> Running:
-        """Bring it up, with a run that waits for its clients; the process that everything hangs on."""
+        """Bring it up, with a run that waits for its clients; the process that everything hangs
+        on.
+        """
 
     def client(self, client: Client) -> list[str]:
         """The command that takes part, but for what it says whatever keeps the run."""
@@ -42,11 +46,13 @@ class Solana:
     keeper = "localnet"
 
     def __init__(self, plan: Plan, environment: Mapping[str, str]) -> None:
-        self._plan, self._environment = plan, environment
+        self._plan = plan
+        self._environment = environment
         self._chain = Chain(plan.port)
 
     def start(self, seen: Open) -> Running:
-        plan, own = self._plan, self._environment
+        plan = self._plan
+        own = self._environment
         if plan.port:
             refuse_taken(plan.port, plan.port + 1)
         process, self._chain = start_chain(plan.place / "ledger", plan.log(self.keeper), own, port=plan.port)
@@ -79,10 +85,12 @@ class Centralized:
     keeper = "server"
 
     def __init__(self, plan: Plan) -> None:
-        self._plan, self._port = plan, plan.port
+        self._plan = plan
+        self._port = plan.port
 
     def start(self, seen: Open) -> Running:
-        plan, state = self._plan, self._plan.place / "state.toml"
+        plan = self._plan
+        state = self._plan.place / "state.toml"
         if self._port:
             refuse_taken(self._port)
         else:

@@ -13,7 +13,9 @@ from aftermath.localnet.free_ports import free_ports
 from aftermath.testnet.processes import Process, StageError, wait_for
 
 SLOT_MS = 50
-"""An eighth of mainnet's: a round lasts until the slot of the next one's seed is over, which is four slots later."""
+"""An eighth of mainnet's: a round lasts until the slot of the next one's seed is over, which is
+four slots later.
+"""
 START_SECONDS = 90
 
 

@@ -1,7 +1,9 @@
-"""The config of a local testnet's run: a file, a directory with one, or one of those that come with the package.
+"""The config of a local testnet's run: a file, a directory with one, or one of those that come with
+the package.
 
-Decided: a server's state.toml serves as well as a run's config.toml, since they differ in what only says that a run
-begins; a file that is taken as it is keeps its text, so that what is wrong in it is told with its lines.
+Decided: a server's state.toml serves as well as a run's config.toml, since they differ in what only
+says that a run begins; a file that is taken as it is keeps its text, so that what is wrong in it is
+told with its lines.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ class Chosen:
 
 
 def chosen(given: Path, checkpoint: str | None = None) -> Chosen:
-    """The config, which begins with another checkpoint if one is given. Raises UsageError, ConfigError."""
+    """The config, which begins with another checkpoint if one is given. Raises UsageError,
+    ConfigError.
+    """
     path = find(given)
     try:
         text = path.read_bytes().decode("utf-8-sig")
@@ -168,7 +172,9 @@ def flags(options: Mapping[str, Any]) -> Iterator[str]:
 
 
 def main(words: Sequence[str]) -> int:
-    """Make what is missing for one config, as `aftermath-solana run-files` does, which replaces this module's call."""
+    """Make what is missing for one config, as `aftermath-solana run-files` does, which replaces
+    this module's call.
+    """
     if len(words) != 1 or words[0] in ("-h", "--help"):
         print("Usage: aftermath-solana run-files FILE")
         return 0 if words and words[0] in ("-h", "--help") else 2

@@ -1,6 +1,8 @@
-"""What clients tell, as lines that begin with the client's name: for terminals without panes, pipes and logs.
+"""What clients tell, as lines that begin with the client's name: for terminals without panes, pipes
+and logs.
 
-Decided: the lines are made of events and not of what processes print, so that they have one form, one order and levels.
+Decided: the lines are made of events and not of what processes print, so that they have one form,
+one order and levels.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ class Lines:
 
     def __init__(self, console: Console, level: Verbosity, width: int) -> None:
         """`width`: that of the longest name."""
-        self._console, self._level, self._width = console, level, max(width, len(OWN))
+        self._console = console
+        self._level = level
+        self._width = max(width, len(OWN))
         self._sentences: dict[str, Sentences] = defaultdict(Sentences)
 
     def own(self, sentence: str) -> None:
@@ -116,7 +120,9 @@ def showing_of(pictures: Pictures, *, terminal: bool, tmux: bool) -> Showing:
 
 @contextmanager
 def shown(showing: Showing, plan: Plan, keeper: str, console: Console, level: Verbosity) -> Iterator[Lines]:
-    """What is told while the block runs is seen like this. `keeper`: the process that keeps the run."""
+    """What is told while the block runs is seen like this. `keeper`: the process that keeps the
+    run.
+    """
     names = [client.name for client in plan.clients]
     if showing is not Showing.SCREEN:
         yield Lines(console, level, max(map(len, names)))
@@ -131,7 +137,8 @@ class _OnScreen(Lines):
 
     def __init__(self, console: Console, level: Verbosity, screen: Screen, printed: Printed) -> None:
         super().__init__(console, level, len(OWN))
-        self._screen, self._printed = screen, printed
+        self._screen = screen
+        self._printed = printed
 
     def _tell(self, name: str, markup: str) -> None:
         if not self._screen.open:

@@ -1,4 +1,6 @@
-"""What members have told so far, put together from their events: how far each is, and whether replicas are equal."""
+"""What members have told so far, put together from their events: how far each is, and whether
+replicas are equal.
+"""
 
 from __future__ import annotations
 
@@ -101,14 +103,16 @@ class Story:
                 member.warnings.append(event.message)
 
     def _trained(self, member: MemberStory, event: event_types.Trained, now: float) -> None:
-        member.loss, member.tokens_per_sec, member.trained = event.loss, event.tokens_per_sec, True
+        member.loss = event.loss
+        member.tokens_per_sec = event.tokens_per_sec
+        member.trained = True
         member.rounds.add(event.step)
         if member.returned is None and len(member.traffic) > 1:
             member.returned = event.step
         if self.first_loss_at is None:
             self.first_loss_at = now
 
-    # --- findings -----------------------------------------------------------------------------------------------
+    # --- findings ---
 
     @property
     def steps(self) -> int:
@@ -130,7 +134,8 @@ class Story:
 
     def replica_checks(self) -> tuple[int, list[str]]:
         """How many pairs of replicas were compared, and where two differed."""
-        checks, differing = 0, []
+        checks = 0
+        differing = []
         for (_, _, step, level), found in sorted(self.hashes.items()):
             checks += max(0, len(found) - 1)
             if len(set(found.values())) > 1:

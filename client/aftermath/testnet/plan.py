@@ -1,7 +1,9 @@
-"""Which clients are killed, and when: drawn from a seed, so that the same plan meets the same clients again.
+"""Which clients are killed, and when: drawn from a seed, so that the same plan meets the same
+clients again.
 
-Decided: only a client that has trained since it was started is killed. One that is still restarting could
-never return on a machine that starts it more slowly than it is killed, and a crash in training is what is tried.
+Decided: only a client that has trained since it was started is killed. One that is still restarting
+could never return on a machine that starts it more slowly than it is killed, and a crash in
+training is what is tried.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ class Kills:
     _draw: random.Random = field(default_factory=lambda: random.Random(0))
 
     def now(self, at: float, training: Sequence[int]) -> list[int]:
-        """Whom to kill at this moment, in seconds of any clock, of those that have trained since they were started."""
+        """Whom to kill at this moment, in seconds of any clock, of those that have trained since
+        they were started.
+        """
         if not self.number:
             return []
         if self._due is None:
@@ -117,7 +121,8 @@ class Plan:
 
     def options(self, client: Client) -> Iterator[str]:
         """What a client's command says whatever keeps its run."""
-        wishes, name = self.wishes, client.name
+        wishes = self.wishes
+        name = client.name
         yield from ("--matformer-tier", str(client.tier), "--device", wishes.device, "--threads", str(self.threads))
         yield from ("--bind-p2p-interface", "127.0.0.1", "--iroh-relay", "disabled")
         yield from ("--logs", "tui" if self.tui else "console", "--events-dir", str(self.events / name))
@@ -140,7 +145,9 @@ class Plan:
                 yield from ("--" + name.replace("_", "-"), given)
 
     def _local_files(self) -> Iterator[str]:
-        """Yield the options for local model and data; clients do not open paths that the chain names."""
+        """Yield the options for local model and data; clients do not open paths that the chain
+        names.
+        """
         llm = self.chosen.config.llm
         for option, local in (("--model-path", llm.checkpoint.Local), ("--data-path", llm.data_location.Local)):
             if local is not None:
@@ -148,7 +155,9 @@ class Plan:
 
 
 def clients_of(count: int, tiers: str, chosen: Chosen) -> tuple[Client, ...]:
-    """The clients with their tiers. Raises UsageError if the run does not have these, or waits for more clients."""
+    """The clients with their tiers. Raises UsageError if the run does not have these, or waits for
+    more clients.
+    """
     there = chosen.config.llm.matformer.tiers
     wanted = numbers("--client-matformer-tiers", tiers)
     if len(wanted) > count:

@@ -40,7 +40,9 @@ class Running(Protocol):
 
     @property
     def code(self) -> int | None:
-        """Its exit status, the number of the signal that ended it below 0, or None while it runs."""
+        """Its exit status, the number of the signal that ended it below 0, or None while it
+        runs.
+        """
 
     def kill(self) -> None:
         """kill -9, as a power cut would."""
@@ -62,7 +64,8 @@ class Process:
 
     def __init__(self, name: str, command: list[str], log: Path, environment: Mapping[str, str]) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
-        self.name, self.log = name, log
+        self.name = name
+        self.log = log
         with log.open("ab") as output:
             self._child = subprocess.Popen(
                 leashed("-", command),
@@ -158,7 +161,9 @@ def call(command: list[str], log: Path, environment: Mapping[str, str]) -> None:
 
 
 def at_once(commands: Iterable[list[str]], log: Path, environment: Mapping[str, str]) -> None:
-    """Run commands side by side to their ends, each with a log of its own; StageError as `call` if one fails."""
+    """Run commands side by side to their ends, each with a log of its own; StageError as `call` if
+    one fails.
+    """
     logs = (log.with_stem(f"{log.stem}-{number}") for number in count(1))
     with ThreadPoolExecutor() as pool:
         for _ in pool.map(lambda command, own: call(command, own, environment), commands, logs):

@@ -108,18 +108,23 @@ class Testnet:
     def __init__(
         self, plan: Plan, backend: Backend, kills: Kills, environment: Mapping[str, str], lines: Lines
     ) -> None:
-        self._plan, self._backend, self._kills = plan, backend, kills
-        self._environment, self._lines = environment, lines
+        self._plan = plan
+        self._backend = backend
+        self._kills = kills
+        self._environment = environment
+        self._lines = lines
         self._running: dict[Client, Running] = {}
         self._back: dict[Client, float] = {}
         """When killed clients are started again."""
         self._failed: list[str] = []
-        self._killed, self._returned = Counter[Client](), Counter[Client]()
+        self._killed = Counter[Client]()
+        self._returned = Counter[Client]()
         self.story = Story([MemberStory(client.name, client.tier) for client in plan.clients])
 
     def perform(self, seconds: float | None) -> Summary:
         """Run it, for at most `seconds` after its clients are started."""
-        plan, started = self._plan, time.monotonic()
+        plan = self._plan
+        started = time.monotonic()
         for made in make_missing(plan.chosen.path, plan.chosen.config, plan.log("files"), self._environment):
             self._lines.own(f"made {made}")
         with ExitStack() as stack:
@@ -190,7 +195,8 @@ class Testnet:
         return self.story.members[self._plan.clients.index(client)]
 
     def _row(self, client: Client, member: MemberStory) -> ClientRow:
-        process, state = self._running.get(client), member.state
+        process = self._running.get(client)
+        state = member.state
         if client in self._back:
             state = "killed, comes back"
         elif client.name in self._failed:

@@ -19,11 +19,13 @@ CHECKPOINTS = "checkpoints"
 def claimed(root: Path, who: str, option: str, names: str) -> Iterator[None]:
     """Lock `root` and remove what an earlier run left there.
 
-    `names` matches the entries that a run makes; `option` is the command-line option shown in fixes. Checkpoints are
-    moved to `checkpoints-1`, `-2` and so on instead of removed. Raises StageError if another process called `who` works
-    there, and OutputError if other files are there.
+    `names` matches the entries that a run makes; `option` is the command-line option shown in
+    fixes. Checkpoints are moved to `checkpoints-1`, `-2` and so on instead of removed. Raises
+    StageError if another process called `who` works there, and OutputError if other files are
+    there.
     """
-    mark, other = root / f".aftermath-{who}", f"Name another directory: {option}"
+    mark = root / f".aftermath-{who}"
+    other = f"Name another directory: {option}"
     try:
         root.mkdir(parents=True, exist_ok=True)
         if not mark.exists() and any(root.iterdir()):

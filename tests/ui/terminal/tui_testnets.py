@@ -1,4 +1,6 @@
-"""Boards of a local testnet for tests: before anything is told, in the middle of a run, and with a client killed."""
+"""Boards of a local testnet for tests: before anything is told, in the middle of a run, and with a
+client killed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What an observer makes of files of events: a run that no chain knows any more, moments, curves and marks of it."""
+"""What an observer makes of files of events: a run that no chain knows any more, moments, curves
+and marks of it.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +91,9 @@ async def test_a_run_is_shown_from_events_alone_though_no_chain_answers(tmp_path
 
 
 def of_run(created: int, loss: float) -> EventRecord:
-    """What a member of the run created in that slot tells of its first step; slot 0: it does not say of which run."""
+    """What a member of the run created in that slot tells of its first step; slot 0: it does not
+    say of which run.
+    """
     identity = f"{created:016x}" if created else ""
     about = About("twice", WALLETS[0], 0, "0.1.0", owner="0wner", created=created, identity=identity)
     return EventRecord(NOON, about, said("trained", step=1, loss=loss, tokens=10), Path("x"))
@@ -146,7 +150,8 @@ def test_members_that_files_make_up_are_counted_and_their_names_cut() -> None:
 
 
 def test_curves_are_bounded_and_keep_their_means() -> None:
-    losses, sent = Losses(), Sent()
+    losses = Losses()
+    sent = Sent()
     for step in range(1, 20_001):
         losses.told(2, step, 4.0 if step % 2 else 2.0, 10)
         sent.add(2, step, 5)

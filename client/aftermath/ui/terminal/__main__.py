@@ -90,7 +90,8 @@ def screen_of(opening: Opening, told: int) -> ToldScreen:
     else:
         board = Board(opening.role, opening.run_id, opening.tier)
         app = ToldTui(board, clock, leave)
-    app.learns, app.told = board, told
+    app.learns = board
+    app.told = told
     return app
 
 

@@ -1,6 +1,8 @@
-"""What a screen knows of its run, from what it was sent: the newest of everything, a loss curve, what is wrong, a log.
+"""What a screen knows of its run, from what it was sent: the newest of everything, a loss curve,
+what is wrong, a log.
 
-Decided: it is bounded, however long a run lasts; time is handed in, so that what is shown depends on nothing else.
+Decided: it is bounded, however long a run lasts; time is handed in, so that what is shown depends
+on nothing else.
 """
 
 from __future__ import annotations
@@ -50,7 +52,8 @@ class Alerts:
         kind = type(event).__struct_config__.tag
         self._alerts = {text: said for text, said in self._alerts.items() if said.until != kind}
         if isinstance(event, event_types.Warning | event_types.Error):
-            message, fatal = printable(event.message, keep="\n"), isinstance(event, event_types.Error)
+            message = printable(event.message, keep="\n")
+            fatal = isinstance(event, event_types.Error)
             before = self._alerts.pop(message, None)
             until = event.until if isinstance(event, event_types.Warning) else None
             self._alerts[message] = Alert(message, event.t, until, before.times + 1 if before else 1, fatal)
@@ -130,7 +133,8 @@ class Board:
             case messages.Told():
                 self._take(message.event)
             case messages.Stands():
-                self.standing, self.here = message.standing, message.here
+                self.standing = message.standing
+                self.here = message.here
             case messages.Facts():
                 self.facts.setdefault(message.tab, {}).update(message.rows)
             case messages.Line():

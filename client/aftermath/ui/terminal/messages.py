@@ -1,6 +1,7 @@
 """What a process tells its screen, as lines of JSON.
 
-Decided: everything is told, nothing is asked: a screen that hangs, or whose terminal does, keeps nobody waiting.
+Decided: everything is told, nothing is asked: a screen that hangs, or whose terminal does, keeps
+nobody waiting.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ class Line(Message, frozen=True):
 
 
 class ClientRow(msgspec.Struct, frozen=True):
-    """One process of a testnet that takes part. `loss`: of its last share; `pid`: None while it is away."""
+    """One process of a testnet that takes part. `loss`: of its last share; `pid`: None while it is
+    away.
+    """
 
     name: str
     tier: int

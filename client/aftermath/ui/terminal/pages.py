@@ -1,7 +1,7 @@
 """What stands on each tab: rows whose order never changes, and what is drawn below them.
 
-Decided: a row is there from the start, with a dash for what is not known yet, so that the eye finds it again; text of
-strangers is plain text with its control characters made visible.
+Decided: a row is there from the start, with a dash for what is not known yet, so that the eye finds
+it again; text of strangers is plain text with its control characters made visible.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ def progress_words(board: Board) -> str:
 
 
 def _further(board: Board) -> Standing | None:
-    """The run's standing, where the member's own events say less: of the rounds that others train while it waits for
-    the next epoch they tell none.
+    """The run's standing, where the member's own events say less: of the rounds that others train
+    while it waits for the next epoch they tell none.
     """
-    told, found = board.progress, board.standing
+    told = board.progress
+    found = board.standing
     return found if found is not None and (not told.total or found.step > told.step + 1) else None
 
 
@@ -69,8 +70,11 @@ def run_page(board: Board, now: float, width: int, height: int) -> RenderableTyp
 
 
 def _waits_for_epoch(board: Board) -> str:
-    """Return when a waiting member joins. Empty if it takes part, or if the run is not known yet."""
-    waiting, found = board.of(event_types.Waiting), board.standing
+    """Return when a waiting member joins. Empty if it takes part, or if the run is not known
+    yet.
+    """
+    waiting = board.of(event_types.Waiting)
+    found = board.standing
     if waiting is None or waiting.leaves or board.leaving or found is None or found.epoch >= waiting.epoch:
         return ""
     when = "" if found.rounds_left is None else f", in about {counted(found.rounds_left, 'round')}"
@@ -78,10 +82,14 @@ def _waits_for_epoch(board: Board) -> str:
 
 
 def training_page(board: Board, now: float, width: int, height: int) -> RenderableType:
-    """Losses, speed, and what the model can do; of a run that is looked at from outside, its pace and its tiers."""
+    """Losses, speed, and what the model can do; of a run that is looked at from outside, its pace
+    and its tiers.
+    """
     if board.role != "member":
         return _training_from_outside(board)
-    counts, trained, applied = board.counts, board.of(event_types.Trained), board.of(event_types.Applied)
+    counts = board.counts
+    trained = board.of(event_types.Trained)
+    applied = board.of(event_types.Applied)
     rows: Facts = dict.fromkeys(("loss", "speed", "share", "applied", "model", "asked", "text"), UNKNOWN)
     if board.losses:
         step, loss = board.losses[-1]
@@ -138,7 +146,8 @@ def network_page(board: Board, now: float, width: int, height: int) -> Renderabl
         rows = dict.fromkeys(
             ("peers", "sent", "received", "fetched", "not had", "refused", "trouble", "sent as"), UNKNOWN
         )
-        traffic, counts = board.of(event_types.Traffic), board.counts
+        traffic = board.of(event_types.Traffic)
+        counts = board.counts
         if traffic is not None:
             per = f", {_bytes(traffic.sent / traffic.t)}/s" if traffic.t > 0 else ""
             rows["peers"] = f"{traffic.peers} in reach"
@@ -167,11 +176,9 @@ def chain_page(board: Board, now: float, width: int, height: int) -> RenderableT
         elected = [str(member.seat) for member in found.members if member.witness]
         rows["witnesses"] = f"members {', '.join(elected)}" if elected else "none elected now"
     if board.role == "member":
-        started, joined, traffic = (
-            board.of(event_types.Started),
-            board.of(event_types.Joined),
-            board.of(event_types.Traffic),
-        )
+        started = board.of(event_types.Started)
+        joined = board.of(event_types.Joined)
+        traffic = board.of(event_types.Traffic)
         rows["wallet" if started is None else started.key] = UNKNOWN if started is None else started.wallet
         rows |= dict.fromkeys(("seat", "attested", "checkpoint", "costs"), UNKNOWN)
         rows["attested"] = counted(board.counts.attested, "time")
@@ -256,15 +263,18 @@ def chart(curve: Sequence[tuple[int, float]], width: int, height: int) -> list[s
         return []
     wide = max(1, room // len(curve))  # columns of a point
     values = [curve[index][1] for index in evenly(len(curve), room) for _ in range(wide)]
-    low, high = min(values), max(values)
-    rows, scale = height - 1, (high - low) or 1.0
+    low = min(values)
+    high = max(values)
+    rows = height - 1
+    scale = (high - low) or 1.0
     tall = [1 + round((value - low) / scale * (rows * 8 - 1)) for value in values]  # eighths of a line
     lines = []
     for row in range(rows - 1, -1, -1):
         label = f"{high:.3f}" if row == rows - 1 else f"{low:.3f}" if row == 0 else ""
         bars = "".join(_EIGHTHS[max(0, min(8, eighths - 8 * row))] for eighths in tall)
         lines.append(f"{label:>{LABEL - 1}} {bars}".rstrip())
-    first, last = f"step {curve[0][0]:,}", f"{curve[-1][0]:,}"
+    first = f"step {curve[0][0]:,}"
+    last = f"{curve[-1][0]:,}"
     gap = len(values) - len(first) - len(last)
     lines.append(" " * LABEL + (first + " " * gap + last if gap > 0 and curve[0][0] != curve[-1][0] else first))
     return lines

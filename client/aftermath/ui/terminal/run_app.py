@@ -45,7 +45,8 @@ class Tui(Tabbed):
             self.bottom.query_one(Log).show(self._board.log)
         else:
             page = self.bottom.query_one(f"#page-{name}", Drawing)
-            now, width = self._clock(), page.container_size.width or self.size.width - 2
+            now = self._clock()
+            width = page.container_size.width or self.size.width - 2
             page.show(PAGES[name](self._board, now, width, self.size.height))
 
     def title_text(self) -> Text:
@@ -60,7 +61,8 @@ class Tui(Tabbed):
         return self._board.leaving
 
     def _draw_members(self) -> None:
-        found, started = self._board.standing, self._board.of(event_types.Started)
+        found = self._board.standing
+        started = self._board.of(event_types.Started)
         shown: Table = (COLUMNS, {})
         if found is not None:
             room = self.size.width - (_SCROLLBAR if len(found.members) > self.size.height - _AROUND else 0)
@@ -78,7 +80,9 @@ _FORMS: tuple[tuple[int, frozenset[str]], ...] = (
     (2, frozenset({"points"})),
     (2, frozenset({"points", "weight"})),
 )
-"""How much is cut (1: wallets, 2: words too), and which columns are left out: the first that fits is taken."""
+"""How much is cut (1: wallets, 2: words too), and which columns are left out: the first that fits
+is taken.
+"""
 Table = tuple[tuple[str, ...], dict[str, list[str]]]
 """The columns, and by seat a cell for each."""
 

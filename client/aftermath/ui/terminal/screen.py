@@ -1,9 +1,11 @@
 """A screen as the process has it that shows something: started, told, and closed again.
 
 Decided
-- It is a process of its own: drawing takes no time from training, and a screen that fails, or whose terminal hangs,
+- It is a process of its own: drawing takes no time from training, and a screen that fails, or whose
+  terminal hangs,
   costs the picture and nothing else. Where it ends by itself, lines follow.
-- What anybody here prints meanwhile, compiled libraries too, goes to its log: it would fall into the picture.
+- What anybody here prints meanwhile, compiled libraries too, goes to its log: it would fall into
+  the picture.
 - The terminal is left as it was found, and what was said last stands on it.
 """
 
@@ -42,8 +44,8 @@ _ORDINARY = b"\x1b[<u\x1b[?1049l\x1b[?25h\x1b[?1000l\x1b[?1003l\x1b[?1006l\x1b[?
 
 
 def can_show(console: Console) -> bool:
-    """Whether there is a terminal to draw on and to read keys from, which is ours now: no pipe, nothing dumb, and not
-    that of a process in the background.
+    """Whether there is a terminal to draw on and to read keys from, which is ours now: no pipe,
+    nothing dumb, and not that of a process in the background.
     """
     try:
         return redraws(console) and sys.stdin.isatty() and terminal.is_ours(sys.stdin.fileno())
@@ -52,7 +54,9 @@ def can_show(console: Console) -> bool:
 
 
 class Screen:
-    """Shows a run; use as a context manager. As a sink it is told a member's events. `started`: by time.monotonic."""
+    """Shows a run; use as a context manager. As a sink it is told a member's events. `started`: by
+    time.monotonic.
+    """
 
     def __init__(
         self,
@@ -64,7 +68,8 @@ class Screen:
         tier: int | None = None,
         names: tuple[str, ...] = (),
     ) -> None:
-        self._console, self._lines = console, ConsoleLines(console, wall)
+        self._console = console
+        self._lines = ConsoleLines(console, wall)
         self._opening = Opening(role, run_id, tier, started, names)
         self._progress = Progress()
         self._last: deque[event_types.Event] = deque(maxlen=_LAST)
@@ -80,7 +85,7 @@ class Screen:
         """Seconds since the start."""
         return time.monotonic() - self._opening.started
 
-    # --- what it is told ------------------------------------------------------------------------------------------
+    # --- what it is told ---
 
     def __call__(self, event: event_types.Event) -> None:
         self._progress.take(event)
@@ -93,7 +98,9 @@ class Screen:
             self._lines(event)
 
     def look(self, look: Callable[[], Standing]) -> None:
-        """Where the run stands is what this says, which is asked now and then, on another thread."""
+        """Where the run stands is what this says, which is asked now and then, on another
+        thread.
+        """
         self._look = look
 
     def stands(self, standing: Standing, here: frozenset[bytes] | None = None) -> None:
@@ -136,7 +143,7 @@ class Screen:
         """Whether it is seen; False once it has ended by itself."""
         return self._open
 
-    # --- its process ----------------------------------------------------------------------------------------------
+    # --- its process ---
 
     def __enter__(self) -> Self:
         sys.stdout.flush()
@@ -207,7 +214,8 @@ class Screen:
                 with self._changed:
                     if not (self._queue or self._closing or self._newest):
                         self._changed.wait(_LOOK)
-                    messages, closing = list(self._queue), self._closing
+                    messages = list(self._queue)
+                    closing = self._closing
                     newest, self._newest = self._newest, {}
                     self._queue.clear()
                 if self._look is not None and not closing:
@@ -221,7 +229,9 @@ class Screen:
 
 
 class _Caught:
-    """What is written to the terminal meanwhile, by whatever part of this process: it goes to `tell`, line by line."""
+    """What is written to the terminal meanwhile, by whatever part of this process: it goes to
+    `tell`, line by line.
+    """
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell = tell

@@ -1,6 +1,8 @@
-"""The screen of a local testnet: the run with a row for each client, what happened, and what every process printed.
+"""The screen of a local testnet: the run with a row for each client, what happened, and what every
+process printed.
 
-Decided: the state of a client is the last column, so that it is that which a narrow terminal cuts off.
+Decided: the state of a client is the last column, so that it is that which a narrow terminal cuts
+off.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from aftermath.ui.terminal.pages import NAMES, UNKNOWN, Facts, bar, grid
 from aftermath.ui.terminal.tabbed import Tabbed
 from aftermath.ui.terminal.widgets import Drawing, Log, Rows, clock
 
-CLIENTS, LOG = "Clients", "Log"
+CLIENTS = "Clients"
+LOG = "Log"
 COLUMNS = ("client", "tier", "loss", "killed", "back", "pid", "state")
 
 
@@ -63,13 +66,15 @@ class Overview(Tabbed):
             self.action_tab(event.row_key.value)
 
     def _draw_clients(self) -> None:
-        board, bottom = self._board, self.bottom
+        board = self._board
+        bottom = self.bottom
         facts: Facts = dict.fromkeys(("config", "state", "steps", "clients"), UNKNOWN)
         rows: dict[str, list[str]] = {}
         if (found := board.stands) is not None:
             there = sum(client.pid is not None for client in found.clients)
             kills = sum(client.killed for client in found.clients)
-            facts["config"], facts["state"] = found.config, found.state
+            facts["config"] = found.config
+            facts["state"] = found.state
             facts["steps"] = bar(found.progress, found.step, found.total, self.size.width - 2 - NAMES)
             facts["clients"] = f"{there} of {len(found.clients)} run, {kills} killed so far"
             for client in found.clients:
@@ -89,7 +94,9 @@ _LATELY = 4
 
 @dataclass
 class OverviewBoard:
-    """Everything that the tabs draw. `names`: the processes that have one, what keeps the run first."""
+    """Everything that the tabs draw. `names`: the processes that have one, what keeps the run
+    first.
+    """
 
     run_id: str
     names: tuple[str, ...]

@@ -1,6 +1,7 @@
 """Reads where a run stands, once or after every change, without a wallet.
 
-Decided: Run is pushed; Model and Members are read again only when the run's counters say that they changed.
+Decided: Run is pushed; Model and Members are read again only when the run's counters say that they
+changed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ class RunFollower:
     """One run on a cluster."""
 
     def __init__(self, coordinator: CoordinatorClient, run_id: str) -> None:
-        self._coordinator, self._run_id = coordinator, run_id
+        self._coordinator = coordinator
+        self._run_id = run_id
         program = coordinator.program_id
         self._watcher = RunWatcher(coordinator.pool, run_addresses(program, run_id).run, program)
         self._view: View | None = None
@@ -64,7 +66,9 @@ class RunFollower:
 
     @asynccontextmanager
     async def following(self) -> AsyncIterator[AsyncIterator[Standing]]:
-        """Where it stands, now and after every change. Raises as `now`, and NoSuchRun when the run is closed."""
+        """Where it stands, now and after every change. Raises as `now`, and NoSuchRun when the run
+        is closed.
+        """
         await self._read()
         await self._watcher.start()
         try:

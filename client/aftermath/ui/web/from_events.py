@@ -1,7 +1,8 @@
 """A run as its members' events tell it: moments, curves, marks, and what is known of each member.
 
-Decided: a moment begins with every state and round, when the first member tells of it; members are known by what they
-last told. Files come from strangers: members, epochs and marks are counted, and texts cut.
+Decided: a moment begins with every state and round, when the first member tells of it; members are
+known by what they last told. Files come from strangers: members, epochs and marks are counted, and
+texts cut.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class Retold:
     """Takes the events of one run in the order in which they are read."""
 
     def __init__(self, run_id: str, losses: Losses) -> None:
-        self._run_id, self._losses = run_id, losses
+        self._run_id = run_id
+        self._losses = losses
         self.sent = Sent()
         self.epochs: dict[int, int] = {}
         """The first step of each epoch that was told of, of the newest MOST_EPOCHS."""
@@ -92,7 +94,8 @@ class Retold:
                 del self.epochs[min(self.epochs)]
 
     def _know(self, wallet: str, told: EventRecord) -> None:
-        event, before = told.event, self.members.get(wallet)
+        event = told.event
+        before = self.members.get(wallet)
         member = before or Member(wallet, told.about.tier, "")
         if isinstance(event, _TAKES_PART):
             member = msgspec.structs.replace(member, standing="takes part", takes_part=True)
@@ -212,7 +215,8 @@ class Sent:
         """(step, bytes until then) of each tier."""
         found: dict[int, Points] = {}
         for tier, curve in sorted(self._more.items()):
-            total, points = 0.0, []
+            total = 0.0
+            points = []
             for step, more, _ in curve.sums():
                 total += more
                 points.append((step, total))
@@ -221,7 +225,8 @@ class Sent:
 
 
 def _means(sums: list[tuple[int, float, float]]) -> Points:
-    points, begin = [], 0
+    points = []
+    begin = 0
     for end in _ends(len(sums)):
         part = sums[begin : end + 1]
         points.append((part[-1][0], sum(total for _, total, _ in part) / sum(weights for _, _, weights in part)))

@@ -1,8 +1,11 @@
-"""What the page is sent of one moment of a run: one form, whether it was read from the chain or retold from events.
+"""What the page is sent of one moment of a run: one form, whether it was read from the chain or
+retold from events.
 
 Decided
-- What is not known is absent: events do not say what a run waits for, and the chain not what a member sent to peers.
-- Sentences and the names of states come from `watch`, as everywhere; the page only counts the seconds that pass.
+- What is not known is absent: events do not say what a run waits for, and the chain not what a
+  member sent to peers.
+- Sentences and the names of states come from `watch`, as everywhere; the page only counts the
+  seconds that pass.
 """
 
 from __future__ import annotations
