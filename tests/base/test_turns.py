@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 
-from aftermath.base.concurrency import Turns
+from aftermath.base.concurrency import TurnLock
 
 
 def test_who_takes_turns_one_after_the_other_lets_others_in_between() -> None:
-    turns = Turns()
+    turns = TurnLock()
     told = list[str]()
     asked = threading.Event()
 
@@ -30,7 +30,7 @@ def test_who_takes_turns_one_after_the_other_lets_others_in_between() -> None:
 
 
 def test_a_turn_ends_with_an_error() -> None:
-    turns = Turns()
+    turns = TurnLock()
     try:
         with turns:
             raise ValueError

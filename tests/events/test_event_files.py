@@ -45,7 +45,7 @@ class Member:
 
 
 def steps(told: list[EventRecord]) -> list[tuple[str, int]]:
-    return [(one.about.wallet, one.event.step) for one in told if isinstance(one.event, event_types.Trained)]
+    return [(one.about.wallet, one.event.step) for one in told if isinstance(one.event, event_types.ShareTrained)]
 
 
 def kept(*places: Path) -> list[EventRecord]:

@@ -21,7 +21,7 @@ from aftermath.cli.present import facts, listing
 from aftermath.events import event_types
 from aftermath.events.console import ConsoleLines
 from aftermath.events.event_types import Event, Warning
-from aftermath.events.plot import course, spark
+from aftermath.events.plot import loss_line, sparkline
 from aftermath.events.printable import json_text, printable
 from aftermath.events.stream import Events, LogWarnings, line_of
 from events.sample_events import KINDS, said
@@ -209,9 +209,9 @@ def test_one_thing_is_told_as_one() -> None:
 
 
 def test_a_spark_line_has_its_ends_at_the_lowest_and_highest() -> None:
-    assert spark([]) == ""
-    assert spark([1.0]) == "▁"
-    assert spark([3.0, 1.0, 2.0]) == "█▁▅"
+    assert sparkline([]) == ""
+    assert sparkline([1.0]) == "▁"
+    assert sparkline([3.0, 1.0, 2.0]) == "█▁▅"
 
 
 @pytest.mark.parametrize("width", [60, 76, 196])
@@ -221,7 +221,7 @@ def test_a_course_says_what_it_draws(steps: int, width: int) -> None:
     them.
     """
     curve = [(step, 6.0 - 3.0 * step / steps) for step in range(1, steps + 1)]
-    shown = course(curve, width)
+    shown = loss_line(curve, width)
     assert len(shown) <= width
     assert shown.startswith(f"loss, steps 1 to {steps}:  {curve[0][1]:.3f} █")
     assert shown.endswith(f"▁ {curve[-1][1]:.3f}")
@@ -230,12 +230,12 @@ def test_a_course_says_what_it_draws(steps: int, width: int) -> None:
 
 def test_a_course_draws_all_of_it() -> None:
     """Half of the steps are high and half are low, and so are the bars."""
-    shown = course([(step, 6.0 if step <= 500 else 3.0) for step in range(1, 1001)], 76)
+    shown = loss_line([(step, 6.0 if step <= 500 else 3.0) for step in range(1, 1001)], 76)
     bars = shown.removeprefix("loss, steps 1 to 1000:  6.000 ").removesuffix(" 3.000")
     assert abs(bars.count("█") - bars.count("▁")) <= 1
     assert bars == "█" * bars.count("█") + "▁" * bars.count("▁")
 
 
 def test_a_course_of_one_step_or_none() -> None:
-    assert course([], 70) == "no loss yet"
-    assert course([(4, 2.5)], 70) == "loss at step 4: 2.500"
+    assert loss_line([], 70) == "no loss yet"
+    assert loss_line([(4, 2.5)], 70) == "loss at step 4: 2.500"

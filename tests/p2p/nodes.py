@@ -13,7 +13,7 @@ import iroh
 
 from aftermath.p2p.iroh import IrohTransport
 from aftermath.p2p.link import greet
-from aftermath.p2p.wire import ALPN, BlobRequest, CallRequest, Reply, Status, frame_of, read_request
+from aftermath.p2p.wire import ALPN, BlobRequest, CallRequest, Reply, ReplyStatus, frame_of, read_request
 
 ECHOED = 8
 """Bytes of what a flooded member is asked to say again."""
@@ -124,7 +124,7 @@ def blob_of(data: bytes, *, stated: int | None = None, stop_after: int | None = 
 
     async def answer(request: BlobRequest | CallRequest, stream: iroh.BiStream) -> None:
         assert isinstance(request, BlobRequest)
-        await stream.send().write_all(frame_of(Reply(Status.OK, len(data) if stated is None else stated)))
+        await stream.send().write_all(frame_of(Reply(ReplyStatus.OK, len(data) if stated is None else stated)))
         await stream.send().write_all(data[request.offset : request.offset + request.length][:stop_after])
         await stream.send().finish()
 
@@ -136,7 +136,7 @@ def stalling(data: bytes, after: int) -> Answer:
 
     async def answer(request: BlobRequest | CallRequest, stream: iroh.BiStream) -> None:
         assert isinstance(request, BlobRequest)
-        await stream.send().write_all(frame_of(Reply(Status.OK, len(data))))
+        await stream.send().write_all(frame_of(Reply(ReplyStatus.OK, len(data))))
         await stream.send().write_all(data[request.offset : request.offset + after])
         await asyncio.Event().wait()
 

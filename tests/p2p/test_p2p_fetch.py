@@ -11,7 +11,7 @@ from blake3 import blake3
 
 from aftermath.p2p import attempt, fetch, link, links, peer_stats
 from aftermath.p2p.transport import BlobRejected, BlobUnavailable, short
-from aftermath.p2p.wire import BlobRequest, Reply, Status, frame_of, read_message
+from aftermath.p2p.wire import BlobRequest, Reply, ReplyStatus, frame_of, read_message
 from p2p.nodes import blob_of, content, identity, join, stalling, until
 
 SMALL = 300_000
@@ -299,5 +299,5 @@ async def test_a_range_outside_the_blob_is_refused(mesh, rogue):
     stream = await connection.open_bi()
     await stream.send().write_all(frame_of(BlobRequest(digest, 3, 3)))
     await stream.send().finish()
-    assert await read_message(stream.recv(), Reply) == Reply(Status.REFUSED, 5)
+    assert await read_message(stream.recv(), Reply) == Reply(ReplyStatus.REFUSED, 5)
     assert await stream.recv().read(10) == b""

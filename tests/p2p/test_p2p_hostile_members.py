@@ -18,9 +18,9 @@ from blake3 import blake3
 from aftermath.p2p import accept_limits, announce, incoming, limits, link, links
 from aftermath.p2p.announce import Announcer
 from aftermath.p2p.link import Link, close_reason
-from aftermath.p2p.peer_stats import Pace
+from aftermath.p2p.peer_stats import PeerMeasurements
 from aftermath.p2p.transport import PeerUnreachable, TransportError
-from aftermath.p2p.wire import ALPN, BlobRequest, CallRequest, Code, Reply, Status, frame_of, read_message
+from aftermath.p2p.wire import ALPN, BlobRequest, CallRequest, Code, Reply, ReplyStatus, frame_of, read_message
 from p2p.nodes import identity, join, until
 
 
@@ -90,7 +90,7 @@ async def test_closing_ends_a_fetch_that_is_under_way(opened):
 
 def test_what_is_remembered_of_senders_is_bounded(monkeypatch):
     monkeypatch.setattr(announce, "REMEMBERED_PEERS", 2)
-    announcer = Announcer(Pace(time.monotonic))
+    announcer = Announcer(PeerMeasurements(time.monotonic))
     assert announcer._is_new(b"one", b"x")
     assert announcer._is_new(b"two", b"x")
     assert not announcer._is_new(b"one", b"x")
@@ -169,7 +169,7 @@ async def test_one_address_cannot_hold_all_handshakes(opened, monkeypatch):
         where.append(begun.where)
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(incoming.Arrivals, "_welcome", stuck)
+    monkeypatch.setattr(incoming.IncomingConnections, "_welcome", stuck)
     strangers = [await opened(seed) for seed in range(2, 8)]
     for one in strangers:
         one.set_members([node.node_id])
@@ -201,7 +201,7 @@ async def test_who_shares_its_address_with_a_flood_comes_back(mesh, rogue, monke
 
 def test_a_member_is_known_by_its_last_port_and_as_often_as_it_may_connect():
     now = 0.0
-    one = accept_limits.Door(lambda: now)
+    one = accept_limits.AcceptLimits(lambda: now)
     one.remember(b"a", "192.0.2.7:1")
     one.remember(b"b", "192.0.2.7:2")
     for _ in range(int(limits.ARRIVALS_BURST)):
@@ -245,7 +245,7 @@ async def test_requests_are_answered_no_faster_than_allowed(opened, rogue, monke
     for stream in streams:
         await stream.send().write_all(frame_of(BlobRequest(bytes(32), 0, 1)))
     for stream in streams:
-        assert (await read_message(stream.recv(), Reply)).status == Status.MISSING
+        assert (await read_message(stream.recv(), Reply)).status == ReplyStatus.MISSING
     assert time.monotonic() - began >= 25 / 50 * 0.9
     assert node.stats().throttled > 0
 

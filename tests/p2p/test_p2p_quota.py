@@ -12,16 +12,22 @@ import pytest
 from blake3 import blake3
 
 from aftermath.p2p import accept_limits, attempt, blobs, fetch, limits, link, links, requests
-from aftermath.p2p.accept_limits import ADDRESS_BURST, MAX_HANDSHAKES, MAX_HANDSHAKES_OF_ADDRESS, Door, Handshake
-from aftermath.p2p.limits import Shared
-from aftermath.p2p.peer_stats import Pace
+from aftermath.p2p.accept_limits import (
+    ADDRESS_BURST,
+    MAX_HANDSHAKES,
+    MAX_HANDSHAKES_OF_ADDRESS,
+    AcceptLimits,
+    Handshake,
+)
+from aftermath.p2p.limits import SharedLimit
+from aftermath.p2p.peer_stats import PeerMeasurements
 from aftermath.p2p.transport import PeerUnreachable
-from aftermath.p2p.wire import ALPN, BlobRequest, CallRequest, Reply, Status, frame, frame_of, read_message
+from aftermath.p2p.wire import ALPN, BlobRequest, CallRequest, Reply, ReplyStatus, frame, frame_of, read_message
 from p2p.nodes import QUIC_STREAMS, QUIC_WINDOW, content, join, until
 
 
 async def test_who_has_most_left_of_its_own_goes_first() -> None:
-    shared = Shared(time.monotonic, 50, 1)
+    shared = SharedLimit(time.monotonic, 50, 1)
     order = list[str]()
     assert not await shared.turn(0), "there is one to spare"
 
@@ -36,14 +42,14 @@ async def test_who_has_most_left_of_its_own_goes_first() -> None:
 
 
 async def test_all_together_get_no_more_turns_than_there_are() -> None:
-    shared = Shared(time.monotonic, 100, 10)
+    shared = SharedLimit(time.monotonic, 100, 10)
     began = time.monotonic()
     await asyncio.gather(*(shared.turn(left) for left in range(40)))
     assert time.monotonic() - began >= 30 / 100 * 0.9
 
 
 async def test_who_stops_waiting_takes_no_turn() -> None:
-    shared = Shared(time.monotonic, 20, 1)
+    shared = SharedLimit(time.monotonic, 20, 1)
     await shared.turn(0)
     first = asyncio.create_task(shared.turn(9))
     second = asyncio.create_task(shared.turn(1))
@@ -139,7 +145,7 @@ async def test_a_busy_door_has_addresses_proven_and_lets_them_in(opened):
 
 def test_an_address_has_few_handshakes_at_a_time_and_few_a_second() -> None:
     now = 0.0
-    one = Door(lambda: now)
+    one = AcceptLimits(lambda: now)
     begun = [handshake for _ in range(100) if (handshake := one.enter("here"))]
     assert len(begun) == MAX_HANDSHAKES_OF_ADDRESS
     assert one.enter("there")
@@ -153,7 +159,7 @@ def test_an_address_has_few_handshakes_at_a_time_and_few_a_second() -> None:
     assert entered == ADDRESS_BURST - MAX_HANDSHAKES_OF_ADDRESS
 
 
-def entering(one: Door, gave_way: list[Handshake]) -> Callable[[str], Handshake | None]:
+def entering(one: AcceptLimits, gave_way: list[Handshake]) -> Callable[[str], Handshake | None]:
     """Begins handshakes of places, and notes which of them have to give way."""
 
     def enter(where: str) -> Handshake | None:
@@ -166,7 +172,7 @@ def entering(one: Door, gave_way: list[Handshake]) -> Callable[[str], Handshake 
 
 def test_where_all_places_are_taken_the_oldest_of_the_address_with_most_gives_way() -> None:
     now = 0.0
-    one = Door(lambda: now)
+    one = AcceptLimits(lambda: now)
     gave_way = list[Handshake]()
     enter = entering(one, gave_way)
     for number in range(MAX_HANDSHAKES):
@@ -184,7 +190,7 @@ def test_where_all_places_are_taken_the_oldest_of_the_address_with_most_gives_wa
 
 def test_restarting_strangers_keep_no_former_peer_out() -> None:
     now = 0.0
-    one = Door(lambda: now)
+    one = AcceptLimits(lambda: now)
     gave_way = list[Handshake]()
     enter = entering(one, gave_way)
     for number in range(2):
@@ -200,7 +206,7 @@ def test_restarting_strangers_keep_no_former_peer_out() -> None:
 
 
 def test_a_port_that_another_member_has_now_is_lost_to_it_alone() -> None:
-    one = Door(lambda: 0.0)
+    one = AcceptLimits(lambda: 0.0)
     one.remember(b"first", "192.0.2.1:1")
     one.remember(b"second", "192.0.2.1:1")
     one.remember(b"first", "192.0.2.1:2")
@@ -212,7 +218,7 @@ def test_a_port_that_another_member_has_now_is_lost_to_it_alone() -> None:
 
 def test_of_addresses_that_have_as_many_the_oldest_handshake_gives_way() -> None:
     now = 0.0
-    one = Door(lambda: now)
+    one = AcceptLimits(lambda: now)
     gave_way = list[Handshake]()
     enter = entering(one, gave_way)
     first = enter("first")
@@ -227,8 +233,8 @@ def test_of_addresses_that_have_as_many_the_oldest_handshake_gives_way() -> None
 
 
 def test_what_is_known_of_addresses_and_peers_is_bounded() -> None:
-    one = Door(time.monotonic)
-    measured = Pace(time.monotonic)
+    one = AcceptLimits(time.monotonic)
+    measured = PeerMeasurements(time.monotonic)
     for number in range(2 * accept_limits.REMEMBERED):
         begun = one.enter(str(number))
         assert begun is not None
@@ -360,7 +366,7 @@ async def test_answers_that_nobody_takes_are_few_and_the_others_get_theirs(opene
     await until(lambda: node._requests._untaken[deaf.node_id] == 4 << 20)
     assert len(await other.request(node.node_id, "large", b"", 4 << 20, 10)) == 2 << 20
     told = [(await read_message(stream.recv(), Reply)).status for stream in streams]
-    assert sorted(told) == [Status.OK] * 2 + [Status.REFUSED] * 4
+    assert sorted(told) == [ReplyStatus.OK] * 2 + [ReplyStatus.REFUSED] * 4
     connection.close(0, b"")
     await until(lambda: not node._requests._untaken)
 
@@ -397,17 +403,17 @@ async def test_who_sends_single_bytes_costs_few_reads(opened, rogue, monkeypatch
     node.set_members([cheat.node_id])
     data = content(500)
     puts = 0
-    put = attempt.Attempt.put
+    put = attempt.PartialBlob.put
 
     def counted(self, pull, chunk):
         nonlocal puts
         puts += 1
         return put(self, pull, chunk)
 
-    monkeypatch.setattr(attempt.Attempt, "put", counted)
+    monkeypatch.setattr(attempt.PartialBlob, "put", counted)
 
     async def drip(request, stream):
-        await stream.send().write_all(frame_of(Reply(Status.OK, len(data))))
+        await stream.send().write_all(frame_of(Reply(ReplyStatus.OK, len(data))))
         for byte in data:
             await stream.send().write_all(bytes([byte]))
             await asyncio.sleep(0.001)

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from aftermath.p2p.transport import MAX_REQUEST, PeerUnreachable, RequestFailed, RequestRefused, short
-from aftermath.p2p.wire import Reply, Status, frame_of
+from aftermath.p2p.wire import Reply, ReplyStatus, frame_of
 
 
 async def double(peer: bytes, body: bytes) -> bytes:
@@ -107,7 +107,7 @@ async def test_a_reply_that_claims_too_much_is_not_read(opened, rogue):
     node.set_members([cheat.node_id])
 
     async def huge(request, stream):
-        await stream.send().write_all(frame_of(Reply(Status.OK, 1 << 40)))
+        await stream.send().write_all(frame_of(Reply(ReplyStatus.OK, 1 << 40)))
         await asyncio.Event().wait()
 
     await cheat.dial(node, huge)

@@ -13,7 +13,7 @@ from blake3 import blake3
 from aftermath.p2p import peer_stats
 from aftermath.p2p.iroh import IrohTransport
 from aftermath.p2p.transport import BlobUnavailable
-from aftermath.p2p.wire import Reply, Status, frame_of
+from aftermath.p2p.wire import Reply, ReplyStatus, frame_of
 from p2p.nodes import Answer, Rogue, blob_of, content, identity, join, stalling, until
 
 MIB = 1 << 20
@@ -63,7 +63,7 @@ async def mute(request, stream) -> None:
 
 
 async def lacking(request, stream) -> None:
-    await stream.send().write_all(frame_of(Reply(Status.MISSING, 0)))
+    await stream.send().write_all(frame_of(Reply(ReplyStatus.MISSING, 0)))
     await stream.send().finish()
 
 
@@ -71,7 +71,7 @@ def trickling(data: bytes, piece: int, seconds: float) -> Answer:
     """Send `piece` bytes, and wait `seconds` after each."""
 
     async def answer(request, stream) -> None:
-        await stream.send().write_all(frame_of(Reply(Status.OK, len(data))))
+        await stream.send().write_all(frame_of(Reply(ReplyStatus.OK, len(data))))
         for start in range(request.offset, request.offset + request.length, piece):
             await stream.send().write_all(data[start : min(start + piece, request.offset + request.length)])
             await asyncio.sleep(seconds)

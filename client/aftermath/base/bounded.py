@@ -14,7 +14,7 @@ U32_MAX = (1 << 32) - 1
 U64_MAX = (1 << 64) - 1
 
 
-class Limits(NamedTuple):
+class NumberLimits(NamedTuple):
     """The least and the most, by the names that pydantic has for them; None: there is no such
     limit.
     """

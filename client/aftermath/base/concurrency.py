@@ -183,7 +183,7 @@ def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | Non
         future.set_result(result)
 
 
-class Turns:
+class TurnLock:
     """Holds its turn inside a `with` block, which must not be entered twice by one thread."""
 
     def __init__(self) -> None:

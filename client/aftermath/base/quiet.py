@@ -25,7 +25,7 @@ EXIT_INTERRUPTED = 130
 _IMPORTS = "<frozen importlib"
 
 
-class Quietly:
+class QuietInterrupts:
     """All that a script does is done within. Nothing changes where Ctrl-C is ignored, or where a
     handler decides already what it does.
     """

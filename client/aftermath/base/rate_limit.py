@@ -46,7 +46,7 @@ class Backoff:
         return doubled(self._tries + 1, self._first, self._longest) >= self._longest
 
 
-class Bucket:
+class TokenBucket:
     """`burst` at once, `rate` a second; `clock` returns seconds."""
 
     def __init__(self, clock: Callable[[], float], rate: float, burst: float) -> None:

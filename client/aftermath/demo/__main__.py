@@ -33,11 +33,11 @@ from aftermath.demo.commands import (
     write_config,
 )
 from aftermath.demo.report import write_report
-from aftermath.demo.screen import Screen
+from aftermath.demo.screen import DemoScreen
 from aftermath.testnet.chain import await_chain
-from aftermath.testnet.member_progress import MemberStory, Story
+from aftermath.testnet.member_progress import MemberProgress, RunProgress
 from aftermath.testnet.processes import Process, stop_all
-from aftermath.testnet.workdir import claimed
+from aftermath.testnet.workdir import claimed_workdir
 
 LIMIT_SECONDS = 900.0
 KILL_AT_STEP = 5
@@ -54,7 +54,7 @@ class Demo:
         self.console = console
         self.device = device
         self.started = time.monotonic()
-        self.story = Story([MemberStory(member_name(tier), tier) for tier in TIERS])
+        self.story = RunProgress([MemberProgress(member_name(tier), tier) for tier in TIERS])
         self.processes: dict[str, Process] = {}
         self.commands: Commands | None = None
 
@@ -81,7 +81,7 @@ class Demo:
         self.watch()
         return write_report(self.story, self.commands, self.engine, self.elapsed(), self.console)
 
-    def start(self, member: MemberStory) -> None:
+    def start(self, member: MemberProgress) -> None:
         assert self.commands is not None
         own = {**self.commands.environment, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         command = self.commands.train(member.name, member.tier)
@@ -94,7 +94,7 @@ class Demo:
         victim = self.story.members[KILLED]
         killed_at: float | None = None
         revived = False
-        with Screen(self.console, f"aftermath on {self.engine}") as screen:
+        with DemoScreen(self.console, f"aftermath on {self.engine}") as screen:
             while any(self.processes[m.name].running for m in self.story.members) or (killed_at and not revived):
                 self.read()
                 if killed_at is None and self.time_to_kill():
@@ -178,7 +178,7 @@ def _perform(chosen: argparse.Namespace) -> int:
     console = Console()
     try:
         with (
-            claimed(root, "demo", "make demo DIR=...", DEMO_NAMES),
+            claimed_workdir(root, "demo", "make demo DIR=...", DEMO_NAMES),
             contextlib.closing(Demo(Places(root), chosen.engine, chosen.model, chosen.device, console)) as demo,
         ):
             return demo.perform()

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from aftermath.cli.variables import environment
 from aftermath.config.recipe import recipe_of
-from aftermath.testnet.chain import SOLANA, Chain, launch_chain
+from aftermath.testnet.chain import SOLANA, LocalNetwork, launch_chain
 from aftermath.testnet.configs import SHIPPED
-from aftermath.testnet.processes import Process, StageError, at_once, call
+from aftermath.testnet.processes import Process, ProcessError, at_once, call
 
 TIERS = (0, 1, 2)
 RUN_ID = "demo"
@@ -42,7 +42,7 @@ def model_config(vocab_size: int, *, tied: bool = False) -> dict[str, object]:
     }
 
 
-class DemoFailed(StageError):
+class DemoFailed(ProcessError):
     """The demo cannot continue. The message says what happened and where to look."""
 
 
@@ -99,7 +99,7 @@ class Commands:
     """The command lines, for one chain."""
 
     places: Places
-    chain: Chain
+    chain: LocalNetwork
     environment: Mapping[str, str]
     device: str = "cpu"
     """Of the member of tier 0; the others train on the CPU."""

@@ -24,7 +24,7 @@ from aftermath.config.document import load_config
 from aftermath.data.local import open_tokens
 from aftermath.data.tokens import TokenFiles
 from aftermath.demo.commands import RUN_ID, TIERS, DemoFailed, Places
-from aftermath.evals.eval_options import SOURCE_CHOICE, Wanted
+from aftermath.evals.eval_options import SOURCE_CHOICE, EvalRequest
 from aftermath.evals.likelihood import asked_of
 from aftermath.evals.suite import evaluated
 from aftermath.lab.held_out import loss_on
@@ -47,7 +47,7 @@ QUESTIONS = 50  # a second's work
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TierOutcome:
     """What one tier of the run's last checkpoint does."""
 
     step: int
@@ -62,7 +62,7 @@ class Outcome:
     """The part of `QUESTIONS` that were answered rightly, if it was asked."""
 
 
-def outcomes(places: Places) -> Iterator[Outcome]:
+def outcomes(places: Places) -> Iterator[TierOutcome]:
     """Every tier of the newest checkpoint, tier 0 first. Raises DemoFailed if there is no
     checkpoint.
     """
@@ -87,7 +87,7 @@ def outcomes(places: Places) -> Iterator[Outcome]:
         text = tokenizer.decode(said.ids)
         words = words_in(text)
         real = sum(word in known for word in words)
-        yield Outcome(step_of(newest), tier, loss_on(model, sequences), text, (real, len(words)), answered)
+        yield TierOutcome(step_of(newest), tier, loss_on(model, sequences), text, (real, len(words)), answered)
 
 
 def words_in(text: str) -> list[str]:
@@ -103,7 +103,7 @@ def words_of(data: TokenFiles, tokenizer: Tokenizer) -> set[str]:
 
 def part_answered(model: LanguageModel, tokenizer: Tokenizer) -> float:
     """How many of `QUESTIONS` the model answers rightly, of 1."""
-    wish = Wanted((SOURCE_CHOICE,), docs=QUESTIONS)
+    wish = EvalRequest((SOURCE_CHOICE,), docs=QUESTIONS)
     (score,) = evaluated(asked_of(model), tokenizer, model.config.max_position_embeddings, wish)
     return score.value
 

@@ -16,14 +16,14 @@ from rich.table import Table
 from rich.text import Text
 
 from aftermath.events.console import redraws
-from aftermath.events.plot import course
-from aftermath.testnet.member_progress import Story
+from aftermath.events.plot import loss_line
+from aftermath.testnet.member_progress import RunProgress
 
 LINE_EVERY = 10.0  # seconds between two lines where there is no picture
 _FRAME = 4  # columns of the panel's border and padding
 
 
-class Screen:
+class DemoScreen:
     """Shows a story live. Use it as a context manager."""
 
     def __init__(self, console: Console, title: str) -> None:
@@ -43,7 +43,7 @@ class Screen:
         if self._live:
             self._live.stop()
 
-    def show(self, story: Story, now: str, elapsed: float) -> None:
+    def show(self, story: RunProgress, now: str, elapsed: float) -> None:
         """Bring the picture up to date, or say a line if it is time for one. `elapsed` is in
         seconds.
         """
@@ -54,7 +54,7 @@ class Screen:
             self._console.print(line(story, now, elapsed), soft_wrap=True, highlight=False, markup=False)
 
 
-def line(story: Story, now: str, elapsed: float) -> str:
+def line(story: RunProgress, now: str, elapsed: float) -> str:
     """The story in one line."""
     curve = story.history.loss_curve()
     loss = f"loss {curve[-1][1]:.3f}" if curve else "no loss yet"
@@ -63,7 +63,7 @@ def line(story: Story, now: str, elapsed: float) -> str:
     return f"{elapsed:6.1f} s  {run}  {loss}  {states}; {now}"
 
 
-def picture(story: Story, title: str, now: str, elapsed: float, width: int) -> RenderableType:
+def picture(story: RunProgress, title: str, now: str, elapsed: float, width: int) -> RenderableType:
     """Return what to show now, in `width` columns."""
     table = Table(expand=True, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for column in ("member", "tier", "round state", "step", "loss", "tok/s", "sent", "model from"):
@@ -82,6 +82,6 @@ def picture(story: Story, title: str, now: str, elapsed: float, width: int) -> R
             member.sources[-1].split()[-1] if member.sources else "",
         )
     curve = story.history.loss_curve()
-    lines = (Text(story.progress.words()), Text(course(curve, width - _FRAME)), Text(now, style="bold"))
+    lines = (Text(story.progress.words()), Text(loss_line(curve, width - _FRAME)), Text(now, style="bold"))
     panel = Panel(Group(table, *lines), title=f"{title}   {elapsed:5.1f} s")
     return Group(panel, Text())  # the terminal echoes ^C on the last line; at the picture's end it would shift it

@@ -12,7 +12,7 @@ DOCS = 100
 
 
 @dataclass(frozen=True)
-class Wanted:
+class EvalRequest:
     """Tasks, and how they are asked."""
 
     tasks: tuple[str, ...]
@@ -23,11 +23,11 @@ class Wanted:
     """Questions of each task at most."""
 
 
-def wanted(tasks: str, fewshot: int | None, seed: int | None, docs: int | None) -> Wanted:
+def wanted(tasks: str, fewshot: int | None, seed: int | None, docs: int | None) -> EvalRequest:
     """What options say; nothing of a task is looked for. Raises UsageError."""
     names = tuple(dict.fromkeys(name for name in tasks.replace(",", " ").split()))
     if not names:
         raise UsageError("no task is named", f"Name one, for example {SOURCE_CHOICE}")
     if fewshot and SOURCE_CHOICE in names:
         raise UsageError(f"{SOURCE_CHOICE} has no examples to show", "Leave their number out, or name another task")
-    return Wanted(names, fewshot or 0, seed or 0, docs or DOCS)
+    return EvalRequest(names, fewshot or 0, seed or 0, docs or DOCS)

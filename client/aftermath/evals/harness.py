@@ -20,7 +20,7 @@ from aftermath.evals.likelihood import Ask, likelihood, written
 from aftermath.model.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from aftermath.evals.eval_options import Wanted
+    from aftermath.evals.eval_options import EvalRequest
     from aftermath.evals.suite import Score
 
 _MOST_TOKENS = 256
@@ -40,7 +40,7 @@ def check(names: Sequence[str]) -> None:
             )
 
 
-def scores(ask: Ask, tokenizer: Tokenizer, window: int, name: str, wish: Wanted) -> list[Score]:
+def scores(ask: Ask, tokenizer: Tokenizer, window: int, name: str, wish: EvalRequest) -> list[Score]:
     """The figures of one task or group. Raises Unsuitable if its data cannot be had."""
     from lm_eval import evaluator
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aftermath.data.tokenise import hold_out, standard_library, standard_library_root
-from aftermath.evals.eval_options import SOURCE_CHOICE, Wanted
+from aftermath.evals.eval_options import SOURCE_CHOICE, EvalRequest
 from aftermath.evals.likelihood import Ask, likelihood
 from aftermath.model.tokenizer import Tokenizer
 
@@ -33,7 +33,7 @@ _ANSWERS = 4
 
 
 @dataclass(frozen=True)
-class Question:
+class SourceQuestion:
     """A piece of text, and pieces that may follow."""
 
     context: str
@@ -41,7 +41,7 @@ class Question:
     right: int
 
 
-def questions(count: int, seed: int) -> Iterator[Question]:
+def questions(count: int, seed: int) -> Iterator[SourceQuestion]:
     """Yield `count` questions, the same ones for the same seed and Python."""
     texts = _texts()
     draw = random.Random(seed)
@@ -51,10 +51,10 @@ def questions(count: int, seed: int) -> Iterator[Question]:
         pieces = [texts[one][place : place + _CONTEXT + _ANSWER] for one, place in zip(chosen, places, strict=True)]
         order = draw.sample(range(_ANSWERS), _ANSWERS)
         answers = tuple(pieces[number][_CONTEXT:] for number in order)
-        yield Question(pieces[0][:_CONTEXT], answers, order.index(0))
+        yield SourceQuestion(pieces[0][:_CONTEXT], answers, order.index(0))
 
 
-def is_right(ask: Ask, tokenizer: Tokenizer, question: Question) -> bool:
+def is_right(ask: Ask, tokenizer: Tokenizer, question: SourceQuestion) -> bool:
     """Whether the model gives the right answer the most per byte."""
     context = tokenizer.encode(question.context)
     given = []
@@ -89,7 +89,7 @@ class Score:
     docs: int
 
 
-def check_known(wish: Wanted) -> None:
+def check_known(wish: EvalRequest) -> None:
     """Raises UsageError for tasks that there are not, Unsuitable without the harness for one of its
     own.
     """
@@ -99,7 +99,7 @@ def check_known(wish: Wanted) -> None:
         check(others)
 
 
-def evaluated(ask: Ask, tokenizer: Tokenizer, window: int, wish: Wanted) -> list[Score]:
+def evaluated(ask: Ask, tokenizer: Tokenizer, window: int, wish: EvalRequest) -> list[Score]:
     """The figures of all tasks, in their order. Raises Unsuitable for a task that cannot be had."""
     found = []
     for name in wish.tasks:
@@ -112,7 +112,7 @@ def evaluated(ask: Ask, tokenizer: Tokenizer, window: int, wish: Wanted) -> list
     return found
 
 
-def _of_our_own(ask: Ask, tokenizer: Tokenizer, wish: Wanted) -> Score:
+def _of_our_own(ask: Ask, tokenizer: Tokenizer, wish: EvalRequest) -> Score:
     right = [is_right(ask, tokenizer, question) for question in questions(wish.docs, wish.seed)]
     part = sum(right) / len(right)
     return Score(SOURCE_CHOICE, "acc", part, math.sqrt(part * (1 - part) / len(right)), len(right))

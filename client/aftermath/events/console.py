@@ -54,7 +54,7 @@ class ConsoleLines:
         if self._is_log:
             begin = f"{stamp(self._wall())} {level_of(event):<8}"
         else:
-            date = f"{self._wall():%Y-%m-%d %H:%M:%S %Z}: " if isinstance(event, event_types.Started) else ""
+            date = f"{self._wall():%Y-%m-%d %H:%M:%S %Z}: " if isinstance(event, event_types.MemberStarted) else ""
             begin = f"[dim]{event.t:9.2f}s[/dim]  {date}"
         self._console.print(f"{begin}{sentence}", highlight=False, emoji=False)
 

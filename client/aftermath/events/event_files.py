@@ -25,8 +25,8 @@ from pathlib import Path
 
 import msgspec
 
-from aftermath.events.event_types import Event, RunFound, Started, State
-from aftermath.events.stream import Resting, Wall, line_of
+from aftermath.events.event_types import Event, MemberStarted, RunFound, StateChanged
+from aftermath.events.stream import SinkPaused, Wall, line_of
 
 SUFFIX = ".jsonl"
 _NAME = re.compile(r"(?P<process>.+)-\d{5,}-(?:start|epoch-\d+)" + re.escape(SUFFIX))
@@ -47,7 +47,7 @@ class EpochFiles:
         self._wall = wall
         self._process = f"{wall():%Y%m%dT%H%M%S.%fZ}-{os.getpid()}"
         self._writing = threading.Lock()  # events come from several threads
-        self._about: Started | None = None
+        self._about: MemberStarted | None = None
         self._epoch: int | None = None
         self._part = self._lost = 0
         self._descriptor: int | None = None
@@ -62,24 +62,24 @@ class EpochFiles:
                 self._close()
                 first, self._lost = self._lost == 0, self._lost + 1
                 if first:
-                    raise Resting(
+                    raise SinkPaused(
                         f"events are not kept in {self._directory} any more: {error.strerror or error}; "
                         "this is tried again in the next epoch"
                     ) from None
 
     def _take(self, event: Event) -> None:
-        if isinstance(event, Started):
+        if isinstance(event, MemberStarted):
             self._about = event
         if isinstance(event, RunFound) and self._about is not None:
             self._about = self._about.of_run(event)
-        if isinstance(event, State) and event.epoch != self._epoch:
+        if isinstance(event, StateChanged) and event.epoch != self._epoch:
             self._turn_to(event)
         if self._descriptor is None:
             self._lost += 1
         else:
             self._append(event)
 
-    def _turn_to(self, event: State) -> None:
+    def _turn_to(self, event: StateChanged) -> None:
         self._close()
         self._epoch, self._part = event.epoch, self._part + 1
         path = self._open(f"epoch-{event.epoch}")

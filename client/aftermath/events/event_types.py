@@ -30,7 +30,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=_ki
 # --- coming and going ---
 
 
-class Started(Event, frozen=True, kw_only=True):
+class MemberStarted(Event, frozen=True, kw_only=True, tag="started"):
     """The first event of a process: what all that follows is about. It heads every file of the
     process: in those after the first, `part` counts them, and `lost` is how many earlier events
     were not written. These files repeat the fields of `run_found` here; the first file has a
@@ -49,7 +49,7 @@ class Started(Event, frozen=True, kw_only=True):
     created: int = 0
     identity: str = ""
 
-    def of_run(self, found: RunFound) -> Started:
+    def of_run(self, found: RunFound) -> MemberStarted:
         """Return this event with the run that was found."""
         return msgspec.structs.replace(self, owner=found.owner, created=found.created, identity=found.identity)
 
@@ -93,7 +93,7 @@ class Measuring(Event, frozen=True, kw_only=True):
     limit: float
 
 
-class Measured(Event, frozen=True, kw_only=True):
+class SpeedMeasured(Event, frozen=True, kw_only=True, tag="measured"):
     """`weight` is in sequences a minute."""
 
     weight: int
@@ -142,7 +142,7 @@ class Stopped(Event, frozen=True, kw_only=True):
     goes_on: bool
 
 
-class Finished(Event, frozen=True, kw_only=True):
+class RunFinished(Event, frozen=True, kw_only=True, tag="finished"):
     """The run finished after `step` steps. `checkpoint` is the newest checkpoint that the chain
     names, or None, and `checkpoint_step` the steps trained in it.
     """
@@ -168,7 +168,7 @@ class Warning(Event, frozen=True, kw_only=True):
 # --- an epoch ---
 
 
-class State(Event, frozen=True, kw_only=True):
+class StateChanged(Event, frozen=True, kw_only=True, tag="state"):
     """The run changed state. `since`: chain time in seconds when it did. `last`: no epoch follows
     this one.
     """
@@ -181,20 +181,20 @@ class State(Event, frozen=True, kw_only=True):
     last: bool = False
 
 
-class Model(Event, frozen=True, kw_only=True):
+class ModelReady(Event, frozen=True, kw_only=True, tag="model"):
     """The model is here."""
 
     source: str
     step: int
 
 
-class Remembered(Event, frozen=True, kw_only=True):
+class OptimizerRestored(Event, frozen=True, kw_only=True, tag="remembered"):
     """The optimizer continues from its state before the member was stopped."""
 
     epoch: int
 
 
-class Cooldown(Event, frozen=True, kw_only=True):
+class CooldownStarted(Event, frozen=True, kw_only=True, tag="cooldown"):
     """The epoch's rounds are over; the hashes are those of the levels held."""
 
     epoch: int
@@ -202,7 +202,7 @@ class Cooldown(Event, frozen=True, kw_only=True):
     hashes: dict[int, str]
 
 
-class Checkpoint(Event, frozen=True, kw_only=True):
+class CheckpointWritten(Event, frozen=True, kw_only=True, tag="checkpoint"):
     """A checkpoint is written, or on the Hub."""
 
     step: int
@@ -212,7 +212,7 @@ class Checkpoint(Event, frozen=True, kw_only=True):
 # --- a round ---
 
 
-class Round(Event, frozen=True, kw_only=True):
+class RoundStarted(Event, frozen=True, kw_only=True, tag="round"):
     """A round begins; the run's state of it does `since` that second of its time."""
 
     epoch: int
@@ -221,7 +221,7 @@ class Round(Event, frozen=True, kw_only=True):
     since: int
 
 
-class Trained(Event, frozen=True, kw_only=True):
+class ShareTrained(Event, frozen=True, kw_only=True, tag="trained"):
     """The member's share is trained and its result announced."""
 
     epoch: int
@@ -236,7 +236,7 @@ class Trained(Event, frozen=True, kw_only=True):
     bytes: int
 
 
-class Optimizer(Event, frozen=True, kw_only=True):
+class OptimizerReport(Event, frozen=True, kw_only=True, tag="optimizer"):
     """What the optimizer keeps and sends, measured in a step."""
 
     epoch: int
@@ -288,7 +288,7 @@ class FetchFailed(Event, frozen=True, kw_only=True):
     why: str
 
 
-class Refused(Event, frozen=True, kw_only=True):
+class PeerRefused(Event, frozen=True, kw_only=True, tag="refused"):
     """What a peer said or sent does not count: of a round and a member, where these are known."""
 
     why: str
@@ -402,35 +402,35 @@ class Sample(Event, frozen=True, kw_only=True):
 
 
 MEMBER_EVENTS = (
-    Started
+    MemberStarted
     | RunFound
     | Evaluated
     | Loading
     | Compiling
     | Kernels
     | Measuring
-    | Measured
+    | SpeedMeasured
     | Joined
     | Waiting
     | Leaving
     | Left
     | Stopped
-    | Finished
+    | RunFinished
     | Error
     | Warning
-    | State
-    | Model
-    | Remembered
-    | Cooldown
-    | Checkpoint
-    | Round
-    | Trained
-    | Optimizer
+    | StateChanged
+    | ModelReady
+    | OptimizerRestored
+    | CooldownStarted
+    | CheckpointWritten
+    | RoundStarted
+    | ShareTrained
+    | OptimizerReport
     | Witnessed
     | Applied
     | Fetched
     | FetchFailed
-    | Refused
+    | PeerRefused
     | Equivocated
     | Ejected
     | Dropped

@@ -28,7 +28,7 @@ class Share:
     tokens: int
 
 
-class History:
+class EventHistory:
     """Takes events in the order in which they are read. `name` is what a member is called in
     marks.
     """
@@ -38,7 +38,7 @@ class History:
         """By step and wallet."""
         self.epochs: dict[int, int] = {}
         """The first step that was seen of each epoch."""
-        self._comings = Comings(name)
+        self._comings = Lifecycle(name)
         self._sent: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
         self._counted: dict[str, int] = defaultdict(int)
         """Bytes sent, as a member's process last counted."""
@@ -54,11 +54,11 @@ class History:
         event = told.event
         self._comings.take(told)
         match event:
-            case event_types.Started() | event_types.RunFound():
+            case event_types.MemberStarted() | event_types.RunFound():
                 self._counted[wallet] = 0
-            case event_types.Round():
+            case event_types.RoundStarted():
                 self.epochs[event.epoch] = min(event.step, self.epochs.get(event.epoch, event.step))
-            case event_types.Trained():
+            case event_types.ShareTrained():
                 if event.loss is not None:
                     self.shares[event.step][wallet] = Share(told.about.tier, event.loss, event.tokens)
             case event_types.Traffic():
@@ -110,7 +110,7 @@ class _Member:
     seat: int | None = None
 
 
-class Comings:
+class Lifecycle:
     """Takes events in the order in which they are read. `name` is what a member is called in
     marks.
     """
@@ -133,7 +133,7 @@ class Comings:
         member = self._members[wallet]
         self._names[wallet] = self._name(told)
         match event:
-            case event_types.Started():
+            case event_types.MemberStarted():
                 self._starts(wallet, member)
                 member.just_started = True
             case event_types.RunFound():
@@ -142,9 +142,9 @@ class Comings:
                 member.just_started = False
             case event_types.Joined():
                 member.seat = event.seat
-            case event_types.Trained():
+            case event_types.ShareTrained():
                 self._trained(wallet, event.step, member, losing=event.loss is not None)
-            case event_types.Left() | event_types.Finished() | event_types.Error():
+            case event_types.Left() | event_types.RunFinished() | event_types.Error():
                 self._ends(wallet, event, member)
             case event_types.Dropped():
                 for seat in event.seats:

@@ -162,7 +162,7 @@ def evenly(total: int, room: int) -> list[int]:
     return [index * (total - 1) // max(1, count - 1) for index in range(count)]
 
 
-def spark(values: Sequence[float]) -> str:
+def sparkline(values: Sequence[float]) -> str:
     """One bar per value; the lowest and the highest of them are the ends of the scale."""
     if not values:
         return ""
@@ -171,7 +171,7 @@ def spark(values: Sequence[float]) -> str:
     return "".join(_BARS[round((value - low) / scale * (len(_BARS) - 1))] for value in values)
 
 
-def course(curve: Sequence[tuple[int, float]], width: int) -> str:
+def loss_line(curve: Sequence[tuple[int, float]], width: int) -> str:
     """A loss curve of (step, loss) in a line of `width` characters: which steps, the first loss,
     bars, the last loss.
 
@@ -187,7 +187,7 @@ def course(curve: Sequence[tuple[int, float]], width: int) -> str:
     left = f"loss, steps {first} to {last}:  {begin:.3f} "
     right = f" {end:.3f}"
     drawn = evenly(len(curve), max(2, width - len(left) - len(right)))
-    return left + spark([curve[index][1] for index in drawn]) + right
+    return left + sparkline([curve[index][1] for index in drawn]) + right
 
 
 TABLES = (".csv", ".json")

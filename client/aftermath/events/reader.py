@@ -38,7 +38,7 @@ import msgspec
 from aftermath.base.errors import AftermathError
 from aftermath.base.text import counted
 from aftermath.events.event_files import SUFFIX, process_of
-from aftermath.events.event_types import MEMBER_EVENTS, Event, RunFound, Started
+from aftermath.events.event_types import MEMBER_EVENTS, Event, MemberStarted, RunFound
 from aftermath.events.printable import printable
 from aftermath.events.stream import plain
 
@@ -64,7 +64,7 @@ def unreadable(path: Path, error: OSError) -> NoEvents:
     return NoEvents(f"cannot read {path}: {error.strerror}", fix)
 
 
-class About(msgspec.Struct, frozen=True):
+class EventOrigin(msgspec.Struct, frozen=True):
     """Whose events they are."""
 
     run_id: str
@@ -82,7 +82,7 @@ class EventRecord(msgspec.Struct, frozen=True):
     """An event, who told it, and when, by the date of that machine."""
 
     at: datetime
-    about: About
+    about: EventOrigin
     event: Event
     path: Path
 
@@ -99,10 +99,10 @@ class _Dated(msgspec.Struct):
     run_created: int = 0
     run_identity: str = ""
 
-    def about(self) -> About | None:
+    def about(self) -> EventOrigin | None:
         if self.run is None or self.member is None or self.member_tier is None or self.client is None:
             return None
-        return About(
+        return EventOrigin(
             self.run,
             self.member,
             self.member_tier,
@@ -141,7 +141,7 @@ class EventFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._offset = self._line = self._left = self._passed = self._first_passed = self._lost = 0
-        self._about: About | None = None
+        self._about: EventOrigin | None = None
         self._skipping = False
         self._local = False
         """Whether it is of train-local, whose events are others."""
@@ -209,7 +209,7 @@ class EventFile:
             self._pass_over(self._line)
             return None
         about = dated.about()
-        if isinstance(event, Started):
+        if isinstance(event, MemberStarted):
             about = about or _about(event)
             self._about = about
             if event.part:  # the head of a file, and no event of its own
@@ -230,8 +230,8 @@ class EventFile:
         self._passed += 1
 
 
-def _about(event: Started) -> About:
-    return About(
+def _about(event: MemberStarted) -> EventOrigin:
+    return EventOrigin(
         event.run_id,
         event.wallet,
         event.tier,
@@ -310,7 +310,7 @@ class RunName:
     identity: str
 
     @classmethod
-    def of(cls, about: About) -> RunName:
+    def of(cls, about: EventOrigin) -> RunName:
         return cls(about.run_id, about.owner, about.created, about.identity)
 
     def __str__(self) -> str:

@@ -51,7 +51,7 @@ again.
 
 
 @dataclass(frozen=True)
-class MemberStanding:
+class MemberStatus:
     """One member, as the chain knows it."""
 
     seat: int
@@ -72,7 +72,7 @@ class MemberStanding:
 
 
 @dataclass(frozen=True)
-class LevelStanding:
+class LevelStatus:
     """One level of the model: the seats that hold it, and whether its hash, as the run has it now,
     is attested.
     """
@@ -89,7 +89,7 @@ class LevelStanding:
 
 
 @dataclass(frozen=True)
-class Standing:
+class RunStatus:
     """A run at one moment; times in seconds."""
 
     run_id: str
@@ -110,12 +110,12 @@ class Standing:
     """
     waits: tuple[str, ...]
     """What must happen before it continues."""
-    members: tuple[MemberStanding, ...]
+    members: tuple[MemberStatus, ...]
     tokens_per_second: int | None
     """Of all members together, at this epoch's pace and with the running round's batch; None as
     `left`.
     """
-    levels: tuple[LevelStanding, ...]
+    levels: tuple[LevelStatus, ...]
     checkpoint: str
     """Location of the newest checkpoint that the chain names. Empty if there is none."""
     checkpoint_step: int
@@ -130,7 +130,9 @@ class Standing:
     """
 
 
-def standing(run: Run, model: Model, members: Members, now: int, *, silent: int = 0, has_tick: bool = True) -> Standing:
+def standing(
+    run: Run, model: Model, members: Members, now: int, *, silent: int = 0, has_tick: bool = True
+) -> RunStatus:
     """Return the run's standing by its accounts at the chain's time `now`.
 
     `silent`: seconds since the accounts were read, if there is no answer since; the standing is
@@ -139,7 +141,7 @@ def standing(run: Run, model: Model, members: Members, now: int, *, silent: int 
     now -= silent
     until = next_deadline(run, members, model)
     deadline = None if until is None else until - now
-    return Standing(
+    return RunStatus(
         run_id=run.run_id,
         name=model.metadata.name,
         description=model.metadata.description,
@@ -187,14 +189,14 @@ def _trained(run: Run) -> int | None:
     return trained if run.state.training and trained >= _LEAST else None
 
 
-def _levels(run: Run, members: Members) -> Iterator[LevelStanding]:
+def _levels(run: Run, members: Members) -> Iterator[LevelStatus]:
     running = run.state is RunState.WARMUP or run.state.active
     here = members.mask(MemberState.HEALTHY) if running else run.finishers
     for level in range(run.levels):
         holders = tuple(seat for seat in bitmap.seats(here) if members.seats[seat].tier <= level)
         shown = tuple(seat for seat in bitmap.seats(members.established) if members.seats[seat].tier <= level)
         attested = run.attested_step == run.step and bool(run.levels_attested >> level & 1)
-        yield LevelStanding(level, holders, shown, attested, bool(run.levels_lost >> level & 1))
+        yield LevelStatus(level, holders, shown, attested, bool(run.levels_lost >> level & 1))
 
 
 # --- what it waits for ---
@@ -303,13 +305,13 @@ def _votes(run: Run) -> str:
 # --- who is in it ---
 
 
-def _members(run: Run, members: Members) -> Iterator[MemberStanding]:
+def _members(run: Run, members: Members) -> Iterator[MemberStatus]:
     elected: tuple[int, ...] = ()
     if run.state.training or run.state is RunState.WARMUP:
         elected = committee.witnesses(run.current, members)
     for number, seat in enumerate(members.seats):
         if seat.used:
-            yield MemberStanding(
+            yield MemberStatus(
                 number,
                 seat.signer,
                 seat.tier,
@@ -345,7 +347,7 @@ def _seen(run: Run, number: int, seat: Seat) -> str:
 COLUMNS = ("seat", "wallet", "tier", "standing", "weight", "points", "last seen")
 
 
-def facts_of(found: Standing) -> dict[str, str | list[str]]:
+def facts_of(found: RunStatus) -> dict[str, str | list[str]]:
     """What there is to say of the run itself; its name and description are as their owner wrote
     them.
     """
@@ -364,17 +366,17 @@ def facts_of(found: Standing) -> dict[str, str | list[str]]:
     }
 
 
-def no_answer(found: Standing) -> str:
+def no_answer(found: RunStatus) -> str:
     """Return for how long there has been no answer."""
     return f"no answer for {span(found.silent)}"
 
 
-def state_of(found: Standing) -> str:
+def state_of(found: RunStatus) -> str:
     """Return the state and how long the run has been in it."""
     return _state(found) + ("" if found.since is None else f", for {span(found.since)}")
 
 
-def checkpoint_of(found: Standing) -> str:
+def checkpoint_of(found: RunStatus) -> str:
     """Return the newest checkpoint's step and location, or a warning that the chain knows of
     none.
     """
@@ -396,7 +398,7 @@ def lost_with_members(steps: int) -> str:
     return f"{not_recorded(steps)}; otherwise that training is lost when the last member ends"
 
 
-def shown_levels(found: Standing) -> list[str]:
+def shown_levels(found: RunStatus) -> list[str]:
     """How many members have shown each level, whose word about it counts; of a run without a model
     nothing.
     """
@@ -406,7 +408,7 @@ def shown_levels(found: Standing) -> list[str]:
     ]
 
 
-def row_of(member: MemberStanding) -> list[str]:
+def row_of(member: MemberStatus) -> list[str]:
     """What the columns say of a member."""
     standing = f"{member.standing}, witness" if member.witness else member.standing
     points = f"{member.points:,}" + (f" (-{member.slashed:,})" if member.slashed else "")
@@ -414,7 +416,7 @@ def row_of(member: MemberStanding) -> list[str]:
     return [str(member.seat), wallet, str(member.tier), standing, f"{member.weight:,}", points, member.seen]
 
 
-def line(found: Standing) -> str:
+def line(found: RunStatus) -> str:
     """All of it in a line, for where nothing can be drawn over."""
     here = counted(taking_part(found), "member takes part", "members take part")
     parts = [*(["no answer; last known state"] if found.silent else []), _state(found), _steps(found), here]
@@ -424,22 +426,22 @@ def line(found: Standing) -> str:
     return printable("; ".join([*parts, f"waits{':' if owed else ' for'} {', and '.join(found.waits)}"]))
 
 
-def taking_part(found: Standing) -> int:
+def taking_part(found: RunStatus) -> int:
     """How many members do."""
     return sum(member.takes_part for member in found.members)
 
 
-def steps_of(found: Standing) -> str:
+def steps_of(found: RunStatus) -> str:
     """How far it is, and how long it will take."""
     return _steps(found) + ("" if found.left is None else f", {span(found.left)} left")
 
 
-def _state(found: Standing) -> str:
+def _state(found: RunStatus) -> str:
     at = f"epoch {found.epoch}" + ("" if found.round is None else f", round {found.round}")
     return f"{in_words(found.state)} ({at})"
 
 
-def _steps(found: Standing) -> str:
+def _steps(found: RunStatus) -> str:
     return f"step {found.step:,} of {found.total_steps:,}" if found.total_steps else "no step yet"
 
 

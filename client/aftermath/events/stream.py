@@ -8,7 +8,7 @@ Decided
 - a sink that fails (full disk, closed pipe) is dropped with one warning and never stops training,
   even where standard
   error, which the warning goes to, fails too: often both are one file; one that will try again says
-  so (`Resting`);
+  so (`SinkPaused`);
 - no sink blocks: a file gets a line in one write, the console prints a line.
 """
 
@@ -30,13 +30,13 @@ from aftermath.events.event_types import Error, Event, Warning
 from aftermath.events.printable import escaped_json
 
 if TYPE_CHECKING:
-    from aftermath.events.status import Standing
+    from aftermath.events.status import RunStatus
 
 Wall = Callable[[], datetime]
 """The date and time of the machine, with its time zone."""
 
 
-class Resting(OSError):
+class SinkPaused(OSError):
     """A sink could not write an event, will be told the coming ones all the same, and says so this
     once.
     """
@@ -51,10 +51,10 @@ class Sink(Protocol):
 
 
 @runtime_checkable
-class Onlooker(Protocol):
+class StatusSink(Protocol):
     """A sink that also shows where the run stands."""
 
-    def look(self, look: Callable[[], Standing], /) -> None: ...
+    def look(self, look: Callable[[], RunStatus], /) -> None: ...
 
 
 class Events:
@@ -67,12 +67,12 @@ class Events:
     @property
     def looked_at(self) -> bool:
         """Whether a sink shows where the run stands."""
-        return any(isinstance(sink, Onlooker) for sink in self._sinks)
+        return any(isinstance(sink, StatusSink) for sink in self._sinks)
 
-    def look(self, look: Callable[[], Standing]) -> None:
+    def look(self, look: Callable[[], RunStatus]) -> None:
         """Say how such sinks learn where it stands now, which they ask on a thread of their own."""
         for sink in self._sinks:
-            if isinstance(sink, Onlooker):
+            if isinstance(sink, StatusSink):
                 sink.look(look)
 
     def emit(self, event: Event) -> None:
@@ -81,7 +81,7 @@ class Events:
         for sink in tuple(self._sinks):
             try:
                 sink(event)
-            except Resting as error:
+            except SinkPaused as error:
                 _warn(str(error))
             except OSError as error:
                 with contextlib.suppress(ValueError):  # another thread's event found it out too

@@ -34,7 +34,7 @@ _MOST_NAME = 128
 
 
 @dataclass(frozen=True)
-class Wanted:
+class TrackerOptions:
     """Which trackers, and what a member is called there; None for what is not said."""
 
     wandb_project: str | None = None
@@ -44,7 +44,7 @@ class Wanted:
     trackio_project: str | None = None
 
     @classmethod
-    def of(cls, settings: object) -> Wanted:
+    def of(cls, settings: object) -> TrackerOptions:
         """What some settings say, whose fields have these names; which they have not is not
         said.
         """
@@ -82,7 +82,7 @@ class Wanted:
             found.append(Tracking("trackio", self._trackio))
         return found
 
-    def _wandb(self, started: event_types.Started) -> Tracker:
+    def _wandb(self, started: event_types.MemberStarted) -> Tracker:
         wandb = _imported("wandb", "init")
         name = self.wandb_run or _name(started)
         same = "\0".join((started.run_id, started.identity, started.wallet, name))
@@ -112,7 +112,7 @@ class Wanted:
         run.define_metric("*", step_metric="step")
         return _Opened(lambda row: run.log({**row.numbers, "step": row.step}), run.finish)
 
-    def _trackio(self, started: event_types.Started) -> Tracker:
+    def _trackio(self, started: event_types.MemberStarted) -> Tracker:
         trackio = _imported("trackio", "init")
         _silence("trackio", "trackio.run", "trackio.utils", "trackio.deploy")
         run = trackio.init(
@@ -142,11 +142,11 @@ class _Opened:
         self.close()
 
 
-def _name(started: event_types.Started) -> str:
+def _name(started: event_types.MemberStarted) -> str:
     return f"{started.run_id}-tier{started.tier}-{started.wallet[:8]}"
 
 
-def _told(started: event_types.Started) -> dict[str, Any]:
+def _told(started: event_types.MemberStarted) -> dict[str, Any]:
     return {name: getattr(started, name) for name in ("run_id", "tier", "wallet", "version")}
 
 
@@ -233,7 +233,7 @@ class Tracking:
     def __init__(
         self,
         name: str,
-        begin: Callable[[event_types.Started], Tracker],
+        begin: Callable[[event_types.MemberStarted], Tracker],
         *,
         stuck: float = STUCK_SECONDS,
         end: float = END_SECONDS,
@@ -247,7 +247,7 @@ class Tracking:
         self._series = Series()
         self._rows: deque[Row] = deque()
         self._changed = threading.Condition()
-        self._started: event_types.Started | None = None
+        self._started: event_types.MemberStarted | None = None
         self._thread: threading.Thread | None = None
         self._asked: float | None = None
         """Since when the tracker has not answered."""
@@ -258,7 +258,7 @@ class Tracking:
         """Never waits for the tracker, and raises nothing."""
         trouble = None
         with self._changed:
-            if isinstance(event, event_types.Started):
+            if isinstance(event, event_types.MemberStarted):
                 self._started = event
             elif isinstance(event, event_types.RunFound) and self._started is not None and self._thread is None:
                 about = self._started.of_run(event)
@@ -296,7 +296,7 @@ class Tracking:
         if self._thread.is_alive():
             self._warn(f"{self._name} was not done in time, and may miss the last figures")
 
-    def _work(self, started: event_types.Started) -> None:
+    def _work(self, started: event_types.MemberStarted) -> None:
         """The tracker's thread."""
         try:
             tracker = self._begin(started)
@@ -369,7 +369,9 @@ class Series:
         """What an event adds to the series, None for nothing."""
         step = self._step
         numbers = self._numbers(event)
-        if isinstance(event, event_types.Trained | event_types.Applied | event_types.Evaluated | event_types.Optimizer):
+        if isinstance(
+            event, event_types.ShareTrained | event_types.Applied | event_types.Evaluated | event_types.OptimizerReport
+        ):
             step = event.step
             self._step = max(step, self._step) if isinstance(event, event_types.Evaluated) else step
         finite = {name: value for name, value in numbers.items() if value is not None and math.isfinite(value)}
@@ -377,17 +379,17 @@ class Series:
 
     def _numbers(self, event: event_types.Event) -> dict[str, float | None]:
         match event:
-            case event_types.State():
+            case event_types.StateChanged():
                 self._step = event.step
             case event_types.FetchFailed():
                 self._counted["fetch_failures"] += 1
-            case event_types.Refused():
+            case event_types.PeerRefused():
                 self._counted["refused"] += 1
             case event_types.Dropped():
                 self._counted["members_dropped"] += len(event.seats)
             case event_types.Warning():
                 self._counted["warnings"] += 1
-            case event_types.Trained():
+            case event_types.ShareTrained():
                 return self._trained(event)
             case event_types.Applied():
                 self._counted["results_applied"] += event.results
@@ -399,12 +401,12 @@ class Series:
                 return _machine(event)
             case event_types.Evaluated():
                 return {f"eval/{event.task}/{event.metric}": event.value}
-            case event_types.Optimizer():
+            case event_types.OptimizerReport():
                 levels = event.levels.items()
                 return {f"optimizer/{level}/{name}": value for level, said in levels for name, value in said.items()}
         return {}
 
-    def _trained(self, event: event_types.Trained) -> dict[str, float | None]:
+    def _trained(self, event: event_types.ShareTrained) -> dict[str, float | None]:
         self._counted["tokens"] += event.tokens
         return {
             "epoch": event.epoch,

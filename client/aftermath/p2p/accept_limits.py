@@ -28,7 +28,7 @@ from dataclasses import dataclass
 
 import iroh
 
-from aftermath.base.rate_limit import Bucket, network_of
+from aftermath.base.rate_limit import TokenBucket, network_of
 from aftermath.p2p.limits import ARRIVALS_BURST, ARRIVALS_RATE, REMEMBERED_PEERS
 
 MAX_HANDSHAKES = 64
@@ -57,18 +57,18 @@ class Handshake:
     give_up: Callable[[], object] = lambda: None
 
 
-class Door:
+class AcceptLimits:
     """`clock` returns seconds and never goes back."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._inside: dict[str, deque[Handshake]] = {}
         """By place, those that began first in front."""
-        self._rates: OrderedDict[str, Bucket] = OrderedDict()
+        self._rates: OrderedDict[str, TokenBucket] = OrderedDict()
         self._ports: OrderedDict[bytes, str] = OrderedDict()
-        self._members: dict[str, Bucket] = {}
-        self.looks = Bucket(clock, LOOKED_AT_RATE, LOOKED_AT_BURST)
-        self.leavings = Bucket(clock, LEFT_RATE, LEFT_BURST)
+        self._members: dict[str, TokenBucket] = {}
+        self.looks = TokenBucket(clock, LOOKED_AT_RATE, LOOKED_AT_BURST)
+        self.leavings = TokenBucket(clock, LEFT_RATE, LEFT_BURST)
 
     @property
     def busy(self) -> bool:
@@ -83,7 +83,7 @@ class Door:
         for other in [one for one, where in self._ports.items() if where == port]:
             del self._ports[other]
         self._ports[member] = port
-        self._members[port] = rate or Bucket(self._clock, ARRIVALS_RATE, ARRIVALS_BURST)
+        self._members[port] = rate or TokenBucket(self._clock, ARRIVALS_RATE, ARRIVALS_BURST)
         if len(self._ports) > REMEMBERED_PEERS:
             self._members.pop(self._ports.popitem(last=False)[1], None)
 
@@ -130,11 +130,11 @@ class Door:
     def _total(self) -> int:
         return sum(map(len, self._inside.values()))
 
-    def _rate(self, where: str) -> Bucket:
+    def _rate(self, where: str) -> TokenBucket:
         if where in self._members:
             return self._members[where]
         if where not in self._rates:
-            self._rates[where] = Bucket(self._clock, ADDRESS_RATE, ADDRESS_BURST)
+            self._rates[where] = TokenBucket(self._clock, ADDRESS_RATE, ADDRESS_BURST)
         self._rates.move_to_end(where)
         if len(self._rates) > REMEMBERED:
             self._rates.popitem(last=False)

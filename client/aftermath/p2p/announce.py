@@ -20,9 +20,9 @@ import iroh
 from blake3 import blake3
 
 from aftermath.base.concurrency import first_of
-from aftermath.p2p.limits import ALL_TOLD_BURST, ALL_TOLD_RATE, REMEMBERED_PEERS, Shared
+from aftermath.p2p.limits import ALL_TOLD_BURST, ALL_TOLD_RATE, REMEMBERED_PEERS, SharedLimit
 from aftermath.p2p.link import Link
-from aftermath.p2p.peer_stats import Pace
+from aftermath.p2p.peer_stats import PeerMeasurements
 from aftermath.p2p.transport import MAX_ANNOUNCEMENT, Announcement
 from aftermath.p2p.wire import Code, ProtocolViolation, check_announcement, frame, read_frame
 
@@ -34,7 +34,7 @@ REMEMBERED = 256
 WRITE_S = 30.0
 
 
-class Outbox:
+class PeerOutbox:
     """What still has to go to one peer: bounded, the oldest go first when it is full."""
 
     def __init__(self, messages: Iterable[bytes]) -> None:
@@ -59,10 +59,10 @@ class Outbox:
         return batch
 
 
-class Subscription(AsyncIterator[Announcement]):
+class AnnouncementSubscription(AsyncIterator[Announcement]):
     """One reader of announcements, with its own bounded queue; ends when the transport closes."""
 
-    def __init__(self, pending: Iterable[Announcement], pace: Pace) -> None:
+    def __init__(self, pending: Iterable[Announcement], pace: PeerMeasurements) -> None:
         self._queue: deque[Announcement] = deque(pending, maxlen=INBOX)
         self._stirred = asyncio.Event()
         self._pace = pace
@@ -92,15 +92,15 @@ class Subscription(AsyncIterator[Announcement]):
 class Announcer:
     """Sends and receives announcements over all links of an endpoint."""
 
-    def __init__(self, pace: Pace) -> None:
+    def __init__(self, pace: PeerMeasurements) -> None:
         self._pace = pace
         self._log: deque[bytes] = deque(maxlen=REPLAY)
-        self._outboxes: dict[Link, Outbox] = {}
+        self._outboxes: dict[Link, PeerOutbox] = {}
         self._seen: dict[bytes, dict[bytes, None]] = {}
-        self._subscriptions: WeakSet[Subscription] = WeakSet()
+        self._subscriptions: WeakSet[AnnouncementSubscription] = WeakSet()
         self._early: deque[Announcement] = deque(maxlen=INBOX)
         self._subscribed = False
-        self._all = Shared(pace.clock, ALL_TOLD_RATE, ALL_TOLD_BURST)
+        self._all = SharedLimit(pace.clock, ALL_TOLD_RATE, ALL_TOLD_BURST)
 
     def announce(self, data: bytes) -> None:
         """Queue `data` for every connected peer and remember it for those that connect later."""
@@ -110,9 +110,9 @@ class Announcer:
             if not outbox.put(data):
                 self._pace.events["dropped"] += 1
 
-    def subscribe(self) -> Subscription:
+    def subscribe(self) -> AnnouncementSubscription:
         """A new reader; the first one also gets what came before it."""
-        subscription = Subscription(self._early, self._pace)
+        subscription = AnnouncementSubscription(self._early, self._pace)
         self._early.clear()
         self._subscribed = True
         self._subscriptions.add(subscription)
@@ -122,7 +122,7 @@ class Announcer:
         """Service of a link: replay, then send what is queued, until the link closes or the peer
         stops reading.
         """
-        outbox = self._outboxes[link] = Outbox(self._log)
+        outbox = self._outboxes[link] = PeerOutbox(self._log)
         try:
             async with asyncio.timeout(WRITE_S):
                 stream = await link.connection.open_uni()

@@ -21,7 +21,7 @@ LEAST_PROGRESS = 32768
 
 
 @dataclass(eq=False)
-class Span:
+class BlobSpan:
     """Bytes [position, end) still to come; `end` shrinks when another worker takes the tail."""
 
     position: int
@@ -43,7 +43,7 @@ class Pull:
     """
 
     holder: bytes
-    span: Span
+    span: BlobSpan
     start: int
     asked_end: int
     began: float
@@ -62,23 +62,23 @@ class Pull:
 
 
 @dataclass
-class Attempt:
+class PartialBlob:
     """`origin` notes who gave which bytes; `changed` is set when an idle worker may find something
     to do.
     """
 
     size: int
     buffer: bytearray
-    todo: deque[Span]
+    todo: deque[BlobSpan]
     active: dict[bytes, Pull] = field(default_factory=dict)
     origin: list[tuple[bytes, int, int]] = field(default_factory=list)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @classmethod
-    def of(cls, size: int) -> Attempt:
+    def of(cls, size: int) -> PartialBlob:
         """An empty one; large blobs are cut into ranges."""
         step = RANGE if size >= STRIPE_FROM else size
-        spans = deque(Span(start, min(start + step, size)) for start in range(0, size, step))
+        spans = deque(BlobSpan(start, min(start + step, size)) for start in range(0, size, step))
         return cls(size, bytearray(size), spans)
 
     @property
@@ -100,21 +100,21 @@ class Attempt:
         if longest is None or longest.rest < self._worth_stealing(longest):
             return None
         middle = (longest.position + longest.end) // 2
-        tail = Span(middle, longest.end)
+        tail = BlobSpan(middle, longest.end)
         longest.end = middle
         return self._begin(holder, tail, now)
 
-    def _on(self, span: Span) -> list[Pull]:
+    def _on(self, span: BlobSpan) -> list[Pull]:
         return [pull for pull in self.active.values() if pull.span is span]
 
-    def _worth_stealing(self, span: Span) -> int:
+    def _worth_stealing(self, span: BlobSpan) -> int:
         """The least rest of which to take half: little of those that will not make it, much of
         others.
         """
         hopeless = all(pull.silent or pull.slow for pull in self._on(span))
         return 2 * LEAST_PROGRESS if hopeless else WORTH_STEALING
 
-    def _begin(self, holder: bytes, span: Span, now: float) -> Pull:
+    def _begin(self, holder: bytes, span: BlobSpan, now: float) -> Pull:
         at = span.position
         pull = Pull(holder, span, at, span.end, now, at, at, at, joined=bool(self._on(span)))
         self.active[holder] = pull

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import iroh
 from blake3 import blake3
 
-from aftermath.p2p.peer_stats import Pace
+from aftermath.p2p.peer_stats import PeerMeasurements
 from aftermath.p2p.transport import ReadRange
-from aftermath.p2p.wire import BlobRequest, Code, Reply, Status, frame_of
+from aftermath.p2p.wire import BlobRequest, Code, Reply, ReplyStatus, frame_of
 
 PIECE = 1 << 20
 SMALL_PIECE = 1 << 16
@@ -74,22 +74,24 @@ class BlobStore:
         data = self._data.get(digest)
         return data if data is not None and len(data) == size else None
 
-    async def serve(self, request: BlobRequest, stream: iroh.SendStream, pace: Pace) -> None:
+    async def serve(self, request: BlobRequest, stream: iroh.SendStream, pace: PeerMeasurements) -> None:
         """Answer one request for a range."""
         blob = self._blobs.get(request.digest)
         if blob is None:
-            await _finish_with(stream, Reply(Status.MISSING, 0))
+            await _finish_with(stream, Reply(ReplyStatus.MISSING, 0))
         elif request.offset + request.length > blob.size:
-            await _finish_with(stream, Reply(Status.REFUSED, blob.size))
+            await _finish_with(stream, Reply(ReplyStatus.REFUSED, blob.size))
         else:
             await self._send_range(blob, request, stream, pace)
 
-    async def _send_range(self, blob: Blob, request: BlobRequest, stream: iroh.SendStream, pace: Pace) -> None:
+    async def _send_range(
+        self, blob: Blob, request: BlobRequest, stream: iroh.SendStream, pace: PeerMeasurements
+    ) -> None:
         """Send the reply and the range; a blob that cannot deliver, or a reader that stalls, resets
         the stream.
         """
         async with asyncio.timeout(PIECE_S):
-            await stream.write_all(frame_of(Reply(Status.OK, blob.size)))
+            await stream.write_all(frame_of(Reply(ReplyStatus.OK, blob.size)))
         offset = request.offset
         end = request.offset + request.length
         while offset < end:

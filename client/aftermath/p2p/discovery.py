@@ -183,7 +183,7 @@ _FORM = "Write KEY@HOST:PORT; the key is what show-identity calls p2p, the port 
 
 
 @dataclass(frozen=True)
-class NamedPeer:
+class StaticPeer:
     """`key`: its p2p id, 32 bytes."""
 
     key: bytes
@@ -191,7 +191,7 @@ class NamedPeer:
     port: int
 
 
-def peers_named(given: str) -> list[NamedPeer]:
+def parse_static_peers(given: str) -> list[StaticPeer]:
     """KEY@HOST:PORT, several with commas between them. Raises UsageError for anything else."""
     named = [_peer_named(one.strip()) for one in given.split(",")]
     if len(named) > MOST_NAMED:
@@ -199,14 +199,14 @@ def peers_named(given: str) -> list[NamedPeer]:
     return named
 
 
-def _peer_named(text: str) -> NamedPeer:
+def _peer_named(text: str) -> StaticPeer:
     found = _PEER.fullmatch(text)
     if found is None or not 0 < int(found[3]) < 65536:
         raise UsageError(f"--peer {shown(text)} is no peer with an address", _FORM)
-    return NamedPeer(bytes.fromhex(found[1]), found[2].strip("[]"), int(found[3]))
+    return StaticPeer(bytes.fromhex(found[1]), found[2].strip("[]"), int(found[3]))
 
 
-def addresses_of(peers: Sequence[NamedPeer]) -> dict[bytes, tuple[str, ...]]:
+def addresses_of(peers: Sequence[StaticPeer]) -> dict[bytes, tuple[str, ...]]:
     """Their addresses, those of one key together. It may wait for a name service. Raises
     UsageError.
     """
@@ -216,7 +216,7 @@ def addresses_of(peers: Sequence[NamedPeer]) -> dict[bytes, tuple[str, ...]]:
     return found
 
 
-def _looked_up(peer: NamedPeer) -> list[str]:
+def _looked_up(peer: StaticPeer) -> list[str]:
     try:
         answers = socket.getaddrinfo(peer.host, peer.port, type=socket.SOCK_DGRAM)
     except (OSError, UnicodeError) as error:
@@ -228,7 +228,7 @@ def _looked_up(peer: NamedPeer) -> list[str]:
     return [f"[{host}]:{peer.port}" if ":" in host else f"{host}:{peer.port}" for host in hosts]
 
 
-class NamedPeers:
+class StaticPeers:
     """A `Directory` of these addresses and those of another directory, if any."""
 
     def __init__(self, named: Mapping[bytes, tuple[str, ...]], other: Directory | None) -> None:

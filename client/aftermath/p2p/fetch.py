@@ -20,14 +20,14 @@ import iroh
 
 from aftermath.base.concurrency import cancel
 from aftermath.base.rate_limit import Backoff
-from aftermath.p2p.attempt import LEAST_PROGRESS, STRIPE_FROM, Attempt, Pull
+from aftermath.p2p.attempt import LEAST_PROGRESS, STRIPE_FROM, PartialBlob, Pull
 from aftermath.p2p.blobs import PIECE, hash_of
 from aftermath.p2p.link import Link
 from aftermath.p2p.links import Links
-from aftermath.p2p.log_limits import Complaints
-from aftermath.p2p.peer_stats import Pace
+from aftermath.p2p.log_limits import LogLimits
+from aftermath.p2p.peer_stats import PeerMeasurements
 from aftermath.p2p.transport import BlobRejected, BlobUnavailable, PeerUnreachable, TransportError, short
-from aftermath.p2p.wire import BlobRequest, ProtocolViolation, Reply, Status, cause, frame_of, read_message
+from aftermath.p2p.wire import BlobRequest, ProtocolViolation, Reply, ReplyStatus, cause, frame_of, read_message
 
 MOST_HOLDERS = 8
 STRIKES = 3
@@ -45,7 +45,7 @@ FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 2.0
 
 log = logging.getLogger(__name__)
-_complaints = Complaints(log)
+_complaints = LogLimits(log)
 
 
 class HolderFailed(Exception):
@@ -63,7 +63,7 @@ class HolderLacks(Exception):
 class Fetch:
     """One call of `Transport.fetch`."""
 
-    def __init__(self, links: Links, pace: Pace, digest: bytes, size: int, deadline_s: float) -> None:
+    def __init__(self, links: Links, pace: PeerMeasurements, digest: bytes, size: int, deadline_s: float) -> None:
         self._links = links
         self._pace = pace
         self._digest = digest
@@ -92,7 +92,7 @@ class Fetch:
         """Pass over the holders again and again, keeping what arrived, until verified or nobody is
         left to ask.
         """
-        attempt = Attempt.of(self._size)
+        attempt = PartialBlob.of(self._size)
         alone = False
         turns = Counter[bytes]()
         pauses = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
@@ -109,9 +109,9 @@ class Fetch:
                 if await self._verified(attempt):
                     return bytes(attempt.buffer)
                 alone = alone or len({holder for holder, _, _ in attempt.origin}) > 1
-                attempt = Attempt.of(self._size)
+                attempt = PartialBlob.of(self._size)
             elif alone:
-                attempt = Attempt.of(self._size)
+                attempt = PartialBlob.of(self._size)
                 await asyncio.sleep(FIRST_PAUSE_S)
             elif len(attempt.origin) == before:
                 await asyncio.sleep(pauses.next())
@@ -127,7 +127,7 @@ class Fetch:
             raise BlobRejected(f"{self._name()}: every holder lied about it{self._why()}", "Get it from others")
         raise BlobUnavailable(f"{self._name()}: no holder is left to ask{self._why()}")
 
-    async def _pass(self, attempt: Attempt, asked: list[bytes]) -> None:
+    async def _pass(self, attempt: PartialBlob, asked: list[bytes]) -> None:
         """Let holders work until the blob is full or each of them has failed once."""
         width = min(len(asked), MOST_HOLDERS) if self._size >= STRIPE_FROM else 1
         standby = deque(asked)
@@ -149,7 +149,7 @@ class Fetch:
         finally:
             await cancel(begun)
 
-    def _need_help(self, attempt: Attempt) -> bool:
+    def _need_help(self, attempt: PartialBlob) -> bool:
         """Count a tick of waiting; True if none who is waited for will bring the rest in time."""
         hopeless = 0
         for holder in self._waited:
@@ -180,7 +180,7 @@ class Fetch:
         """Seconds without progress after which a holder is given up."""
         return min(self._pace.patience(holder), self._deadline_s / PARTS_OF_DEADLINE)
 
-    async def _work(self, attempt: Attempt, holder: bytes) -> None:
+    async def _work(self, attempt: PartialBlob, holder: bytes) -> None:
         """Pull ranges from one holder until the blob is full or the holder fails; the failure is
         noted.
         """
@@ -218,7 +218,7 @@ class Fetch:
             self._fault(holder, f"brought about a {type(error).__name__} of ours", strike=True)
         self._waited.pop(holder, None)
 
-    async def _pull(self, attempt: Attempt, link: Link, pull: Pull) -> None:
+    async def _pull(self, attempt: PartialBlob, link: Link, pull: Pull) -> None:
         """Ask one holder for one range and read it into the buffer, as far as it gets."""
         try:
             await self._read(attempt, link, pull)
@@ -227,7 +227,7 @@ class Fetch:
         if pull.leads:
             self._pace.delivered(link.peer, pull.position - pull.start, self._pace.clock() - pull.began)
 
-    async def _read(self, attempt: Attempt, link: Link, pull: Pull) -> None:
+    async def _read(self, attempt: PartialBlob, link: Link, pull: Pull) -> None:
         patience = self._patience(pull.holder)
         async with asyncio.timeout(patience):
             stream = await link.connection.open_bi()
@@ -245,14 +245,14 @@ class Fetch:
 
     def _check(self, reply: Reply) -> None:
         """Refuse a holder before the first byte if what it says about the blob cannot be."""
-        if reply.status == Status.MISSING:
+        if reply.status == ReplyStatus.MISSING:
             raise HolderLacks("does not have it (any more)")
         if reply.size != self._size:
             raise HolderLied(f"states {reply.size} bytes")
-        if reply.status != Status.OK:
+        if reply.status != ReplyStatus.OK:
             raise HolderFailed("refused to send it")
 
-    async def _progress(self, attempt: Attempt, link: Link, stream: iroh.RecvStream, pull: Pull) -> bool:
+    async def _progress(self, attempt: PartialBlob, link: Link, stream: iroh.RecvStream, pull: Pull) -> bool:
         """Read at least LEAST_PROGRESS bytes, so that a trickle is no progress; False if no more
         are wanted.
         """
@@ -270,7 +270,7 @@ class Fetch:
                 await asyncio.sleep(TRICKLE_S)
         return True
 
-    async def _verified(self, attempt: Attempt) -> bool:
+    async def _verified(self, attempt: PartialBlob) -> bool:
         """Check the digest; if it is wrong note who is to blame, or who may be."""
         found = await asyncio.to_thread(hash_of, attempt.buffer)
         if found == self._digest:

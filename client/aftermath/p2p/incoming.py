@@ -16,12 +16,12 @@ from typing import Any
 import iroh
 
 from aftermath.base.concurrency import first_of
-from aftermath.p2p.accept_limits import Door, Handshake, place_of
-from aftermath.p2p.limits import Bars
+from aftermath.p2p.accept_limits import AcceptLimits, Handshake, place_of
+from aftermath.p2p.limits import Bans
 from aftermath.p2p.link import Link, answer_greeting, close_connection, hear_greeting, only_a_greeting
-from aftermath.p2p.log_limits import Complaints
-from aftermath.p2p.peer import SHORTEST_PAUSE_S, Contact
-from aftermath.p2p.peer_stats import Pace
+from aftermath.p2p.log_limits import LogLimits
+from aftermath.p2p.peer import SHORTEST_PAUSE_S, Peer
+from aftermath.p2p.peer_stats import PeerMeasurements
 from aftermath.p2p.wire import Code, ProtocolViolation, cause
 
 HANDSHAKE_S = 10.0
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 
 
-class Arrivals:
+class IncomingConnections:
     """Incoming connections of one endpoint.
 
     `offer` is called with each link that has greeted, `spawn` with its background tasks.
@@ -40,9 +40,9 @@ class Arrivals:
         self,
         endpoint: iroh.Endpoint,
         instance: bytes,
-        contacts: Mapping[bytes, Contact],
-        bars: Bars,
-        pace: Pace,
+        contacts: Mapping[bytes, Peer],
+        bars: Bans,
+        pace: PeerMeasurements,
         offer: Callable[[Link], None],
         spawn: Spawn,
     ) -> None:
@@ -53,8 +53,8 @@ class Arrivals:
         self._pace = pace
         self._offer = offer
         self._spawn = spawn
-        self._complaints = Complaints(log)
-        self.door = Door(pace.clock)
+        self._complaints = LogLimits(log)
+        self.door = AcceptLimits(pace.clock)
 
     async def accept(self) -> None:
         """Take incoming connections until the endpoint closes."""
@@ -136,7 +136,7 @@ class Arrivals:
         await answer_greeting(stream, self._instance)
         self._offer(link)
 
-    def _objection(self, peer: bytes, contact: Contact | None) -> str:
+    def _objection(self, peer: bytes, contact: Peer | None) -> str:
         """Why this peer may not connect now, or nothing."""
         if contact is None:
             return "not a member of this run"

@@ -29,11 +29,11 @@ from aftermath.base.errors import UsageError
 from aftermath.p2p import fastffi
 from aftermath.p2p.announce import Announcer
 from aftermath.p2p.blobs import BlobStore
-from aftermath.p2p.discovery import Directory, LocalDirectory, NamedPeers, Whereabouts
+from aftermath.p2p.discovery import Directory, LocalDirectory, StaticPeers, Whereabouts
 from aftermath.p2p.fetch import Fetch
 from aftermath.p2p.link import Link
 from aftermath.p2p.links import Links
-from aftermath.p2p.peer_stats import Pace
+from aftermath.p2p.peer_stats import PeerMeasurements
 from aftermath.p2p.relay import DISABLED, N0
 from aftermath.p2p.requests import Requests
 from aftermath.p2p.transport import (
@@ -62,7 +62,7 @@ class IrohTransport:
         self.node_id = bytes(endpoint.id().to_bytes())
         self._endpoint = endpoint
         self._directory = directory
-        self._pace = Pace(clock)
+        self._pace = PeerMeasurements(clock)
         self._store = BlobStore()
         self._announcer = Announcer(self._pace)
         self._requests = Requests(self._store, self._pace)
@@ -228,7 +228,7 @@ async def open_iroh(
     if discovery == "local" and discovery_dir is not None:
         directory = LocalDirectory(discovery_dir, bytes(endpoint.id().to_bytes()))
     if named:
-        directory = NamedPeers(named, directory)
+        directory = StaticPeers(named, directory)
     if directory is not None:
         try:
             directory.prepare()
@@ -312,7 +312,7 @@ async def bound(secret: bytes, host: str | None, port: int, relay: str, discover
         raise _cannot_listen(address, why) from error
 
 
-async def taken_by(relay: str, host: str | None, seconds: float) -> Whereabouts | None:
+async def reachable_via_relay(relay: str, host: str | None, seconds: float) -> Whereabouts | None:
     """Where an endpoint at this interface is found once the relay has it; None if it has not within
     `seconds`.
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 
-from aftermath.base.rate_limit import Bucket
+from aftermath.base.rate_limit import TokenBucket
 from aftermath.rules.bitmap import MAX_MEMBERS
 
 ARRIVALS_RATE = 0.5
@@ -47,11 +47,11 @@ before.
 Clock = Callable[[], float]
 
 
-class Shared:
+class SharedLimit:
     """`burst` turns at once and `rate` a second, for all peers."""
 
     def __init__(self, clock: Clock, rate: float, burst: float) -> None:
-        self._bucket = Bucket(clock, rate, burst)
+        self._bucket = TokenBucket(clock, rate, burst)
         self._waiting: list[tuple[float, int, asyncio.Future[None]]] = []
         self._numbers = count()
         self._due: asyncio.TimerHandle | None = None
@@ -95,16 +95,16 @@ class Quota:
     """
 
     clock: Clock
-    arrivals: Bucket = field(init=False)
-    asked: Bucket = field(init=False)
-    told: Bucket = field(init=False)
-    excess: Bucket = field(init=False)
+    arrivals: TokenBucket = field(init=False)
+    asked: TokenBucket = field(init=False)
+    told: TokenBucket = field(init=False)
+    excess: TokenBucket = field(init=False)
 
     def __post_init__(self) -> None:
-        self.arrivals = Bucket(self.clock, ARRIVALS_RATE, ARRIVALS_BURST)
-        self.asked = Bucket(self.clock, ASKED_RATE, ASKED_BURST)
-        self.told = Bucket(self.clock, TOLD_RATE, TOLD_BURST)
-        self.excess = Bucket(self.clock, EXCESS_RATE, EXCESS_BURST)
+        self.arrivals = TokenBucket(self.clock, ARRIVALS_RATE, ARRIVALS_BURST)
+        self.asked = TokenBucket(self.clock, ASKED_RATE, ASKED_BURST)
+        self.told = TokenBucket(self.clock, TOLD_RATE, TOLD_BURST)
+        self.excess = TokenBucket(self.clock, EXCESS_RATE, EXCESS_BURST)
 
 
 FIRST_S = 10.0
@@ -117,7 +117,7 @@ class _Record:
     until: float
 
 
-class Bars:
+class Bans:
     """`clock` returns seconds and never goes back."""
 
     def __init__(self, clock: Callable[[], float]) -> None:

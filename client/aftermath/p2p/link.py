@@ -21,7 +21,7 @@ import iroh
 
 from aftermath.base.concurrency import cancel
 from aftermath.p2p.limits import Quota
-from aftermath.p2p.log_limits import Complaints
+from aftermath.p2p.log_limits import LogLimits
 from aftermath.p2p.transport import PeerUnreachable, escaped, short
 from aftermath.p2p.wire import Code, Hello, ProtocolViolation, cause, frame_of, read_message
 
@@ -203,7 +203,7 @@ async def answer_greeting(stream: iroh.SendStream, instance: bytes) -> None:
     await stream.finish()
 
 
-async def run_link(link: Link, services: list[Coroutine[Any, Any, None]], complaints: Complaints) -> None:
+async def run_link(link: Link, services: list[Coroutine[Any, Any, None]], complaints: LogLimits) -> None:
     """Run a link's services until the connection closes; a service that meets a violation closes
     it.
     """
@@ -218,7 +218,7 @@ async def run_link(link: Link, services: list[Coroutine[Any, Any, None]], compla
         await cancel(tasks)
 
 
-async def _guarded(link: Link, service: Coroutine[Any, Any, None], complaints: Complaints) -> None:
+async def _guarded(link: Link, service: Coroutine[Any, Any, None], complaints: LogLimits) -> None:
     """Run one service of a link; whatever goes wrong ends the link, not the process."""
     try:
         await service

@@ -16,8 +16,8 @@ from typing import Any
 import iroh
 
 from aftermath.base.concurrency import cancel, first_of
-from aftermath.p2p.incoming import Arrivals
-from aftermath.p2p.limits import Bars, Quota
+from aftermath.p2p.incoming import IncomingConnections
+from aftermath.p2p.limits import Bans, Quota
 from aftermath.p2p.link import (
     MOST_UNREAD,
     MOST_UNREAD_OF_ALL,
@@ -28,9 +28,9 @@ from aftermath.p2p.link import (
     only_an_answer,
     run_link,
 )
-from aftermath.p2p.log_limits import Complaints
-from aftermath.p2p.peer import Contact, backoff
-from aftermath.p2p.peer_stats import Pace
+from aftermath.p2p.log_limits import LogLimits
+from aftermath.p2p.peer import Peer, backoff
+from aftermath.p2p.peer_stats import PeerMeasurements
 from aftermath.p2p.transport import PeerUnreachable, TransportError, escaped, short
 from aftermath.p2p.wire import ALPN, Code, ProtocolViolation, cause
 
@@ -52,7 +52,7 @@ class Links:
     """All connections of one endpoint."""
 
     def __init__(
-        self, endpoint: iroh.Endpoint, instance: bytes, locate: Locate, pace: Pace, services: Services
+        self, endpoint: iroh.Endpoint, instance: bytes, locate: Locate, pace: PeerMeasurements, services: Services
     ) -> None:
         self._endpoint = endpoint
         self._me = bytes(endpoint.id().to_bytes())
@@ -60,14 +60,16 @@ class Links:
         self._locate = locate
         self._pace = pace
         self._services = services
-        self._contacts: dict[bytes, Contact] = {}
-        self._bars = Bars(pace.clock)
+        self._contacts: dict[bytes, Peer] = {}
+        self._bars = Bans(pace.clock)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._complaints = Complaints(log)
+        self._complaints = LogLimits(log)
         self._open: set[Link] = set()
         self._say_other_process: set[bytes] = set()
         self._closed = False
-        self._arrivals = Arrivals(endpoint, instance, self._contacts, self._bars, pace, self._offer, self._spawn)
+        self._arrivals = IncomingConnections(
+            endpoint, instance, self._contacts, self._bars, pace, self._offer, self._spawn
+        )
         self._spawn(self._arrivals.accept())
         self._spawn(watch_pulse(self._contacts, pace))
         self._spawn(watch_unread(self._open))
@@ -78,7 +80,7 @@ class Links:
         for peer in [one for one in self._contacts if one not in wanted]:
             self._evict(peer)
         for peer in sorted(wanted - self._contacts.keys()):
-            contact = self._contacts[peer] = Contact(Quota(self._pace.clock))
+            contact = self._contacts[peer] = Peer(Quota(self._pace.clock))
             contact.keeper = self._spawn(self._keep(peer, contact))
 
     def members(self) -> list[bytes]:
@@ -147,7 +149,7 @@ class Links:
 
     # --- dialling ---
 
-    async def _keep(self, peer: bytes, contact: Contact) -> None:
+    async def _keep(self, peer: bytes, contact: Peer) -> None:
         """Keep one member connected for as long as it is one."""
         attempt = 0
         while True:
@@ -231,7 +233,7 @@ class Links:
         delay = LINGER_S if old.instance == new.instance and old.dialer != new.dialer else 0.0
         asyncio.get_running_loop().call_later(delay, old.close, Code.DUPLICATE, reason)
 
-    async def _serve(self, contact: Contact, link: Link) -> None:
+    async def _serve(self, contact: Peer, link: Link) -> None:
         """Run a link until it closes, then be without one."""
         self._open.add(link)
         try:
@@ -290,7 +292,7 @@ PROBE_S = 2.0
 UNREAD_S = 0.5
 
 
-async def watch_pulse(contacts: Mapping[bytes, Contact], pace: Pace) -> None:
+async def watch_pulse(contacts: Mapping[bytes, Peer], pace: PeerMeasurements) -> None:
     """Take every link's pulse and drop the silent ones, until cancelled."""
     while True:
         await asyncio.sleep(PROBE_S)

@@ -13,7 +13,7 @@ from aftermath.p2p.transport import escaped, short
 MOST = 1024
 
 
-class Complaints:
+class LogLimits:
     """What was complained about already; after MOST different complaints nothing is logged any
     more.
     """

@@ -23,7 +23,7 @@ SHORTEST_PAUSE_S = 0.1
 
 
 @dataclass(eq=False)
-class Contact:
+class Peer:
     """`quota`: what the peer may make us do, over whatever connections; `greeting`: one that is
     being greeted.
 

@@ -19,8 +19,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from aftermath.base.rate_limit import Bucket
-from aftermath.p2p.limits import REMEMBERED_PEERS, Shared
+from aftermath.base.rate_limit import TokenBucket
+from aftermath.p2p.limits import REMEMBERED_PEERS, SharedLimit
 from aftermath.p2p.transport import KINDS, Kind, PeerStats, TransportStats
 
 PATIENCE_S = 5.0
@@ -40,7 +40,7 @@ BLAMED_S = 600.0
 
 
 @dataclass
-class PeerPace:
+class PeerMeasurement:
     """Measurements of one peer."""
 
     bandwidth: float | None = None
@@ -66,24 +66,24 @@ class PeerPace:
 
 
 @dataclass
-class Pace:
+class PeerMeasurements:
     """All measurements of a transport. `clock` returns seconds and never goes back."""
 
     clock: Callable[[], float]
     sent: Counter[Kind] = field(default_factory=Counter)
     received: Counter[Kind] = field(default_factory=Counter)
     events: Counter[str] = field(default_factory=Counter)
-    peers: dict[bytes, PeerPace] = field(default_factory=dict)
+    peers: dict[bytes, PeerMeasurement] = field(default_factory=dict)
 
-    def peer(self, node_id: bytes) -> PeerPace:
+    def peer(self, node_id: bytes) -> PeerMeasurement:
         """The measurements of one peer, empty at first."""
-        found = self.peers.pop(node_id) if node_id in self.peers else PeerPace()
+        found = self.peers.pop(node_id) if node_id in self.peers else PeerMeasurement()
         self.peers[node_id] = found
         if len(self.peers) > REMEMBERED_PEERS:
             del self.peers[next(iter(self.peers))]
         return found
 
-    async def throttle(self, bucket: Bucket, shared: Shared | None = None) -> bool:
+    async def throttle(self, bucket: TokenBucket, shared: SharedLimit | None = None) -> bool:
         """Take a token, waiting until it is paid for, and then a turn in what all peers share;
         whether it had one.
         """
@@ -207,5 +207,5 @@ def _by_kind(counter: Mapping[Kind, int]) -> dict[Kind, int]:
     return {kind: counter.get(kind, 0) for kind in KINDS}
 
 
-def _shown(pace: PeerPace, connected: bool) -> PeerStats:
+def _shown(pace: PeerMeasurement, connected: bool) -> PeerStats:
     return PeerStats(connected=connected, bandwidth=pace.bandwidth, rtt=pace.rtt, failures=pace.failures)

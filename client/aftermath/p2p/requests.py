@@ -19,11 +19,11 @@ import iroh
 
 from aftermath.base.concurrency import cancel
 from aftermath.p2p.blobs import BlobStore
-from aftermath.p2p.limits import ALL_ASKED_BURST, ALL_ASKED_RATE, Shared
+from aftermath.p2p.limits import ALL_ASKED_BURST, ALL_ASKED_RATE, SharedLimit
 from aftermath.p2p.link import Link
 from aftermath.p2p.links import Links
-from aftermath.p2p.log_limits import Complaints
-from aftermath.p2p.peer_stats import Pace
+from aftermath.p2p.log_limits import LogLimits
+from aftermath.p2p.peer_stats import PeerMeasurements
 from aftermath.p2p.transport import MAX_REQUEST, Handler, PeerUnreachable, RequestFailed, RequestRefused, short
 from aftermath.p2p.wire import (
     MAX_TOPIC,
@@ -32,8 +32,8 @@ from aftermath.p2p.wire import (
     Code,
     ProtocolViolation,
     Reply,
+    ReplyStatus,
     Request,
-    Status,
     cause,
     frame_of,
     read_message,
@@ -53,22 +53,22 @@ ALL_ANSWERS = 64 << 20
 log = logging.getLogger(__name__)
 
 _TROUBLE = {
-    Status.MISSING: "answers no requests on this topic (it may run another version)",
-    Status.REFUSED: "refused the request",
-    Status.FAILED: "failed to answer; its log says why",
-    Status.TOO_LARGE: "has a reply larger than we accept",
+    ReplyStatus.MISSING: "answers no requests on this topic (it may run another version)",
+    ReplyStatus.REFUSED: "refused the request",
+    ReplyStatus.FAILED: "failed to answer; its log says why",
+    ReplyStatus.TOO_LARGE: "has a reply larger than we accept",
 }
 
 
 class Requests:
     """Handlers of our own, and calls to others."""
 
-    def __init__(self, store: BlobStore, pace: Pace) -> None:
+    def __init__(self, store: BlobStore, pace: PeerMeasurements) -> None:
         self._store = store
         self._pace = pace
-        self._complaints = Complaints(log)
+        self._complaints = LogLimits(log)
         self._handlers: dict[str, Handler] = {}
-        self._all = Shared(pace.clock, ALL_ASKED_RATE, ALL_ASKED_BURST)
+        self._all = SharedLimit(pace.clock, ALL_ASKED_RATE, ALL_ASKED_BURST)
         self._untaken: Counter[bytes] = Counter()
 
     def handle(self, topic: str, handler: Handler) -> None:
@@ -112,8 +112,8 @@ class Requests:
         await stream.send().finish()
         self._pace.sent["request"] += len(header) + len(body)
         reply = await read_message(stream.recv(), Reply)
-        if reply.status != Status.OK:
-            kind = RequestRefused if reply.status == Status.REFUSED else RequestFailed
+        if reply.status != ReplyStatus.OK:
+            kind = RequestRefused if reply.status == ReplyStatus.REFUSED else RequestFailed
             raise kind(f"peer {short(link.peer)} {_TROUBLE[reply.status]}: {topic!r}")
         if reply.size > max_reply:
             await stream.recv().stop(0)
@@ -168,7 +168,7 @@ class Requests:
         """Run the handler, send its reply."""
         status, reply = await self._handled(peer, request, body)
         if reply and not self._room(peer, len(reply)):
-            status = Status.REFUSED
+            status = ReplyStatus.REFUSED
             reply = b""
         reply, size = frame_of(Reply(status, len(reply))) + reply, len(reply)
         self._untaken[peer] += size
@@ -187,20 +187,20 @@ class Requests:
         own = self._untaken[peer] + size
         return own == size or (own <= ANSWERS and self._untaken.total() + size <= ALL_ANSWERS)
 
-    async def _handled(self, peer: bytes, request: CallRequest, body: bytes) -> tuple[Status, bytes]:
+    async def _handled(self, peer: bytes, request: CallRequest, body: bytes) -> tuple[ReplyStatus, bytes]:
         """Run the topic's handler within the caller's deadline."""
         handler = self._handlers.get(request.topic)
         if handler is None:
-            return Status.MISSING, b""
+            return ReplyStatus.MISSING, b""
         try:
             async with asyncio.timeout(min(request.deadline_ms / 1000, LONGEST_HANDLER_S)):
                 reply = await handler(peer, body)
         except RequestRefused:
-            return Status.REFUSED, b""
+            return ReplyStatus.REFUSED, b""
         except Exception as error:
             self._complaints.about(f"answering {request.topic!r} to", peer, error)
-            return Status.FAILED, b""
-        return (Status.OK, reply) if len(reply) <= request.max_reply else (Status.TOO_LARGE, b"")
+            return ReplyStatus.FAILED, b""
+        return (ReplyStatus.OK, reply) if len(reply) <= request.max_reply else (ReplyStatus.TOO_LARGE, b"")
 
 
 async def _body_of(request: Request, stream: iroh.RecvStream) -> bytes:

@@ -49,7 +49,7 @@ class Code(IntEnum):
     STALLED = 6
 
 
-class Status(IntEnum):
+class ReplyStatus(IntEnum):
     """How a peer answers a request."""
 
     OK = 0
@@ -87,7 +87,7 @@ class CallRequest(msgspec.Struct, array_like=True, frozen=True, tag=2):
 class Reply(msgspec.Struct, array_like=True, frozen=True):
     """Answer to either request. `size`: of the whole blob, or of the reply body that follows."""
 
-    status: Status
+    status: ReplyStatus
     size: int
 
 

@@ -16,7 +16,7 @@ from aftermath.rules.deadlines import next_deadline
 from aftermath.rules.state import RunState
 from aftermath.sim.faults import Fault, Faults
 from aftermath.sim.sim_node import START
-from aftermath.sim.simulation import Simulation
+from aftermath.sim.simulation import SimulatedRun
 
 _AT_ONCE = 3  # faults
 _MINOR = 0.15  # how much a round's border counts of an epoch's
@@ -24,10 +24,10 @@ _MINOR = 0.15  # how much a round's border counts of an epoch's
 Place = tuple[RunState, int, int, bool]
 
 
-class Aim:
+class FaultScheduler:
     """Makes the faults of one seed until the storm is over."""
 
-    def __init__(self, sim: Simulation, lot: random.Random, eager: float) -> None:
+    def __init__(self, sim: SimulatedRun, lot: random.Random, eager: float) -> None:
         self._sim = sim
         self._lot = lot
         self._eager = eager

@@ -17,15 +17,23 @@ from dataclasses import dataclass
 from aftermath.coordinator.errors import CoordinatorError, Refused
 from aftermath.rules.committee import witnesses
 from aftermath.rules.state import RunState
-from aftermath.sim.faulty_rpc import Mood
-from aftermath.sim.sim_member import Player
-from aftermath.sim.simulation import Simulation
+from aftermath.sim.faulty_rpc import NodeFault
+from aftermath.sim.sim_member import SimMember
+from aftermath.sim.simulation import SimulatedRun
 
 EXCUSED = 90.0
 _LONGEST = 90.0  # virtual seconds a fault lasts at most
 _OUTAGE = 20.0  # and one for all
-_SPOILT = (Mood.HTML, Mood.CUT, Mood.TYPES, Mood.IDS, Mood.GENESIS, Mood.BEHIND, Mood.MUTE)
-_ABSENT = (Mood.REFUSES, Mood.SILENT, Mood.LIMITS, Mood.FAILS)
+_SPOILT = (
+    NodeFault.HTML,
+    NodeFault.CUT,
+    NodeFault.TYPES,
+    NodeFault.IDS,
+    NodeFault.GENESIS,
+    NodeFault.BEHIND,
+    NodeFault.MUTE,
+)
+_ABSENT = (NodeFault.REFUSES, NodeFault.SILENT, NodeFault.LIMITS, NodeFault.FAILS)
 
 Fault = Callable[[], Awaitable[None]]
 
@@ -48,7 +56,7 @@ class Faults:
     warm-up's end.
     """
 
-    def __init__(self, sim: Simulation, lot: random.Random, border: Callable[[int | None], Awaitable[None]]) -> None:
+    def __init__(self, sim: SimulatedRun, lot: random.Random, border: Callable[[int | None], Awaitable[None]]) -> None:
         self._sim = sim
         self._lot = lot
         self._border = border
@@ -73,7 +81,7 @@ class Faults:
 
     # --- whom, and for how long ---
 
-    def _victim(self) -> Player:
+    def _victim(self) -> SimMember:
         alive = [player for player in self._sim.players if player.alive]
         if not alive:
             return self._lot.choice(self._sim.players)
@@ -90,7 +98,7 @@ class Faults:
         ]
         return self._lot.choice(self._lot.choice(groups) or alive)
 
-    def _begin(self, what: str, players: Iterable[Player]) -> Window:
+    def _begin(self, what: str, players: Iterable[SimMember]) -> Window:
         window = Window(what, frozenset(player.name for player in players), self._sim.now)
         self.windows.append(window)
         return window
@@ -113,7 +121,7 @@ class Faults:
     def _end(self, window: Window) -> None:
         window.end = self._sim.now
 
-    def _return(self, player: Player) -> None:
+    def _return(self, player: SimMember) -> None:
         if not player.alive and self._sim.run.state is not RunState.FINISHED:
             self._sim.start(player)
 
@@ -125,7 +133,7 @@ class Faults:
     async def stop(self) -> None:
         await self._away("stop", self._sim.stop)
 
-    async def _away(self, what: str, end: Callable[[Player], Awaitable[None]]) -> None:
+    async def _away(self, what: str, end: Callable[[SimMember], Awaitable[None]]) -> None:
         """A member ends, and is back after a while."""
         player = self._victim()
         window = self._begin(what, [player])
@@ -150,7 +158,7 @@ class Faults:
         """One member does not reach the chain."""
         player = self._victim()
         window = self._begin("alone", [player])
-        await self._under(player, [Mood.REFUSES] * len(player.moods))
+        await self._under(player, [NodeFault.REFUSES] * len(player.moods))
         self._end(window)
 
     async def mood(self) -> None:
@@ -167,12 +175,12 @@ class Faults:
             await self._under(player, moods)
         self._end(window)
 
-    async def _under(self, player: Player, moods: list[Mood]) -> None:
+    async def _under(self, player: SimMember, moods: list[NodeFault]) -> None:
         player.set_moods(moods)
         try:
             await self._last()
         finally:
-            player.set_moods([Mood.GOOD] * len(moods))
+            player.set_moods([NodeFault.GOOD] * len(moods))
 
     async def outage(self) -> None:
         window = self._begin("outage", self._sim.players)
@@ -234,7 +242,7 @@ class Faults:
         self._sim.network.heal()
         self._sim.network.loses = lambda sender, receiver: False
         for player in self._sim.players:
-            player.set_moods([Mood.GOOD] * len(player.moods))
+            player.set_moods([NodeFault.GOOD] * len(player.moods))
         self.resume()
         for player in self._sim.players:
             self._return(player)

@@ -25,7 +25,7 @@ def _pushed_out(members: Members) -> int:
     return members.mask(MemberState.DROPPED) | members.mask(MemberState.EJECTED)
 
 
-class Broken(AssertionError):
+class InvariantBroken(AssertionError):
     """A law does not hold."""
 
 
@@ -37,7 +37,7 @@ def state_of(event: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 @dataclass
-class Record:
+class ChainRecord:
     """The run so far, as seen after every transaction."""
 
     settled: dict[tuple[int, int], Ranges] = field(default_factory=dict)
@@ -97,10 +97,12 @@ class Record:
         spans = sorted(trained + waiting)
         for (_, stop), (start, _) in pairwise(spans):
             if start < stop:
-                raise Broken(f"sequence {start} was trained twice, or is trained and waits too")
+                raise InvariantBroken(f"sequence {start} was trained twice, or is trained and waits too")
         found = sum(stop - start for start, stop in spans)
         if found != run.data_index or run.lost_sequences:
-            raise Broken(f"{run.data_index} sequences were handed out, {found} found, {run.lost_sequences} lost")
+            raise InvariantBroken(
+                f"{run.data_index} sequences were handed out, {found} found, {run.lost_sequences} lost"
+            )
 
     def check_member(self, name: str, applied: Iterable[tuple[int, int, int, Ranges]], ended: Iterable[int]) -> None:
         """What a member applied, as (epoch, height, step, sequences), in order; `ended`: epochs it
@@ -109,14 +111,16 @@ class Record:
         heights: dict[int, list[int]] = {}
         for epoch, height, step, ranges in applied:
             if self.steps.get((epoch, height)) != step:
-                raise Broken(f"{name} applied round {height} of epoch {epoch} as step {step}")
+                raise InvariantBroken(f"{name} applied round {height} of epoch {epoch} as step {step}")
             if ranges != self.settled[epoch, height]:
-                raise Broken(f"{name} applied {ranges} in round {height}, attested were {self.settled[epoch, height]}")
+                raise InvariantBroken(
+                    f"{name} applied {ranges} in round {height}, attested were {self.settled[epoch, height]}"
+                )
             heights.setdefault(epoch, []).append(height)
         for epoch, seen in heights.items():
             if seen != list(range(len(seen))):
-                raise Broken(f"{name} applied rounds {seen} of epoch {epoch}")
+                raise InvariantBroken(f"{name} applied rounds {seen} of epoch {epoch}")
         for epoch in ended:
             rounds = sorted(height for one, height in self.steps if one == epoch)
             if heights.get(epoch, []) != rounds:
-                raise Broken(f"{name} ended epoch {epoch} with {heights.get(epoch, [])} applied, of {rounds}")
+                raise InvariantBroken(f"{name} ended epoch {epoch} with {heights.get(epoch, [])} applied, of {rounds}")

@@ -16,8 +16,8 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
 from blake3 import blake3
 
-from aftermath.p2p.limits import Bars
-from aftermath.p2p.log_limits import Complaints
+from aftermath.p2p.limits import Bans
+from aftermath.p2p.log_limits import LogLimits
 from aftermath.p2p.transport import (
     KINDS,
     MAX_ANNOUNCEMENT,
@@ -90,12 +90,12 @@ class SimTransport:
         self.node_id = node_id
         self._network = network
         self._members: frozenset[bytes] = frozenset()
-        self._bars = Bars(lambda: asyncio.get_running_loop().time())
+        self._bars = Bans(lambda: asyncio.get_running_loop().time())
         self.barred: list[tuple[bytes, str]] = []
         """Whom this node has kept out, and why, in order."""
         self._blobs: dict[bytes, bytes] = {}
         self._handlers: dict[str, Handler] = {}
-        self._complaints = Complaints(_log)
+        self._complaints = LogLimits(_log)
         self._inbox: asyncio.Queue[Announcement | None] = asyncio.Queue()
         self._sent_last: deque[bytes] = deque(maxlen=_REPLAYED)
         self._heard: set[tuple[bytes, bytes]] = set()

@@ -16,9 +16,9 @@ from typing import Protocol
 
 from aftermath.base.text import counted
 from aftermath.localnet.free_ports import free_ports, is_free
-from aftermath.testnet.chain import SOLANA, Chain, start_chain
-from aftermath.testnet.plan import RUN_ID, Client, Plan
-from aftermath.testnet.processes import Process, Running, StageError, at_once, call, wait_for
+from aftermath.testnet.chain import SOLANA, LocalNetwork, start_chain
+from aftermath.testnet.plan import RUN_ID, TestnetClient, TestnetPlan
+from aftermath.testnet.processes import Process, ProcessError, Running, at_once, call, wait_for
 
 SERVER_SECONDS = 60
 HERE = "127.0.0.1"
@@ -36,7 +36,7 @@ class Backend(Protocol):
         on.
         """
 
-    def client(self, client: Client) -> list[str]:
+    def client(self, client: TestnetClient) -> list[str]:
         """The command that takes part, but for what it says whatever keeps the run."""
 
 
@@ -45,10 +45,10 @@ class Solana:
 
     keeper = "localnet"
 
-    def __init__(self, plan: Plan, environment: Mapping[str, str]) -> None:
+    def __init__(self, plan: TestnetPlan, environment: Mapping[str, str]) -> None:
         self._plan = plan
         self._environment = environment
-        self._chain = Chain(plan.port)
+        self._chain = LocalNetwork(plan.port)
 
     def start(self, seen: Open) -> Running:
         plan = self._plan
@@ -72,7 +72,7 @@ class Solana:
         line = self._chain.command(command, "--run-id", RUN_ID, "-w", wallet, *words)
         call(line, self._plan.log("owner"), self._environment)
 
-    def client(self, client: Client) -> list[str]:
+    def client(self, client: TestnetClient) -> list[str]:
         return [
             *self._chain.command("train", "--run-id", RUN_ID, "-w", str(self._plan.keys(client.name))),
             *("--iroh-discovery", "local", "--discovery-dir", str(self._plan.place / "peers")),
@@ -84,7 +84,7 @@ class Centralized:
 
     keeper = "server"
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: TestnetPlan) -> None:
         self._plan = plan
         self._port = plan.port
 
@@ -106,16 +106,16 @@ class Centralized:
         wait_for("the server", lambda: _listens(self._port), SERVER_SECONDS, process)
         return process
 
-    def client(self, client: Client) -> list[str]:
+    def client(self, client: TestnetClient) -> list[str]:
         address = ["--run-id", RUN_ID, "--server-addr", f"{HERE}:{self._port}"]
         command = [sys.executable, "-m", "aftermath.server", "client", "train", *address]
         return [*command, "-i", str(self._plan.keys(client.name))]
 
 
 def refuse_taken(*ports: int) -> None:
-    """Raise StageError if a process listens on one of the ports."""
+    """Raise ProcessError if a process listens on one of the ports."""
     if taken := [port for port in ports if not is_free(HERE, port)]:
-        raise StageError(f"port {taken[0]} is in use", "Name another --server-port, or 0 for one that is free")
+        raise ProcessError(f"port {taken[0]} is in use", "Name another --server-port, or 0 for one that is free")
 
 
 def _write_key(path: Path) -> None:
@@ -132,6 +132,6 @@ def _listens(port: int) -> bool:
     return True
 
 
-def logged(plan: Plan, environment: Mapping[str, str]) -> Open:
+def logged(plan: TestnetPlan, environment: Mapping[str, str]) -> Open:
     """Starts processes whose output goes to their logs."""
     return lambda name, command: Process(name, command, plan.log(name), environment)

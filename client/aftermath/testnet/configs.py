@@ -20,7 +20,7 @@ from typing import Any
 from aftermath.base.bounded import Malformed, toml_value
 from aftermath.base.errors import AftermathError, UsageError
 from aftermath.base.files import parents_made
-from aftermath.base.quiet import Quietly
+from aftermath.base.quiet import QuietInterrupts
 from aftermath.base.text import is_repository
 from aftermath.config.document import RunConfig, load_config, parse_as
 from aftermath.config.recipe import recipe_of
@@ -36,7 +36,7 @@ SHIPPED = _PACKAGE / "shipped" if (_PACKAGE / "shipped").is_dir() else _PACKAGE.
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ChosenConfig:
     """A config file, and what is made of it."""
 
     path: Path
@@ -44,7 +44,7 @@ class Chosen:
     config: RunConfig
 
 
-def chosen(given: Path, checkpoint: str | None = None) -> Chosen:
+def chosen(given: Path, checkpoint: str | None = None) -> ChosenConfig:
     """The config, which begins with another checkpoint if one is given. Raises UsageError,
     ConfigError.
     """
@@ -53,14 +53,14 @@ def chosen(given: Path, checkpoint: str | None = None) -> Chosen:
         text = path.read_bytes().decode("utf-8-sig")
         tables = toml_value(text)
     except (OSError, ValueError, Malformed):
-        return Chosen(path, "", load_config(path))  # which says what is wrong
+        return ChosenConfig(path, "", load_config(path))  # which says what is wrong
     ours = {name: table for name, table in tables.items() if name not in OF_A_SERVER}
     if checkpoint is not None and isinstance(llm := ours.get("model", {}).get("LLM"), dict):
         llm["checkpoint"] = _place(checkpoint)
     elif len(ours) == len(tables):
-        return Chosen(path, text, load_config(path))
+        return ChosenConfig(path, text, load_config(path))
     text = "\n".join(_written(ours)) + "\n"
-    return Chosen(path, text, parse_as(text, str(path), RunConfig))
+    return ChosenConfig(path, text, parse_as(text, str(path), RunConfig))
 
 
 def find(given: Path) -> Path:
@@ -126,7 +126,7 @@ def make_missing(
 ) -> list[Path]:
     """Make what the config of this file names and nobody has made, and return what that was.
 
-    `begins` is called with each place before it is made. Raises UsageError, StageError.
+    `begins` is called with each place before it is made. Raises UsageError, ProcessError.
     """
     missing: list[tuple[str, Mapping[str, Any], Path]] = []
     for what, tables in (("model", ("model",)), ("tokens", ("tokens", "fetch"))):
@@ -189,5 +189,5 @@ def main(words: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    with Quietly():
+    with QuietInterrupts():
         sys.exit(main(sys.argv[1:]))

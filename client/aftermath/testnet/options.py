@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 
-class Pictures(StrEnum):
+class DisplayOption(StrEnum):
     """What is drawn, where there is a terminal."""
 
     TRUE = "true"

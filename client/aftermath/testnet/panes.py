@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from aftermath.testnet import watchdog
-from aftermath.testnet.processes import STOP_SECONDS, Process, StageError, leashed, wait_for
+from aftermath.testnet.processes import STOP_SECONDS, Process, ProcessError, wait_for, watched_command
 
 SESSION = "testnet"
 _LOOK_SECONDS = 0.3  # how old what is known of the panes may be
@@ -82,7 +82,7 @@ class Panes:
 
     def open(self, name: str, command: list[str]) -> Pane:
         """Start a command in the pane of this name."""
-        line = leashed(str(self._pipe(name)), command)
+        line = watched_command(str(self._pipe(name)), command)
         shown = ("-P", "-F", "#{pane_id} #{pane_pid}")
         if known := self._ids.get(name):
             done = self._tmux("respawn-pane", "-k", "-t", known, *line)
@@ -95,7 +95,7 @@ class Panes:
             )
             told = done.stdout
         if done.returncode or len(told.split()) != 2:
-            raise StageError(
+            raise ProcessError(
                 f"tmux has no room for {name}: {done.stderr.strip()}", "Use a larger window, or --headless"
             )
         self._ids[name], pid = told.split()

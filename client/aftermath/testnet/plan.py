@@ -16,15 +16,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from aftermath.base.errors import UsageError
-from aftermath.events.trackers import Wanted
-from aftermath.testnet.configs import Chosen
+from aftermath.events.trackers import TrackerOptions
+from aftermath.testnet.configs import ChosenConfig
 
 BACK_SECONDS = 3.0
 """How long a killed client stays away."""
 
 
 @dataclass
-class Kills:
+class ChaosSchedule:
     """Kills N of some clients every few seconds, from the first trained step on."""
 
     number: int
@@ -60,7 +60,7 @@ TESTNET_NAMES = r"config\.toml|state\.toml|checkpoints|events|keys|ledger|logs|p
 
 
 @dataclass(frozen=True)
-class Client:
+class TestnetClient:
     """One of them."""
 
     number: int
@@ -82,15 +82,15 @@ class ClientExtras:
     eval_tasks: str | None = None
     checkpoints: Path | None = None
     keep_steps: int | None = None
-    trackers: Wanted = field(default_factory=Wanted)
+    trackers: TrackerOptions = field(default_factory=TrackerOptions)
 
 
 @dataclass(frozen=True)
-class Plan:
+class TestnetPlan:
     """All of it."""
 
-    chosen: Chosen
-    clients: tuple[Client, ...]
+    chosen: ChosenConfig
+    clients: tuple[TestnetClient, ...]
     place: Path
     """The directory of everything that is written."""
     port: int
@@ -119,7 +119,7 @@ class Plan:
         """Of each client, and of whatever else is started."""
         return max(1, (os.cpu_count() or 1) // len(self.clients))
 
-    def options(self, client: Client) -> Iterator[str]:
+    def options(self, client: TestnetClient) -> Iterator[str]:
         """What a client's command says whatever keeps its run."""
         wishes = self.wishes
         name = client.name
@@ -154,7 +154,7 @@ class Plan:
                 yield from (option, str(Path(local.path).expanduser().absolute()))
 
 
-def clients_of(count: int, tiers: str, chosen: Chosen) -> tuple[Client, ...]:
+def clients_of(count: int, tiers: str, chosen: ChosenConfig) -> tuple[TestnetClient, ...]:
     """The clients with their tiers. Raises UsageError if the run does not have these, or waits for
     more clients.
     """
@@ -175,10 +175,10 @@ def clients_of(count: int, tiers: str, chosen: Chosen) -> tuple[Client, ...]:
             f"--num-clients {count}: the run of {chosen.path} waits for {least}",
             f"Say --num-clients {least}, or write another init_min_clients",
         )
-    return tuple(Client(number, wanted[(number - 1) % len(wanted)]) for number in range(1, count + 1))
+    return tuple(TestnetClient(number, wanted[(number - 1) % len(wanted)]) for number in range(1, count + 1))
 
 
-def allowed_of(given: str | None, clients: tuple[Client, ...]) -> tuple[int, ...]:
+def allowed_of(given: str | None, clients: tuple[TestnetClient, ...]) -> tuple[int, ...]:
     """The numbers of those that may be killed. Raises UsageError."""
     if given is None:
         return tuple(client.number for client in clients)

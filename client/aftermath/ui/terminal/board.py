@@ -16,7 +16,7 @@ from rich.text import Text
 from aftermath.events import event_types
 from aftermath.events.printable import printable
 from aftermath.events.progress import Progress, phase, span
-from aftermath.events.status import Standing
+from aftermath.events.status import RunStatus
 from aftermath.events.text import Sentences
 from aftermath.ui.terminal import messages
 
@@ -114,7 +114,7 @@ class Board:
     run_id: str
     tier: int | None = None
     now: str = _FIRST
-    standing: Standing | None = None
+    standing: RunStatus | None = None
     here: frozenset[bytes] | None = None
     progress: Progress = field(default_factory=Progress)
     alerts: Alerts = field(default_factory=Alerts)
@@ -162,7 +162,7 @@ class Board:
     def _count(self, event: event_types.Event) -> None:
         counts = self.counts
         match event:
-            case event_types.Trained():
+            case event_types.ShareTrained():
                 counts.tokens += event.tokens
                 if event.loss is not None:
                     self.losses.append((event.step, event.loss))
@@ -177,7 +177,7 @@ class Board:
             case event_types.FetchFailed():
                 counts.failed += 1
                 counts.trouble = f"member {event.seat}, round {event.height}: {event.why}"
-            case event_types.Refused():
+            case event_types.PeerRefused():
                 counts.refused += 1
                 counts.trouble = event.why if event.seat is None else f"member {event.seat}: {event.why}"
             case event_types.Leaving():

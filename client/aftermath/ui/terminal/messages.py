@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from aftermath.events.event_types import MEMBER_EVENTS
-from aftermath.events.status import Standing
+from aftermath.events.status import RunStatus
 
 TABS = ("Run", "Members", "Training", "Network", "Chain", "Log")
 
@@ -27,7 +27,7 @@ class Told(Message, frozen=True):
 class Stands(Message, frozen=True):
     """The run's status. `here`: the connected identities, if known."""
 
-    standing: Standing
+    standing: RunStatus
     here: frozenset[bytes] | None = None
 
 

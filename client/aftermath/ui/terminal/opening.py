@@ -12,7 +12,7 @@ from aftermath.base.files import state_directory
 from aftermath.ui.terminal.board import Role
 
 
-class Opening(msgspec.Struct, frozen=True):
+class ScreenOptions(msgspec.Struct, frozen=True):
     """`started`: on the machine's monotonic clock, which all its processes share. `names`: the
     processes of a testnet, in the order of their tabs.
     """

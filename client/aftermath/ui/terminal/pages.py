@@ -15,9 +15,9 @@ from rich.text import Text
 
 from aftermath.base.text import counted
 from aftermath.events import event_types
-from aftermath.events.plot import course, evenly
+from aftermath.events.plot import evenly, loss_line
 from aftermath.events.printable import printable
-from aftermath.events.status import Standing, facts_of, no_answer, state_of, steps_of, taking_part
+from aftermath.events.status import RunStatus, facts_of, no_answer, state_of, steps_of, taking_part
 from aftermath.ui.terminal.board import Board
 
 Facts = dict[str, str | Text | Sequence[str]]
@@ -34,7 +34,7 @@ def progress_words(board: Board) -> str:
     return steps_of(found) if found is not None else board.progress.words()
 
 
-def _further(board: Board) -> Standing | None:
+def _further(board: Board) -> RunStatus | None:
     """The run's standing, where the member's own events say less: of the rounds that others train
     while it waits for the next epoch they tell none.
     """
@@ -60,7 +60,7 @@ def run_page(board: Board, now: float, width: int, height: int) -> RenderableTyp
     parts: list[RenderableType] = [_rows(board, "Run", rows)]
     drawn = chart(board.losses, width, _CHART) if height >= _TALL else []
     if board.role == "member" and not drawn:
-        parts += [Text(), Text(course(board.losses, width), no_wrap=True)]
+        parts += [Text(), Text(loss_line(board.losses, width), no_wrap=True)]
     for alert in board.alerts.now(now):
         label = (" error ", "white on red") if alert.fatal else (" warning ", "black on yellow")
         parts += [Text(), Text.assemble(label, " ", alert.words(now))]
@@ -88,7 +88,7 @@ def training_page(board: Board, now: float, width: int, height: int) -> Renderab
     if board.role != "member":
         return _training_from_outside(board)
     counts = board.counts
-    trained = board.of(event_types.Trained)
+    trained = board.of(event_types.ShareTrained)
     applied = board.of(event_types.Applied)
     rows: Facts = dict.fromkeys(("loss", "speed", "share", "applied", "model", "asked", "text"), UNKNOWN)
     if board.losses:
@@ -97,14 +97,14 @@ def training_page(board: Board, now: float, width: int, height: int) -> Renderab
     if trained is not None:
         rows["speed"] = f"{trained.tokens_per_sec:,.0f} tokens/s, {counts.tokens:,} tokens so far"
         rows["share"] = f"trained in {trained.seconds:.2f} s, encoded in {trained.encode_seconds:.2f} s"
-    elif (measured := board.of(event_types.Measured)) is not None:
+    elif (measured := board.of(event_types.SpeedMeasured)) is not None:
         rows["speed"] = f"about {counted(measured.weight, 'sequence')} a minute"
     if applied is not None:
         results = counted(applied.results, "result")
         rows["applied"] = (
             f"{results} of step {applied.step:,}, {counts.applied:,} so far, waited {applied.waited:.2f} s"
         )
-    if (model := board.of(event_types.Model)) is not None:
+    if (model := board.of(event_types.ModelReady)) is not None:
         rows["model"] = f"from {model.source}, of step {model.step:,}"
     if board.asked:
         rows["asked"] = [f"{name} {one.value:.4f} at step {one.step:,}" for name, one in board.asked.items()]
@@ -112,7 +112,7 @@ def training_page(board: Board, now: float, width: int, height: int) -> Renderab
         rows["text"] = " ".join(f"{sample.prompt}{sample.text}".split())
     drawn = chart(board.losses, width, 2 * _CHART if height >= _TALL else _CHART)
     return Group(
-        Text("\n".join(drawn) if drawn else course(board.losses, width)), Text(), _rows(board, "Training", rows)
+        Text("\n".join(drawn) if drawn else loss_line(board.losses, width)), Text(), _rows(board, "Training", rows)
     )
 
 
@@ -127,7 +127,7 @@ def _training_from_outside(board: Board) -> RenderableType:
     return _rows(board, "Training", rows)
 
 
-def _tiers(found: Standing) -> list[str]:
+def _tiers(found: RunStatus) -> list[str]:
     tiers: dict[int, list[int]] = defaultdict(list)
     for member in found.members:
         if member.standing.startswith("takes part"):
@@ -176,7 +176,7 @@ def chain_page(board: Board, now: float, width: int, height: int) -> RenderableT
         elected = [str(member.seat) for member in found.members if member.witness]
         rows["witnesses"] = f"members {', '.join(elected)}" if elected else "none elected now"
     if board.role == "member":
-        started = board.of(event_types.Started)
+        started = board.of(event_types.MemberStarted)
         joined = board.of(event_types.Joined)
         traffic = board.of(event_types.Traffic)
         rows["wallet" if started is None else started.key] = UNKNOWN if started is None else started.wallet
@@ -184,7 +184,7 @@ def chain_page(board: Board, now: float, width: int, height: int) -> RenderableT
         rows["attested"] = counted(board.counts.attested, "time")
         if joined is not None and joined.seat is not None:
             rows["seat"] = f"{joined.seat}, tier {joined.tier}, weight {joined.weight:,}"
-        if (kept := board.of(event_types.Checkpoint)) is not None:
+        if (kept := board.of(event_types.CheckpointWritten)) is not None:
             rows["checkpoint"] = f"of step {kept.step:,} at {kept.path}"
         if traffic is not None:
             rows["costs"] = [f"{name.replace('_', ' ')} {spent:,}" for name, spent in sorted(traffic.costs.items())]

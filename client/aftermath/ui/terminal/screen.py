@@ -28,12 +28,12 @@ from rich.console import Console
 from aftermath.events import event_types
 from aftermath.events.console import ConsoleLines, redraws
 from aftermath.events.progress import Progress
-from aftermath.events.status import Standing
+from aftermath.events.status import RunStatus
 from aftermath.events.stream import Wall
 from aftermath.ui.terminal import terminal
 from aftermath.ui.terminal.board import Role
 from aftermath.ui.terminal.messages import MESSAGES, Clients, End, Facts, Line, Output, Said, Stands, Told, line_of
-from aftermath.ui.terminal.opening import Opening, errors_of
+from aftermath.ui.terminal.opening import ScreenOptions, errors_of
 
 _LOOK = 1.0  # seconds between two looks at where the run stands
 _CLOSE = 0.6  # seconds that the screen has to close
@@ -70,13 +70,13 @@ class Screen:
     ) -> None:
         self._console = console
         self._lines = ConsoleLines(console, wall)
-        self._opening = Opening(role, run_id, tier, started, names)
+        self._opening = ScreenOptions(role, run_id, tier, started, names)
         self._progress = Progress()
         self._last: deque[event_types.Event] = deque(maxlen=_LAST)
         self._going = False
         self._queue: deque[MESSAGES] = deque(maxlen=_MOST)
         self._newest: dict[type[MESSAGES], MESSAGES] = {}
-        self._look: Callable[[], Standing] | None = None
+        self._look: Callable[[], RunStatus] | None = None
         self._changed = threading.Condition()
         self._open = self._closing = False
         self._closer = threading.Lock()
@@ -89,7 +89,7 @@ class Screen:
 
     def __call__(self, event: event_types.Event) -> None:
         self._progress.take(event)
-        self._going = self._going or isinstance(event, event_types.Leaving | event_types.Left | event_types.Finished)
+        self._going = self._going or isinstance(event, event_types.Leaving | event_types.Left | event_types.RunFinished)
         if self._going:
             self._last.append(event)
         if self._open:
@@ -97,13 +97,13 @@ class Screen:
         else:
             self._lines(event)
 
-    def look(self, look: Callable[[], Standing]) -> None:
+    def look(self, look: Callable[[], RunStatus]) -> None:
         """Where the run stands is what this says, which is asked now and then, on another
         thread.
         """
         self._look = look
 
-    def stands(self, standing: Standing, here: frozenset[bytes] | None = None) -> None:
+    def stands(self, standing: RunStatus, here: frozenset[bytes] | None = None) -> None:
         """Where the run stands now."""
         self._renew(Stands(standing, here))
 

@@ -19,7 +19,7 @@ from textual.widget import Widget
 from textual.widgets import Footer, Static, TabbedContent, TabPane, Tabs
 
 from aftermath.ui.terminal.board import Role
-from aftermath.ui.terminal.widgets import Drawing
+from aftermath.ui.terminal.widgets import DrawnText
 
 SECONDS = 0.5
 """Between two looks at what has changed."""
@@ -126,7 +126,7 @@ class Tabbed(App[None]):
     # --- the frame ---
 
     def compose(self) -> ComposeResult:
-        yield Drawing("title")
+        yield DrawnText("title")
         with TabbedContent(initial=self._tabs[0]):
             for name in self._tabs:
                 with TabPane(name, id=name):
@@ -153,7 +153,7 @@ class Tabbed(App[None]):
         """Bring what is seen up to date."""
         if not self.bottom.query("#title"):  # it is being closed
             return
-        self.bottom.query_one("#title", Drawing).show(self.title_text())
+        self.bottom.query_one("#title", DrawnText).show(self.title_text())
         if self.leaving:
             self._say_so()
         elif self._role == "member":  # the member may ask for a second Ctrl-C instead

@@ -19,7 +19,7 @@ from textual.widgets import DataTable, RichLog, Static
 from aftermath.ui.terminal.board import MOST, KeptLines
 
 
-class Rows(DataTable[Text]):
+class KeyedTable(DataTable[Text]):
     """A row for each key. Home and End go to the first and last row, not to columns."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -60,7 +60,7 @@ class Rows(DataTable[Text]):
 _PAPER = Console(color_system="standard", force_terminal=True, legacy_windows=False)
 
 
-class Drawing(Static):
+class DrawnText(Static):
     """Shows what it is given; the same again changes nothing."""
 
     def __init__(self, name: str) -> None:

@@ -15,7 +15,7 @@ from aftermath.chain.client import CoordinatorClient
 from aftermath.chain.newest_run import OUTAGE_SECONDS
 from aftermath.chain.subscription import RunWatcher
 from aftermath.coordinator.view import View
-from aftermath.events.status import Standing, standing
+from aftermath.events.status import RunStatus, standing
 from aftermath.rules.run import STORED_ROUNDS, Run
 
 
@@ -29,7 +29,7 @@ class RunFollower:
         self._watcher = RunWatcher(coordinator.pool, run_addresses(program, run_id).run, program)
         self._view: View | None = None
 
-    async def now(self) -> Standing:
+    async def now(self) -> RunStatus:
         """Where it stands, read now. Raises NoSuchRun."""
         await self._read()
         await self._watcher.refresh()  # which reads the chain's clock
@@ -51,7 +51,7 @@ class RunFollower:
         """For how many seconds nothing was heard of the run."""
         return self._watcher.silent
 
-    def standing(self) -> Standing:
+    def standing(self) -> RunStatus:
         """Where it stands by what was read last, at this moment of the chain's time."""
         assert self._view is not None
         silent = self._watcher.silent
@@ -65,7 +65,7 @@ class RunFollower:
         )
 
     @asynccontextmanager
-    async def following(self) -> AsyncIterator[AsyncIterator[Standing]]:
+    async def following(self) -> AsyncIterator[AsyncIterator[RunStatus]]:
         """Where it stands, now and after every change. Raises as `now`, and NoSuchRun when the run
         is closed.
         """
@@ -76,7 +76,7 @@ class RunFollower:
         finally:
             await self._watcher.close()
 
-    async def _standings(self) -> AsyncIterator[Standing]:
+    async def _standings(self) -> AsyncIterator[RunStatus]:
         async for run in self._watcher.updates():
             known = self._view
             if known is not None and (known.run.model_seq, known.run.members_seq) == (run.model_seq, run.members_seq):

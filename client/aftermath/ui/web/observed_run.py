@@ -31,8 +31,8 @@ from aftermath.events.reader import EventRecord, RunName
 from aftermath.rules.run import Run
 from aftermath.ui.web.follower import RunFollower
 from aftermath.ui.web.from_events import MOST_EPOCHS, Points
-from aftermath.ui.web.run_history import Past, RunRecords
-from aftermath.ui.web.snapshot import Figures, Moment, moment_of
+from aftermath.ui.web.run_history import RunRecords, SnapshotHistory
+from aftermath.ui.web.snapshot import Figures, RunSnapshot, snapshot_of
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ _FRESH_SECONDS = 1.0
 _TELL_SECONDS = 5.0
 
 
-class Costs(msgspec.Struct, frozen=True):
+class ObservedCosts(msgspec.Struct, frozen=True):
     """Of the transactions that named the run, as far as they were read; `complete`: all of them
     were.
     """
@@ -63,10 +63,10 @@ class Now(msgspec.Struct, frozen=True):
     does not.
     """
 
-    moment: Moment | None
+    moment: RunSnapshot | None
     trouble: str
     silent: int | None
-    costs: Costs
+    costs: ObservedCosts
     events: int
 
 
@@ -119,7 +119,7 @@ class ObservedRun:
             if follower is not None:
                 record.moment = self._chain_moment(follower)
                 silent = round(follower.silent) if self._silent else None
-            costs = Costs(record.transactions, record.lamports, self._reader.complete)
+            costs = ObservedCosts(record.transactions, record.lamports, self._reader.complete)
             told = Now(record.moment, self._trouble, silent, costs, record.retold.told)
             self._now = msgspec.json.encode(told)
             self._made = time.monotonic()
@@ -149,7 +149,7 @@ class ObservedRun:
         return sum(record.retold.told for record in self._records)
 
     @property
-    def past(self) -> Past:
+    def past(self) -> SnapshotHistory:
         """The moments that are remembered of the run that is shown."""
         return self._records.shown.past
 
@@ -246,10 +246,10 @@ class ObservedRun:
             if before.run.identity and before.retold.told:
                 self._say_other(before.run)
 
-    def _chain_moment(self, follower: RunFollower) -> Moment:
+    def _chain_moment(self, follower: RunFollower) -> RunSnapshot:
         record = self._records.shown
         figures = {**record.stated, **{wallet: member.figures for wallet, member in record.retold.members.items()}}
-        return moment_of(follower.standing(), round(time.time() * 1000), figures)
+        return snapshot_of(follower.standing(), round(time.time() * 1000), figures)
 
     async def _mind(self, follower: RunFollower) -> None:
         """Say when the chain falls silent, and when it answers again."""

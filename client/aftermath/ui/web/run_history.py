@@ -14,14 +14,14 @@ from collections.abc import Iterator
 import msgspec
 
 from aftermath.events.reader import RunName
-from aftermath.ui.web.from_events import Losses, Retold
-from aftermath.ui.web.snapshot import Figures, Moment
+from aftermath.ui.web.from_events import EventSnapshots, Losses
+from aftermath.ui.web.snapshot import Figures, RunSnapshot
 
 MOST_MOMENTS = 2000
 MOST_BYTES = 8 << 20
 
 
-class Past:
+class SnapshotHistory:
     """The moments of one run that are remembered."""
 
     def __init__(self, most: int = MOST_MOMENTS, most_bytes: int = MOST_BYTES) -> None:
@@ -30,7 +30,7 @@ class Past:
         self._kept: list[tuple[int, bytes]] = []
         self._bytes = 0
 
-    def keep(self, moment: Moment) -> None:
+    def keep(self, moment: RunSnapshot) -> None:
         """Remember a moment; one of the same millisecond takes the other's place."""
         self.forget(moment.at)
         packed = zlib.compress(msgspec.json.encode(moment), 1)
@@ -76,9 +76,9 @@ class RunRecord:
     def __init__(self, run: RunName) -> None:
         self.run = run
         self.losses = Losses()
-        self.retold = Retold(run.run_id, self.losses)
-        self.past = Past()
-        self.moment: Moment | None = None
+        self.retold = EventSnapshots(run.run_id, self.losses)
+        self.past = SnapshotHistory()
+        self.moment: RunSnapshot | None = None
         self.live_since: int | None = None
         """When the chain first showed it, in milliseconds."""
         self.stated: dict[str, Figures] = {}
