@@ -1,6 +1,4 @@
-"""The largest whole numbers that Solana's JSON, accounts and instructions have room for, and the
-limits of a number that is annotated with them.
-"""
+"""Parse JSON, msgpack and TOML from others within fixed limits, and define the integer limits."""
 
 from __future__ import annotations
 
@@ -15,9 +13,7 @@ U64_MAX = (1 << 64) - 1
 
 
 class NumberLimits(NamedTuple):
-    """The least and the most, by the names that pydantic has for them; None: there is no such
-    limit.
-    """
+    """Minimum and maximum of a number, named as pydantic names them. None means no limit."""
 
     ge: int
     le: int | None = None
@@ -53,16 +49,16 @@ T = TypeVar("T")
 
 
 class Malformed(ValueError):
-    """A document of others cannot be used; the message says why, in at most some words."""
+    """Raised for a document from others that cannot be used. The message says why."""
 
 
 def json_value(data: bytes | bytearray | str, most: int = MAX_JSON_VALUES) -> Any:
-    """Any JSON document of no more than `most` values. Raises Malformed."""
+    """Return the value of a JSON document of at most `most` values. Raises Malformed."""
     return json_as(data, Any, most)
 
 
 def json_as(data: bytes | bytearray | str, kind: type[T] | Any, most: int = MAX_JSON_VALUES) -> T:
-    """A JSON document of this type. Raises Malformed."""
+    """Return a JSON document decoded as this type. Raises Malformed."""
     try:
         raw = data.encode() if isinstance(data, str) else data
         _check_json(raw, most)
@@ -85,14 +81,12 @@ def msgpack_as(data: bytes, kind: type[T] | Any, most: int = MAX_VALUES) -> T:
 
 
 def is_u64(value: object) -> TypeGuard[int]:
-    """Whether a value out of a document is a whole number (True and False are none) that 64 bits
-    hold.
-    """
+    """Return whether a decoded value is an integer that fits 64 bits. Booleans are not integers."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= U64_MAX
 
 
 def toml_value(text: str) -> dict[str, Any]:
-    """The tables of a TOML document. Raises Malformed."""
+    """Return the tables of a TOML document. Raises Malformed."""
     try:
         if _TOML_DEEP.search(text):
             raise RecursionError
@@ -123,7 +117,7 @@ def _check_json(data: bytes | bytearray, most: int) -> None:
 
 
 def _check_nesting(value: Any) -> None:
-    """Tables nest without recursion in the parser of TOML, so the value is looked at."""
+    """Raise Malformed if tables nest too deeply. The TOML parser nests them without recursion."""
     layer = [value]
     for _ in range(MAX_DEPTH + 1):
         inner = [v for v in layer if isinstance(v, dict | list)]

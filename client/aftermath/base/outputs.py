@@ -1,11 +1,9 @@
 """Check and replace the files and directories that commands write.
 
-No command replaces what it does not recognize: a directory by its mark or the names in it, a file
-by its first bytes.
-
-A directory that a command writes as a whole, for example a checkpoint, holds MARK: the command's
-name and the size of each file. Such a directory is replaced only by the same command, and only
-while it holds nothing else.
+No command replaces what it does not recognise. It recognises a directory by its mark or its names,
+and a file by its first bytes. A directory written as a whole, such as a checkpoint, holds MARK with
+the command's name and all file sizes. Only the same command replaces it, and only if nothing else
+is in it.
 """
 
 from __future__ import annotations

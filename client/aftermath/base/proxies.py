@@ -1,8 +1,7 @@
-"""The proxy of a connection, by the variables HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY.
+"""Choose a connection's proxy from HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY.
 
-The HTTP and the websocket library read these variables differently, and fail on values that
-desktops set: networks in NO_PROXY, `socks://`, or a SOCKS proxy without the package for it. Here
-this machine is always connected to directly.
+The HTTP and websocket libraries read these variables differently and fail on values that desktops
+set: networks in NO_PROXY, or `socks://`. Connections to this machine never use a proxy.
 """
 
 from __future__ import annotations

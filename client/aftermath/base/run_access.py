@@ -1,8 +1,8 @@
-"""Decide which network addresses a member connects to for a run.
+"""Decide which network addresses and local paths a member opens for a run.
 
-A run's owner writes the addresses of its data, and documents and redirects name more. Without a
-rule an owner could have a member read services of its own network, and find what it read in the
-results that the member sends.
+A run's owner writes the addresses of its data, and redirects name more. Without a rule, an owner
+could make a member read services of its own network, and recover the answers from the member's
+results.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def any_address(address: str) -> bool:
 
 
 def is_public(address: str) -> bool:
-    """Whether an IP address is one of the internet: not of this machine, its network, or a
-    network's own services.
+    """Return whether an IP address is public: not this machine, its network, or a network's own
+    service.
     """
     found = ip_address(address.partition("%")[0])
     if isinstance(found, IPv4Address):
@@ -56,8 +56,8 @@ def _embedded(address: IPv6Address) -> IPv4Address | None:
 
 
 def permitted(host: str, found: Sequence[tuple[Any, ...]], permits: Permits) -> list[str]:
-    """Return the addresses of a host, as `getaddrinfo` gives them, that are allowed. Raises
-    Unsuitable without any.
+    """Return a host's allowed addresses, as `getaddrinfo` gives them. Raises Unsuitable if there is
+    none.
     """
     addresses = list(dict.fromkeys(str(one[4][0]) for one in found))
     allowed = [address for address in addresses if permits(address)]
@@ -71,9 +71,7 @@ def permitted(host: str, found: Sequence[tuple[Any, ...]], permits: Permits) -> 
 
 
 def connected(host: str, port: int, timeout: float, permits: Permits) -> socket.socket:
-    """Return a TCP connection to a host, at one of its allowed addresses. Raises OSError,
-    Unsuitable.
-    """
+    """Return a TCP connection to one of a host's allowed addresses. Raises OSError, Unsuitable."""
     error = OSError(f"{host} has no address")
     addresses = permitted(host, socket.getaddrinfo(host, port, type=socket.SOCK_STREAM), permits)
     for address in addresses:
@@ -86,7 +84,7 @@ def connected(host: str, port: int, timeout: float, permits: Permits) -> socket.
 
 @dataclass(frozen=True)
 class RunAccess:
-    """What a member allows. `trusting` allows everything, for places that the user wrote."""
+    """What a member allows. `trusting` allows everything, for locations that the user wrote."""
 
     data: Path | None = None
     model: Path | None = None
@@ -102,7 +100,7 @@ class RunAccess:
 
     @property
     def permits(self) -> Permits:
-        """The IP addresses that data may be read from."""
+        """The rule for IP addresses that data may be read from."""
         return any_address if self.trusting or self.private_network else is_public
 
     def hub_token(self, repository: str) -> Literal[False] | None:

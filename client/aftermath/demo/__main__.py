@@ -1,6 +1,4 @@
-"""`make demo`: three unequal computers train one model through Solana; one of them dies on the way
-and comes back.
-"""
+"""`make demo`: three unequal computers train one model through Solana; one dies and comes back."""
 
 from __future__ import annotations
 
@@ -45,7 +43,7 @@ DEAD_SECONDS = 6.0  # how long the killed member stays away
 
 
 class Demo:
-    """One performance."""
+    """One run of the demonstration."""
 
     def __init__(self, places: Places, engine: str, model: str, device: str, console: Console) -> None:
         self.places = places
@@ -62,7 +60,7 @@ class Demo:
         return time.monotonic() - self.started
 
     def perform(self) -> int:
-        """Run it all; 0 if it went as it should."""
+        """Run everything. Return 0 on success."""
         # What waits for nothing runs at once, to use all cores: the network starts while files are
         # made, and members load PyTorch while the owner resumes the run.
         self.processes["localnet"], self.commands = launch(self.places, self.engine, self.device)
@@ -90,7 +88,7 @@ class Demo:
     # --- watching ---
 
     def watch(self) -> None:
-        """Show the run until it is finished; kill one member on the way and bring it back."""
+        """Show the run until it finishes. Kill one member on the way and restart it."""
         victim = self.story.members[KILLED]
         killed_at: float | None = None
         revived = False
@@ -117,13 +115,13 @@ class Demo:
         self.story.read(self.elapsed())
 
     def time_to_kill(self) -> bool:
-        """Early in the first epoch, so that the member is back for the second, and on a busy
-        machine for the third.
+        """Return whether to kill now: early in the first epoch, so that the member is back for the
+        second or third.
         """
         return self.story.steps >= KILL_AT_STEP
 
     def check(self, absent: str | None) -> None:
-        """Nobody but the killed member may end with an error."""
+        """Raise DemoFailed if any member but the killed one ended with an error."""
         self.processes["localnet"].expect_running()
         for member in self.story.members:
             process = self.processes[member.name]
@@ -133,7 +131,7 @@ class Demo:
             raise DemoFailed(f"the run did not finish within {LIMIT_SECONDS:.0f} s; see {self.places.root / 'logs'}")
 
     def caption(self, killed_at: float | None, revived: bool) -> str:
-        """What happens now to the member that dies, and what comes next."""
+        """Return what is happening to the killed member, and what comes next."""
         victim = self.story.members[KILLED]
         if killed_at is None:
             return f"{victim.name} will be killed at step {KILL_AT_STEP}, and come back"
@@ -160,7 +158,7 @@ def main() -> int:
 
 
 def _chosen() -> argparse.Namespace:
-    """What the command line asks for. Raises UsageError."""
+    """Parse the command line. Raises UsageError."""
     parser = Arguments("python -m aftermath.demo", __doc__, result=False)
     parser.add_argument("--engine", choices=("embedded", "validator"), default="embedded", help="which local chain")
     parser.add_argument("--model", choices=MODELS, default="llama", help="of which architecture the model is")

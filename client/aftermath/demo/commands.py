@@ -1,8 +1,7 @@
-"""What the demo does: its sizes, its places on disk, and the command lines it runs.
+"""The demo's sizes, its files, and the `aftermath-solana` commands that it runs.
 
-Decided: everything is a real command of `aftermath-solana`, started as a process; the corpus is the
-Python standard library's own source, which every machine has; tiers 0, 1 and 2 train one model of
-about a million parameters, a Llama unless another is asked for.
+The corpus is the standard library's source, which every machine has. Tiers 0, 1 and 2 train one
+model of about a million parameters, a Llama by default.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ TRAIN_THREADS = 1
 
 
 def model_config(vocab_size: int, *, tied: bool = False) -> dict[str, object]:
-    """The config.json of the demo's model, as far as it is not what every Llama has."""
+    """Return the parts of the model's config.json that differ from Llama's defaults."""
     return {
         "vocab_size": vocab_size,
         "hidden_size": MODEL["hidden"],
@@ -52,7 +51,7 @@ DEMO_NAMES = r"config\.toml|checkpoints|data|demo-report\.json|events|keys|ledge
 
 @dataclass(frozen=True)
 class Places:
-    """Where the demo keeps its files."""
+    """The demo's files."""
 
     root: Path
 
@@ -96,7 +95,7 @@ class Places:
 
 @dataclass(frozen=True)
 class Commands:
-    """The command lines, for one chain."""
+    """The command lines for one chain."""
 
     places: Places
     chain: LocalNetwork
@@ -109,7 +108,7 @@ class Commands:
         return self.chain.command(command, "--run-id", RUN_ID, "-w", wallet, *arguments)
 
     def train(self, name: str, tier: int) -> list[str]:
-        """The command that a compute provider types."""
+        """Return the command that a compute provider types."""
         archive = ["--checkpoint-dir", str(self.places.checkpoints)] if tier == 0 else []
         return [
             *self.chain.command("train", "--run-id", RUN_ID, "-w", str(self.places.wallet(name))),
@@ -124,12 +123,12 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 
 
 def member_name(tier: int) -> str:
-    """What the demo calls the member that holds a tier."""
+    """Return the name of the member that holds a tier."""
     return f"member-{tier}"
 
 
 def prepare_files(places: Places, model: str = "llama") -> None:
-    """Tokenise the corpus and make the model everybody starts from."""
+    """Tokenise the corpus and create the initial model."""
     scripts = REPOSITORY / "scripts"
     log = places.log("setup")
     corpus = [str(scripts / "tokenise.py"), "--output", str(places.data), "--budget-bytes", str(CORPUS_BYTES)]
@@ -140,7 +139,7 @@ def prepare_files(places: Places, model: str = "llama") -> None:
 
 
 def write_config(places: Places, template: Path, model: str = "llama") -> None:
-    """The run's config with this machine's paths and the model's architecture in it."""
+    """Write the run's config with this machine's paths and the model's architecture."""
     text = template.read_text()
     changes = (
         ("runs/demo/tokens", str(places.data)),
@@ -162,9 +161,7 @@ def launch(places: Places, engine: str, device: str = "cpu") -> tuple[Process, C
 
 
 def create_run(commands: Commands, members: Sequence[str]) -> None:
-    """Make keys for everybody, then create and configure the run as its owner does. It is still
-    paused.
-    """
+    """Create all keys, then create and configure the run as its owner does. The run stays paused."""
     places = commands.places
     log = commands.places.log("owner")
     create = [*SOLANA, "show-identity", "--create", "-w"]
@@ -176,5 +173,5 @@ def create_run(commands: Commands, members: Sequence[str]) -> None:
 
 
 def resume_run(commands: Commands) -> None:
-    """Let the run begin, as its owner does."""
+    """Start the run, as its owner does."""
     call(commands.owner("set-paused", "resume"), commands.places.log("owner"), commands.environment)

@@ -1,13 +1,7 @@
-"""What the trained model can do: every tier's loss on text that nobody trained on, a text of its
-own, and how often the
-whole model knows which piece of source comes next.
+"""Measure the trained model: held-out loss, generated text and answered questions for each tier.
 
-Decided
-- Held out are the last sequences in the run's own order of its data. That order is fixed by the
-  run's seed and the run
-  ends long before them.
-- How legible a text is, is told by its words: how many of those with three letters or more the data
-  has too, and often.
+The held-out sequences are the last ones in the run's data order, which the run never reaches.
+Generated text is judged by how many of its words the data often contains.
 """
 
 from __future__ import annotations
@@ -48,7 +42,7 @@ QUESTIONS = 50  # a second's work
 
 @dataclass(frozen=True)
 class TierOutcome:
-    """What one tier of the run's last checkpoint does."""
+    """What one tier of the last checkpoint achieves."""
 
     step: int
     """Of the checkpoint."""
@@ -63,7 +57,7 @@ class TierOutcome:
 
 
 def outcomes(places: Places) -> Iterator[TierOutcome]:
-    """Every tier of the newest checkpoint, tier 0 first. Raises DemoFailed if there is no
+    """Yield every tier of the newest checkpoint, tier 0 first. Raises DemoFailed without a
     checkpoint.
     """
     torch.set_num_threads(1)
@@ -91,25 +85,25 @@ def outcomes(places: Places) -> Iterator[TierOutcome]:
 
 
 def words_in(text: str) -> list[str]:
-    """Runs of three letters or more, in small letters."""
+    """Return the runs of three or more letters, in lower case."""
     return _WORD.findall(text.lower())
 
 
 def words_of(data: TokenFiles, tokenizer: Tokenizer) -> set[str]:
-    """The words that these data have often."""
+    """Return the words that occur often in this data."""
     tokens = data.read(range(data.sequences)).reshape(-1).tolist()
     return {word for word, count in Counter(words_in(tokenizer.decode(tokens))).items() if count >= OFTEN}
 
 
 def part_answered(model: LanguageModel, tokenizer: Tokenizer) -> float:
-    """How many of `QUESTIONS` the model answers rightly, of 1."""
+    """Return the fraction of `QUESTIONS` that the model answers correctly."""
     wish = EvalRequest((SOURCE_CHOICE,), docs=QUESTIONS)
     (score,) = evaluated(asked_of(model), tokenizer, model.config.max_position_embeddings, wish)
     return score.value
 
 
 def held_out(places: Places, vocab_size: int) -> torch.Tensor:
-    """Sequences int64 [n, seq_len] that the run does not reach."""
+    """Return sequences, int64 [n, seq_len], that the run does not reach."""
     run = load_config(places.config).to_chain()
     data = data_of(places, vocab_size)
     first = data.sequences - HELD_OUT_SEQUENCES
@@ -119,7 +113,7 @@ def held_out(places: Places, vocab_size: int) -> torch.Tensor:
 
 
 def data_of(places: Places, vocab_size: int) -> TokenFiles:
-    """The run's data, in its order."""
+    """Return the run's data in its order."""
     run = load_config(places.config).to_chain()
     location = run["model"]["data_location"]
     return open_tokens(

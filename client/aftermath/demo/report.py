@@ -1,4 +1,4 @@
-"""The lines that the demonstration prints at its end, made from its report."""
+"""The demo's report: costs read from the chain, a plot, a table, and demo-report.json."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LAMPORTS_PER_SOL = 1_000_000_000
 
 
 def closing(report: Mapping[str, Any], places: Places, killed: MemberProgress) -> list[str]:
-    """Return the lines. Steps of the demonstration that failed are reported elsewhere."""
+    """Return the closing lines. `shortcomings` reports failed steps."""
     held_out = ", ".join(f"tier {tier} {loss:.2f}" for tier, loss in report["held_out_by_tier"].items())
     lines = [
         f"{len(report['tiers'])} members trained {report['rounds']} steps in {report['wall_seconds']:.0f} s. "
@@ -87,7 +87,7 @@ LAST_ROUNDS = 10  # one round is a few dozen sequences, too few to say how good 
 
 
 def write_report(story: RunProgress, commands: Commands, engine: str, seconds: float, console: Console) -> int:
-    """Write everything, print the essentials; 0 if the run did what it promises, else 1."""
+    """Write the report and print its essentials. Return 0 if the run kept its promises, else 1."""
     from aftermath.demo.outcome import PROMPT, outcomes  # torch takes seconds to load: not while members start
 
     places = commands.places
@@ -111,7 +111,7 @@ def write_report(story: RunProgress, commands: Commands, engine: str, seconds: f
 
 
 def findings(story: RunProgress, costs: RunCosts, reached: Sequence[TierOutcome], seconds: float) -> dict[str, Any]:
-    """demo-report.json."""
+    """Return the contents of demo-report.json."""
     curve = story.history.loss_curve()
     if not curve or story.first_loss_at is None:
         raise DemoFailed("no member ever reported a loss")
@@ -142,7 +142,7 @@ def findings(story: RunProgress, costs: RunCosts, reached: Sequence[TierOutcome]
 
 
 def shortcomings(story: RunProgress, report: dict[str, Any]) -> list[str]:
-    """Whatever the demo promises and did not do."""
+    """Return what the demo promises and did not do."""
     wrong = list(story.replica_checks()[1])
     if not report["replicas_identical"] and not wrong:
         wrong.append("No two members ever held the same level after the same step, so nothing was compared.")
@@ -158,7 +158,7 @@ def shortcomings(story: RunProgress, report: dict[str, Any]) -> list[str]:
 
 
 def table_of(story: RunProgress, costs: RunCosts) -> Table:
-    """Rounds, transactions, fees and bytes per member."""
+    """Return a table of rounds, transactions, fees and bytes per member."""
     table = Table(title="what it took", box=SIMPLE_HEAD, pad_edge=False)
     for column in ("member", "tier", "rounds", "txs", "lamports", "sent", "received", "per round"):
         table.add_column(column, justify="right", no_wrap=True)

@@ -1,6 +1,6 @@
-"""The demo's live picture: one row per member, how far the run is, its loss, what happens now.
+"""The demo's live display: a row per member, the run's progress, its loss, and what is happening.
 
-Where nothing can be drawn over (a pipe, a dumb terminal) it is a line now and then.
+Where the terminal cannot be redrawn (a pipe, a dumb terminal), it prints a line from time to time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FRAME = 4  # columns of the panel's border and padding
 
 
 class DemoScreen:
-    """Shows a story live. Use it as a context manager."""
+    """Show the run's progress live. Use it as a context manager."""
 
     def __init__(self, console: Console, title: str) -> None:
         self._console = console
@@ -44,9 +44,7 @@ class DemoScreen:
             self._live.stop()
 
     def show(self, story: RunProgress, now: str, elapsed: float) -> None:
-        """Bring the picture up to date, or say a line if it is time for one. `elapsed` is in
-        seconds.
-        """
+        """Redraw, or print a line if one is due. `elapsed` is in seconds."""
         if self._live:
             self._live.update(picture(story, self._title, now, elapsed, self._console.width))
         elif elapsed >= self._line_at:
@@ -55,7 +53,7 @@ class DemoScreen:
 
 
 def line(story: RunProgress, now: str, elapsed: float) -> str:
-    """The story in one line."""
+    """Return the progress as one line."""
     curve = story.history.loss_curve()
     loss = f"loss {curve[-1][1]:.3f}" if curve else "no loss yet"
     run = story.progress.words()
@@ -64,7 +62,7 @@ def line(story: RunProgress, now: str, elapsed: float) -> str:
 
 
 def picture(story: RunProgress, title: str, now: str, elapsed: float, width: int) -> RenderableType:
-    """Return what to show now, in `width` columns."""
+    """Return what to draw, in `width` columns."""
     table = Table(expand=True, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for column in ("member", "tier", "round state", "step", "loss", "tok/s", "sent", "model from"):
         right = column in ("tier", "step", "loss", "tok/s", "sent")

@@ -1,4 +1,4 @@
-"""What is to be evaluated. No torch here: settings and help take their words from it."""
+"""Which tasks to evaluate, and how. Imports no torch, because settings and help read it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DOCS = 100
 
 @dataclass(frozen=True)
 class EvalRequest:
-    """Tasks, and how they are asked."""
+    """Tasks and their settings."""
 
     tasks: tuple[str, ...]
     fewshot: int = 0
@@ -24,7 +24,9 @@ class EvalRequest:
 
 
 def wanted(tasks: str, fewshot: int | None, seed: int | None, docs: int | None) -> EvalRequest:
-    """What options say; nothing of a task is looked for. Raises UsageError."""
+    """Return the request that the options describe, without looking for the tasks. Raises
+    UsageError.
+    """
     names = tuple(dict.fromkeys(name for name in tasks.replace(",", " ").split()))
     if not names:
         raise UsageError("no task is named", f"Name one, for example {SOURCE_CHOICE}")

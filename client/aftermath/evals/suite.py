@@ -1,13 +1,7 @@
-"""`source-choice`: which of four pieces of Python source continues another? A task that needs no
-network.
+"""Run evaluation tasks by name: our own `source-choice`, and those of the LM Evaluation Harness.
 
-Decided
-- Text is that of Python's standard library, the files that the demonstration and the laboratory
-  hold out, so that a
-  model trained on their other side has not seen it. Another version of Python has another text.
-- The right answer is what stands there; the wrong ones are as long, from other held-out files.
-  Guessing is right in one
-  of four. Answers are compared by their likelihood per byte.
+`source-choice` asks which of four pieces of Python source continues another, and needs no network.
+Its text is the held-out part of the standard library, so it depends on the Python version.
 """
 
 from __future__ import annotations
@@ -34,7 +28,7 @@ _ANSWERS = 4
 
 @dataclass(frozen=True)
 class SourceQuestion:
-    """A piece of text, and pieces that may follow."""
+    """A piece of source text and its possible continuations."""
 
     context: str
     answers: tuple[str, ...]
@@ -55,7 +49,7 @@ def questions(count: int, seed: int) -> Iterator[SourceQuestion]:
 
 
 def is_right(ask: Ask, tokenizer: Tokenizer, question: SourceQuestion) -> bool:
-    """Whether the model gives the right answer the most per byte."""
+    """Return whether the model gives the right answer the highest likelihood per byte."""
     context = tokenizer.encode(question.context)
     given = []
     for answer in question.answers:
@@ -68,7 +62,7 @@ def is_right(ask: Ask, tokenizer: Tokenizer, question: SourceQuestion) -> bool:
 
 @functools.cache
 def _texts() -> tuple[str, ...]:
-    """What is asked about: some MB, kept, since finding it takes a third of a second."""
+    """Return the held-out source files. Cached, because reading some MB takes a third of a second."""
     _, files = hold_out(standard_library(_CORPUS_BYTES), standard_library_root(), _HELD_OUT_PERCENT)
     return tuple(text for file in files if len(text := _read(file)) > 4 * (_CONTEXT + _ANSWER))
 
@@ -79,7 +73,7 @@ def _read(file: Path) -> str:
 
 @dataclass(frozen=True)
 class Score:
-    """A figure of a task."""
+    """One metric of a task."""
 
     task: str
     metric: str
@@ -90,8 +84,8 @@ class Score:
 
 
 def check_known(wish: EvalRequest) -> None:
-    """Raises UsageError for tasks that there are not, Unsuitable without the harness for one of its
-    own.
+    """Raise UsageError for an unknown task, and Unsuitable if it needs the harness and that is
+    missing.
     """
     if others := [name for name in wish.tasks if name != SOURCE_CHOICE]:
         from aftermath.evals.harness import check
@@ -100,7 +94,7 @@ def check_known(wish: EvalRequest) -> None:
 
 
 def evaluated(ask: Ask, tokenizer: Tokenizer, window: int, wish: EvalRequest) -> list[Score]:
-    """The figures of all tasks, in their order. Raises Unsuitable for a task that cannot be had."""
+    """Return the scores of all tasks, in order. Raises Unsuitable for a task that cannot be run."""
     found = []
     for name in wish.tasks:
         if name == SOURCE_CHOICE:
@@ -119,7 +113,7 @@ def _of_our_own(ask: Ask, tokenizer: Tokenizer, wish: EvalRequest) -> Score:
 
 
 def lines(scores: Sequence[Score]) -> str:
-    """A line for each figure."""
+    """Return one line per score."""
     return "\n".join(
         f"{one.task}  {one.metric} {one.value:.4f}"
         + (f" ± {one.error:.4f}" if one.error is not None else "")
