@@ -55,7 +55,9 @@ async def _finish(tasks: Collection[asyncio.Future[Any]]) -> None:
 
 
 async def cancel(tasks: Iterable[asyncio.Future[Any]]) -> None:
-    """Cancel tasks and wait until all have ended. Tasks that have already ended stay as they are."""
+    """Cancel tasks and wait until all have ended. Tasks that have already ended stay as they
+    are.
+    """
     ending = list(tasks)
     for task in ending:
         task.cancel()
@@ -73,7 +75,9 @@ class Pulse:
         self._event = asyncio.Event()
 
     def wait(self) -> Coroutine[Any, Any, Any]:
-        """Await the next firing. Counting starts at this call, not when the coroutine first runs."""
+        """Await the next firing. Counting starts at this call, not when the coroutine first
+        runs.
+        """
         return self._event.wait()
 
 

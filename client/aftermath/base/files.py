@@ -106,7 +106,9 @@ def sync(path: Path) -> None:
 
 
 def sync_bytes(descriptor: int) -> None:
-    """Force a file's contents to disk, without its timestamps where the system can tell them apart."""
+    """Force a file's contents to disk, without its timestamps where the system can tell them
+    apart.
+    """
     getattr(os, "fdatasync", os.fsync)(descriptor)
 
 

@@ -1,4 +1,4 @@
-"""Lock files across processes with `filelock`. Kernel locks end with the process, however it ends."""
+"""Lock files across processes with `filelock`. Kernel locks end with their process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limit how often things happen: backoff between retries, token buckets, eviction of connections."""
+"""Limit how often things happen: backoff, token buckets, eviction of connections."""
 
 from __future__ import annotations
 

@@ -8,7 +8,9 @@ from pathlib import Path
 
 
 def counted(number: int, one: str, many: str = "") -> str:
-    """Return `1 round`, `2 rounds`, `1,200 rounds`. `many` is the plural if it is not `one` plus s."""
+    """Return `1 round`, `2 rounds`, `1,200 rounds`. `many` is the plural if it is not `one`
+    plus s.
+    """
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 

@@ -101,7 +101,7 @@ class Commands:
     chain: LocalNetwork
     environment: Mapping[str, str]
     device: str = "cpu"
-    """Of the member of tier 0; the others train on the CPU."""
+    """Device of the tier-0 member. The others train on the CPU."""
 
     def owner(self, command: str, *arguments: str) -> list[str]:
         wallet = str(self.places.wallet("owner"))
@@ -161,7 +161,9 @@ def launch(places: Places, engine: str, device: str = "cpu") -> tuple[Process, C
 
 
 def create_run(commands: Commands, members: Sequence[str]) -> None:
-    """Create all keys, then create and configure the run as its owner does. The run stays paused."""
+    """Create all keys, then create and configure the run as its owner does. The run stays
+    paused.
+    """
     places = commands.places
     log = commands.places.log("owner")
     create = [*SOLANA, "show-identity", "--create", "-w"]

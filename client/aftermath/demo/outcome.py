@@ -45,7 +45,7 @@ class TierOutcome:
     """What one tier of the last checkpoint achieves."""
 
     step: int
-    """Of the checkpoint."""
+    """The checkpoint's step."""
     tier: int
     held_out: float
     """Nats per token."""

@@ -1,4 +1,4 @@
-"""Which tasks to evaluate, and how. Imports no torch, because settings and help read it."""
+"""The tasks to evaluate and their settings. Imports no torch, because help reads it."""
 
 from __future__ import annotations
 

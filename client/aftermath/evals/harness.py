@@ -39,7 +39,9 @@ def check(names: Sequence[str]) -> None:
 
 
 def scores(ask: Ask, tokenizer: Tokenizer, window: int, name: str, wish: EvalRequest) -> list[Score]:
-    """Return the scores of one task or group. Raises Unsuitable if its data cannot be downloaded."""
+    """Return the scores of one task or group. Raises Unsuitable if its data cannot be
+    downloaded.
+    """
     from lm_eval import evaluator
 
     from aftermath.evals.suite import Score

@@ -1,11 +1,7 @@
-"""Announcements: small messages to all members, best effort, repaired after every reconnect.
+"""Announcements: small messages to all members, best effort, repeated after a reconnect.
 
-Decided: one unidirectional stream per connection carries them in order; a peer that opens a second
-one breaks the protocol, so that what waits unread is one stream's. Each peer has its own bounded
-queue, so a slow one loses its oldest messages and delays nobody else. The last REPLAY own messages
-open every connection; the receiver remembers what it delivered per sender and drops repeats. A peer
-that floods is read no faster than its quota; if it continues, sending something else each time, it
-breaks the protocol.
+Each connection has one unidirectional stream for them. Each peer has a bounded queue, so a slow
+peer loses its oldest messages and delays nobody else. Receivers drop repeats.
 """
 
 from __future__ import annotations
@@ -35,7 +31,7 @@ WRITE_S = 30.0
 
 
 class PeerOutbox:
-    """What still has to go to one peer: bounded, the oldest go first when it is full."""
+    """The bounded queue of messages to one peer. A full queue drops the oldest."""
 
     def __init__(self, messages: Iterable[bytes]) -> None:
         self._queue: deque[bytes] = deque(messages, maxlen=OUTBOX)
@@ -44,14 +40,14 @@ class PeerOutbox:
             self._filled.set()
 
     def put(self, message: bytes) -> bool:
-        """Queue a message; False if an older one had to go."""
+        """Queue a message. Return False if an older one was dropped."""
         full = len(self._queue) == OUTBOX
         self._queue.append(message)
         self._filled.set()
         return not full
 
     async def take(self) -> bytes:
-        """All that is queued, framed; waits for the first message."""
+        """Return all queued messages, framed. Wait for the first one."""
         await self._filled.wait()
         self._filled.clear()
         batch = b"".join(frame(message) for message in self._queue)
@@ -60,7 +56,7 @@ class PeerOutbox:
 
 
 class AnnouncementSubscription(AsyncIterator[Announcement]):
-    """One reader of announcements, with its own bounded queue; ends when the transport closes."""
+    """One reader of announcements with a bounded queue. It ends when the transport closes."""
 
     def __init__(self, pending: Iterable[Announcement], pace: PeerMeasurements) -> None:
         self._queue: deque[Announcement] = deque(pending, maxlen=INBOX)
@@ -69,7 +65,7 @@ class AnnouncementSubscription(AsyncIterator[Announcement]):
         self._closed = False
 
     def put(self, announcement: Announcement) -> None:
-        """Queue an announcement; the oldest is lost, and counted, if the reader is too slow."""
+        """Queue an announcement. If the reader is too slow, drop and count the oldest."""
         if len(self._queue) == INBOX:
             self._pace.events["dropped"] += 1
         self._queue.append(announcement)
@@ -90,7 +86,12 @@ class AnnouncementSubscription(AsyncIterator[Announcement]):
 
 
 class Announcer:
-    """Sends and receives announcements over all links of an endpoint."""
+    """Sends and receives announcements over all links of an endpoint.
+
+    A second announcement stream breaks the protocol. A flooding peer is read no faster than its
+    quota; if it continues, it breaks the protocol too. The last REPLAY messages are sent again on
+    every new connection.
+    """
 
     def __init__(self, pace: PeerMeasurements) -> None:
         self._pace = pace
@@ -111,7 +112,7 @@ class Announcer:
                 self._pace.events["dropped"] += 1
 
     def subscribe(self) -> AnnouncementSubscription:
-        """A new reader; the first one also gets what came before it."""
+        """Return a new reader. The first one also gets earlier announcements."""
         subscription = AnnouncementSubscription(self._early, self._pace)
         self._early.clear()
         self._subscribed = True
@@ -119,8 +120,8 @@ class Announcer:
         return subscription
 
     async def write(self, link: Link) -> None:
-        """Service of a link: replay, then send what is queued, until the link closes or the peer
-        stops reading.
+        """Send the replay and then queued messages until the link closes or the peer stops
+        reading.
         """
         outbox = self._outboxes[link] = PeerOutbox(self._log)
         try:
@@ -137,7 +138,7 @@ class Announcer:
             del self._outboxes[link]
 
     async def read(self, link: Link) -> None:
-        """Service of a link: receive announcements from its one stream of them."""
+        """Receive announcements from the link's one stream of them."""
         stream = await link.connection.accept_uni()
         await first_of(self._read_all(link, stream), link.connection.accept_uni())
         raise ProtocolViolation("a second stream of announcements")
@@ -160,7 +161,7 @@ class Announcer:
         self._deliver(Announcement(sender, data))
 
     def _is_new(self, sender: bytes, data: bytes) -> bool:
-        """Remember an announcement; False if this sender's was delivered before."""
+        """Remember an announcement. Return False for a repeat of this sender's."""
         seen = self._seen[sender] = self._seen.pop(sender, {})
         if len(self._seen) > REMEMBERED_PEERS:
             del self._seen[next(iter(self._seen))]

@@ -1,11 +1,8 @@
-"""A blob that is being filled: which bytes are missing, who is bringing them, and who brought those
-that are here.
+"""A blob being downloaded: which bytes are missing, who is sending them, and who sent the rest.
 
-Decided: the blob is cut into spans, and a span's bytes arrive in order. A span normally has one
-pull. One that brings nothing is not waited for: another pull joins the span where it stands, and
-whichever first brings a byte that is still missing leads from there on. A pull that lost the lead
-is out, so every byte is written once, each pull gave one run of bytes, and what can be blamed on
-whom stays exact.
+The blob is cut into spans whose bytes arrive in order. Each span normally has one pull. If that
+pull brings nothing, another one joins at the same position, and the first to bring a missing byte
+leads. Each byte is written once, so blame stays exact.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ LEAST_PROGRESS = 32768
 
 @dataclass(eq=False)
 class BlobSpan:
-    """Bytes [position, end) still to come; `end` shrinks when another worker takes the tail."""
+    """Missing bytes [position, end). `end` shrinks when another worker takes the tail."""
 
     position: int
     end: int
@@ -36,10 +33,10 @@ class BlobSpan:
 
 @dataclass(eq=False)
 class Pull:
-    """One holder's work on a span. `position` is the next byte it reads; it gave the bytes
-    [given_from, given_to).
+    """One holder's work on a span.
 
-    `joined`: others were at the span already; `silent` and `slow`: what the last tick found.
+    `position` is the next byte it reads. It gave the bytes [given_from, given_to). `joined`: others
+    already worked on the span. `silent` and `slow` are results of the last tick.
     """
 
     holder: bytes
@@ -63,8 +60,8 @@ class Pull:
 
 @dataclass
 class PartialBlob:
-    """`origin` notes who gave which bytes; `changed` is set when an idle worker may find something
-    to do.
+    """Bytes so far. `origin` records who sent which bytes; `changed` is set when idle workers may
+    find work.
     """
 
     size: int
@@ -76,7 +73,7 @@ class PartialBlob:
 
     @classmethod
     def of(cls, size: int) -> PartialBlob:
-        """An empty one; large blobs are cut into ranges."""
+        """Return an empty blob. Large ones are cut into ranges."""
         step = RANGE if size >= STRIPE_FROM else size
         spans = deque(BlobSpan(start, min(start + step, size)) for start in range(0, size, step))
         return cls(size, bytearray(size), spans)
@@ -87,8 +84,8 @@ class PartialBlob:
         return not self.todo and not any(pull.span.rest for pull in self.active.values())
 
     def take(self, holder: bytes, now: float) -> Pull | None:
-        """Work for an idle worker: the next range, the rest of a silent one, half of the longest
-        rest, or nothing.
+        """Return work for an idle worker: the next range, a silent pull's rest, half of the longest
+        rest, or None.
         """
         if self.todo:
             return self._begin(holder, self.todo.popleft(), now)
@@ -121,8 +118,8 @@ class PartialBlob:
         return pull
 
     def put(self, pull: Pull, chunk: bytes) -> bool:
-        """Take the next bytes of a pull, as far as they are still missing; False if it has nothing
-        more to bring.
+        """Store the bytes that are still missing. Return False if this pull has nothing more to
+        bring.
         """
         span = pull.span
         at = pull.position

@@ -1,11 +1,8 @@
-"""Blobs we hold, and serving ranges of them.
+"""Store blobs and serve ranges of them.
 
-A blob is bytes named by their BLAKE3 digest: kept here (`publish`), or produced piece by piece by
-its owner (`publish_source`), so that a model is served without a second copy in memory. Nothing is
-evicted: who publishes retracts. Ranges go out in pieces, each with a deadline, so a reader that
-stops reading costs one stream for a while. It is long, because a member with a thin uplink serves
-many at once, and a piece cut off would count against it. Since slow readers can be many, few pieces
-are large: what all of them hold of us together is bounded.
+A blob is bytes named by their BLAKE3 digest, held here (`publish`) or produced piece by piece
+(`publish_source`), so that a model needs no second copy in memory. Nothing is evicted. Pieces have
+long deadlines, because a member with little uplink serves many peers at once.
 """
 
 from __future__ import annotations
@@ -38,7 +35,7 @@ class Blob:
 
 
 class BlobStore:
-    """Digest to blob."""
+    """Blobs by digest."""
 
     def __init__(self) -> None:
         self._blobs: dict[bytes, Blob] = {}
@@ -46,7 +43,7 @@ class BlobStore:
         self._large = 0
 
     def publish(self, data: bytes) -> bytes:
-        """Keep `data`; returns its digest. ValueError if it is empty."""
+        """Keep `data` and return its digest. Raises ValueError if it is empty."""
         if not data:
             raise ValueError("a blob has at least one byte")
         digest = hash_of(data)
@@ -70,7 +67,7 @@ class BlobStore:
         self._data.pop(digest, None)
 
     def held(self, digest: bytes, size: int) -> bytes | None:
-        """The blob, if it is kept here as bytes of that size."""
+        """Return the blob if its bytes are held here and have this size."""
         data = self._data.get(digest)
         return data if data is not None and len(data) == size else None
 

@@ -1,10 +1,8 @@
-"""Where peers say where they are. On one machine: one small file per endpoint in a directory only
-this user can write.
+"""Find the addresses of peers: in a directory of this machine, or named by the user.
 
-`<hex node id>.json` holds the addresses of that endpoint. It is written atomically, refreshed when
-the addresses change or the file vanished, and removed on close. Whatever is read is checked (owner,
-size, address syntax); a stale or forged address only costs a failed dial, because the connection
-itself proves the peer's id.
+`<hex node id>.json` in a private directory holds an endpoint's addresses, and is rewritten when
+they change. Readers check owner, size and syntax. A stale or forged address only costs a failed
+dial, because the connection proves the peer's id.
 """
 
 from __future__ import annotations
@@ -45,24 +43,24 @@ class Whereabouts(msgspec.Struct, frozen=True):
 
 
 class Directory(Protocol):
-    """What tells where the endpoints of a run are, ours too. Nothing in it is believed: an address
-    is only tried.
+    """Source of the addresses of a run's endpoints. Nothing in it is trusted: an address is only
+    tried.
     """
 
     def prepare(self) -> None:
-        """Before anything else. Raises DiscoveryFailed."""
+        """Prepare the directory. Raises DiscoveryFailed."""
 
     def write(self, whereabouts: Whereabouts) -> None:
-        """Publish where we are. Raises DiscoveryFailed."""
+        """Publish our addresses. Raises DiscoveryFailed."""
 
     def refresh(self, whereabouts: Whereabouts) -> None:
-        """Publish it again if that is needed. Raises DiscoveryFailed."""
+        """Publish our addresses again if needed. Raises DiscoveryFailed."""
 
     def remove(self) -> None:
         """Withdraw our entry."""
 
     def read(self, node_id: bytes) -> Whereabouts | None:
-        """Where an endpoint says it is, None if that is not known."""
+        """Return where an endpoint says it is, or None if unknown."""
 
 
 def local_discovery_dir(run_id: str, *, cluster: str, program: str, identity: str) -> Path:
@@ -81,14 +79,14 @@ def local_discovery_dir(run_id: str, *, cluster: str, program: str, identity: st
 
 @dataclass(frozen=True)
 class LocalDirectory:
-    """The directory of one run, and our own entry in it."""
+    """The directory of one run, and our entry in it."""
 
     path: Path
     node_id: bytes
 
     def prepare(self) -> None:
-        """Create the directory, private to this user; DiscoveryFailed if that is impossible or it
-        is someone else's.
+        """Create the directory, private to this user. Raises DiscoveryFailed if it is someone
+        else's.
         """
         try:
             self.path.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
@@ -104,9 +102,7 @@ class LocalDirectory:
             )
 
     def write(self, whereabouts: Whereabouts) -> None:
-        """Publish our addresses atomically; a full or vanished disk is reported as
-        DiscoveryFailed.
-        """
+        """Publish our addresses atomically. Raises DiscoveryFailed for a full or missing disk."""
         target = self._file(self.node_id)
         try:
             self.path.mkdir(mode=0o700, exist_ok=True)
@@ -120,7 +116,7 @@ class LocalDirectory:
             ) from error
 
     def refresh(self, whereabouts: Whereabouts) -> None:
-        """Write our entry again if it is missing or says something else."""
+        """Write our entry again if it is missing or different."""
         if self.read(self.node_id) != whereabouts:
             self.write(whereabouts)
 
@@ -130,7 +126,7 @@ class LocalDirectory:
             self._file(self.node_id).unlink()
 
     def read(self, node_id: bytes) -> Whereabouts | None:
-        """Where `node_id` says it is, or None if there is no entry that can be believed."""
+        """Return the location of `node_id`, or None without a believable entry."""
         flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
         try:
             descriptor = os.open(self._file(node_id), flags)
@@ -150,9 +146,9 @@ class LocalDirectory:
 
 
 def believable(found: Whereabouts) -> bool:
-    """True if all that an entry names are addresses; ValueError for some that are none.
+    """Return whether all addresses are valid. Raises ValueError for an invalid one.
 
-    A stranger may have written it: it is short, and says nothing but where to dial.
+    A stranger may have written the entry: it is short, and only says where to dial.
     """
     if len(found.addresses) > MAX_ADDRESSES or not (found.addresses or found.relay):
         return False
@@ -164,7 +160,7 @@ def believable(found: Whereabouts) -> bool:
 
 
 def _is_address(text: str) -> bool:
-    """True for `1.2.3.4:5` and `[::1]:5` with a usable port."""
+    """Return whether a string is like `1.2.3.4:5` or `[::1]:5`, with a usable port."""
     host, colon, port = text.rpartition(":")
     if not colon or not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 65536:
         return False
@@ -184,7 +180,7 @@ _FORM = "Write KEY@HOST:PORT; the key is what show-identity calls p2p, the port 
 
 @dataclass(frozen=True)
 class StaticPeer:
-    """`key`: its p2p id, 32 bytes."""
+    """A peer whose address the user named. `key` is its 32-byte p2p id."""
 
     key: bytes
     host: str
@@ -192,7 +188,7 @@ class StaticPeer:
 
 
 def parse_static_peers(given: str) -> list[StaticPeer]:
-    """KEY@HOST:PORT, several with commas between them. Raises UsageError for anything else."""
+    """Parse KEY@HOST:PORT, several separated by commas. Raises UsageError."""
     named = [_peer_named(one.strip()) for one in given.split(",")]
     if len(named) > MOST_NAMED:
         raise UsageError(f"--peer names {len(named)} peers, and a run has {MOST_NAMED} others", "Name fewer")
@@ -207,8 +203,9 @@ def _peer_named(text: str) -> StaticPeer:
 
 
 def addresses_of(peers: Sequence[StaticPeer]) -> dict[bytes, tuple[str, ...]]:
-    """Their addresses, those of one key together. It may wait for a name service. Raises
-    UsageError.
+    """Return the peers' addresses by key. It may wait for a name service. Raises UsageError.
+
+    Names are looked up once, at the start, so that a wrong one fails there and not in a round.
     """
     found: dict[bytes, tuple[str, ...]] = {}
     for peer in peers:
@@ -229,7 +226,7 @@ def _looked_up(peer: StaticPeer) -> list[str]:
 
 
 class StaticPeers:
-    """A `Directory` of these addresses and those of another directory, if any."""
+    """A `Directory` of static peers, on top of another directory if there is one."""
 
     def __init__(self, named: Mapping[bytes, tuple[str, ...]], other: Directory | None) -> None:
         self._named = named
@@ -252,8 +249,8 @@ class StaticPeers:
             self._other.remove()
 
     def read(self, node_id: bytes) -> Whereabouts | None:
-        """Without another directory and a name the addresses are empty: whatever iroh itself knows
-        is tried then.
+        """Return a peer's location. Without another directory and a name it is empty, and iroh
+        tries what it knows.
         """
         found = self._other.read(node_id) if self._other is not None else Whereabouts(())
         named = self._named.get(node_id)

@@ -1,12 +1,7 @@
-"""Fetching one blob from several holders: ranges, resume, helpers, blame.
+"""Fetch one blob from several holders: ranges, resume, helpers and blame.
 
-Decided: a small blob is one range, a large one many, pulled by one worker per holder. A holder that
-dies or stalls hands its unread rest to the others, so no byte that arrived is asked for twice. An
-idle worker takes half of the longest rest. Where all who are waited for are silent, or too slow for
-the deadline, one more holder is asked besides them; what they let us wait is counted in ticks, so
-that a pause of our own is nobody's fault. The digest is checked at the end; if it is wrong and one
-holder gave everything, it is the liar, else holders are asked one at a time and the holder whose
-bytes differ from the verified blob is blamed.
+One worker per holder pulls ranges. A holder that dies or stalls leaves its unread rest to others,
+so no byte is requested twice. An idle worker takes half of the longest rest.
 """
 
 from __future__ import annotations
@@ -53,15 +48,21 @@ class HolderFailed(Exception):
 
 
 class HolderLied(Exception):
-    """A holder stated something about the blob that is false; it is not asked again for it."""
+    """A holder stated something false about the blob. It is not asked for it again."""
 
 
 class HolderLacks(Exception):
-    """A holder does not have the blob, which is an honest answer; asked again later it may."""
+    """A holder does not have the blob. That is an honest answer, and it may have it later."""
 
 
 class Fetch:
-    """One call of `Transport.fetch`."""
+    """One call of `Transport.fetch`.
+
+    If every active holder is silent or too slow for the deadline, one more is asked. Waiting is
+    counted in ticks, so that a pause of this process is nobody's fault. The digest is checked at
+    the end. If it is wrong and one holder gave everything, that holder lied. Otherwise holders are
+    asked one at a time, and the one whose bytes differ from the verified blob is blamed.
+    """
 
     def __init__(self, links: Links, pace: PeerMeasurements, digest: bytes, size: int, deadline_s: float) -> None:
         self._links = links
@@ -89,8 +90,8 @@ class Fetch:
             ) from error
 
     async def _persist(self, holders: Sequence[bytes]) -> bytes:
-        """Pass over the holders again and again, keeping what arrived, until verified or nobody is
-        left to ask.
+        """Go through the holders repeatedly, keeping what arrived, until verified or none is
+        left.
         """
         attempt = PartialBlob.of(self._size)
         alone = False
@@ -117,8 +118,8 @@ class Fetch:
                 await asyncio.sleep(pauses.next())
 
     def _askable(self, holders: Sequence[bytes], *, excluded: bool = False) -> list[bytes]:
-        """Holders worth asking, best first (see `Pace.ranked`); BlobRejected or BlobUnavailable if
-        none is left.
+        """Return holders worth asking, best first. Raises BlobRejected or BlobUnavailable if none
+        is left.
         """
         left = [one for one in holders if one not in self._liars and self._strikes[one] < STRIKES]
         if left:
@@ -150,7 +151,7 @@ class Fetch:
             await cancel(begun)
 
     def _need_help(self, attempt: PartialBlob) -> bool:
-        """Count a tick of waiting; True if none who is waited for will bring the rest in time."""
+        """Count a tick of waiting. Return whether no active holder will bring the rest in time."""
         hopeless = 0
         for holder in self._waited:
             self._waited[holder] += TICK_S
@@ -168,7 +169,7 @@ class Fetch:
         return 0 < hopeless == len(self._waited)
 
     def _too_slow(self, pull: Pull) -> bool:
-        """True if, at the pace so far, the range would take more than its part of the time left."""
+        """Return whether the range would take more than its part of the time left."""
         now = self._pace.clock()
         spent = now - pull.began
         brought = pull.position - pull.start
@@ -244,7 +245,7 @@ class Fetch:
             await stream.recv().stop(0)
 
     def _check(self, reply: Reply) -> None:
-        """Refuse a holder before the first byte if what it says about the blob cannot be."""
+        """Reject a holder before the first byte if its statement about the blob is impossible."""
         if reply.status == ReplyStatus.MISSING:
             raise HolderLacks("does not have it (any more)")
         if reply.size != self._size:
@@ -253,8 +254,8 @@ class Fetch:
             raise HolderFailed("refused to send it")
 
     async def _progress(self, attempt: PartialBlob, link: Link, stream: iroh.RecvStream, pull: Pull) -> bool:
-        """Read at least LEAST_PROGRESS bytes, so that a trickle is no progress; False if no more
-        are wanted.
+        """Read at least LEAST_PROGRESS bytes, so that a trickle does not count. Return False if no
+        more are wanted.
         """
         goal = pull.position + LEAST_PROGRESS
         while pull.position < goal:
@@ -271,7 +272,7 @@ class Fetch:
         return True
 
     async def _verified(self, attempt: PartialBlob) -> bool:
-        """Check the digest; if it is wrong note who is to blame, or who may be."""
+        """Check the digest. If it is wrong, record who is to blame, or who may be."""
         found = await asyncio.to_thread(hash_of, attempt.buffer)
         if found == self._digest:
             for holder, start, end, given in self._suspects:
@@ -287,7 +288,7 @@ class Fetch:
         return False
 
     def _condemn(self, holder: bytes, lie: str) -> None:
-        """Ask a liar no more; what else it is found to have lied about adds nothing."""
+        """Stop asking a holder that lied. Further lies add nothing."""
         if holder in self._liars:
             return
         news = not self._pace.is_blamed(holder)  # else a peer could fill our log with the lies it tells
@@ -309,7 +310,7 @@ class Fetch:
         return f"blob {self._digest.hex()[:10]} ({self._size} bytes)"
 
     def _why(self) -> str:
-        """What stood against each holder."""
+        """Return the reason against each holder."""
         if not self._troubles:
             return ""
         return ": " + "; ".join(f"peer {short(one)}: {what}" for one, what in sorted(self._troubles.items()))

@@ -1,9 +1,7 @@
-"""Incoming connections: who gets a handshake, who is a member and may connect now, and their
-greeting.
+"""Accept incoming connections: handshake, membership check and greeting.
 
-Decided: whatever one connection or one stranger causes, the others are let in. Of one member one
-greeting is heard at a time, and one that says more than a greeting is closed, and its sender kept
-out.
+No connection and no stranger can keep the others out. One greeting per member is read at a time. A
+peer that sends more than a greeting is closed and banned.
 """
 
 from __future__ import annotations
@@ -31,9 +29,8 @@ Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 
 
 class IncomingConnections:
-    """Incoming connections of one endpoint.
-
-    `offer` is called with each link that has greeted, `spawn` with its background tasks.
+    """Incoming connections of one endpoint. `offer` gets each greeted link, `spawn` the background
+    tasks.
     """
 
     def __init__(
@@ -86,7 +83,7 @@ class IncomingConnections:
         await how()
 
     async def _welcome(self, incoming: iroh.Incoming, begun: Handshake, port: str) -> None:
-        """Let a member in, tell anyone else why not."""
+        """Admit a member. Tell anyone else why not."""
         connection = None
         try:
             async with asyncio.timeout(HANDSHAKE_S):
@@ -137,7 +134,7 @@ class IncomingConnections:
         self._offer(link)
 
     def _objection(self, peer: bytes, contact: Peer | None) -> str:
-        """Why this peer may not connect now, or nothing."""
+        """Return why this peer may not connect now, or None."""
         if contact is None:
             return "not a member of this run"
         if self._bars.left(peer):

@@ -1,9 +1,8 @@
-"""The transport over iroh: binds a QUIC endpoint, publishes where it is, and ties the parts of this
-package together.
+"""The transport over iroh: bind a QUIC endpoint, publish its addresses, and connect this package's
+parts.
 
-Decided: n0's relays and discovery are iroh's own presets; on one machine a private directory is
-enough and nothing leaves it. `close` stops our tasks first, then the endpoint, so that it is quick
-whatever is under way.
+n0's relays and discovery are iroh's own presets. On one machine a private directory suffices, and
+nothing leaves it.
 """
 
 from __future__ import annotations
@@ -159,11 +158,11 @@ class IrohTransport:
             raise TransportError("the transport is closed")
 
     def _services(self, link: Link) -> list[Coroutine[Any, Any, None]]:
-        """What runs on every connection."""
+        """Return what runs on every connection."""
         return [self._announcer.write(link), self._announcer.read(link), self._requests.serve(link)]
 
     def _locate(self, peer: bytes) -> iroh.EndpointAddr | None:
-        """Where to dial a peer; None if the directory has no entry."""
+        """Return where to dial a peer, or None if the directory has no entry."""
         if self._directory is None:
             return iroh.EndpointAddr(iroh.EndpointId.from_bytes(peer), None, [])
         found = self._directory.read(peer)
@@ -172,7 +171,7 @@ class IrohTransport:
         return iroh.EndpointAddr(iroh.EndpointId.from_bytes(peer), found.relay, list(found.addresses))
 
     async def _refresh(self, directory: Directory) -> None:
-        """Keep our entry in the directory present and true; a trouble is said when it begins."""
+        """Keep our directory entry present and correct. Log a problem once when it starts."""
         said = ""
         while True:
             await asyncio.sleep(REFRESH_S)
@@ -187,7 +186,7 @@ class IrohTransport:
 
 
 def whereabouts(endpoint: iroh.Endpoint) -> Whereabouts:
-    """Where this endpoint can be reached; the loopback address too if it listens on all
+    """Return where this endpoint can be reached. Include loopback if it listens on all
     interfaces.
     """
     address = endpoint.addr()
@@ -293,7 +292,7 @@ def _relay_mode(relay: str) -> iroh.RelayMode:
 
 
 async def bound(secret: bytes, host: str | None, port: int, relay: str, discovery: Discovery) -> iroh.Endpoint:
-    """Bind the endpoint; BindFailed names the port and what to do."""
+    """Bind the endpoint. Raises BindFailed, which names the port and what to do."""
     preset = iroh.preset_n0() if discovery == "n0" else iroh.preset_minimal()
     address = f"{host or '0.0.0.0'}:{port}"
     options = iroh.EndpointOptions(
@@ -313,10 +312,10 @@ async def bound(secret: bytes, host: str | None, port: int, relay: str, discover
 
 
 async def reachable_via_relay(relay: str, host: str | None, seconds: float) -> Whereabouts | None:
-    """Where an endpoint at this interface is found once the relay has it; None if it has not within
-    `seconds`.
+    """Return an endpoint's location once the relay accepts it, or None after `seconds`.
 
-    Raises UsageError, BindFailed.
+    A relay that answers a ping may still reject an endpoint, so this one connects, with a fresh
+    key. Raises UsageError, BindFailed.
     """
     endpoint = await bound(secrets.token_bytes(32), host, 0, relay, "local")
     try:

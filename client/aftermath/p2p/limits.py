@@ -1,12 +1,4 @@
-"""What a peer, and all peers together, may make us do in a second.
-
-Decided: a peer's buckets belong to its place and not to a connection, so that a new connection
-fills none. Beyond its own, what a peer asks needs a turn in what all of them share: of those that
-wait, the peer with most left of its own goes first, so that peers that flood wait for one another,
-and who asks little waits for none of them. A peer that continues announcing or connecting beyond
-its own breaks the protocol: a member that is out is sooner done without than one whose own words
-come late behind its flood.
-"""
+"""Quotas and bans: what one peer, and all peers together, may make us do in a second."""
 
 from __future__ import annotations
 
@@ -22,13 +14,13 @@ from aftermath.rules.bitmap import MAX_MEMBERS
 
 ARRIVALS_RATE = 0.5
 ARRIVALS_BURST = 10.0
-"""Connections of a peer."""
+"""Connections of one peer."""
 ASKED_RATE = 100.0
 ASKED_BURST = 500.0
-"""Streams of requests of a peer, whatever comes on them."""
+"""Request streams of one peer, whatever they carry."""
 TOLD_RATE = 20.0
 TOLD_BURST = 300.0
-"""Announcements of a peer: of an honest one some in a round, and 64 again with each connection."""
+"""Announcements of one peer. An honest one sends a few a round, and 64 again per connection."""
 EXCESS_RATE = 0.5
 EXCESS_BURST = 100.0
 """Announcements and connections of a peer beyond these, until it is kept out: no correct member
@@ -38,17 +30,19 @@ ALL_ASKED_RATE = 400.0
 ALL_ASKED_BURST = 2000.0
 ALL_TOLD_RATE = 500.0
 ALL_TOLD_BURST = 16384.0
-"""At once: what 256 members say again to one that comes back."""
+"""The burst admits what 256 members repeat to one that comes back."""
 REMEMBERED_PEERS = 2 * MAX_MEMBERS
-"""Those that did last whatever is remembered of peers: a run's members, and as many that were
-before.
-"""
+"""Peers to remember: a run's members and as many former ones."""
 
 Clock = Callable[[], float]
 
 
 class SharedLimit:
-    """`burst` turns at once and `rate` a second, for all peers."""
+    """`burst` turns at once and `rate` a second, for all peers together.
+
+    Of the waiting peers, the one with most of its own quota left goes first. So flooding peers wait
+    for each other, and a peer that asks little waits for none of them.
+    """
 
     def __init__(self, clock: Clock, rate: float, burst: float) -> None:
         self._bucket = TokenBucket(clock, rate, burst)
@@ -90,8 +84,10 @@ class SharedLimit:
 
 @dataclass(eq=False)
 class Quota:
-    """One peer's own: connections, streams of requests, announcements, and how often it may go
-    beyond.
+    """One peer's limits: connections, request streams, announcements, and how often it may exceed
+    them.
+
+    The buckets belong to the peer and not to a connection, so that reconnecting fills none.
     """
 
     clock: Clock
@@ -118,14 +114,19 @@ class _Record:
 
 
 class Bans:
-    """`clock` returns seconds and never goes back."""
+    """Bans of peers that sent what no correct member sends. `clock` returns seconds and never goes
+    back.
+
+    The time doubles with each offence of a key. It falls back to the first once the key has been
+    clean for as long as the longest ban. A key's record outlives its membership.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._known: OrderedDict[bytes, _Record] = OrderedDict()
 
     def offended(self, peer: bytes) -> float:
-        """Keep this peer out, longer than the last time; returns for how many seconds."""
+        """Ban this peer, longer than the last time, and return for how many seconds."""
         now = self._clock()
         before = self._known.pop(peer, None)
         again = before is not None and now < before.until + LONGEST_S
@@ -137,6 +138,6 @@ class Bans:
         return seconds
 
     def left(self, peer: bytes) -> float:
-        """Seconds for which this peer is still kept out; 0 if it is not."""
+        """Return the seconds that this peer is still banned, or 0."""
         known = self._known.get(peer)
         return max(0.0, known.until - self._clock()) if known is not None else 0.0

@@ -1,9 +1,8 @@
-"""The table of connections: who dials whom and when again, which of two connections stays.
+"""The table of connections: who dials whom and when again, and which duplicate stays.
 
-Decided: every pair of members keeps one connection. The smaller id dials at once, the larger after
-a short grace, so that one side behind a NAT suffices. Whatever one connection or one stranger
-causes, the others are kept. Who broke the protocol is closed and neither let in (`arrivals`) nor
-dialled for a growing time (`bars`).
+Every pair of members keeps one connection. The smaller id dials at once and the larger one after a
+short grace, so that one side may be behind a NAT. A peer that broke the protocol is closed, and
+neither accepted nor dialled while banned.
 """
 
 from __future__ import annotations
@@ -84,24 +83,22 @@ class Links:
             contact.keeper = self._spawn(self._keep(peer, contact))
 
     def members(self) -> list[bytes]:
-        """The members we keep a place for, in order."""
+        """Return the members with a slot, in order."""
         return sorted(self._contacts)
 
     def live(self) -> frozenset[bytes]:
-        """Members with a connection now."""
+        """Return the members that are connected now."""
         return frozenset(peer for peer, contact in self._contacts.items() if contact.link is not None)
 
     def bar(self, peer: bytes, why: str) -> None:
-        """Close the connection of a peer that broke the rules, and keep it out for a while."""
+        """Close the connection of a peer that broke the rules, and ban it for a while."""
         contact = self._contacts.get(peer)
         if contact is not None and contact.link is not None:
             contact.link.violated(ProtocolViolation(why))
 
     async def get(self, peer: bytes, wait_s: float) -> Link:
-        """The link to a member, waiting up to `wait_s` for it to come up.
-
-        Raises PeerUnreachable, which says what stands against it, or TransportError if we are
-        closed.
+        """Return the link to a member, waiting up to `wait_s` for it. Raises PeerUnreachable with
+        the reason, or TransportError if we are closed.
         """
         if self._closed:
             raise TransportError("the transport is closed")
@@ -150,7 +147,7 @@ class Links:
     # --- dialling ---
 
     async def _keep(self, peer: bytes, contact: Peer) -> None:
-        """Keep one member connected for as long as it is one."""
+        """Keep one member connected as long as it is a member."""
         attempt = 0
         while True:
             if contact.link is not None:
@@ -179,7 +176,7 @@ class Links:
             await asyncio.sleep(left)
 
     async def _dial(self, peer: bytes) -> None:
-        """Connect and greet; PeerUnreachable with the cause."""
+        """Connect and greet. Raises PeerUnreachable with the cause."""
         connection = None
         try:
             address = self._locate(peer)
@@ -202,9 +199,7 @@ class Links:
     # --- the table ---
 
     def _offer(self, link: Link) -> None:
-        """Take a greeted link, unless its peer is no member any more, is kept out, or a better link
-        is there.
-        """
+        """Take a greeted link, unless its peer left the run, is banned, or has a better link."""
         contact = self._contacts.get(link.peer)
         if contact is None:
             link.close(Code.NOT_A_MEMBER, "not a member of this run")
@@ -225,7 +220,7 @@ class Links:
         self._spawn(self._serve(contact, link))
 
     def _retire(self, old: Link, new: Link) -> None:
-        """Close a superseded link: at once if its peer is gone, else after what is under way had
+        """Close a superseded link: at once if its peer is gone, otherwise after pending work had
         time to end.
         """
         old.retired = True
@@ -234,7 +229,7 @@ class Links:
         asyncio.get_running_loop().call_later(delay, old.close, Code.DUPLICATE, reason)
 
     async def _serve(self, contact: Peer, link: Link) -> None:
-        """Run a link until it closes, then be without one."""
+        """Run a link until it closes."""
         self._open.add(link)
         try:
             await run_link(link, self._services(link), self._complaints)
@@ -275,9 +270,7 @@ class Links:
         )
 
     def _tell(self, link: Link, seconds: float) -> None:
-        """Log what a peer did against the protocol, once for each: it can do it again whenever it
-        is connected.
-        """
+        """Log a protocol violation, once per peer: it can repeat it at every connection."""
         first = self._complaints.new("breaking the protocol", link.peer)
         log.log(
             logging.WARNING if first else logging.DEBUG,
@@ -293,7 +286,7 @@ UNREAD_S = 0.5
 
 
 async def watch_pulse(contacts: Mapping[bytes, Peer], pace: PeerMeasurements) -> None:
-    """Take every link's pulse and drop the silent ones, until cancelled."""
+    """Probe every link and drop the silent ones, until cancelled."""
     while True:
         await asyncio.sleep(PROBE_S)
         for peer, contact in list(contacts.items()):
@@ -307,8 +300,10 @@ async def watch_pulse(contacts: Mapping[bytes, Peer], pace: PeerMeasurements) ->
 
 
 async def watch_unread(links: Collection[Link]) -> None:
-    """Close links of peers that send far more than we read, and the worst one if all together do,
-    until cancelled.
+    """Close links of peers that send far more than we read, until cancelled.
+
+    If all links together hold too much, close the worst ones. One link's errors do not stop the
+    watch.
     """
     while True:
         await asyncio.sleep(UNREAD_S)

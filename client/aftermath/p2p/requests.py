@@ -1,11 +1,6 @@
-"""Requests: small calls to one peer, and the dispatch of everything a peer asks of us (calls and
-blob ranges).
+"""Requests: small calls to one peer, and the dispatch of calls and blob ranges that peers ask for.
 
-Decided: each call is one bidirectional stream; sizes are stated before the bytes, so nothing
-oversized is read. A peer has at most STREAMS of its streams served at a time, and no more a second
-than its quota; the rest wait unaccepted, and QUIC allows few of those. What follows a request on
-its stream is not read and not kept. Answers that nobody takes are few: who has some already is
-refused another one while there is no room.
+Each call is one bidirectional stream. Sizes precede the bytes, so nothing oversized is read.
 """
 
 from __future__ import annotations
@@ -61,7 +56,12 @@ _TROUBLE = {
 
 
 class Requests:
-    """Handlers of our own, and calls to others."""
+    """Our handlers, and calls to others.
+
+    A peer has at most STREAMS of its streams served at a time, and no more per second than its
+    quota. The rest wait in QUIC, which allows few. Data after a request is not read. A peer that
+    does not take its answers gets no further ones while there is no room.
+    """
 
     def __init__(self, store: BlobStore, pace: PeerMeasurements) -> None:
         self._store = store
@@ -126,7 +126,7 @@ class Requests:
     # --- the other side ---
 
     async def serve(self, link: Link) -> None:
-        """Service of a link: answer what the peer asks, at most STREAMS at a time."""
+        """Answer what the peer asks on a link, at most STREAMS at a time."""
         free = asyncio.Semaphore(STREAMS)
         tasks: set[asyncio.Task[None]] = set()
         try:
@@ -142,8 +142,8 @@ class Requests:
             await cancel(tasks)
 
     async def _answer(self, link: Link, stream: iroh.BiStream) -> None:
-        """Serve one stream; a peer that goes away or stalls only ends its own stream, a violation
-        ends the link.
+        """Serve one stream. A peer that leaves or stalls ends its stream; a violation ends the
+        link.
         """
         try:
             async with asyncio.timeout(HEADER_S):

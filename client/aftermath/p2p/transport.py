@@ -1,9 +1,7 @@
-"""The interface of the peer-to-peer package: what a member may ask of a transport, its errors and
-its counters.
+"""The interface of this package: what a member may ask of a transport, its errors and its counters.
 
-A transport connects the members of one run. Peers are named by their 32-byte p2p id, an ed25519
-public key that the connection itself proves. `aftermath.p2p.iroh` implements it over QUIC; the
-simulator implements it over virtual time.
+Peers are named by their 32-byte p2p id, an ed25519 public key that the connection proves.
+`aftermath.p2p.iroh` implements it over QUIC, and the simulator over virtual time.
 """
 
 from __future__ import annotations
@@ -32,9 +30,7 @@ ReadRange = Callable[[int, int], bytes]
 
 
 class TransportError(AftermathError):
-    """Anything the transport could not do; the message names the peer and the cause, `fix` what to
-    do.
-    """
+    """Raised if the transport failed. The message names the peer and the cause."""
 
     code = "peers"
 
@@ -50,9 +46,7 @@ class RequestFailed(PeerUnreachable):
 
 
 class RequestRefused(RequestFailed):
-    """The peer has no answer to give now. A handler raises it to say so; the asker is told
-    "refused", not why.
-    """
+    """The peer has no answer now. A handler raises it; the asker learns "refused" and not why."""
 
 
 class BlobUnavailable(TransportError):
@@ -137,13 +131,11 @@ class Transport(Protocol):
     """Our own 32-byte p2p id."""
 
     def set_members(self, node_ids: Iterable[bytes]) -> None:
-        """Replace the allow-list: only these may connect and are kept connected; others are
-        disconnected.
-        """
+        """Replace the allow-list. Only these peers may connect and are kept connected."""
 
     def bar(self, peer: bytes, why: str) -> None:
-        """Close the connection of a peer that sent what no correct member sends; it is kept out,
-        longer each time.
+        """Close the connection of a peer that sent what no correct member sends, and ban it, longer
+        each time.
         """
 
     async def announce(self, data: bytes) -> None:
@@ -214,7 +206,5 @@ def short(node_id: bytes) -> str:
 
 
 def escaped(text: str) -> str:
-    """What a stranger wrote, fit for a log line or a terminal: printable ASCII, at most 200
-    characters.
-    """
+    """Return a stranger's text as printable ASCII of at most 200 characters."""
     return ascii(text)[1:-1][:200]
