@@ -1,5 +1,5 @@
-"""What others wrote in msgpack is measured as its decoder measures it, at every size where the notation changes; and in
-JSON however small its values are.
+"""What others wrote in msgpack is measured as its decoder measures it, at every size where the
+notation changes; and in JSON however small its values are.
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ import pytest
 from aftermath.base.environment import BY_THE_USER, SPINS
 
 ENTRIES = ("aftermath.__main__", "aftermath.server.__main__")
-# Loading the library is enough for it to read the environment and print it; importing torch would take 1.5 s more.
+# Loading the library is enough for it to read the environment and print it; importing torch would
+# take 1.5 s more.
 THEN = """
 import ctypes, glob, importlib.util, sys
 sys.argv = ["aftermath", "--help"]

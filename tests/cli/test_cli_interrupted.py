@@ -95,8 +95,8 @@ def test_a_command_cleans_up_where_nothing_is_imported(tmp_path: Path) -> None:
     """It is a KeyboardInterrupt there, which its body sees."""
     program = f"""
 import os, signal
-from aftermath.base.quiet import Quietly
-with Quietly():
+from aftermath.base.quiet import QuietInterrupts
+with QuietInterrupts():
     try:
         os.kill(os.getpid(), signal.SIGINT)
     finally:

@@ -1,4 +1,6 @@
-"""A member's files of events: one for every epoch, whatever happens to the process, its disk, or who reads them."""
+"""A member's files of events: one for every epoch, whatever happens to the process, its disk, or
+who reads them.
+"""
 
 from __future__ import annotations
 
@@ -43,14 +45,14 @@ class Member:
 
 
 def steps(told: list[EventRecord]) -> list[tuple[str, int]]:
-    return [(one.about.wallet, one.event.step) for one in told if isinstance(one.event, event_types.Trained)]
+    return [(one.about.wallet, one.event.step) for one in told if isinstance(one.event, event_types.ShareTrained)]
 
 
 def kept(*places: Path) -> list[EventRecord]:
     return list(EventReader(places).read())
 
 
-# --- what is written --------------------------------------------------------------------------------------------------
+# --- what is written ---
 
 
 def test_every_epoch_has_a_file_which_says_whose_it_is(tmp_path: Path) -> None:
@@ -180,13 +182,14 @@ def test_no_room_even_for_a_file_is_said_once_and_ends_with_the_next_epoch(
     assert [note for note in reader.notes() if note.startswith("4 events before ")]
 
 
-# --- what is read -----------------------------------------------------------------------------------------------------
+# --- what is read ---
 
 
 @pytest.mark.parametrize("apart", [True, False], ids=["a directory each", "one directory"])
 def test_members_are_read_in_the_order_of_time(tmp_path: Path, apart: bool) -> None:
     places = [tmp_path / name if apart else tmp_path for name in "AB"]
-    first, second = Member(places[0], "A"), Member(places[1], "B", at=NOON + timedelta(seconds=0.5))
+    first = Member(places[0], "A")
+    second = Member(places[1], "B", at=NOON + timedelta(seconds=0.5))
     for step in range(1, 40):
         for member in (first, second):
             if step % 10 == 1:

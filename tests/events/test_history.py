@@ -1,4 +1,6 @@
-"""A run's history from events: losses by tier, bytes, epochs, and who went and came back; and how it is drawn."""
+"""A run's history from events: losses by tier, bytes, epochs, and who went and came back; and how
+it is drawn.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from aftermath.events.history import History
+from aftermath.events.history import EventHistory
 from aftermath.events.plot import run_plot, step_plot
-from aftermath.events.reader import About, EventRecord
+from aftermath.events.reader import EventOrigin, EventRecord
 from events.sample_events import said
 
 NOON = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
@@ -22,12 +24,12 @@ class Run:
     """Members tell, one after the other, what a test makes up."""
 
     def __init__(self) -> None:
-        self.history = History(lambda told: told.about.wallet)
+        self.history = EventHistory(lambda told: told.about.wallet)
         self.now = NOON
 
     def say(self, wallet: str, kind: str, **fields: Any) -> None:
         self.now += timedelta(seconds=1)
-        about = About("demo", wallet, int(wallet[-1]), "0.1.0")
+        about = EventOrigin("demo", wallet, int(wallet[-1]), "0.1.0")
         self.history.take(EventRecord(self.now, about, said(kind, **fields), Path("x")))
 
     def start(self, *wallets: str) -> None:

@@ -1,4 +1,6 @@
-"""A member's metrics: what Prometheus gets, that their page has them all, and that the dashboard asks for no others."""
+"""A member's metrics: what Prometheus gets, that their page has them all, and that the dashboard
+asks for no others.
+"""
 
 from __future__ import annotations
 

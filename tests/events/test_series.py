@@ -1,4 +1,6 @@
-"""What trackers are told: the names that the page has and no other, finite numbers, no flood that peers could cause."""
+"""What trackers are told: the names that the page has and no other, finite numbers, no flood that
+peers could cause.
+"""
 
 from __future__ import annotations
 

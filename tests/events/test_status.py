@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from aftermath.events.status import Standing, facts_of, line, shown_levels, standing
+from aftermath.events.status import RunStatus, facts_of, line, shown_levels, standing
 from aftermath.rules.members import Members
 from aftermath.rules.model import Model
 from aftermath.rules.run import Run
@@ -42,7 +42,7 @@ def at(
     silent: int = 0,
     has_tick: bool = True,
     **given: Any,
-) -> Standing:
+) -> RunStatus:
     run = run_of(state, round_, **given)
     seats = members_ if members_ is not None else members(3)
     return standing(run, model or builders.model(), seats, now, silent=silent, has_tick=has_tick)

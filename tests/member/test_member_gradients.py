@@ -22,8 +22,8 @@ from aftermath.optim.gradientfile import GradientFile, read_gradient_file
 from aftermath.optim.votes import Votes
 from aftermath.replica.replica import Replica
 from aftermath.rules.schedules import learning_rate
-from aftermath.sim.sim_member import Player
-from aftermath.sim.simulation import Simulation, play
+from aftermath.sim.sim_member import SimMember
+from aftermath.sim.simulation import SimulatedRun, play
 from aftermath.train.keeping import gradients_place
 from aftermath.train.settings import TrainSettings
 from member.short_runs import ALONE, SHORT
@@ -31,13 +31,13 @@ from member.short_runs import ALONE, SHORT
 STEPS = range(1, SHORT["total_steps"] + 1)
 
 
-def files_of(sim: Simulation, player: Player) -> dict[str, bytes]:
+def files_of(sim: SimulatedRun, player: SimMember) -> dict[str, bytes]:
     """What a member has written, by name; nothing else lies there."""
     place = sim.place / "gradients" / player.name
     return {path.name: path.read_bytes() for path in sorted(place.iterdir())}
 
 
-def results_of(sim: Simulation, player: Player) -> dict[int, list[GradientFile]]:
+def results_of(sim: SimulatedRun, player: SimMember) -> dict[int, list[GradientFile]]:
     """Return the files by step, in the order of seats."""
     found: dict[int, list[GradientFile]] = defaultdict(list)
     for name in files_of(sim, player):
@@ -47,8 +47,8 @@ def results_of(sim: Simulation, player: Player) -> dict[int, list[GradientFile]]
     return {step: sorted(files, key=lambda file: file.about.seat) for step, files in sorted(found.items())}
 
 
-def whole_run(tmp_path: Path, tiers: Sequence[int], **rules: Any) -> Simulation:
-    async def story(sim: Simulation) -> None:
+def whole_run(tmp_path: Path, tiers: Sequence[int], **rules: Any) -> SimulatedRun:
+    async def story(sim: SimulatedRun) -> None:
         sim.writes_gradients = True
         for tier in tiers:
             sim.add(tier)
@@ -107,7 +107,7 @@ def _full(target: Path) -> Iterator[BinaryIO]:
 
 
 def test_full_disk_is_one_warning_each_time_it_fills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         sim.writes_gradients = True
         sim.add(0)
         for room, full in (((2, 0), (3, 0)), ((1, 1), (3, 1))):
@@ -133,7 +133,7 @@ def test_full_disk_is_one_warning_each_time_it_fills(tmp_path: Path, monkeypatch
 def test_a_directory_that_goes_is_a_warning_or_made_again(tmp_path: Path) -> None:
     """One member's file is replaced; the other's is only removed."""
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         sim.writes_gradients = True
         for tier in (0, 2):
             sim.add(tier)
@@ -153,7 +153,7 @@ def test_a_directory_that_goes_is_a_warning_or_made_again(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_a_disk_slower_than_the_rounds_costs_files_and_no_memory(tmp_path: Path) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         sim.writes_gradients = True
         slow = sim.add(0)
         sim.add(2)
@@ -211,8 +211,8 @@ def test_gradients_place_with_another_runs_results_is_refused(tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_metrics_come_every_n_steps_and_change_nothing(tmp_path: Path) -> None:
-    def run(place: Path, every: int) -> Simulation:
-        async def story(sim: Simulation) -> None:
+    def run(place: Path, every: int) -> SimulatedRun:
+        async def story(sim: SimulatedRun) -> None:
             sim.optim_stats_steps = every
             for tier in (0, 2):
                 sim.add(tier)

@@ -11,7 +11,7 @@ import pytest
 
 from aftermath.rules.run import steps_before
 from aftermath.rules.state import RunState
-from aftermath.sim.simulation import Simulation, play
+from aftermath.sim.simulation import SimulatedRun, play
 from member.disk import Disk
 from member.short_runs import ALONE, SHORT
 
@@ -23,7 +23,7 @@ LOST = (
 
 @pytest.mark.slow
 def test_run_without_checkpoint_warns_each_epoch_and_at_end(tmp_path: Path) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         sim.keeps = False
         for tier in (0, 1, 2):
             sim.add(tier)
@@ -40,7 +40,7 @@ def test_run_without_checkpoint_warns_each_epoch_and_at_end(tmp_path: Path) -> N
 
 
 def test_newcomer_in_the_last_epoch_is_told_and_leaves(tmp_path: Path) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         sim.add(0)
         await sim.until_round(1)
         late = sim.add(1)
@@ -57,7 +57,7 @@ def test_newcomer_in_the_last_epoch_is_told_and_leaves(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_finished_members_name_the_checkpoint_of_the_chain(tmp_path: Path) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         for tier in (0, 1, 2):
             sim.add(tier)
         await sim.until_finished()
@@ -74,7 +74,7 @@ def test_finished_run_holds_its_model_until_it_is_saved(tmp_path: Path, monkeypa
     """The disk is full from step 6 on, and has room again long after the run's end."""
     disk = Disk(monkeypatch)
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         player = sim.add(0)
         await sim.until(lambda run: run.epoch == 1)
         disk.full = True
@@ -98,7 +98,7 @@ def test_finished_run_holds_its_model_until_it_is_saved(tmp_path: Path, monkeypa
 def test_failed_checkpoint_is_tried_again_in_the_cooldown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = Disk(monkeypatch)
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         disk.failures = 2
         player = sim.add(0)
         await sim.until(lambda run: run.epoch == 1)

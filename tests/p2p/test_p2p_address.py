@@ -1,4 +1,6 @@
-"""Where an endpoint listens: the port and the interface that were asked for, and what it tells others of them."""
+"""Where an endpoint listens: the port and the interface that were asked for, and what it tells
+others of them.
+"""
 
 import socket
 from pathlib import Path

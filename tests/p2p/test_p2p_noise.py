@@ -31,7 +31,8 @@ async def test_a_member_hears_the_others_after_one_announced_what_is_nested_beyo
     """The announcer is barred, and ignored when it comes back with another key."""
     ours, honest, *cheats = [await opened(seed) for seed in range(1, 7)]
     desk = Desk()
-    readiness, heard = Readiness(), list[Ready]()
+    readiness = Readiness()
+    heard = list[Ready]()
     readiness.hear = heard.append  # type: ignore[method-assign]
     ports = replace(desk.ports, transport=ours)
     results = Results(ports, desk.role, desk.workers.decode)

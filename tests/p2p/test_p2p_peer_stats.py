@@ -3,7 +3,7 @@
 import pytest
 
 from aftermath.p2p import peer_stats
-from aftermath.p2p.peer_stats import Pace
+from aftermath.p2p.peer_stats import PeerMeasurements
 
 MIB = 1 << 20
 A, B, C, D, E = (bytes([number]) * 32 for number in range(5))
@@ -16,8 +16,8 @@ def now() -> list[float]:
 
 
 @pytest.fixture
-def measured(now: list[float]) -> Pace:
-    return Pace(lambda: now[0])
+def measured(now: list[float]) -> PeerMeasurements:
+    return PeerMeasurements(lambda: now[0])
 
 
 def test_the_callers_order_stands_among_equals(measured):

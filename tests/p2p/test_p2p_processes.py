@@ -19,7 +19,9 @@ Spawn = Callable[[int, int], Awaitable[asyncio.subprocess.Process]]
 
 @pytest.fixture
 async def spawn(tmp_path: Path) -> AsyncIterator[Spawn]:
-    """Starts serving peers (seed, bytes before blocking) whose members are seeds 1 to 3, and kills them afterwards."""
+    """Starts serving peers (seed, bytes before blocking) whose members are seeds 1 to 3, and kills
+    them afterwards.
+    """
     children: list[asyncio.subprocess.Process] = []
 
     async def start(seed: int, block_at: int) -> asyncio.subprocess.Process:

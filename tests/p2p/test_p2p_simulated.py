@@ -9,12 +9,14 @@ from aftermath.p2p.transport import PeerUnreachable, RequestFailed, RequestRefus
 from aftermath.sim.sim_transport import SimNetwork, SimTransport
 from aftermath.sim.virtual_time import run_virtual
 
-ONE, TWO = bytes([1]) * 32, bytes([2]) * 32
+ONE = bytes([1]) * 32
+TWO = bytes([2]) * 32
 
 
 def pair() -> tuple[SimTransport, SimTransport]:
     network = SimNetwork()
-    first, second = network.open(ONE), network.open(TWO)
+    first = network.open(ONE)
+    second = network.open(TWO)
     first.set_members([TWO])
     second.set_members([ONE])
     return first, second

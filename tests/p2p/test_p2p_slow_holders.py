@@ -1,4 +1,6 @@
-"""Holders that are silent, slow or hold nothing: what they cost a fetch, and the fetches after it."""
+"""Holders that are silent, slow or hold nothing: what they cost a fetch, and the fetches after
+it.
+"""
 
 import asyncio
 import threading
@@ -11,7 +13,7 @@ from blake3 import blake3
 from aftermath.p2p import peer_stats
 from aftermath.p2p.iroh import IrohTransport
 from aftermath.p2p.transport import BlobUnavailable
-from aftermath.p2p.wire import Reply, Status, frame_of
+from aftermath.p2p.wire import Reply, ReplyStatus, frame_of
 from p2p.nodes import Answer, Rogue, blob_of, content, identity, join, stalling, until
 
 MIB = 1 << 20
@@ -36,7 +38,9 @@ class Trio:
         return digest
 
     async def fetch(self, data: bytes, deadline_s: float) -> bool:
-        """Publish `data` at the honest holders and fetch it, the rogue being named first; True if it arrives."""
+        """Publish `data` at the honest holders and fetch it, the rogue being named first; True if
+        it arrives.
+        """
         return await self.node.fetch(self.publish(data), len(data), self.holders, deadline_s) == data
 
 
@@ -59,7 +63,7 @@ async def mute(request, stream) -> None:
 
 
 async def lacking(request, stream) -> None:
-    await stream.send().write_all(frame_of(Reply(Status.MISSING, 0)))
+    await stream.send().write_all(frame_of(Reply(ReplyStatus.MISSING, 0)))
     await stream.send().finish()
 
 
@@ -67,7 +71,7 @@ def trickling(data: bytes, piece: int, seconds: float) -> Answer:
     """Send `piece` bytes, and wait `seconds` after each."""
 
     async def answer(request, stream) -> None:
-        await stream.send().write_all(frame_of(Reply(Status.OK, len(data))))
+        await stream.send().write_all(frame_of(Reply(ReplyStatus.OK, len(data))))
         for start in range(request.offset, request.offset + request.length, piece):
             await stream.send().write_all(data[start : min(start + piece, request.offset + request.length)])
             await asyncio.sleep(seconds)
@@ -177,7 +181,9 @@ async def test_a_silent_part_of_a_large_blob_is_taken_over_without_patience(endl
 
 async def test_a_late_answer_still_counts(quick, trio):
     """A second holder is asked as well; the first, not the second, then delivers."""
-    data, helper_asked, over = content(MIB), asyncio.Event(), threading.Event()
+    data = content(MIB)
+    helper_asked = asyncio.Event()
+    over = threading.Event()
     loop = asyncio.get_running_loop()
 
     async def late(request, stream) -> None:

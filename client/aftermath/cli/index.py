@@ -19,7 +19,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from aftermath.base.errors import UsageError
-from aftermath.base.quiet import Quietly
+from aftermath.base.quiet import QuietInterrupts
 from aftermath.base.stdio import VERBOSITY, Verbosity
 from aftermath.cli.present import reporting, tell_given, tell_stored, writing
 from aftermath.cli.usage import ParserError, explained, kind_of, stored_as, unknown_command
@@ -98,7 +98,7 @@ class Index:
 
     def main(self) -> None:
         """Entry point of the console script."""
-        with Quietly():
+        with QuietInterrupts():
             self.app()
 
 

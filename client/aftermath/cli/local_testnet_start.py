@@ -13,11 +13,11 @@ from aftermath.base.quiet import EXIT_INTERRUPTED
 from aftermath.base.stdio import VERBOSITY, Verbosity
 from aftermath.cli.command import command
 from aftermath.cli.present import Result
-from aftermath.testnet.options import Pictures
+from aftermath.testnet.options import DisplayOption
 
 if TYPE_CHECKING:
-    from aftermath.events.trackers import Wanted
-    from aftermath.testnet.display import Showing
+    from aftermath.events.trackers import TrackerOptions
+    from aftermath.testnet.display import DisplayMode
     from aftermath.testnet.plan import ClientExtras
 
 FAULTS, CLIENTS, SHOWN = "Faults", "Clients", "What is shown"
@@ -139,7 +139,7 @@ class ClientOptions:
         ),
     ] = None
 
-    def wishes(self, trackers: Wanted) -> ClientExtras:
+    def wishes(self, trackers: TrackerOptions) -> ClientExtras:
         """These as the plan of a testnet takes them."""
         from aftermath.testnet.plan import ClientExtras
 
@@ -178,13 +178,13 @@ class ShowOptions:
     """How it is seen."""
 
     tui: Annotated[
-        Pictures,
+        DisplayOption,
         typer.Option(
             help="true: pictures in tmux panes, without tmux a screen of tabs; screen: that screen, with tmux too; "
             "false: lines, in panes where there is tmux.",
             rich_help_panel=SHOWN,
         ),
-    ] = Pictures.TRUE
+    ] = DisplayOption.TRUE
     log: Annotated[
         Verbosity,
         typer.Option(help="How much is told in lines: debug is every event.", rich_help_panel=SHOWN),
@@ -197,17 +197,17 @@ class ShowOptions:
         typer.Option(min=1, help="With --headless: end so many seconds after the start.", rich_help_panel=SHOWN),
     ] = None
 
-    def showing(self) -> Showing:
+    def showing(self) -> DisplayMode:
         """What that comes to, on this terminal."""
         import shutil
 
         from rich.console import Console
 
-        from aftermath.testnet.display import showing_of
+        from aftermath.testnet.display import display_mode
         from aftermath.ui.terminal.screen import can_show
 
         terminal = not self.headless and can_show(Console())
-        return showing_of(self.tui, terminal=terminal, tmux=shutil.which("tmux") is not None)
+        return display_mode(self.tui, terminal=terminal, tmux=shutil.which("tmux") is not None)
 
 
 @command(
@@ -242,32 +242,32 @@ def local_testnet_start(
 
     from aftermath.base.errors import UsageError
     from aftermath.cli.variables import environment
-    from aftermath.events.trackers import Wanted
+    from aftermath.events.trackers import TrackerOptions
     from aftermath.testnet.backends import Centralized, Solana
     from aftermath.testnet.configs import chosen
-    from aftermath.testnet.display import Showing, shown
-    from aftermath.testnet.plan import TESTNET_NAMES, Kills, Plan, allowed_of, clients_of
+    from aftermath.testnet.display import DisplayMode, shown
+    from aftermath.testnet.plan import TESTNET_NAMES, ChaosSchedule, TestnetPlan, allowed_of, clients_of
     from aftermath.testnet.run import Ending, Testnet
-    from aftermath.testnet.workdir import claimed
+    from aftermath.testnet.workdir import claimed_workdir
 
     if show.headless_exit_after_secs is not None and not show.headless:
         raise UsageError("--headless-exit-after-secs goes with --headless", "Pass both")
-    trackers = Wanted.of(clients)
+    trackers = TrackerOptions.of(clients)
     trackers.check()
     config = chosen(config_path, deployment.first_client_checkpoint)
     them = clients_of(num_clients, clients.client_matformer_tiers, config)
     wishes, showing = clients.wishes(trackers), show.showing()
-    panes = showing is Showing.PANES
+    panes = showing is DisplayMode.PANES
     place, port = deployment.dir.expanduser().absolute(), deployment.server_port
-    plan = Plan(config, them, place, port, wishes, panes, panes and show.tui is Pictures.TRUE)
-    killed = Kills(kills.random_kill_num, kills.random_kill_interval, allowed_of(kills.allowed_to_kill, them))
+    plan = TestnetPlan(config, them, place, port, wishes, panes, panes and show.tui is DisplayOption.TRUE)
+    killed = ChaosSchedule(kills.random_kill_num, kills.random_kill_interval, allowed_of(kills.allowed_to_kill, them))
     own = environment() | {"OMP_NUM_THREADS": str(plan.threads)} | deployment.variables
     console, asked = Console(stderr=json_output, quiet=panes), VERBOSITY.get()
     level = show.log if asked is Verbosity.INFO else asked
     backend = Solana(plan, own) if deployment.backend is BackendName.SOLANA else Centralized(plan)
     seen = shown(showing, plan, backend.keeper, console, level)
-    with claimed(plan.place, "testnet", "--dir DIR", TESTNET_NAMES), seen as lines:
+    with claimed_workdir(plan.place, "testnet", "--dir DIR", TESTNET_NAMES), seen as lines:
         testnet = Testnet(plan, backend, killed, own, lines)
         summary = testnet.perform(show.headless_exit_after_secs)
-    interrupted = summary.ending is Ending.LEFT and showing is Showing.LINES
+    interrupted = summary.ending is Ending.LEFT and showing is DisplayMode.LINES
     return Result(summary.data(), summary.line(), EXIT_INTERRUPTED if interrupted else int(not summary.good))

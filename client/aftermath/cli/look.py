@@ -17,7 +17,7 @@ from aftermath.chain.dump import plain
 from aftermath.cli.present import Result, line_console
 from aftermath.cli.run_page import page
 from aftermath.events.printable import json_text
-from aftermath.events.status import Standing, line
+from aftermath.events.status import RunStatus, line
 from aftermath.rules.state import RunState
 from aftermath.ui.terminal.screen import Screen, can_show
 from aftermath.ui.web.follower import RunFollower
@@ -44,7 +44,7 @@ async def followed(coordinator: CoordinatorClient, run_id: str, facts: Facts, *,
     return Result(None, None)
 
 
-async def _follow(follower: RunFollower, show: Callable[[Standing], None]) -> None:
+async def _follow(follower: RunFollower, show: Callable[[RunStatus], None]) -> None:
     async with follower.following() as standings:
         while True:
             coming = asyncio.ensure_future(anext(standings))
@@ -61,11 +61,11 @@ async def _follow(follower: RunFollower, show: Callable[[Standing], None]) -> No
 
 
 @contextlib.contextmanager
-def _showing(run_id: str, facts: Facts, *, as_json: bool) -> Iterator[Callable[[Standing], None]]:
+def _showing(run_id: str, facts: Facts, *, as_json: bool) -> Iterator[Callable[[RunStatus], None]]:
     """What shows a run: a screen, or lines of what has changed."""
     console = line_console(soft_wrap=True, highlight=False)
 
-    def say(found: Standing, said: str) -> None:
+    def say(found: RunStatus, said: str) -> None:
         dated = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}  {said}"
         console.out(json_text(plain(found)) if as_json else dated)
 
@@ -73,12 +73,12 @@ def _showing(run_id: str, facts: Facts, *, as_json: bool) -> Iterator[Callable[[
     if as_json or not can_show(console):
         yield lines
         return
-    found: Standing | None = None
+    found: RunStatus | None = None
     with Screen(console, lambda: datetime.now(UTC), time.monotonic(), "watch", run_id) as screen:
         screen.facts(*facts)
         logged = _changes(lambda _, said: screen.line(said))
 
-        def show(now: Standing) -> None:
+        def show(now: RunStatus) -> None:
             nonlocal found
             found = now
             if screen.open:
@@ -92,11 +92,11 @@ def _showing(run_id: str, facts: Facts, *, as_json: bool) -> Iterator[Callable[[
         console.out(line(found))  # what is left on the terminal
 
 
-def _changes(tell: Callable[[Standing, str], None]) -> Callable[[Standing], None]:
+def _changes(tell: Callable[[RunStatus, str], None]) -> Callable[[RunStatus], None]:
     """Tells where a run stands, and that in a line, if it is otherwise than before, whatever time has passed."""
     last = ""
 
-    def show(found: Standing) -> None:
+    def show(found: RunStatus) -> None:
         nonlocal last
         if (now := line(found)) != last:
             tell(found, now)

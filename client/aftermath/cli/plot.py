@@ -16,7 +16,7 @@ from aftermath.cli.events import OnlyRun, Places, say_notes
 from aftermath.cli.present import CommandError, Result, facts
 
 if TYPE_CHECKING:
-    from aftermath.events.history import History
+    from aftermath.events.history import EventHistory
     from aftermath.events.plot import Curve
     from aftermath.events.reader import EventReader
 
@@ -113,12 +113,12 @@ def _table(path: Path, curves: Mapping[str, Curve]) -> bool:
     return True
 
 
-def _only_run(reader: EventReader, places: Sequence[Path], wanted: str | None) -> tuple[str, History]:
+def _only_run(reader: EventReader, places: Sequence[Path], wanted: str | None) -> tuple[str, EventHistory]:
     """Return the run id and the history of the one run that was trained. Raises CommandError for several, NoEvents."""
-    from aftermath.events.history import History
+    from aftermath.events.history import EventHistory
     from aftermath.events.reader import NoEvents, RunFilter, RunName
 
-    histories: dict[RunName, History] = defaultdict(History)
+    histories: dict[RunName, EventHistory] = defaultdict(EventHistory)
     for told in RunFilter(wanted)(reader.read()):
         histories[RunName.of(told.about)].take(told)
     say_notes(reader)

@@ -10,7 +10,7 @@ import typer
 from aftermath.base.errors import UsageError
 from aftermath.cli.command import command
 from aftermath.cli.present import Result, facts
-from aftermath.events.plot import evenly, spark
+from aftermath.events.plot import evenly, sparkline
 from aftermath.rules.schedules import first_epoch_rate
 
 POINTS = 1000  # of a long schedule, so many steps are printed as JSON and drawn
@@ -54,7 +54,7 @@ def preview_lr(
     }
     shown: dict[str, object] = {
         "schedule": schedule.kind.name.lower().replace("_", " "),
-        f"steps 1 to {total}": spark([rate(step) for step in _steps(total, BARS)]),
+        f"steps 1 to {total}": sparkline([rate(step) for step in _steps(total, BARS)]),
         "rate": [f"{rate(step):.3e}  at step {step}" for step in _steps(total, ROWS)],
     }
     shown |= {"plot": plot.expanduser()} if plot is not None else {}

@@ -6,10 +6,10 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from aftermath.cli.present import facts, listing
-from aftermath.events.status import COLUMNS, Standing, facts_of, row_of, shown_levels
+from aftermath.events.status import COLUMNS, RunStatus, facts_of, row_of, shown_levels
 
 
-def page(found: Standing) -> RenderableType:
+def page(found: RunStatus) -> RenderableType:
     """All of it."""
     known = facts_of(found)
     if levels := shown_levels(found):

@@ -12,7 +12,7 @@ from aftermath.cli.options import RunId, SigningOptions
 from aftermath.cli.present import Result, note
 
 if TYPE_CHECKING:
-    from aftermath.events.status import Standing
+    from aftermath.events.status import RunStatus
 
 
 @command("tick", example="aftermath-solana tick --run-id demo --ms-interval 1000 --count 10")
@@ -77,7 +77,7 @@ async def tick(
     )
 
 
-def not_due(found: Standing) -> str:
+def not_due(found: RunStatus) -> str:
     """Return why a tick has changed nothing while a deadline runs, as a sentence."""
     from aftermath.events.progress import span
     from aftermath.events.status import line

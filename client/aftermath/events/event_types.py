@@ -1,9 +1,11 @@
 """What a member can tell: one kind of event each, with all that is said in it.
 
 Decided
-- A kind is a class; as JSON it is a flat object with `kind` and `t`, seconds of the member's clock, which the stream
+- A kind is a class; as JSON it is a flat object with `kind` and `t`, seconds of the member's clock,
+  which the stream
   sets when the event leaves. Hashes are hex.
-- Views tell events apart by their class, so that a misspelt kind or field is an error of the type checker.
+- Views tell events apart by their class, so that a misspelt kind or field is an error of the type
+  checker.
 - What is not finite is null in JSON, and None here.
 """
 
@@ -25,13 +27,14 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=_ki
     t: float = -1.0
 
 
-# --- coming and going -------------------------------------------------------------------------------------------------
+# --- coming and going ---
 
 
-class Started(Event, frozen=True, kw_only=True):
-    """The first event of a process: what all that follows is about. It heads every file of the process: in those after
-    the first, `part` counts them, and `lost` is how many earlier events were not written. These files repeat the
-    fields of `run_found` here; the first file has a `run_found` event instead.
+class MemberStarted(Event, frozen=True, kw_only=True, tag="started"):
+    """The first event of a process: what all that follows is about. It heads every file of the
+    process: in those after the first, `part` counts them, and `lost` is how many earlier events
+    were not written. These files repeat the fields of `run_found` here; the first file has a
+    `run_found` event instead.
     """
 
     run_id: str
@@ -46,14 +49,15 @@ class Started(Event, frozen=True, kw_only=True):
     created: int = 0
     identity: str = ""
 
-    def of_run(self, found: RunFound) -> Started:
+    def of_run(self, found: RunFound) -> MemberStarted:
         """Return this event with the run that was found."""
         return msgspec.structs.replace(self, owner=found.owner, created=found.created, identity=found.identity)
 
 
 class RunFound(Event, frozen=True, kw_only=True):
-    """The run exists and would admit the member. `owner` is the public key of its owner, and `created` the slot of its
-    creation. `identity` has 16 hex digits, which tell it from all other runs of the same id.
+    """The run exists and would admit the member. `owner` is the public key of its owner, and
+    `created` the slot of its creation. `identity` has 16 hex digits, which tell it from all other
+    runs of the same id.
     """
 
     owner: str
@@ -66,24 +70,30 @@ class Loading(Event, frozen=True, kw_only=True):
 
 
 class Compiling(Event, frozen=True, kw_only=True):
-    """Kernels are compiled for this machine's processor or GPU, or another process that does it is waited for."""
+    """Kernels are compiled for this machine's processor or GPU, or another process that does it is
+    waited for.
+    """
 
 
 class Kernels(Event, frozen=True, kw_only=True):
-    """By what results are encoded and applied on a CPU: compiled kernels, or torch because of what is `missing`."""
+    """By what results are encoded and applied on a CPU: compiled kernels, or torch because of what
+    is `missing`.
+    """
 
     missing: str | None
 
 
 class Measuring(Event, frozen=True, kw_only=True):
-    """The member makes a model and then measures how fast it trains, for `limit` seconds at most."""
+    """The member makes a model and then measures how fast it trains, for `limit` seconds at
+    most.
+    """
 
     tier: int
     parameters: int
     limit: float
 
 
-class Measured(Event, frozen=True, kw_only=True):
+class SpeedMeasured(Event, frozen=True, kw_only=True, tag="measured"):
     """`weight` is in sequences a minute."""
 
     weight: int
@@ -100,7 +110,9 @@ class Joined(Event, frozen=True, kw_only=True):
 
 
 class Waiting(Event, frozen=True, kw_only=True):
-    """An epoch runs without the member, which waits for `epoch`. `leaves`: no epoch follows, so the member leaves."""
+    """An epoch runs without the member, which waits for `epoch`. `leaves`: no epoch follows, so the
+    member leaves.
+    """
 
     epoch: int
     leaves: bool = False
@@ -119,7 +131,8 @@ class Left(Event, frozen=True, kw_only=True):
 
 
 class Stopped(Event, frozen=True, kw_only=True):
-    """The last member with part of the model was stopped, and saved the model at `path` after `step` steps.
+    """The last member with part of the model was stopped, and saved the model at `path` after
+    `step` steps.
 
     `goes_on`: the run continues from the saved model when the member starts again.
     """
@@ -129,9 +142,9 @@ class Stopped(Event, frozen=True, kw_only=True):
     goes_on: bool
 
 
-class Finished(Event, frozen=True, kw_only=True):
-    """The run finished after `step` steps. `checkpoint` is the newest checkpoint that the chain names, or None, and
-    `checkpoint_step` the steps trained in it.
+class RunFinished(Event, frozen=True, kw_only=True, tag="finished"):
+    """The run finished after `step` steps. `checkpoint` is the newest checkpoint that the chain
+    names, or None, and `checkpoint_step` the steps trained in it.
     """
 
     step: int
@@ -152,11 +165,13 @@ class Warning(Event, frozen=True, kw_only=True):
     until: str | None = None
 
 
-# --- an epoch -------------------------------------------------------------------------------------------------------
+# --- an epoch ---
 
 
-class State(Event, frozen=True, kw_only=True):
-    """The run changed state. `since`: chain time in seconds when it did. `last`: no epoch follows this one."""
+class StateChanged(Event, frozen=True, kw_only=True, tag="state"):
+    """The run changed state. `since`: chain time in seconds when it did. `last`: no epoch follows
+    this one.
+    """
 
     epoch: int
     state: str
@@ -166,20 +181,20 @@ class State(Event, frozen=True, kw_only=True):
     last: bool = False
 
 
-class Model(Event, frozen=True, kw_only=True):
+class ModelReady(Event, frozen=True, kw_only=True, tag="model"):
     """The model is here."""
 
     source: str
     step: int
 
 
-class Remembered(Event, frozen=True, kw_only=True):
+class OptimizerRestored(Event, frozen=True, kw_only=True, tag="remembered"):
     """The optimizer continues from its state before the member was stopped."""
 
     epoch: int
 
 
-class Cooldown(Event, frozen=True, kw_only=True):
+class CooldownStarted(Event, frozen=True, kw_only=True, tag="cooldown"):
     """The epoch's rounds are over; the hashes are those of the levels held."""
 
     epoch: int
@@ -187,17 +202,17 @@ class Cooldown(Event, frozen=True, kw_only=True):
     hashes: dict[int, str]
 
 
-class Checkpoint(Event, frozen=True, kw_only=True):
+class CheckpointWritten(Event, frozen=True, kw_only=True, tag="checkpoint"):
     """A checkpoint is written, or on the Hub."""
 
     step: int
     path: str
 
 
-# --- a round --------------------------------------------------------------------------------------------------------
+# --- a round ---
 
 
-class Round(Event, frozen=True, kw_only=True):
+class RoundStarted(Event, frozen=True, kw_only=True, tag="round"):
     """A round begins; the run's state of it does `since` that second of its time."""
 
     epoch: int
@@ -206,7 +221,7 @@ class Round(Event, frozen=True, kw_only=True):
     since: int
 
 
-class Trained(Event, frozen=True, kw_only=True):
+class ShareTrained(Event, frozen=True, kw_only=True, tag="trained"):
     """The member's share is trained and its result announced."""
 
     epoch: int
@@ -221,7 +236,7 @@ class Trained(Event, frozen=True, kw_only=True):
     bytes: int
 
 
-class Optimizer(Event, frozen=True, kw_only=True):
+class OptimizerReport(Event, frozen=True, kw_only=True, tag="optimizer"):
     """What the optimizer keeps and sends, measured in a step."""
 
     epoch: int
@@ -241,7 +256,9 @@ class Witnessed(Event, frozen=True, kw_only=True):
 
 
 class Applied(Event, frozen=True, kw_only=True):
-    """Results of a round are in the replica: how many, of which sequences; `hashes` if they were asked for."""
+    """Results of a round are in the replica: how many, of which sequences; `hashes` if they were
+    asked for.
+    """
 
     epoch: int
     height: int
@@ -271,7 +288,7 @@ class FetchFailed(Event, frozen=True, kw_only=True):
     why: str
 
 
-class Refused(Event, frozen=True, kw_only=True):
+class PeerRefused(Event, frozen=True, kw_only=True, tag="refused"):
     """What a peer said or sent does not count: of a round and a member, where these are known."""
 
     why: str
@@ -281,7 +298,9 @@ class Refused(Event, frozen=True, kw_only=True):
 
 
 class Equivocated(Event, frozen=True, kw_only=True):
-    """A member signed two different results of one share: both announcements in hex, which prove it to anybody."""
+    """A member signed two different results of one share: both announcements in hex, which prove it
+    to anybody.
+    """
 
     epoch: int
     height: int
@@ -320,7 +339,9 @@ class Rewound(Event, frozen=True, kw_only=True):
 
 
 class Traffic(Event, frozen=True, kw_only=True):
-    """Counters since the process began: bytes to and from peers, and what talking to the coordinator has cost."""
+    """Counters since the process began: bytes to and from peers, and what talking to the
+    coordinator has cost.
+    """
 
     sent: int
     received: int
@@ -345,8 +366,9 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Machine(Event, frozen=True, kw_only=True):
-    """What the member's machine does and has left, in bytes: `resident` is in memory of the member's processes, the
-    rest is the machine's. `cpu` is percent of all its cores; network counters are since the process began.
+    """What the member's machine does and has left, in bytes: `resident` is in memory of the
+    member's processes, the rest is the machine's. `cpu` is percent of all its cores; network
+    counters are since the process began.
     """
 
     cpu: float
@@ -380,35 +402,35 @@ class Sample(Event, frozen=True, kw_only=True):
 
 
 MEMBER_EVENTS = (
-    Started
+    MemberStarted
     | RunFound
     | Evaluated
     | Loading
     | Compiling
     | Kernels
     | Measuring
-    | Measured
+    | SpeedMeasured
     | Joined
     | Waiting
     | Leaving
     | Left
     | Stopped
-    | Finished
+    | RunFinished
     | Error
     | Warning
-    | State
-    | Model
-    | Remembered
-    | Cooldown
-    | Checkpoint
-    | Round
-    | Trained
-    | Optimizer
+    | StateChanged
+    | ModelReady
+    | OptimizerRestored
+    | CooldownStarted
+    | CheckpointWritten
+    | RoundStarted
+    | ShareTrained
+    | OptimizerReport
     | Witnessed
     | Applied
     | Fetched
     | FetchFailed
-    | Refused
+    | PeerRefused
     | Equivocated
     | Ejected
     | Dropped

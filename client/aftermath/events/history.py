@@ -1,7 +1,9 @@
-"""One run's history as its members' events tell it: losses by step and tier, epochs, bytes, who went and came back.
+"""One run's history as its members' events tell it: losses by step and tier, epochs, bytes, who
+went and came back.
 
-Decided: it is the same from one member's files or from all; the more members' files there are, the more shares of every
-step it knows. What happened to members is a mark at a step: plots and reports draw it there.
+Decided: it is the same from one member's files or from all; the more members' files there are, the
+more shares of every step it knows. What happened to members is a mark at a step: plots and reports
+draw it there.
 """
 
 from __future__ import annotations
@@ -26,15 +28,17 @@ class Share:
     tokens: int
 
 
-class History:
-    """Takes events in the order in which they are read. `name` is what a member is called in marks."""
+class EventHistory:
+    """Takes events in the order in which they are read. `name` is what a member is called in
+    marks.
+    """
 
     def __init__(self, name: Callable[[EventRecord], str] = lambda told: short(told.about)) -> None:
         self.shares: dict[int, dict[str, Share]] = defaultdict(dict)
         """By step and wallet."""
         self.epochs: dict[int, int] = {}
         """The first step that was seen of each epoch."""
-        self._comings = Comings(name)
+        self._comings = Lifecycle(name)
         self._sent: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
         self._counted: dict[str, int] = defaultdict(int)
         """Bytes sent, as a member's process last counted."""
@@ -46,14 +50,15 @@ class History:
 
     def take(self, told: EventRecord) -> None:
         """Learn from an event."""
-        wallet, event = told.about.wallet, told.event
+        wallet = told.about.wallet
+        event = told.event
         self._comings.take(told)
         match event:
-            case event_types.Started() | event_types.RunFound():
+            case event_types.MemberStarted() | event_types.RunFound():
                 self._counted[wallet] = 0
-            case event_types.Round():
+            case event_types.RoundStarted():
                 self.epochs[event.epoch] = min(event.step, self.epochs.get(event.epoch, event.step))
-            case event_types.Trained():
+            case event_types.ShareTrained():
                 if event.loss is not None:
                     self.shares[event.step][wallet] = Share(told.about.tier, event.loss, event.tokens)
             case event_types.Traffic():
@@ -61,7 +66,7 @@ class History:
                 self._sent[told.about.tier][step] += max(0, event.sent - self._counted[wallet])
                 self._counted[wallet] = event.sent
 
-    # --- what it comes to -----------------------------------------------------------------------------------------
+    # --- what it comes to ---
 
     def loss_curve(self) -> Curve:
         """(step, loss over all tokens of the step)."""
@@ -79,7 +84,8 @@ class History:
         """(step, bytes that all members of the tier have sent to peers until then)."""
         curves: dict[int, Curve] = {}
         for tier, sent in sorted(self._sent.items()):
-            total, curve = 0, []
+            total = 0
+            curve = []
             for step, more in sorted(sent.items()):
                 total += more
                 curve.append((step, float(total)))
@@ -104,8 +110,10 @@ class _Member:
     seat: int | None = None
 
 
-class Comings:
-    """Takes events in the order in which they are read. `name` is what a member is called in marks."""
+class Lifecycle:
+    """Takes events in the order in which they are read. `name` is what a member is called in
+    marks.
+    """
 
     def __init__(self, name: Callable[[EventRecord], str] = lambda told: short(told.about)) -> None:
         self.marks: list[tuple[int, str]] = []
@@ -120,11 +128,12 @@ class Comings:
 
     def take(self, told: EventRecord) -> None:
         """Learn from an event."""
-        wallet, event = told.about.wallet, told.event
+        wallet = told.about.wallet
+        event = told.event
         member = self._members[wallet]
         self._names[wallet] = self._name(told)
         match event:
-            case event_types.Started():
+            case event_types.MemberStarted():
                 self._starts(wallet, member)
                 member.just_started = True
             case event_types.RunFound():
@@ -133,9 +142,9 @@ class Comings:
                 member.just_started = False
             case event_types.Joined():
                 member.seat = event.seat
-            case event_types.Trained():
+            case event_types.ShareTrained():
                 self._trained(wallet, event.step, member, losing=event.loss is not None)
-            case event_types.Left() | event_types.Finished() | event_types.Error():
+            case event_types.Left() | event_types.RunFinished() | event_types.Error():
                 self._ends(wallet, event, member)
             case event_types.Dropped():
                 for seat in event.seats:
@@ -158,7 +167,8 @@ class Comings:
     def _trained(self, wallet: str, step: int, member: _Member, *, losing: bool) -> None:
         if member.away:
             self._mark(step, f"{self._names[wallet]} back")
-        member.away, member.step = False, step
+        member.away = False
+        member.step = step
         if losing:
             self.newest_step = max(self.newest_step, step)
 

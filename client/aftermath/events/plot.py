@@ -29,8 +29,8 @@ _MARKS_NAMED = 24  # more could not be read
 def step_plot(
     path: Path, curves: Mapping[str, Curve], marks: Sequence[tuple[int, str]], title: str, measure: str = LOSS
 ) -> None:
-    """Write what is measured over steps to `path`, named if there are several; `marks` are (step, text), as vertical
-    lines.
+    """Write what is measured over steps to `path`, named if there are several; `marks` are (step,
+    text), as vertical lines.
     """
     figure, (axes,) = _figure(1)
     _draw(axes, curves, measure)
@@ -48,7 +48,8 @@ def run_plot(
     marks: Sequence[tuple[int, str]],
     title: str,
 ) -> None:
-    """Write a run's history to `path`: above the loss of each tier, below the bytes that each tier's members sent.
+    """Write a run's history to `path`: above the loss of each tier, below the bytes that each
+    tier's members sent.
 
     `epochs` are first steps of epochs, by number; `marks` as in `step_plot`.
     """
@@ -118,8 +119,10 @@ def _mark(axes: Any, marks: Sequence[tuple[int, str]]) -> None:
         axes.axvline(step, color="grey", linestyle=":", linewidth=1)
         if len(marks) > _MARKS_NAMED:
             continue
-        # On both sides of their lines and at both ends by turns, so that four close marks stay readable.
-        side, (height, end) = ("right", "left")[number % 2], ((1.0, "top"), (0.0, "bottom"))[number // 2 % 2]
+        # On both sides of their lines and at both ends by turns, so that four close marks stay
+        # readable.
+        side = ("right", "left")[number % 2]
+        (height, end) = ((1.0, "top"), (0.0, "bottom"))[number // 2 % 2]
         axes.annotate(
             f" {printable(text)} ",
             (step, height),
@@ -159,7 +162,7 @@ def evenly(total: int, room: int) -> list[int]:
     return [index * (total - 1) // max(1, count - 1) for index in range(count)]
 
 
-def spark(values: Sequence[float]) -> str:
+def sparkline(values: Sequence[float]) -> str:
     """One bar per value; the lowest and the highest of them are the ends of the scale."""
     if not values:
         return ""
@@ -168,19 +171,23 @@ def spark(values: Sequence[float]) -> str:
     return "".join(_BARS[round((value - low) / scale * (len(_BARS) - 1))] for value in values)
 
 
-def course(curve: Sequence[tuple[int, float]], width: int) -> str:
-    """A loss curve of (step, loss) in a line of `width` characters: which steps, the first loss, bars, the last loss.
+def loss_line(curve: Sequence[tuple[int, float]], width: int) -> str:
+    """A loss curve of (step, loss) in a line of `width` characters: which steps, the first loss,
+    bars, the last loss.
 
-    Points that have no room are left out evenly; the first and the last are always drawn, and are what the ends say.
+    Points that have no room are left out evenly; the first and the last are always drawn, and are
+    what the ends say.
     """
     if not curve:
         return "no loss yet"
-    (first, begin), (last, end) = curve[0], curve[-1]
+    (first, begin) = curve[0]
+    (last, end) = curve[-1]
     if first == last:
         return f"loss at step {first}: {end:.3f}"
-    left, right = f"loss, steps {first} to {last}:  {begin:.3f} ", f" {end:.3f}"
+    left = f"loss, steps {first} to {last}:  {begin:.3f} "
+    right = f" {end:.3f}"
     drawn = evenly(len(curve), max(2, width - len(left) - len(right)))
-    return left + spark([curve[index][1] for index in drawn]) + right
+    return left + sparkline([curve[index][1] for index in drawn]) + right
 
 
 TABLES = (".csv", ".json")

@@ -1,7 +1,8 @@
 """How far a run is and how long it will take: "step 40 of 120, 2 min left".
 
-Decided: all of it comes from what the chain says (steps trained, steps in all, and since when), so every member of a
-run shows the same; the pace is that of the last steps, with the pauses between epochs in it, because they come again.
+Decided: all of it comes from what the chain says (steps trained, steps in all, and since when), so
+every member of a run shows the same; the pace is that of the last steps, with the pauses between
+epochs in it, because they come again.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ class Progress:
 
     def take(self, event: event_types.Event) -> None:
         """Learn from an event; those that say nothing of progress are ignored."""
-        if isinstance(event, event_types.State):
+        if isinstance(event, event_types.StateChanged):
             self._reach(event.step, paused=event.state == "PAUSED")
             self.total = event.total_steps
-        elif isinstance(event, event_types.Round):
+        elif isinstance(event, event_types.RoundStarted):
             step = event.step - 1  # a round is about the step that it trains
             self._reach(step, paused=False)
             if not self._seen or step > self._seen[-1][1]:
                 self._seen.append((event.since, step))
-        elif isinstance(event, event_types.Finished):
+        elif isinstance(event, event_types.RunFinished):
             self._reach(event.step, paused=False)
 
     def _reach(self, step: int, *, paused: bool) -> None:
@@ -47,7 +48,8 @@ class Progress:
         """Seconds until the last step is trained; None if they cannot be told yet."""
         if not self._seen or self._seen[-1][1] - self._seen[0][1] < _LEAST:
             return None
-        (first_at, first), (last_at, last) = self._seen[0], self._seen[-1]
+        (first_at, first) = self._seen[0]
+        (last_at, last) = self._seen[-1]
         return (self.total - self.step) * (last_at - first_at) / (last - first)
 
     def words(self) -> str:
@@ -73,18 +75,18 @@ def span(seconds: float) -> str:
 
 _ROUND = "epoch {epoch} round {height}: "
 _PHASES: dict[type[event_types.Event], str] = {
-    event_types.Started: "looking for the run",
+    event_types.MemberStarted: "looking for the run",
     event_types.Loading: "loading PyTorch",
     event_types.Compiling: "compiling",
     event_types.Measuring: "measuring this machine's speed",
-    event_types.Measured: "joining",
-    event_types.State: "epoch {epoch}: {state}",
-    event_types.Round: _ROUND + "training",
-    event_types.Trained: _ROUND + "sharing",
-    event_types.Cooldown: "epoch {epoch}: cooldown",
+    event_types.SpeedMeasured: "joining",
+    event_types.StateChanged: "epoch {epoch}: {state}",
+    event_types.RoundStarted: _ROUND + "training",
+    event_types.ShareTrained: _ROUND + "sharing",
+    event_types.CooldownStarted: "epoch {epoch}: cooldown",
     event_types.Leaving: "stopping",
     event_types.Left: "left the run",
-    event_types.Finished: "the run is finished",
+    event_types.RunFinished: "the run is finished",
 }
 _STATES = {
     "UNINITIALIZED": "new",
@@ -110,6 +112,8 @@ def state_words(name: str) -> str:
 
 
 def in_words(state: RunState) -> str:
-    """A run's state as a sentence says it: the run is ..., in the words that a member's own view has for it."""
+    """A run's state as a sentence says it: the run is ..., in the words that a member's own view
+    has for it.
+    """
     words = state_words(state.name)
     return f"in {words}" if state in (RunState.WARMUP, RunState.COOLDOWN) else words

@@ -1,14 +1,21 @@
-"""Reads events back: those of one member or of several, from files and directories, in the order of time, as they grow.
+"""Reads events back: those of one member or of several, from files and directories, in the order of
+time, as they grow.
 
-Everything that shows a run from events (`events`, `plot`, the demonstration, a dashboard) reads them here.
+Everything that shows a run from events (`events`, `plot`, the demonstration, a dashboard) reads
+them here.
 
 Decided
-- In a directory the files are `*.jsonl`, there and one directory down: a directory for each member, or one for all.
-- Events of one process keep the order in which they were written, whatever was done to the machine's clock; those of
+- In a directory the files are `*.jsonl`, there and one directory down: a directory for each member,
+  or one for all.
+- Events of one process keep the order in which they were written, whatever was done to the
+  machine's clock; those of
   different processes are merged by their dates.
-- Files are read on from where they were left, and no more of them is in memory than needed to merge them.
-- What cannot be read is passed over and said (`notes`): half a last line, as a killed process leaves it; a line that is
-  no event; kinds of another version. Files may come from anybody: lines have a limit, and events their types.
+- Files are read on from where they were left, and no more of them is in memory than needed to merge
+  them.
+- What cannot be read is passed over and said (`notes`): half a last line, as a killed process
+  leaves it; a line that is
+  no event; kinds of another version. Files may come from anybody: lines have a limit, and events
+  their types.
 """
 
 from __future__ import annotations
@@ -31,13 +38,15 @@ import msgspec
 from aftermath.base.errors import AftermathError
 from aftermath.base.text import counted
 from aftermath.events.event_files import SUFFIX, process_of
-from aftermath.events.event_types import MEMBER_EVENTS, Event, RunFound, Started
+from aftermath.events.event_types import MEMBER_EVENTS, Event, MemberStarted, RunFound
 from aftermath.events.printable import printable
 from aftermath.events.stream import plain
 
 MOST_LINE = 1 << 20
 """Bytes of a line; the longest that a member writes have some tens of thousands."""
-_FIRST_READ, _MOST_READ = 4096, 1 << 18  # bytes read of a file at once: few, as long as they are for one look at it
+# bytes read of a file at once: few, as long as they are for one look at it
+_FIRST_READ = 4096
+_MOST_READ = 1 << 18
 
 
 class NoEvents(AftermathError):
@@ -55,7 +64,7 @@ def unreadable(path: Path, error: OSError) -> NoEvents:
     return NoEvents(f"cannot read {path}: {error.strerror}", fix)
 
 
-class About(msgspec.Struct, frozen=True):
+class EventOrigin(msgspec.Struct, frozen=True):
     """Whose events they are."""
 
     run_id: str
@@ -73,7 +82,7 @@ class EventRecord(msgspec.Struct, frozen=True):
     """An event, who told it, and when, by the date of that machine."""
 
     at: datetime
-    about: About
+    about: EventOrigin
     event: Event
     path: Path
 
@@ -90,10 +99,10 @@ class _Dated(msgspec.Struct):
     run_created: int = 0
     run_identity: str = ""
 
-    def about(self) -> About | None:
+    def about(self) -> EventOrigin | None:
         if self.run is None or self.member is None or self.member_tier is None or self.client is None:
             return None
-        return About(
+        return EventOrigin(
             self.run,
             self.member,
             self.member_tier,
@@ -111,7 +120,9 @@ _event = msgspec.json.Decoder(MEMBER_EVENTS)
 
 
 def flat(told: EventRecord) -> dict[str, object]:
-    """One object that says it all: what `events --out` writes, and is read back as any file of events."""
+    """One object that says it all: what `events --out` writes, and is read back as any file of
+    events.
+    """
     about = told.about
     teller: dict[str, object] = {
         "run": about.run_id,
@@ -130,7 +141,7 @@ class EventFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._offset = self._line = self._left = self._passed = self._first_passed = self._lost = 0
-        self._about: About | None = None
+        self._about: EventOrigin | None = None
         self._skipping = False
         self._local = False
         """Whether it is of train-local, whose events are others."""
@@ -191,13 +202,14 @@ class EventFile:
 
     def _told(self, line: bytes) -> EventRecord | None:
         try:
-            dated, event = _date.decode(line), _event.decode(line)
+            dated = _date.decode(line)
+            event = _event.decode(line)
         except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError):
             self._local = self._local or (self._line == 1 and _OF_LOCAL in line)
             self._pass_over(self._line)
             return None
         about = dated.about()
-        if isinstance(event, Started):
+        if isinstance(event, MemberStarted):
             about = about or _about(event)
             self._about = about
             if event.part:  # the head of a file, and no event of its own
@@ -218,8 +230,8 @@ class EventFile:
         self._passed += 1
 
 
-def _about(event: Started) -> About:
-    return About(
+def _about(event: MemberStarted) -> EventOrigin:
+    return EventOrigin(
         event.run_id,
         event.wallet,
         event.tier,
@@ -231,7 +243,9 @@ def _about(event: Started) -> About:
 
 
 class EventReader:
-    """The events in files and directories. Raises NoEvents if a place is neither, unless it may come `later`."""
+    """The events in files and directories. Raises NoEvents if a place is neither, unless it may
+    come `later`.
+    """
 
     def __init__(self, places: Sequence[Path], *, later: bool = False) -> None:
         for place in places:
@@ -244,7 +258,9 @@ class EventReader:
         self._files: dict[Path, EventFile] = {}
 
     def read(self) -> Iterator[EventRecord]:
-        """All that was not read yet, in the order of time; call it again for what has come since."""
+        """All that was not read yet, in the order of time; call it again for what has come
+        since.
+        """
         processes: dict[tuple[Path, str], list[EventFile]] = defaultdict(list)
         for path in self._found():
             file = self._files.setdefault(path, EventFile(path))
@@ -284,7 +300,9 @@ def _in_turn(files: Sequence[EventFile]) -> Iterator[EventRecord]:
 
 @dataclass(frozen=True, slots=True)
 class RunName:
-    """A run as its members' events name it. `identity` is empty where they do not say whose it is."""
+    """A run as its members' events name it. `identity` is empty where they do not say whose it
+    is.
+    """
 
     run_id: str
     owner: str
@@ -292,7 +310,7 @@ class RunName:
     identity: str
 
     @classmethod
-    def of(cls, about: About) -> RunName:
+    def of(cls, about: EventOrigin) -> RunName:
         return cls(about.run_id, about.owner, about.created, about.identity)
 
     def __str__(self) -> str:
@@ -303,7 +321,9 @@ class RunName:
 
 @dataclass
 class RunFilter:
-    """Lets events of one run through, and remembers the runs that it saw. `wanted`: a run id or an identity."""
+    """Lets events of one run through, and remembers the runs that it saw. `wanted`: a run id or an
+    identity.
+    """
 
     wanted: str | None = None
     seen: set[RunName] = field(default_factory=set)

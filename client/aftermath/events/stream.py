@@ -1,10 +1,14 @@
 """Events: the one stream every view of a member is drawn from.
 
 Decided
-- what events there are is in `kinds`; the first of a process is `started`, so that a log says what it is the log of;
-- the date enters where an event leaves us, in a sink: nothing that decides knows it, and virtual time stays exact;
-- a sink that fails (full disk, closed pipe) is dropped with one warning and never stops training, even where standard
-  error, which the warning goes to, fails too: often both are one file; one that will try again says so (`Resting`);
+- what events there are is in `kinds`; the first of a process is `started`, so that a log says what
+  it is the log of;
+- the date enters where an event leaves us, in a sink: nothing that decides knows it, and virtual
+  time stays exact;
+- a sink that fails (full disk, closed pipe) is dropped with one warning and never stops training,
+  even where standard
+  error, which the warning goes to, fails too: often both are one file; one that will try again says
+  so (`SinkPaused`);
 - no sink blocks: a file gets a line in one write, the console prints a line.
 """
 
@@ -26,27 +30,31 @@ from aftermath.events.event_types import Error, Event, Warning
 from aftermath.events.printable import escaped_json
 
 if TYPE_CHECKING:
-    from aftermath.events.status import Standing
+    from aftermath.events.status import RunStatus
 
 Wall = Callable[[], datetime]
 """The date and time of the machine, with its time zone."""
 
 
-class Resting(OSError):
-    """A sink could not write an event, will be told the coming ones all the same, and says so this once."""
+class SinkPaused(OSError):
+    """A sink could not write an event, will be told the coming ones all the same, and says so this
+    once.
+    """
 
 
 class Sink(Protocol):
-    """Receives events one at a time; may raise OSError, after which it is not called again, unless it is Resting."""
+    """Receives events one at a time; may raise OSError, after which it is not called again, unless
+    it is Resting.
+    """
 
     def __call__(self, event: Event, /) -> None: ...
 
 
 @runtime_checkable
-class Onlooker(Protocol):
+class StatusSink(Protocol):
     """A sink that also shows where the run stands."""
 
-    def look(self, look: Callable[[], Standing], /) -> None: ...
+    def look(self, look: Callable[[], RunStatus], /) -> None: ...
 
 
 class Events:
@@ -59,12 +67,12 @@ class Events:
     @property
     def looked_at(self) -> bool:
         """Whether a sink shows where the run stands."""
-        return any(isinstance(sink, Onlooker) for sink in self._sinks)
+        return any(isinstance(sink, StatusSink) for sink in self._sinks)
 
-    def look(self, look: Callable[[], Standing]) -> None:
+    def look(self, look: Callable[[], RunStatus]) -> None:
         """Say how such sinks learn where it stands now, which they ask on a thread of their own."""
         for sink in self._sinks:
-            if isinstance(sink, Onlooker):
+            if isinstance(sink, StatusSink):
                 sink.look(look)
 
     def emit(self, event: Event) -> None:
@@ -73,7 +81,7 @@ class Events:
         for sink in tuple(self._sinks):
             try:
                 sink(event)
-            except Resting as error:
+            except SinkPaused as error:
                 _warn(str(error))
             except OSError as error:
                 with contextlib.suppress(ValueError):  # another thread's event found it out too
@@ -93,7 +101,9 @@ def _warn(sentence: str) -> None:
 
 
 class LogWarnings(logging.Handler):
-    """Makes events of what modules warn of in their loggers, so that it appears where all else does, in one line."""
+    """Makes events of what modules warn of in their loggers, so that it appears where all else
+    does, in one line.
+    """
 
     def __init__(self, events: Events) -> None:
         super().__init__(logging.WARNING)
@@ -125,7 +135,9 @@ def level_of(event: Event) -> str:
 
 
 def line_of(event: Event, at: datetime) -> str:
-    """Return an event as a line of JSON, with the date at which it was written (`at`) and its level if above INFO."""
+    """Return an event as a line of JSON, with the date at which it was written (`at`) and its level
+    if above INFO.
+    """
     level = level_of(event)
     severity = {} if level == "INFO" else {"severity": level}  # `level` is a field of some events
     document = {"at": at.isoformat(timespec="milliseconds"), **severity, **plain(event)}
@@ -136,7 +148,8 @@ class JsonLines:
     """Appends events to one file or stream as lines of JSON."""
 
     def __init__(self, target: Path | TextIO, wall: Wall) -> None:
-        self._wall, self._path = wall, target if isinstance(target, Path) else None
+        self._wall = wall
+        self._path = target if isinstance(target, Path) else None
         if isinstance(target, Path):
             target.parent.mkdir(parents=True, exist_ok=True)
             if target.is_file() or target.is_block_device():
@@ -166,7 +179,9 @@ def is_log(head: bytes) -> bool:
 
 
 def _torn(path: Path) -> bool:
-    """Whether a file ends in half a line, as a disk that was full leaves it: what is added begins a line of its own."""
+    """Whether a file ends in half a line, as a disk that was full leaves it: what is added begins a
+    line of its own.
+    """
     try:
         if not path.is_file() or not path.stat().st_size:
             return False

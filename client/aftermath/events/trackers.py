@@ -1,10 +1,13 @@
 """The experiment trackers that there are: Weights & Biases, and trackio.
 
 Decided
-- Each is an extra, imported when it is asked for. Their keys come from their own environment variables and logins.
-- A member has one run there, by its name, its wallet and the run's identity: a restarted member continues in
+- Each is an extra, imported when it is asked for. Their keys come from their own environment
+  variables and logins.
+- A member has one run there, by its name, its wallet and the run's identity: a restarted member
+  continues in
   it, and not in that of an earlier run with the same id.
-- They are told the series and who the member is, and nothing else: neither the machine's programs, files and hosts, nor
+- They are told the series and who the member is, and nothing else: neither the machine's programs,
+  files and hosts, nor
   what is printed. Nor can they stop a member.
 """
 
@@ -31,7 +34,7 @@ _MOST_NAME = 128
 
 
 @dataclass(frozen=True)
-class Wanted:
+class TrackerOptions:
     """Which trackers, and what a member is called there; None for what is not said."""
 
     wandb_project: str | None = None
@@ -41,8 +44,10 @@ class Wanted:
     trackio_project: str | None = None
 
     @classmethod
-    def of(cls, settings: object) -> Wanted:
-        """What some settings say, whose fields have these names; which they have not is not said."""
+    def of(cls, settings: object) -> TrackerOptions:
+        """What some settings say, whose fields have these names; which they have not is not
+        said.
+        """
         return cls(**{field.name: getattr(settings, field.name, None) for field in fields(cls)})
 
     @property
@@ -50,7 +55,9 @@ class Wanted:
         return self.wandb_project is not None or self.trackio_project is not None
 
     def check(self) -> None:
-        """Raises UsageError for names that cannot be, Unsuitable without the extra or the tracker's key."""
+        """Raises UsageError for names that cannot be, Unsuitable without the extra or the tracker's
+        key.
+        """
         for name, given in vars(self).items():
             _check_name("--" + name.replace("_", "-"), given)
         if self.wandb_project is None:
@@ -75,7 +82,7 @@ class Wanted:
             found.append(Tracking("trackio", self._trackio))
         return found
 
-    def _wandb(self, started: event_types.Started) -> Tracker:
+    def _wandb(self, started: event_types.MemberStarted) -> Tracker:
         wandb = _imported("wandb", "init")
         name = self.wandb_run or _name(started)
         same = "\0".join((started.run_id, started.identity, started.wallet, name))
@@ -105,7 +112,7 @@ class Wanted:
         run.define_metric("*", step_metric="step")
         return _Opened(lambda row: run.log({**row.numbers, "step": row.step}), run.finish)
 
-    def _trackio(self, started: event_types.Started) -> Tracker:
+    def _trackio(self, started: event_types.MemberStarted) -> Tracker:
         trackio = _imported("trackio", "init")
         _silence("trackio", "trackio.run", "trackio.utils", "trackio.deploy")
         run = trackio.init(
@@ -135,11 +142,11 @@ class _Opened:
         self.close()
 
 
-def _name(started: event_types.Started) -> str:
+def _name(started: event_types.MemberStarted) -> str:
     return f"{started.run_id}-tier{started.tier}-{started.wallet[:8]}"
 
 
-def _told(started: event_types.Started) -> dict[str, Any]:
+def _told(started: event_types.MemberStarted) -> dict[str, Any]:
     return {name: getattr(started, name) for name in ("run_id", "tier", "wallet", "version")}
 
 
@@ -177,7 +184,9 @@ _KEY = "Run wandb login, or set WANDB_API_KEY; with WANDB_MODE=offline figures s
 
 
 def _imported(name: str, needed: str) -> ModuleType:
-    """The tracker's package. Raises Unsuitable without it; a directory of its name, as wandb makes one, is none."""
+    """The tracker's package. Raises Unsuitable without it; a directory of its name, as wandb makes
+    one, is none.
+    """
     try:
         module = __import__(name)
         getattr(module, needed)
@@ -189,7 +198,9 @@ def _imported(name: str, needed: str) -> ModuleType:
 
 
 def _silence(*names: str) -> None:
-    """Modules that print, and have no option for it: their lines would fall among a member's own."""
+    """Modules that print, and have no option for it: their lines would fall among a member's
+    own.
+    """
     import importlib
 
     for name in names:
@@ -215,25 +226,28 @@ class Tracker(Protocol):
 
 
 class Tracking:
-    """A sink that keeps a tracker up to date; use as a context manager. `begin` opens the run there, once the member
-    has found its run.
+    """A sink that keeps a tracker up to date; use as a context manager. `begin` opens the run
+    there, once the member has found its run.
     """
 
     def __init__(
         self,
         name: str,
-        begin: Callable[[event_types.Started], Tracker],
+        begin: Callable[[event_types.MemberStarted], Tracker],
         *,
         stuck: float = STUCK_SECONDS,
         end: float = END_SECONDS,
         most: int = MOST_ROWS,
     ) -> None:
-        self._name, self._begin = name, begin
-        self._stuck, self._end, self._most = stuck, end, most
+        self._name = name
+        self._begin = begin
+        self._stuck = stuck
+        self._end = end
+        self._most = most
         self._series = Series()
         self._rows: deque[Row] = deque()
         self._changed = threading.Condition()
-        self._started: event_types.Started | None = None
+        self._started: event_types.MemberStarted | None = None
         self._thread: threading.Thread | None = None
         self._asked: float | None = None
         """Since when the tracker has not answered."""
@@ -244,7 +258,7 @@ class Tracking:
         """Never waits for the tracker, and raises nothing."""
         trouble = None
         with self._changed:
-            if isinstance(event, event_types.Started):
+            if isinstance(event, event_types.MemberStarted):
                 self._started = event
             elif isinstance(event, event_types.RunFound) and self._started is not None and self._thread is None:
                 about = self._started.of_run(event)
@@ -253,7 +267,8 @@ class Tracking:
                 self._thread.start()
             row = self._series.take(event)
             if isinstance(event, event_types.Leaving):
-                self._leaving, self._closing = time.monotonic(), True
+                self._leaving = time.monotonic()
+                self._closing = True
             elif row is not None and not (self._closing or self._over):
                 if len(self._rows) < self._most:
                     self._rows.append(row)
@@ -281,13 +296,14 @@ class Tracking:
         if self._thread.is_alive():
             self._warn(f"{self._name} was not done in time, and may miss the last figures")
 
-    def _work(self, started: event_types.Started) -> None:
+    def _work(self, started: event_types.MemberStarted) -> None:
         """The tracker's thread."""
         try:
             tracker = self._begin(started)
         except Exception as error:
             with self._changed:
-                self._over, self._asked = True, None
+                self._over = True
+                self._asked = None
                 self._rows.clear()
             self._warn(f"{self._name} cannot be used, and training continues without it: {_why(error)}")
             return
@@ -351,8 +367,11 @@ class Series:
 
     def take(self, event: event_types.Event) -> Row | None:
         """What an event adds to the series, None for nothing."""
-        step, numbers = self._step, self._numbers(event)
-        if isinstance(event, event_types.Trained | event_types.Applied | event_types.Evaluated | event_types.Optimizer):
+        step = self._step
+        numbers = self._numbers(event)
+        if isinstance(
+            event, event_types.ShareTrained | event_types.Applied | event_types.Evaluated | event_types.OptimizerReport
+        ):
             step = event.step
             self._step = max(step, self._step) if isinstance(event, event_types.Evaluated) else step
         finite = {name: value for name, value in numbers.items() if value is not None and math.isfinite(value)}
@@ -360,17 +379,17 @@ class Series:
 
     def _numbers(self, event: event_types.Event) -> dict[str, float | None]:
         match event:
-            case event_types.State():
+            case event_types.StateChanged():
                 self._step = event.step
             case event_types.FetchFailed():
                 self._counted["fetch_failures"] += 1
-            case event_types.Refused():
+            case event_types.PeerRefused():
                 self._counted["refused"] += 1
             case event_types.Dropped():
                 self._counted["members_dropped"] += len(event.seats)
             case event_types.Warning():
                 self._counted["warnings"] += 1
-            case event_types.Trained():
+            case event_types.ShareTrained():
                 return self._trained(event)
             case event_types.Applied():
                 self._counted["results_applied"] += event.results
@@ -382,12 +401,12 @@ class Series:
                 return _machine(event)
             case event_types.Evaluated():
                 return {f"eval/{event.task}/{event.metric}": event.value}
-            case event_types.Optimizer():
+            case event_types.OptimizerReport():
                 levels = event.levels.items()
                 return {f"optimizer/{level}/{name}": value for level, said in levels for name, value in said.items()}
         return {}
 
-    def _trained(self, event: event_types.Trained) -> dict[str, float | None]:
+    def _trained(self, event: event_types.ShareTrained) -> dict[str, float | None]:
         self._counted["tokens"] += event.tokens
         return {
             "epoch": event.epoch,

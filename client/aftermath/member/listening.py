@@ -15,7 +15,7 @@ from aftermath.events import event_types
 from aftermath.member.ports import Ports, Role
 from aftermath.member.ready import Readiness
 from aftermath.member.results import Results
-from aftermath.p2p.log_limits import Complaints
+from aftermath.p2p.log_limits import LogLimits
 from aftermath.p2p.transport import Announcement, TransportError, short
 from aftermath.rules import bitmap
 from aftermath.rules.commitment import Commitment, Ready, decode_announcement
@@ -33,7 +33,7 @@ class Listening:
         self._role = role
         self._readiness = readiness
         self._results = results
-        self._complaints = Complaints(_log)
+        self._complaints = LogLimits(_log)
         self._members_seq = -1
         self._unwanted: dict[bytes, bool] = {}
 
@@ -90,5 +90,5 @@ class Listening:
     def _bar(self, peer: bytes, why: str) -> None:
         """Bar a peer for a while. Report it once."""
         if self._complaints.new("reading an announcement of", peer):
-            self._ports.events.emit(event_types.Refused(peer=short(peer), why=why))
+            self._ports.events.emit(event_types.PeerRefused(peer=short(peer), why=why))
         self._ports.transport.bar(peer, why)

@@ -237,7 +237,7 @@ class LastMember:
         except AftermathError as error:
             raise Desync(f"{unfinished.place} cannot be read: {error.message}") from error
         replica = await self._workers.compute(lambda: self._origin.replica(weights))
-        self._ports.events.emit(event_types.Model(source=unfinished.place, step=unfinished.step))
+        self._ports.events.emit(event_types.ModelReady(source=unfinished.place, step=unfinished.step))
         ended = await self._ports.feed.until(lambda run: not run.state.training or not unfinished.is_of(run))
         if not unfinished.is_of(ended) or ended.trained_steps != unfinished.step:
             raise Desync(f"the epoch did not end with the model in {unfinished.place}, which is now only a copy")

@@ -1,8 +1,9 @@
-"""Where faults are aimed: at the borders of the run's states, just before and just after each change.
+"""Where faults are aimed: at the borders of the run's states, just before and just after each
+change.
 
-Decided: a border is a change of the run's state, of what is attested, or of the checkpoint that the chain names. A
-change that a clock makes is foreseen and can be hit from before; every change can be hit from after. Borders of epochs
-count more than those of rounds, of which there are many.
+Decided: a border is a change of the run's state, of what is attested, or of the checkpoint that the
+chain names. A change that a clock makes is foreseen and can be hit from before; every change can be
+hit from after. Borders of epochs count more than those of rounds, of which there are many.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from aftermath.rules.deadlines import next_deadline
 from aftermath.rules.state import RunState
 from aftermath.sim.faults import Fault, Faults
 from aftermath.sim.sim_node import START
-from aftermath.sim.simulation import Simulation
+from aftermath.sim.simulation import SimulatedRun
 
 _AT_ONCE = 3  # faults
 _MINOR = 0.15  # how much a round's border counts of an epoch's
@@ -23,13 +24,17 @@ _MINOR = 0.15  # how much a round's border counts of an epoch's
 Place = tuple[RunState, int, int, bool]
 
 
-class Aim:
+class FaultScheduler:
     """Makes the faults of one seed until the storm is over."""
 
-    def __init__(self, sim: Simulation, lot: random.Random, eager: float) -> None:
-        self._sim, self._lot, self._eager = sim, lot, eager
-        self._major, self._minor = Pulse(), Pulse()
-        self._place, self._height = self._where(), -1
+    def __init__(self, sim: SimulatedRun, lot: random.Random, eager: float) -> None:
+        self._sim = sim
+        self._lot = lot
+        self._eager = eager
+        self._major = Pulse()
+        self._minor = Pulse()
+        self._place = self._where()
+        self._height = -1
         self._under_way: dict[asyncio.Task[None], None] = {}
         self.faults = Faults(sim, lot, self._border)
         sim.chain.observers.append(self._look)
@@ -41,7 +46,8 @@ class Aim:
 
     def _look(self) -> None:
         """After every transaction: whether it was a border."""
-        run, place = self._sim.run, self._where()
+        run = self._sim.run
+        place = self._where()
         if place != self._place:
             self._place = place
             self._major.fire()
@@ -98,7 +104,8 @@ class Aim:
 
     def _maybe(self, chance: float, after: float) -> None:
         """Draw whether a fault follows, and which."""
-        drawn, fault = self._lot.random(), self.faults.choose(self._place[0])
+        drawn = self._lot.random()
+        fault = self.faults.choose(self._place[0])
         if drawn < chance and len(self._under_way) < _AT_ONCE:
             self._start(fault, after)
 

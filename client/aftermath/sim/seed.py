@@ -1,7 +1,7 @@
 """What a seed stands for: who takes part, under which rules, and for how long faults are made.
 
-Decided: everything is drawn here from the seed alone, so that a scenario can be printed and played again; the numbers
-are small, so that an hour of a real run's borders passes in minutes.
+Decided: everything is drawn here from the seed alone, so that a scenario can be printed and played
+again; the numbers are small, so that an hour of a real run's borders passes in minutes.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from aftermath.base.concurrency import first_of
 from aftermath.base.errors import AftermathError
 from aftermath.rules.sparseloco import DivisorName, InnerOptimizerName
 from aftermath.rules.state import RunState
-from aftermath.sim.fault_scheduler import Aim
-from aftermath.sim.invariants import Laws, check_pace
-from aftermath.sim.run_record import Broken
+from aftermath.sim.fault_scheduler import FaultScheduler
+from aftermath.sim.invariants import Invariants, check_pace
+from aftermath.sim.run_record import InvariantBroken
 from aftermath.sim.setup import CONFIG
 from aftermath.sim.sim_member import Said
-from aftermath.sim.simulation import Simulation
+from aftermath.sim.simulation import SimulatedRun
 from aftermath.sim.virtual_time import run_virtual
 
 WINDOW = 100.0
@@ -39,8 +39,10 @@ _GRACE = 45.0  # for what has no setting: lost places are requested with a growi
 
 
 @dataclass(frozen=True)
-class Seat:
-    """One member: its tier, the virtual seconds of one piece of its work, and how many RPC nodes it is given."""
+class MemberScenario:
+    """One member: its tier, the virtual seconds of one piece of its work, and how many RPC nodes it
+    is given.
+    """
 
     tier: int
     seconds: float
@@ -54,7 +56,7 @@ class Scenario:
     seed: int
     seconds: float
     """For how long faults are made."""
-    seats: tuple[Seat, ...]
+    seats: tuple[MemberScenario, ...]
     rules: tuple[tuple[str, int], ...]
     quantize: bool
     sparseloco: tuple[tuple[str, str | float], ...]
@@ -90,11 +92,13 @@ def draw(seed: int, seconds: float, overlap: int | None = None) -> Scenario:
     count = lot.randint(3, 6)
     scarce = lot.random() < 0.5  # one holder of tier 0 only
     tiers = [0] + [lot.randint(1 if scarce else 0, 2) for _ in range(count - 1)]
-    seats = tuple(Seat(tier, lot.choice((0.3, 0.6, 1.0, 1.5)), lot.choice((1, 1, 2))) for tier in tiers)
+    seats = tuple(MemberScenario(tier, lot.choice((0.3, 0.6, 1.0, 1.5)), lot.choice((1, 1, 2))) for tier in tiers)
     least = lot.randint(1, count - 1)
     batch = lot.randint(count, 4 * count)
     ends = lot.random() < 0.1
-    warmup, cooldown, rounds = lot.choice((15, 30, 60)), lot.choice((8, 15, 25)), lot.randint(2, 7)
+    warmup = lot.choice((15, 30, 60))
+    cooldown = lot.choice((8, 15, 25))
+    rounds = lot.randint(2, 7)
     rules = {
         "warmup_time": warmup,
         "cooldown_time": cooldown,
@@ -162,7 +166,8 @@ class Verdict:
 
 def try_seed(seed: int, seconds: float, overlap: int | None = None) -> Verdict:
     """Play a seed in a temporary directory, with this `overlap` if one is given."""
-    started, scenario = time.process_time(), draw(seed, seconds, overlap)
+    started = time.process_time()
+    scenario = draw(seed, seconds, overlap)
     with _no_warnings(), tempfile.TemporaryDirectory(prefix="aftermath-sim-") as place:
         trial = Trial(scenario)
         run_virtual(trial.play(Path(place) / "storm"))
@@ -194,9 +199,9 @@ def _no_warnings() -> Iterator[None]:
         log.setLevel(level)
 
 
-def _stage(scenario: Scenario, place: Path) -> Simulation:
+def _stage(scenario: Scenario, place: Path) -> SimulatedRun:
     optimizer = {"SparseLoCo": dict(scenario.sparseloco)} if scenario.sparseloco else None
-    sim = Simulation(
+    sim = SimulatedRun(
         place, quantize=scenario.quantize, optimizer=optimizer, config=CONFIG, stored=True, **dict(scenario.rules)
     )
     sim.keeps = scenario.keeps
@@ -206,10 +211,13 @@ def _stage(scenario: Scenario, place: Path) -> Simulation:
 
 
 async def _pace(scenario: Scenario, place: Path) -> tuple[float, float]:
-    """Steps per second of the undisturbed run from its first round on, and the virtual seconds this took."""
+    """Steps per second of the undisturbed run from its first round on, and the virtual seconds this
+    took.
+    """
     sim = _stage(scenario, place)
     await sim.until(lambda run: run.state.training)
-    start, before = sim.now, sim.run.step
+    start = sim.now
+    before = sim.run.step
     while sim.now < start + WINDOW and sim.run.state is not RunState.FINISHED:
         await asyncio.sleep(_LOOK)
         sim.look_after()
@@ -224,7 +232,8 @@ class Trial:
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
         self.broken = self.digest = ""
-        self.virtual, self.steps = 0.0, 0
+        self.virtual = 0.0
+        self.steps = 0
         self.late: float | None = None
         """Steps per second in peace, after the storm."""
         self.faults: list[str] = []
@@ -238,33 +247,35 @@ class Trial:
         assert self.late is not None
         try:
             check_pace(self.late, pace)
-        except Broken as broken:
+        except InvariantBroken as broken:
             self.broken = str(broken)
 
     async def play(self, place: Path) -> None:
         sim = _stage(self._scenario, place)
-        chronicle = Chronicle(sim)
-        aim = Aim(sim, random.Random(f"faults {self._scenario.seed}"), self._scenario.eager)
-        laws = Laws(sim, aim.faults)
+        chronicle = RunDigest(sim)
+        aim = FaultScheduler(sim, random.Random(f"faults {self._scenario.seed}"), self._scenario.eager)
+        laws = Invariants(sim, aim.faults)
         try:
             await self._phases(sim, aim, laws)
-        except (Broken, AftermathError) as broken:
+        except (InvariantBroken, AftermathError) as broken:
             self.broken = f"at {sim.now:.1f} s: {broken}"
-        self.virtual, self.steps = sim.now, sim.run.step
+        self.virtual = sim.now
+        self.steps = sim.run.step
         self.faults = [window.describe() for window in aim.faults.windows]
         self.events = [{"member": player.name, **event} for player in sim.players for event in player.events]
         self.digest = chronicle.sum_up()
         await sim.close()
 
-    async def _phases(self, sim: Simulation, aim: Aim, laws: Laws) -> None:
+    async def _phases(self, sim: SimulatedRun, aim: FaultScheduler, laws: Invariants) -> None:
         await first_of(self._watch(sim, laws), self._course(sim, aim, laws))
         sim.check(dropped=sim.players)  # who was dropped without a reason was judged at the time
         laws.check_now()
 
-    async def _course(self, sim: Simulation, aim: Aim, laws: Laws) -> None:
+    async def _course(self, sim: SimulatedRun, aim: FaultScheduler, laws: Invariants) -> None:
         await aim.storm(self._scenario.seconds)
         await asyncio.sleep(self._scenario.patience)
-        start, before = sim.now, sim.run.step
+        start = sim.now
+        before = sim.run.step
         await asyncio.sleep(WINDOW)
         if sim.run.state is RunState.FINISHED:
             return
@@ -275,7 +286,7 @@ class Trial:
         await asyncio.sleep(self._scenario.rule("max_round_train_time") + 30)  # for members that finish an epoch late
         self.late = late
 
-    async def _watch(self, sim: Simulation, laws: Laws) -> None:
+    async def _watch(self, sim: SimulatedRun, laws: Invariants) -> None:
         """Judge all the time, and start members again whose chain was out of reach."""
         gone: dict[str, float] = {}
         while True:
@@ -288,11 +299,12 @@ class Trial:
                     sim.start(player)
 
 
-class Chronicle:
+class RunDigest:
     """Notes every transaction of a run, and at its end sums up."""
 
-    def __init__(self, sim: Simulation) -> None:
-        self._sim, self._digest = sim, hashlib.sha256()
+    def __init__(self, sim: SimulatedRun) -> None:
+        self._sim = sim
+        self._digest = hashlib.sha256()
         sim.chain.observers.append(self._note)
 
     def _note(self) -> None:

@@ -74,8 +74,8 @@ def set_up(
     optimizer: Mapping[str, Any] | None,
     stored: bool,
 ) -> RunConfig:
-    """Write model and tokens into `place`, without the weights unless they are `stored`. The tiny run's rules, with
-    these ones in their place.
+    """Write model and tokens into `place`, without the weights unless they are `stored`. The tiny
+    run's rules, with these ones in their place.
     """
     write_checkpoint(place / "model", init_weights(config, 0), config, tier=0, companions={}, made_by="simulation")
     (place / "data").mkdir()

@@ -1,7 +1,9 @@
-"""The nodes of the simulated cluster: one bank, its JSON-RPC code, and a node that stays behind the others.
+"""The nodes of the simulated cluster: one bank, its JSON-RPC code, and a node that stays behind the
+others.
 
-Everything is answered by the code of `localnet/`, in process and without a thread; the bank's slots follow virtual
-time. A node that lags answers from the accounts as they were, under the slot of then.
+Everything is answered by the code of `localnet/`, in process and without a thread; the bank's slots
+follow virtual time. A node that lags answers from the accounts as they were, under the slot of
+then.
 """
 
 from __future__ import annotations
@@ -49,7 +51,8 @@ class _Past:
     """A bank as it was some slots ago, to readers; it is told of every transaction."""
 
     def __init__(self, bank: Bank, slots: int) -> None:
-        self._bank, self._behind = bank, slots
+        self._bank = bank
+        self._behind = slots
         self._changes: dict[Pubkey, tuple[list[int], list[Account | None]]] = defaultdict(lambda: ([], []))
         bank.listeners.append(self)
 

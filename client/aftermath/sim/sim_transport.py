@@ -1,8 +1,10 @@
-"""The simulated network between members: latency, loss, partitions, crashes, and the real transport's promises.
+"""The simulated network between members: latency, loss, partitions, crashes, and the real
+transport's promises.
 
-A `SimTransport` satisfies `p2p.transport.Transport`; messages take `latency` seconds of virtual time and are delivered
-in the order they were sent, each distinct one once. A crashed node answers nothing and hears nothing; two nodes whose
-connection is cut hear nothing of each other until it is healed, and then get each other's last announcements again.
+A `SimTransport` satisfies `p2p.transport.Transport`; messages take `latency` seconds of virtual
+time and are delivered in the order they were sent, each distinct one once. A crashed node answers
+nothing and hears nothing; two nodes whose connection is cut hear nothing of each other until it is
+healed, and then get each other's last announcements again.
 """
 
 from __future__ import annotations
@@ -14,8 +16,8 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
 from blake3 import blake3
 
-from aftermath.p2p.limits import Bars
-from aftermath.p2p.log_limits import Complaints
+from aftermath.p2p.limits import Bans
+from aftermath.p2p.log_limits import LogLimits
 from aftermath.p2p.transport import (
     KINDS,
     MAX_ANNOUNCEMENT,
@@ -88,12 +90,12 @@ class SimTransport:
         self.node_id = node_id
         self._network = network
         self._members: frozenset[bytes] = frozenset()
-        self._bars = Bars(lambda: asyncio.get_running_loop().time())
+        self._bars = Bans(lambda: asyncio.get_running_loop().time())
         self.barred: list[tuple[bytes, str]] = []
         """Whom this node has kept out, and why, in order."""
         self._blobs: dict[bytes, bytes] = {}
         self._handlers: dict[str, Handler] = {}
-        self._complaints = Complaints(_log)
+        self._complaints = LogLimits(_log)
         self._inbox: asyncio.Queue[Announcement | None] = asyncio.Queue()
         self._sent_last: deque[bytes] = deque(maxlen=_REPLAYED)
         self._heard: set[tuple[bytes, bytes]] = set()
@@ -104,7 +106,9 @@ class SimTransport:
         return node_id in self._members and not (self.barred and self._bars.left(node_id))
 
     def bar(self, peer: bytes, why: str) -> None:
-        """As over the wire, with the connection back, and the last announcements, once the time is over."""
+        """As over the wire, with the connection back, and the last announcements, once the time is
+        over.
+        """
         seconds = self._bars.offended(peer)
         self.barred.append((peer, why))
         asyncio.get_running_loop().call_later(seconds, self._let_in, peer)
@@ -117,7 +121,7 @@ class SimTransport:
     def down(self) -> None:
         self._inbox.put_nowait(None)
 
-    # --- announcements ------------------------------------------------------------------------------------------
+    # --- announcements ---
 
     def set_members(self, node_ids: Iterable[bytes]) -> None:
         before = self._network.reachable(self)
@@ -159,7 +163,7 @@ class SimTransport:
         while (heard := await self._inbox.get()) is not None:
             yield heard
 
-    # --- blobs --------------------------------------------------------------------------------------------------
+    # --- blobs ---
 
     def publish(self, data: bytes) -> bytes:
         digest = blake3(data).digest()
@@ -199,7 +203,7 @@ class SimTransport:
         await asyncio.sleep(min(deadline_s, _REFUSED_AFTER))
         raise BlobUnavailable(f"no holder delivered blob {short(digest)}")
 
-    # --- requests -----------------------------------------------------------------------------------------------
+    # --- requests ---
 
     async def request(self, peer: bytes, topic: str, body: bytes, max_reply: int, deadline_s: float) -> bytes:
         await asyncio.sleep(self._network.latency)
@@ -228,7 +232,7 @@ class SimTransport:
     def handle(self, topic: str, handler: Handler) -> None:
         self._handlers[topic] = handler
 
-    # --- state --------------------------------------------------------------------------------------------------
+    # --- state ---
 
     def reachable(self) -> frozenset[bytes]:
         return self._network.reachable(self)

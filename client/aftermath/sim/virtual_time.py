@@ -1,7 +1,8 @@
-"""Virtual time: an event loop whose clock jumps to the next timer as soon as nothing else is left to do.
+"""Virtual time: an event loop whose clock jumps to the next timer as soon as nothing else is left
+to do.
 
-Hours of timers pass in milliseconds, and two runs of the same program see the same times in the same order. Threads
-must not be used under it: the loop cannot know that one is still working.
+Hours of timers pass in milliseconds, and two runs of the same program see the same times in the
+same order. Threads must not be used under it: the loop cannot know that one is still working.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 def hold_up(seconds: float) -> None:
-    """Let time pass in which nobody on the running virtual loop does anything, as if all were stopped."""
+    """Let time pass in which nobody on the running virtual loop does anything, as if all were
+    stopped.
+    """
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualLoop)
     loop._pass(seconds)

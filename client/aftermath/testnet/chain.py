@@ -10,15 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aftermath.localnet.free_ports import free_ports
-from aftermath.testnet.processes import Process, StageError, wait_for
+from aftermath.testnet.processes import Process, ProcessError, wait_for
 
 SLOT_MS = 50
-"""An eighth of mainnet's: a round lasts until the slot of the next one's seed is over, which is four slots later."""
+"""An eighth of mainnet's: a round lasts until the slot of the next one's seed is over, which is
+four slots later.
+"""
 START_SECONDS = 90
 
 
 @dataclass(frozen=True)
-class Chain:
+class LocalNetwork:
     """Where a local network answers."""
 
     port: int
@@ -41,7 +43,7 @@ SOLANA = [sys.executable, "-m", "aftermath"]
 
 def start_chain(
     ledger: Path, log: Path, environment: Mapping[str, str], engine: str = "embedded", port: int = 0
-) -> tuple[Process, Chain]:
+) -> tuple[Process, LocalNetwork]:
     """Start a local network, ready to answer, at this port or, with 0, a free one."""
     process, chain = launch_chain(ledger, log, environment, engine, port)
     await_chain(process, chain)
@@ -50,16 +52,16 @@ def start_chain(
 
 def launch_chain(
     ledger: Path, log: Path, environment: Mapping[str, str], engine: str = "embedded", port: int = 0
-) -> tuple[Process, Chain]:
+) -> tuple[Process, LocalNetwork]:
     """Start a local network without waiting for it."""
-    chain = Chain(port or free_ports("127.0.0.1", 2))
+    chain = LocalNetwork(port or free_ports("127.0.0.1", 2))
     command = [*SOLANA, "localnet", "--engine", engine, "--slot-ms", str(SLOT_MS)]
     own = ["--port", str(chain.port), "--ledger", str(ledger)]
     return Process("localnet", [*command, *own], log, environment), chain
 
 
-def await_chain(process: Process, chain: Chain) -> None:
-    """Wait until a local network answers. Raise StageError if it ends first or takes too long."""
+def await_chain(process: Process, chain: LocalNetwork) -> None:
+    """Wait until a local network answers. Raise ProcessError if it ends first or takes too long."""
     wait_for("the local network", lambda: healthy(chain.rpc), START_SECONDS, process)
 
 
@@ -74,7 +76,7 @@ def ask(rpc: str, method: str, *params: object) -> object:
     with _DIRECT.open(request, timeout=10) as reply:
         answer = json.load(reply)
     if "error" in answer:
-        raise StageError(f"{method}: {answer['error']}")
+        raise ProcessError(f"{method}: {answer['error']}")
     return answer["result"]
 
 
@@ -82,5 +84,5 @@ def healthy(rpc: str) -> bool:
     """Whether a network answers there."""
     try:
         return ask(rpc, "getHealth") == "ok"
-    except (OSError, ValueError, StageError):
+    except (OSError, ValueError, ProcessError):
         return False

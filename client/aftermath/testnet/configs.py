@@ -1,7 +1,9 @@
-"""The config of a local testnet's run: a file, a directory with one, or one of those that come with the package.
+"""The config of a local testnet's run: a file, a directory with one, or one of those that come with
+the package.
 
-Decided: a server's state.toml serves as well as a run's config.toml, since they differ in what only says that a run
-begins; a file that is taken as it is keeps its text, so that what is wrong in it is told with its lines.
+Decided: a server's state.toml serves as well as a run's config.toml, since they differ in what only
+says that a run begins; a file that is taken as it is keeps its text, so that what is wrong in it is
+told with its lines.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from typing import Any
 from aftermath.base.bounded import Malformed, toml_value
 from aftermath.base.errors import AftermathError, UsageError
 from aftermath.base.files import parents_made
-from aftermath.base.quiet import Quietly
+from aftermath.base.quiet import QuietInterrupts
 from aftermath.base.text import is_repository
 from aftermath.config.document import RunConfig, load_config, parse_as
 from aftermath.config.recipe import recipe_of
@@ -34,7 +36,7 @@ SHIPPED = _PACKAGE / "shipped" if (_PACKAGE / "shipped").is_dir() else _PACKAGE.
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ChosenConfig:
     """A config file, and what is made of it."""
 
     path: Path
@@ -42,21 +44,23 @@ class Chosen:
     config: RunConfig
 
 
-def chosen(given: Path, checkpoint: str | None = None) -> Chosen:
-    """The config, which begins with another checkpoint if one is given. Raises UsageError, ConfigError."""
+def chosen(given: Path, checkpoint: str | None = None) -> ChosenConfig:
+    """The config, which begins with another checkpoint if one is given. Raises UsageError,
+    ConfigError.
+    """
     path = find(given)
     try:
         text = path.read_bytes().decode("utf-8-sig")
         tables = toml_value(text)
     except (OSError, ValueError, Malformed):
-        return Chosen(path, "", load_config(path))  # which says what is wrong
+        return ChosenConfig(path, "", load_config(path))  # which says what is wrong
     ours = {name: table for name, table in tables.items() if name not in OF_A_SERVER}
     if checkpoint is not None and isinstance(llm := ours.get("model", {}).get("LLM"), dict):
         llm["checkpoint"] = _place(checkpoint)
     elif len(ours) == len(tables):
-        return Chosen(path, text, load_config(path))
+        return ChosenConfig(path, text, load_config(path))
     text = "\n".join(_written(ours)) + "\n"
-    return Chosen(path, text, parse_as(text, str(path), RunConfig))
+    return ChosenConfig(path, text, parse_as(text, str(path), RunConfig))
 
 
 def find(given: Path) -> Path:
@@ -122,7 +126,7 @@ def make_missing(
 ) -> list[Path]:
     """Make what the config of this file names and nobody has made, and return what that was.
 
-    `begins` is called with each place before it is made. Raises UsageError, StageError.
+    `begins` is called with each place before it is made. Raises UsageError, ProcessError.
     """
     missing: list[tuple[str, Mapping[str, Any], Path]] = []
     for what, tables in (("model", ("model",)), ("tokens", ("tokens", "fetch"))):
@@ -168,7 +172,9 @@ def flags(options: Mapping[str, Any]) -> Iterator[str]:
 
 
 def main(words: Sequence[str]) -> int:
-    """Make what is missing for one config, as `aftermath-solana run-files` does, which replaces this module's call."""
+    """Make what is missing for one config, as `aftermath-solana run-files` does, which replaces
+    this module's call.
+    """
     if len(words) != 1 or words[0] in ("-h", "--help"):
         print("Usage: aftermath-solana run-files FILE")
         return 0 if words and words[0] in ("-h", "--help") else 2
@@ -183,5 +189,5 @@ def main(words: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    with Quietly():
+    with QuietInterrupts():
         sys.exit(main(sys.argv[1:]))

@@ -1,6 +1,8 @@
-"""What clients tell, as lines that begin with the client's name: for terminals without panes, pipes and logs.
+"""What clients tell, as lines that begin with the client's name: for terminals without panes, pipes
+and logs.
 
-Decided: the lines are made of events and not of what processes print, so that they have one form, one order and levels.
+Decided: the lines are made of events and not of what processes print, so that they have one form,
+one order and levels.
 """
 
 from __future__ import annotations
@@ -23,20 +25,22 @@ from aftermath.events.printable import printable
 from aftermath.events.reader import EventRecord
 from aftermath.events.text import Sentences, in_full
 from aftermath.testnet.member_progress import member_of
-from aftermath.testnet.options import Pictures
-from aftermath.testnet.plan import RUN_ID, Plan
+from aftermath.testnet.options import DisplayOption
+from aftermath.testnet.plan import RUN_ID, TestnetPlan
 from aftermath.ui.terminal.messages import Clients
 from aftermath.ui.terminal.screen import Screen
 
 OWN = "testnet"
 
 
-class Lines:
+class DisplayLines:
     """Prints them."""
 
     def __init__(self, console: Console, level: Verbosity, width: int) -> None:
         """`width`: that of the longest name."""
-        self._console, self._level, self._width = console, level, max(width, len(OWN))
+        self._console = console
+        self._level = level
+        self._width = max(width, len(OWN))
         self._sentences: dict[str, Sentences] = defaultdict(Sentences)
 
     def own(self, sentence: str) -> None:
@@ -69,7 +73,7 @@ MOST_READ = 1 << 16
 """Bytes of a log that are read at once."""
 
 
-class Printed:
+class ProcessOutput:
     """Reads some logs, each under its name."""
 
     def __init__(self, logs: Mapping[str, Path]) -> None:
@@ -97,7 +101,7 @@ class Printed:
         return [line.rstrip("\r").rpartition("\r")[2] for line in lines if line.strip()]
 
 
-class Showing(StrEnum):
+class DisplayMode(StrEnum):
     """What it comes to."""
 
     PANES = "panes"
@@ -105,33 +109,38 @@ class Showing(StrEnum):
     LINES = "lines"
 
 
-def showing_of(pictures: Pictures, *, terminal: bool, tmux: bool) -> Showing:
+def display_mode(pictures: DisplayOption, *, terminal: bool, tmux: bool) -> DisplayMode:
     """How it is seen, where there is a terminal to draw on or not, and tmux or not."""
     if not terminal:
-        return Showing.LINES
-    if tmux and pictures is not Pictures.SCREEN:
-        return Showing.PANES
-    return Showing.LINES if pictures is Pictures.FALSE else Showing.SCREEN
+        return DisplayMode.LINES
+    if tmux and pictures is not DisplayOption.SCREEN:
+        return DisplayMode.PANES
+    return DisplayMode.LINES if pictures is DisplayOption.FALSE else DisplayMode.SCREEN
 
 
 @contextmanager
-def shown(showing: Showing, plan: Plan, keeper: str, console: Console, level: Verbosity) -> Iterator[Lines]:
-    """What is told while the block runs is seen like this. `keeper`: the process that keeps the run."""
+def shown(
+    showing: DisplayMode, plan: TestnetPlan, keeper: str, console: Console, level: Verbosity
+) -> Iterator[DisplayLines]:
+    """What is told while the block runs is seen like this. `keeper`: the process that keeps the
+    run.
+    """
     names = [client.name for client in plan.clients]
-    if showing is not Showing.SCREEN:
-        yield Lines(console, level, max(map(len, names)))
+    if showing is not DisplayMode.SCREEN:
+        yield DisplayLines(console, level, max(map(len, names)))
         return
     tabs = (keeper, *names)
     with Screen(console, lambda: datetime.now(UTC), time.monotonic(), "testnet", RUN_ID, names=tabs) as screen:
-        yield _OnScreen(console, level, screen, Printed({name: plan.log(name) for name in tabs}))
+        yield _OnScreen(console, level, screen, ProcessOutput({name: plan.log(name) for name in tabs}))
 
 
-class _OnScreen(Lines):
+class _OnScreen(DisplayLines):
     """Tells a screen, as long as there is one."""
 
-    def __init__(self, console: Console, level: Verbosity, screen: Screen, printed: Printed) -> None:
+    def __init__(self, console: Console, level: Verbosity, screen: Screen, printed: ProcessOutput) -> None:
         super().__init__(console, level, len(OWN))
-        self._screen, self._printed = screen, printed
+        self._screen = screen
+        self._printed = printed
 
     def _tell(self, name: str, markup: str) -> None:
         if not self._screen.open:

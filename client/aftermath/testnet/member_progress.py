@@ -1,4 +1,6 @@
-"""What members have told so far, put together from their events: how far each is, and whether replicas are equal."""
+"""What members have told so far, put together from their events: how far each is, and whether
+replicas are equal.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from aftermath.events import event_types
-from aftermath.events.history import History, Share, mean
+from aftermath.events.history import EventHistory, Share, mean
 from aftermath.events.progress import Progress, phase
 from aftermath.events.reader import EventReader, EventRecord
 
 
 @dataclass
-class MemberStory:
+class MemberProgress:
     """One member, over all of its processes."""
 
     name: str
@@ -44,12 +46,12 @@ class MemberStory:
         return sum(counted(report) for report in self.traffic if report is not None)
 
 
-class Story:
+class RunProgress:
     """Follows the events of all members."""
 
-    def __init__(self, members: list[MemberStory]) -> None:
+    def __init__(self, members: list[MemberProgress]) -> None:
         self.members = members
-        self.history = History(member_of)
+        self.history = EventHistory(member_of)
         self.hashes: dict[tuple[int, int, int, int], dict[str, str]] = defaultdict(dict)
         """By epoch, round (-1: its end), step and level: the hash that each member told."""
         self.first_loss_at: float | None = None
@@ -75,40 +77,45 @@ class Story:
         self.history.take(told)
         member.state = phase(event) or member.state
         member.progress.take(event)
-        if isinstance(event, event_types.State | event_types.Round | event_types.Cooldown | event_types.Finished):
+        if isinstance(
+            event,
+            event_types.StateChanged | event_types.RoundStarted | event_types.CooldownStarted | event_types.RunFinished,
+        ):
             self.state = member.state
         match event:
-            case event_types.Started():
+            case event_types.MemberStarted():
                 member.traffic.append(None)
             case event_types.Joined():
                 member.seat = event.seat
-            case event_types.Model():
+            case event_types.ModelReady():
                 member.sources.append(event.source)
                 if member.came_back_with is None and len(member.traffic) > 1:
                     member.came_back_with = event.source
-            case event_types.Trained():
+            case event_types.ShareTrained():
                 self._trained(member, event, now)
-            case event_types.Applied() | event_types.Cooldown():
+            case event_types.Applied() | event_types.CooldownStarted():
                 member.step = max(member.step, event.step)
                 height = event.height if isinstance(event, event_types.Applied) else -1
                 for level, digest in event.hashes.items():
                     self.hashes[event.epoch, height, event.step, level][member.name] = digest
             case event_types.Traffic():
                 member.traffic[-1] = event
-            case event_types.Finished():
+            case event_types.RunFinished():
                 member.finished = True
             case event_types.Warning() | event_types.Error():
                 member.warnings.append(event.message)
 
-    def _trained(self, member: MemberStory, event: event_types.Trained, now: float) -> None:
-        member.loss, member.tokens_per_sec, member.trained = event.loss, event.tokens_per_sec, True
+    def _trained(self, member: MemberProgress, event: event_types.ShareTrained, now: float) -> None:
+        member.loss = event.loss
+        member.tokens_per_sec = event.tokens_per_sec
+        member.trained = True
         member.rounds.add(event.step)
         if member.returned is None and len(member.traffic) > 1:
             member.returned = event.step
         if self.first_loss_at is None:
             self.first_loss_at = now
 
-    # --- findings -----------------------------------------------------------------------------------------------
+    # --- findings ---
 
     @property
     def steps(self) -> int:
@@ -130,7 +137,8 @@ class Story:
 
     def replica_checks(self) -> tuple[int, list[str]]:
         """How many pairs of replicas were compared, and where two differed."""
-        checks, differing = 0, []
+        checks = 0
+        differing = []
         for (_, _, step, level), found in sorted(self.hashes.items()):
             checks += max(0, len(found) - 1)
             if len(set(found.values())) > 1:

@@ -1,8 +1,9 @@
 """The processes of a testnet in the panes of a tmux of its own, each with a terminal.
 
-Decided: tmux runs in the foreground as a child like any other, so that it ends with us; so do the commands in its
-panes, by a named pipe each, whatever becomes of it. A pane stays when its command ends, and takes the next one of its
-name. There is a tmux on Unix alone, so that what is Unix's may stand here.
+Decided: tmux runs in the foreground as a child like any other, so that it ends with us; so do the
+commands in its panes, by a named pipe each, whatever becomes of it. A pane stays when its command
+ends, and takes the next one of its name. There is a tmux on Unix alone, so that what is Unix's may
+stand here.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from aftermath.testnet import watchdog
-from aftermath.testnet.processes import STOP_SECONDS, Process, StageError, leashed, wait_for
+from aftermath.testnet.processes import STOP_SECONDS, Process, ProcessError, wait_for, watched_command
 
 SESSION = "testnet"
 _LOOK_SECONDS = 0.3  # how old what is known of the panes may be
@@ -33,7 +34,9 @@ class Pane:
     """A process in a pane."""
 
     def __init__(self, name: str, panes: Panes, pid: int) -> None:
-        self.name, self.pid, self._panes = name, pid, panes
+        self.name = name
+        self.pid = pid
+        self._panes = panes
 
     @property
     def code(self) -> int | None:
@@ -64,11 +67,13 @@ class Panes:
     """The tmux; `open` as often as there are processes, then `attach`."""
 
     def __init__(self, place: Path, environment: Mapping[str, str]) -> None:
-        self._place, self._environment = place, {k: v for k, v in environment.items() if k != "TMUX"}
+        self._place = place
+        self._environment = {k: v for k, v in environment.items() if k != "TMUX"}
         self._socket = f"aftermath-{os.getpid()}"
         self._ids: dict[str, str] = {}
         self._held: dict[str, int] = {}
-        self._looked, self._states = 0.0, dict[str, int | None]()
+        self._looked = 0.0
+        self._states = dict[str, int | None]()
         line = ["tmux", "-L", self._socket, "-f", os.devnull, "-D"]
         self._server = Process("tmux", line, place / "logs" / "tmux.log", self._environment)
         wait_for("tmux", lambda: self._tmux("set", *_OPTIONS[0]).returncode == 0, 10, self._server)
@@ -77,7 +82,7 @@ class Panes:
 
     def open(self, name: str, command: list[str]) -> Pane:
         """Start a command in the pane of this name."""
-        line = leashed(str(self._pipe(name)), command)
+        line = watched_command(str(self._pipe(name)), command)
         shown = ("-P", "-F", "#{pane_id} #{pane_pid}")
         if known := self._ids.get(name):
             done = self._tmux("respawn-pane", "-k", "-t", known, *line)
@@ -90,7 +95,7 @@ class Panes:
             )
             told = done.stdout
         if done.returncode or len(told.split()) != 2:
-            raise StageError(
+            raise ProcessError(
                 f"tmux has no room for {name}: {done.stderr.strip()}", "Use a larger window, or --headless"
             )
         self._ids[name], pid = told.split()

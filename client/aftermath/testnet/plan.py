@@ -1,7 +1,9 @@
-"""Which clients are killed, and when: drawn from a seed, so that the same plan meets the same clients again.
+"""Which clients are killed, and when: drawn from a seed, so that the same plan meets the same
+clients again.
 
-Decided: only a client that has trained since it was started is killed. One that is still restarting could
-never return on a machine that starts it more slowly than it is killed, and a crash in training is what is tried.
+Decided: only a client that has trained since it was started is killed. One that is still restarting
+could never return on a machine that starts it more slowly than it is killed, and a crash in
+training is what is tried.
 """
 
 from __future__ import annotations
@@ -14,15 +16,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from aftermath.base.errors import UsageError
-from aftermath.events.trackers import Wanted
-from aftermath.testnet.configs import Chosen
+from aftermath.events.trackers import TrackerOptions
+from aftermath.testnet.configs import ChosenConfig
 
 BACK_SECONDS = 3.0
 """How long a killed client stays away."""
 
 
 @dataclass
-class Kills:
+class ChaosSchedule:
     """Kills N of some clients every few seconds, from the first trained step on."""
 
     number: int
@@ -34,7 +36,9 @@ class Kills:
     _draw: random.Random = field(default_factory=lambda: random.Random(0))
 
     def now(self, at: float, training: Sequence[int]) -> list[int]:
-        """Whom to kill at this moment, in seconds of any clock, of those that have trained since they were started."""
+        """Whom to kill at this moment, in seconds of any clock, of those that have trained since
+        they were started.
+        """
         if not self.number:
             return []
         if self._due is None:
@@ -56,7 +60,7 @@ TESTNET_NAMES = r"config\.toml|state\.toml|checkpoints|events|keys|ledger|logs|p
 
 
 @dataclass(frozen=True)
-class Client:
+class TestnetClient:
     """One of them."""
 
     number: int
@@ -78,15 +82,15 @@ class ClientExtras:
     eval_tasks: str | None = None
     checkpoints: Path | None = None
     keep_steps: int | None = None
-    trackers: Wanted = field(default_factory=Wanted)
+    trackers: TrackerOptions = field(default_factory=TrackerOptions)
 
 
 @dataclass(frozen=True)
-class Plan:
+class TestnetPlan:
     """All of it."""
 
-    chosen: Chosen
-    clients: tuple[Client, ...]
+    chosen: ChosenConfig
+    clients: tuple[TestnetClient, ...]
     place: Path
     """The directory of everything that is written."""
     port: int
@@ -115,9 +119,10 @@ class Plan:
         """Of each client, and of whatever else is started."""
         return max(1, (os.cpu_count() or 1) // len(self.clients))
 
-    def options(self, client: Client) -> Iterator[str]:
+    def options(self, client: TestnetClient) -> Iterator[str]:
         """What a client's command says whatever keeps its run."""
-        wishes, name = self.wishes, client.name
+        wishes = self.wishes
+        name = client.name
         yield from ("--matformer-tier", str(client.tier), "--device", wishes.device, "--threads", str(self.threads))
         yield from ("--bind-p2p-interface", "127.0.0.1", "--iroh-relay", "disabled")
         yield from ("--logs", "tui" if self.tui else "console", "--events-dir", str(self.events / name))
@@ -140,15 +145,19 @@ class Plan:
                 yield from ("--" + name.replace("_", "-"), given)
 
     def _local_files(self) -> Iterator[str]:
-        """Yield the options for local model and data; clients do not open paths that the chain names."""
+        """Yield the options for local model and data; clients do not open paths that the chain
+        names.
+        """
         llm = self.chosen.config.llm
         for option, local in (("--model-path", llm.checkpoint.Local), ("--data-path", llm.data_location.Local)):
             if local is not None:
                 yield from (option, str(Path(local.path).expanduser().absolute()))
 
 
-def clients_of(count: int, tiers: str, chosen: Chosen) -> tuple[Client, ...]:
-    """The clients with their tiers. Raises UsageError if the run does not have these, or waits for more clients."""
+def clients_of(count: int, tiers: str, chosen: ChosenConfig) -> tuple[TestnetClient, ...]:
+    """The clients with their tiers. Raises UsageError if the run does not have these, or waits for
+    more clients.
+    """
     there = chosen.config.llm.matformer.tiers
     wanted = numbers("--client-matformer-tiers", tiers)
     if len(wanted) > count:
@@ -166,10 +175,10 @@ def clients_of(count: int, tiers: str, chosen: Chosen) -> tuple[Client, ...]:
             f"--num-clients {count}: the run of {chosen.path} waits for {least}",
             f"Say --num-clients {least}, or write another init_min_clients",
         )
-    return tuple(Client(number, wanted[(number - 1) % len(wanted)]) for number in range(1, count + 1))
+    return tuple(TestnetClient(number, wanted[(number - 1) % len(wanted)]) for number in range(1, count + 1))
 
 
-def allowed_of(given: str | None, clients: tuple[Client, ...]) -> tuple[int, ...]:
+def allowed_of(given: str | None, clients: tuple[TestnetClient, ...]) -> tuple[int, ...]:
     """The numbers of those that may be killed. Raises UsageError."""
     if given is None:
         return tuple(client.number for client in clients)

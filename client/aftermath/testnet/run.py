@@ -13,11 +13,11 @@ from typing import Any
 from aftermath.base.text import counted
 from aftermath.testnet.backends import Backend, logged
 from aftermath.testnet.configs import make_missing
-from aftermath.testnet.display import Lines
-from aftermath.testnet.member_progress import MemberStory, Story
+from aftermath.testnet.display import DisplayLines
+from aftermath.testnet.member_progress import MemberProgress, RunProgress
 from aftermath.testnet.panes import Panes
-from aftermath.testnet.plan import BACK_SECONDS, Client, Kills, Plan
-from aftermath.testnet.processes import Running, StageError, stop_all
+from aftermath.testnet.plan import BACK_SECONDS, ChaosSchedule, TestnetClient, TestnetPlan
+from aftermath.testnet.processes import ProcessError, Running, stop_all
 from aftermath.ui.terminal.messages import ClientRow, Clients
 
 _LAST = 10  # steps whose mean is the last loss
@@ -77,7 +77,9 @@ class Summary:
         return f"{took}; {', '.join(parts)}; everything is in {self.directory}"
 
 
-def summary_of(plan: Plan, story: Story, ending: Ending, kills: int, failed: list[str], seconds: float) -> Summary:
+def summary_of(
+    plan: TestnetPlan, story: RunProgress, ending: Ending, kills: int, failed: list[str], seconds: float
+) -> Summary:
     """What happened, from what the clients told."""
     curve = story.history.loss_curve()
     last = [loss for _, loss in curve[-_LAST:]]
@@ -106,20 +108,30 @@ class Testnet:
     """One of them."""
 
     def __init__(
-        self, plan: Plan, backend: Backend, kills: Kills, environment: Mapping[str, str], lines: Lines
+        self,
+        plan: TestnetPlan,
+        backend: Backend,
+        kills: ChaosSchedule,
+        environment: Mapping[str, str],
+        lines: DisplayLines,
     ) -> None:
-        self._plan, self._backend, self._kills = plan, backend, kills
-        self._environment, self._lines = environment, lines
-        self._running: dict[Client, Running] = {}
-        self._back: dict[Client, float] = {}
+        self._plan = plan
+        self._backend = backend
+        self._kills = kills
+        self._environment = environment
+        self._lines = lines
+        self._running: dict[TestnetClient, Running] = {}
+        self._back: dict[TestnetClient, float] = {}
         """When killed clients are started again."""
         self._failed: list[str] = []
-        self._killed, self._returned = Counter[Client](), Counter[Client]()
-        self.story = Story([MemberStory(client.name, client.tier) for client in plan.clients])
+        self._killed = Counter[TestnetClient]()
+        self._returned = Counter[TestnetClient]()
+        self.story = RunProgress([MemberProgress(client.name, client.tier) for client in plan.clients])
 
     def perform(self, seconds: float | None) -> Summary:
         """Run it, for at most `seconds` after its clients are started."""
-        plan, started = self._plan, time.monotonic()
+        plan = self._plan
+        started = time.monotonic()
         for made in make_missing(plan.chosen.path, plan.chosen.config, plan.log("files"), self._environment):
             self._lines.own(f"made {made}")
         with ExitStack() as stack:
@@ -144,7 +156,7 @@ class Testnet:
         took = time.monotonic() - started
         return summary_of(plan, self.story, ending, self._kills.done, self._failed, took)
 
-    def _start(self, client: Client) -> None:
+    def _start(self, client: TestnetClient) -> None:
         command = [*self._backend.client(client), *self._plan.options(client)]
         self._told(client).trained = False
         self._running[client] = self._open(client.name, command)
@@ -158,7 +170,7 @@ class Testnet:
                     return Ending.LEFT
                 if keeper.code is not None:
                     said = keeper.last_words()
-                    raise StageError(f"{keeper.name} ended with code {keeper.code}; its last words:\n{said}")
+                    raise ProcessError(f"{keeper.name} ended with code {keeper.code}; its last words:\n{said}")
                 if until is not None and time.monotonic() > until:
                     return Ending.TIME
                 self._kill_some()
@@ -186,11 +198,12 @@ class Testnet:
             )
         )
 
-    def _told(self, client: Client) -> MemberStory:
+    def _told(self, client: TestnetClient) -> MemberProgress:
         return self.story.members[self._plan.clients.index(client)]
 
-    def _row(self, client: Client, member: MemberStory) -> ClientRow:
-        process, state = self._running.get(client), member.state
+    def _row(self, client: TestnetClient, member: MemberProgress) -> ClientRow:
+        process = self._running.get(client)
+        state = member.state
         if client in self._back:
             state = "killed, comes back"
         elif client.name in self._failed:

@@ -23,7 +23,7 @@ from aftermath.coordinator.ports import Clock
 from aftermath.coordinator.view import View
 from aftermath.data.source import Source, SourceAway
 from aftermath.events import event_types
-from aftermath.events.status import Standing, standing
+from aftermath.events.status import RunStatus, standing
 from aftermath.events.stream import Events
 from aftermath.member.archive import Archive
 from aftermath.member.attention import Attention
@@ -172,7 +172,7 @@ async def _show(feed: RunFeed, chain: SolanaMember, events: Events) -> None:
         await asyncio.sleep(_SHOW)
 
 
-def _standing(view: View, now: int, *, silent: int, has_tick: bool) -> Standing:
+def _standing(view: View, now: int, *, silent: int, has_tick: bool) -> RunStatus:
     return standing(view.run, view.model, view.members, now, silent=silent, has_tick=has_tick)
 
 

@@ -36,7 +36,7 @@ from aftermath.events.console import show_debug_logs
 from aftermath.events.stream import Events, LogWarnings
 from aftermath.events.text import LOADING
 from aftermath.member.notices import Notices
-from aftermath.p2p.discovery import Directory, addresses_of, local_discovery_dir, peers_named
+from aftermath.p2p.discovery import Directory, addresses_of, local_discovery_dir, parse_static_peers
 from aftermath.p2p.iroh import IrohTransport, open_iroh
 from aftermath.p2p.relay import AUTO, DISABLED, N0
 from aftermath.rules.run import Run
@@ -197,7 +197,7 @@ def _telling(settings: TrainSettings, events: Events) -> Iterator[None]:
 def _introduce(settings: TrainSettings, wallet: Wallet, key: Literal["wallet", "identity"], events: Events) -> None:
     """The first event: a log says by itself what it is the log of."""
     events.emit(
-        event_types.Started(
+        event_types.MemberStarted(
             run_id=settings.run_id,
             tier=settings.matformer_tier,
             wallet=str(wallet.pubkey),
@@ -303,7 +303,7 @@ async def _open_transport(
     if settings.iroh_discovery != "auto":
         discovery = settings.iroh_discovery
     place = settings.discovery_dir or (local_directory if discovery == "local" else None)
-    named = await asyncio.to_thread(addresses_of, peers_named(settings.peer)) if settings.peer else None
+    named = await asyncio.to_thread(addresses_of, parse_static_peers(settings.peer)) if settings.peer else None
     return await open_iroh(
         secret,
         bind_port=settings.bind_p2p_port,

@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 
 from annotated_doc import Doc
 
-from aftermath.base.bounded import Limits
+from aftermath.base.bounded import NumberLimits
 from aftermath.chain import defaults
 from aftermath.evals.eval_options import DOCS
 from aftermath.ranks import MOST_RANKS
@@ -54,7 +54,7 @@ class TrainSettings:
     identity_secret_key_path: Annotated[
         Path | None, Doc("32-byte p2p secret key file; by default the key is derived from the wallet and the run.")
     ] = None
-    bind_p2p_port: Annotated[int, Limits(0, 65535), Doc("UDP port for peers; 0 picks a free one.")] = 0
+    bind_p2p_port: Annotated[int, NumberLimits(0, 65535), Doc("UDP port for peers; 0 picks a free one.")] = 0
     bind_p2p_interface: Annotated[str | None, Doc("Address to bind for peers; by default all interfaces.")] = None
     iroh_relay: Annotated[
         str,
@@ -82,19 +82,19 @@ class TrainSettings:
     ] = None
     max_concurrent_downloads: Annotated[
         int,
-        Limits(1, MOST_DOWNLOADS),
+        NumberLimits(1, MOST_DOWNLOADS),
         Doc(
             "How many results of other members are fetched at once. Fewer leave more of a slow line to other programs; "
             "results that come too late count for nothing."
         ),
     ] = MOST_DOWNLOADS
     max_concurrent_parameter_requests: Annotated[
-        int, Limits(1, 64), Doc("How many tensors are asked from peers at once when the model comes from them.")
+        int, NumberLimits(1, 64), Doc("How many tensors are asked from peers at once when the model comes from them.")
     ] = 8
 
     data_parallelism: Annotated[
         int,
-        Limits(0, MOST_RANKS),
+        NumberLimits(0, MOST_RANKS),
         Doc(
             "Ranks among which the micro-batches are split, each with its part of the parameters (FSDP2); "
             "0: as many as --device names. With --device cpu, as many processes, to try it out."
@@ -102,13 +102,13 @@ class TrainSettings:
     ] = 0
     tensor_parallelism: Annotated[
         int,
-        Limits(1, MOST_RANKS),
+        NumberLimits(1, MOST_RANKS),
         Doc(
             "Ranks that compute one micro-batch together, each with its part of every layer (DTensor); not "
             "for models of transformers (HfAuto). The member has as many ranks as the product of the two."
         ),
     ] = 1
-    threads: Annotated[int, Limits(0), Doc("CPU threads for training; 0 leaves torch's own choice.")] = 0
+    threads: Annotated[int, NumberLimits(0), Doc("CPU threads for training; 0 leaves torch's own choice.")] = 0
     precision: Annotated[Precision, Doc(PRECISION)] = "auto"
     compile: Annotated[Compile, Doc(COMPILE)] = "auto"
     grad_accum_in_fp32: Annotated[
@@ -116,7 +116,7 @@ class TrainSettings:
     ] = True
     micro_batch_size: Annotated[
         int,
-        Limits(AUTO),
+        NumberLimits(AUTO),
         Doc(
             "Sequences in one forward pass, of each rank; fewer where the memory of a member's only device "
             f"runs out. auto: as many as fit, up to {MOST}."
@@ -136,7 +136,7 @@ class TrainSettings:
 
     dummy_training_delay_secs: Annotated[
         int,
-        Limits(0, 86_400),
+        NumberLimits(0, 86_400),
         Doc("Seconds to wait before each share, to test a run with a slow member. 0 disables the delay."),
     ] = 0
 
@@ -152,7 +152,7 @@ class TrainSettings:
     hub_repo: Annotated[str | None, Doc("Hugging Face repository that receives checkpoints (needs HF_TOKEN).")] = None
     hub_token: Annotated[str | None, Doc("Token for the Hub, read from HF_TOKEN.")] = field(default=None, repr=False)
     delete_old_steps: Annotated[bool, Doc("Delete older checkpoints of this run from the directory.")] = True
-    keep_steps: Annotated[int, Limits(1), Doc("How many checkpoints to keep in the directory.")] = 3
+    keep_steps: Annotated[int, NumberLimits(1), Doc("How many checkpoints to keep in the directory.")] = 3
 
     logs: Annotated[
         Literal["tui", "console", "json"],
@@ -167,7 +167,9 @@ class TrainSettings:
         ),
     ] = None
     metrics_port: Annotated[
-        int | None, Limits(1, 65535), Doc("TCP port of this machine at which Prometheus finds metrics (/metrics).")
+        int | None,
+        NumberLimits(1, 65535),
+        Doc("TCP port of this machine at which Prometheus finds metrics (/metrics)."),
     ] = None
     wandb_project: Annotated[
         str | None,
@@ -207,7 +209,7 @@ class TrainSettings:
         str | None, Doc("Text that the model continues while it is trained, in events `sample`; needs its tokenizer.")
     ] = None
     prompt_tokens: Annotated[
-        int | None, Limits(1, 4096), Doc(f"Tokens that it adds to --prompt-text; else {PROMPT_TOKENS}.")
+        int | None, NumberLimits(1, 4096), Doc(f"Tokens that it adds to --prompt-text; else {PROMPT_TOKENS}.")
     ] = None
     eval_tasks: Annotated[
         str | None,
@@ -218,13 +220,15 @@ class TrainSettings:
         ),
     ] = None
     eval_fewshot: Annotated[
-        int | None, Limits(0, 64), Doc("Examples before each question of --eval-tasks; else 0.")
+        int | None, NumberLimits(0, 64), Doc("Examples before each question of --eval-tasks; else 0.")
     ] = None
-    eval_seed: Annotated[int | None, Limits(0, 2**31 - 1), Doc("Of the choice of questions; else 0.")] = None
-    eval_task_max_docs: Annotated[int | None, Limits(1), Doc(f"Questions of each task at most; else {DOCS}.")] = None
+    eval_seed: Annotated[int | None, NumberLimits(0, 2**31 - 1), Doc("Of the choice of questions; else 0.")] = None
+    eval_task_max_docs: Annotated[int | None, NumberLimits(1), Doc(f"Questions of each task at most; else {DOCS}.")] = (
+        None
+    )
     optim_stats_steps: Annotated[
         int,
-        Limits(0),
+        NumberLimits(0),
         Doc("Steps between events `optimizer`, which have the norms of what is learnt, sent and kept; 0: never."),
     ] = 0
 

@@ -48,7 +48,8 @@ async def until(pilot: Pilot[None], true: Callable[[], bool]) -> None:
             await pilot.pause(0.02)
 
 
-# `test_rows_have_one_order_from_the_start` and `test_text_of_strangers_is_text_on_every_tab` draw the others' tabs.
+# `test_rows_have_one_order_from_the_start` and `test_text_of_strangers_is_text_on_every_tab` draw
+# the others' tabs.
 FAST_STATES = {("server", (80, 24)), ("watch", (40, 12))}
 
 

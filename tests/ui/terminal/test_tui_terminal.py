@@ -1,4 +1,6 @@
-"""The screen as a process on a real terminal: how it ends, however the member does, and where it is not."""
+"""The screen as a process on a real terminal: how it ends, however the member does, and where it is
+not.
+"""
 
 from __future__ import annotations
 
@@ -110,7 +112,7 @@ def test_a_terminal_that_takes_nothing_delays_nobody(state: dict[str, str], tmp_
         assert terminal.modes() == terminal.usual
 
 
-# --- where there is nothing to draw on --------------------------------------------------------------------------------
+# --- where there is nothing to draw on ---
 
 
 def lines_of(text: str) -> list[str]:

@@ -1,4 +1,6 @@
-"""The screen of a local testnet: as it is drawn, its keys, and that what processes print is text."""
+"""The screen of a local testnet: as it is drawn, its keys, and that what processes print is
+text.
+"""
 
 from __future__ import annotations
 

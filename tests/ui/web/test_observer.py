@@ -1,4 +1,6 @@
-"""The observer against a real network: what it serves and pushes, whom it refuses, a network that goes away."""
+"""The observer against a real network: what it serves and pushes, whom it refuses, a network that
+goes away.
+"""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ class Rounds:
         number = self._epoch.number
         step = plan.header.step
         since = run.state_started_at
-        self._ports.events.emit(event_types.Round(epoch=number, height=height, step=step, since=since))
+        self._ports.events.emit(event_types.RoundStarted(epoch=number, height=height, step=step, since=since))
         return plan
 
     # --- until the next round ---------------------------------------------------------------------

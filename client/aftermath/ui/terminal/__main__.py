@@ -20,10 +20,10 @@ from rich.console import Console
 
 from aftermath.ui.terminal.board import Board
 from aftermath.ui.terminal.messages import End, message_of
-from aftermath.ui.terminal.opening import Opening, errors_of
-from aftermath.ui.terminal.run_app import Tui
+from aftermath.ui.terminal.opening import ScreenOptions, errors_of
+from aftermath.ui.terminal.run_app import RunApp
 from aftermath.ui.terminal.tabbed import Tabbed
-from aftermath.ui.terminal.testnet_app import Overview, OverviewBoard
+from aftermath.ui.terminal.testnet_app import TestnetApp, TestnetBoard
 
 _LONGEST = 1 << 24  # bytes of a message
 
@@ -31,7 +31,7 @@ _LONGEST = 1 << 24  # bytes of a message
 class ToldScreen(Tabbed):
     """A screen that the parent process feeds with messages."""
 
-    learns: Board | OverviewBoard
+    learns: Board | TestnetBoard
     """What it is told goes there."""
     told: int
     """The descriptor of what it is told."""
@@ -63,18 +63,18 @@ class ToldScreen(Tabbed):
         return self.exit()
 
 
-class ToldTui(ToldScreen, Tui):
+class ToldTui(ToldScreen, RunApp):
     """The screen of a run."""
 
 
-class ToldOverview(ToldScreen, Overview):
+class ToldOverview(ToldScreen, TestnetApp):
     """The screen of a testnet."""
 
 
-def screen_of(opening: Opening, told: int) -> ToldScreen:
+def screen_of(opening: ScreenOptions, told: int) -> ToldScreen:
     """The screen of the process that started this one."""
     app: ToldScreen
-    board: Board | OverviewBoard
+    board: Board | TestnetBoard
     parent = os.getppid()
 
     def clock() -> float:
@@ -85,18 +85,19 @@ def screen_of(opening: Opening, told: int) -> ToldScreen:
         os.kill(parent, signal.SIGINT)
 
     if opening.role == "testnet":
-        board = OverviewBoard(opening.run_id, opening.names)
+        board = TestnetBoard(opening.run_id, opening.names)
         app = ToldOverview(board, clock, leave)
     else:
         board = Board(opening.role, opening.run_id, opening.tier)
         app = ToldTui(board, clock, leave)
-    app.learns, app.told = board, told
+    app.learns = board
+    app.told = told
     return app
 
 
 def main() -> None:
     """Show, until it is over."""
-    app = screen_of(msgspec.json.decode(sys.argv[2], type=Opening), int(sys.argv[1]))
+    app = screen_of(msgspec.json.decode(sys.argv[2], type=ScreenOptions), int(sys.argv[1]))
     app.error_console = Console(file=(errors := io.StringIO()), width=100)
     app.run()
     if errors.getvalue():

@@ -1,6 +1,8 @@
-"""What a screen knows of its run, from what it was sent: the newest of everything, a loss curve, what is wrong, a log.
+"""What a screen knows of its run, from what it was sent: the newest of everything, a loss curve,
+what is wrong, a log.
 
-Decided: it is bounded, however long a run lasts; time is handed in, so that what is shown depends on nothing else.
+Decided: it is bounded, however long a run lasts; time is handed in, so that what is shown depends
+on nothing else.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from rich.text import Text
 from aftermath.events import event_types
 from aftermath.events.printable import printable
 from aftermath.events.progress import Progress, phase, span
-from aftermath.events.status import Standing
+from aftermath.events.status import RunStatus
 from aftermath.events.text import Sentences
 from aftermath.ui.terminal import messages
 
@@ -50,7 +52,8 @@ class Alerts:
         kind = type(event).__struct_config__.tag
         self._alerts = {text: said for text, said in self._alerts.items() if said.until != kind}
         if isinstance(event, event_types.Warning | event_types.Error):
-            message, fatal = printable(event.message, keep="\n"), isinstance(event, event_types.Error)
+            message = printable(event.message, keep="\n")
+            fatal = isinstance(event, event_types.Error)
             before = self._alerts.pop(message, None)
             until = event.until if isinstance(event, event_types.Warning) else None
             self._alerts[message] = Alert(message, event.t, until, before.times + 1 if before else 1, fatal)
@@ -111,7 +114,7 @@ class Board:
     run_id: str
     tier: int | None = None
     now: str = _FIRST
-    standing: Standing | None = None
+    standing: RunStatus | None = None
     here: frozenset[bytes] | None = None
     progress: Progress = field(default_factory=Progress)
     alerts: Alerts = field(default_factory=Alerts)
@@ -130,7 +133,8 @@ class Board:
             case messages.Told():
                 self._take(message.event)
             case messages.Stands():
-                self.standing, self.here = message.standing, message.here
+                self.standing = message.standing
+                self.here = message.here
             case messages.Facts():
                 self.facts.setdefault(message.tab, {}).update(message.rows)
             case messages.Line():
@@ -158,7 +162,7 @@ class Board:
     def _count(self, event: event_types.Event) -> None:
         counts = self.counts
         match event:
-            case event_types.Trained():
+            case event_types.ShareTrained():
                 counts.tokens += event.tokens
                 if event.loss is not None:
                     self.losses.append((event.step, event.loss))
@@ -173,7 +177,7 @@ class Board:
             case event_types.FetchFailed():
                 counts.failed += 1
                 counts.trouble = f"member {event.seat}, round {event.height}: {event.why}"
-            case event_types.Refused():
+            case event_types.PeerRefused():
                 counts.refused += 1
                 counts.trouble = event.why if event.seat is None else f"member {event.seat}: {event.why}"
             case event_types.Leaving():

@@ -1,6 +1,7 @@
 """What a process tells its screen, as lines of JSON.
 
-Decided: everything is told, nothing is asked: a screen that hangs, or whose terminal does, keeps nobody waiting.
+Decided: everything is told, nothing is asked: a screen that hangs, or whose terminal does, keeps
+nobody waiting.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from aftermath.events.event_types import MEMBER_EVENTS
-from aftermath.events.status import Standing
+from aftermath.events.status import RunStatus
 
 TABS = ("Run", "Members", "Training", "Network", "Chain", "Log")
 
@@ -26,7 +27,7 @@ class Told(Message, frozen=True):
 class Stands(Message, frozen=True):
     """The run's status. `here`: the connected identities, if known."""
 
-    standing: Standing
+    standing: RunStatus
     here: frozenset[bytes] | None = None
 
 
@@ -45,7 +46,9 @@ class Line(Message, frozen=True):
 
 
 class ClientRow(msgspec.Struct, frozen=True):
-    """One process of a testnet that takes part. `loss`: of its last share; `pid`: None while it is away."""
+    """One process of a testnet that takes part. `loss`: of its last share; `pid`: None while it is
+    away.
+    """
 
     name: str
     tier: int

@@ -1,5 +1,5 @@
-"""What a screen and the process that starts it agree on before a word is said: what it is about, and where it says
-what was wrong with it.
+"""What a screen and the process that starts it agree on before a word is said: what it is about,
+and where it says what was wrong with it.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from aftermath.base.files import state_directory
 from aftermath.ui.terminal.board import Role
 
 
-class Opening(msgspec.Struct, frozen=True):
-    """`started`: on the machine's monotonic clock, which all its processes share. `names`: the processes of a testnet,
-    in the order of their tabs.
+class ScreenOptions(msgspec.Struct, frozen=True):
+    """`started`: on the machine's monotonic clock, which all its processes share. `names`: the
+    processes of a testnet, in the order of their tabs.
     """
 
     role: Role

@@ -1,9 +1,11 @@
 """A screen as the process has it that shows something: started, told, and closed again.
 
 Decided
-- It is a process of its own: drawing takes no time from training, and a screen that fails, or whose terminal hangs,
+- It is a process of its own: drawing takes no time from training, and a screen that fails, or whose
+  terminal hangs,
   costs the picture and nothing else. Where it ends by itself, lines follow.
-- What anybody here prints meanwhile, compiled libraries too, goes to its log: it would fall into the picture.
+- What anybody here prints meanwhile, compiled libraries too, goes to its log: it would fall into
+  the picture.
 - The terminal is left as it was found, and what was said last stands on it.
 """
 
@@ -26,12 +28,12 @@ from rich.console import Console
 from aftermath.events import event_types
 from aftermath.events.console import ConsoleLines, redraws
 from aftermath.events.progress import Progress
-from aftermath.events.status import Standing
+from aftermath.events.status import RunStatus
 from aftermath.events.stream import Wall
 from aftermath.ui.terminal import terminal
 from aftermath.ui.terminal.board import Role
 from aftermath.ui.terminal.messages import MESSAGES, Clients, End, Facts, Line, Output, Said, Stands, Told, line_of
-from aftermath.ui.terminal.opening import Opening, errors_of
+from aftermath.ui.terminal.opening import ScreenOptions, errors_of
 
 _LOOK = 1.0  # seconds between two looks at where the run stands
 _CLOSE = 0.6  # seconds that the screen has to close
@@ -42,8 +44,8 @@ _ORDINARY = b"\x1b[<u\x1b[?1049l\x1b[?25h\x1b[?1000l\x1b[?1003l\x1b[?1006l\x1b[?
 
 
 def can_show(console: Console) -> bool:
-    """Whether there is a terminal to draw on and to read keys from, which is ours now: no pipe, nothing dumb, and not
-    that of a process in the background.
+    """Whether there is a terminal to draw on and to read keys from, which is ours now: no pipe,
+    nothing dumb, and not that of a process in the background.
     """
     try:
         return redraws(console) and sys.stdin.isatty() and terminal.is_ours(sys.stdin.fileno())
@@ -52,7 +54,9 @@ def can_show(console: Console) -> bool:
 
 
 class Screen:
-    """Shows a run; use as a context manager. As a sink it is told a member's events. `started`: by time.monotonic."""
+    """Shows a run; use as a context manager. As a sink it is told a member's events. `started`: by
+    time.monotonic.
+    """
 
     def __init__(
         self,
@@ -64,14 +68,15 @@ class Screen:
         tier: int | None = None,
         names: tuple[str, ...] = (),
     ) -> None:
-        self._console, self._lines = console, ConsoleLines(console, wall)
-        self._opening = Opening(role, run_id, tier, started, names)
+        self._console = console
+        self._lines = ConsoleLines(console, wall)
+        self._opening = ScreenOptions(role, run_id, tier, started, names)
         self._progress = Progress()
         self._last: deque[event_types.Event] = deque(maxlen=_LAST)
         self._going = False
         self._queue: deque[MESSAGES] = deque(maxlen=_MOST)
         self._newest: dict[type[MESSAGES], MESSAGES] = {}
-        self._look: Callable[[], Standing] | None = None
+        self._look: Callable[[], RunStatus] | None = None
         self._changed = threading.Condition()
         self._open = self._closing = False
         self._closer = threading.Lock()
@@ -80,11 +85,11 @@ class Screen:
         """Seconds since the start."""
         return time.monotonic() - self._opening.started
 
-    # --- what it is told ------------------------------------------------------------------------------------------
+    # --- what it is told ---
 
     def __call__(self, event: event_types.Event) -> None:
         self._progress.take(event)
-        self._going = self._going or isinstance(event, event_types.Leaving | event_types.Left | event_types.Finished)
+        self._going = self._going or isinstance(event, event_types.Leaving | event_types.Left | event_types.RunFinished)
         if self._going:
             self._last.append(event)
         if self._open:
@@ -92,11 +97,13 @@ class Screen:
         else:
             self._lines(event)
 
-    def look(self, look: Callable[[], Standing]) -> None:
-        """Where the run stands is what this says, which is asked now and then, on another thread."""
+    def look(self, look: Callable[[], RunStatus]) -> None:
+        """Where the run stands is what this says, which is asked now and then, on another
+        thread.
+        """
         self._look = look
 
-    def stands(self, standing: Standing, here: frozenset[bytes] | None = None) -> None:
+    def stands(self, standing: RunStatus, here: frozenset[bytes] | None = None) -> None:
         """Where the run stands now."""
         self._renew(Stands(standing, here))
 
@@ -136,7 +143,7 @@ class Screen:
         """Whether it is seen; False once it has ended by itself."""
         return self._open
 
-    # --- its process ----------------------------------------------------------------------------------------------
+    # --- its process ---
 
     def __enter__(self) -> Self:
         sys.stdout.flush()
@@ -207,7 +214,8 @@ class Screen:
                 with self._changed:
                     if not (self._queue or self._closing or self._newest):
                         self._changed.wait(_LOOK)
-                    messages, closing = list(self._queue), self._closing
+                    messages = list(self._queue)
+                    closing = self._closing
                     newest, self._newest = self._newest, {}
                     self._queue.clear()
                 if self._look is not None and not closing:
@@ -221,7 +229,9 @@ class Screen:
 
 
 class _Caught:
-    """What is written to the terminal meanwhile, by whatever part of this process: it goes to `tell`, line by line."""
+    """What is written to the terminal meanwhile, by whatever part of this process: it goes to
+    `tell`, line by line.
+    """
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell = tell

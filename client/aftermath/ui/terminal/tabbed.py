@@ -1,7 +1,8 @@
 """A screen of tabs that is driven by keys: what every such screen has, whatever stands on its tabs.
 
-Decided: nothing moves but what has changed, and only the tab that is seen is drawn, so that it is good over a slow
-line; the terminal's own sixteen colours, so that it is readable on light and dark ones alike.
+Decided: nothing moves but what has changed, and only the tab that is seen is drawn, so that it is
+good over a slow line; the terminal's own sixteen colours, so that it is readable on light and dark
+ones alike.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from textual.widget import Widget
 from textual.widgets import Footer, Static, TabbedContent, TabPane, Tabs
 
 from aftermath.ui.terminal.board import Role
-from aftermath.ui.terminal.widgets import Drawing
+from aftermath.ui.terminal.widgets import DrawnText
 
 SECONDS = 0.5
 """Between two looks at what has changed."""
@@ -70,7 +71,9 @@ class Help(ModalScreen[None]):
 
 
 class Tabbed(App[None]):
-    """Shows tabs. `clock`: seconds since the start; `leave`: what q does, once for each time it is pressed."""
+    """Shows tabs. `clock`: seconds since the start; `leave`: what q does, once for each time it is
+    pressed.
+    """
 
     TITLE = "aftermath"
     ENABLE_COMMAND_PALETTE = False
@@ -93,12 +96,15 @@ class Tabbed(App[None]):
         super().__init__()
         self.theme = "ansi-dark"
         self.animation_level = "none"
-        self._role, self._tabs, self._clock, self._leave = role, tuple(tabs), clock, leave
+        self._role = role
+        self._tabs = tuple(tabs)
+        self._clock = clock
+        self._leave = leave
         for number, name in enumerate(self._tabs[:_KEYS], 1):
             self.bind(str(number), f"tab('{name}')", show=False)
         self.bind("q", "leave", description=LEAVE[role])
 
-    # --- what stands on them --------------------------------------------------------------------------------------
+    # --- what stands on them ---
 
     @abstractmethod
     def compose_tab(self, name: str) -> ComposeResult:
@@ -117,10 +123,10 @@ class Tabbed(App[None]):
         """Return whether the screen is ending."""
         return False
 
-    # --- the frame ------------------------------------------------------------------------------------------------
+    # --- the frame ---
 
     def compose(self) -> ComposeResult:
-        yield Drawing("title")
+        yield DrawnText("title")
         with TabbedContent(initial=self._tabs[0]):
             for name in self._tabs:
                 with TabPane(name, id=name):
@@ -147,14 +153,14 @@ class Tabbed(App[None]):
         """Bring what is seen up to date."""
         if not self.bottom.query("#title"):  # it is being closed
             return
-        self.bottom.query_one("#title", Drawing).show(self.title_text())
+        self.bottom.query_one("#title", DrawnText).show(self.title_text())
         if self.leaving:
             self._say_so()
         elif self._role == "member":  # the member may ask for a second Ctrl-C instead
             self._say_so(shown=False)
         self.draw_tab(self._active)
 
-    # --- keys -----------------------------------------------------------------------------------------------------
+    # --- keys ---
 
     def action_leave(self) -> None:
         """Say so, and have it done."""
@@ -180,7 +186,7 @@ class Tabbed(App[None]):
         """Say what the keys do."""
         self.push_screen(Help(f"{KEYS.format(last=min(_KEYS, len(self._tabs)))}\n{HELP[self._role]}"))
 
-    # --- tabs -----------------------------------------------------------------------------------------------------
+    # --- tabs ---
 
     @property
     def bottom(self) -> Widget:

@@ -1,6 +1,7 @@
 """A table of people or processes, which is drawn again only if it has changed.
 
-Decided: as long as the rows are the same ones, what changes leaves the marked row and what is scrolled as they are.
+Decided: as long as the rows are the same ones, what changes leaves the marked row and what is
+scrolled as they are.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from textual.widgets import DataTable, RichLog, Static
 from aftermath.ui.terminal.board import MOST, KeptLines
 
 
-class Rows(DataTable[Text]):
+class KeyedTable(DataTable[Text]):
     """A row for each key. Home and End go to the first and last row, not to columns."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -40,13 +41,15 @@ class Rows(DataTable[Text]):
                 for column, before, now in zip(columns, self._shown[key], cells, strict=True):
                     if before != now:
                         self.update_cell(key, column, Text(now), update_width=True)
-        self._shown, self._named = dict(rows), tuple(columns)
+        self._shown = dict(rows)
+        self._named = tuple(columns)
 
     def _make(self, columns: Sequence[str], rows: Mapping[str, Sequence[str]]) -> None:
         at = self.cursor_row
         self.clear(columns=True)
         for number, name in enumerate(columns):
-            # The table measures its cells only after it was drawn once, with columns as wide as their names.
+            # The table measures its cells only after it was drawn once, with columns as wide as
+            # their names.
             made = self.columns[self.add_column(name, key=name)]
             made.content_width = max(map(cell_len, (name, *(cells[number] for cells in rows.values()))))
         for key, cells in rows.items():
@@ -57,7 +60,7 @@ class Rows(DataTable[Text]):
 _PAPER = Console(color_system="standard", force_terminal=True, legacy_windows=False)
 
 
-class Drawing(Static):
+class DrawnText(Static):
     """Shows what it is given; the same again changes nothing."""
 
     def __init__(self, name: str) -> None:
@@ -85,7 +88,8 @@ class Log(RichLog):
         """Bring it up to date."""
         if self.size.width != self._width:
             self.clear()
-            self._width, self._drawn = self.size.width, kept.said - len(kept.lines)
+            self._width = self.size.width
+            self._drawn = kept.said - len(kept.lines)
         new = min(kept.said - self._drawn, len(kept.lines))
         for t, text in list(kept.lines)[len(kept.lines) - new :]:
             self.write(text if t is None else Text.assemble((f"{clock(t):>8}  ", "dim"), text), expand=True)

@@ -1,6 +1,7 @@
 """Reads where a run stands, once or after every change, without a wallet.
 
-Decided: Run is pushed; Model and Members are read again only when the run's counters say that they changed.
+Decided: Run is pushed; Model and Members are read again only when the run's counters say that they
+changed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from aftermath.chain.client import CoordinatorClient
 from aftermath.chain.newest_run import OUTAGE_SECONDS
 from aftermath.chain.subscription import RunWatcher
 from aftermath.coordinator.view import View
-from aftermath.events.status import Standing, standing
+from aftermath.events.status import RunStatus, standing
 from aftermath.rules.run import STORED_ROUNDS, Run
 
 
@@ -22,12 +23,13 @@ class RunFollower:
     """One run on a cluster."""
 
     def __init__(self, coordinator: CoordinatorClient, run_id: str) -> None:
-        self._coordinator, self._run_id = coordinator, run_id
+        self._coordinator = coordinator
+        self._run_id = run_id
         program = coordinator.program_id
         self._watcher = RunWatcher(coordinator.pool, run_addresses(program, run_id).run, program)
         self._view: View | None = None
 
-    async def now(self) -> Standing:
+    async def now(self) -> RunStatus:
         """Where it stands, read now. Raises NoSuchRun."""
         await self._read()
         await self._watcher.refresh()  # which reads the chain's clock
@@ -49,7 +51,7 @@ class RunFollower:
         """For how many seconds nothing was heard of the run."""
         return self._watcher.silent
 
-    def standing(self) -> Standing:
+    def standing(self) -> RunStatus:
         """Where it stands by what was read last, at this moment of the chain's time."""
         assert self._view is not None
         silent = self._watcher.silent
@@ -63,8 +65,10 @@ class RunFollower:
         )
 
     @asynccontextmanager
-    async def following(self) -> AsyncIterator[AsyncIterator[Standing]]:
-        """Where it stands, now and after every change. Raises as `now`, and NoSuchRun when the run is closed."""
+    async def following(self) -> AsyncIterator[AsyncIterator[RunStatus]]:
+        """Where it stands, now and after every change. Raises as `now`, and NoSuchRun when the run
+        is closed.
+        """
         await self._read()
         await self._watcher.start()
         try:
@@ -72,7 +76,7 @@ class RunFollower:
         finally:
             await self._watcher.close()
 
-    async def _standings(self) -> AsyncIterator[Standing]:
+    async def _standings(self) -> AsyncIterator[RunStatus]:
         async for run in self._watcher.updates():
             known = self._view
             if known is not None and (known.run.model_seq, known.run.members_seq) == (run.model_seq, run.members_seq):

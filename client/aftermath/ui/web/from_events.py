@@ -1,7 +1,8 @@
 """A run as its members' events tell it: moments, curves, marks, and what is known of each member.
 
-Decided: a moment begins with every state and round, when the first member tells of it; members are known by what they
-last told. Files come from strangers: members, epochs and marks are counted, and texts cut.
+Decided: a moment begins with every state and round, when the first member tells of it; members are
+known by what they last told. Files come from strangers: members, epochs and marks are counted, and
+texts cut.
 """
 
 from __future__ import annotations
@@ -11,42 +12,43 @@ from collections import defaultdict, deque
 import msgspec
 
 from aftermath.events import event_types
-from aftermath.events.history import Comings
+from aftermath.events.history import Lifecycle
 from aftermath.events.reader import EventRecord
 from aftermath.rules.bitmap import MAX_MEMBERS
 from aftermath.rules.limits import MAX_LEVELS
 from aftermath.rules.state import RunState
-from aftermath.ui.web.snapshot import Figures, Member, Moment
+from aftermath.ui.web.snapshot import Figures, MemberSnapshot, RunSnapshot
 
 MOST_EPOCHS = 400
 MOST_MARKS = 200
 _MOST_MEMBERS = 4 * MAX_MEMBERS  # of all times; a run has fewer at once
 _MOST_TEXT = 64
-_TAKES_PART = (event_types.Round, event_types.Trained, event_types.Applied, event_types.Model)
+_TAKES_PART = (event_types.RoundStarted, event_types.ShareTrained, event_types.Applied, event_types.ModelReady)
 _STANDINGS: dict[type[event_types.Event], str] = {
-    event_types.Started: "starting",
+    event_types.MemberStarted: "starting",
     event_types.Joined: "joins the next epoch",
     event_types.Waiting: "waiting for the next epoch",
     event_types.Leaving: "leaving",
     event_types.Left: "left",
-    event_types.Finished: "finished",
+    event_types.RunFinished: "finished",
     event_types.Error: "failed",
 }
 
 
-class Retold:
+class EventSnapshots:
     """Takes the events of one run in the order in which they are read."""
 
     def __init__(self, run_id: str, losses: Losses) -> None:
-        self._run_id, self._losses = run_id, losses
+        self._run_id = run_id
+        self._losses = losses
         self.sent = Sent()
         self.epochs: dict[int, int] = {}
         """The first step of each epoch that was told of, of the newest MOST_EPOCHS."""
-        self.members: dict[str, Member] = {}
+        self.members: dict[str, MemberSnapshot] = {}
         """By wallet, as each last told of itself."""
         self.told = 0
         """How many events."""
-        self._comings = Comings()
+        self._comings = Lifecycle()
         self._total_steps = 0
         self._since = 0
         self._of_that_second: set[tuple[int, str]] = set()
@@ -56,7 +58,7 @@ class Retold:
         """The newest of what happened to members, each at its step."""
         return list(deque(self._comings.marks, MOST_MARKS))
 
-    def take(self, told: EventRecord) -> Moment | None:
+    def take(self, told: EventRecord) -> RunSnapshot | None:
         """Learn from an event; the moment that begins with it, if one does."""
         wallet = told.about.wallet[:_MOST_TEXT]
         if wallet not in self.members and len(self.members) >= _MOST_MEMBERS:
@@ -67,10 +69,10 @@ class Retold:
         self._comings.take(told)
         self._know(wallet, told)
         match told.event:
-            case event_types.State() as state if self._is_new(state.since, state.epoch, state.state):
+            case event_types.StateChanged() as state if self._is_new(state.since, state.epoch, state.state):
                 self._total_steps = state.total_steps
                 return self._moment(told, state.state, state.epoch, None, state.step)
-            case event_types.Round() as begun if self._is_new(begun.since, begun.epoch, str(begun.height)):
+            case event_types.RoundStarted() as begun if self._is_new(begun.since, begun.epoch, str(begun.height)):
                 self._epoch(begun)
                 return self._moment(told, RunState.ROUND_TRAIN.name, begun.epoch, begun.height, max(0, begun.step - 1))
         return None
@@ -85,27 +87,28 @@ class Retold:
         self._of_that_second.add((epoch, what))
         return True
 
-    def _epoch(self, begun: event_types.Round) -> None:
+    def _epoch(self, begun: event_types.RoundStarted) -> None:
         if begun.epoch not in self.epochs:
             self.epochs[begun.epoch] = begun.step
             if len(self.epochs) > MOST_EPOCHS:
                 del self.epochs[min(self.epochs)]
 
     def _know(self, wallet: str, told: EventRecord) -> None:
-        event, before = told.event, self.members.get(wallet)
-        member = before or Member(wallet, told.about.tier, "")
+        event = told.event
+        before = self.members.get(wallet)
+        member = before or MemberSnapshot(wallet, told.about.tier, "")
         if isinstance(event, _TAKES_PART):
             member = msgspec.structs.replace(member, standing="takes part", takes_part=True)
         elif (words := _STANDINGS.get(type(event))) is not None:
             member = msgspec.structs.replace(member, standing=words, takes_part=False)
         figures = member.figures
         match event:
-            case event_types.Started():
+            case event_types.MemberStarted():
                 figures = Figures()
                 member = msgspec.structs.replace(member, tier=told.about.tier, seat=None)
             case event_types.Joined():
                 member = msgspec.structs.replace(member, seat=event.seat, weight=event.weight)
-            case event_types.Trained():
+            case event_types.ShareTrained():
                 member = msgspec.structs.replace(member, seen=f"epoch {event.epoch}, round {event.height}")
                 figures = msgspec.structs.replace(
                     figures, step=event.step, loss=event.loss, tokens_per_second=event.tokens_per_sec
@@ -126,8 +129,8 @@ class Retold:
             if member.seat in seats:
                 self.members[wallet] = msgspec.structs.replace(member, standing=how, takes_part=False)
 
-    def _moment(self, told: EventRecord, state: str, epoch: int, height: int | None, step: int) -> Moment:
-        return Moment(
+    def _moment(self, told: EventRecord, state: str, epoch: int, height: int | None, step: int) -> RunSnapshot:
+        return RunSnapshot(
             at=round(told.at.timestamp() * 1000),
             source="events",
             run_id=self._run_id,
@@ -212,7 +215,8 @@ class Sent:
         """(step, bytes until then) of each tier."""
         found: dict[int, Points] = {}
         for tier, curve in sorted(self._more.items()):
-            total, points = 0.0, []
+            total = 0.0
+            points = []
             for step, more, _ in curve.sums():
                 total += more
                 points.append((step, total))
@@ -221,7 +225,8 @@ class Sent:
 
 
 def _means(sums: list[tuple[int, float, float]]) -> Points:
-    points, begin = [], 0
+    points = []
+    begin = 0
     for end in _ends(len(sums)):
         part = sums[begin : end + 1]
         points.append((part[-1][0], sum(total for _, total, _ in part) / sum(weights for _, _, weights in part)))

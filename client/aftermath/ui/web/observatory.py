@@ -1,8 +1,11 @@
-"""All runs that are observed: which there are, which are followed, and the files of events that tell of them.
+"""All runs that are observed: which there are, which are followed, and the files of events that
+tell of them.
 
 Decided
-- A run is followed from when a visitor first opens its page, or from the start if it was named; of those that nobody
-  looks at, the one that was left longest makes room for another. So what strangers can ask of nodes is bounded.
+- A run is followed from when a visitor first opens its page, or from the start if it was named; of
+  those that nobody
+  looks at, the one that was left longest makes room for another. So what strangers can ask of nodes
+  is bounded.
 - The runs of a cluster are listed again only while a visitor looks at the list.
 - Files are read on one thread, some events at a time, so that a long history keeps nobody waiting.
 """
@@ -61,7 +64,9 @@ class Runs(msgspec.Struct, frozen=True):
 
 
 class Observatory:
-    """Everything that pages are told of. `named`: the run that is followed whether anybody looks or not."""
+    """Everything that pages are told of. `named`: the run that is followed whether anybody looks or
+    not.
+    """
 
     def __init__(
         self, coordinator: CoordinatorClient, *, named: str | None = None, events: Sequence[Path] = ()
@@ -69,12 +74,14 @@ class Observatory:
         self.changed = Pulse()
         """When the list of runs has changed."""
         self.list_viewers = 0
-        self._coordinator, self._named = coordinator, named
+        self._coordinator = coordinator
+        self._named = named
         self._events = EventReader(events, later=True) if events else None
         self._runs: dict[str, ObservedRun] = {}
         self._following: dict[str, asyncio.Task[None]] = {}
         self._on_chain: list[Listed] = []
-        self._trouble, self._listed = "", b""
+        self._trouble = ""
+        self._listed = b""
         self._list_read = float("-inf")
         self._listing = asyncio.Lock()
 
@@ -91,10 +98,12 @@ class Observatory:
         finally:
             await cancel([*tasks, *self._following.values()])
 
-    # --- runs ---------------------------------------------------------------------------------------------------------
+    # --- runs ---
 
     def run(self, run_id: str) -> ObservedRun | None:
-        """A run, followed from now on; None while there is no room. Raises UsageError for what is no run id."""
+        """A run, followed from now on; None while there is no room. Raises UsageError for what is
+        no run id.
+        """
         run_seed(run_id)
         run = self._runs.get(run_id) or ObservedRun(self._coordinator, run_id, steady=run_id == self._named)
         run.looked_at = time.monotonic()
@@ -124,7 +133,7 @@ class Observatory:
             del self._runs[left.run_id]
         return True
 
-    # --- the list -----------------------------------------------------------------------------------------------------
+    # --- the list ---
 
     async def runs(self) -> bytes:
         """`Runs` as JSON, not older than LIST_SECONDS."""
@@ -172,7 +181,7 @@ class Observatory:
             self._listed = packed
             self.changed.fire()
 
-    # --- events -------------------------------------------------------------------------------------------------------
+    # --- events ---
 
     async def _read_events(self, reader: EventReader) -> None:
         worker = ThreadWorker("events")
@@ -199,7 +208,9 @@ class Observatory:
         return iter(touched.values())
 
     def _told_of(self, run_id: str) -> ObservedRun | None:
-        """The run that an event is of; None for one that cannot be, or beyond those there is room for."""
+        """The run that an event is of; None for one that cannot be, or beyond those there is room
+        for.
+        """
         if (run := self._runs.get(run_id)) is not None:
             return run
         try:

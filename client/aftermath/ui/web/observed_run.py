@@ -31,20 +31,24 @@ from aftermath.events.reader import EventRecord, RunName
 from aftermath.rules.run import Run
 from aftermath.ui.web.follower import RunFollower
 from aftermath.ui.web.from_events import MOST_EPOCHS, Points
-from aftermath.ui.web.run_history import Past, RunRecords
-from aftermath.ui.web.snapshot import Figures, Moment, moment_of
+from aftermath.ui.web.run_history import RunRecords, SnapshotHistory
+from aftermath.ui.web.snapshot import Figures, RunSnapshot, snapshot_of
 
 log = logging.getLogger(__name__)
 
 AGAIN_SECONDS = 3.0
 """After a failure, and between two looks for transactions."""
 _LOOK_SECONDS = 0.5  # between two looks at whether the chain still answers
-_AT_ONCE, _PAUSE_SECONDS = 20, 1.0  # transactions read in a row, and the pause after them
+# transactions read in a row, and the pause after them
+_AT_ONCE = 20
+_PAUSE_SECONDS = 1.0
 _MOST_SAID = 16  # warnings about other runs of the same id
-_FRESH_SECONDS, _TELL_SECONDS = 1.0, 5.0  # how old may be what is sent; how often viewers hear, though nothing happens
+# how old may be what is sent; how often viewers hear, though nothing happens
+_FRESH_SECONDS = 1.0
+_TELL_SECONDS = 5.0
 
 
-class Costs(msgspec.Struct, frozen=True):
+class ObservedCosts(msgspec.Struct, frozen=True):
     """Of the transactions that named the run, as far as they were read; `complete`: all of them
     were.
     """
@@ -59,10 +63,10 @@ class Now(msgspec.Struct, frozen=True):
     does not.
     """
 
-    moment: Moment | None
+    moment: RunSnapshot | None
     trouble: str
     silent: int | None
-    costs: Costs
+    costs: ObservedCosts
     events: int
 
 
@@ -81,7 +85,8 @@ class ObservedRun:
     """
 
     def __init__(self, coordinator: CoordinatorClient, run_id: str, *, steady: bool = False) -> None:
-        self.run_id, self._steady = run_id, steady
+        self.run_id = run_id
+        self._steady = steady
         self.changed = Pulse()
         self.asked = asyncio.Event()
         """Set once the chain has answered for the first time, or a node has failed to."""
@@ -103,19 +108,21 @@ class ObservedRun:
         self._now: bytes | None = None
         self._made = 0.0
 
-    # --- what is known ----------------------------------------------------------------------------
+    # --- what is known ---
 
     def now(self) -> bytes:
         """`Now` as JSON."""
         if self._now is None or time.monotonic() - self._made > _FRESH_SECONDS:
-            follower, silent = self._follower, None
+            follower = self._follower
+            silent = None
             record = self._records.shown
             if follower is not None:
                 record.moment = self._chain_moment(follower)
                 silent = round(follower.silent) if self._silent else None
-            costs = Costs(record.transactions, record.lamports, self._reader.complete)
+            costs = ObservedCosts(record.transactions, record.lamports, self._reader.complete)
             told = Now(record.moment, self._trouble, silent, costs, record.retold.told)
-            self._now, self._made = msgspec.json.encode(told), time.monotonic()
+            self._now = msgspec.json.encode(told)
+            self._made = time.monotonic()
         return self._now
 
     def curves(self) -> bytes:
@@ -131,7 +138,9 @@ class ObservedRun:
 
     @property
     def known(self) -> bool:
-        """Whether there is anything to show of the run: the chain has it, or events have told of it."""
+        """Whether there is anything to show of the run: the chain has it, or events have told of
+        it.
+        """
         return self._follower is not None or self._records.shown.moment is not None or self.told > 0
 
     @property
@@ -140,11 +149,11 @@ class ObservedRun:
         return sum(record.retold.told for record in self._records)
 
     @property
-    def past(self) -> Past:
+    def past(self) -> SnapshotHistory:
         """The moments that are remembered of the run that is shown."""
         return self._records.shown.past
 
-    # --- events -----------------------------------------------------------------------------------
+    # --- events ---
 
     def take(self, told: EventRecord) -> None:
         """Learn from an event, which may be of an earlier run of this id."""
@@ -177,7 +186,7 @@ class ObservedRun:
         """Some events were taken: tell it."""
         self._tell()
 
-    # --- the chain --------------------------------------------------------------------------------
+    # --- the chain ---
 
     async def follow(self) -> None:
         """Follow the run until cancelled, whatever happens to nodes and to the run; one that the
@@ -192,7 +201,8 @@ class ObservedRun:
             except Exception:
                 log.exception("run %s could not be followed", self.run_id)
                 self._trouble = "something unexpected went wrong while it was followed: the server's log says what"
-            self._follower, self._silent = None, self._records.shown.live_since is not None
+            self._follower = None
+            self._silent = self._records.shown.live_since is not None
             self.asked.set()
             self._tell()
             await asyncio.sleep(AGAIN_SECONDS)
@@ -203,7 +213,9 @@ class ObservedRun:
         follower = RunFollower(self._coordinator, self.run_id)
         async with follower.following() as standings:
             self._show(follower.run)
-            self._follower, self._trouble, self.missing = follower, "", False
+            self._follower = follower
+            self._trouble = ""
+            self.missing = False
             self.asked.set()
             tasks = [asyncio.create_task(self._mind(follower)), asyncio.create_task(self._read_transactions(follower))]
             try:
@@ -234,10 +246,10 @@ class ObservedRun:
             if before.run.identity and before.retold.told:
                 self._say_other(before.run)
 
-    def _chain_moment(self, follower: RunFollower) -> Moment:
+    def _chain_moment(self, follower: RunFollower) -> RunSnapshot:
         record = self._records.shown
         figures = {**record.stated, **{wallet: member.figures for wallet, member in record.retold.members.items()}}
-        return moment_of(follower.standing(), round(time.time() * 1000), figures)
+        return snapshot_of(follower.standing(), round(time.time() * 1000), figures)
 
     async def _mind(self, follower: RunFollower) -> None:
         """Say when the chain falls silent, and when it answers again."""
@@ -253,7 +265,7 @@ class ObservedRun:
             elif self.viewers and time.monotonic() - self._made > _TELL_SECONDS:
                 self._tell()
 
-    # --- transactions -----------------------------------------------------------------------------
+    # --- transactions ---
 
     async def _read_transactions(self, follower: RunFollower) -> None:
         pause = 0.0 if self._coordinator.pool.is_local else _PAUSE_SECONDS

@@ -1,7 +1,8 @@
 """What a run was like before: moments by their time, in bounded memory.
 
-Decided: moments are kept as compressed JSON, since a page asks for one at a time. When there are too many, every second
-one of the older half goes: what is near in time stays exact, what is long past becomes coarse, and the first one stays.
+Decided: moments are kept as compressed JSON, since a page asks for one at a time. When there are
+too many, every second one of the older half goes: what is near in time stays exact, what is long
+past becomes coarse, and the first one stays.
 """
 
 from __future__ import annotations
@@ -13,22 +14,23 @@ from collections.abc import Iterator
 import msgspec
 
 from aftermath.events.reader import RunName
-from aftermath.ui.web.from_events import Losses, Retold
-from aftermath.ui.web.snapshot import Figures, Moment
+from aftermath.ui.web.from_events import EventSnapshots, Losses
+from aftermath.ui.web.snapshot import Figures, RunSnapshot
 
 MOST_MOMENTS = 2000
 MOST_BYTES = 8 << 20
 
 
-class Past:
+class SnapshotHistory:
     """The moments of one run that are remembered."""
 
     def __init__(self, most: int = MOST_MOMENTS, most_bytes: int = MOST_BYTES) -> None:
-        self._most, self._most_bytes = most, most_bytes
+        self._most = most
+        self._most_bytes = most_bytes
         self._kept: list[tuple[int, bytes]] = []
         self._bytes = 0
 
-    def keep(self, moment: Moment) -> None:
+    def keep(self, moment: RunSnapshot) -> None:
         """Remember a moment; one of the same millisecond takes the other's place."""
         self.forget(moment.at)
         packed = zlib.compress(msgspec.json.encode(moment), 1)
@@ -48,7 +50,9 @@ class Past:
         return [at for at, _ in self._kept]
 
     def before(self, at: int) -> bytes | None:
-        """The JSON of the last moment at or before this time; of the first one if all are later, None if none is."""
+        """The JSON of the last moment at or before this time; of the first one if all are later,
+        None if none is.
+        """
         if not self._kept:
             return None
         return zlib.decompress(self._kept[max(0, self._place(at))][1])
@@ -72,9 +76,9 @@ class RunRecord:
     def __init__(self, run: RunName) -> None:
         self.run = run
         self.losses = Losses()
-        self.retold = Retold(run.run_id, self.losses)
-        self.past = Past()
-        self.moment: Moment | None = None
+        self.retold = EventSnapshots(run.run_id, self.losses)
+        self.past = SnapshotHistory()
+        self.moment: RunSnapshot | None = None
         self.live_since: int | None = None
         """When the chain first showed it, in milliseconds."""
         self.stated: dict[str, Figures] = {}
@@ -86,7 +90,9 @@ class RunRecord:
 
 
 class RunRecords:
-    """The records of one run id, of which one is shown: the chain's, and until that is known the one created last."""
+    """The records of one run id, of which one is shown: the chain's, and until that is known the
+    one created last.
+    """
 
     def __init__(self, run_id: str) -> None:
         self.shown = RunRecord(RunName(run_id, "", 0, ""))
@@ -102,7 +108,9 @@ class RunRecords:
         self.shown = self._record(run)
 
     def told(self, run: RunName) -> RunRecord | None:
-        """Return the record for events of a run. None for a run older than the records that are kept."""
+        """Return the record for events of a run. None for a run older than the records that are
+        kept.
+        """
         if run.identity not in self._records and len(self._records) >= MOST_RECORDS and not self._make_room(run):
             return None
         record = self._record(run)

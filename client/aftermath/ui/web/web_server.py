@@ -1,12 +1,18 @@
-"""The observer's web server: one page, its parts as files, what it shows as JSON, and websockets that push it.
+"""The observer's web server: one page, its parts as files, what it shows as JSON, and websockets
+that push it.
 
 Decided
-- Everything is `GET`, and nothing changes anything. A page may be shown by anybody; data and sockets answer the page
-  of this server only (no CORS, the origin of a socket is compared), so that other sites cannot read a private observer.
-- The page runs no script and shows no style but its own files' (CSP), and nothing comes from elsewhere.
-- Viewers are counted, what they send is a few bytes at most, and who takes nothing for some seconds is let go. A slow
+- Everything is `GET`, and nothing changes anything. A page may be shown by anybody; data and
+  sockets answer the page
+  of this server only (no CORS, the origin of a socket is compared), so that other sites cannot read
+  a private observer.
+- The page runs no script and shows no style but its own files' (CSP), and nothing comes from
+  elsewhere.
+- Viewers are counted, what they send is a few bytes at most, and who takes nothing for some seconds
+  is let go. A slow
   viewer skips what has changed again meanwhile.
-- So are all other connections, of which each holds a file of this process: the oldest makes room, and who takes nothing
+- So are all other connections, of which each holds a file of this process: the oldest makes room,
+  and who takes nothing
   of what it asked for is not waited for.
 """
 
@@ -34,11 +40,14 @@ from aftermath.ui.web.snapshot import STATES
 
 log = logging.getLogger(__name__)
 
-MOST_VIEWERS, MOST_OTHERS = 256, 128
+MOST_VIEWERS = 256
+MOST_OTHERS = 128
 """Connections that are pushed to, and those that ask, have asked, or say nothing."""
 _PAGE = Path(__file__).parent / "page"
 _KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
-_LEAST_SECONDS, _STALLED_SECONDS, _PING_SECONDS = 0.25, 15.0, 20.0
+_LEAST_SECONDS = 0.25
+_STALLED_SECONDS = 15.0
+_PING_SECONDS = 20.0
 """Between two messages to a viewer; for one to be taken; between pings."""
 _ANSWER_SECONDS = 5.0  # for which a first look at a run waits for the chain
 _IDLE_SECONDS = 20.0  # for which a connection stays on which nothing is asked: each holds a file of this process
@@ -87,8 +96,11 @@ class ObserverServer:
     def __init__(
         self, observatory: Observatory, *, most_viewers: int = MOST_VIEWERS, names: Collection[str] = ()
     ) -> None:
-        """`names` are host names that the page is served under, besides the address it listens at."""
-        self._observatory, self._most = observatory, most_viewers
+        """`names` are host names that the page is served under, besides the address it listens
+        at.
+        """
+        self._observatory = observatory
+        self._most = most_viewers
         self._names = {"localhost", *(name.lower() for name in names)}
         self._viewers: set[asyncio.Task[object]] = set()
         self._entrance: _Entrance
@@ -134,8 +146,9 @@ class ObserverServer:
     async def _check_host(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Refuse a request for a name that is not ours.
 
-        A page of any site can have its own name resolve to this machine (DNS rebinding). Its browser then takes what
-        the observer answers for that site's. An address in the header is not a name, so nobody can do it with one.
+        A page of any site can have its own name resolve to this machine (DNS rebinding). Its
+        browser then takes what the observer answers for that site's. An address in the header is
+        not a name, so nobody can do it with one.
         """
         header = request.headers.get("Host")
         if header is not None:
@@ -144,7 +157,7 @@ class ObserverServer:
                 raise web.HTTPForbidden(text="the observer has another name; observe --name NAME adds one\n")
         return await handler(request)
 
-    # --- files and JSON -----------------------------------------------------------------------------------------------
+    # --- files and JSON ---
 
     async def _page(self, request: web.Request) -> web.Response:
         return web.Response(body=self._parts["/index.html"], content_type="text/html", charset="utf-8")
@@ -162,7 +175,8 @@ class ObserverServer:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(run.asked.wait(), _ANSWER_SECONDS)
         status = 200 if run.known else 404 if run.missing else 503
-        times, states = msgspec.json.encode(run.past.times()), msgspec.json.encode(STATES)
+        times = msgspec.json.encode(run.past.times())
+        states = msgspec.json.encode(STATES)
         return _json(_object(now=run.now(), curves=run.curves(), past=times, states=states), status)
 
     async def _then(self, request: web.Request) -> web.Response:
@@ -180,7 +194,7 @@ class ObserverServer:
             raise web.HTTPServiceUnavailable(text="as many runs are looked at as this observer follows\n")
         return run
 
-    # --- live ---------------------------------------------------------------------------------------------------------
+    # --- live ---
 
     async def _live_list(self, request: web.Request) -> web.StreamResponse:
         observatory = self._observatory
@@ -264,7 +278,9 @@ class ObserverServer:
 
 
 def host_of(header: str) -> str:
-    """Return the host of a `Host` header, without its port and brackets; empty for what is not one."""
+    """Return the host of a `Host` header, without its port and brackets; empty for what is not
+    one.
+    """
     try:
         return (urlsplit(f"//{header}").hostname or "").lower()
     except ValueError:
