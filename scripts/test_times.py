@@ -86,7 +86,7 @@ def print_tier(
         return True
     print(
         f"error: the {tier} tier took {cpu / slowness:.0f} CPU seconds of the reference, its budget is {budget:.0f}\n"
-        "fix: make its most expensive files cheaper, or move their campaigns to nightly (docs/development.md, Tests)",
+        "fix: make its most expensive files cheaper, or move their campaigns to nightly (CONTRIBUTING.md, Tests)",
         file=sys.stderr,
     )
     return False

@@ -28,6 +28,7 @@ from aftermath.server.index import CENTRALIZED
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(ROOT.glob("*.md")) + [ROOT / "keys/README.md", *sorted((ROOT / "docs").glob("*.md"))]
+GENERATED = {"commands.md", "commands-centralized.md", "config.md"}
 SCRIPTS = {script.name: script for script in (SOLANA, CENTRALIZED)}
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"`([^`\n]+)`")
@@ -130,9 +131,10 @@ def test_lone_options_belong_to_a_command(page: Path) -> None:
 
 
 def test_prose_fits_a_window(page: Path) -> None:
-    """Lines have at most 120 columns without the targets of links."""
+    """Lines have at most 100 columns without the targets of links; generated ones 120."""
+    limit = 120 if page.name in GENERATED else 100
     text = re.sub(r"\]\([^)]*\)", "]", prose(page))
-    assert not [line for line in text.splitlines() if len(line) > 120 and not line.startswith("|")]
+    assert not [line for line in text.splitlines() if len(line) > limit and not line.startswith(("|", "!["))]
 
 
 def make_targets() -> set[str]:

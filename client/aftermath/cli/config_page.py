@@ -34,7 +34,7 @@ what was printed.
 A table that is a choice holds exactly one of its variants: `[model.LLM.checkpoint.Hub]`, or in one line
 `checkpoint = { Hub = { repo_id = "ada/my-model" } }`. A variant that needs no key may be its name alone, as
 `shuffle = "DontShuffle"`, and one that is "its path alone" below its first key's value, as `Local = "runs/mine/model"`.
-[operations.md](operations.md#a-run-from-its-owners-side) says how to choose."""
+[operations.md](operations.md#what-an-owner-decides) says how to choose."""
 _CODES = """## Codes of mistakes
 
 Of each mistake `config validate --json` gives the `code`, which stays when its sentence changes, the `line` and the

@@ -50,7 +50,7 @@ SHARED_PREFACE = """## Shared options
 
 Several commands take these options, and name them only. They and all options of `train` also read an environment
 variable: `--run-id` reads `RUN_ID`. `--rpc`, `--ws-rpc`, `--wallet-private-key-path` and `--run-id` then read what
-`config set` [stored](operations.md#what-is-typed-each-time)."""
+`config set` [stored](operations.md#stored-defaults)."""
 
 
 class Option(NamedTuple):

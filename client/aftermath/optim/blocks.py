@@ -61,7 +61,7 @@ def cut(
     Raises SchemaError if `chunk` makes them too large, or if a segment's matrices are not adjacent.
     """
     # Rows of the embedding and the head learn from few tokens each, and most runs can afford to
-    # keep more of them (docs/research.md). Balance vectors (`optim.balance`) have blocks of one
+    # keep more of them (docs/models.md). Balance vectors (`optim.balance`) have blocks of one
     # number.
     return tuple(
         _blocks(s, 1 if balances(s.name) else chunk, topk_embeddings if is_table(s.name) else topk) for s in segments
