@@ -24,8 +24,8 @@ from aftermath.config.read import location_of, rules_of, schedule_of
 from aftermath.config.recipe import recipe_of
 from aftermath.data.fingerprint import hash_of
 from aftermath.data.source import WrongTokens
-from aftermath.owner import troubles
-from aftermath.owner.agreed_data import source_of, trouble_with_tokenizer
+from aftermath.owner import warnings as owner_warnings
+from aftermath.owner.agreed_data import source_of, warning_about_tokenizer
 from aftermath.owner.schema import Shape, document_of, not_done, not_fitting, not_there, shape_with
 from aftermath.testnet.configs import flags
 from aftermath.train.locations import check_place
@@ -60,7 +60,7 @@ def look(config: RunConfig, recipe: Mapping[str, Any]) -> Checked:
     if not any(one.code == "repository-name" for one in mistakes):
         described = _model(config, recipe, mistakes, unseen)
     shape = None if described is None else _shape(config, described, mistakes)
-    warnings = troubles.coded(schedule_of(config.llm.lr_schedule), rules_of(config), shape)
+    warnings = owner_warnings.coded(schedule_of(config.llm.lr_schedule), rules_of(config), shape)
     if shape is not None and (trouble := _data(config, shape.vocab_size, recipe, mistakes, unseen)):
         warnings.append(("data-here", trouble))
     found = config.refused(mistakes).found if mistakes else ()
@@ -164,4 +164,4 @@ def _data(
             mistakes.append(_told(error, "data_location"))
             return ""
         return ". ".join(filter(None, (error.message, error.fix)))
-    return trouble_with_tokenizer(config)
+    return warning_about_tokenizer(config)

@@ -11,7 +11,8 @@ from aftermath.base.text import deliver
 from aftermath.config import errors
 from aftermath.config.keys import Key, held_by, keys
 from aftermath.config.tables import Choice
-from aftermath.owner import schema, troubles
+from aftermath.owner import schema
+from aftermath.owner import warnings as owner_warnings
 
 PREFACE = """# The config of a run
 
@@ -47,7 +48,14 @@ _WARNINGS = "Warnings make no file wrong:"
 def page() -> str:
     """The whole page as markdown."""
     sections = [_section(key) for key in keys() if key.table is not None and held_by(key)]
-    parts = [PREFACE, *sections, _CODES, _codes(errors.CODES | schema.CODES), _WARNINGS, _codes(troubles.WARNINGS)]
+    parts = [
+        PREFACE,
+        *sections,
+        _CODES,
+        _codes(errors.CODES | schema.CODES),
+        _WARNINGS,
+        _codes(owner_warnings.WARNINGS),
+    ]
     return "\n\n".join(parts) + "\n"
 
 

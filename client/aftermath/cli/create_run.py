@@ -59,7 +59,7 @@ async def create_run(
     """
     from aftermath import __version__
     from aftermath.chain.addresses import run_addresses
-    from aftermath.chain.admission import trouble_with_version
+    from aftermath.chain.admission import warning_about_version
     from aftermath.chain.options import public_key
     from aftermath.chain.refusals import sol
     from aftermath.cli.authorization import open_to_all
@@ -67,7 +67,7 @@ async def create_run(
     from aftermath.events.progress import in_words
 
     check_readable(run_id)
-    if unmeant := trouble_with_version(client_version, __version__):
+    if unmeant := warning_about_version(client_version, __version__):
         note(f"warning: {unmeant}")
     named = public_key(join_authority) if join_authority is not None else None
     async with sign_in(options) as chain:

@@ -36,7 +36,7 @@ def decode_gradients(
         typer.Option(help="Directory for dense tensors: per file one of the same name, in the parameters' shapes."),
     ] = None,
 ) -> Result:
-    """Show what members sent, from the files that train writes of it.
+    """Show the results in files that train --write-gradients-dir wrote.
 
     Values are those that the run counts: votes of 1 and -1, or numbers. With --out they are tensors of the full model's
     names and shapes, transformed back where the run transforms; zero where nothing was sent.

@@ -36,6 +36,8 @@ class Entry:
 
     panel: str
     summary: str
+    module: str = ""
+    """The module of the command. By default it has the command's name."""
 
 
 @dataclass(frozen=True)
@@ -48,12 +50,13 @@ class Index:
     about: str
     epilog: str
     stored: Callable[[], Mapping[str, str]] = dict
-    """What the user has chosen for all commands, by the names that options have for it (`options.shared`)."""
+    """Return what the user stored for all commands, by the names of `options.shared`."""
 
     def find(self, name: str) -> Any:
-        """The `command.Command` of this name, from its module."""
+        """Import the module of a command and return its `command.Command`."""
         identifier = name.replace("-", "_").replace(" ", "_")
-        return getattr(import_module(f"{self.package}.{identifier}"), identifier)
+        module = self.entries[name].module or identifier
+        return getattr(import_module(f"{self.package}.{module}"), identifier)
 
     def kinds(self, name: str) -> Mapping[str, Any]:
         """The types of a command's options."""

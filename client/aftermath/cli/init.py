@@ -84,7 +84,7 @@ def init(
         bool, typer.Option("--json", help="Print one JSON document instead of text; nothing is asked.")
     ] = False,
 ) -> Result:
-    """Write the commented config file of a new run, from questions or options.
+    """Write the commented config file of a new run.
 
     It begins with a recipe, which the options change; on a terminal it asks for what they do not say. Every key has a
     comment that says what it is. Where model and tokens are still to be made, a second file next to the first says of

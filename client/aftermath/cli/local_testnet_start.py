@@ -231,7 +231,7 @@ def local_testnet_start(
         bool, typer.Option("--json", help="At the end one JSON document; lines go to stderr.", show_default=False)
     ] = False,
 ) -> Result:
-    """Start a run and its clients on this machine, and show them.
+    """Start a run and its clients on this machine.
 
     Everything is the real thing: the programs on a local network, or a centralized server, and a process for each
     client. They are shown in tmux panes, without tmux on a screen of tabs, and where there is no terminal what clients

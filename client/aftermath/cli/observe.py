@@ -39,7 +39,7 @@ async def observe(
         bool, typer.Option("--json", help="Say where the page is as one JSON document.", show_default=False)
     ] = False,
 ) -> Result:
-    """Serve a web page of the cluster's runs: state, members, loss by tier, costs, live and back in time.
+    """Serve a web page of a cluster's runs.
 
     It needs no wallet and changes nothing: whoever opens the page can look and no more. What the page shows of the
     time before it was started comes from --events. It runs until Ctrl-C.

@@ -34,7 +34,7 @@ def plot(
         ),
     ] = Path("loss.png"),
 ) -> Result:
-    """Draw a run's history from its members' events, or compare trainings of train-local.
+    """Plot a run's history from its members' events, or compare local trainings.
 
     For a run, name directories of members' events. The picture shows loss by tier, bytes sent, epochs, and members that
     left or came back. One member's events are enough. With the events of all members, the loss covers all shares. Where

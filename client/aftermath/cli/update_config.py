@@ -79,12 +79,12 @@ async def update_config(
     from solders.pubkey import Pubkey
 
     from aftermath import __version__
-    from aftermath.chain.admission import trouble_with_version
+    from aftermath.chain.admission import warning_about_version
     from aftermath.chain.refusals import as_told
     from aftermath.cli.authorization import open_to_all
     from aftermath.cli.connection import sign_in
     from aftermath.owner.change import Change
-    from aftermath.owner.troubles import troubles
+    from aftermath.owner.warnings import warnings_of
 
     given = {key: value for key, value in asdict(shown).items() if value is not None}
     if not (config_path or restart_from_step or switch_to_hub or given or client_version is not None):
@@ -101,8 +101,8 @@ async def update_config(
             _check_open(change, run_id, model)
         sent = await _send(chain, change, run, model, as_json=json_output)
         run, model, _ = await chain.coordinator.snapshot(run_id)
-    warnings = troubles(run, model, shape, trouble) if shape else []
-    if unmeant := trouble_with_version(client_version or "", __version__):
+    warnings = warnings_of(run, model, shape, trouble) if shape else []
+    if unmeant := warning_about_version(client_version or "", __version__):
         warnings.append(unmeant)
     _warn(kept, warnings)
     data = _data(run, model, shape) | {"warnings": warnings} | sent

@@ -1,4 +1,4 @@
-"""`data tokenize`: turn text into token files. The script `scripts/tokenise.py` calls the same function."""
+"""Commands that make, describe, download and serve token files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import typer
 from aftermath.base.errors import UsageError
 from aftermath.base.text import counted
 from aftermath.cli.command import command
-from aftermath.cli.present import Result, note
+from aftermath.cli.present import Result, facts, note
+from aftermath.data.port import PORT
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -180,3 +181,100 @@ def _tokenizer(path: Path) -> tuple[Tokenizer, dict[str, bytes]]:
         return read(data), companions
     except ValueError as error:
         raise CheckpointError(f"{path} is not a tokenizer: {error}", "Name a tokenizer.json") from None
+
+
+_ANY = 1 << 32  # a vocabulary that takes every token
+
+
+@command("data inspect", example="aftermath-solana data inspect --data-path runs/light/tokens")
+def data_inspect(
+    data_path: Annotated[Path | None, typer.Option(help="A token file, or a folder of them.")] = None,
+    config_path: Annotated[Path | None, typer.Option(help="A run's config file, whose data is looked at.")] = None,
+    token_bytes: Annotated[Literal["2", "4"], typer.Option(help="Bytes of a token.")] = "2",
+    seq_len: Annotated[int, typer.Option(min=2, help="Tokens of a sequence.")] = 1024,
+) -> Result:
+    """Describe token files and print their hash.
+
+    Files that would train a model on garbage are refused: other formats, another width or byte order, only zeros. Two
+    members with the same hash have the same files. It is over every file's name, size and sampled blocks, so a large
+    corpus is not read whole. As data_hash in a run's config file it rejects members with other data.
+    """
+    from aftermath.config.document import load_config
+    from aftermath.data.fingerprint import hash_of
+    from aftermath.data.local import open_tokens
+    from aftermath.data.source import Source
+    from aftermath.data.tokens import TokenFiles
+    from aftermath.owner.agreed_data import source_of
+
+    if (data_path is None) == (config_path is None):
+        raise UsageError("one place of data is looked at", "Pass --data-path FOLDER or --config-path FILE")
+    source: Source
+    if config_path is not None:
+        source = source_of(load_config(config_path), _ANY)
+    else:
+        assert data_path is not None
+        source = open_tokens(data_path, int(token_bytes), seq_len, vocab_size=_ANY)
+    records = source.record()
+    data = {
+        "files": [{"name": one.name, "bytes": one.size, "samples": one.samples} for one in records],
+        "tokens": source.tokens if isinstance(source, TokenFiles) else source.sequences * source.seq_len,
+        "sequences": source.sequences,
+        "seq_len": source.seq_len,
+        "hash": hash_of(records).hex(),
+    }
+    shown = data | {"files": [f"{one.name}: {one.size:,} bytes, {one.samples[:16]}" for one in records]}
+    return Result(data, facts(shown))
+
+
+FINEWEB = "https://huggingface.co/datasets/kjj0/fineweb10B-gpt2/resolve/main/fineweb_train_{}.bin"
+"""Ten billion tokens of FineWeb by GPT-2's tokenizer, in files of a hundred million, numbered from 1."""
+
+
+@command("data fetch", example="aftermath-solana data fetch --output data/fineweb --files 2")
+def data_fetch(
+    output: Annotated[Path, typer.Option(help="Folder for the files.")],
+    files: Annotated[int, typer.Option(min=1, max=100_000, help="How many.")] = 1,
+    url_template: Annotated[
+        str | None, typer.Option(help="Their address, with {} for the number; else that of FineWeb's tokens.")
+    ] = None,
+    start_index: Annotated[int, typer.Option(min=0, help="The first number.")] = 1,
+    left_pad_zeros: Annotated[int, typer.Option(min=0, max=20, help="Digits of a number, with zeros before it.")] = 6,
+) -> Result:
+    """Download the tokens of FineWeb, or numbered token files.
+
+    What is there already is not downloaded again, and a download that was interrupted goes on where it was.
+    """
+    from aftermath.base.text import counted
+    from aftermath.data.download import download
+    from aftermath.data.http import HttpClient, numbered
+
+    client = HttpClient()
+    paths = []
+    for url in numbered(url_template or FINEWEB, start_index, left_pad_zeros, files):
+        paths.append(download(url, output, client, lambda here, whole: None))
+        note(f"{paths[-1]}: {paths[-1].stat().st_size:,} bytes")
+    data = {"files": [str(path) for path in paths], "bytes": sum(path.stat().st_size for path in paths)}
+    return Result(data, f"{counted(len(paths), 'file')} in {output}")
+
+
+@command("data serve", example="aftermath-solana data serve --config data.toml --port 5533")
+async def data_serve(
+    config: Annotated[Path, typer.Option(help="Its settings: dir, token_size, seq_len and shuffle_seed.")],
+    host: Annotated[str, typer.Option(help="Address to listen at.")] = "0.0.0.0",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="TCP port; 0 picks a free one.")] = PORT,
+) -> Result:
+    """Serve token files to a run's members, over TCP.
+
+    The run's config names it as data_location = { Server = "HOST:PORT" }. Whoever can reach the port can read. Runs
+    until it is stopped with Ctrl-C.
+    """
+    import asyncio
+
+    from aftermath.data.server import DataServer, load_settings, served
+
+    settings = load_settings(config)
+    source = served(settings)
+    async with DataServer(source, settings.token_bytes).listening(host, port) as chosen:
+        note(f"{source.sequences:,} sequences of {source.seq_len:,} tokens at {host}:{chosen}")
+        await asyncio.Event().wait()
+    return Result({}, None)

@@ -1,7 +1,4 @@
-"""Where a run stands, whoever keeps it: shown once, and followed, for `show-run` and `watch` of every script.
-
-Decided: the coordinator's client is handed in, so that a cluster and a server are looked at by the same code.
-"""
+"""Show a run's status once, or follow it, for a cluster and for a server."""
 
 from __future__ import annotations
 
@@ -11,13 +8,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 
+from rich.console import Group, RenderableType
+from rich.text import Text
+
 from aftermath.base.concurrency import cancel
 from aftermath.chain.client import CoordinatorClient
 from aftermath.chain.dump import plain
-from aftermath.cli.present import Result, line_console
-from aftermath.cli.run_page import page
+from aftermath.cli.present import Result, facts, line_console, listing
 from aftermath.events.printable import json_text
-from aftermath.events.status import RunStatus, line
+from aftermath.events.status import COLUMNS, RunStatus, facts_of, line, row_of, shown_levels
 from aftermath.rules.state import RunState
 from aftermath.ui.terminal.screen import Screen, can_show
 from aftermath.ui.web.follower import RunFollower
@@ -103,3 +102,14 @@ def _changes(tell: Callable[[RunStatus, str], None]) -> Callable[[RunStatus], No
         last = now
 
     return show
+
+
+def page(found: RunStatus) -> RenderableType:
+    """All of it."""
+    known = facts_of(found)
+    if levels := shown_levels(found):
+        known["proven holders"] = levels
+    parts: list[RenderableType] = [facts(known), Text()]
+    if found.members:
+        parts.append(listing(COLUMNS, [row_of(member) for member in found.members]))
+    return Group(*parts)
