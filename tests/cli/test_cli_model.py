@@ -92,7 +92,7 @@ def test_tiers_that_keep_what_they_name_are_exported_whatever_the_width(tmp_path
     assert invoke("model", "init", "--out", str(tmp_path / "m"), *shape).code == 0
     assert invoke("model", "export", "--src", str(tmp_path / "m"), "--tiers", "1").code == 0
     told = invoke("model", "export", "--src", str(tmp_path / "m"), "--tiers", "2")
-    assert (told.code, "can be cut into 1 tier beside the full model" in told.err) == (2, True)
+    assert (told.code, "can be cut into 1 tier next to the full model" in told.err) == (2, True)
 
 
 def test_a_slice_of_another_model_is_not_merged(made: Path, tmp_path: Path) -> None:

@@ -229,7 +229,7 @@ def test_arguments_that_mean_nothing_name_the_option_and_what_it_takes(
 def test_a_tier_that_the_checkpoint_cannot_have_is_said_with_those_it_can(made: Path) -> None:
     status, output, errors = run("export_matformer_tiers.py", "--src", str(made), "--tiers", "1", "7")
     assert (status, output) == (2, "")
-    assert "can be cut into 6 tiers beside the full model" in errors
+    assert "can be cut into 6 tiers next to the full model" in errors
     assert "\nfix: Choose --tiers from 1 to 6\n" in errors
 
 

@@ -17,7 +17,7 @@ TASKS = (
     "Tasks, with commas between them: source-choice, or names or YAML files of the LM Evaluation Harness (the extra "
     "`eval`)."
 )
-TIER = "Tier to ask; 0 is the whole model. Without it the tier that the checkpoint holds."
+TIER = "Tier to evaluate; 0 is the whole model. By default the tier that the checkpoint holds."
 
 
 @command("eval", example="aftermath-solana eval runs/lab/checkpoint --tasks source-choice --max-docs 200")
@@ -26,16 +26,15 @@ def eval(  # the command's name
     tasks: Annotated[str, typer.Option(help=TASKS)] = "source-choice",
     tier: Annotated[int | None, typer.Option(min=0, max=MAX_LEVELS - 1, help=TIER)] = None,
     fewshot: Annotated[int, typer.Option(min=0, max=64, help="Examples before each question.")] = 0,
-    seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Of the choice of questions.")] = 0,
-    max_docs: Annotated[int, typer.Option(min=1, help="Questions of each task at most.")] = DOCS,
+    seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Seed for the choice of questions.")] = 0,
+    max_docs: Annotated[int, typer.Option(min=1, help="Most questions per task.")] = DOCS,
     device: Annotated[str, typer.Option(help="auto, cpu, mps, cuda or cuda:X.")] = "auto",
 ) -> Result:
     """Evaluate a checkpoint on named tasks.
 
-    source-choice asks which of four pieces of Python source goes on from another; it needs no network, and guessing is
-    right in one of four. Equal options and an equal Python give equal figures. Tasks of the harness get the tokens that
-    its own model for Hugging Face gives them: before a text stands the bos_token of tokenizer_config.json, else the
-    eos_token.
+    source-choice asks which of four pieces of Python source continues another. It needs no network, and a random
+    answer is right in one of four. Equal options and an equal Python give equal scores. Tasks of the harness get the
+    tokens of its own Hugging Face model: the bos_token of tokenizer_config.json, else the eos_token, precedes a text.
     """
     from dataclasses import asdict
 
@@ -49,7 +48,9 @@ def eval(  # the command's name
     wish = wanted(tasks, fewshot, seed, max_docs)
     check_known(wish)
     place = checkpoint.expanduser()
-    config, tokenizer, chosen = load_config(place), load_tokenizer(place), pick_device(device)
+    config = load_config(place)
+    tokenizer = load_tokenizer(place)
+    chosen = pick_device(device)
     check_vocabulary(tokenizer, config.vocab_size)
     asked = tier_of(place, tier)
     model = config.build(asked, load(place, asked)).to(chosen)
@@ -57,30 +58,30 @@ def eval(  # the command's name
     return Result({"tier": asked, "scores": [asdict(one) for one in scores]}, lines(scores))
 
 
-WRITING_TIER = "Tier that writes; 0 is the whole model. Without it the tier that the checkpoint holds."
+WRITING_TIER = "Tier that generates; 0 is the whole model. By default the tier that the checkpoint holds."
 DRAFT_TOKENS = 4
-DRAFT = "A smaller tier that guesses ahead; the text stays the same, and takes fewer passes of --tier."
+DRAFT = "Smaller tier that drafts tokens for --tier. The text is the same, with fewer passes of --tier."
 
 
 @command("generate", example='aftermath-solana generate --model runs/lab/checkpoint --prompt "def " --tokens 200')
 def generate(
     model: Annotated[Path, typer.Option(help="Checkpoint directory, with its tokenizer.json.")],
-    prompt: Annotated[str, typer.Option(help="What the text begins with.")],
+    prompt: Annotated[str, typer.Option(help="Start of the text.")],
     tier: Annotated[int | None, typer.Option(min=0, max=MAX_LEVELS - 1, help=WRITING_TIER)] = None,
-    tokens: Annotated[int, typer.Option(min=1, max=100_000, help="Tokens to write at most.")] = 100,
+    tokens: Annotated[int, typer.Option(min=1, max=100_000, help="Most tokens to generate.")] = 100,
     temperature: Annotated[
-        float, typer.Option(min=0.0, max=100.0, help="0 takes the likeliest token, 1 draws as the model says.")
+        float, typer.Option(min=0.0, max=100.0, help="0 takes the likeliest token. 1 samples from the model.")
     ] = 0.0,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the drawing.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed for sampling.")] = 0,
     draft_tier: Annotated[int | None, typer.Option(min=1, max=MAX_LEVELS - 1, help=DRAFT)] = None,
     draft_tokens: Annotated[
-        int | None, typer.Option(min=1, max=64, help=f"Tokens that it guesses at a time; else {DRAFT_TOKENS}.")
+        int | None, typer.Option(min=1, max=64, help=f"Tokens per draft. By default {DRAFT_TOKENS}.")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, mps, cuda or cuda:X.")] = "auto",
 ) -> Result:
     """Generate text with a checkpoint, or with a tier of it.
 
-    With --json also how many passes of the model it took, how many guesses of the draft were right, and the time.
+    With --json also prints the number of passes, how many drafted tokens were right, and the time.
     """
     _check_draft(tier or 0, draft_tier, draft_tokens)
 
@@ -94,7 +95,9 @@ def generate(
     from aftermath.replica.replica import pick_device
 
     place = model.expanduser()
-    config, tokenizer, chosen = load_config(place), load_tokenizer(place), pick_device(device)
+    config = load_config(place)
+    tokenizer = load_tokenizer(place)
+    chosen = pick_device(device)
     begun = Prompt(prompt, tokens, tokenizer)
     begun.check(config.vocab_size)
 
@@ -126,10 +129,13 @@ def generate(
 
 
 def _check_draft(tier: int, draft_tier: int | None, draft_tokens: int | None) -> None:
-    """Raises UsageError for a draft that cannot be."""
+    """Raise UsageError for draft options that contradict others."""
     if draft_tokens is not None and draft_tier is None:
         raise UsageError(
-            "--draft-tokens means a draft, and there is none", "Pass --draft-tier as well, or leave it out"
+            "--draft-tokens needs a draft, and none is chosen", "Pass --draft-tier as well, or leave it out"
         )
     if draft_tier is not None and draft_tier <= tier:
-        raise UsageError(f"tier {draft_tier} is no draft for tier {tier}", "Name a smaller one, whose number is larger")
+        raise UsageError(
+            f"--draft-tier {draft_tier} is not smaller than tier {tier}",
+            "Name a smaller tier, which has a larger number",
+        )

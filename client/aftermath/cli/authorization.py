@@ -1,4 +1,4 @@
-"""What the commands about authorizations share: the instructions that grant, and how an authorization is shown."""
+"""Share between commands how to grant an authorization, and how to show one."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ async def checkpoint(
 ) -> Result:
     """Record where the run's durable checkpoint is.
 
-    It must hold exactly the model that the members attested at the end of the last epoch.
+    The checkpoint must be the model that the members attested at the end of the last epoch.
     """
     import asyncio
 
@@ -78,7 +78,7 @@ async def checkpoint(
 
 
 def attested_hashes(run: Run, model: Model, place: Checkpoint) -> list[bytes]:
-    """The level hashes of the checkpoint's files. Raises CommandError when the members attested others."""
+    """Return the level hashes of the checkpoint's files. Raise CommandError if the members attested others."""
     from aftermath.model.checkpoint import load
     from aftermath.model.resolve import load_hf_config, resolve
     from aftermath.model.segments import level_hash
@@ -90,7 +90,7 @@ def attested_hashes(run: Run, model: Model, place: Checkpoint) -> list[bytes]:
             f"the members of run {run.run_id} have not attested a model yet",
             "Wait for the end of the first epoch",
         )
-    # Of the place that the user names alone: places of the chain are not opened with the user's word.
+    # read only the path that the user names, never one from the chain
     state = schema_from(load_hf_config(place), model, run.run_id, f"the checkpoint {place.repo}").state
     weights = load(resolve(place), 0)
     hashes = [level_hash(weights, state, level) for level in range(state.levels)]
@@ -110,13 +110,13 @@ async def rewind(
     run_id: RunId,
     to_step: Annotated[
         int | None,
-        typer.Option("--to-step", min=0, max=U32_MAX, help="The step of the checkpoint; without it, list them."),
+        typer.Option("--to-step", min=0, max=U32_MAX, help="Step of the checkpoint. By default, list the checkpoints."),
     ] = None,
 ) -> Result:
     """Take a paused run back to a recorded checkpoint, or list the checkpoints.
 
     The next epoch starts from that checkpoint, at its step and its data. The chain keeps the run's checkpoint and the
-    three before it; the one that the run had takes the other's place, so that it can be gone back to as well.
+    three before it. The two checkpoints swap places, so you can undo a rewind.
     """
     from aftermath.cli.connection import sign_in
     from aftermath.events.progress import in_words
@@ -138,7 +138,7 @@ async def rewind(
 
 
 def _place(run_id: str, model: Model, step: int) -> int:
-    """The first place of a checkpoint of so many steps. Raises CommandError if there is none."""
+    """Return the first place of a checkpoint of this step. Raise CommandError if there is none."""
     for place, one in enumerate(model.recorded):
         if one.exists and steps_before(one.step) == step:
             return place
@@ -172,19 +172,16 @@ def _list(run_id: str, model: Model) -> Result:
 def reopen(
     options: SigningOptions,
     run_id: RunId,
-    total_steps: Annotated[
-        int, typer.Option("--total-steps", min=1, max=U32_MAX, help="How many steps the run is to have now, in all.")
-    ],
+    total_steps: Annotated[int, typer.Option("--total-steps", min=1, max=U32_MAX, help="New total number of steps.")],
     *,
     yes: YES = False,
     json_output: JSON = False,
 ) -> Result:
     """Continue a finished run with more steps.
 
-    Its members have ended by then: they start train again. Change anything else with update-config first, for example a
-    learning rate that ends at 0 after the old total_steps. Without --yes, the command refuses to train at a rate of 0.
-    If the chain knows of no checkpoint with all trained steps, the command asks first. Without a terminal, or with
-    --json, pass --yes instead.
+    Members have to start train again. Change everything else with update-config first, for example a learning rate that
+    ends at 0 after the old total_steps: without --yes, the command refuses to train at a rate of 0. It asks first if
+    the chain has no checkpoint with all trained steps. Without a terminal, or with --json, pass --yes.
     """
     if not yes:
         unsaved = run_in_loop(_checked(options, run_id, total_steps))
@@ -223,7 +220,7 @@ def _rate_is_zero(run_id: str, idle: int, total_steps: int) -> CommandError:
     named = f"--run-id {shlex.quote(run_id)}"
     return CommandError(
         f"the learning rate of run {run_id} is 0 from step {idle} on: more steps would change nothing",
-        f"Prolong the schedule first: in the run's config file, set total_steps = {total_steps} and let lr_schedule "
+        f"Extend the schedule first: in the run's config file, set total_steps = {total_steps} and let lr_schedule "
         f"last as long. Then: aftermath-solana update-config {named} --config-path FILE, and "
         f"aftermath-solana reopen {named} --total-steps {total_steps}. To train at a rate of 0, add --yes",
     )

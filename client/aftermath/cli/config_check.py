@@ -1,10 +1,7 @@
-"""What is wrong with a run's config file, as far as this machine can tell without asking another.
+"""Check a run's config file with what this machine has.
 
-Decided
-- What `update-config` would refuse, and what `train` would refuse of what the file says, is a mistake. What an owner
-  may have not meant, and what this machine lacks, is a warning: another machine may have it.
-- The checkpoint's config.json is read where it is on this machine. Where it is still to be made as a file beside the
-  config says (`testnet.files`), that is what the config is held against. Nobody is asked for one on the Hub.
+Mistakes are what `update-config` and `train` would refuse. Warnings are what the owner may not have
+meant, and what this machine lacks. Asks no network, so a checkpoint on the Hub stays unchecked.
 """
 
 from __future__ import annotations
@@ -44,7 +41,7 @@ class Checked:
 
 
 def check(path: Path) -> Checked:
-    """Look at a file. Raises ConfigError only where there is no text to look at, there or beside it."""
+    """Check a file. Raise ConfigError only if it, or the file next to it, cannot be read."""
     try:
         config = load_config(path)
     except Mistaken as error:
@@ -53,7 +50,7 @@ def check(path: Path) -> Checked:
 
 
 def look(config: RunConfig, recipe: Mapping[str, Any]) -> Checked:
-    """Look at a config, beside which `recipe` says what its model and tokens are to be made of."""
+    """Check a config. `recipe` says what its model and tokens will be made of."""
     unseen: list[str] = []
     mistakes = [*not_there(config), *not_done(config), *_place(config)]
     described = None

@@ -24,10 +24,9 @@ def config_validate(
 ) -> Result:
     """Check a run's config file without any network.
 
-    Mistakes are what update-config would refuse, and what train would refuse of what the file says; each comes with its
-    line and, with --json, with a code (docs/config.md). What the owner may not have meant is a warning. The model is
-    looked at where this machine has it, or as a file beside the config says that it will be made. Exits 1 if there is a
-    mistake, else 0.
+    Mistakes are what update-config and train would refuse; each has its line and, with --json, a code. Warnings are
+    what the owner may not have meant. Reads the model if this machine has it, or the file that says how to make it.
+    Exits 1 if there is a mistake, else 0.
     """
     from aftermath.cli.config_check import check
 
@@ -54,8 +53,7 @@ def config_explain(
 ) -> Result:
     """Explain a key of a run's config file.
 
-    A key's last part is enough; all keys that end so are shown. So is the name by which update-config shows it. Of a
-    table its keys are listed.
+    The key's last part is enough, and so is the name that update-config shows. A table lists its keys.
     """
     from aftermath.config.keys import find, held_by, nearest
 
@@ -99,8 +97,7 @@ def _page(key: Key, inner: list[str]) -> str:
 def config_schema() -> Result:
     """Print the JSON Schema of a run's config file.
 
-    A config file whose first line is #:schema ./run.schema.json is checked by editors that know Taplo's comments; with
-    and without --json it is the same document.
+    Editors complete and check a config file by it, if the file's first line is #:schema ./run.schema.json.
     """
     from aftermath.config.json_schema import json_schema
 
@@ -108,7 +105,7 @@ def config_schema() -> Result:
     return Result(document, json_text(document, indent=2))
 
 
-POINTS = 1000  # of a long schedule, so many steps are printed as JSON and drawn
+POINTS = 1000  # the most steps of a schedule that are printed as JSON and plotted
 BARS = 60
 ROWS = 10
 
@@ -116,12 +113,11 @@ ROWS = 10
 @command("preview-lr", example="aftermath-solana preview-lr --config-path run.toml --plot rates.png")
 def preview_lr(
     config_path: Annotated[Path, typer.Option("--config-path", help="A run's config file.")],
-    plot: Annotated[Path | None, typer.Option("--plot", help="Also draw the rates into this PNG file.")] = None,
+    plot: Annotated[Path | None, typer.Option("--plot", help="Also plot the rates into this PNG file.")] = None,
 ) -> Result:
     """Show the learning rate of every step of a config file.
 
-    It is the rate of a run that goes through without a pause; after one, the first steps of an epoch start low again
-    (cold_start_warmup_steps).
+    Assumes a run without pauses. After a pause, the first steps of an epoch warm up again (cold_start_warmup_steps).
     """
     from aftermath.config.document import load_config
     from aftermath.config.read import schedule_of
@@ -157,12 +153,12 @@ def preview_lr(
 
 
 def _steps(total: int, room: int) -> list[int]:
-    """At most `room` of the steps 1 to `total`."""
+    """Return at most `room` of the steps 1 to `total`."""
     return [1 + index for index in evenly(total, room)]
 
 
 def _draw(path: Path, curve: list[tuple[int, float]], config_path: Path) -> None:
-    """Write the plot. Raises UsageError for a name of another kind of file, OutputError if it cannot be written."""
+    """Write the plot. Raise UsageError for another kind of file, OutputError if it cannot be written."""
     from aftermath.events.plot import step_plot
 
     try:
@@ -173,12 +169,14 @@ def _draw(path: Path, curve: list[tuple[int, float]], config_path: Path) -> None
 
 @command("run-files", example="aftermath-solana run-files run.toml")
 def run_files(
-    file: Annotated[Path, typer.Argument(help="The run's config file; or a config of the package, as demo.")],
+    file: Annotated[
+        Path, typer.Argument(help="The run's config file, or the name of a packaged config, such as demo.")
+    ],
 ) -> Result:
     """Make the missing model and token files of a run's config.
 
-    Beside NAME.toml, NAME.files.toml says what they are made of: the options of model init in [model], those of
-    data tokenize in [tokens] or of data fetch in [fetch]. init writes both files. What exists already stays as it is.
+    NAME.files.toml next to NAME.toml describes them: options of model init in [model], and of data tokenize in [tokens]
+    or of data fetch in [fetch]. init writes both files. Keeps what exists.
     """
     import os
 

@@ -81,7 +81,7 @@ def _row(key: Key) -> str:
 
 
 def _named(key: Key) -> str:
-    """Its name, which leads to its section if it has one."""
+    """Return a key's name, as a link if it has a section."""
     anchor = key.name.replace(".", "").lower()
     return f"[`{key.path[-1]}`](#{anchor})" if held_by(key) else f"`{key.path[-1]}`"
 

@@ -29,14 +29,14 @@ def config_set(
     name: Annotated[Name, typer.Argument(help="What to store.", show_default=False)],
     value: Annotated[
         str,
-        typer.Argument(help="Its value: a cluster's name or address, a key file's path, a run.", show_default=False),
+        typer.Argument(help="Value: a cluster's name or address, a key file's path, or a run id.", show_default=False),
     ],
 ) -> Result:
     """Store a cluster, wallet or run for all commands.
 
-    Every command with --rpc, --ws-rpc, --wallet-private-key-path or --run-id takes it where neither the option nor its
-    environment variable is given: flag, variable, profile, default. A wallet is stored as its file's path, never as a
-    key. The profile is a file that only you can read; config show says where.
+    Commands with --rpc, --ws-rpc, --wallet-private-key-path or --run-id use it in this order: flag, variable,
+    profile, default. A wallet is stored as its file's path, never as a key. config show prints the
+    profile's path.
     """
     held = read_profile() | {str(name): _checked(name, value)}
     path = write_profile(held)
@@ -89,8 +89,8 @@ _DEFAULTS: dict[Name, tuple[str | None, str]] = {
 def config_show() -> Result:
     """Show which cluster, wallet and run commands use, and why.
 
-    An option comes before its environment variable, this before the profile (config set), and that before the default.
-    What an address has after its port is not shown, since it may be an API key.
+    An option comes first, then its environment variable, the profile (config set) and the default. Hides what follows
+    the port of an address, because it may be an API key.
     """
     held = stored()
     rows = {name: _found(name, held) for name in Name}
@@ -118,7 +118,7 @@ def _found(name: Name, held: dict[str, str]) -> tuple[str | None, str]:
 
 
 @command("config unset", example="aftermath-solana config unset run")
-def config_unset(name: Annotated[Name, typer.Argument(help="What to forget.", show_default=False)]) -> Result:
+def config_unset(name: Annotated[Name, typer.Argument(help="What to remove.", show_default=False)]) -> Result:
     """Remove a stored cluster, wallet or run."""
     held = read_profile()
     if name not in held:

@@ -27,19 +27,19 @@ class Conversion:
     input: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of text, or one file: UTF-8 text, JSON lines or parquet, also with gzip. Without it the "
-            "standard library's sources."
+            help="Folder of text, or one file: UTF-8 text, JSON lines or parquet, also with gzip. By default the "
+            "sources of Python's standard library."
         ),
     ] = None
     tokenizer: Annotated[
         Path | None,
-        typer.Option(help="A tokenizer.json, or a folder with one; without it one token per byte (257 ids)."),
+        typer.Option(help="A tokenizer.json, or a folder with one. By default one token per byte (257 ids)."),
     ] = None
     end_token: Annotated[
         str | None,
         typer.Option(
-            help="Token after every document, for example '</s>'. By default the eos_token of the files beside "
-            "--tokenizer, or a usual one."
+            help="Token after every document, for example '</s>'. By default the eos_token of the files next to "
+            "--tokenizer, or a common one."
         ),
     ] = None
     text_field: Annotated[
@@ -48,13 +48,13 @@ class Conversion:
             help="Field with the text in JSON lines and parquet. Records without text there are skipped and counted."
         ),
     ] = "text"
-    token_bytes: Annotated[Literal["2", "4"], typer.Option(help="Bytes of a token.")] = "2"
-    budget_bytes: Annotated[int, typer.Option(min=1, help="Size of the default corpus.")] = 4 << 20
-    held_out: Annotated[Path | None, typer.Option(help="Second folder, for files that are not to be trained on.")] = (
+    token_bytes: Annotated[Literal["2", "4"], typer.Option(help="Bytes per token.")] = "2"
+    budget_bytes: Annotated[int, typer.Option(min=1, help="Size of the default corpus in bytes.")] = 4 << 20
+    held_out: Annotated[Path | None, typer.Option(help="Second folder, for files that are held out from training.")] = (
         None
     )
     held_out_percent: Annotated[
-        int, typer.Option(min=1, max=99, help="About so many percent of the files go there.")
+        int, typer.Option(min=1, max=99, help="Approximate percentage of files in --held-out.")
     ] = 20
 
 
@@ -62,16 +62,16 @@ class Conversion:
 def data_tokenize(conversion: Conversion) -> Result:
     """Turn text into token files.
 
-    Writes the end-of-text token after every document. A document is a text file, a JSON line or a parquet row. In a
-    text file, a line of <|endoftext|> starts a new document. Copies the tokenizer's files next to the tokens, where
-    init finds them. Skips JSON lines and parquet rows without text in --text-field, and warns with their number;
-    refuses a file if most of its records have no text. Refuses an output folder that already holds token files.
+    Writes the end-of-text token after every document: a text file, a JSON line or a parquet row. A line of
+    <|endoftext|> in a text file starts a new document. Copies the tokenizer's files next to the tokens. Skips and
+    counts records without text in --text-field, and refuses a file if most have none. Refuses an output folder that
+    holds token files.
     """
     return convert(conversion)
 
 
 def convert(chosen: Conversion) -> Result:
-    """Do it. Raises DataError, UsageError."""
+    """Write the token files. Raise DataError or UsageError."""
     from aftermath.data.tokenise import (
         folder_documents,
         hold_out,
@@ -96,15 +96,15 @@ def convert(chosen: Conversion) -> Result:
         text = f"{text}\n{other}"
     if encoder.end_token is None:
         note(
-            "warning: no end-of-text token is known, so nothing parts the documents. "
-            "fix: name it with --end-token, or put the model's tokenizer_config.json beside the tokenizer"
+            "warning: no end-of-text token is known, so documents follow each other directly. "
+            "fix: name it with --end-token, or put the model's tokenizer_config.json next to the tokenizer"
         )
     return Result(data | {"end_token": encoder.end_token}, text)
 
 
 @dataclass(frozen=True)
 class Encoder:
-    """A tokenizer, its end-of-text token and the files that go beside it."""
+    """A tokenizer, its end-of-text token and its companion files."""
 
     tokenizer: Tokenizer
     end_token: str | None
@@ -171,7 +171,7 @@ def _encoder(path: Path | None, end_token: str | None) -> Encoder:
 
 
 def _tokenizer(path: Path) -> tuple[Tokenizer, dict[str, bytes]]:
-    """Return the tokenizer of a file, and the files beside it by name. Raises CheckpointError."""
+    """Return the tokenizer of a file, and its companion files by name. Raise CheckpointError."""
     from aftermath.model.documents import CheckpointError
     from aftermath.model.tokenizer_files import files_of
     from aftermath.model.tokenizer_process import read
@@ -189,15 +189,15 @@ _ANY = 1 << 32  # a vocabulary that takes every token
 @command("data inspect", example="aftermath-solana data inspect --data-path runs/light/tokens")
 def data_inspect(
     data_path: Annotated[Path | None, typer.Option(help="A token file, or a folder of them.")] = None,
-    config_path: Annotated[Path | None, typer.Option(help="A run's config file, whose data is looked at.")] = None,
-    token_bytes: Annotated[Literal["2", "4"], typer.Option(help="Bytes of a token.")] = "2",
-    seq_len: Annotated[int, typer.Option(min=2, help="Tokens of a sequence.")] = 1024,
+    config_path: Annotated[Path | None, typer.Option(help="A run's config file: describe its data.")] = None,
+    token_bytes: Annotated[Literal["2", "4"], typer.Option(help="Bytes per token.")] = "2",
+    seq_len: Annotated[int, typer.Option(min=2, help="Tokens per sequence.")] = 1024,
 ) -> Result:
     """Describe token files and print their hash.
 
-    Files that would train a model on garbage are refused: other formats, another width or byte order, only zeros. Two
-    members with the same hash have the same files. It is over every file's name, size and sampled blocks, so a large
-    corpus is not read whole. As data_hash in a run's config file it rejects members with other data.
+    Refuses files of another format, width or byte order, or of zeros only. The hash covers every file's name, size and
+    sampled blocks, so a large corpus is not read whole. As data_hash in a run's config it rejects members with other
+    data.
     """
     from aftermath.config.document import load_config
     from aftermath.data.fingerprint import hash_of
@@ -207,7 +207,7 @@ def data_inspect(
     from aftermath.owner.agreed_data import source_of
 
     if (data_path is None) == (config_path is None):
-        raise UsageError("one place of data is looked at", "Pass --data-path FOLDER or --config-path FILE")
+        raise UsageError("data inspect needs one place of data", "Pass --data-path FOLDER or --config-path FILE")
     source: Source
     if config_path is not None:
         source = source_of(load_config(config_path), _ANY)
@@ -233,16 +233,16 @@ FINEWEB = "https://huggingface.co/datasets/kjj0/fineweb10B-gpt2/resolve/main/fin
 @command("data fetch", example="aftermath-solana data fetch --output data/fineweb --files 2")
 def data_fetch(
     output: Annotated[Path, typer.Option(help="Folder for the files.")],
-    files: Annotated[int, typer.Option(min=1, max=100_000, help="How many.")] = 1,
+    files: Annotated[int, typer.Option(min=1, max=100_000, help="Number of files.")] = 1,
     url_template: Annotated[
-        str | None, typer.Option(help="Their address, with {} for the number; else that of FineWeb's tokens.")
+        str | None, typer.Option(help="Address of the files, with {} for the number. By default FineWeb's tokens.")
     ] = None,
-    start_index: Annotated[int, typer.Option(min=0, help="The first number.")] = 1,
-    left_pad_zeros: Annotated[int, typer.Option(min=0, max=20, help="Digits of a number, with zeros before it.")] = 6,
+    start_index: Annotated[int, typer.Option(min=0, help="First file number.")] = 1,
+    left_pad_zeros: Annotated[int, typer.Option(min=0, max=20, help="Digits of a file number, padded with zeros.")] = 6,
 ) -> Result:
     """Download the tokens of FineWeb, or numbered token files.
 
-    What is there already is not downloaded again, and a download that was interrupted goes on where it was.
+    Skips files that exist, and continues interrupted downloads.
     """
     from aftermath.base.text import counted
     from aftermath.data.download import download
@@ -259,14 +259,14 @@ def data_fetch(
 
 @command("data serve", example="aftermath-solana data serve --config data.toml --port 5533")
 async def data_serve(
-    config: Annotated[Path, typer.Option(help="Its settings: dir, token_size, seq_len and shuffle_seed.")],
+    config: Annotated[Path, typer.Option(help="Settings file with dir, token_size, seq_len and shuffle_seed.")],
     host: Annotated[str, typer.Option(help="Address to listen at.")] = "0.0.0.0",
     port: Annotated[int, typer.Option(min=0, max=65535, help="TCP port; 0 picks a free one.")] = PORT,
 ) -> Result:
     """Serve token files to a run's members, over TCP.
 
-    The run's config names it as data_location = { Server = "HOST:PORT" }. Whoever can reach the port can read. Runs
-    until it is stopped with Ctrl-C.
+    The run's config names it as data_location = { Server = "HOST:PORT" }. Everyone who can reach the port can read.
+    Runs until Ctrl-C.
     """
     import asyncio
 

@@ -33,22 +33,22 @@ async def estimate(
     config_path: Annotated[Path, typer.Option("--config-path", "--config", help="The run's config.toml.")],
     members: Annotated[
         int | None,
-        typer.Option(min=1, max=MAX_MEMBERS, help="Members to reckon with; else init_min_clients of the file."),
+        typer.Option(min=1, max=MAX_MEMBERS, help="Number of members. By default init_min_clients of the file."),
     ] = None,
     device: Annotated[
         str | None,
         typer.Option(
-            help="Also measure how fast this device trains each tier, 10 s each: auto, cpu, mps, cuda or cuda:X.",
+            help="Also measure the speed of each tier on this device, 10 s each: auto, cpu, mps, cuda or cuda:X.",
             show_default=False,
         ),
     ] = None,
 ) -> Result:
     """Estimate what a run takes: SOL, bytes, memory, tokens and time.
 
-    Only the file and the checkpoint it names are read, or what a file beside it says that this will be; no cluster is
-    asked and nothing is spent. SOL is what the owner pays to create, configure and start the run, and what each member
-    pays to join and to take part until the end: rents come back, fees do not. Time is what the file's limits allow at
-    most; with --device also what members like this machine need at least, each with an equal part of every round.
+    Reads only the file and its checkpoint, or the file that describes how to make it; asks no cluster and spends
+    nothing. SOL is what the owner pays to create, configure and start the run, and what each member pays until the end.
+    Rent comes back, fees do not. Time is the most that the file's limits allow. With --device it is also the least that
+    members like this machine need, each with an equal share of every round.
     """
     from dataclasses import asdict
 
@@ -141,14 +141,14 @@ def member_costs(rules: Config, members: int) -> tuple[int, int, int]:
 
 
 def rent_of(size: int) -> int:
-    """Lamports that an account of so many bytes holds."""
+    """Return the rent in lamports of an account of this size."""
     from solders.rent import Rent
 
     return Rent.default().minimum_balance(size)
 
 
 def highest_fee() -> int:
-    """Of a transaction with one signature, with the highest priority fee that is offered by itself."""
+    """Return the most that a transaction with one signature costs, in lamports."""
     from aftermath.chain import defaults
     from aftermath.chain.fees import transaction_fee
 
@@ -156,7 +156,7 @@ def highest_fee() -> int:
 
 
 def epochs_of(rules: Config) -> int:
-    """Epochs of a run without a pause, at most: each has so many rounds, or ends after so many seconds."""
+    """Return the most epochs of a run without a pause, by rounds or by seconds per epoch."""
     rounds = rules.rounds_per_epoch or rules.epoch_time // longest_round(rules)
     return max(1, math.ceil(rules.total_steps / max(1, rounds)))
 
@@ -179,7 +179,7 @@ def tokens_of(rules: Config) -> tuple[int, int]:
 
 
 def seconds_at_most(rules: Config) -> int:
-    """Of all rounds and epochs at their limits, once the run has its members."""
+    """Return the seconds of all rounds and epochs at their limits."""
     return rules.total_steps * longest_round(rules) + epochs_of(rules) * (rules.warmup_time + rules.cooldown_time)
 
 
@@ -221,14 +221,14 @@ def _days(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class Pace:
-    """Of members like this machine that all hold one tier."""
+    """The speed of members like this machine that all hold one tier."""
 
     tier: int
     sequences_per_minute: int
-    """Of one of them."""
+    """Sequences per minute of one member."""
     seconds_per_round: float
     seconds: float
-    """Of all rounds."""
+    """Seconds for all rounds."""
 
 
 def measured(schema: Schema, rules: Config, members: int, sequences: int, device: str) -> list[Pace]:

@@ -20,15 +20,15 @@ async def join_authorization_create(
     options: SigningOptions,
     authorizer: Annotated[
         str | None,
-        typer.Option("--authorizer", help="Who may join: a public key, or its key file; without it, everybody."),
+        typer.Option("--authorizer", help="Who may join: a public key or a key file. By default everybody."),
     ] = None,
     run_id: OneRun = None,
 ) -> Result:
     """Let a key, or everybody, join one run or all runs of a join authority.
 
-    The wallet is the join authority. Without --run-id the authorization is for all its runs, those to come included.
-    One that was withdrawn is made valid again. On other networks than local ones everybody may be let into one run
-    only, and after its first epoch: whoever trains that decides what the model is.
+    The wallet is the join authority. Without --run-id the authorization covers all its runs, also future ones. This
+    renews a withdrawn authorization. Outside local networks you can open one run to everybody only after its first
+    epoch, because the members of the first epoch decide what the model is.
     """
     from aftermath.chain.addresses import EVERYONE
     from aftermath.chain.options import public_key
@@ -65,10 +65,11 @@ async def join_authorization_create(
 async def join_authorization_read(
     options: ClusterOptions,
     join_authority: Annotated[
-        str, typer.Option("--join-authority", help="Who granted it: a public key, or its key file.")
+        str, typer.Option("--join-authority", help="Who granted it: a public key or a key file.")
     ],
     authorizer: Annotated[
-        str | None, typer.Option("--authorizer", help="Whom it admits: a public key, or its key file; else everybody.")
+        str | None,
+        typer.Option("--authorizer", help="Whom it admits: a public key or a key file. By default everybody."),
     ] = None,
     run_id: OneRun = None,
 ) -> Result:
@@ -93,14 +94,14 @@ async def join_authorization_read(
 async def join_authorization_delegate(
     options: SigningOptions,
     join_authority: Annotated[
-        str, typer.Option("--join-authority", help="Who authorized the wallet: a public key, or its key file.")
+        str, typer.Option("--join-authority", help="Who authorized the wallet: a public key or a key file.")
     ],
     delegates_clear: Annotated[
-        bool, typer.Option("--delegates-clear", help="First remove all delegates named before.")
+        bool, typer.Option("--delegates-clear", help="First remove all present delegates.")
     ] = False,
     delegates_added: Annotated[
         list[str] | None,
-        typer.Option("--delegates-added", help="A key that may join: a public key, or its key file. Can be repeated."),
+        typer.Option("--delegates-added", help="A key that may join: a public key or a key file. Can be repeated."),
     ] = None,
     run_id: OneRun = None,
 ) -> Result:
@@ -142,13 +143,13 @@ async def join_authorization_delete(
     options: SigningOptions,
     authorizer: Annotated[
         str | None,
-        typer.Option("--authorizer", help="Whose it is: a public key, or its key file; without it, everybody's."),
+        typer.Option("--authorizer", help="Whom it admits: a public key or a key file. By default everybody."),
     ] = None,
     run_id: OneRun = None,
 ) -> Result:
     """Withdraw an authorization, and close it if possible.
 
-    It is invalid at once. When it is closed its rent goes back to who paid it; one with delegates can be closed 30 days
+    It is invalid at once. Closing returns the rent to its payer. An authorization with delegates can be closed 30 days
     later.
     """
     from aftermath.chain.addresses import EVERYONE

@@ -1,4 +1,4 @@
-"""`local-testnet start`: a run and its clients on this machine, by one command."""
+"""`local-testnet start`: start a run and its clients on this machine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FAULTS, CLIENTS, SHOWN = "Faults", "Clients", "What is shown"
 
 
 class BackendName(StrEnum):
-    """What keeps the run."""
+    """What keeps the run: a chain or a server."""
 
     SOLANA = "solana"
     CENTRALIZED = "centralized"
@@ -32,7 +32,7 @@ class BackendName(StrEnum):
 
 @dataclass(frozen=True)
 class Deployment:
-    """What keeps the run, and where."""
+    """What keeps the run, and where it writes."""
 
     backend: Annotated[
         BackendName, typer.Option(help="solana: a local network with the real programs; centralized: a server.")
@@ -42,37 +42,39 @@ class Deployment:
         typer.Option(
             min=0,
             max=65534,
-            help="Port of the server, or of the network's RPC, whose websocket is on the next one; 0 picks a free one.",
+            help="Port of the server, or of the network's RPC; its websocket takes the next one. 0 picks a free one.",
         ),
     ] = 21000
     dir: Annotated[
-        Path, typer.Option(help="Directory for everything that is written; emptied first, if a testnet made it.")
+        Path, typer.Option(help="Directory for all output. A directory that an earlier testnet made is emptied first.")
     ] = Path("runs/local-testnet")
     first_client_checkpoint: Annotated[
         str | None,
-        typer.Option(help="Directory or Hub repository of the checkpoint to begin with, instead of the config's."),
+        typer.Option(help="Directory or Hub repository of the first checkpoint, instead of the config's."),
     ] = None
     hf_token: Annotated[
         str | None,
         typer.Option(
-            help="Token for the Hub. Others on this machine can read arguments: better put it in HF_TOKEN.",
+            help="Token for the Hub. Other users can read arguments, so prefer HF_TOKEN.",
             show_default=False,
         ),
     ] = None
 
     @property
     def variables(self) -> dict[str, str]:
-        """What the processes are told of it by their environment."""
+        """Return the environment variables for the processes."""
         return {"HF_TOKEN": self.hf_token} if self.hf_token else {}
 
 
 @dataclass(frozen=True)
 class ClientOptions:
-    """What every client does."""
+    """Options of every client."""
 
     client_matformer_tiers: Annotated[
         str,
-        typer.Option(help="Tiers of the clients in order, as 0,1,2; the rest begin again.", rich_help_panel=CLIENTS),
+        typer.Option(
+            help="Tiers of the clients in order, as 0,1,2. Further clients repeat them.", rich_help_panel=CLIENTS
+        ),
     ] = "0"
     client_device: Annotated[
         str, typer.Option(help="--device of every client: auto, cpu, cuda:0.", rich_help_panel=CLIENTS)
@@ -80,7 +82,7 @@ class ClientOptions:
     write_distro_data: Annotated[
         Path | None,
         typer.Option(
-            help="Directory for what clients send (train --write-gradients-dir), a folder for each.",
+            help="Directory for results (train --write-gradients-dir), a folder per client.",
             rich_help_panel=CLIENTS,
         ),
     ] = None
@@ -94,39 +96,35 @@ class ClientOptions:
         int | None,
         typer.Option(
             min=1,
-            help="After so many steps each, norms of what the optimizer does, as events.",
+            help="Steps between events with the norms of the optimizer. By default none.",
             rich_help_panel=CLIENTS,
         ),
     ] = None
     eval_tasks: Annotated[
         str | None,
-        typer.Option(
-            help="Tasks that the model is asked between rounds, with commas between them.", rich_help_panel=CLIENTS
-        ),
+        typer.Option(help="Tasks to evaluate between rounds, separated by commas.", rich_help_panel=CLIENTS),
     ] = None
     client_checkpoint_dir: Annotated[
         Path | None,
         typer.Option(
-            help="Directory for the checkpoints of clients of tier 0, a folder for each; else checkpoints in --dir.",
+            help="Directory for checkpoints of tier-0 clients, a folder per client. By default in --dir.",
             rich_help_panel=CLIENTS,
             show_default=False,
         ),
     ] = None
     client_keep_steps: Annotated[
         int | None,
-        typer.Option(
-            min=1, help="How many checkpoints each of them keeps (train --keep-steps).", rich_help_panel=CLIENTS
-        ),
+        typer.Option(min=1, help="Checkpoints that each client keeps (train --keep-steps).", rich_help_panel=CLIENTS),
     ] = None
     wandb_project: Annotated[
         str | None,
         typer.Option(
-            help="Project of Weights & Biases that receives every client's figures (train --wandb-project).",
+            help="Weights & Biases project for every client's metrics (train --wandb-project).",
             rich_help_panel=CLIENTS,
         ),
     ] = None
     wandb_group: Annotated[
-        str | None, typer.Option(help="Group of their runs there; else the run's id.", rich_help_panel=CLIENTS)
+        str | None, typer.Option(help="Group in --wandb-project. By default the run's id.", rich_help_panel=CLIENTS)
     ] = None
     wandb_entity: Annotated[
         str | None, typer.Option(help="Account or team of --wandb-project.", rich_help_panel=CLIENTS)
@@ -134,13 +132,13 @@ class ClientOptions:
     trackio_project: Annotated[
         str | None,
         typer.Option(
-            help="Project of trackio that receives the same figures (train --trackio-project).",
+            help="trackio project for the same metrics (train --trackio-project).",
             rich_help_panel=CLIENTS,
         ),
     ] = None
 
     def wishes(self, trackers: TrackerOptions) -> ClientExtras:
-        """These as the plan of a testnet takes them."""
+        """Return the options as a testnet plan takes them."""
         from aftermath.testnet.plan import ClientExtras
 
         return ClientExtras(
@@ -157,25 +155,29 @@ class ClientOptions:
 
 @dataclass(frozen=True)
 class KillOptions:
-    """Which clients die."""
+    """The clients to kill, and how often."""
 
     random_kill_num: Annotated[
         int,
-        typer.Option(min=0, help="Kill so many clients that train (kill -9); they come back.", rich_help_panel=FAULTS),
+        typer.Option(
+            min=0, help="Number of training clients to kill (kill -9) each time. They restart.", rich_help_panel=FAULTS
+        ),
     ] = 0
     random_kill_interval: Annotated[
         int,
-        typer.Option(min=1, help="Again every so many seconds, from the first step on.", rich_help_panel=FAULTS),
+        typer.Option(min=1, help="Seconds between kills, from the first step on.", rich_help_panel=FAULTS),
     ] = 120
     allowed_to_kill: Annotated[
         str | None,
-        typer.Option(help="Clients that may be killed, as 2,3 (the first is 1); else all.", rich_help_panel=FAULTS),
+        typer.Option(
+            help="Clients that may be killed, as 2,3 (the first is 1). By default all.", rich_help_panel=FAULTS
+        ),
     ] = None
 
 
 @dataclass(frozen=True)
 class ShowOptions:
-    """How it is seen."""
+    """How the testnet is shown."""
 
     tui: Annotated[
         DisplayOption,
@@ -187,18 +189,19 @@ class ShowOptions:
     ] = DisplayOption.TRUE
     log: Annotated[
         Verbosity,
-        typer.Option(help="How much is told in lines: debug is every event.", rich_help_panel=SHOWN),
+        typer.Option(help="Log level of the lines. debug prints every event.", rich_help_panel=SHOWN),
     ] = Verbosity.INFO
     headless: Annotated[
-        bool, typer.Option("--headless", help="Lines instead of panes, in a terminal too.", rich_help_panel=SHOWN)
+        bool,
+        typer.Option("--headless", help="Print lines instead of panes, also in a terminal.", rich_help_panel=SHOWN),
     ] = False
     headless_exit_after_secs: Annotated[
         int | None,
-        typer.Option(min=1, help="With --headless: end so many seconds after the start.", rich_help_panel=SHOWN),
+        typer.Option(min=1, help="With --headless: end after this many seconds.", rich_help_panel=SHOWN),
     ] = None
 
     def showing(self) -> DisplayMode:
-        """What that comes to, on this terminal."""
+        """Return what to show on this terminal."""
         import shutil
 
         from rich.console import Console
@@ -215,11 +218,11 @@ class ShowOptions:
     example="aftermath-solana local-testnet start --num-clients 3 --config-path demo --client-matformer-tiers 0,1,2",
 )
 def local_testnet_start(
-    num_clients: Annotated[int, typer.Option(min=1, max=64, help="How many clients train.")],
+    num_clients: Annotated[int, typer.Option(min=1, max=64, help="Number of clients.")],
     config_path: Annotated[
         Path,
         typer.Option(
-            help="The run's config: a file, a directory with a config.toml, or one that comes with the package."
+            help="The run's config: a file, a directory with a config.toml, or the name of a packaged config."
         ),
     ],
     *,
@@ -228,15 +231,15 @@ def local_testnet_start(
     kills: KillOptions,
     show: ShowOptions,
     json_output: Annotated[
-        bool, typer.Option("--json", help="At the end one JSON document; lines go to stderr.", show_default=False)
+        bool,
+        typer.Option("--json", help="Print one JSON document at the end, and lines on stderr.", show_default=False),
     ] = False,
 ) -> Result:
     """Start a run and its clients on this machine.
 
-    Everything is the real thing: the programs on a local network, or a centralized server, and a process for each
-    client. They are shown in tmux panes, without tmux on a screen of tabs, and where there is no terminal what clients
-    tell comes as lines. It ends when the run is finished, with q on the screen, with Ctrl-C, and with Ctrl-B d in tmux;
-    nothing that it started outlives it.
+    Runs the real programs on a local network, or a centralized server, and a process per client. Shows them in tmux
+    panes, without tmux on a screen of tabs, and without a terminal as lines. Ends when the run is finished, with q on
+    the screen, with Ctrl-C, or with Ctrl-B d in tmux, and then ends all its processes.
     """
     from rich.console import Console
 

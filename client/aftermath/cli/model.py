@@ -22,8 +22,8 @@ CHECKPOINT = "Checkpoint directory."
 def model_inspect(model: Annotated[Path, typer.Option(help=CHECKPOINT)]) -> Result:
     """Describe a checkpoint and its tiers.
 
-    Architecture, shape, and for every tier its parameters and the bytes of its state. Only its config.json and the
-    names of its files are read; `model verify` reads all of it.
+    Prints architecture and shape, and the parameters and state bytes of every tier. Reads only config.json and the
+    names of the files; model verify reads everything.
     """
     import math
 
@@ -89,10 +89,9 @@ def model_export(
 ) -> Result:
     """Export tiers of a full checkpoint, with a manifest.
 
-    A tier is a directory, `<name>-tier<t>`, and the manifest has the SHA-256 of every file. They lie beside the
-    checkpoint, or with a copy of it in the directory that --out names. A member removes its older checkpoints, so
-    those of a run (`<run>-step<n>`) are exported elsewhere only. Tokenizer, generation config, chat template, license
-    and model card are copied with each tier.
+    Writes a directory `<name>-tier<t>` per tier, and a manifest with the SHA-256 of every file, next to the checkpoint
+    or, with a copy of it, into --out. Use --out for checkpoints of a run (`<run>-step<n>`), because the member removes
+    older ones. Copies tokenizer, generation config, chat template, license and model card to each tier.
     """
     import torch
 
@@ -104,7 +103,7 @@ def model_export(
     most = load_config(place).possible_tiers() - 1
     if most < max(wanted):
         raise UsageError(
-            f"--tiers {max(wanted)}: {src} can be cut into {counted(most, 'tier')} beside the full model",
+            f"--tiers {max(wanted)}: {src} can be cut into {counted(most, 'tier')} next to the full model",
             f"Choose --tiers from 1 to {most}" if most else "Name a checkpoint whose FFN width is even",
         )
     exported = export_tiers(place, wanted, out.expanduser() if out else None, rounded)
@@ -135,15 +134,15 @@ def _numbers(text: str) -> list[int]:
     example="aftermath-solana model merge --into checkpoints/tiny --slice checkpoints/tiny-tier1 --out checkpoints/new",
 )
 def model_merge(
-    into: Annotated[Path, typer.Option(help="The full checkpoint; it stays as it is.")],
-    slice: Annotated[Path, typer.Option("--slice", help="A tier of it, trained on, for example.")],
+    into: Annotated[Path, typer.Option(help="The full checkpoint. It is not changed.")],
+    slice: Annotated[Path, typer.Option("--slice", help="A slice of one of its tiers, for example after training.")],
     out: Annotated[Path, typer.Option(help=NEW_DIRECTORY)],
 ) -> Result:
     """Merge a tier's slice into its full model.
 
-    The result is another checkpoint. The slice's tensors take the place of the first hidden units of the full
-    model's. What was exported and not changed since gives the same bits. It warns if the slice's values differ from the
-    full model's: then the slice was trained further, or it is of another training.
+    Writes another checkpoint, in which the slice's tensors replace the first hidden units of the full model. An
+    unchanged slice gives the same bits. Warns if the values differ: then the slice was trained further, or belongs to
+    another training.
     """
 
     from aftermath.model.merge import merged
@@ -158,12 +157,12 @@ def model_merge(
 
 
 @command("model verify", example="aftermath-solana model verify --model checkpoints/tiny")
-def model_verify(model: Annotated[Path, typer.Option(help="A full checkpoint, or an exported tier of one.")]) -> Result:
+def model_verify(model: Annotated[Path, typer.Option(help="A full checkpoint or an exported tier.")]) -> Result:
     """Verify every tensor and file of a checkpoint and its tiers.
 
-    Every tensor that it needs, finite; every file that its manifest lists, by SHA-256. Tiers that were exported
-    must hold the full model's very values. Of an exported tier alone it checks its own tensors, and its files by the
-    manifest of the full checkpoint beside it. The first thing that is wrong ends it.
+    Every tensor must be there and finite, every file of the manifest must have its SHA-256, and exported tiers must
+    have the full model's values. An exported tier alone is checked against the manifest of the full checkpoint next
+    to it. Stops at the first error.
     """
     from aftermath.model.verify import verified
 
@@ -178,14 +177,13 @@ def model_verify(model: Annotated[Path, typer.Option(help="A full checkpoint, or
 @command("model push", example="aftermath-solana model push --model checkpoints/tiny --repo me/tiny")
 def model_push(
     model: Annotated[Path, typer.Option(help="The full checkpoint.")],
-    repo: Annotated[str, typer.Option(help="OWNER/NAME on the Hub; made if it is missing.")],
-    message: Annotated[str, typer.Option(help="Of the commit.")] = "a checkpoint",
+    repo: Annotated[str, typer.Option(help="Repository on the Hub, OWNER/NAME. Created if it is missing.")],
+    message: Annotated[str, typer.Option(help="Commit message.")] = "a checkpoint",
 ) -> Result:
     """Upload a checkpoint to the Hugging Face Hub.
 
-    The tiers that were exported beside it go along, and members of a tier then fetch its files alone. Says which
-    commit it is. The token is that of HF_TOKEN. What is wrong with the checkpoint or with a tier's files is told
-    before anything is sent.
+    Uploads the exported tiers next to it, too, so that members of a tier fetch only its files. Checks all files first.
+    Prints the commit. Needs the token in HF_TOKEN.
     """
     import os
 
@@ -197,11 +195,13 @@ def model_push(
     from aftermath.model.weights import weight_files
 
     if not is_repository(repo):
-        raise UsageError(f"--repo {repo!r} is no repository of the Hub", "Say OWNER/NAME")
+        raise UsageError(
+            f"--repo {repo!r} is not the name of a repository", "It is OWNER/NAME, for example --repo ada/my-model"
+        )
     place = model.expanduser()
     load_config(place), weight_files(place)
     tiers = {tier: files for tier, files in manifest_files(place).items() if tier}
-    beside = sorted({path.parent for files in tiers.values() for path in files.values()} - {place.absolute()})
-    commit = upload(place, repo, token=os.environ.get("HF_TOKEN"), message=message, tiers=beside)
+    exported = sorted({path.parent for files in tiers.values() for path in files.values()} - {place.absolute()})
+    commit = upload(place, repo, token=os.environ.get("HF_TOKEN"), message=message, tiers=exported)
     text = f"{repo}@{commit}" + (f", with {counted(len(tiers), 'tier')}" if tiers else "")
     return Result({"repo": repo, "commit": commit, "tiers": sorted(tiers)}, text)

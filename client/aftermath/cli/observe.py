@@ -29,20 +29,20 @@ async def observe(
     events: Annotated[
         Path | None, typer.Option(help="Directory that train --events-dir wrote, or one above several.")
     ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to listen on. 0.0.0.0 lets other machines connect.")] = "127.0.0.1",
     name: Annotated[
         list[str] | None,
-        typer.Option(help="Host name under which browsers open the page, where it is not --host; may be repeated."),
+        typer.Option(help="Host name by which browsers open the page, if it is not --host. Can be repeated."),
     ] = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="TCP port; 0 picks a free one.")] = 8600,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="TCP port. 0 picks a free one.")] = 8600,
     json_output: Annotated[
-        bool, typer.Option("--json", help="Say where the page is as one JSON document.", show_default=False)
+        bool, typer.Option("--json", help="Print the address as one JSON document.", show_default=False)
     ] = False,
 ) -> Result:
     """Serve a web page of a cluster's runs.
 
-    It needs no wallet and changes nothing: whoever opens the page can look and no more. What the page shows of the
-    time before it was started comes from --events. It runs until Ctrl-C.
+    Shows state, members, loss by tier and costs, live and back in time. Needs no wallet and changes nothing. History
+    from before the start comes from --events. Runs until Ctrl-C.
     """
     import asyncio
     import contextlib

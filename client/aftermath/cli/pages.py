@@ -1,8 +1,4 @@
-"""Where the pages have more to say of an error, by its code.
-
-Decided: a section and not a page, since nobody reads a page for an error; codes without one have no line of it. Pages
-are named as in a checkout; who is told of one is told of the file that is there, in the package or beside it.
-"""
+"""The section of the docs that explains an error, by the error's code."""
 
 from __future__ import annotations
 
@@ -11,7 +7,7 @@ from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 DOCS = _PACKAGE / "docs" if (_PACKAGE / "docs").is_dir() else _PACKAGE.parents[1] / "docs"
-"""Where the pages are: in an installed package, and in a checkout beside it."""
+"""The docs: in an installed package, and in a checkout next to it."""
 
 _PAGE = re.compile(r"(?<![\w/.-])docs/([a-z-]+\.md)\b")
 _OPERATIONS = "docs/operations.md"
@@ -45,7 +41,7 @@ PAGES = {
 
 
 def placed(text: str) -> str:
-    """The text with the pages that it names as the files of this installation, from here where they are below."""
+    """Return a text with the pages that it names as paths on this machine."""
     return _PAGE.sub(lambda page: _place(DOCS / page[1]), text)
 
 

@@ -29,18 +29,14 @@ def plot(
     run: OnlyRun = None,
     out: Annotated[
         Path,
-        typer.Option(
-            help="Picture to write, .png or .svg, or its numbers as .csv or .json; - writes a PNG to standard output."
-        ),
+        typer.Option(help="Picture (.png, .svg) or numbers (.csv, .json) to write. - writes a PNG to standard output."),
     ] = Path("loss.png"),
 ) -> Result:
     """Plot a run's history from its members' events, or compare local trainings.
 
-    For a run, name directories of members' events. The picture shows loss by tier, bytes sent, epochs, and members that
-    left or came back. One member's events are enough. With the events of all members, the loss covers all shares. Where
-    the events are of several runs, --run names one of them.
-
-    For trainings, name their --out directories. One picture shows all losses with a legend.
+    For a run, pass directories of members' events; one member's are enough. The picture shows loss by tier, bytes sent,
+    epochs, and members that left or came back. For local trainings, pass their --out directories. One picture shows all
+    losses.
     """
     from aftermath.events.reader import NoEvents
     from aftermath.lab.trainings import trainings_in

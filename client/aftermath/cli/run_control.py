@@ -35,12 +35,11 @@ async def set_paused(
     options: SigningOptions,
     run_id: RunId,
     action: Annotated[Action | None, typer.Argument(help="pause or resume.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="The same as the word resume.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Same as the word resume.")] = False,
 ) -> Result:
     """Pause or resume a run.
 
-    A pause ends an epoch in progress early, with the round that goes on and a cooldown; resuming a new run is what
-    starts it.
+    A pause ends the present epoch after the current round and a cooldown. Resuming a new run starts it.
     """
     from aftermath.cli.connection import sign_in
     from aftermath.events.progress import in_words
@@ -67,14 +66,14 @@ async def set_paused(
 
 
 def case_of(run: Run) -> str:
-    """Which `next` follows: a run that pauses later cannot be changed yet, only watched."""
+    """Return the case for `next_steps`: a run that pauses later cannot be changed yet."""
     from aftermath.rules.state import RunState
 
     return "paused" if run.state is RunState.PAUSED else ""
 
 
 def _coming(run: Run) -> str:
-    """When the run will pause, if it is about to: the rest of the epoch's rounds is not waited for."""
+    """Return when the run will pause, if it will."""
     from aftermath.rules.state import RunState
 
     if not run.pending_pause:
@@ -92,9 +91,8 @@ async def tick(
 ) -> Result:
     """Advance a run whose deadline has passed.
 
-    Members tick by themselves. A manual tick helps a run without active members. A tick that changes nothing costs
-    nothing. The command ends, and says what the run waits for, when no deadline runs: the run is new, paused or
-    finished, or waits for members. Only its owner or a member can move it then.
+    Members tick by themselves, so this helps only a run without active members. A tick that changes nothing costs
+    nothing. The command ends, and says what the run waits for, if no deadline runs.
     """
     import asyncio
 
@@ -158,8 +156,8 @@ def not_due(found: RunStatus) -> str:
 def close_run(options: SigningOptions, run_id: RunId, *, yes: YES = False, json_output: JSON = False) -> Result:
     """Close a halted run and take back its rent.
 
-    The run's accounts and its members' points cease to exist; pause the run first. On a terminal it says what ends and
-    what comes back, and asks before it closes; without one, and with --json, it needs --yes.
+    Deletes the run's accounts and its members' points; pause the run first. On a terminal it says what ends and what
+    comes back, and asks. Without a terminal, or with --json, pass --yes.
     """
     if not (yes or options.dry_run):
         check_can_ask("close-run", f"ends run {run_id} for good", as_json=json_output)
@@ -169,7 +167,7 @@ def close_run(options: SigningOptions, run_id: RunId, *, yes: YES = False, json_
 
 
 async def _question(options: SigningOptions, run_id: str) -> str:
-    """What ends with the run, and who gets its rent. Raises what the program would say to closing it now."""
+    """Return the question: what ends with the run, and who gets its rent. Raise if the program would refuse."""
     from aftermath.chain.accounts import fetch_many
     from aftermath.chain.dry_run import Rehearsed
     from aftermath.chain.refusals import sol
@@ -212,15 +210,13 @@ async def _closed(options: SigningOptions, run_id: str) -> Result:
 async def kick(
     options: SigningOptions,
     run_id: RunId,
-    wallet: Annotated[
-        str, typer.Option("--wallet", "--address", help="The wallet to remove: a public key, or its key file.")
-    ],
-    bar: Annotated[bool, typer.Option("--bar", help="It may not ask for a place again.")] = False,
+    wallet: Annotated[str, typer.Option("--wallet", "--address", help="Wallet to remove: a public key or a key file.")],
+    bar: Annotated[bool, typer.Option("--bar", help="Also refuse its later joins.")] = False,
 ) -> Result:
     """Remove a wallet from the next epoch, or bar it from the run.
 
-    The wallet that signs is the run's owner or its join authority. A running epoch goes on as it is. Without --bar the
-    wallet may ask for a place again; that also lifts a bar.
+    The signing wallet is the run's owner or its join authority. The running epoch does not change. Without --bar the
+    wallet may join again, also if it was barred before.
     """
     from aftermath.chain.memberships import membership_of
     from aftermath.chain.options import public_key
@@ -249,7 +245,7 @@ async def set_future_epoch_rates(
     options: SigningOptions,
     run_id: RunId,
     earning_rate_total_shared: Annotated[
-        int | None, typer.Option(min=0, max=U64_MAX, help="Points that the members who finish an epoch share.")
+        int | None, typer.Option(min=0, max=U64_MAX, help="Points per epoch, shared by the members that finish it.")
     ] = None,
     slashing_rate_per_client: Annotated[
         int | None, typer.Option(min=0, max=U64_MAX, help="Points that an ejected member loses.")

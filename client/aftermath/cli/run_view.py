@@ -27,7 +27,7 @@ Facts = tuple[str, Mapping[str, str]]
 
 
 async def shown(coordinator: CoordinatorClient, run_id: str) -> Result:
-    """Where a run stands now. Raises NoSuchRun, Unavailable."""
+    """Return a run's status now. Raise NoSuchRun or Unavailable."""
     found = await RunFollower(coordinator, run_id).now()
     return Result(plain(found), page(found))
 
@@ -105,7 +105,7 @@ def _changes(tell: Callable[[RunStatus, str], None]) -> Callable[[RunStatus], No
 
 
 def page(found: RunStatus) -> RenderableType:
-    """All of it."""
+    """Return a run's facts and the table of its members."""
     known = facts_of(found)
     if levels := shown_levels(found):
         known["proven holders"] = levels

@@ -48,8 +48,8 @@ async def list_runs(options: ClusterOptions) -> Result:
 async def show_run(options: ClusterOptions, run_id: RunId) -> Result:
     """Show a run's state, members, and what it waits for.
 
-    Of each member: its seat, wallet and tier, how it stands in the epoch and whether it is elected as a witness, its
-    weight and points, and in which round the chain last saw it. json-dump-run prints all that the chain knows.
+    For each member it shows seat, wallet, tier, state, witness election, weight, points and the round in which the
+    chain last saw it. json-dump-run prints everything.
     """
     from aftermath.cli.connection import connect
     from aftermath.cli.run_view import shown
@@ -62,8 +62,7 @@ async def show_run(options: ClusterOptions, run_id: RunId) -> Result:
 async def watch(options: ClusterOptions, run_id: RunId, json_output: JsonLines = False) -> Result:
     """Follow a run's state until it finishes, or until Ctrl-C.
 
-    On a terminal it has a screen of tabs, which Tab turns over and q closes; elsewhere a line is printed whenever
-    something has changed.
+    On a terminal it shows a screen of tabs: Tab switches, q closes. Elsewhere it prints a line for every change.
     """
     from aftermath.chain.endpoints import shown
     from aftermath.cli.connection import connect

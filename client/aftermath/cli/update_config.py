@@ -40,11 +40,11 @@ class ShownOptions:
     description: Annotated[str | None, DESCRIPTION] = None
     num_parameters: Annotated[
         int | None,
-        typer.Option(min=0, max=U64_MAX, help="Shown to people; by default what the checkpoint's config gives."),
+        typer.Option(min=0, max=U64_MAX, help="Shown to people. By default from the checkpoint's config."),
     ] = None
     vocab_size: Annotated[
         int | None,
-        typer.Option(min=0, max=U64_MAX, help="Shown to people; by default what the checkpoint's config gives."),
+        typer.Option(min=0, max=U64_MAX, help="Shown to people. By default from the checkpoint's config."),
     ] = None
 
 
@@ -58,13 +58,13 @@ async def update_config(
     *,
     config_path: Annotated[Path | None, typer.Option(help="The run's config.toml.")] = None,
     restart_from_step: Annotated[
-        int | None, typer.Option(min=1, max=U32_MAX, help="Continue at this step, and at the data that comes then.")
+        int | None, typer.Option(min=1, max=U32_MAX, help="Continue at this step and its data.")
     ] = None,
     switch_to_hub: Annotated[
         bool,
         typer.Option(
             "--switch-to-hub",
-            help="Start the next epoch from the durable checkpoint, the file's if one is given, not from peers.",
+            help="Start the next epoch from the durable checkpoint (the file's, if given) instead of from peers.",
         ),
     ] = False,
     shown: ShownOptions,
@@ -73,8 +73,8 @@ async def update_config(
 ) -> Result:
     """Set or change a run's configuration.
 
-    The run must be halted: pause it first. What is not given stays as it is. What changes is shown, key by key, before
-    it is sent; where nothing does, nothing is sent.
+    The run must be halted: pause it first. Options that you leave out keep their values. Shows every changed key before
+    it sends them. Sends nothing if nothing changes.
     """
     from solders.pubkey import Pubkey
 

@@ -35,7 +35,7 @@ class IdentityOptions(WalletOptions):
         shared(
             "--identity-secret-key-path",
             "-i",
-            text="32-byte p2p secret key file; by default the key is derived from the wallet and the run.",
+            text="File with a 32-byte p2p secret key. By default the key is derived from the wallet and the run.",
         ),
     ] = None
 
@@ -47,18 +47,18 @@ def show_identity(
         str | None,
         shared(
             "--run-id",
-            text="Also show the peer identity the wallet has in this run.",
+            text="Also show the wallet's peer identity in this run.",
             check=checked_run_id,
             stored="run",
         ),
     ] = None,
     create: Annotated[
-        bool, typer.Option("--create", help="First make the wallet's key file, readable by you only.")
+        bool, typer.Option("--create", help="First create the wallet's key file, readable only by you.")
     ] = False,
 ) -> Result:
     """Show a wallet's public key and the identity that peers see.
 
-    Secrets are never printed. With --create this is how to get a wallet without any other tool.
+    Never prints secrets. --create makes a wallet without any other tool.
     """
     from aftermath.chain.wallet import create_wallet, identity_public, identity_secret, load_wallet
 
@@ -84,8 +84,8 @@ CLOSED = "closed"
 async def status(cluster: ClusterOptions, options: WalletOptions) -> Result:
     """Show a wallet's SOL, runs and seats.
 
-    Lists runs that the wallet owns or is join authority of. A membership without a seat holds a bond and rent. The
-    output shows the command that takes them back, even for a closed run. The wallet signs nothing.
+    Lists the runs that the wallet owns or admits members to. For a membership without a seat it shows the command that
+    takes back bond and rent. The wallet signs nothing.
     """
     from aftermath.chain.addresses import run_addresses
     from aftermath.chain.memberships import memberships_of_wallet
@@ -232,9 +232,8 @@ RunOrAddress = Annotated[
 async def withdraw(options: SigningOptions, run_id: RunOrAddress) -> Result:
     """End a wallet's membership of a run and take back its bond and rent.
 
-    The wallet must have left, and the epoch that it was in must have ended: until then others may show that its results
-    were false. Its points go with the membership, and the bond of a member that was ejected is lost. A run that was
-    closed meanwhile changes nothing.
+    The wallet must have left, and its last epoch must have ended, because others may prove until then that its results
+    were false. Its points end with the membership. An ejected member loses its bond. This also works for a closed run.
     """
     from aftermath.chain.memberships import memberships_of
     from aftermath.chain.refusals import sol
