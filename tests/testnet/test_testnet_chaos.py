@@ -16,7 +16,7 @@ from aftermath.testnet import run
 from aftermath.testnet.backends import Open
 from aftermath.testnet.configs import SHIPPED, chosen
 from aftermath.testnet.display import DisplayLines
-from aftermath.testnet.plan import ChaosSchedule, ClientExtras, TestnetClient, TestnetPlan
+from aftermath.testnet.plan import ChaosSchedule, ClientExtras, LocalTestnetClient, LocalTestnetPlan
 from aftermath.testnet.processes import Running
 from aftermath.testnet.run import Ending
 from testnet.starting_client import STARTS, TRAINS, deeds
@@ -33,7 +33,7 @@ class Starting:
     def start(self, seen: Open) -> Running:
         return seen(self.keeper, [sys.executable, "-c", "import time; time.sleep(600)"])
 
-    def client(self, client: TestnetClient) -> list[str]:
+    def client(self, client: LocalTestnetClient) -> list[str]:
         return [sys.executable, "-m", "testnet.starting_client", str(client.number), str(self._place)]
 
 
@@ -49,8 +49,8 @@ def test_only_a_client_that_has_trained_since_its_start_is_killed(
     monkeypatch.setattr(run, "LOOK_SECONDS", 0.05)
     for name in ("model", "tokens"):  # which are there, so nothing is made
         (tmp_path / "runs" / "demo" / name).mkdir(parents=True)
-    plan = TestnetPlan(
-        chosen(SHIPPED / "demo"), (TestnetClient(1, 1), TestnetClient(2, 2)), tmp_path, 0, ClientExtras()
+    plan = LocalTestnetPlan(
+        chosen(SHIPPED / "demo"), (LocalTestnetClient(1, 1), LocalTestnetClient(2, 2)), tmp_path, 0, ClientExtras()
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     lines = DisplayLines(Console(quiet=True), Verbosity.INFO, 8)

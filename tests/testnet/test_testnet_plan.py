@@ -19,7 +19,7 @@ from aftermath.config.document import load_config
 from aftermath.config.recipe import recipe_of
 from aftermath.events.trackers import TrackerOptions
 from aftermath.testnet.configs import SHIPPED, chosen, configs, find, make_missing
-from aftermath.testnet.plan import ChaosSchedule, ClientExtras, TestnetClient, TestnetPlan
+from aftermath.testnet.plan import ChaosSchedule, ClientExtras, LocalTestnetClient, LocalTestnetPlan
 from cli.cli_runs import Outcome, invoke
 
 DEMO = SHIPPED / "demo" / "config.toml"
@@ -98,21 +98,23 @@ def test_a_port_that_is_taken_and_a_directory_of_others_are_told(tmp_path: Path)
 
 def test_clients_are_told_of_the_trackers_as_train_takes_them(tmp_path: Path) -> None:
     trackers = TrackerOptions(wandb_project="lab", wandb_group="g", trackio_project="lab")
-    client = TestnetClient(1, 2)
-    plan = TestnetPlan(chosen(DEMO), (client,), tmp_path, 0, ClientExtras(trackers=trackers))
+    client = LocalTestnetClient(1, 2)
+    plan = LocalTestnetPlan(chosen(DEMO), (client,), tmp_path, 0, ClientExtras(trackers=trackers))
     settings = build_settings(**parsed("train", "--run-id", "demo", *plan.options(client)))
     assert TrackerOptions.of(settings) == trackers
     assert not TrackerOptions.of(build_settings(**parsed("train", "--run-id", "demo"))).any
 
 
 def test_clients_that_keep_the_model_keep_it_where_it_is_said(tmp_path: Path) -> None:
-    whole = TestnetClient(1, 0)
-    sliced = TestnetClient(2, 1)
-    plan = TestnetPlan(chosen(DEMO), (whole, sliced), tmp_path, 0, ClientExtras(checkpoints=Path("kept"), keep_steps=7))
+    whole = LocalTestnetClient(1, 0)
+    sliced = LocalTestnetClient(2, 1)
+    plan = LocalTestnetPlan(
+        chosen(DEMO), (whole, sliced), tmp_path, 0, ClientExtras(checkpoints=Path("kept"), keep_steps=7)
+    )
     told = build_settings(**parsed("train", "--run-id", "demo", *plan.options(whole)))
     assert (told.checkpoint_dir, told.keep_steps) == (Path("kept/client-1").absolute(), 7)
     assert build_settings(**parsed("train", "--run-id", "demo", *plan.options(sliced))).checkpoint_dir is None
-    silent = TestnetPlan(chosen(DEMO), (whole,), tmp_path, 0, ClientExtras())
+    silent = LocalTestnetPlan(chosen(DEMO), (whole,), tmp_path, 0, ClientExtras())
     told = build_settings(**parsed("train", "--run-id", "demo", *silent.options(whole)))
     assert (told.checkpoint_dir, told.keep_steps) == (tmp_path / "checkpoints" / "client-1", 3)
 

@@ -249,7 +249,7 @@ def local_testnet_start(
     from aftermath.testnet.backends import Centralized, Solana
     from aftermath.testnet.configs import chosen
     from aftermath.testnet.display import DisplayMode, shown
-    from aftermath.testnet.plan import TESTNET_NAMES, ChaosSchedule, TestnetPlan, allowed_of, clients_of
+    from aftermath.testnet.plan import TESTNET_NAMES, ChaosSchedule, LocalTestnetPlan, allowed_of, clients_of
     from aftermath.testnet.run import Ending, Testnet
     from aftermath.testnet.workdir import claimed_workdir
 
@@ -262,7 +262,7 @@ def local_testnet_start(
     wishes, showing = clients.wishes(trackers), show.showing()
     panes = showing is DisplayMode.PANES
     place, port = deployment.dir.expanduser().absolute(), deployment.server_port
-    plan = TestnetPlan(config, them, place, port, wishes, panes, panes and show.tui is DisplayOption.TRUE)
+    plan = LocalTestnetPlan(config, them, place, port, wishes, panes, panes and show.tui is DisplayOption.TRUE)
     killed = ChaosSchedule(kills.random_kill_num, kills.random_kill_interval, allowed_of(kills.allowed_to_kill, them))
     own = environment() | {"OMP_NUM_THREADS": str(plan.threads)} | deployment.variables
     console, asked = Console(stderr=json_output, quiet=panes), VERBOSITY.get()

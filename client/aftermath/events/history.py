@@ -1,9 +1,7 @@
-"""One run's history as its members' events tell it: losses by step and tier, epochs, bytes, who
-went and came back.
+"""A run's history from its members' events: losses by step and tier, epochs, bytes, and who came
+and went.
 
-Decided: it is the same from one member's files or from all; the more members' files there are, the
-more shares of every step it knows. What happened to members is a mark at a step: plots and reports
-draw it there.
+The more members' files are read, the more shares of each step are known.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from aftermath.events.text import short
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What a member's share of a step came to."""
+    """One member's share of a step."""
 
     tier: int
     loss: float
@@ -29,13 +27,11 @@ class Share:
 
 
 class EventHistory:
-    """Takes events in the order in which they are read. `name` is what a member is called in
-    marks.
-    """
+    """Collects events in reading order. `name` returns how marks call a member."""
 
     def __init__(self, name: Callable[[EventRecord], str] = lambda told: short(told.about)) -> None:
         self.shares: dict[int, dict[str, Share]] = defaultdict(dict)
-        """By step and wallet."""
+        """Shares by step and wallet."""
         self.epochs: dict[int, int] = {}
         """The first step that was seen of each epoch."""
         self._comings = Lifecycle(name)
@@ -49,7 +45,7 @@ class EventHistory:
         return self._comings.marks
 
     def take(self, told: EventRecord) -> None:
-        """Learn from an event."""
+        """Add an event."""
         wallet = told.about.wallet
         event = told.event
         self._comings.take(told)
@@ -69,11 +65,11 @@ class EventHistory:
     # --- what it comes to ---
 
     def loss_curve(self) -> Curve:
-        """(step, loss over all tokens of the step)."""
+        """Return (step, loss over all tokens of the step)."""
         return [(step, mean(list(shares.values()))) for step, shares in sorted(self.shares.items())]
 
     def loss_by_tier(self) -> dict[int, Curve]:
-        """The same of each tier's shares alone."""
+        """Return the loss curve of each tier."""
         found: dict[int, list[tuple[int, float]]] = defaultdict(list)
         for step, shares in sorted(self.shares.items()):
             for tier in {share.tier for share in shares.values()}:
@@ -81,7 +77,7 @@ class EventHistory:
         return dict(sorted(found.items()))
 
     def sent_by_tier(self) -> dict[int, Curve]:
-        """(step, bytes that all members of the tier have sent to peers until then)."""
+        """Return (step, bytes that all members of the tier have sent to peers so far)."""
         curves: dict[int, Curve] = {}
         for tier, sent in sorted(self._sent.items()):
             total = 0
@@ -94,7 +90,7 @@ class EventHistory:
 
 
 def mean(shares: list[Share]) -> float:
-    """The loss over all their tokens."""
+    """Return the loss over all tokens of the shares."""
     return sum(share.loss * share.tokens for share in shares) / max(1, sum(share.tokens for share in shares))
 
 
@@ -102,17 +98,19 @@ def mean(shares: list[Share]) -> float:
 class _Member:
     processes: int = 0
     just_started: bool = False
-    """Its process has started, and not found the run yet."""
+    """The process has started and not found the run yet."""
     ended: bool = True
-    """Its process said so, or others did."""
+    """The member's process, or others, reported its end."""
     away: bool = False
     step: int = 0
     seat: int | None = None
 
 
 class Lifecycle:
-    """Takes events in the order in which they are read. `name` is what a member is called in
-    marks.
+    """Marks at steps for members that came, went, were dropped and came back.
+
+    A member that joins again without having left has died: nobody else can know why. Several
+    members' reports of one incident become one mark. `name` returns how marks call a member.
     """
 
     def __init__(self, name: Callable[[EventRecord], str] = lambda told: short(told.about)) -> None:
@@ -123,11 +121,11 @@ class Lifecycle:
         self._name = name
 
     def step_of(self, wallet: str) -> int:
-        """The last step of which a member has trained its share."""
+        """Return the last step of which a member trained its share."""
         return self._members[wallet].step
 
     def take(self, told: EventRecord) -> None:
-        """Learn from an event."""
+        """Add an event."""
         wallet = told.about.wallet
         event = told.event
         member = self._members[wallet]
@@ -180,7 +178,7 @@ class Lifecycle:
         member.ended = True
 
     def _lost(self, seat: int, how: str) -> None:
-        """Told of another member, which may be one whose events are not here."""
+        """Mark the loss of another member, whose own events may not be here."""
         wallet = next((wallet for wallet, member in self._members.items() if member.seat == seat), None)
         if wallet is None:
             self._mark(self.newest_step, f"member {seat} {how}")

@@ -1,13 +1,7 @@
-"""A member's events as metrics for Prometheus; docs/operations.md has the names, and what they
-mean.
+"""Export a member's events as Prometheus metrics. docs/operations.md lists them.
 
-Decided
-- Every series says of which run, wallet and tier it is, so that the members of a run can be put
-  side by side.
-- They come from events alone, as all that is shown: what is not told is not there, and nothing is
-  measured twice.
-- They are served on this machine's own address: collectors elsewhere need their own way to reach
-  it.
+All series carry run, wallet and tier. They are served on the loopback address only, so remote
+collectors need their own tunnel.
 """
 
 from __future__ import annotations
@@ -34,7 +28,7 @@ _OF_A_GPU = (
 
 
 class Metrics:
-    """A sink that keeps them up to date, in `registry`."""
+    """A sink that updates the metrics in `registry`."""
 
     def __init__(self, wall: Wall) -> None:
         self.registry = CollectorRegistry()
@@ -152,7 +146,9 @@ class Metrics:
 
 @contextmanager
 def served(metrics: Metrics, port: int) -> Iterator[None]:
-    """Serve them under `/metrics` at this port. Raises OSError if that cannot be had."""
+    """Serve the metrics under `/metrics` at this port. Raises OSError if the port is not
+    available.
+    """
     server, thread = start_http_server(port, ADDRESS, metrics.registry)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Plots as files (PNG, SVG, whatever the suffix names), drawn without a display."""
+"""Draw curves: as image files, as tables of numbers, and as lines of bars."""
 
 from __future__ import annotations
 
@@ -29,9 +29,7 @@ _MARKS_NAMED = 24  # more could not be read
 def step_plot(
     path: Path, curves: Mapping[str, Curve], marks: Sequence[tuple[int, str]], title: str, measure: str = LOSS
 ) -> None:
-    """Write what is measured over steps to `path`, named if there are several; `marks` are (step,
-    text), as vertical lines.
-    """
+    """Draw curves over steps to `path`. `marks` are (step, text), drawn as vertical lines."""
     figure, (axes,) = _figure(1)
     _draw(axes, curves, measure)
     _mark(axes, marks)
@@ -48,10 +46,9 @@ def run_plot(
     marks: Sequence[tuple[int, str]],
     title: str,
 ) -> None:
-    """Write a run's history to `path`: above the loss of each tier, below the bytes that each
-    tier's members sent.
+    """Draw a run's history to `path`: the loss of each tier above, the bytes it sent below.
 
-    `epochs` are first steps of epochs, by number; `marks` as in `step_plot`.
+    `epochs` maps epoch numbers to first steps. `marks` are as in `step_plot`.
     """
     figure, (loss, traffic) = _figure(2)
     measure = LOSS if len(losses) != 1 else f"{LOSS}, tier {next(iter(losses))}"
@@ -88,7 +85,7 @@ def _figure(rows: int) -> tuple[Any, Sequence[Any]]:
 
 
 def _pieces(curve: Curve) -> list[Curve]:
-    """The curve in parts, between which nobody told anything for much longer than usual."""
+    """Split the curve where no point follows for much longer than usual."""
     steps = [step for step, _ in curve]
     usual = median(after - before for before, after in pairwise(steps)) if len(steps) > 1 else 1
     cuts = [index for index in range(1, len(steps)) if steps[index] - steps[index - 1] > _GAP * usual]
@@ -96,13 +93,13 @@ def _pieces(curve: Curve) -> list[Curve]:
 
 
 def _columns(pieces: Sequence[Curve]) -> tuple[list[float], list[float]]:
-    """Steps and values, with a break after every piece."""
+    """Return steps and values, with a break after every piece."""
     points = [point for piece in pieces for point in (*piece, (math.nan, math.nan))]
     return [step for step, _ in points], [value for _, value in points]
 
 
 def _draw(axes: Any, curves: Mapping[str, Curve], measure: str, *, gaps: bool = True) -> None:
-    """`gaps`: whether a curve is broken where nothing was told; one of sums is not."""
+    """Draw one curve. With `gaps`, break it where points are missing. Sums have no gaps."""
     for name, curve in curves.items():
         pieces = _pieces(curve) if gaps else [curve]
         (line,) = axes.plot(*_columns(pieces), linewidth=1.5, label=name)
@@ -157,13 +154,13 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 def evenly(total: int, room: int) -> list[int]:
-    """At most `room` of the indices below `total`, evenly, with both ends."""
+    """Return at most `room` indices below `total`, evenly spaced, with both ends."""
     count = min(room, total)
     return [index * (total - 1) // max(1, count - 1) for index in range(count)]
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """One bar per value; the lowest and the highest of them are the ends of the scale."""
+    """Return one bar per value, scaled between the lowest and the highest."""
     if not values:
         return ""
     low = min(values)
@@ -172,11 +169,10 @@ def sparkline(values: Sequence[float]) -> str:
 
 
 def loss_line(curve: Sequence[tuple[int, float]], width: int) -> str:
-    """A loss curve of (step, loss) in a line of `width` characters: which steps, the first loss,
-    bars, the last loss.
+    """Draw a (step, loss) curve as a line of `width` characters: steps, first loss, bars, last
+    loss.
 
-    Points that have no room are left out evenly; the first and the last are always drawn, and are
-    what the ends say.
+    Points that do not fit are left out evenly. The first and the last are always drawn.
     """
     if not curve:
         return "no loss yet"
@@ -196,7 +192,7 @@ _JSON_HEAD = '{"losses": '
 
 
 def write_table(path: Path, curves: Mapping[str, Curve]) -> None:
-    """Write the curves to a file of one of the kinds in TABLES. Raises OutputError."""
+    """Write the curves to a file of a type in TABLES. Raises OutputError."""
     if path.suffix == ".json":
         text = f"{_JSON_HEAD}{json.dumps({name: list(curve) for name, curve in curves.items()})}}}\n"
     else:

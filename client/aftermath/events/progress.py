@@ -1,8 +1,7 @@
-"""How far a run is and how long it will take: "step 40 of 120, 2 min left".
+"""A run's progress and a member's current phase, in a few words: "step 40 of 120, 2 min left".
 
-Decided: all of it comes from what the chain says (steps trained, steps in all, and since when), so
-every member of a run shows the same; the pace is that of the last steps, with the pauses between
-epochs in it, because they come again.
+Everything comes from what the chain says, so all members show the same. The pace is that of the
+last steps and includes the pauses between epochs, because they recur.
 """
 
 from __future__ import annotations
@@ -19,14 +18,16 @@ _LEAST = 3  # steps that must have been seen before anything is foretold
 
 
 class Progress:
-    """Follows the events State, Round and Finished, which carry steps and chain time (`since`)."""
+    """Follows the events `state`, `round` and `finished`, which carry steps and chain time
+    (`since`).
+    """
 
     def __init__(self) -> None:
         self.step = self.total = 0
         self._seen: deque[tuple[float, int]] = deque(maxlen=_WINDOW)
 
     def take(self, event: event_types.Event) -> None:
-        """Learn from an event; those that say nothing of progress are ignored."""
+        """Add an event. Events without progress are ignored."""
         if isinstance(event, event_types.StateChanged):
             self._reach(event.step, paused=event.state == "PAUSED")
             self.total = event.total_steps
@@ -45,7 +46,7 @@ class Progress:
 
     @property
     def left(self) -> float | None:
-        """Seconds until the last step is trained; None if they cannot be told yet."""
+        """Seconds until the last step is trained, or None if not known yet."""
         if not self._seen or self._seen[-1][1] - self._seen[0][1] < _LEAST:
             return None
         (first_at, first) = self._seen[0]
@@ -53,7 +54,7 @@ class Progress:
         return (self.total - self.step) * (last_at - first_at) / (last - first)
 
     def words(self) -> str:
-        """It all in a few words."""
+        """Return the progress in a few words."""
         if not self.total:
             return "no step yet"
         left = self.left if self.step < self.total else None
@@ -61,7 +62,7 @@ class Progress:
 
 
 def span(seconds: float) -> str:
-    """A time that passes, as a person says it."""
+    """Return a duration in words."""
     if seconds < 59.5:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
@@ -98,7 +99,7 @@ _STATES = {
 
 
 def phase(event: event_types.Event) -> str | None:
-    """The member's phase after this event; None if the event does not change it."""
+    """Return the member's phase after this event, or None if the event does not change it."""
     words = _PHASES.get(type(event))
     if words is None or (isinstance(event, event_types.Left) and event.finished):  # that run's end has been seen
         return None
@@ -107,13 +108,11 @@ def phase(event: event_types.Event) -> str | None:
 
 
 def state_words(name: str) -> str:
-    """The name of a state of the run as a person reads it."""
+    """Return the words for a state of the run."""
     return _STATES.get(name, name.lower().replace("_", " "))
 
 
 def in_words(state: RunState) -> str:
-    """A run's state as a sentence says it: the run is ..., in the words that a member's own view
-    has for it.
-    """
+    """Return a run's state as it follows "the run is"."""
     words = state_words(state.name)
     return f"in {words}" if state in (RunState.WARMUP, RunState.COOLDOWN) else words

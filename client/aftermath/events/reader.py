@@ -1,21 +1,7 @@
-"""Reads events back: those of one member or of several, from files and directories, in the order of
-time, as they grow.
+"""Read event files back: complete lines, in order of time, of one run or of all, or as a CSV table.
 
-Everything that shows a run from events (`events`, `plot`, the demonstration, a dashboard) reads
-them here.
-
-Decided
-- In a directory the files are `*.jsonl`, there and one directory down: a directory for each member,
-  or one for all.
-- Events of one process keep the order in which they were written, whatever was done to the
-  machine's clock; those of
-  different processes are merged by their dates.
-- Files are read on from where they were left, and no more of them is in memory than needed to merge
-  them.
-- What cannot be read is passed over and said (`notes`): half a last line, as a killed process
-  leaves it; a line that is
-  no event; kinds of another version. Files may come from anybody: lines have a limit, and events
-  their types.
+Files may come from strangers. So lines have a size limit, and what cannot be read is skipped and
+noted: half a last line, invalid lines, kinds of another version.
 """
 
 from __future__ import annotations
@@ -50,7 +36,7 @@ _MOST_READ = 1 << 18
 
 
 class NoEvents(AftermathError):
-    """There is nothing to read where events were said to be."""
+    """Raised if there are no events at the given path."""
 
     code = "no-events"
 
@@ -65,21 +51,21 @@ def unreadable(path: Path, error: OSError) -> NoEvents:
 
 
 class EventOrigin(msgspec.Struct, frozen=True):
-    """Whose events they are."""
+    """The member and run that events come from."""
 
     run_id: str
     wallet: str
     tier: int
     version: str
-    """Of the client."""
+    """The client's version."""
     owner: str = ""
-    """Of the run, like the next two; empty for what a process tells before it has found the run."""
+    """The run's owner. Empty, as the next two are, before the process has found the run."""
     created: int = 0
     identity: str = ""
 
 
 class EventRecord(msgspec.Struct, frozen=True):
-    """An event, who told it, and when, by the date of that machine."""
+    """An event, its origin, and its time by that machine's clock."""
 
     at: datetime
     about: EventOrigin
@@ -88,7 +74,7 @@ class EventRecord(msgspec.Struct, frozen=True):
 
 
 class _Dated(msgspec.Struct):
-    """The fields of a line besides its event. The author only if several share a file (`flat`)."""
+    """The fields of a line besides its event. The origin only if several share a file (`flat`)."""
 
     at: Annotated[datetime, msgspec.Meta(tz=True)]
     run: str | None = None
@@ -120,9 +106,7 @@ _event = msgspec.json.Decoder(MEMBER_EVENTS)
 
 
 def flat(told: EventRecord) -> dict[str, object]:
-    """One object that says it all: what `events --out` writes, and is read back as any file of
-    events.
-    """
+    """Return one object with everything: what `events --out` writes and any reader reads back."""
     about = told.about
     teller: dict[str, object] = {
         "run": about.run_id,
@@ -136,7 +120,7 @@ def flat(told: EventRecord) -> dict[str, object]:
 
 
 class EventFile:
-    """One file, read on from where it was left."""
+    """One event file, read on from the last position."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -148,7 +132,7 @@ class EventFile:
         self.failure: OSError | None = None
 
     def read(self) -> Iterator[EventRecord]:
-        """What was written since the last time, but for a line that has no end yet."""
+        """Return what was written since the last call. A line without an end waits."""
         room = _FIRST_READ
         while True:
             try:
@@ -176,7 +160,7 @@ class EventFile:
             room = min(room * 2, MOST_LINE if not whole else _MOST_READ)
 
     def notes(self) -> Iterator[str]:
-        """What was not read of it, as sentences."""
+        """Return sentences about what was not read."""
         if self.failure is not None:
             yield f"{self.path} cannot be read: {self.failure.strerror}"
         if self._local:
@@ -243,8 +227,12 @@ def _about(event: MemberStarted) -> EventOrigin:
 
 
 class EventReader:
-    """The events in files and directories. Raises NoEvents if a place is neither, unless it may
-    come `later`.
+    """The events in files and directories. Raises NoEvents for a missing path unless it may come
+    `later`.
+
+    A directory holds `*.jsonl` files, directly or one level down. One process's events keep the
+    order in which they were written, even if its clock was set back. Those of different processes
+    are merged by date. Only what merging needs is in memory.
     """
 
     def __init__(self, places: Sequence[Path], *, later: bool = False) -> None:
@@ -258,9 +246,7 @@ class EventReader:
         self._files: dict[Path, EventFile] = {}
 
     def read(self) -> Iterator[EventRecord]:
-        """All that was not read yet, in the order of time; call it again for what has come
-        since.
-        """
+        """Return all unread events in order of time. Call it again for newer ones."""
         processes: dict[tuple[Path, str], list[EventFile]] = defaultdict(list)
         for path in self._found():
             file = self._files.setdefault(path, EventFile(path))
@@ -268,7 +254,7 @@ class EventReader:
         return heapq.merge(*map(_in_turn, processes.values()), key=lambda told: told.at)
 
     def notes(self) -> list[str]:
-        """What could not be read so far, as sentences."""
+        """Return sentences about what could not be read so far."""
         return [note for file in self._files.values() for note in file.notes()]
 
     def check_readable(self) -> None:
@@ -285,7 +271,7 @@ class EventReader:
             raise unreadable(path, failure)
 
     def _found(self) -> list[Path]:
-        """Each file once, those of a process in the order of its writing."""
+        """Return each file once, those of a process in the order of writing."""
         found: dict[Path, Path] = {}
         for place in self._places:
             inside = [*place.glob(f"*{SUFFIX}"), *place.glob(f"*/*{SUFFIX}")] if place.is_dir() else [place]
@@ -300,9 +286,7 @@ def _in_turn(files: Sequence[EventFile]) -> Iterator[EventRecord]:
 
 @dataclass(frozen=True, slots=True)
 class RunName:
-    """A run as its members' events name it. `identity` is empty where they do not say whose it
-    is.
-    """
+    """A run as its members' events name it. `identity` is empty where they do not know it."""
 
     run_id: str
     owner: str
@@ -321,7 +305,7 @@ class RunName:
 
 @dataclass
 class RunFilter:
-    """Lets events of one run through, and remembers the runs that it saw. `wanted`: a run id or an
+    """Passes events of one run, and remembers the runs it saw. `wanted` is a run id or an
     identity.
     """
 
@@ -351,13 +335,18 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 @cache
 def columns() -> tuple[str, ...]:
-    """The names of all columns."""
+    """Return the names of all columns."""
     said = {field.name for kind in get_args(MEMBER_EVENTS) for field in msgspec.structs.fields(kind)}
     return (*_FIRST, *sorted(said - set(_FIRST)))
 
 
 class CsvTable:
-    """Writes the columns' names, and then a row for each event it is called with."""
+    """Write the header, and then a row for each event.
+
+    Columns are the same for every file, so that tables can be joined. Values that are neither
+    number nor text are JSON. Text that a spreadsheet would read as a formula gets a leading quote,
+    because strangers write texts too.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._rows = csv.DictWriter(stream, columns(), lineterminator="\n")

@@ -1,16 +1,6 @@
-"""Where a run stands, from its accounts alone: how far it is, who is in it, what it waits for and
-until when.
+"""A run's status, read from its accounts: state, progress, members, levels, and what it waits for.
 
-Decided
-- It is the same for everybody who looks at the same moment: nothing but the accounts and the
-  chain's time goes in.
-- A member was last seen in the newest round in which it attested, or in which a quorum has its
-  result; if the chain
-  holds no such round any more, in the last epoch it was in.
-- The time that is left, and the speed, are those of the epoch's own pace, as soon as some of its
-  steps are trained.
-- A level is held by those who take part with its tier or a larger one; between epochs by those who
-  finished the last.
+Members, observers and commands derive their words from it, so all say the same.
 """
 
 from __future__ import annotations
@@ -52,7 +42,11 @@ again.
 
 @dataclass(frozen=True)
 class MemberStatus:
-    """One member, as the chain knows it."""
+    """One member as the chain knows it.
+
+    It was last seen in the newest round that it attested or whose quorum has its result. If the
+    chain holds no such round any more, in its last epoch.
+    """
 
     seat: int
     signer: bytes
@@ -67,14 +61,16 @@ class MemberStatus:
 
     @property
     def takes_part(self) -> bool:
-        """Whether it is in the running epoch."""
+        """Whether the member is in the running epoch."""
         return self.standing.startswith(_TAKES_PART)
 
 
 @dataclass(frozen=True)
 class LevelStatus:
-    """One level of the model: the seats that hold it, and whether its hash, as the run has it now,
-    is attested.
+    """One level of the model: the seats that hold it, and whether its current hash is attested.
+
+    Holders take part with its tier or a larger one. Between epochs, they are those that finished
+    the last one.
     """
 
     level: int
@@ -90,7 +86,11 @@ class LevelStatus:
 
 @dataclass(frozen=True)
 class RunStatus:
-    """A run at one moment; times in seconds."""
+    """A run at one moment. Times are in seconds.
+
+    Only the accounts and the chain's time go in, so everyone who looks at the same moment sees the
+    same. Remaining time and speed use the epoch's own pace once some of its steps are trained.
+    """
 
     run_id: str
     name: str
@@ -112,9 +112,7 @@ class RunStatus:
     """What must happen before it continues."""
     members: tuple[MemberStatus, ...]
     tokens_per_second: int | None
-    """Of all members together, at this epoch's pace and with the running round's batch; None as
-    `left`.
-    """
+    """Speed of all members together at this epoch's pace. None if `left` is None."""
     levels: tuple[LevelStatus, ...]
     checkpoint: str
     """Location of the newest checkpoint that the chain names. Empty if there is none."""
@@ -184,7 +182,7 @@ def _speed(run: Run, model: Model, now: int) -> int | None:
 
 
 def _trained(run: Run) -> int | None:
-    """The steps of the epoch, if they say anything about its pace."""
+    """Return the epoch's steps if they are enough to measure its pace."""
     trained = run.trained_steps - steps_before(run.start_step)
     return trained if run.state.training and trained >= _LEAST else None
 
@@ -268,7 +266,7 @@ def _waits_for_members(run: Run, members: Members) -> Iterator[str]:
 
 
 def _of_last_epoch(members: Members) -> int:
-    """The seats that took part in it."""
+    """Return the seats that took part in the last epoch."""
     seats = enumerate(members.seats)
     return bitmap.from_seats(number for number, seat in seats if seat.used and seat.last_epoch == members.epoch)
 
@@ -348,7 +346,7 @@ COLUMNS = ("seat", "wallet", "tier", "standing", "weight", "points", "last seen"
 
 
 def facts_of(found: RunStatus) -> dict[str, str | list[str]]:
-    """What there is to say of the run itself; its name and description are as their owner wrote
+    """Return the facts about the run itself. Its name and description are as the owner wrote
     them.
     """
     speed = {} if found.tokens_per_second is None else {"speed": f"{found.tokens_per_second:,} tokens/s"}
@@ -399,9 +397,7 @@ def lost_with_members(steps: int) -> str:
 
 
 def shown_levels(found: RunStatus) -> list[str]:
-    """How many members have shown each level, whose word about it counts; of a run without a model
-    nothing.
-    """
+    """Return, per level, how many members have shown it. Empty for a run without a model."""
     return [
         f"level {level.level}: " + (counted(len(level.shown), "member") if level.shown else "none yet")
         for level in found.levels
@@ -409,7 +405,7 @@ def shown_levels(found: RunStatus) -> list[str]:
 
 
 def row_of(member: MemberStatus) -> list[str]:
-    """What the columns say of a member."""
+    """Return a member's cells."""
     standing = f"{member.standing}, witness" if member.witness else member.standing
     points = f"{member.points:,}" + (f" (-{member.slashed:,})" if member.slashed else "")
     wallet = str(Pubkey.from_bytes(member.signer))
@@ -417,7 +413,7 @@ def row_of(member: MemberStatus) -> list[str]:
 
 
 def line(found: RunStatus) -> str:
-    """All of it in a line, for where nothing can be drawn over."""
+    """Return the status as one line, for consoles that cannot redraw."""
     here = counted(taking_part(found), "member takes part", "members take part")
     parts = [*(["no answer; last known state"] if found.silent else []), _state(found), _steps(found), here]
     if found.step and not found.checkpoint_step and (found.epoch or found.state is RunState.FINISHED):
@@ -427,12 +423,12 @@ def line(found: RunStatus) -> str:
 
 
 def taking_part(found: RunStatus) -> int:
-    """How many members do."""
+    """Return how many members take part."""
     return sum(member.takes_part for member in found.members)
 
 
 def steps_of(found: RunStatus) -> str:
-    """How far it is, and how long it will take."""
+    """Return the progress and the remaining time."""
     return _steps(found) + ("" if found.left is None else f", {span(found.left)} left")
 
 

@@ -1,6 +1,4 @@
-"""What each event says to a person, as one sentence in rich's markup; text of strangers is made
-printable.
-"""
+"""Events as sentences in rich's markup, with strangers' text made printable."""
 
 from __future__ import annotations
 
@@ -52,15 +50,13 @@ _SENTENCES: dict[type[event_types.Event], str] = {
 
 
 class Sentences:
-    """The sentences of one member, which knows how far its run is."""
+    """Builds the sentences of one member, and follows its run's progress."""
 
     def __init__(self) -> None:
         self._progress = Progress()
 
     def of(self, event: event_types.Event) -> str | None:
-        """What a person wants to read of it; None for the many events of every round that are for
-        later.
-        """
+        """Return an event's sentence, or None for the many events that only logs need."""
         self._progress.take(event)
         sentence = _SENTENCES.get(type(event))
         if sentence is None or (isinstance(event, event_types.RoundStarted) and event.height):  # each has its own lines
@@ -118,7 +114,7 @@ def _model_of(event: event_types.RunFinished, place: object) -> str:
 
 
 def in_full(event: event_types.Event) -> str:
-    """An event of which there is no sentence: its kind, and all that it says."""
+    """Return an event without a sentence in full: its kind and all its fields."""
     said = {name: value for name, value in plain(event).items() if name not in ("kind", "t")}
     shown = ", ".join(f"{name} {value}" for name, value in said.items())
     return escape(printable(f"{type(event).__struct_config__.tag}: {shown}"))
@@ -129,12 +125,12 @@ _SHOWN = 8
 
 
 def short(about: EventOrigin) -> str:
-    """A member's name in few characters."""
+    """Return a member's short name."""
     return f"{printable(about.wallet)[:_SHOWN]} tier {about.tier}"
 
 
 class EventLines:
-    """One line for each event a person wants to read, or with `everything` for every one."""
+    """Print one line for each event of interest, or with `everything` for every event."""
 
     def __init__(self, console: Console, *, everything: bool) -> None:
         self._console = console

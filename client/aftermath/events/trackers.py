@@ -1,14 +1,7 @@
-"""The experiment trackers that there are: Weights & Biases, and trackio.
+"""Send a member's events to the experiment trackers Weights & Biases and trackio.
 
-Decided
-- Each is an extra, imported when it is asked for. Their keys come from their own environment
-  variables and logins.
-- A member has one run there, by its name, its wallet and the run's identity: a restarted member
-  continues in
-  it, and not in that of an earlier run with the same id.
-- They are told the series and who the member is, and nothing else: neither the machine's programs,
-  files and hosts, nor
-  what is printed. Nor can they stop a member.
+Each tracker is an extra, imported when asked for, and takes its key from its own login. It gets the
+series and who the member is, and nothing about the machine. It cannot stop a member.
 """
 
 from __future__ import annotations
@@ -35,7 +28,7 @@ _MOST_NAME = 128
 
 @dataclass(frozen=True)
 class TrackerOptions:
-    """Which trackers, and what a member is called there; None for what is not said."""
+    """Options of the trackers, and the member's name there. None for an unset option."""
 
     wandb_project: str | None = None
     wandb_run: str | None = None
@@ -45,9 +38,7 @@ class TrackerOptions:
 
     @classmethod
     def of(cls, settings: object) -> TrackerOptions:
-        """What some settings say, whose fields have these names; which they have not is not
-        said.
-        """
+        """Return the options of settings whose fields have these names."""
         return cls(**{field.name: getattr(settings, field.name, None) for field in fields(cls)})
 
     @property
@@ -74,7 +65,7 @@ class TrackerOptions:
             _imported("trackio", "init")
 
     def sinks(self) -> list[Tracking]:
-        """One for each tracker; nothing is opened yet."""
+        """Return one sink per tracker. Nothing is opened yet."""
         found = []
         if self.wandb_project is not None:
             found.append(Tracking("wandb", self._wandb))
@@ -130,7 +121,7 @@ class TrackerOptions:
 
 @dataclass(frozen=True)
 class _Opened:
-    """A run of a tracker."""
+    """An open run of a tracker."""
 
     add: Callable[[Row], None]
     close: Callable[[], None]
@@ -184,8 +175,8 @@ _KEY = "Run wandb login, or set WANDB_API_KEY; with WANDB_MODE=offline figures s
 
 
 def _imported(name: str, needed: str) -> ModuleType:
-    """The tracker's package. Raises Unsuitable without it; a directory of its name, as wandb makes
-    one, is none.
+    """Import the tracker's package. Raises Unsuitable without it. A directory of its name does not
+    count.
     """
     try:
         module = __import__(name)
@@ -198,9 +189,7 @@ def _imported(name: str, needed: str) -> ModuleType:
 
 
 def _silence(*names: str) -> None:
-    """Modules that print, and have no option for it: their lines would fall among a member's
-    own.
-    """
+    """Silence modules that print without an option to stop it."""
     import importlib
 
     for name in names:
@@ -216,7 +205,7 @@ _log = logging.getLogger(__name__)
 
 
 class Tracker(Protocol):
-    """One run in a tracker. Whatever it raises counts as its failure."""
+    """One run in a tracker. Any exception counts as its failure."""
 
     def log(self, row: Row) -> None:
         """Add the numbers of a step."""
@@ -226,8 +215,12 @@ class Tracker(Protocol):
 
 
 class Tracking:
-    """A sink that keeps a tracker up to date; use as a context manager. `begin` opens the run
-    there, once the member has found its run.
+    """A sink that feeds a tracker, which may be slow, fail or hang. Use it as a context manager.
+
+    `begin` opens the tracker's run once the member has found its run. The tracker has its own
+    thread, and a bounded queue that drops rows when full. It warns once. A failed start is final; a
+    failed row is retried with the next. A member that is told to stop has two seconds for
+    everything, so the tracker ends at once then.
     """
 
     def __init__(
@@ -255,7 +248,7 @@ class Tracking:
         self._leaving: float | None = None
 
     def __call__(self, event: event_types.Event) -> None:
-        """Never waits for the tracker, and raises nothing."""
+        """Queue an event. Never wait for the tracker, and raise nothing."""
         trouble = None
         with self._changed:
             if isinstance(event, event_types.MemberStarted):
@@ -297,7 +290,7 @@ class Tracking:
             self._warn(f"{self._name} was not done in time, and may miss the last figures")
 
     def _work(self, started: event_types.MemberStarted) -> None:
-        """The tracker's thread."""
+        """Run the tracker's thread."""
         try:
             tracker = self._begin(started)
         except Exception as error:
@@ -312,7 +305,7 @@ class Tracking:
         self._ask(tracker.finish)
 
     def _next(self) -> Row | None:
-        """The next row as soon as there is one, None once there will be none."""
+        """Return the next row once there is one, or None once there will be none."""
         with self._changed:
             self._asked = None
             while not (self._rows or self._closing):
@@ -352,21 +345,21 @@ _COUNTED = ("tokens", "results_applied", "fetch_failures", "refused", "members_d
 
 @dataclass(frozen=True)
 class Row:
-    """Numbers of one step, by the names of their series; all of them are finite."""
+    """Finite numbers of one step, by the names of their series."""
 
     step: int
     numbers: dict[str, float]
 
 
 class Series:
-    """Takes events in the order in which they happen."""
+    """Turns events, in order, into series of numbers. docs/operations.md lists the names."""
 
     def __init__(self) -> None:
         self._step = 0
         self._counted: dict[str, float] = dict.fromkeys(_COUNTED, 0)
 
     def take(self, event: event_types.Event) -> Row | None:
-        """What an event adds to the series, None for nothing."""
+        """Return what an event adds to the series, or None."""
         step = self._step
         numbers = self._numbers(event)
         if isinstance(

@@ -33,9 +33,7 @@ MOST_BEFORE_GREETING = 64 << 10
 thousand.
 """
 MOST_BEFORE_ANSWER = 1 << 20
-"""The same where we have dialled: who has answered announces and asks at once, before we may have
-read its answer.
-"""
+"""Limit before a dialled peer's answer is read. It announces and asks right after answering."""
 GREETING_LOOK_S = 0.1
 _AROUND_REQUEST = 256
 """Bytes of QUIC and of our framing around a request, without its body."""

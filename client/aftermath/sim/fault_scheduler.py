@@ -1,9 +1,7 @@
-"""Where faults are aimed: at the borders of the run's states, just before and just after each
-change.
+"""Schedule faults just before and just after the run's state changes, where bugs are likeliest.
 
-Decided: a border is a change of the run's state, of what is attested, or of the checkpoint that the
-chain names. A change that a clock makes is foreseen and can be hit from before; every change can be
-hit from after. Borders of epochs count more than those of rounds, of which there are many.
+A change is one of the run's state, of what is attested, or of the checkpoint on chain. Changes that
+a clock makes can be anticipated. Epoch changes count more than those of rounds, which are frequent.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ Place = tuple[RunState, int, int, bool]
 
 
 class FaultScheduler:
-    """Makes the faults of one seed until the storm is over."""
+    """Causes the faults of one seed until the storm ends."""
 
     def __init__(self, sim: SimulatedRun, lot: random.Random, eager: float) -> None:
         self._sim = sim
@@ -45,7 +43,7 @@ class FaultScheduler:
         return state, run.levels_attested, self._sim.model.checkpoint_step, run.draining
 
     def _look(self) -> None:
-        """After every transaction: whether it was a border."""
+        """Check after every transaction whether the state changed."""
         run = self._sim.run
         place = self._where()
         if place != self._place:
@@ -67,7 +65,7 @@ class FaultScheduler:
                 await self._major.wait()
 
     async def storm(self, seconds: float) -> None:
-        """Make faults until virtual second `seconds`; then all of them are undone."""
+        """Cause faults until virtual second `seconds`, then undo all of them."""
         hunts = [
             asyncio.ensure_future(hunt) for hunt in (self._after_major(), self._after_minor(), self._before_deadlines())
         ]
@@ -92,7 +90,7 @@ class FaultScheduler:
             self._maybe(self._eager * _MINOR, self._lot.uniform(0, 2))
 
     async def _before_deadlines(self) -> None:
-        """Just before what a clock will change."""
+        """Cause faults just before a deadline changes the state."""
         while True:
             run = self._sim.run
             deadline = next_deadline(run, self._sim.members)

@@ -1,10 +1,7 @@
-"""What can befall a run: each fault is one method, lasts for some time or until some border, and
-notes whom it touched.
+"""The faults of a simulated run, one method each. Each lasts a while and records whom it touched.
 
-Decided: the victims are mostly those on whom something hangs at that moment: a member that has just
-sent a transaction, the only holder of a tier, an elected witness. What is done follows the state as
-well: rounds are left and missed, a cooldown loses its members, a warm-up is given up or paused.
-What a fault touched excuses what follows from it for `EXCUSED` seconds.
+Victims are mostly members that matter at that moment: one that just sent a transaction, the only
+holder of a tier, an elected witness. A fault excuses what follows from it for `EXCUSED` seconds.
 """
 
 from __future__ import annotations
@@ -40,7 +37,7 @@ Fault = Callable[[], Awaitable[None]]
 
 @dataclass
 class Window:
-    """A fault: when it began and ended, and whom it touched."""
+    """A fault's start, end and victims."""
 
     what: str
     names: frozenset[str]
@@ -52,8 +49,8 @@ class Window:
 
 
 class Faults:
-    """All faults of one run. `border` waits for N changes of the run's state, or (None) for a
-    warm-up's end.
+    """All faults of one run. `border` waits for N state changes, or with None for a warm-up's
+    end.
     """
 
     def __init__(self, sim: SimulatedRun, lot: random.Random, border: Callable[[int | None], Awaitable[None]]) -> None:
@@ -72,11 +69,11 @@ class Faults:
         }
 
     def choose(self, state: RunState) -> Fault:
-        """A fault for this state of the run (of the rounds' states the first stands for both)."""
+        """Return a fault for this state. ROUND_TRAIN stands for both states of a round."""
         return self._lot.choice(self._lot.choice([self._everywhere, self._aimed.get(state, self._everywhere)]))
 
     def excuses(self, name: str, when: float) -> bool:
-        """Whether a fault can be the reason for what happened to this member."""
+        """Return whether a fault may have caused what happened to this member."""
         return any(name in one.names and one.start <= when <= one.end + EXCUSED for one in self.windows)
 
     # --- whom, and for how long ---
@@ -104,9 +101,7 @@ class Faults:
         return window
 
     async def _last(self, longest: float = _LONGEST) -> None:
-        """Some seconds, or until just after a border: one of the next, or the end of the next
-        warm-up.
-        """
+        """Wait some seconds, or until just after one of the next state changes."""
         drawn = self._lot.random()
         after = self._lot.uniform(0, 1.5)
         if drawn < 0.35:
@@ -134,7 +129,7 @@ class Faults:
         await self._away("stop", self._sim.stop)
 
     async def _away(self, what: str, end: Callable[[SimMember], Awaitable[None]]) -> None:
-        """A member ends, and is back after a while."""
+        """Stop a member and restart it after a while."""
         player = self._victim()
         window = self._begin(what, [player])
         if player.alive:
@@ -144,7 +139,7 @@ class Faults:
         self._end(window)
 
     async def restart(self) -> None:
-        """Dead and back at once."""
+        """Kill a member and restart it at once."""
         player = self._victim()
         window = self._begin("restart", [player])
         if player.alive:
@@ -155,14 +150,14 @@ class Faults:
     # --- the chain ---
 
     async def alone(self) -> None:
-        """One member does not reach the chain."""
+        """Cut one member off from the chain."""
         player = self._victim()
         window = self._begin("alone", [player])
         await self._under(player, [NodeFault.REFUSES] * len(player.moods))
         self._end(window)
 
     async def mood(self) -> None:
-        """One of a member's nodes is sick: absent first, often, so that it is asked for its cluster
+        """Make one of a member's nodes faulty, often after an absence, so that it is checked
         again.
         """
         player = self._victim()
@@ -197,7 +192,7 @@ class Faults:
         self._end(window)
 
     async def pause(self) -> None:
-        """The owner pauses, and resumes some time after the run has halted."""
+        """Pause the run as its owner, and resume it some time after it halted."""
         window = self._begin("pause", self._sim.players)
         try:
             self._sim.pause(True)
@@ -237,7 +232,7 @@ class Faults:
         self._end(window)
 
     def calm(self) -> None:
-        """Undo everything and have everybody back."""
+        """Undo all faults and restart all members."""
         self._sim.chain.down = False
         self._sim.network.heal()
         self._sim.network.loses = lambda sender, receiver: False

@@ -1,10 +1,8 @@
-"""One member's road to the nodes of the chain, in bytes and on virtual time (`chain.wire.Wire`),
-and what befalls it.
+"""A member's simulated connection to the chain's nodes (`chain.wire.Wire`), with faults.
 
-Decided: every message takes `latency` seconds each way. A node that refuses, limits or fails has
-done nothing; one whose answer is spoilt on the way has done what it was asked. A websocket whose
-node is out of reach ends; one that is mute stays open, answers pings and says nothing. What a
-spoilt answer holds is drawn from the road's own seed.
+Every message takes `latency` seconds each way. A node that refuses, limits or fails has done
+nothing; one whose answer is damaged on the way has done what was asked. Damage is drawn from the
+connection's own seed.
 """
 
 from __future__ import annotations
@@ -57,11 +55,11 @@ class NodeFault(StrEnum):
     BEHIND = "behind"
     """Answers as of ten seconds ago."""
     MUTE = "mute"
-    """Its websocket says nothing."""
+    """The websocket stays open and silent."""
 
 
 class RpcCluster(Protocol):
-    """What the road leads to."""
+    """The cluster that the connection leads to."""
 
     @property
     def node(self) -> SimNode: ...
@@ -93,7 +91,7 @@ class FaultyRpc(httpx.AsyncBaseTransport):
 
     @property
     def down(self) -> bool:
-        """Whether no node at all can be reached."""
+        """Whether no node can be reached."""
         return all(mood is NodeFault.REFUSES for mood in self.moods)
 
     @down.setter
@@ -101,12 +99,12 @@ class FaultyRpc(httpx.AsyncBaseTransport):
         self.set_moods([NodeFault.REFUSES if down else NodeFault.GOOD] * len(self.moods))
 
     def set_moods(self, moods: Sequence[NodeFault]) -> None:
-        """From now on the nodes treat this member so."""
+        """Set how the nodes treat this member from now on."""
         self.moods = list(moods)
         self.broken()
 
     def broken(self) -> None:
-        """End the websockets whose nodes are out of reach."""
+        """Close the websockets whose nodes are unreachable."""
         for socket in sorted(self._sockets, key=lambda socket: socket.number):
             if self.mood(socket.index) is NodeFault.REFUSES:
                 socket.end()
@@ -157,7 +155,7 @@ class FaultyRpc(httpx.AsyncBaseTransport):
         return self._retyped(data) if mood is NodeFault.TYPES else data
 
     def _retyped(self, data: bytes) -> bytes:
-        """The JSON with one of its values, not an absent one, exchanged for one of another type."""
+        """Return the JSON with one present value replaced by one of another type."""
         tree = msgspec.json.decode(data)
         places = list(_places({key: tree[key] for key in ("result", "params") if key in tree}, tree))
         if places:
@@ -194,7 +192,7 @@ class FaultyRpc(httpx.AsyncBaseTransport):
             await asyncio.sleep(left)
 
     def passed(self, index: int, text: str) -> str | None:
-        """What arrives of a message of the websocket; None if nothing does."""
+        """Return what arrives of a websocket message, or None."""
         mood = self.mood(index)
         if mood in (NodeFault.MUTE, NodeFault.SILENT, NodeFault.REFUSES):
             return None
@@ -202,7 +200,7 @@ class FaultyRpc(httpx.AsyncBaseTransport):
 
 
 class _Socket:
-    """A websocket (`chain.wire.Connection`), and the outbox of its subscriptions."""
+    """A websocket (`chain.wire.Connection`) and its subscriptions' outbox."""
 
     def __init__(self, road: FaultyRpc, index: int, number: int) -> None:
         self.index = index
@@ -247,9 +245,7 @@ def _index(host: str) -> int:
 
 
 def _places(tree: Any, holder: Any) -> list[tuple[Any, Any]]:
-    """(container, key) of every value below `tree` that is there; the first ones are in
-    `holder`.
-    """
+    """Yield (container, key) of every present value below `tree`."""
     found: list[tuple[Any, Any]] = []
     items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
     for key, value in items:

@@ -1,12 +1,4 @@
-"""The laws of a run that is played from a seed, judged while it runs and when it is over.
-
-Safety, in addition to `record`: all replicas are equal, bit by bit, after every step; a member ends
-only because its chain was out of reach; nobody is dropped whom no fault touched, and no witness
-that none touched is closed before it has heard of the result of such a member; the checkpoint that
-the chain names can be loaded and has the hashes that the chain names. Liveness, once a run has been
-left in peace for its patience: it makes at least `PACE` of the steps that it makes undisturbed, and
-every member takes part in them.
-"""
+"""Invariants of a simulated run, checked while it runs and at its end."""
 
 from __future__ import annotations
 
@@ -28,7 +20,16 @@ PACE = 0.5
 
 
 class Invariants:
-    """Watches one run."""
+    """Watches one run.
+
+    Safety: all replicas are equal after every step. A member ends only because its chain was
+    unreachable. Members that no fault touched are not dropped, and their results are not missed by
+    witnesses that no fault touched. The checkpoint on chain can be loaded and has the hashes on
+    chain.
+
+    Liveness: left in peace for its patience, the run makes at least `PACE` of its undisturbed pace,
+    and every member takes part.
+    """
 
     def __init__(self, sim: SimulatedRun, faults: Faults) -> None:
         self._sim = sim
@@ -49,7 +50,7 @@ class Invariants:
         self._dropped = len(self._sim.record.dropped)
 
     def check_now(self) -> None:
-        """What must hold at every moment. Raises Broken."""
+        """Check what must always hold. Raises InvariantBroken."""
         if self._unjust:
             raise InvariantBroken(self._unjust[0])
         for player in self._sim.players:
@@ -61,7 +62,7 @@ class Invariants:
         self._check_checkpoint()
 
     def _check_closed_on(self, player: SimMember) -> None:
-        """What it has told since the last look of results that came too late for it."""
+        """Check the results that were too late for a member since the last call."""
         for event in player.events[self._compared[player.name] :]:
             if event["kind"] != "refused" or event["why"] != CLOSED_ON or self._faults.excuses(player.name, event["t"]):
                 continue
@@ -71,9 +72,7 @@ class Invariants:
                 raise InvariantBroken(f"{player.name} was closed before it heard of {name} in round {event['height']}")
 
     def _check_replica(self, player: SimMember) -> None:
-        """What it has told since the last look: after every step all members of a level hold the
-        same bits.
-        """
+        """Check that members of a level hold equal bits, by their hashes since the last call."""
         for event in player.events[self._compared[player.name] :]:
             for level, digest in event.get("hashes", {}).items():
                 place = *state_of(event), level
@@ -111,7 +110,7 @@ class Invariants:
         self._loaded = seen
 
     def check_presence(self, start: float) -> None:
-        """In peace: every member has made a step since `start`. Raises Broken."""
+        """Check that every member has made a step since `start`. Raises InvariantBroken."""
         for player in self._sim.players:
             if not any(event["kind"] == "applied" and event["t"] >= start for event in player.events):
                 seconds = self._sim.now - start
@@ -121,7 +120,7 @@ class Invariants:
 
 
 def check_pace(steps: float, undisturbed: float) -> None:
-    """Compare steps per second with those of the undisturbed run. Raises Broken."""
+    """Compare steps per second with the undisturbed run. Raises InvariantBroken."""
     if steps < PACE * undisturbed:
         raise InvariantBroken(
             f"{3600 * steps:.0f} steps per hour, where the undisturbed run makes {3600 * undisturbed:.0f}"

@@ -1,8 +1,7 @@
-"""What really happened on chain, noted transaction by transaction, and the laws every run must
-obey.
+"""Record of what happened on chain after every transaction, and the invariants of every run.
 
-The record is made from the accounts alone, with the rules of `rules/`: which sequences each closed
-round settled, who was dropped. Members' own events are compared with it.
+It uses the accounts and the rules alone: the sequences that each round settled, and who was
+dropped.
 """
 
 from __future__ import annotations
@@ -26,19 +25,20 @@ def _pushed_out(members: Members) -> int:
 
 
 class InvariantBroken(AssertionError):
-    """A law does not hold."""
+    """Raised if an invariant does not hold."""
 
 
 def state_of(event: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Which state of the replica an event tells the hashes of: a round that was no step has a later
-    one's label.
+    """Return which replica state an event's hashes describe.
+
+    A round that was no step has the label of a later one.
     """
     return event["kind"], event["step"], event["epoch"], event.get("height")
 
 
 @dataclass
 class ChainRecord:
-    """The run so far, as seen after every transaction."""
+    """The run so far, updated after every transaction."""
 
     settled: dict[tuple[int, int], Ranges] = field(default_factory=dict)
     """(epoch, height): the sequences whose results were attested, as [start, stop), in seat
@@ -55,7 +55,7 @@ class ChainRecord:
     _before: tuple[Run, Members] | None = None
 
     def note(self, run: Run, members: Members) -> None:
-        """Take in the accounts after a transaction."""
+        """Record the accounts after a transaction."""
         if self._before is not None:
             old, old_members = self._before
             if old.state.training and (run.state is RunState.COOLDOWN or run.current.height != old.current.height):
@@ -68,7 +68,7 @@ class ChainRecord:
         self._before = run, members
 
     def _close(self, run: Run, height: int, members: Members) -> None:
-        """Round `height` has closed: the one that it judges is settled."""
+        """Record that round `height` closed, which settles the round that it judges."""
         closed = run.round(height)
         round_ = run.round(run.config.judged(height))
         if closed is None or round_ is None or not round_.batch:

@@ -1,7 +1,7 @@
-"""What a seed stands for: who takes part, under which rules, and for how long faults are made.
+"""Play one seed: draw its scenario, disturb the run, leave it in peace, and check the invariants.
 
-Decided: everything is drawn here from the seed alone, so that a scenario can be printed and played
-again; the numbers are small, so that an hour of a real run's borders passes in minutes.
+The scenario depends on the seed alone. Numbers are small, so an hour of a real run passes in
+minutes. The run's pace is compared with that of the undisturbed run of the same members.
 """
 
 from __future__ import annotations
@@ -40,9 +40,7 @@ _GRACE = 45.0  # for what has no setting: lost places are requested with a growi
 
 @dataclass(frozen=True)
 class MemberScenario:
-    """One member: its tier, the virtual seconds of one piece of its work, and how many RPC nodes it
-    is given.
-    """
+    """One member: tier, virtual seconds per piece of work, and number of RPC nodes."""
 
     tier: int
     seconds: float
@@ -51,7 +49,7 @@ class MemberScenario:
 
 @dataclass(frozen=True)
 class Scenario:
-    """One run."""
+    """One run's members, rules and faults."""
 
     seed: int
     seconds: float
@@ -68,7 +66,7 @@ class Scenario:
 
     @property
     def patience(self) -> float:
-        """Virtual seconds in which a run that is left in peace finds back to its pace."""
+        """Virtual seconds in which a run left in peace recovers its pace."""
         return self.rule("warmup_time") + self.rule("cooldown_time") + 2 * self.rule("max_round_train_time") + _GRACE
 
     def rule(self, name: str) -> int:
@@ -85,7 +83,7 @@ class Scenario:
 
 
 def draw(seed: int, seconds: float, overlap: int | None = None) -> Scenario:
-    """The scenario of a seed; with `overlap` given, of one that draws this."""
+    """Return the scenario of a seed, with this `overlap` if given."""
     lot = random.Random(f"scenario {seed}")
     if overlap is None:
         overlap = random.Random(f"overlap {seed}").randint(0, 1)  # not of `lot`: what else a seed stands for stays
@@ -149,7 +147,7 @@ _BACK = 5.0  # virtual seconds after which a member whose chain was out of reach
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a seed; `broken` is the law that does not hold, or empty."""
+    """The outcome of a seed. `broken` is the broken invariant, or empty."""
 
     seed: int
     scenario: str
@@ -189,7 +187,7 @@ def try_seed(seed: int, seconds: float, overlap: int | None = None) -> Verdict:
 
 @contextmanager
 def _no_warnings() -> Iterator[None]:
-    """Members warn of every fault, and here faults are many."""
+    """Silence members' warnings, because faults are frequent here."""
     log = logging.getLogger("aftermath")
     level = log.level
     log.setLevel(logging.CRITICAL)
@@ -211,9 +209,7 @@ def _stage(scenario: Scenario, place: Path) -> SimulatedRun:
 
 
 async def _pace(scenario: Scenario, place: Path) -> tuple[float, float]:
-    """Steps per second of the undisturbed run from its first round on, and the virtual seconds this
-    took.
-    """
+    """Return the undisturbed run's steps per second, and the virtual seconds it took."""
     sim = _stage(scenario, place)
     await sim.until(lambda run: run.state.training)
     start = sim.now
@@ -287,7 +283,7 @@ class Trial:
         self.late = late
 
     async def _watch(self, sim: SimulatedRun, laws: Invariants) -> None:
-        """Judge all the time, and start members again whose chain was out of reach."""
+        """Check all the time, and restart members whose chain was unreachable."""
         gone: dict[str, float] = {}
         while True:
             await asyncio.sleep(_LOOK)
@@ -300,7 +296,10 @@ class Trial:
 
 
 class RunDigest:
-    """Notes every transaction of a run, and at its end sums up."""
+    """SHA-256 over all members' events and all transactions, as canonical JSON.
+
+    Paths are relative to the simulation's directory, so that a seed gives the same digest anywhere.
+    """
 
     def __init__(self, sim: SimulatedRun) -> None:
         self._sim = sim
@@ -316,7 +315,7 @@ class RunDigest:
         self._digest.update(text.replace(str(self._sim.place), "").encode() + b"\n")
 
     def sum_up(self) -> str:
-        """The digest; nothing is noted afterwards."""
+        """Return the digest. Nothing may be added afterwards."""
         sim = self._sim
         for player in sim.players:
             for event in player.events:

@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 class SimChain:
-    """The cluster."""
+    """The simulated cluster."""
 
     def __init__(self, latency: float = 0.02) -> None:
         self.latency = latency
@@ -53,7 +53,7 @@ class SimChain:
         self.node.bank.listeners.append(self)
         self.roads: list[FaultyRpc] = []
         self.last_signer = b""
-        """Who paid the newest transaction."""
+        """The payer of the newest transaction."""
         self._errors = error_tables(self.coordinator, self.authorizer)
         self._down = False
         self._sent = 0
@@ -61,7 +61,7 @@ class SimChain:
 
     @property
     def down(self) -> bool:
-        """Whether nobody reaches the chain."""
+        """Whether nobody can reach the chain."""
         return self._down
 
     @down.setter
@@ -89,7 +89,7 @@ class SimChain:
         bank.publish(executed)
 
     def view(self, key: Pubkey, parse: Callable[[bytes], T]) -> T:
-        """An account, parsed again only when it has changed."""
+        """Return an account, parsed again only when it changed."""
         if (key, parse) not in self._views:
             self._views[key, parse] = parse(self.data(key))
         found: T = self._views[key, parse]
@@ -114,7 +114,7 @@ class SimChain:
 
 
 class SimMemberChain(SolanaMember):
-    """One member's chain: the real client on its simulated road."""
+    """One member's chain: the real client over a simulated connection."""
 
     def __init__(self, chain: SimChain, keypair: Keypair, run_id: str, nodes: int = 1) -> None:
         seed = int.from_bytes(hashlib.sha256(bytes(keypair.pubkey())).digest()[:8])
@@ -126,7 +126,7 @@ class SimMemberChain(SolanaMember):
 
     @property
     def down(self) -> bool:
-        """Whether this member alone does not reach the chain."""
+        """Whether only this member cannot reach the chain."""
         return self.road.down
 
     @down.setter

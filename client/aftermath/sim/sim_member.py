@@ -72,8 +72,9 @@ class SimMember:
 
 
 class Undisturbed(Attention):
-    """Of members whom nothing holds up: without a timer that shifts all others, a seed stays the
-    trouble it was.
+    """A stall detector that never fires.
+
+    Its timer would shift all others, and a seed would lose its meaning.
     """
 
     def woke(self) -> float:

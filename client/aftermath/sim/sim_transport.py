@@ -1,11 +1,4 @@
-"""The simulated network between members: latency, loss, partitions, crashes, and the real
-transport's promises.
-
-A `SimTransport` satisfies `p2p.transport.Transport`; messages take `latency` seconds of virtual
-time and are delivered in the order they were sent, each distinct one once. A crashed node answers
-nothing and hears nothing; two nodes whose connection is cut hear nothing of each other until it is
-healed, and then get each other's last announcements again.
-"""
+"""The peer-to-peer transport on virtual time, with latency, cuts, crashes and forged blobs."""
 
 from __future__ import annotations
 
@@ -40,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 class SimNetwork:
-    """All nodes, and how long a message takes between two of them."""
+    """All nodes, and the latency between two of them."""
 
     def __init__(self, latency: float = 0.02) -> None:
         self.latency = latency
@@ -50,18 +43,18 @@ class SimNetwork:
         self._nodes: dict[bytes, SimTransport] = {}
 
     def open(self, node_id: bytes) -> SimTransport:
-        """A new node; it replaces a crashed one of the same id."""
+        """Return a new node. It replaces a crashed one of the same id."""
         node = self._nodes[node_id] = SimTransport(self, node_id)
         return node
 
     def crash(self, node_id: bytes) -> None:
-        """The node is gone without a word."""
+        """Remove a node without notice."""
         node = self._nodes.pop(node_id, None)
         if node is not None:
             node.down()
 
     def cut(self, one: bytes, other: bytes) -> None:
-        """Part two nodes."""
+        """Separate two nodes."""
         self._cut.add(frozenset((one, other)))
 
     def heal(self) -> None:
@@ -73,7 +66,7 @@ class SimNetwork:
                     node.replay(other)
 
     def link(self, one: SimTransport, other: bytes) -> SimTransport | None:
-        """The other node, if both are up and each has the other on its list."""
+        """Return the other node if both are up and each allows the other."""
         found = self._nodes.get(other)
         if found is None or self._nodes.get(one.node_id) is not one or frozenset((one.node_id, other)) in self._cut:
             return None
@@ -92,7 +85,7 @@ class SimTransport:
         self._members: frozenset[bytes] = frozenset()
         self._bars = Bans(lambda: asyncio.get_running_loop().time())
         self.barred: list[tuple[bytes, str]] = []
-        """Whom this node has kept out, and why, in order."""
+        """The peers that this node banned, with reasons, in order."""
         self._blobs: dict[bytes, bytes] = {}
         self._handlers: dict[str, Handler] = {}
         self._complaints = LogLimits(_log)
@@ -106,8 +99,8 @@ class SimTransport:
         return node_id in self._members and not (self.barred and self._bars.left(node_id))
 
     def bar(self, peer: bytes, why: str) -> None:
-        """As over the wire, with the connection back, and the last announcements, once the time is
-        over.
+        """Ban a peer. Afterwards it reconnects and gets the last announcements, as over the
+        wire.
         """
         seconds = self._bars.offended(peer)
         self.barred.append((peer, why))
@@ -171,7 +164,7 @@ class SimTransport:
         return digest
 
     def forge(self, digest: bytes, data: bytes) -> None:
-        """Serve something else than what the digest stands for."""
+        """Serve other bytes than the digest names."""
         self._blobs[digest] = data
 
     def publish_source(self, digest: bytes, size: int, read: ReadRange) -> None:

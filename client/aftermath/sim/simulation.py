@@ -108,7 +108,7 @@ class SimulatedRun:
         self.chain.observers.append(lambda: self.record.note(self.run, self.members))
 
     def _open(self, rules: RunConfig) -> None:
-        """Create the run on chain, and let it begin."""
+        """Create the run on chain and start it."""
         self.chain.fund(self.owner.pubkey())
         self.ix = CoordinatorInstructions(self.chain.coordinator, self.owner.pubkey())
         admit = AuthorizerInstructions(self.chain.authorizer, self.owner.pubkey())
@@ -133,7 +133,7 @@ class SimulatedRun:
 
     @property
     def backlog(self) -> tuple[Interval, ...]:
-        """The sequences that wait to be trained again."""
+        """Return the sequences that wait to be trained again."""
         offset, length = witnesses_backlog_range()
         return parse_backlog(self.chain.data(self._at.witnesses)[offset : offset + length])
 
@@ -174,7 +174,7 @@ class SimulatedRun:
         return player
 
     def start(self, player: SimMember) -> None:
-        """Start (again) with nothing in memory."""
+        """Start a member with nothing in memory."""
         clock = VirtualClock()
         player.transport = self.network.open(player.id)
         player.chain = SimMemberChain(self.chain, player.key, RUN_ID, player.nodes)
@@ -208,7 +208,7 @@ class SimulatedRun:
         player.task = asyncio.ensure_future(_live(player, player.chain, player.member))
 
     async def kill(self, player: SimMember) -> None:
-        """kill -9."""
+        """Kill a member, as kill -9 does."""
         self.network.crash(player.id)
         await self._end(player)
 
@@ -292,7 +292,7 @@ class SimulatedRun:
 
 
 async def _live(player: SimMember, chain: SimMemberChain, member: Member) -> None:
-    """What `train` does between opening its ports and closing them."""
+    """Do what `train` does between opening its ports and closing them."""
     async with chain:
         try:
             await member.live()
@@ -305,7 +305,7 @@ def _key(name: str) -> Keypair:
 
 
 def play(place: Path, story: Callable[[SimulatedRun], Awaitable[None]], **rules: Any) -> SimulatedRun:
-    """Tell a story on virtual time, from a fresh simulation to the end of all its members."""
+    """Play a story on virtual time, from a fresh simulation to the end of all members."""
 
     async def told() -> SimulatedRun:
         sim = SimulatedRun(place, **rules)

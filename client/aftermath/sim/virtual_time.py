@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class _JumpingSelector(selectors.SelectSelector):
-    """A selector that never waits: the time it was asked to wait passes at once."""
+    """A selector that never waits: the requested time passes at once."""
 
     def __init__(self, pass_time: Callable[[float], None]) -> None:
         super().__init__()
@@ -46,9 +46,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 def hold_up(seconds: float) -> None:
-    """Let time pass in which nobody on the running virtual loop does anything, as if all were
-    stopped.
-    """
+    """Let time pass in which nobody on the virtual loop does anything."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualLoop)
     loop._pass(seconds)

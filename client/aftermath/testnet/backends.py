@@ -1,8 +1,6 @@
-"""What keeps the run of a local testnet: a local network with the real programs, or a centralized
-server.
+"""What a local testnet runs on: a local network with the real programs, or a centralized server.
 
-Decided: both are set up by the commands that an owner types, and their clients by those that a
-provider types.
+Both are set up by the commands that an owner types.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from typing import Protocol
 from aftermath.base.text import counted
 from aftermath.localnet.free_ports import free_ports, is_free
 from aftermath.testnet.chain import SOLANA, LocalNetwork, start_chain
-from aftermath.testnet.plan import RUN_ID, TestnetClient, TestnetPlan
+from aftermath.testnet.plan import RUN_ID, LocalTestnetClient, LocalTestnetPlan
 from aftermath.testnet.processes import Process, ProcessError, Running, at_once, call, wait_for
 
 SERVER_SECONDS = 60
@@ -27,17 +25,15 @@ Open = Callable[[str, list[str]], Running]
 
 
 class Backend(Protocol):
-    """What keeps the run. `keeper`: the name of the process that does."""
+    """A network or server that keeps the run. `keeper` names its process."""
 
     keeper: str
 
     def start(self, seen: Open) -> Running:
-        """Bring it up, with a run that waits for its clients; the process that everything hangs
-        on.
-        """
+        """Start it, with a run that waits for its clients. Return its main process."""
 
-    def client(self, client: TestnetClient) -> list[str]:
-        """The command that takes part, but for what it says whatever keeps the run."""
+    def client(self, client: LocalTestnetClient) -> list[str]:
+        """Return the command of a client, without the options that every backend shares."""
 
 
 class Solana:
@@ -45,7 +41,7 @@ class Solana:
 
     keeper = "localnet"
 
-    def __init__(self, plan: TestnetPlan, environment: Mapping[str, str]) -> None:
+    def __init__(self, plan: LocalTestnetPlan, environment: Mapping[str, str]) -> None:
         self._plan = plan
         self._environment = environment
         self._chain = LocalNetwork(plan.port)
@@ -72,7 +68,7 @@ class Solana:
         line = self._chain.command(command, "--run-id", RUN_ID, "-w", wallet, *words)
         call(line, self._plan.log("owner"), self._environment)
 
-    def client(self, client: TestnetClient) -> list[str]:
+    def client(self, client: LocalTestnetClient) -> list[str]:
         return [
             *self._chain.command("train", "--run-id", RUN_ID, "-w", str(self._plan.keys(client.name))),
             *("--iroh-discovery", "local", "--discovery-dir", str(self._plan.place / "peers")),
@@ -84,7 +80,7 @@ class Centralized:
 
     keeper = "server"
 
-    def __init__(self, plan: TestnetPlan) -> None:
+    def __init__(self, plan: LocalTestnetPlan) -> None:
         self._plan = plan
         self._port = plan.port
 
@@ -106,7 +102,7 @@ class Centralized:
         wait_for("the server", lambda: _listens(self._port), SERVER_SECONDS, process)
         return process
 
-    def client(self, client: TestnetClient) -> list[str]:
+    def client(self, client: LocalTestnetClient) -> list[str]:
         address = ["--run-id", RUN_ID, "--server-addr", f"{HERE}:{self._port}"]
         command = [sys.executable, "-m", "aftermath.server", "client", "train", *address]
         return [*command, "-i", str(self._plan.keys(client.name))]
@@ -132,6 +128,6 @@ def _listens(port: int) -> bool:
     return True
 
 
-def logged(plan: TestnetPlan, environment: Mapping[str, str]) -> Open:
-    """Starts processes whose output goes to their logs."""
+def logged(plan: LocalTestnetPlan, environment: Mapping[str, str]) -> Open:
+    """Start processes whose output goes to their logs."""
     return lambda name, command: Process(name, command, plan.log(name), environment)

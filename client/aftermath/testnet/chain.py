@@ -1,4 +1,4 @@
-"""A local network as a process: started, waited for, asked."""
+"""A local network as a process: start it, wait for it, and call its RPC."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ START_SECONDS = 90
 
 @dataclass(frozen=True)
 class LocalNetwork:
-    """Where a local network answers."""
+    """The address of a local network."""
 
     port: int
 
@@ -34,7 +34,7 @@ class LocalNetwork:
         return f"ws://127.0.0.1:{self.port + 1}"  # as Solana has it
 
     def command(self, *words: str) -> list[str]:
-        """An `aftermath-solana` command against this network."""
+        """Return an `aftermath-solana` command for this network."""
         return [*SOLANA, *words, "--rpc", self.rpc, "--ws-rpc", self.ws_rpc]
 
 
@@ -44,7 +44,7 @@ SOLANA = [sys.executable, "-m", "aftermath"]
 def start_chain(
     ledger: Path, log: Path, environment: Mapping[str, str], engine: str = "embedded", port: int = 0
 ) -> tuple[Process, LocalNetwork]:
-    """Start a local network, ready to answer, at this port or, with 0, a free one."""
+    """Start a local network at this port, or at a free one for 0, and wait until it answers."""
     process, chain = launch_chain(ledger, log, environment, engine, port)
     await_chain(process, chain)
     return process, chain
@@ -70,7 +70,7 @@ _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def ask(rpc: str, method: str, *params: object) -> object:
-    """One JSON-RPC call."""
+    """Make one JSON-RPC call."""
     body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": list(params)}).encode()
     request = urllib.request.Request(rpc, body, {"Content-Type": "application/json"})
     with _DIRECT.open(request, timeout=10) as reply:
@@ -81,7 +81,7 @@ def ask(rpc: str, method: str, *params: object) -> object:
 
 
 def healthy(rpc: str) -> bool:
-    """Whether a network answers there."""
+    """Return whether a network answers there."""
     try:
         return ask(rpc, "getHealth") == "ok"
     except (OSError, ValueError, ProcessError):

@@ -1,8 +1,7 @@
-"""What clients tell, as lines that begin with the client's name: for terminals without panes, pipes
-and logs.
+"""Show a local testnet: in tmux panes, on a screen of its own, or as lines.
 
-Decided: the lines are made of events and not of what processes print, so that they have one form,
-one order and levels.
+Lines are built from events and not from what processes print, so they have one form, one order and
+levels. If a screen ends by itself, lines follow, so that nothing is lost.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from aftermath.events.reader import EventRecord
 from aftermath.events.text import Sentences, in_full
 from aftermath.testnet.member_progress import member_of
 from aftermath.testnet.options import DisplayOption
-from aftermath.testnet.plan import RUN_ID, TestnetPlan
+from aftermath.testnet.plan import RUN_ID, LocalTestnetPlan
 from aftermath.ui.terminal.messages import Clients
 from aftermath.ui.terminal.screen import Screen
 
@@ -34,21 +33,21 @@ OWN = "testnet"
 
 
 class DisplayLines:
-    """Prints them."""
+    """Prints what clients report, each line starting with the client's name."""
 
     def __init__(self, console: Console, level: Verbosity, width: int) -> None:
-        """`width`: that of the longest name."""
+        """Pad names to `width` columns."""
         self._console = console
         self._level = level
         self._width = max(width, len(OWN))
         self._sentences: dict[str, Sentences] = defaultdict(Sentences)
 
     def own(self, sentence: str) -> None:
-        """Something that the testnet itself did."""
+        """Report an action of the testnet itself."""
         self._tell(OWN, escape(printable(sentence, keep="\n")))
 
     def told(self, events: Iterable[EventRecord]) -> None:
-        """What clients told, as far as the level goes."""
+        """Report clients' events, as far as the level goes."""
         for told in events:
             name = member_of(told)
             sentence = self._sentences[name].of(told.event)
@@ -61,7 +60,7 @@ class DisplayLines:
                 self._tell(name, sentence)
 
     def stands(self, clients: Clients) -> None:
-        """Where all stand now: lines say what happens, and not that."""
+        """Receive the clients' current state. Lines do not show it."""
 
     def _tell(self, name: str, markup: str) -> None:
         self._console.print(
@@ -74,14 +73,18 @@ MOST_READ = 1 << 16
 
 
 class ProcessOutput:
-    """Reads some logs, each under its name."""
+    """Reads new lines from log files, each under its name.
+
+    Of a log that grows faster than it is read, only the end is read. A line counts once it has its
+    end. Of a progress bar, only the last state counts.
+    """
 
     def __init__(self, logs: Mapping[str, Path]) -> None:
         self._logs = dict(logs)
         self._read = dict.fromkeys(logs, 0)
 
     def read(self) -> Iterator[tuple[str, list[str]]]:
-        """The lines that were printed since the last time, of those who printed any."""
+        """Yield the new lines of each log that has any."""
         for name, log in self._logs.items():
             if lines := self._lines(name, log):
                 yield name, lines
@@ -102,7 +105,7 @@ class ProcessOutput:
 
 
 class DisplayMode(StrEnum):
-    """What it comes to."""
+    """How a testnet is shown."""
 
     PANES = "panes"
     SCREEN = "screen"
@@ -110,7 +113,7 @@ class DisplayMode(StrEnum):
 
 
 def display_mode(pictures: DisplayOption, *, terminal: bool, tmux: bool) -> DisplayMode:
-    """How it is seen, where there is a terminal to draw on or not, and tmux or not."""
+    """Return how to show the testnet, given the option, a terminal and tmux."""
     if not terminal:
         return DisplayMode.LINES
     if tmux and pictures is not DisplayOption.SCREEN:
@@ -120,11 +123,9 @@ def display_mode(pictures: DisplayOption, *, terminal: bool, tmux: bool) -> Disp
 
 @contextmanager
 def shown(
-    showing: DisplayMode, plan: TestnetPlan, keeper: str, console: Console, level: Verbosity
+    showing: DisplayMode, plan: LocalTestnetPlan, keeper: str, console: Console, level: Verbosity
 ) -> Iterator[DisplayLines]:
-    """What is told while the block runs is seen like this. `keeper`: the process that keeps the
-    run.
-    """
+    """Show the testnet during the block. `keeper` names the process that keeps the run."""
     names = [client.name for client in plan.clients]
     if showing is not DisplayMode.SCREEN:
         yield DisplayLines(console, level, max(map(len, names)))
@@ -135,7 +136,7 @@ def shown(
 
 
 class _OnScreen(DisplayLines):
-    """Tells a screen, as long as there is one."""
+    """Reports to a screen as long as it is open, and as lines afterwards."""
 
     def __init__(self, console: Console, level: Verbosity, screen: Screen, printed: ProcessOutput) -> None:
         super().__init__(console, level, len(OWN))

@@ -1,6 +1,4 @@
-"""What members have told so far, put together from their events: how far each is, and whether
-replicas are equal.
-"""
+"""What members have reported so far: how far each is, and whether their replicas are equal."""
 
 from __future__ import annotations
 
@@ -42,7 +40,7 @@ class MemberProgress:
     progress: Progress = field(default_factory=Progress)
 
     def total(self, counted: Callable[[event_types.Traffic], int]) -> int:
-        """A counter summed over this member's processes."""
+        """Return a counter's sum over this member's processes."""
         return sum(counted(report) for report in self.traffic if report is not None)
 
 
@@ -53,19 +51,19 @@ class RunProgress:
         self.members = members
         self.history = EventHistory(member_of)
         self.hashes: dict[tuple[int, int, int, int], dict[str, str]] = defaultdict(dict)
-        """By epoch, round (-1: its end), step and level: the hash that each member told."""
+        """Each member's hash by epoch, round (-1: its end), step and level."""
         self.first_loss_at: float | None = None
         self._reader: EventReader | None = None
         self.state = "being started"
         """What the run does, as the member says that told of it last."""
 
     def follow(self, directory: Path) -> None:
-        """Where the events of the members are, a directory for each under its name."""
+        """Read events from this directory, with a subdirectory per member."""
         directory.mkdir(parents=True, exist_ok=True)
         self._reader = EventReader([directory])
 
     def read(self, now: float) -> list[EventRecord]:
-        """Take in what was written since the last time, and return it."""
+        """Read and return new events."""
         fresh = list(self._reader.read() if self._reader else ())
         for told in fresh:
             self._take(told, now)
@@ -119,16 +117,16 @@ class RunProgress:
 
     @property
     def steps(self) -> int:
-        """The newest step anybody trained."""
+        """Return the newest step that any member trained."""
         return max(self.history.shares, default=0)
 
     @property
     def progress(self) -> Progress:
-        """How far the run is, as the member knows it that has seen most of it."""
+        """Return the progress of the member that is furthest."""
         return max((member.progress for member in self.members), key=lambda progress: progress.step)
 
     def tier_losses(self, last: int) -> dict[int, float]:
-        """The mean loss of every tier, over its newest `last` steps."""
+        """Return every tier's mean loss over its newest `last` steps."""
         found: dict[int, list[Share]] = defaultdict(list)
         for _, shares in sorted(self.history.shares.items()):
             for share in shares.values():
@@ -136,7 +134,7 @@ class RunProgress:
         return {tier: mean(shares[-last:]) for tier, shares in found.items()}
 
     def replica_checks(self) -> tuple[int, list[str]]:
-        """How many pairs of replicas were compared, and where two differed."""
+        """Return how many pairs of replicas were compared, and where two differed."""
         checks = 0
         differing = []
         for (_, _, step, level), found in sorted(self.hashes.items()):
@@ -147,5 +145,5 @@ class RunProgress:
 
 
 def member_of(told: EventRecord) -> str:
-    """The name of the member that told it, which is its directory's."""
+    """Return the name of the member an event comes from: its directory."""
     return told.path.parent.name

@@ -1,9 +1,8 @@
-"""The processes of a testnet in the panes of a tmux of its own, each with a terminal.
+"""Run a testnet's processes in the panes of a private tmux.
 
-Decided: tmux runs in the foreground as a child like any other, so that it ends with us; so do the
-commands in its panes, by a named pipe each, whatever becomes of it. A pane stays when its command
-ends, and takes the next one of its name. There is a tmux on Unix alone, so that what is Unix's may
-stand here.
+tmux is a child in the foreground and ends with us. Each command watches a named pipe and ends with
+it. A pane stays when its command ends, and takes the next one of its name. tmux exists on Unix
+only.
 """
 
 from __future__ import annotations
@@ -43,18 +42,18 @@ class Pane:
         return self._panes.code(self.name)
 
     def kill(self) -> None:
-        """kill -9, as a power cut would."""
+        """Kill the process with kill -9, as a power cut would."""
         self._signal(watchdog.kill)
         until = time.monotonic() + STOP_SECONDS
         while self._panes.code(self.name, fresh=True) is None and time.monotonic() < until:
             time.sleep(0.02)
 
     def interrupt(self) -> None:
-        """Ask to end as Ctrl-C does."""
+        """Ask the process to end, as Ctrl-C does."""
         self._signal(watchdog.interrupt)
 
     def last_words(self) -> str:
-        """What its screen shows."""
+        """Return what its pane shows."""
         return self._panes.screen(self.name)
 
     def _signal(self, send: Callable[[int], None]) -> None:
@@ -64,7 +63,7 @@ class Pane:
 
 
 class Panes:
-    """The tmux; `open` as often as there are processes, then `attach`."""
+    """The tmux. Call `open` once per process, then `attach`."""
 
     def __init__(self, place: Path, environment: Mapping[str, str]) -> None:
         self._place = place
@@ -105,11 +104,11 @@ class Panes:
         return Pane(name, self, int(pid))
 
     def attach(self) -> subprocess.Popen[bytes]:
-        """Show it in this terminal; what ends when the user has seen enough."""
+        """Show tmux in this terminal until the user detaches."""
         return subprocess.Popen(["tmux", "-L", self._socket, "attach", "-t", SESSION], env=self._environment)
 
     def code(self, name: str, *, fresh: bool = False) -> int | None:
-        """How the command of a pane ended, None if it has not."""
+        """Return a pane's exit status, or None while its command runs."""
         if not self._server.running:
             return -signal.SIGHUP
         if fresh or time.monotonic() > self._looked + _LOOK_SECONDS:
@@ -117,7 +116,7 @@ class Panes:
         return self._states.get(self._ids[name], -signal.SIGHUP)
 
     def _look(self) -> None:
-        """Learn how the command of each pane ended."""
+        """Read the exit status of each pane's command."""
         form = "#{pane_id} #{pane_dead} #{?pane_dead_signal,-#{pane_dead_signal},#{pane_dead_status}}"
         rows = [row.split() for row in self._tmux("list-panes", "-s", "-t", SESSION, "-F", form).stdout.splitlines()]
         self._states = {row[0]: int(row[2]) if len(row) > 2 else None for row in rows}
@@ -127,7 +126,7 @@ class Panes:
                 os.kill(self._server.pid, signal.SIGCHLD)
 
     def screen(self, name: str) -> str:
-        """The text of a pane."""
+        """Return the text of a pane."""
         return self._tmux("capture-pane", "-p", "-t", self._ids[name]).stdout.strip()[-1500:]
 
     def close(self) -> None:
@@ -139,7 +138,7 @@ class Panes:
         self._held = {}
 
     def _pipe(self, name: str) -> Path:
-        """The named pipe of this name, whose end we hold."""
+        """Return the named pipe of this name, whose other end we hold."""
         path = self._place / "pipes" / name
         if name not in self._held:
             path.parent.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""What goes wrong with processes that were started here."""
+"""Child processes with logs: start, wait, interrupt, kill. They end with their parent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from aftermath.testnet import watchdog
 
 
 class ProcessError(AftermathError):
-    """A process that was started here did not do what it is for; the message has its last words."""
+    """A child process failed. The message has its last output."""
 
     code = "testnet"
 
@@ -30,32 +30,30 @@ _ERROR = re.compile(r"^error: (.+)\nfix: (.+)$", re.MULTILINE)
 
 
 class Running(Protocol):
-    """A process, wherever it shows what it does."""
+    """A process, in a log or in a pane."""
 
     name: str
 
     @property
     def pid(self) -> int:
-        """The number that the system knows it by."""
+        """The process id."""
 
     @property
     def code(self) -> int | None:
-        """Its exit status, the number of the signal that ended it below 0, or None while it
-        runs.
-        """
+        """The exit status, minus the signal number if a signal ended it, or None while it runs."""
 
     def kill(self) -> None:
-        """kill -9, as a power cut would."""
+        """Kill it with kill -9, as a power cut would."""
 
     def interrupt(self) -> None:
-        """Ask to end as Ctrl-C does."""
+        """Ask it to end, as Ctrl-C does."""
 
     def last_words(self) -> str:
-        """What it said last."""
+        """Return its last output."""
 
 
 def watched_command(control: str, command: list[str]) -> list[str]:
-    """The command, so that it ends with the other end of `control`."""
+    """Return the command, wrapped so that it ends when the other end of `control` closes."""
     return [sys.executable, "-I", "-S", str(watchdog.__file__), control, *command]
 
 
@@ -89,18 +87,18 @@ class Process:
         return self._child.poll()
 
     def kill(self) -> None:
-        """kill -9, as a power cut would."""
+        """Kill it with kill -9, as a power cut would."""
         if self.running:
             watchdog.kill(self._child.pid)
         self._child.wait()
 
     def interrupt(self) -> None:
-        """Ask to end as Ctrl-C does."""
+        """Ask it to end, as Ctrl-C does."""
         if self.running:
             watchdog.interrupt(self._child.pid)
 
     def stop(self, seconds: float = STOP_SECONDS) -> None:
-        """Ask to end as Ctrl-C does; kill if that takes too long."""
+        """Ask it to end, as Ctrl-C does, and kill it if that takes too long."""
         stop_all([self], seconds)
 
     def expect_running(self) -> None:
@@ -108,12 +106,12 @@ class Process:
             raise ProcessError(f"{self.name} ended with code {self.code}; its last words:\n{self.last_words()}")
 
     def last_words(self, size: int = 1500) -> str:
-        """The end of its log."""
+        """Return the end of its log."""
         return self.log.read_text(errors="replace")[-size:] if self.log.exists() else "(nothing)"
 
 
 def stop_all(processes: Iterable[Running], seconds: float = STOP_SECONDS) -> None:
-    """Ask all to end as Ctrl-C does, at once; kill what has not ended in this time."""
+    """Ask all processes to end, and kill those that take longer than this."""
     left = [process for process in processes if process.code is None]
     for process in left:
         process.interrupt()
@@ -139,7 +137,7 @@ def wait_for(what: str, ready: Callable[[], bool], seconds: float, process: Runn
 
 
 def call(command: list[str], log: Path, environment: Mapping[str, str]) -> None:
-    """Run a command to its end; ProcessError with its last words if it fails."""
+    """Run a command to its end. Raises ProcessError with its last output if it fails."""
     words = " ".join(takewhile(lambda word: not word.startswith("-"), command[2:]))
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -163,9 +161,7 @@ def call(command: list[str], log: Path, environment: Mapping[str, str]) -> None:
 
 
 def at_once(commands: Iterable[list[str]], log: Path, environment: Mapping[str, str]) -> None:
-    """Run commands side by side to their ends, each with a log of its own; ProcessError as `call` if
-    one fails.
-    """
+    """Run commands in parallel, each with its own log. Raises ProcessError as `call` does."""
     logs = (log.with_stem(f"{log.stem}-{number}") for number in count(1))
     with ThreadPoolExecutor() as pool:
         for _ in pool.map(lambda command, own: call(command, own, environment), commands, logs):

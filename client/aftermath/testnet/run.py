@@ -1,4 +1,4 @@
-"""What a local testnet did, in one line and for programs."""
+"""Run a local testnet: start its clients, kill and restart some, and summarise."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from aftermath.testnet.configs import make_missing
 from aftermath.testnet.display import DisplayLines
 from aftermath.testnet.member_progress import MemberProgress, RunProgress
 from aftermath.testnet.panes import Panes
-from aftermath.testnet.plan import BACK_SECONDS, ChaosSchedule, TestnetClient, TestnetPlan
+from aftermath.testnet.plan import BACK_SECONDS, ChaosSchedule, LocalTestnetClient, LocalTestnetPlan
 from aftermath.testnet.processes import ProcessError, Running, stop_all
 from aftermath.ui.terminal.messages import ClientRow, Clients
 
@@ -24,7 +24,7 @@ _LAST = 10  # steps whose mean is the last loss
 
 
 class Ending(StrEnum):
-    """Why it ended."""
+    """Why the testnet ended."""
 
     FINISHED = "finished"
     TIME = "time is over"
@@ -34,7 +34,7 @@ class Ending(StrEnum):
 
 @dataclass(frozen=True)
 class Summary:
-    """All of it."""
+    """The outcome of a testnet."""
 
     ending: Ending
     steps: int
@@ -60,7 +60,7 @@ class Summary:
         return asdict(self) | {"ending": self.ending.name.lower()}
 
     def line(self) -> str:
-        """One line."""
+        """Return the summary as one line."""
         took = f"{self.ending}: step {self.steps} of {self.total_steps} in {self.seconds:.0f} s"
         tiers = ("tier " if len(self.tiers) == 1 else "tiers ") + ", ".join(map(str, self.tiers))
         loss = f"loss {self.loss_first:.3f} to {self.loss_last:.3f}" if self.loss_last is not None else "no loss yet"
@@ -78,9 +78,9 @@ class Summary:
 
 
 def summary_of(
-    plan: TestnetPlan, story: RunProgress, ending: Ending, kills: int, failed: list[str], seconds: float
+    plan: LocalTestnetPlan, story: RunProgress, ending: Ending, kills: int, failed: list[str], seconds: float
 ) -> Summary:
-    """What happened, from what the clients told."""
+    """Return the summary from what the clients reported."""
     curve = story.history.loss_curve()
     last = [loss for _, loss in curve[-_LAST:]]
     checks, differing = story.replica_checks()
@@ -105,11 +105,11 @@ LOOK_SECONDS = 0.2
 
 
 class Testnet:
-    """One of them."""
+    """One local testnet."""
 
     def __init__(
         self,
-        plan: TestnetPlan,
+        plan: LocalTestnetPlan,
         backend: Backend,
         kills: ChaosSchedule,
         environment: Mapping[str, str],
@@ -120,16 +120,16 @@ class Testnet:
         self._kills = kills
         self._environment = environment
         self._lines = lines
-        self._running: dict[TestnetClient, Running] = {}
-        self._back: dict[TestnetClient, float] = {}
+        self._running: dict[LocalTestnetClient, Running] = {}
+        self._back: dict[LocalTestnetClient, float] = {}
         """When killed clients are started again."""
         self._failed: list[str] = []
-        self._killed = Counter[TestnetClient]()
-        self._returned = Counter[TestnetClient]()
+        self._killed = Counter[LocalTestnetClient]()
+        self._returned = Counter[LocalTestnetClient]()
         self.story = RunProgress([MemberProgress(client.name, client.tier) for client in plan.clients])
 
     def perform(self, seconds: float | None) -> Summary:
-        """Run it, for at most `seconds` after its clients are started."""
+        """Run the testnet, for at most `seconds` after its clients start."""
         plan = self._plan
         started = time.monotonic()
         for made in make_missing(plan.chosen.path, plan.chosen.config, plan.log("files"), self._environment):
@@ -156,13 +156,13 @@ class Testnet:
         took = time.monotonic() - started
         return summary_of(plan, self.story, ending, self._kills.done, self._failed, took)
 
-    def _start(self, client: TestnetClient) -> None:
+    def _start(self, client: LocalTestnetClient) -> None:
         command = [*self._backend.client(client), *self._plan.options(client)]
         self._told(client).trained = False
         self._running[client] = self._open(client.name, command)
 
     def _follow(self, keeper: Running, until: float | None, left: Callable[[], bool]) -> Ending:
-        """Watch, kill and start again until nobody runs or it is time to end; why it ended."""
+        """Watch, kill and restart until nobody runs or time is up. Return why it ended."""
         try:
             while self._running or self._back:
                 self._read()
@@ -198,10 +198,10 @@ class Testnet:
             )
         )
 
-    def _told(self, client: TestnetClient) -> MemberProgress:
+    def _told(self, client: LocalTestnetClient) -> MemberProgress:
         return self.story.members[self._plan.clients.index(client)]
 
-    def _row(self, client: TestnetClient, member: MemberProgress) -> ClientRow:
+    def _row(self, client: LocalTestnetClient, member: MemberProgress) -> ClientRow:
         process = self._running.get(client)
         state = member.state
         if client in self._back:
@@ -236,7 +236,7 @@ class Testnet:
             self._lines.own(f"{client.name} was killed (kill -9)")
 
     def _see_to_ended(self) -> None:
-        """Take note of who ended, and start those again whom a signal ended."""
+        """Record the clients that ended, and restart those that a signal ended."""
         now = time.monotonic()
         for client, process in list(self._running.items()):
             if (code := process.code) is None:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from aftermath.ui.terminal.messages import MESSAGES, ClientRow, Clients, Line, Output, Said
-from aftermath.ui.terminal.testnet_app import TestnetApp, TestnetBoard
+from aftermath.ui.terminal.testnet_app import LocalTestnetApp, LocalTestnetBoard
 
 NAMES = ("localnet", "client-1", "client-2", "client-3")
 NOW = 75.0
@@ -49,11 +49,11 @@ def killed() -> list[MESSAGES]:
     return [*messages, stands(*rows()[:2], gone)]
 
 
-def overview_of(messages: list[MESSAGES], names: tuple[str, ...] = NAMES, leave: Any = lambda: None) -> TestnetApp:
+def overview_of(messages: list[MESSAGES], names: tuple[str, ...] = NAMES, leave: Any = lambda: None) -> LocalTestnetApp:
     """A screen that shows what these messages say, at a moment that never changes."""
-    board = TestnetBoard("local-testnet", names)
+    board = LocalTestnetBoard("local-testnet", names)
     for message in messages:
         board.take(message)
-    screen = TestnetApp(board, lambda: NOW, leave)
+    screen = LocalTestnetApp(board, lambda: NOW, leave)
     screen.animation_level = "none"  # the line under the tabs would move for 0.3 seconds
     return screen

@@ -23,15 +23,15 @@ from aftermath.ui.terminal.messages import End, message_of
 from aftermath.ui.terminal.opening import ScreenOptions, errors_of
 from aftermath.ui.terminal.run_app import RunApp
 from aftermath.ui.terminal.tabbed import Tabbed
-from aftermath.ui.terminal.testnet_app import TestnetApp, TestnetBoard
+from aftermath.ui.terminal.testnet_app import LocalTestnetApp, LocalTestnetBoard
 
 _LONGEST = 1 << 24  # bytes of a message
 
 
 class ToldScreen(Tabbed):
-    """A screen that the parent process feeds with messages."""
+    """A screen that receives messages from the parent process."""
 
-    learns: Board | TestnetBoard
+    learns: Board | LocalTestnetBoard
     """What it is told goes there."""
     told: int
     """The descriptor of what it is told."""
@@ -42,12 +42,12 @@ class ToldScreen(Tabbed):
 
     @property
     def last_words(self) -> str:
-        """What the process said last, or that it was interrupted before it could leave."""
+        """Return the parent's last lines, or that it was interrupted before it could leave."""
         leaving = isinstance(self.learns, Board) and self.learns.leaving
         return "interrupted" if self.left and not leaving else self.learns.last_words()
 
     def on_ready(self) -> None:
-        """Begin to listen, now that it could be closed too."""
+        """Start to listen. The screen can be closed from now on."""
         self.run_worker(self._listen(), exit_on_error=True)
 
     async def _listen(self) -> None:
@@ -67,14 +67,14 @@ class ToldTui(ToldScreen, RunApp):
     """The screen of a run."""
 
 
-class ToldOverview(ToldScreen, TestnetApp):
+class ToldOverview(ToldScreen, LocalTestnetApp):
     """The screen of a testnet."""
 
 
 def screen_of(opening: ScreenOptions, told: int) -> ToldScreen:
-    """The screen of the process that started this one."""
+    """Return the screen for the process that started this one."""
     app: ToldScreen
-    board: Board | TestnetBoard
+    board: Board | LocalTestnetBoard
     parent = os.getppid()
 
     def clock() -> float:
@@ -85,7 +85,7 @@ def screen_of(opening: ScreenOptions, told: int) -> ToldScreen:
         os.kill(parent, signal.SIGINT)
 
     if opening.role == "testnet":
-        board = TestnetBoard(opening.run_id, opening.names)
+        board = LocalTestnetBoard(opening.run_id, opening.names)
         app = ToldOverview(board, clock, leave)
     else:
         board = Board(opening.role, opening.run_id, opening.tier)
@@ -96,7 +96,7 @@ def screen_of(opening: ScreenOptions, told: int) -> ToldScreen:
 
 
 def main() -> None:
-    """Show, until it is over."""
+    """Show the screen until it ends."""
     app = screen_of(msgspec.json.decode(sys.argv[2], type=ScreenOptions), int(sys.argv[1]))
     app.error_console = Console(file=(errors := io.StringIO()), width=100)
     app.run()

@@ -1,7 +1,6 @@
-"""What a screen knows of its run, from what it was sent: the newest of everything, a loss curve,
-what is wrong, a log.
+"""What a screen knows of its run: newest events, losses, warnings and a log.
 
-Decided: it is bounded, however long a run lasts; time is handed in, so that what is shown depends
+Memory is bounded however long a run lasts. The caller passes the time, so that the display depends
 on nothing else.
 """
 
@@ -27,7 +26,7 @@ _MOST = 20  # kept
 
 @dataclass(frozen=True)
 class Alert:
-    """A warning, or the error that ends the process."""
+    """A warning, or the error that ended the process."""
 
     message: str
     at: float
@@ -36,19 +35,19 @@ class Alert:
     fatal: bool
 
     def words(self, now: float) -> str:
-        """When it was said, how often, and what."""
+        """Return when it was raised, how often, and its message."""
         when = f"{span(max(now - self.at, 0))} ago" + (f", {self.times} times" if self.times > 1 else "")
         return f"{when}: {self.message}"
 
 
 class Alerts:
-    """Follows the events of one member."""
+    """A member's warnings that no later event resolved. Each expires."""
 
     def __init__(self) -> None:
         self._alerts: dict[str, Alert] = {}
 
     def take(self, event: event_types.Event) -> None:
-        """Learn from an event."""
+        """Add an event."""
         kind = type(event).__struct_config__.tag
         self._alerts = {text: said for text, said in self._alerts.items() if said.until != kind}
         if isinstance(event, event_types.Warning | event_types.Error):
@@ -61,7 +60,7 @@ class Alerts:
                 del self._alerts[outdated]
 
     def now(self, now: float) -> list[Alert]:
-        """Those that are not outdated, the newest first."""
+        """Return the current warnings, the newest first."""
         fresh = (said for said in self._alerts.values() if said.until or said.fatal or now - said.at <= STALE)
         return sorted(fresh, key=lambda said: -said.at)
 
@@ -72,7 +71,7 @@ MOST = 1000
 
 @dataclass
 class KeptLines:
-    """The newest lines."""
+    """The newest MOST lines of a log."""
 
     lines: deque[tuple[float | None, Text]] = field(default_factory=lambda: deque(maxlen=MOST))
     """When each was told, in seconds since the start, where that is shown."""
@@ -80,7 +79,7 @@ class KeptLines:
     """Lines in all, with those that are not kept."""
 
     def say(self, t: float | None, text: Text) -> None:
-        """One more."""
+        """Add a line."""
         self.lines.append((t, text))
         self.said += 1
 
@@ -94,7 +93,7 @@ _FIRST = "starting"
 
 @dataclass(slots=True)
 class Counts:
-    """What a member has counted since it began."""
+    """A member's counters since it started."""
 
     tokens: int = 0
     applied: int = 0
@@ -108,7 +107,7 @@ class Counts:
 
 @dataclass
 class Board:
-    """Everything that the tabs draw. `run_id` and `tier` are what the process was asked for."""
+    """Everything that the tabs draw. `run_id` and `tier` are what the user asked for."""
 
     role: Role
     run_id: str
@@ -128,7 +127,7 @@ class Board:
     _sentences: Sentences = field(default_factory=Sentences)
 
     def take(self, message: messages.MESSAGES) -> None:
-        """Learn from a message."""
+        """Add a message."""
         match message:
             case messages.Told():
                 self._take(message.event)
@@ -141,12 +140,12 @@ class Board:
                 self.log.say(message.t, Text(printable(message.text)))
 
     def of(self, kind: type[E]) -> E | None:
-        """The newest event of a kind."""
+        """Return the newest event of a kind."""
         found = self.newest.get(kind)
         return found if isinstance(found, kind) else None
 
     def last_words(self) -> str:
-        """What was said last."""
+        """Return the last lines of the log."""
         return last_words(self.log)
 
     def _take(self, event: event_types.Event) -> None:
@@ -185,6 +184,6 @@ class Board:
 
 
 def last_words(log: KeptLines) -> str:
-    """What a process said last that is gone."""
+    """Return the last lines of a process that is gone."""
     lines = [text.plain for _, text in log.lines][-_LAST:]
     return "\n".join(["the process has ended without a word; it said last:", *lines])

@@ -1,7 +1,7 @@
-"""What stands on each tab: rows whose order never changes, and what is drawn below them.
+"""The content of each tab: rows in a fixed order, and charts below them.
 
-Decided: a row is there from the start, with a dash for what is not known yet, so that the eye finds
-it again; text of strangers is plain text with its control characters made visible.
+Every row is there from the start, with a dash for unknown values, so that its position never
+changes. Strangers' text is shown as plain text with visible control characters.
 """
 
 from __future__ import annotations
@@ -29,14 +29,16 @@ _TALL = 32  # lines of a terminal that has room for more than 24 have
 
 
 def progress_words(board: Board) -> str:
-    """How far the run is, as far as anybody said."""
+    """Return the run's progress, as far as it is known."""
     found = _further(board)
     return steps_of(found) if found is not None else board.progress.words()
 
 
 def _further(board: Board) -> RunStatus | None:
-    """The run's standing, where the member's own events say less: of the rounds that others train
-    while it waits for the next epoch they tell none.
+    """Return the run's status if it is ahead of the member's events.
+
+    While the member waits for the next epoch, its events say nothing of the rounds that others
+    train.
     """
     told = board.progress
     found = board.standing
@@ -44,7 +46,7 @@ def _further(board: Board) -> RunStatus | None:
 
 
 def run_page(board: Board, now: float, width: int, height: int) -> RenderableType:
-    """Where the run stands, what the member does, and what is wrong."""
+    """Draw the run's status, what the member does, and current warnings."""
     rows: Facts = {"run": board.run_id, "name": UNKNOWN}
     if board.role == "member":
         rows["now"] = _waits_for_epoch(board) or board.now
@@ -82,9 +84,7 @@ def _waits_for_epoch(board: Board) -> str:
 
 
 def training_page(board: Board, now: float, width: int, height: int) -> RenderableType:
-    """Losses, speed, and what the model can do; of a run that is looked at from outside, its pace
-    and its tiers.
-    """
+    """Draw losses, speed and evaluations. For a watched run, draw its pace and its tiers."""
     if board.role != "member":
         return _training_from_outside(board)
     counts = board.counts
@@ -140,7 +140,7 @@ def _tiers(found: RunStatus) -> list[str]:
 
 
 def network_page(board: Board, now: float, width: int, height: int) -> RenderableType:
-    """Peers and bytes."""
+    """Draw peers and bytes."""
     rows: Facts = {}
     if board.role == "member":
         rows = dict.fromkeys(
@@ -206,7 +206,7 @@ def _rows(board: Board, tab: str, rows: Facts) -> Table:
 
 
 def grid(rows: Facts) -> Table:
-    """Names and what is to be said of them."""
+    """Draw names and their values."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
@@ -252,11 +252,11 @@ LABEL = 8
 
 
 def chart(curve: Sequence[tuple[int, float]], width: int, height: int) -> list[str]:
-    """(step, value) in `width` columns and `height` lines, with the highest and lowest value and
-    the first and last step.
+    """Draw (step, value) points in `width` columns and `height` lines, with a scale and both end
+    steps.
 
-    Few points are drawn wider, and of many those that have no room are left out evenly, never the
-    first or the last.
+    Few points are drawn wider. Points that do not fit are left out evenly, never the first or the
+    last.
     """
     room = width - LABEL
     if not curve or room < 8 or height < 3:

@@ -1,4 +1,4 @@
-"""The screen of a member, a server or a run that is watched: six tabs of a board."""
+"""The screen of a member, a server or a watched run: six tabs of a board."""
 
 from __future__ import annotations
 
@@ -88,8 +88,11 @@ Table = tuple[tuple[str, ...], dict[str, list[str]]]
 
 
 def table(found: RunStatus, here: frozenset[bytes] | None, own: str | None, room: int) -> Table:
-    """Return the members in `room` columns. `here`: the connected wallets, if known. `own`: our
-    wallet.
+    """Return the members' columns and rows for `room` terminal columns.
+
+    `here`: the connected wallets, if known. `own`: our wallet. The right column says who is gone,
+    so it is never cut. If the table is too wide, wallets are cut first, then words, and then
+    columns that do not say who is there are left out.
     """
     columns = COLUMNS if here is None else (*COLUMNS[:-1], "here", COLUMNS[-1])
     rows: dict[str, Mapping[str, str]] = {}

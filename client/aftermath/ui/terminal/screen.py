@@ -1,12 +1,8 @@
-"""A screen as the process has it that shows something: started, told, and closed again.
+"""Start, feed and close a screen, which runs in a process of its own.
 
-Decided
-- It is a process of its own: drawing takes no time from training, and a screen that fails, or whose
-  terminal hangs,
-  costs the picture and nothing else. Where it ends by itself, lines follow.
-- What anybody here prints meanwhile, compiled libraries too, goes to its log: it would fall into
-  the picture.
-- The terminal is left as it was found, and what was said last stands on it.
+Drawing takes no time from training. A screen that fails, or whose terminal hangs, costs only the
+display, and lines follow. Other output of this process, compiled libraries included, goes to the
+screen's log. The terminal is restored at the end.
 """
 
 from __future__ import annotations
@@ -44,8 +40,9 @@ _ORDINARY = b"\x1b[<u\x1b[?1049l\x1b[?25h\x1b[?1000l\x1b[?1003l\x1b[?1006l\x1b[?
 
 
 def can_show(console: Console) -> bool:
-    """Whether there is a terminal to draw on and to read keys from, which is ours now: no pipe,
-    nothing dumb, and not that of a process in the background.
+    """Return whether there is a terminal to draw on and read keys from, and it is ours now.
+
+    A pipe, a dumb terminal, and that of a background process do not count.
     """
     try:
         return redraws(console) and sys.stdin.isatty() and terminal.is_ours(sys.stdin.fileno())
@@ -54,7 +51,7 @@ def can_show(console: Console) -> bool:
 
 
 class Screen:
-    """Shows a run; use as a context manager. As a sink it is told a member's events. `started`: by
+    """Shows a run. Use it as a context manager and as a sink of events. `started` is by
     time.monotonic.
     """
 
@@ -98,33 +95,31 @@ class Screen:
             self._lines(event)
 
     def look(self, look: Callable[[], RunStatus]) -> None:
-        """Where the run stands is what this says, which is asked now and then, on another
-        thread.
-        """
+        """Poll this function for the run's status, on another thread."""
         self._look = look
 
     def stands(self, standing: RunStatus, here: frozenset[bytes] | None = None) -> None:
-        """Where the run stands now."""
+        """Show the run's status."""
         self._renew(Stands(standing, here))
 
     def clients(self, clients: Clients) -> None:
-        """Where a testnet and its clients stand now."""
+        """Show the state of a testnet and its clients."""
         self._renew(clients)
 
     def said(self, name: str, text: str) -> None:
-        """A client of a testnet told this."""
+        """Show a report of a testnet's client."""
         self._put(Said(self.elapsed(), name, text))
 
     def output(self, name: str, lines: Sequence[str]) -> None:
-        """A process of a testnet printed this."""
+        """Show lines that a testnet's process printed."""
         self._put(Output(name, tuple(lines)))
 
     def facts(self, tab: str, rows: Mapping[str, str]) -> None:
-        """Rows of a tab that only this process knows."""
+        """Show rows of a tab that only this process knows."""
         self._put(Facts(tab, dict(rows)))
 
     def line(self, text: str) -> None:
-        """A line for the log."""
+        """Add a line to the log."""
         self._put(Line(self.elapsed(), text))
 
     def _put(self, message: MESSAGES) -> None:
@@ -133,14 +128,14 @@ class Screen:
             self._changed.notify()
 
     def _renew(self, message: MESSAGES) -> None:
-        """Tell the newest of a kind; those before it need not be told any more."""
+        """Queue the newest message of a kind in place of earlier ones."""
         with self._changed:
             self._newest[type(message)] = message
             self._changed.notify()
 
     @property
     def open(self) -> bool:
-        """Whether it is seen; False once it has ended by itself."""
+        """Whether the screen is shown. False once it has ended by itself."""
         return self._open
 
     # --- its process ---
@@ -196,7 +191,7 @@ class Screen:
             self._open = False
 
     def _await_end(self) -> None:
-        """If the screen ends by itself, lines follow."""
+        """Wait for the screen's process. If it ends by itself, print lines from then on."""
         self._process.wait()
         if not self._closing:
             self._over()
@@ -207,7 +202,7 @@ class Screen:
             )
 
     def _tell(self) -> None:
-        """Write what is told into the pipe, as fast as it is read."""
+        """Write queued messages to the pipe as fast as they are read."""
         with os.fdopen(self._told, "wb", buffering=0) as pipe, contextlib.suppress(BrokenPipeError):
             known: dict[type[MESSAGES], MESSAGES] = {}
             while True:
@@ -229,9 +224,7 @@ class Screen:
 
 
 class _Caught:
-    """What is written to the terminal meanwhile, by whatever part of this process: it goes to
-    `tell`, line by line.
-    """
+    """Capture what this process writes to the terminal, and pass it to `tell` line by line."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell = tell
@@ -250,7 +243,7 @@ class _Caught:
                     self._tell(line.rstrip())
 
     def release(self) -> None:
-        """What is written from now on goes where it went before."""
+        """Write to the terminal directly again."""
         sys.stdout.flush()
         sys.stderr.flush()
         for number, before in self._kept.items():

@@ -1,9 +1,4 @@
-"""The screen of a local testnet: the run with a row for each client, what happened, and what every
-process printed.
-
-Decided: the state of a client is the last column, so that it is that which a narrow terminal cuts
-off.
-"""
+"""The screen of a local testnet: the run with a row per client, recent actions, and all output."""
 
 from __future__ import annotations
 
@@ -27,8 +22,11 @@ LOG = "Log"
 COLUMNS = ("client", "tier", "loss", "killed", "back", "pid", "state")
 
 
-class TestnetApp(Tabbed):
-    """Shows a board of a testnet."""
+class LocalTestnetApp(Tabbed):
+    """Shows a testnet's board.
+
+    The state of a client is the last column, so a narrow terminal cuts that one off.
+    """
 
     CSS = f"""
     {Tabbed.CSS}
@@ -36,7 +34,7 @@ class TestnetApp(Tabbed):
     #lately {{ height: 5; padding-top: 1; text-wrap: nowrap; text-overflow: ellipsis; }}
     """
 
-    def __init__(self, board: TestnetBoard, clock: Callable[[], float], leave: Callable[[], None]) -> None:
+    def __init__(self, board: LocalTestnetBoard, clock: Callable[[], float], leave: Callable[[], None]) -> None:
         super().__init__("testnet", (CLIENTS, LOG, *board.names), clock, leave)
         self._board = board
 
@@ -61,7 +59,7 @@ class TestnetApp(Tabbed):
         return title.append(f"   {found.progress if found else 'being started'}", "not bold")
 
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
-        """Enter, or the mouse: the log of that client."""
+        """Show the log of the selected client."""
         if event.row_key.value is not None:
             self.action_tab(event.row_key.value)
 
@@ -88,14 +86,14 @@ class TestnetApp(Tabbed):
 
 
 OWN = "testnet"
-"""Who did what the testnet itself did."""
+"""Name for the testnet's own actions in the log."""
 _LATELY = 4
 
 
 @dataclass
-class TestnetBoard:
-    """Everything that the tabs draw. `names`: the processes that have one, what keeps the run
-    first.
+class LocalTestnetBoard:
+    """Everything that the tabs draw. `names` are the processes with a tab, first the one that keeps
+    the run.
     """
 
     run_id: str
@@ -111,7 +109,7 @@ class TestnetBoard:
         self.printed = {name: KeptLines() for name in self.names}
 
     def take(self, message: messages.MESSAGES) -> None:
-        """Learn from a message."""
+        """Add a message."""
         match message:
             case messages.Clients():
                 self.stands = message
@@ -125,7 +123,7 @@ class TestnetBoard:
                     self.printed[message.name].say(None, Text(printable(line)))
 
     def last_words(self) -> str:
-        """What was said last."""
+        """Return the last lines of the log."""
         return last_words(self.log)
 
     def _say(self, t: float, who: str, text: str) -> None:

@@ -1,8 +1,4 @@
-"""Reads where a run stands, once or after every change, without a wallet.
-
-Decided: Run is pushed; Model and Members are read again only when the run's counters say that they
-changed.
-"""
+"""Read a run's status once or after every change, without a wallet."""
 
 from __future__ import annotations
 
@@ -20,7 +16,11 @@ from aftermath.rules.run import STORED_ROUNDS, Run
 
 
 class RunFollower:
-    """One run on a cluster."""
+    """Follows one run on a cluster.
+
+    The Run account is pushed. Model and Members are read again only when the run's counters
+    changed.
+    """
 
     def __init__(self, coordinator: CoordinatorClient, run_id: str) -> None:
         self._coordinator = coordinator
@@ -30,29 +30,29 @@ class RunFollower:
         self._view: View | None = None
 
     async def now(self) -> RunStatus:
-        """Where it stands, read now. Raises NoSuchRun."""
+        """Read and return the status. Raises NoSuchRun."""
         await self._read()
         await self._watcher.refresh()  # which reads the chain's clock
         return self.standing()
 
     @property
     def newest_step(self) -> int:
-        """The highest step of which anybody can tell by now."""
+        """The highest step that anyone can report by now."""
         return self._watcher.latest.step + STORED_ROUNDS
 
     @property
     def run(self) -> Run:
-        """The run as it was read last."""
+        """The run as last read."""
         assert self._view is not None
         return self._view.run
 
     @property
     def silent(self) -> float:
-        """For how many seconds nothing was heard of the run."""
+        """Seconds since anything was heard of the run."""
         return self._watcher.silent
 
     def standing(self) -> RunStatus:
-        """Where it stands by what was read last, at this moment of the chain's time."""
+        """Return the status by what was last read, at the chain's current time."""
         assert self._view is not None
         silent = self._watcher.silent
         return standing(
@@ -66,7 +66,7 @@ class RunFollower:
 
     @asynccontextmanager
     async def following(self) -> AsyncIterator[AsyncIterator[RunStatus]]:
-        """Where it stands, now and after every change. Raises as `now`, and NoSuchRun when the run
+        """Yield the status now and after every change. Raises as `now`, and NoSuchRun when the run
         is closed.
         """
         await self._read()

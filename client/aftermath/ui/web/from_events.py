@@ -1,8 +1,6 @@
-"""A run as its members' events tell it: moments, curves, marks, and what is known of each member.
+"""A run from its members' events: snapshots, curves, marks and members, in bounded memory.
 
-Decided: a moment begins with every state and round, when the first member tells of it; members are
-known by what they last told. Files come from strangers: members, epochs and marks are counted, and
-texts cut.
+Files come from strangers: members, epochs and marks are limited, and texts cut.
 """
 
 from __future__ import annotations
@@ -36,7 +34,11 @@ _STANDINGS: dict[type[event_types.Event], str] = {
 
 
 class EventSnapshots:
-    """Takes the events of one run in the order in which they are read."""
+    """Collects the events of one run in reading order.
+
+    A snapshot begins with every state and round, at the first member's report of it. Members are
+    shown by their last report.
+    """
 
     def __init__(self, run_id: str, losses: Losses) -> None:
         self._run_id = run_id
@@ -45,7 +47,7 @@ class EventSnapshots:
         self.epochs: dict[int, int] = {}
         """The first step of each epoch that was told of, of the newest MOST_EPOCHS."""
         self.members: dict[str, MemberSnapshot] = {}
-        """By wallet, as each last told of itself."""
+        """Members by wallet, as they last reported."""
         self.told = 0
         """How many events."""
         self._comings = Lifecycle()
@@ -55,11 +57,11 @@ class EventSnapshots:
 
     @property
     def marks(self) -> list[tuple[int, str]]:
-        """The newest of what happened to members, each at its step."""
+        """The newest marks of what happened to members, each at its step."""
         return list(deque(self._comings.marks, MOST_MARKS))
 
     def take(self, told: EventRecord) -> RunSnapshot | None:
-        """Learn from an event; the moment that begins with it, if one does."""
+        """Add an event. Return the snapshot that it begins, if any."""
         wallet = told.about.wallet[:_MOST_TEXT]
         if wallet not in self.members and len(self.members) >= _MOST_MEMBERS:
             return None
@@ -78,7 +80,7 @@ class EventSnapshots:
         return None
 
     def _is_new(self, since: int, epoch: int, what: str) -> bool:
-        """Whether no other member has told of it, or of what came after, in the chain's time."""
+        """Return whether no other member has reported this or a later state."""
         if since < self._since or ((epoch, what) in self._of_that_second and since == self._since):
             return False
         if since > self._since:
@@ -152,7 +154,10 @@ Points = list[tuple[int, float]]
 
 
 class _Curve:
-    """Sums of values and of their weights, by step; `places` are `1 << shift` steps wide."""
+    """Sums of values and weights by step. Each place covers `1 << shift` steps.
+
+    Once there are too many places, pairs are merged into their weighted mean.
+    """
 
     def __init__(self) -> None:
         self._places: dict[int, tuple[int, float, float]] = {}
@@ -178,30 +183,34 @@ class _Curve:
 
 
 class Losses:
-    """Loss by tier."""
+    """Losses by tier: from events, or for tiers without events as stated on chain.
+
+    Statements on chain are rounded to a thousandth and not proven. Impossible tiers, steps and
+    losses are ignored, because one of them would flatten all curves.
+    """
 
     def __init__(self) -> None:
         self._told: dict[int, _Curve] = defaultdict(_Curve)
         self._stated: dict[int, _Curve] = defaultdict(_Curve)
 
     def told(self, tier: int, step: int, loss: float, tokens: int) -> None:
-        """From an event."""
+        """Add a loss from an event."""
         if 0 <= tier < MAX_LEVELS:
             self._told[tier].add(step, loss, max(1, tokens))
 
     def stated(self, tier: int, step: int, loss: float) -> None:
-        """From an attestation on chain."""
+        """Add a loss from an attestation on chain."""
         if 0 <= loss <= _MOST_STATED:
             self._stated[tier].add(step, loss, 1.0)
 
     def by_tier(self) -> dict[int, Points]:
-        """(step, loss) of each tier, no more than MOST_POINTS of them."""
+        """Return at most MOST_POINTS (step, loss) points of each tier."""
         found = {**self._stated, **self._told}
         return {tier: _means(curve.sums()) for tier, curve in sorted(found.items())}
 
 
 class Sent:
-    """Bytes that members of a tier have sent to peers until a step."""
+    """Bytes that members of a tier have sent to peers, by step."""
 
     def __init__(self) -> None:
         self._more: dict[int, _Curve] = defaultdict(_Curve)
@@ -212,7 +221,7 @@ class Sent:
             self._more[tier].add(step, float(more), 1.0)
 
     def by_tier(self) -> dict[int, Points]:
-        """(step, bytes until then) of each tier."""
+        """Return (step, bytes so far) of each tier."""
         found: dict[int, Points] = {}
         for tier, curve in sorted(self._more.items()):
             total = 0.0

@@ -1,15 +1,4 @@
-"""One run as it is observed: followed on chain, retold from events, remembered, and sent to
-visitors.
-
-Decided
-- What is sent is made once and shared by all who look. It has two parts: `now`, which changes with
-  the run, and `curves`, which only new figures do.
-- Where the chain does not answer, the last that it said stays, with how long ago that was;
-  following continues by itself.
-- Times are counted from when something is sent, so that no page depends on whose clock is right.
-- The past is the chain's since this process follows the run, and before that, or while the chain is
-  silent, the events'.
-"""
+"""One observed run: followed on chain, rebuilt from events, remembered, and sent to viewers."""
 
 from __future__ import annotations
 
@@ -49,9 +38,7 @@ _TELL_SECONDS = 5.0
 
 
 class ObservedCosts(msgspec.Struct, frozen=True):
-    """Of the transactions that named the run, as far as they were read; `complete`: all of them
-    were.
-    """
+    """Transactions that named the run, as far as they were read. `complete`: all were read."""
 
     transactions: int
     lamports: int
@@ -59,8 +46,8 @@ class ObservedCosts(msgspec.Struct, frozen=True):
 
 
 class Now(msgspec.Struct, frozen=True):
-    """What a page shows of a run. `silent`: for how many seconds the chain has not answered, if it
-    does not.
+    """The current state of a run. `silent`: seconds without an answer from the chain, if it does
+    not answer.
     """
 
     moment: RunSnapshot | None
@@ -71,7 +58,7 @@ class Now(msgspec.Struct, frozen=True):
 
 
 class Curves(msgspec.Struct, frozen=True):
-    """What a page draws of a run: by tier, and where epochs began and members went."""
+    """A run's curves by tier, the first steps of epochs, and marks."""
 
     loss: dict[int, Points]
     sent: dict[int, Points]
@@ -80,8 +67,12 @@ class Curves(msgspec.Struct, frozen=True):
 
 
 class ObservedRun:
-    """`follow` is to run as a task; readers wait for `changed`. `steady`: it is followed whether it
-    is there or not.
+    """Run `follow` as a task; readers wait for `changed`. `steady`: follow the run even if it does
+    not exist.
+
+    All viewers share the same JSON. Times are relative to sending, so no page depends on a correct
+    clock. While the chain does not answer, its last state stays, with its age. The past is the
+    chain's since this process started, and otherwise that of events.
     """
 
     def __init__(self, coordinator: CoordinatorClient, run_id: str, *, steady: bool = False) -> None:
@@ -111,7 +102,7 @@ class ObservedRun:
     # --- what is known ---
 
     def now(self) -> bytes:
-        """`Now` as JSON."""
+        """Return `Now` as JSON."""
         if self._now is None or time.monotonic() - self._made > _FRESH_SECONDS:
             follower = self._follower
             silent = None
@@ -126,7 +117,7 @@ class ObservedRun:
         return self._now
 
     def curves(self) -> bytes:
-        """`Curves` as JSON; the same object until there is something new."""
+        """Return `Curves` as JSON, the same object until something changes."""
         if self._curves is None:
             record = self._records.shown
             retold = record.retold
@@ -138,25 +129,23 @@ class ObservedRun:
 
     @property
     def known(self) -> bool:
-        """Whether there is anything to show of the run: the chain has it, or events have told of
-        it.
-        """
+        """Whether there is anything to show, from the chain or from events."""
         return self._follower is not None or self._records.shown.moment is not None or self.told > 0
 
     @property
     def told(self) -> int:
-        """How many events have told of runs of this id."""
+        """Number of events of runs of this id."""
         return sum(record.retold.told for record in self._records)
 
     @property
     def past(self) -> SnapshotHistory:
-        """The moments that are remembered of the run that is shown."""
+        """The remembered snapshots of the run that is shown."""
         return self._records.shown.past
 
     # --- events ---
 
     def take(self, told: EventRecord) -> None:
-        """Learn from an event, which may be of an earlier run of this id."""
+        """Add an event, which may be of an earlier run of this id."""
         run = RunName.of(told.about)
         before = self._records.shown
         record = self._records.told(run)
@@ -177,20 +166,21 @@ class ObservedRun:
             record.moment = moment
 
     def _say_other(self, run: RunName) -> None:
-        """Say once that there are events of a run that is not shown."""
+        """Log once that there are events of a run that is not shown."""
         if run not in self._said and len(self._said) < _MOST_SAID:
             self._said.add(run)
             log.warning("events of another run are not shown: %s", run)
 
     def taken(self) -> None:
-        """Some events were taken: tell it."""
+        """Notify viewers that events were added."""
         self._tell()
 
     # --- the chain ---
 
     async def follow(self) -> None:
-        """Follow the run until cancelled, whatever happens to nodes and to the run; one that the
-        chain has never shown only while a visitor looks.
+        """Follow the run until cancelled, whatever happens to nodes and the run.
+
+        A run that the chain has never shown is followed only while someone views it.
         """
         while True:
             try:
@@ -225,7 +215,7 @@ class ObservedRun:
                 await cancel(tasks)
 
     def _see(self, follower: RunFollower) -> None:
-        """Take in where the run stands now."""
+        """Take in the current status."""
         self._show(follower.run)
         found = self._chain_moment(follower)
         record = self._records.shown
@@ -237,7 +227,7 @@ class ObservedRun:
         self._tell()
 
     def _show(self, run: Run) -> None:
-        """Show the run that is on chain, which may have been closed and created again."""
+        """Show the run on chain, which may have been closed and created again."""
         owner = str(Pubkey.from_bytes(run.main_authority))
         before = self._records.shown
         self._records.show(RunName(run.run_id, owner, run.created, run.identity))
@@ -252,7 +242,7 @@ class ObservedRun:
         return snapshot_of(follower.standing(), round(time.time() * 1000), figures)
 
     async def _mind(self, follower: RunFollower) -> None:
-        """Say when the chain falls silent, and when it answers again."""
+        """Log when the chain falls silent, and when it answers again."""
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
             silent = follower.silent > OUTAGE_SECONDS

@@ -1,11 +1,7 @@
-"""What the page is sent of one moment of a run: one form, whether it was read from the chain or
-retold from events.
+"""A run at one moment as the page receives it, whether read from the chain or rebuilt from events.
 
-Decided
-- What is not known is absent: events do not say what a run waits for, and the chain not what a
-  member sent to peers.
-- Sentences and the names of states come from `watch`, as everywhere; the page only counts the
-  seconds that pass.
+Unknown values are absent: events do not say what a run waits for, and the chain does not say what a
+member sent. Words come from `events`, as everywhere. The page only counts seconds.
 """
 
 from __future__ import annotations
@@ -24,7 +20,7 @@ STATES = {state.name.lower(): state_words(state.name) for state in RunState}
 
 
 class Figures(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What is known of how a member trains: its newest share, and bytes to and from peers."""
+    """A member's newest share, and its bytes to and from peers."""
 
     step: int = 0
     loss: float | None = None
@@ -36,7 +32,7 @@ class Figures(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class MemberSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One member; as `MemberStatus`."""
+    """One member, as `MemberStatus`."""
 
     wallet: str
     tier: int
@@ -52,7 +48,7 @@ class MemberSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class LevelSnapshot(msgspec.Struct, frozen=True):
-    """One level of the model; as `LevelStanding`."""
+    """One level of the model, as `LevelStatus`."""
 
     level: int
     holders: tuple[int, ...]
@@ -61,7 +57,7 @@ class LevelSnapshot(msgspec.Struct, frozen=True):
 
 
 class RunSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A run at a moment: `at` in milliseconds of unix time, everything else as in `RunStatus`."""
+    """A run at one moment. `at` is unix time in milliseconds; all else is as in `RunStatus`."""
 
     at: int
     source: str
@@ -84,7 +80,7 @@ class RunSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def snapshot_of(found: RunStatus, at: int, figures: Mapping[str, Figures]) -> RunSnapshot:
-    """The moment that a standing describes, with what is known of its members by wallet."""
+    """Return the snapshot of a status, with the members' figures by wallet."""
     return RunSnapshot(
         at=at,
         source="chain",
