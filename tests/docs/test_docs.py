@@ -189,3 +189,11 @@ def test_every_instruction_is_described(idl: Path) -> None:
     text = (ROOT / "docs/protocol.md").read_text()
     document = json.loads(idl.read_text())
     assert not [entry["name"] for entry in document["instructions"] if f"\n| `{entry['name']}` |" not in text]
+
+
+def test_named_modules_exist(page: Path) -> None:
+    """Files between backquotes are in the repository, the client's package or the coordinator's sources."""
+    folders = (ROOT, ROOT / "client/aftermath", ROOT / "programs/coordinator/src")
+    paths = re.findall(r"`([\w.-]+/[\w/.-]+\.(?:py|rs|sh))(?:::\w+)?`", page.read_text())
+    names = {path for path in paths if not re.search(r"/[A-Z]+\b|/NAME_", path)}
+    assert not {name for name in names if not any((folder / name).exists() for folder in folders)}
