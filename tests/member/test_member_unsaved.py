@@ -95,6 +95,28 @@ def test_finished_run_holds_its_model_until_it_is_saved(tmp_path: Path, monkeypa
     play(tmp_path, story, **ALONE)
 
 
+def test_restarted_sole_member_of_a_finished_run_reports_the_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was killed while it held the model, whose disk was full. The disk has room when it is back."""
+    disk = Disk(monkeypatch)
+
+    async def story(sim: Simulation) -> None:
+        player = sim.add(0)
+        disk.full = True
+        await sim.until(lambda run: run.state is RunState.FINISHED)
+        await asyncio.sleep(5)
+        await sim.kill(player)
+        disk.full = False
+        for _ in range(2):
+            player.lost = ""
+            sim.start(player)
+            await sim.until_finished()
+            assert player.lost.startswith("6 trained steps are lost: no checkpoint has them")
+
+    play(tmp_path, story, **ALONE)
+
+
 def test_failed_checkpoint_is_tried_again_in_the_cooldown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = Disk(monkeypatch)
 

@@ -11,7 +11,7 @@ import pytest
 
 from aftermath.events import event_types
 from aftermath.events.stream import Events
-from aftermath.member.unfinished import Stake
+from aftermath.member.stake import Stake
 from aftermath.train.departure import Departure
 
 

@@ -33,8 +33,9 @@ from aftermath.member.rounds.divergence import Divergence
 from aftermath.member.rounds.epoch import Beginning, CarriedOver
 from aftermath.member.rounds.rounds import Rounds
 from aftermath.member.signed_results import SignedResults
+from aftermath.member.stake import Stake, loss_found
 from aftermath.member.ticker import Ticker
-from aftermath.member.unfinished import LastMember, Stake, Unfinished
+from aftermath.member.unfinished import LastMember, Unfinished
 from aftermath.member.warmup import NoModel, WarmUp
 from aftermath.member.wishes import Wishes
 from aftermath.replica.modelshare import ModelShare, snapshot
@@ -197,9 +198,17 @@ class Member:
         await self._gradients.settle()
         await self._private.settle()
         model = await self._last.newest_model()  # an upload may have ended since
-        if self._keeper.saved_step != run.trained_steps and (stake := self._last.stake(self.seat, replica, model)):
-            raise stake.lost()
+        if self._keeper.saved_step != run.trained_steps:
+            self._raise_loss(View(run, self._ports.feed.members, model), replica)
         self._notices.never_saved(run, model)
+
+    def _raise_loss(self, view: View, replica: Replica | None) -> None:
+        """Raise ModelLost if the finished run's model is lost with this member, or was before it came back."""
+        if (stake := self._last.stake(self.seat, replica, view.model)) is not None:
+            raise stake.lost()
+        wallet = self._ports.coordinator.wallet
+        if replica is None and (lost := loss_found(view, wallet, self._keeper.directory)) is not None:
+            raise lost
 
     def _takes_part(self, view: View) -> bool:
         """Return whether this member can begin an epoch: in warm-up, or just after it with a

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -26,6 +26,7 @@ from aftermath.events import event_types
 from aftermath.member.archive import Keeper
 from aftermath.member.ports import Desync, Ports, Role, Workers
 from aftermath.member.rounds.rounds import Rounds
+from aftermath.member.stake import Stake
 from aftermath.model.steps import stem_of_run
 from aftermath.replica.origin import Origin
 from aftermath.replica.replica import Replica
@@ -39,39 +40,6 @@ SAVE_SECONDS = 60.0
 """Seconds that a stopped member has for the last results and the file."""
 _FIRST_RETRY, _LONGEST_RETRY = 1.0, 15.0  # seconds
 _LONGEST_HOLD = 60.0  # seconds between two tries of a finished run: each may be an upload
-
-
-class ModelLost(AftermathError):
-    """Trained steps that only this member had are in no checkpoint."""
-
-    code = "model-lost"
-
-
-@dataclass(frozen=True)
-class Stake:
-    """What would be lost if this member left now."""
-
-    steps: int
-    """Trained steps in no checkpoint."""
-    levels: list[int]
-    """Levels whose newest contents no other member has."""
-    saves: bool
-    """Whether this member can save them to its checkpoint directory."""
-
-    def words(self) -> str:
-        """Return the loss as a sentence without its end."""
-        which = f"level{'s' * (len(self.levels) > 1)} {', '.join(map(str, self.levels))}"
-        steps = counted(self.steps, "trained step is", "trained steps are")
-        return f"{steps} in no checkpoint, and no other member has {which} of the model"
-
-    def lost(self) -> ModelLost:
-        """Return the error of a member that leaves all the same."""
-        fix = "In the next run, start a tier-0 member with --checkpoint-dir DIR, on a disk with enough space"
-        return ModelLost(
-            f"{counted(self.steps, 'trained step is', 'trained steps are')} lost: no checkpoint has "
-            f"{'it' if self.steps == 1 else 'them'}, and no other member has all of the model",
-            fix,
-        )
 
 
 class Unfinished(msgspec.Struct, frozen=True):

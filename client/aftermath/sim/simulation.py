@@ -38,7 +38,7 @@ from aftermath.member.attention import Attention
 from aftermath.member.feed import RunFeed
 from aftermath.member.member import Member
 from aftermath.member.ports import Ports, Role, Workers
-from aftermath.member.unfinished import ModelLost
+from aftermath.member.stake import ModelLost
 from aftermath.member.wishes import Wishes
 from aftermath.model.config import ModelConfig
 from aftermath.model.text import Prompt

@@ -16,7 +16,7 @@ from aftermath.events.stream import Events
 
 if TYPE_CHECKING:
     from aftermath.member.member import Member
-    from aftermath.member.unfinished import Stake
+    from aftermath.member.stake import Stake
 
 _SAVE_SECONDS = 60.0
 
