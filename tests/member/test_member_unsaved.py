@@ -70,11 +70,15 @@ def test_finished_members_name_the_checkpoint_of_the_chain(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_finished_run_holds_its_model_until_it_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("asks", [False, True])
+def test_finished_run_holds_its_model_until_it_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asks: bool
+) -> None:
     """The disk is full from step 6 on, and has room again long after the run's end."""
     disk = Disk(monkeypatch)
 
-    async def story(sim: SimulatedRun) -> None:
+    async def story(sim: Simulation) -> None:
+        sim.confirms_loss = asks
         player = sim.add(0)
         await sim.until(lambda run: run.epoch == 1)
         disk.full = True
@@ -86,6 +90,8 @@ def test_finished_run_holds_its_model_until_it_is_saved(tmp_path: Path, monkeypa
         first, held = [event["message"] for event in player.saw("warning")]
         assert first.startswith("no checkpoint of step 6 was kept: the disk of")
         assert held.startswith("3 trained steps are in no checkpoint: this member holds the model")
+        assert ("press Ctrl-C twice" in held) is asks
+        assert ("The next Ctrl-C or SIGTERM loses these steps" in held) is not asks
         disk.full = False
         await sim.until_finished()
         assert [event["step"] for event in player.saw("checkpoint")] == [3, 6]
@@ -95,10 +101,8 @@ def test_finished_run_holds_its_model_until_it_is_saved(tmp_path: Path, monkeypa
     play(tmp_path, story, **ALONE)
 
 
-def test_restarted_sole_member_of_a_finished_run_reports_the_loss(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It was killed while it held the model, whose disk was full. The disk has room when it is back."""
+def test_restarted_sole_member_of_finished_run_reports_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The member was killed while its disk was full. The disk has room when the member is back."""
     disk = Disk(monkeypatch)
 
     async def story(sim: Simulation) -> None:

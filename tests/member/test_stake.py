@@ -1,4 +1,4 @@
-"""Who may say that a finished run's model is lost."""
+"""Tests of which members report that a finished run's model is lost."""
 
 from __future__ import annotations
 

@@ -38,9 +38,9 @@ def sole_levels(run: Run, members: Members, seat: int, reachable: Set[bytes]) ->
 
 
 def claimed_by_no_other(run: Run, members: Members, seat: int) -> bool:
-    """Return whether the chain says of the member of `seat` alone that it ended a finished run with some level.
+    """Return whether some level of a finished run was with the member of `seat` alone.
 
-    Every other member that ended the last epoch counts, reachable or not: it may hold the model.
+    Other members that ended the last epoch may hold the model, reachable or not.
     """
     took_part = bitmap.contains(run.finishers | members.established, seat)
     return took_part and bool(sole_levels(run, members, seat, {one.p2p for one in members.seats}))

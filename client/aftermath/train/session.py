@@ -42,7 +42,7 @@ from aftermath.p2p.iroh import IrohTransport, open_iroh
 from aftermath.p2p.relay import AUTO, DISABLED, N0
 from aftermath.rules.run import Run
 from aftermath.rules.state import RunState
-from aftermath.train.departure import Departure, is_a_person_there
+from aftermath.train.departure import Departure, ask_on_stderr, is_a_person_there
 from aftermath.train.ending import known
 from aftermath.train.interrupts import CLOSE_SECONDS, Interrupts
 from aftermath.train.keeping import check_hub, gradients_place
@@ -219,7 +219,7 @@ def _log_to(events: Events) -> None:
 
 async def _session(settings: TrainSettings, named: Named, events: Events) -> None:
     """Live as a member until the run is finished or a signal comes; raises what made that impossible."""
-    departure = Departure(events, can_ask=is_a_person_there())
+    departure = Departure(events, can_ask=is_a_person_there(), ask=ask_on_stderr)
     interrupts = Interrupts(departure.on_signal)
     departure.stay = interrupts.wait_for_another
     await interrupts.run(_life(settings, named, events, interrupts, departure))
