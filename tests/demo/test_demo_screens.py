@@ -121,6 +121,22 @@ def test_without_a_terminal_to_draw_in_it_says_a_line_now_and_then(
     assert all("no loss yet" in line and "member-0: starting" in line and "nothing happens" in line for line in lines)
 
 
+@pytest.mark.parametrize("terminal", [False, True])
+def test_demo_screen_prints_each_warning_once(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    out = io.StringIO()
+    story = Story([MemberStory(f"member-{tier}", tier) for tier in TIERS])
+    lost = "9 steps of training are lost: nobody here has the model, and no checkpoint was kept"
+    with Screen(Console(file=out, width=120, height=40, force_terminal=terminal), "title") as screen:
+        screen.show(story, "nothing happens", 1.0)
+        for member in story.members:
+            say(story, member, "warning", message=lost)
+        screen.show(story, "nothing happens", 2.0)
+        screen.show(story, "nothing happens", 3.0)
+    assert out.getvalue().count(f"warning: member-0: {lost}") == 1
+    assert out.getvalue().count(lost) == 1
+
+
 def test_a_line_says_how_far_the_run_is() -> None:
     shown = line(story_of(40), "all is well", 33.3)
     assert shown.startswith("  33.3 s  step 39 of 120, 42 s left  loss 5.100  member-0: epoch 0 round 39: sharing, ")

@@ -70,11 +70,15 @@ def test_finished_members_name_the_checkpoint_of_the_chain(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_finished_run_holds_its_model_until_it_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("asks", [False, True])
+def test_finished_run_holds_its_model_until_it_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asks: bool
+) -> None:
     """The disk is full from step 6 on, and has room again long after the run's end."""
     disk = Disk(monkeypatch)
 
-    async def story(sim: SimulatedRun) -> None:
+    async def story(sim: Simulation) -> None:
+        sim.confirms_loss = asks
         player = sim.add(0)
         await sim.until(lambda run: run.epoch == 1)
         disk.full = True
@@ -86,11 +90,33 @@ def test_finished_run_holds_its_model_until_it_is_saved(tmp_path: Path, monkeypa
         first, held = [event["message"] for event in player.saw("warning")]
         assert first.startswith("no checkpoint of step 6 was kept: the disk of")
         assert held.startswith("3 trained steps are in no checkpoint: this member holds the model")
+        assert ("press Ctrl-C twice" in held) is asks
+        assert ("The next Ctrl-C or SIGTERM loses these steps" in held) is not asks
         disk.full = False
         await sim.until_finished()
         assert [event["step"] for event in player.saw("checkpoint")] == [3, 6]
         assert steps_before(sim.model.checkpoint_step) == 6
         assert not player.lost
+
+    play(tmp_path, story, **ALONE)
+
+
+def test_restarted_sole_member_of_finished_run_reports_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The member was killed while its disk was full. The disk has room when the member is back."""
+    disk = Disk(monkeypatch)
+
+    async def story(sim: Simulation) -> None:
+        player = sim.add(0)
+        disk.full = True
+        await sim.until(lambda run: run.state is RunState.FINISHED)
+        await asyncio.sleep(5)
+        await sim.kill(player)
+        disk.full = False
+        for _ in range(2):
+            player.lost = ""
+            sim.start(player)
+            await sim.until_finished()
+            assert player.lost.startswith("6 trained steps are lost: no checkpoint has them")
 
     play(tmp_path, story, **ALONE)
 

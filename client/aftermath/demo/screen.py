@@ -17,6 +17,7 @@ from rich.text import Text
 
 from aftermath.events.console import redraws
 from aftermath.events.plot import loss_line
+from aftermath.events.printable import printable
 from aftermath.testnet.member_progress import RunProgress
 
 LINE_EVERY = 10.0  # seconds between two lines where there is no picture
@@ -31,6 +32,7 @@ class DemoScreen:
         self._title = title
         self._live = Live(console=console, refresh_per_second=4) if redraws(console) else None
         self._line_at = 0.0
+        self._warned: set[str] = set()
 
     def __enter__(self) -> Self:
         if self._live:
@@ -44,12 +46,22 @@ class DemoScreen:
             self._live.stop()
 
     def show(self, story: RunProgress, now: str, elapsed: float) -> None:
-        """Redraw, or print a line if one is due. `elapsed` is in seconds."""
+        """Print new warnings, then redraw, or print a line if one is due. `elapsed` is in seconds."""
+        self._warn(story)
         if self._live:
             self._live.update(picture(story, self._title, now, elapsed, self._console.width))
         elif elapsed >= self._line_at:
             self._line_at = elapsed + LINE_EVERY
             self._console.print(line(story, now, elapsed), soft_wrap=True, highlight=False, markup=False)
+
+    def _warn(self, story: RunProgress) -> None:
+        """Print each warning once, although several members may give it."""
+        for member in story.members:
+            for message in member.warnings:
+                if message not in self._warned:
+                    self._warned.add(message)
+                    warning = f"warning: {member.name}: {printable(message, keep=chr(10))}"
+                    self._console.print(warning, soft_wrap=True, highlight=False, markup=False, style="yellow")
 
 
 def line(story: RunProgress, now: str, elapsed: float) -> str:

@@ -43,7 +43,10 @@ class Listening:
             run = self._ports.feed.run
             if run.members_seq != self._members_seq:
                 members = self._ports.feed.members
-                wanted = members.pending | members.mask(MemberState.HEALTHY) | run.finishers
+                # A dropped member may hold the only copy of a level. It still fetches the last
+                # results of the epoch.
+                here = members.mask(MemberState.HEALTHY) | members.mask(MemberState.DROPPED)
+                wanted = members.pending | here | run.finishers
                 self._ports.transport.set_members(members.seats[seat].p2p for seat in bitmap.seats(wanted))
                 self._tell_of_kicks(members)
                 self._members_seq = run.members_seq

@@ -153,12 +153,16 @@ class Announcer:
         link.taken += len(data) + 4
         self._pace.received["announce"] += len(data) + 4
         in_time = await self._pace.throttle(link.quota.told, self._all)
-        if not self._is_new(sender, data):
+        # A reconnecting member repeats its last REPLAY announcements. More repeats count as a flood.
+        is_new = self._is_new(sender, data)
+        if not is_new:
+            link.repeats += 1
             self._pace.events["duplicates"] += 1
-            return
-        if not in_time and not link.quota.excess.spare():
+        replayed = not is_new and link.repeats <= REPLAY
+        if not in_time and not replayed and not link.quota.excess.spare():
             raise ProtocolViolation("announcing too often, and going on")
-        self._deliver(Announcement(sender, data))
+        if is_new:
+            self._deliver(Announcement(sender, data))
 
     def _is_new(self, sender: bytes, data: bytes) -> bool:
         """Remember an announcement. Return False for a repeat of this sender's."""

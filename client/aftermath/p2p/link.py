@@ -72,6 +72,8 @@ class Link:
     silent: int = 0
     taken: int = 0
     """Bytes that we read from its streams."""
+    repeats: int = 0
+    """Announcements on it that this peer had sent before."""
     given_up: int = 0
     """Bytes that we asked for, did not read, and may still be sent."""
     unread: float = 0.0

@@ -38,7 +38,7 @@ from aftermath.member.attention import Attention
 from aftermath.member.feed import RunFeed
 from aftermath.member.member import Member
 from aftermath.member.ports import Ports, Role, Workers
-from aftermath.member.unfinished import ModelLost
+from aftermath.member.stake import ModelLost
 from aftermath.member.wishes import Wishes
 from aftermath.model.config import ModelConfig
 from aftermath.model.text import Prompt
@@ -98,6 +98,8 @@ class SimulatedRun:
         self.optim_stats_steps = 0
         self.remembers = False
         """Whether members keep what their optimizers know, in one directory `private`."""
+        self.confirms_loss = False
+        """Whether members' users are asked for a second Ctrl-C."""
         self.share_delay = 0.0
         """Seconds that members wait before each share."""
         self.prompt: Prompt | None = None
@@ -198,6 +200,7 @@ class SimulatedRun:
             optim_stats_steps=self.optim_stats_steps,
             optimizer_state_dir=self.place / "private" if self.remembers else None,
             share_delay=self.share_delay,
+            confirms_loss=self.confirms_loss,
             prompt=self.prompt,
         )
         origin = Origin(self.schema, player.tier, "auto", torch.device("cpu"), PassSize(4, "off"), clock.monotonic)

@@ -104,6 +104,11 @@ class Rounds:
         """Return the number of the epoch."""
         return self._epoch.number
 
+    @property
+    def step(self) -> int:
+        """Return the number of steps in the replica."""
+        return self._applying.step
+
     async def catch_up(self, run: Run) -> int:
         """Apply every round that counts if the rounds stop at `run`. Return the steps in the
         replica.
