@@ -15,11 +15,10 @@ from safetensors.torch import load_file, save_file
 
 from aftermath.model.arch import hf_auto_document
 from aftermath.model.architectures import architecture_of, config_of
-from aftermath.model.checkpoint import load
+from aftermath.model.checkpoint import load, merged
 from aftermath.model.config import ModelConfigError
 from aftermath.model.documents import CheckpointError
 from aftermath.model.export import export_tiers
-from aftermath.model.merge import merged
 from aftermath.model.schema import StateInputs, state_of_inputs, state_schema
 from aftermath.model.store import write_checkpoint
 from aftermath.rules.state import Architecture

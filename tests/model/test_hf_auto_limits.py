@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from aftermath.model.arch import hf_auto_document
-from aftermath.model.arch.hf_auto_limits import check_document
+from aftermath.model.arch.hf_auto_document import check_document
 from aftermath.model.architectures import config_of, is_of, is_type_of
 from aftermath.model.checkpoint import load
 from aftermath.model.config import ModelConfigError

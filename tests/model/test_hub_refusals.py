@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from aftermath.model import hub_commit
+from aftermath.model import hub as hub_module
 from aftermath.model.documents import CheckpointError
 from aftermath.model.hub import download, upload
 from aftermath.model.resolve import load_hf_config, outline_directory, resolve
@@ -44,8 +44,8 @@ def test_weights_may_be_as_large_as_numbers_of_64_bits_with_a_head_written_out(f
 
 
 def test_a_full_disk_is_said_before_fetching(fetch: Fetch, server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = hub_commit.shutil.disk_usage("/")
-    monkeypatch.setattr(hub_commit.shutil, "disk_usage", lambda _: usage._replace(free=10))
+    usage = hub_module.shutil.disk_usage("/")
+    monkeypatch.setattr(hub_module.shutil, "disk_usage", lambda _: usage._replace(free=10))
     with pytest.raises(CheckpointError, match="has 10 free"):
         fetch()
     assert "model.safetensors" not in server.fetched
@@ -153,7 +153,7 @@ def test_no_version_of_a_file_leads_out_of_the_cache(
 def test_a_file_that_comes_a_byte_at_a_time_is_given_up(
     fetch: Fetch, server: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hub_commit, "PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr(hub_module, "PATIENCE_SECONDS", 0.3)
     server.trickling = True
     began = time.monotonic()
     with pytest.raises(CheckpointError, match=r"too slow with me/model[\s\S]*again later"):

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from aftermath.model.architectures import config_of
 from aftermath.model.generate import Draft, generate
-from aftermath.model.key_cache import Cache
-from aftermath.model.network import LanguageModel
+from aftermath.model.network import Cache, LanguageModel
 
 torch.set_num_threads(1)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from aftermath.model.arch.llama import Llama
 from aftermath.model.arch.llama_config import LlamaConfig
-from aftermath.model.arch.rotary import scaled_rotary
+from aftermath.model.arch.transformer import scaled_rotary
 from aftermath.model.architectures import config_of
 from aftermath.model.checkpoint import load
 from aftermath.model.config import ModelConfigError

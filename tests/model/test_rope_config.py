@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from aftermath.model.arch.llama_config import LlamaConfig
-from aftermath.model.arch.rotary import scaled_rotary
+from aftermath.model.arch.transformer import scaled_rotary
 from aftermath.model.architectures import config_of
 from aftermath.model.config import ModelConfigError
 

@@ -16,15 +16,13 @@ from safetensors import safe_open
 from aftermath.base.outputs import MARK
 from aftermath.model import store, weights
 from aftermath.model.architectures import config_of
-from aftermath.model.checkpoint import find, load
+from aftermath.model.checkpoint import find, load, merged, verified
 from aftermath.model.config import ModelConfig
 from aftermath.model.documents import INDEX_FILE, CheckpointError
 from aftermath.model.export import export_tiers
 from aftermath.model.initial import init_weights
 from aftermath.model.manifest import MANIFEST_FILE
-from aftermath.model.merge import merged
 from aftermath.model.store import save, write_checkpoint
-from aftermath.model.verify import verified
 from replica.whole_round import MODELS
 
 torch.set_num_threads(1)

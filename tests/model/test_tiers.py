@@ -13,17 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aftermath.model.architectures import config_of
-from aftermath.model.checkpoint import load, load_config
+from aftermath.model.checkpoint import load, load_config, merged, verified
 from aftermath.model.config import ModelConfig, ModelConfigError
 from aftermath.model.documents import CheckpointError
 from aftermath.model.export import export_tiers
 from aftermath.model.initial import init_weights
-from aftermath.model.merge import merged
 from aftermath.model.schema import StateInputs, state_of_inputs, state_schema
 from aftermath.model.segments import level_hash, view
 from aftermath.model.store import write_checkpoint
 from aftermath.model.tiers import PARTS
-from aftermath.model.verify import verified
 
 torch.set_num_threads(1)
 

@@ -146,7 +146,7 @@ def model_merge(
     full model's: then the slice was trained further, or it is of another training.
     """
 
-    from aftermath.model.merge import merged
+    from aftermath.model.checkpoint import merged
     from aftermath.model.store import read_companions, write_checkpoint
 
     place = out.expanduser()
@@ -165,7 +165,7 @@ def model_verify(model: Annotated[Path, typer.Option(help="A full checkpoint, or
     must hold the full model's very values. Of an exported tier alone it checks its own tensors, and its files by the
     manifest of the full checkpoint beside it. The first thing that is wrong ends it.
     """
-    from aftermath.model.verify import verified
+    from aftermath.model.checkpoint import verified
 
     found = verified(model.expanduser())
     data = {"tensors": found.tensors, "files": found.files, "tiers": list(found.tiers), "slice_of": found.slice_of}
@@ -191,9 +191,8 @@ def model_push(
 
     from aftermath.base.errors import UsageError
     from aftermath.base.text import is_repository
-    from aftermath.model.checkpoint import load_config
+    from aftermath.model.checkpoint import load_config, manifest_files
     from aftermath.model.hub import upload
-    from aftermath.model.verify import manifest_files
     from aftermath.model.weights import weight_files
 
     if not is_repository(repo):

@@ -10,11 +10,15 @@ Decided
 from __future__ import annotations
 
 import logging
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
+from aftermath.base.text import counted
 from aftermath.model.architectures import config_of
 from aftermath.model.config import ModelConfig, stored_tier
 from aftermath.model.documents import CheckpointError, Strategy, hf_config, is_file, read_limited
@@ -27,6 +31,7 @@ from aftermath.model.manifest import (
     verify,
 )
 from aftermath.model.published import PLAIN, Form, form_of
+from aftermath.model.schema import prefix
 from aftermath.model.weights import read_weights, spared, weight_files
 
 log = logging.getLogger(__name__)
@@ -156,3 +161,95 @@ def _guard_slice(directory: Path, stored: int, tier: int, strategy: Strategy) ->
             f"{directory} is a slice of tier {stored} and lacks what tier {tier} holds",
             choose,
         )
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What was found right."""
+
+    tiers: tuple[int, ...]
+    """Those whose own files were compared with the full model's."""
+    files: int
+    """Files whose SHA-256 is the manifest's."""
+    tensors: int
+    """Of the model, or of the slice."""
+    slice_of: int | None = None
+    """The tier of a slice; None for a full checkpoint."""
+
+
+def verified(directory: Path) -> Verified:
+    """Check a full checkpoint and the tiers next to it, or one tier's slice."""
+    if stored := stored_tier(hf_config(directory / "config.json"))[0]:
+        return _verified_slice(directory.absolute(), stored)
+    params = load(directory, 0, "universal")
+    listed = manifest_files(directory)
+    tiers = tuple(sorted(tier for tier in listed if tier))
+    for tier in tiers:
+        for name, tensor in load(directory, tier, "sliced").items():
+            if not torch.equal(params[name][prefix(tensor.shape)], tensor):
+                raise CheckpointError(
+                    f"tier {tier}'s {name} is not the full model's", "Export the tiers again from the full checkpoint"
+                )
+    return Verified(tiers, sum(map(len, listed.values())), len(params))
+
+
+def _verified_slice(directory: Path, tier: int) -> Verified:
+    """Check a slice, by the manifest of the full checkpoint next to it if there is one."""
+    params = load(directory, tier)
+    whole = directory.with_name(directory.name.removesuffix(f"-tier{tier}"))
+    files: dict[str, Path] = {}
+    if whole != directory and is_file(whole / MANIFEST_FILE):
+        manifest = parse_manifest(read_limited(whole / MANIFEST_FILE, MAX_MANIFEST_BYTES))
+        files = {name: local_path(whole, name, tier) for name in manifest.of_tier(tier).files}
+        verify(files, manifest.sha256)
+    return Verified((), len(files), len(params), tier)
+
+
+def manifest_files(directory: Path) -> dict[int, dict[str, Path]]:
+    """The manifest's files by tier, each compared with its digest; nothing where there is no manifest.
+
+    Raises CheckpointError.
+    """
+    path = directory / MANIFEST_FILE
+    if not is_file(path):
+        return {}
+    manifest = parse_manifest(read_limited(path, MAX_MANIFEST_BYTES))
+    found = {
+        entry.tier: {name: local_path(directory, name, entry.tier) for name in manifest.of_tier(entry.tier).files}
+        for entry in manifest.tiers
+    }
+    for files in found.values():
+        verify(files, manifest.sha256)
+    return found
+
+
+def merged(full: Path, part: Path, warn: Callable[[str], None] = log.warning) -> tuple[ModelConfig, dict[str, Tensor]]:
+    """The full model's config and tensors with those of a slice in their places.
+
+    `warn` is told how far the slice is from the full model, if its values differ. Raises CheckpointError or
+    ModelConfigError, for a slice of another model too.
+    """
+    config, tier = load_config(full), stored_tier(hf_config(part / "config.json"))[0]
+    if stored_tier(hf_config(full / "config.json"))[0]:
+        raise CheckpointError(f"{full} is itself a slice", "Name the full checkpoint")
+    if load_config(part) != config:
+        raise CheckpointError(
+            f"{part} is no slice of {full}: their config.json describe two models", "Name the slice's own full model"
+        )
+    params, slices = load(full, 0), load(part, tier)
+    changed = 0
+    squares, differences = 0.0, 0.0
+    for name, tensor in slices.items():
+        place = params[name][prefix(tensor.shape)]
+        changed += not torch.equal(place, tensor)
+        squares += float(place.square().sum(dtype=torch.float64))
+        differences += float((place - tensor).square().sum(dtype=torch.float64))
+        place.copy_(tensor)
+    if changed:
+        size = math.sqrt(differences / squares) if squares else math.inf
+        warn(
+            f"{counted(changed, 'tensor')} of {part} differ from {full} by {size:.1%} of their norm. Either the slice "
+            "was trained further, or it comes from another training, which makes the merged model useless. Above 100% "
+            "the two have little in common"
+        )
+    return config, params

@@ -16,21 +16,42 @@ No torch here: a network is imported when it is built.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from aftermath.base.errors import AftermathError, shown
-from aftermath.model.sizes import LIMITS
-from aftermath.model.tensor_plan import TensorPlan
+from aftermath.model.presets import LIMITS
 from aftermath.rules.limits import MAX_LEVELS
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from aftermath.model.network import LanguageModel
+
+Dims = Mapping[str, Literal[0, 1]]
+"""The last parts of the names of matrices, `*` for any, and which dimension of them is cut."""
+
+
+@dataclass(frozen=True)
+class TensorPlan:
+    """A tier's network, cut."""
+
+    dims: Dims
+    """Of what comes into a block the output (0), of what leaves it the input (1)."""
+    divided: Mapping[str, Sequence[int]]
+    """What is cut into equal parts, in words, and how many of it layers have."""
+    partial: tuple[str, ...] = ()
+    """Parameters that are on every rank and see only that rank's heads: their gradients are added up."""
+    inner: Dims = field(default_factory=dict)
+    """Matrices between a `spread` and a `summed` place, which compute with what their rank has."""
+    spread: tuple[str, ...] = ()
+    """Modules through which what every rank has goes to each rank's part: gradients are added up there."""
+    summed: tuple[str, ...] = ()
+    """Modules through which each rank's part of a sum goes: it is added up there."""
+
 
 MAX_TIERS = MAX_LEVELS  # each tier has a level of its own
 

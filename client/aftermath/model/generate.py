@@ -1,7 +1,7 @@
 """Sampling text from a model, with a smaller tier of it as draft if one is at hand.
 
 Decided
-- What the network keeps of a text (`model/key_cache.py`) is used as long as the text is within its window and positions
+- What the network keeps of a text (`model/network.py`) is used as long as the text is within its window and positions
   are not scaled by its length. Of a longer text the whole window is computed for every token: each then has a window of
   its own. So the text is the one that is written without a cache (but for ties in the last bits of logits).
 - A token is drawn as the argmax of logits / temperature + Gumbel noise, and the noise belongs to its place in the text.
@@ -21,8 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from aftermath.model.key_cache import Cache
-from aftermath.model.network import LanguageModel
+from aftermath.model.network import Cache, LanguageModel
 
 
 @dataclass(frozen=True)

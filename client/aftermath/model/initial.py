@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from aftermath.model.config import ModelConfig
-from aftermath.model.levels import prefix
+from aftermath.model.schema import prefix
 
 DUMMY_SEED = 0
 """Of the weights of a run that begins without stored ones."""

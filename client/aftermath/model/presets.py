@@ -7,7 +7,30 @@ that has more ids.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+
+class Limits(NamedTuple):
+    """The least and the most."""
+
+    ge: int
+    le: int
+
+
+LIMITS: Mapping[str, Limits] = MappingProxyType(
+    {
+        "vocab_size": Limits(2, 1 << 22),
+        "intermediate_size": Limits(1, 1 << 20),
+        "max_position_embeddings": Limits(1, 1 << 24),
+        "hidden_size": Limits(2, 1 << 16),
+        "num_hidden_layers": Limits(1, 512),
+        "num_attention_heads": Limits(1, 1 << 10),
+        "num_key_value_heads": Limits(1, 1 << 10),
+        "head_dim": Limits(2, 1 << 12),
+    }
+)
+
 
 _LLAMA = {"model_type": "llama", "rms_norm_eps": 1e-5, "bos_token_id": None, "eos_token_id": None}
 _NANOGPT = {"model_type": "nanogpt", "rms_norm_eps": 1e-5, "bos_token_id": None, "eos_token_id": None}

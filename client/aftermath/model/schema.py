@@ -6,17 +6,124 @@ alone, whichever optimizer a run has.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
+from aftermath.base.errors import AftermathError
 from aftermath.model.architectures import config_of, config_type
-from aftermath.model.canonical import decimal, portable
 from aftermath.model.config import MAX_TIERS, ModelConfig
-from aftermath.model.levels import SchemaError, Segment, checked_level, cut
+
+
+def is_table(name: str) -> bool:
+    """Whether a tensor has a row for every token: an embedding, or the output head."""
+    return "embed" in name or name.endswith(("lm_head.weight", "wte.weight", "wpe.weight"))
+
+
+def is_hidden_matrix(name: str, shape: Sequence[int]) -> bool:
+    """Whether a tensor maps activations to activations: what Muon is for, and no table with a row for every token.
+
+    It may be a stack of such maps (experts); filters of one channel each, as of convolutions over time, are none.
+    """
+    return not is_table(name) and (len(shape) == 2 or (len(shape) > 2 and min(shape[-2:]) > 1))
+
+
+class SchemaError(AftermathError):
+    """The settings give no valid schema, or bytes that claim to be one are not."""
+
+    code = "schema"
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One level's part of a tensor: hidden units [start, stop) along `dim`, or all of it when `dim` is None."""
+
+    name: str
+    level: int
+    dim: Literal[0, 1] | None
+    start: int
+    stop: int
+    shape: tuple[int, ...]  # of this part
+
+    @property
+    def numel(self) -> int:
+        """Parameters."""
+        return math.prod(self.shape)
+
+
+def cut(config: ModelConfig, tiers: int) -> tuple[Segment, ...]:
+    """Every segment of a run's model in canonical order: level descending, then name."""
+    held = [config.parameter_shapes(tier) for tier in range(tiers)]
+    below: list[Mapping[str, tuple[int, ...]]] = [*held[1:], {}]
+    return tuple(
+        _segment(name, level, config.elastic_dim(name), held[level][name], below[level].get(name))
+        for level in reversed(range(tiers))
+        for name in sorted(held[level])
+        if held[level][name] != below[level].get(name)
+    )
+
+
+def prefix(shape: Sequence[int]) -> tuple[slice, ...]:
+    """Where in the full model's tensor lies what a tier holds of it, in this shape."""
+    return tuple(map(slice, shape))
+
+
+def checked_level(level: int, levels: int) -> int:
+    """Return the level if it exists among `levels`. Raises SchemaError."""
+    if not 0 <= level < levels:
+        raise SchemaError(f"level {level} is out of range", f"This run has levels 0 to {levels - 1}")
+    return level
+
+
+def _segment(
+    name: str, level: int, dim: Literal[0, 1] | None, held: tuple[int, ...], below: tuple[int, ...] | None
+) -> Segment:
+    if dim is None:
+        return Segment(name, level, None, 0, held[0], held)
+    start, stop = 0 if below is None else below[dim], held[dim]
+    return Segment(
+        name, level, dim, start, stop, tuple(stop - start if axis == dim else n for axis, n in enumerate(held))
+    )
+
+
+def canonical(document: Mapping[str, Any]) -> bytes:
+    """The bytes of a document without floats."""
+    return json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
+
+
+def portable(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The same mapping with every float as its shortest repr."""
+    return {key: repr(value) if isinstance(value, float) else value for key, value in values.items()}
+
+
+def decimal(text: object, label: str) -> float:
+    """The number that a text says; NaN if it is no short text. Raises SchemaError if it is no number."""
+    try:
+        return float(text) if isinstance(text, str) and len(text) <= 32 else math.nan
+    except ValueError:
+        raise SchemaError(f"the schema's {label} is not a decimal: {text!r}") from None
+
+
+_SIZES = {"U8": 1, "F32": 4}  # bytes of an element, by its name in the format
+_LENGTH, _ALIGNED = 8, 8  # bytes of the header's length; what the first tensor's place is a multiple of
+
+
+def header(tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str]) -> bytes:
+    """The bytes before the tensors, of which type (U8 or F32) and shape are given; these follow, ordered by name."""
+    places: dict[str, object] = {"__metadata__": dict(metadata)}
+    end = 0
+    for name, (kind, shape) in sorted(tensors.items()):
+        start, end = end, end + _SIZES[kind] * math.prod(shape)
+        places[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [start, end]}
+    text = canonical(places)
+    text += b" " * (-len(text) % _ALIGNED)
+    return len(text).to_bytes(_LENGTH, "little") + text
+
 
 ELEMENT_BYTES = 4  # of the model's state, fp32
 

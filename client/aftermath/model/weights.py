@@ -3,7 +3,7 @@
 Decided
 - What the files say is hostile until it matches the config: names, shapes and types are compared before a value is
   read, and every value must be finite. All arithmetic is fp32, so half-precision files are widened here, and fp8 in
-  blocks is multiplied by its scales (`model/fp8.py`).
+  blocks is multiplied by its scales (`model/weights.py`).
 - Files are mapped, and a tier touches what it holds: of a matrix cut by rows those rows, of one cut by columns every
   page of it, of a layer that it skips nothing. Files of an index that hold only such layers need not be there.
 - Where `model.safetensors` and an index lie together the single file counts, as in transformers.
@@ -25,7 +25,6 @@ from torch import Tensor
 
 from aftermath.base.errors import shown
 from aftermath.base.text import counted
-from aftermath.model import fp8
 from aftermath.model.config import ModelConfig
 from aftermath.model.documents import (
     INDEX_FILE,
@@ -36,8 +35,60 @@ from aftermath.model.documents import (
     is_file,
     read_index,
 )
-from aftermath.model.levels import prefix
 from aftermath.model.published import PLAIN, SCALES, FileNames, Form
+from aftermath.model.schema import prefix
+
+FP8_KIND = "F8_E4M3"
+_SCALE_KINDS = ("F32", "BF16")
+
+
+def read_scales(
+    files: Sequence[Path], shapes: Mapping[str, tuple[int, ...]], block: tuple[int, int]
+) -> dict[str, Tensor]:
+    """fp32 scales by the names of the tensors that they are of, which are of these shapes. Raises CheckpointError."""
+    found: dict[str, Tensor] = {}
+    for path in files:
+        try:
+            with safe_open(path, framework="pt") as file:
+                for listed in file.keys():  # noqa: SIM118 - it is no dictionary
+                    name = listed.removesuffix(SCALES)
+                    if name == listed or name not in shapes:
+                        continue
+                    if name in found:
+                        raise CheckpointError(f"{path}: {listed} is also in another shard")
+                    part, wanted = file.get_slice(listed), _blocks(shapes[name], block)
+                    shape, kind = tuple(part.get_shape()), part.get_dtype()
+                    if not wanted or shape != wanted or kind not in _SCALE_KINDS:
+                        raise CheckpointError(
+                            f"{path}: {listed} is {kind} {shape}, config.json says "
+                            + (f"F32 {wanted}" if wanted else "that it is none"),
+                            "Take weights and config.json from the same checkpoint",
+                        )
+                    found[name] = part[:].to(torch.float32, copy=True)
+                    if bool((found[name] < 0).any()):
+                        raise CheckpointError(
+                            f"{path}: {listed} has a scale below 0", "Copy or download the checkpoint again"
+                        )
+        except (SafetensorError, OSError) as error:
+            raise damaged(path, error) from None
+    return found
+
+
+def scaled(weights: Tensor, scales: Tensor, block: tuple[int, int]) -> Tensor:
+    """fp32 [rows, columns], changed in place, of which each block is multiplied by its scale.
+
+    They may be the first rows and columns of what the scales are of.
+    """
+    rows, columns = block
+    for number, strip in enumerate(weights.split(rows)):
+        strip.mul_(scales[number].repeat_interleave(columns)[: weights.shape[1]])
+    return weights
+
+
+def _blocks(shape: tuple[int, ...], block: tuple[int, int]) -> tuple[int, ...]:
+    """How many blocks a matrix has; what is none has no scales."""
+    return tuple(-(-size // edge) for size, edge in zip(shape, block, strict=True)) if len(shape) == 2 else ()
+
 
 log = logging.getLogger(__name__)
 _FLOATS = {"F32", "F16", "BF16", "F64"}
@@ -100,7 +151,7 @@ def read_weights(
     shapes = {listed: there[name] for listed, name in names.items()}
     for path in files:
         check_readable(path)
-    scales = fp8.read_scales(files, shapes, form.block) if form.block else {}
+    scales = read_scales(files, shapes, form.block) if form.block else {}
     parts = _Parts(form, scales, FileNames(names.keys() | pieces.keys(), config.base_prefix, config.ignored_names))
     for path in files:
         try:
@@ -182,10 +233,10 @@ class _Parts:
         part = file.get_slice(name)
         shape, kind = tuple(part.get_shape()), part.get_dtype()
         scales = self._scales.get(name)
-        if kind not in _FLOATS and not (kind == fp8.KIND and scales is not None):
+        if kind not in _FLOATS and not (kind == FP8_KIND and scales is not None):
             raise CheckpointError(
                 f"{path}: {name} is of type {kind}, which is not read"
-                + (f" without {name}{SCALES}" if kind == fp8.KIND else ""),
+                + (f" without {name}{SCALES}" if kind == FP8_KIND else ""),
                 f"Use a checkpoint of {', '.join(sorted(_FLOATS))}",
             )
         if shape != there:
@@ -193,13 +244,13 @@ class _Parts:
                 f"{path}: {name} is {kind} {shape}, config.json says {there}",
                 "Take weights and config.json from the same checkpoint",
             )
-        if kind != fp8.KIND and scales is not None:
+        if kind != FP8_KIND and scales is not None:
             raise CheckpointError(f"{path}: {name} is {kind} and has scales of fp8", "Download the checkpoint again")
         tensor: Tensor = (
             part[prefix(wanted)].to(torch.float32, copy=True).contiguous()
         )  # the slice is a view of the mapped file
         if scales is not None and self._form.block is not None:
-            fp8.scaled(tensor, scales, self._form.block)
+            scaled(tensor, scales, self._form.block)
         if not torch.isfinite(tensor).all():
             raise CheckpointError(f"{path}: {name} holds a value that is not finite", "Use another checkpoint")
         return tensor

@@ -23,10 +23,8 @@ from torch import Tensor, nn
 
 from aftermath.model.arch.deepseek_config import DeepseekConfig, DeepseekV2Config, DeepseekV3Config
 from aftermath.model.arch.llama import FeedForward
-from aftermath.model.arch.rotary import Rotation, rotate, scaled_rotary
-from aftermath.model.arch.transformer import Transformer, linear
-from aftermath.model.key_cache import Cache, LayerCache, attention
-from aftermath.model.network import Through
+from aftermath.model.arch.transformer import Rotation, Transformer, linear, rotate, scaled_rotary
+from aftermath.model.network import Cache, LayerCache, Through, attention
 
 _LATENT_EPSILON = 1e-6
 

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from aftermath.model.arch.hf_auto_config import HfAutoConfig
 from aftermath.model.arch.hf_auto_document import network_of
-from aftermath.model.key_cache import Cache
-from aftermath.model.network import LanguageModel
+from aftermath.model.network import Cache, LanguageModel
 
 
 class HfAuto(LanguageModel):

@@ -36,11 +36,10 @@ from aftermath.model.arch.hf_auto_document import (
     tables_of,
     width_of,
     with_width,
+    without_choices,
 )
-from aftermath.model.arch.hf_auto_limits import without_choices
 from aftermath.model.arch.known_keys import SILENT, refuse_contradictions
-from aftermath.model.config import ModelConfig, ModelConfigError, Piece, stored_tier
-from aftermath.model.tensor_plan import TensorPlan
+from aftermath.model.config import ModelConfig, ModelConfigError, Piece, TensorPlan, stored_tier
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -19,10 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from aftermath.model.arch.llama_config import LlamaConfig
-from aftermath.model.arch.rotary import Rotation, rotate, scaled_rotary
-from aftermath.model.arch.transformer import Transformer, linear
-from aftermath.model.key_cache import Cache, LayerCache, attention
-from aftermath.model.network import Through
+from aftermath.model.arch.transformer import Rotation, Transformer, linear, rotate, scaled_rotary
+from aftermath.model.network import Cache, LayerCache, Through, attention
 
 
 class Llama(Transformer):

@@ -17,7 +17,7 @@ from pydantic import model_validator
 
 from aftermath.base.errors import shown
 from aftermath.model.arch.known_keys import refuse_ideas
-from aftermath.model.arch.scaled_config import POSITIONS, ScaledConfig, fields_of_positions
+from aftermath.model.arch.transformer_config import POSITIONS, ScaledConfig, fields_of_positions
 from aftermath.model.config import ModelConfigError, sized
 
 if TYPE_CHECKING:

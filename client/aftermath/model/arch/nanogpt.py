@@ -15,10 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from aftermath.model.arch.nanogpt_config import NanoGPTConfig
-from aftermath.model.arch.rotary import Rotation, rotary, rotate
-from aftermath.model.arch.transformer import Transformer, linear
-from aftermath.model.key_cache import Cache, LayerCache, attention
-from aftermath.model.network import Through
+from aftermath.model.arch.transformer import Rotation, Transformer, linear, rotary, rotate
+from aftermath.model.network import Cache, LayerCache, Through, attention
 
 
 class NanoGPT(Transformer):
