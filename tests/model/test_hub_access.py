@@ -1,4 +1,4 @@
-"""With which token a run's repositories are read."""
+"""The token with which a run's repositories are read."""
 
 from __future__ import annotations
 

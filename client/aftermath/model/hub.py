@@ -1,10 +1,6 @@
-"""The Hugging Face Hub: take exactly the files a tier needs, and push a checkpoint.
+"""The Hugging Face Hub: fetch exactly the files that a tier needs, and push a checkpoint.
 
-Decided
-- What is fetched, and how much it may be, is decided from the repository's listing and the model's config before the
-  first weight is asked for.
-- A tier's own files are taken by the manifest when it can serve the tier; under `auto` an unusable one means the full
-  checkpoint. Their digests are verified.
+A fetch pins one commit and checks its listing and sizes before it requests the first weight.
 """
 
 from __future__ import annotations
@@ -67,14 +63,16 @@ from aftermath.model.published import Form, form_of
 from aftermath.model.weights import spared
 
 TIMEOUT_SECONDS = 10.0
-PATIENCE_SECONDS, SLOWEST = 60.0, 100_000  # longest download: 60 s, plus its size at 100 kB/s
+# longest download: 60 s, plus its size at 100 kB/s
+PATIENCE_SECONDS = 60.0
+SLOWEST = 100_000
 _MADE_PATHS = ("ETag", "X-Linked-ETag", "X-Repo-Commit")
 _OFFLINE = "Check this machine's internet connection, or use a Local checkpoint"
 
 
 @dataclass(frozen=True)
 class Repository:
-    """One commit of a repository: its files and their sizes, negative where the listing gives none."""
+    """One commit of a repository: files and sizes, negative where the listing has none."""
 
     name: str
     commit: str
@@ -88,7 +86,7 @@ class Repository:
         return self.fetch_all([path], limit) / path
 
     def fetch_all(self, paths: Sequence[str], limit: int) -> Path:
-        """These files and no others; returns the snapshot's root. Finished files are not fetched again."""
+        """Fetch only these files and return the snapshot's root. Finished files are reused."""
         need = self._limited(paths, limit)
         self.cache.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(self.cache).free
@@ -214,7 +212,7 @@ def asking(repo: str, revision: str | None = None, *, token: str | Literal[False
 
 
 def _is_plain(path: object) -> bool:
-    """Whether a listed path is one that stays below the repository's root on every system, and that systems take."""
+    """Return whether a listed path stays below the root and is valid on every system."""
     if not isinstance(path, str) or not path or "\\" in path or "\0" in path or ":" in path:
         return False
     if len(path.encode(errors="replace")) > MAX_NAME:
@@ -245,10 +243,11 @@ def download(
     token: str | Literal[False] | None = None,
     endpoint: str | None = None,
 ) -> Path:
-    """Fetch what a tier needs and return the local checkpoint directory, to be read by `checkpoint.load`.
+    """Fetch what a tier needs and return the local checkpoint directory, to be read by
+    `checkpoint.load`.
 
-    `token`: None for the one that this machine has, False for none.
-    Raises CheckpointError or ModelConfigError.
+    `token`: None for the one that this machine has, False for none. Raises CheckpointError or
+    ModelConfigError.
     """
     source = opened(repo, revision, cache_dir, token, endpoint)
     if tier > 0 and strategy != "universal":
@@ -282,7 +281,7 @@ def download_outline(
     token: str | Literal[False] | None = None,
     endpoint: str | None = None,
 ) -> Path:
-    """Fetch a checkpoint's config.json and tokenizer, and return their directory. Raises CheckpointError."""
+    """Fetch config and tokenizer and return their directory. Raises CheckpointError."""
     source = opened(repo, revision, cache_dir, token, endpoint)
     base = _base(source)
     config = source.fetch(str(base / "config.json"), MAX_CONFIG_BYTES)
@@ -313,8 +312,8 @@ def upload(
 ) -> str:
     """Push a checkpoint directory to a repository, made if it is missing; returns the commit.
 
-    The directories `tiers`, next to it, become folders of their names, where its manifest finds them. Without `card`
-    the model card (README.md) stays here, and the repository keeps its own.
+    The directories `tiers`, next to it, become folders of their names, where its manifest finds
+    them. Without `card` the model card (README.md) stays here, and the repository keeps its own.
     """
     if not token:
         raise CheckpointError(f"no token to write to {repo}", "Set HF_TOKEN to a Hugging Face token that may write")
@@ -329,7 +328,7 @@ def upload(
 
 
 def _download_tier(source: Repository, manifests: Sequence[str], tier: int) -> Path:
-    """The tier's own files by the manifest. Raises ManifestUnusable when the repository does not have them."""
+    """Return the tier's files by the manifest. Raises ManifestUnusable."""
     if len(manifests) != 1:
         raise ManifestUnusable(f"{source.name} has {len(manifests)} files named {MANIFEST_FILE}, one is needed")
     manifest = parse_manifest(source.fetch(manifests[0], MAX_MANIFEST_BYTES).read_bytes())
@@ -365,7 +364,8 @@ def _download_full(source: Repository, base: str, tier: int) -> Path:
     """
     folder = PurePosixPath(base)
     config, stored, form = _config(source, str(folder / "config.json"))
-    index, whole = str(folder / INDEX_FILE), str(folder / WEIGHTS_FILE)
+    index = str(folder / INDEX_FILE)
+    whole = str(folder / WEIGHTS_FILE)
     if whole in source.sizes:
         weights = [whole]
     elif index in source.sizes:
@@ -393,6 +393,6 @@ def _config(source: Repository, path: str) -> tuple[ModelConfig, int, Form]:
 
 
 def _expected(config: ModelConfig, stored: int) -> int:
-    """The most bytes that weights of this model can take: 8 a parameter (fp64), a tied head twice, headers."""
+    """Return the largest plausible size: fp64 per parameter, a tied head twice, headers."""
     sizes = [math.prod(shape) for shape in config.parameter_shapes(stored).values()]
     return 8 * (sum(sizes) + max(sizes)) + (64 << 20)

@@ -1,6 +1,7 @@
-"""What the networks written here have in common: a decoder between an embedding and a head, tied or not.
+"""Rotary positions, and the decoder frame that all networks here share.
 
-Shapes in comments: B sequences, T tokens, D hidden size, V vocabulary.
+Source: RoPE (arXiv 2104.09864). Shapes in comments: B sequences, n heads, T tokens, D hidden
+size, K turned dimensions of a head, V vocabulary.
 """
 
 from __future__ import annotations
@@ -14,9 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from aftermath.model.arch.transformer_config import TransformerConfig
-from aftermath.model.network import Cache, LanguageModel
+from aftermath.model.network import LanguageModel, TextCache
 
 
+# Angles are computed in fp32 with the roundings of transformers 5: long texts show differences. A
+# dynamic scale depends only on the length of the current text, so no text beyond the model's length
+# is cached (`ScaledConfig.cacheable`).
 class Rope(Protocol):
     """What a config says of positions (`rope_config`)."""
 
@@ -47,10 +51,11 @@ class Rope(Protocol):
 
 
 class Rotation:
-    """A network's tables, computed once for texts of a length; those of the last length are kept."""
+    """The position tables of a network. It keeps the tables of the last length."""
 
     def __init__(self, make: Callable[[int, torch.device], tuple[Tensor, Tensor]]) -> None:
-        self._make, self._key = make, (-1, torch.device("cpu"))
+        self._make = make
+        self._key = (-1, torch.device("cpu"))
         self._tables: tuple[Tensor, Tensor] | None = None
 
     def after(self, seen: int, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -63,7 +68,8 @@ class Rotation:
         if torch.compiler.is_compiling():  # a cache between passes would cause another compilation
             return self._make(length, device)
         if self._tables is None or self._key != (length, device):
-            self._key, self._tables = (length, device), self._make(length, device)
+            self._tables = self._make(length, device)
+            self._key = (length, device)
         return self._tables
 
 
@@ -74,7 +80,8 @@ def rotary(head_dim: int, theta: float, length: int, device: torch.device) -> tu
 
 def scaled_rotary(rope: Rope, head_dim: int, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Cosine and sine [T, K] of positions as a config has them."""
-    theta, factor = rope.rope_theta, rope.rope_factor
+    theta = rope.rope_theta
+    factor = rope.rope_factor
     if rope.rope_type == "dynamic":
         known = rope.rope_original_length
         stretch = factor * max(length, known) / known - (factor - 1)
@@ -113,8 +120,10 @@ def _angles(frequencies: Tensor, length: int) -> tuple[Tensor, Tensor]:
 
 
 def _llama3(rope: Rope, frequencies: Tensor) -> Tensor:
-    """Llama 3.1's: long waves are stretched, short ones are not, and between the two it goes over smoothly."""
-    low, high, known = rope.rope_low_freq_factor, rope.rope_high_freq_factor, rope.rope_original_length
+    """Return Llama 3.1's frequencies: long waves are stretched, with a smooth transition."""
+    low = rope.rope_low_freq_factor
+    high = rope.rope_high_freq_factor
+    known = rope.rope_original_length
     waves = 2 * math.pi / frequencies
     stretched = torch.where(waves > known / low, frequencies / rope.rope_factor, frequencies)
     smooth = (known / waves - low) / (high - low)
@@ -123,14 +132,15 @@ def _llama3(rope: Rope, frequencies: Tensor) -> Tensor:
 
 
 def _yarn(rope: Rope, powers: Tensor, head_dim: int) -> Tensor:
-    """YaRN's (arXiv 2309.00071): stretched below a dimension, plain above another, a ramp between them."""
+    """Return YaRN's frequencies (arXiv 2309.00071): stretched, plain, and a ramp between them."""
 
     def dimension(turns: float) -> float:
         """Return the dimension with `turns` turns in the length that the model knows."""
         ratio = math.log(rope.rope_original_length / (turns * 2 * math.pi))
         return head_dim * ratio / (2 * math.log(rope.rope_theta))
 
-    low, high = dimension(rope.rope_beta_fast), dimension(rope.rope_beta_slow)
+    low = dimension(rope.rope_beta_fast)
+    high = dimension(rope.rope_beta_slow)
     if rope.rope_truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, head_dim - 1)
@@ -141,7 +151,7 @@ def _yarn(rope: Rope, powers: Tensor, head_dim: int) -> Tensor:
 
 
 def _loudness(rope: Rope) -> float:
-    """By how much YaRN makes attention sharper."""
+    """Return the factor by which YaRN sharpens attention."""
 
     def scale(mscale: float) -> float:
         return 1.0 if rope.rope_factor <= 1 else 0.1 * mscale * math.log(rope.rope_factor) + 1.0
@@ -154,8 +164,8 @@ def _loudness(rope: Rope) -> float:
 
 
 class Transformer(LanguageModel):
-    """`decoder(input_ids, through, cache)` makes [B, T, D] of token ids [B, T], and has the embedding as
-    `embed_tokens`.
+    """`decoder(input_ids, through, cache)` makes [B, T, D] of token ids [B, T], and has the
+    embedding as `embed_tokens`.
     """
 
     model: Any
@@ -167,7 +177,7 @@ class Transformer(LanguageModel):
         if not config.tie_word_embeddings:
             self.lm_head = linear(config.hidden_size, config.vocab_size)
 
-    def body(self, input_ids: Tensor, cache: Cache | None = None) -> Tensor:
+    def body(self, input_ids: Tensor, cache: TextCache | None = None) -> Tensor:
         hidden: Tensor = self.model(input_ids, self.through, cache)
         if cache is not None:
             cache.length += input_ids.shape[1]
@@ -179,5 +189,5 @@ class Transformer(LanguageModel):
 
 
 def linear(inputs: int, outputs: int, *, bias: bool = False) -> nn.Linear:
-    """A matrix, without a bias unless it is asked for."""
+    """Return a linear layer, by default without a bias."""
     return nn.Linear(inputs, outputs, bias=bias)
