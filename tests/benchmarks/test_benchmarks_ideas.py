@@ -13,7 +13,7 @@ from torch import Tensor
 
 from aftermath.lab.together import Together
 from aftermath.model.initial import init_weights
-from aftermath.model.levels import prefix
+from aftermath.model.schema import prefix
 from aftermath.optim import mean
 from aftermath.optim.codec import decode_level
 from aftermath.optim.engine import Engine

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aftermath.kernels import choice, cosine, use
-from aftermath.model.levels import SchemaError, Segment
+from aftermath.model.schema import SchemaError, Segment
 from aftermath.optim.basis import integer_basis
 from aftermath.optim.blocks import UNUSED, cut
 from aftermath.optim.codec import decode_level

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from aftermath.kernels.use import missing
 from aftermath.model.architectures import config_of
-from aftermath.model.levels import is_hidden_matrix
+from aftermath.model.schema import is_hidden_matrix
 from aftermath.optim.clip import NonFiniteGradient
 from aftermath.optim.parts import BadState
 from aftermath.optim.private_blocks import BLOCK, BlockSpan, block_of

@@ -139,7 +139,7 @@ def _check_room(path: Path, file: GradientFile, out: Path) -> None:
 def _write(target: Path, file: GradientFile, votes: Mapping[int, Votes]) -> Path:
     """The dense tensors of a result, written one by one."""
     from aftermath.base.outputs import output_file
-    from aftermath.model.header import header
+    from aftermath.model.schema import header
     from aftermath.model.store import writing
     from aftermath.optim.dense import dense, dense_shapes
 

@@ -145,7 +145,7 @@ def model_merge(
     another training.
     """
 
-    from aftermath.model.merge import merged
+    from aftermath.model.checkpoint import merged
     from aftermath.model.store import read_companions, write_checkpoint
 
     place = out.expanduser()
@@ -164,7 +164,7 @@ def model_verify(model: Annotated[Path, typer.Option(help="A full checkpoint or 
     have the full model's values. An exported tier alone is checked against the manifest of the full checkpoint next
     to it. Stops at the first error.
     """
-    from aftermath.model.verify import verified
+    from aftermath.model.checkpoint import verified
 
     found = verified(model.expanduser())
     data = {"tensors": found.tensors, "files": found.files, "tiers": list(found.tiers), "slice_of": found.slice_of}
@@ -189,9 +189,8 @@ def model_push(
 
     from aftermath.base.errors import UsageError
     from aftermath.base.text import is_repository
-    from aftermath.model.checkpoint import load_config
+    from aftermath.model.checkpoint import load_config, manifest_files
     from aftermath.model.hub import upload
-    from aftermath.model.verify import manifest_files
     from aftermath.model.weights import weight_files
 
     if not is_repository(repo):

@@ -17,8 +17,7 @@ from aftermath.cli.command import command
 from aftermath.cli.present import Result, note
 from aftermath.data.bytelevel import END_TOKEN, VOCAB_SIZE, byte_tokenizer
 from aftermath.model.documents import CARD_FILE, COMPANIONS, TOKENIZER_FILES, CheckpointError, read_limited
-from aftermath.model.presets import PRESETS
-from aftermath.model.sizes import LIMITS
+from aftermath.model.presets import LIMITS, PRESETS
 from aftermath.model.tokenizer_files import (
     SPECIAL_TOKENS,
     TOKENIZER_CONFIG,

@@ -23,7 +23,7 @@ from aftermath.events import event_types
 from aftermath.member.ports import Desync, Ports, Role, Workers
 from aftermath.model.config import ModelConfigError
 from aftermath.model.documents import CheckpointError, HubAway
-from aftermath.model.levels import SchemaError
+from aftermath.model.schema import SchemaError
 from aftermath.model.segments import SegmentError, level_hash, segment_bytes, write_segment
 from aftermath.model.steps import stem_of_run, step_directory
 from aftermath.p2p.transport import escaped

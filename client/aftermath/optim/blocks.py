@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from aftermath.model.levels import SchemaError, Segment, is_table
+from aftermath.model.schema import SchemaError, Segment, is_table
 from aftermath.optim.balance import Balances, nothing_balances
 
 MAX_BLOCK = 65535  # indices are u16, and one marks an unused entry
