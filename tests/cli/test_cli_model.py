@@ -199,7 +199,7 @@ def test_model_export_of_bf16_beside_a_checkpoint_needs_its_very_numbers(made: P
 def test_nothing_is_pushed_without_a_repository_s_name_or_a_token(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HF_TOKEN", raising=False)
     told = invoke("model", "push", "--model", str(made), "--repo", "nobody")
-    assert (told.code, "Say OWNER/NAME" in told.err) == (2, True)
+    assert (told.code, "It is OWNER/NAME" in told.err) == (2, True)
     told = invoke("model", "push", "--model", str(made), "--repo", "me/tiny")
     assert (told.code, "Set HF_TOKEN" in told.err) == (1, True)
 
