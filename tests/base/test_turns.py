@@ -7,7 +7,7 @@ import threading
 from aftermath.base.concurrency import TurnLock
 
 
-def test_who_takes_turns_one_after_the_other_lets_others_in_between() -> None:
+def test_turn_lock_is_fair_to_waiting_threads() -> None:
     turns = TurnLock()
     told = list[str]()
     asked = threading.Event()

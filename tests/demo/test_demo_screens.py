@@ -30,7 +30,7 @@ REACHED = [
 
 
 def story_of(steps: int, *, back_at: int | None = None) -> RunProgress:
-    """A run of which so many steps are trained; the member that is killed is back in a second
+    """A run with this many trained steps; the member that is killed is back in a second
     process from one on.
     """
     story = RunProgress([MemberProgress(f"member-{tier}", tier) for tier in TIERS])
@@ -93,7 +93,7 @@ def test_the_picture_before_the_first_step(size: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("size", [(80, 24), (200, 50)])
-def test_the_picture_says_how_far_the_run_is_and_labels_what_it_draws(size: tuple[int, int]) -> None:
+def test_demo_screen_shows_progress_and_labels(size: tuple[int, int]) -> None:
     lines = drawn(story_of(40), *size)
     assert any("step 39 of 120, 42 s left" in line for line in lines)
     [loss] = [line.strip("│ ") for line in lines if "loss, steps" in line]
@@ -106,9 +106,7 @@ def test_the_picture_says_how_far_the_run_is_and_labels_what_it_draws(size: tupl
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_without_a_terminal_to_draw_in_it_says_a_line_now_and_then(
-    monkeypatch: pytest.MonkeyPatch, terminal: bool
-) -> None:
+def test_demo_screen_without_terminal_prints_lines(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
     """A pipe, or a dumb terminal."""
     monkeypatch.setenv("TERM", "dumb" if terminal else "xterm")
     out = io.StringIO()
@@ -125,9 +123,9 @@ def test_without_a_terminal_to_draw_in_it_says_a_line_now_and_then(
 def test_demo_screen_prints_each_warning_once(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
     monkeypatch.setenv("TERM", "xterm")
     out = io.StringIO()
-    story = Story([MemberStory(f"member-{tier}", tier) for tier in TIERS])
+    story = RunProgress([MemberProgress(f"member-{tier}", tier) for tier in TIERS])
     lost = "9 steps of training are lost: nobody here has the model, and no checkpoint was kept"
-    with Screen(Console(file=out, width=120, height=40, force_terminal=terminal), "title") as screen:
+    with DemoScreen(Console(file=out, width=120, height=40, force_terminal=terminal), "title") as screen:
         screen.show(story, "nothing happens", 1.0)
         for member in story.members:
             say(story, member, "warning", message=lost)
@@ -143,7 +141,7 @@ def test_a_line_says_how_far_the_run_is() -> None:
     assert shown.endswith("; all is well")
 
 
-def test_what_becomes_of_the_killed_member_is_said_up_to_its_return() -> None:
+def test_demo_caption_follows_killed_member_until_return() -> None:
     demo = Demo(Places(Path("nowhere")), "embedded", "llama", "cpu", Console(file=io.StringIO()))
     assert demo.caption(None, False) == f"member-1 will be killed at step {KILL_AT_STEP}, and come back"
     assert demo.caption(30.0, False).endswith("(kill -9) at 30 s; the others continue and train its share too")

@@ -158,7 +158,7 @@ def test_closed_log_is_warned_of_without_an_error_number(capsys: pytest.CaptureF
     assert capsys.readouterr().err == said
 
 
-def test_no_room_even_for_a_file_is_said_once_and_ends_with_the_next_epoch(
+def test_full_disk_warns_once_until_next_epoch(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     member = Member(tmp_path, "A")
@@ -201,7 +201,7 @@ def test_members_are_read_in_the_order_of_time(tmp_path: Path, apart: bool) -> N
     assert steps(kept(*files)) == expected, "files are named one by one"
 
 
-def test_a_clock_that_was_set_back_does_not_reorder_what_a_process_told(tmp_path: Path) -> None:
+def test_clock_set_back_keeps_event_order(tmp_path: Path) -> None:
     member = Member(tmp_path, "A")
     for step, jump in ((1, 1), (2, -3600), (3, 1)):
         member.say("trained", after=jump, step=step)
@@ -257,7 +257,7 @@ def test_a_line_that_is_no_event_is_passed_over_and_said(tmp_path: Path, bad: by
 
 
 @pytest.mark.parametrize("size", [MOST_LINE - 1, MOST_LINE, MOST_LINE + 1, 3 * MOST_LINE])
-def test_a_line_without_an_end_takes_no_more_memory_than_a_line_may(tmp_path: Path, size: int) -> None:
+def test_endless_line_uses_bounded_memory(tmp_path: Path, size: int) -> None:
     member = Member(tmp_path, "A")
     (path,) = tmp_path.iterdir()
     with path.open("ab") as file:

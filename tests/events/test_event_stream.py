@@ -30,7 +30,7 @@ EVIL = "a[/b]\x1b[2J\x1b]0;owned\x07\u202egpj.exe\r"
 NOON = datetime(2026, 11, 21, 12, 0, 0, 250_000, tzinfo=UTC)
 
 
-def test_a_full_disk_under_log_and_stderr_alike_costs_the_log_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_under_log_and_stderr_costs_only_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
     """As after `train ... > log 2>&1`: there is no place left where it could be said."""
     seen: list[Any] = []
     with Path("/dev/full").open("w", buffering=1) as log, Path("/dev/full").open("w", buffering=1) as stderr:

@@ -117,7 +117,7 @@ def test_going_by_itself_is_no_death() -> None:
     assert run.history.marks == [(1, "b1 left"), (1, "c2 failed"), (2, "b1 back")]
 
 
-def test_members_whose_events_are_not_here_are_called_by_their_places() -> None:
+def test_members_without_events_are_named_by_seat() -> None:
     run = Run()
     run.start("a0")
     run.step(7, a0=1.0)
@@ -179,7 +179,7 @@ def test_a_line_does_not_join_what_nobody_told(tmp_path: Path) -> None:
         assert _strokes(path) == strokes, gap
 
 
-def test_a_plot_of_one_member_says_its_tier_and_has_whole_steps_and_no_bytes_below_none(tmp_path: Path) -> None:
+def test_plot_of_one_member_has_tier_and_valid_axes(tmp_path: Path) -> None:
     path = tmp_path / "loss.svg"
     run_plot(path, {2: [(1, 5.0), (2, 4.0), (3, 3.5)]}, {2: [(1, 0), (2, 0), (3, 0)]}, {0: 1}, [], "alone")
     drawn = _texts(path)

@@ -123,7 +123,7 @@ def test_a_member_that_is_started_again_is_the_same_run_of_wandb(told: Path, tmp
 
 @pytest.mark.slow
 @with_trackio
-def test_trackio_keeps_what_a_member_told_before_and_after_it_was_started_again(told: Path) -> None:
+def test_trackio_keeps_rows_across_a_restart(told: Path) -> None:
     rows = trackio_rows(told)
     assert {name for name, _, _ in rows} == {"demo-tier1-Wal1etWa-01234567"}
     losses = [(step, row["loss"]) for _, step, row in rows if "loss" in row]

@@ -86,7 +86,7 @@ def test_one_that_cannot_begin_is_told_of_once_and_done_without(caplog: pytest.L
     assert warnings(caplog) == [told_of]
 
 
-def test_one_that_fails_at_a_row_is_told_of_once_and_tried_with_the_next(caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_tracker_warns_once_and_is_retried(caplog: pytest.LogCaptureFixture) -> None:
     def odd(row: Row | None) -> None:
         if row is not None and row.step % 2:
             raise RuntimeError
@@ -109,7 +109,7 @@ def test_one_that_hangs_holds_up_neither_events_nor_the_end(caplog: pytest.LogCa
     never.set()
 
 
-def test_one_that_hangs_before_it_begins_is_told_of_while_the_member_trains(caplog: pytest.LogCaptureFixture) -> None:
+def test_tracker_hanging_at_start_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     never = threading.Event()
 
     def begin(started: MemberStarted) -> Tracker:

@@ -37,7 +37,7 @@ async def test_order_is_kept_and_repeats_are_delivered_once(mesh):
     await until(lambda: second.stats().duplicates >= 1)
 
 
-async def test_every_subscriber_gets_all_and_the_first_also_what_came_before(mesh):
+async def test_first_subscriber_gets_earlier_announcements(mesh):
     first, second = await mesh(1, 2)
     await first.announce(b"early")
     await until(lambda: second.stats().received["announce"] > 0)

@@ -18,7 +18,7 @@ def of_holder(holder: bytes, start: int, length: int) -> bytes:
 
 @pytest.mark.parametrize("size", [1, 1000, 20_000])
 @pytest.mark.parametrize("seed", range(40))
-def test_any_order_of_joining_and_dying_fills_it_and_notes_the_givers(monkeypatch, size, seed):
+def test_pulls_in_any_order_fill_blob_and_record_givers(monkeypatch, size, seed):
     monkeypatch.setattr(attempt, "STRIPE_FROM", 10_000)
     monkeypatch.setattr(attempt, "RANGE", 3_000)
     monkeypatch.setattr(attempt, "WORTH_STEALING", 700)
@@ -53,7 +53,7 @@ def test_any_order_of_joining_and_dying_fills_it_and_notes_the_givers(monkeypatc
     assert not filled.todo
 
 
-def test_who_joins_a_silent_pull_leads_once_it_brings_something_new():
+def test_joined_pull_leads_after_new_bytes():
     slow, quick, third = HOLDERS[:3]
     filled = PartialBlob.of(10)
     first = filled.take(slow, 0.0)

@@ -67,7 +67,7 @@ async def test_asking_a_non_member_fails_at_once(opened):
     assert time.monotonic() - began < 1
 
 
-async def test_a_peer_that_never_started_is_unreachable_within_the_deadline(opened):
+async def test_absent_peer_is_unreachable_within_deadline(opened):
     node = await opened(1)
     node.set_members([identity(9)])
     began = time.monotonic()

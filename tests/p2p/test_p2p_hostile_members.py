@@ -140,7 +140,7 @@ async def _pour(connection: iroh.Connection, more: bytes) -> None:
             await stream.write_all(more)
 
 
-async def test_undecodable_announcements_end_the_connection_for_longer_each_time(opened, rogue):
+async def test_undecodable_announcements_ban_longer_each_time(opened, rogue):
     node = await opened(1)
     cheat = await rogue(2)
     now = 0.0
@@ -199,7 +199,7 @@ async def test_who_shares_its_address_with_a_flood_comes_back(mesh, rogue, monke
             await newcomer.endpoint.connect(nodes[0]._endpoint.addr(), ALPN)
 
 
-def test_a_member_is_known_by_its_last_port_and_as_often_as_it_may_connect():
+def test_last_port_is_admitted_within_connection_rate():
     now = 0.0
     one = accept_limits.AcceptLimits(lambda: now)
     one.remember(b"a", "192.0.2.7:1")
@@ -219,7 +219,7 @@ def test_a_member_is_known_by_its_last_port_and_as_often_as_it_may_connect():
     assert [one.invites(f"192.0.2.7:{port}") for port in (2, 3)] == [False, True]
 
 
-def test_of_those_who_come_by_a_relay_members_are_told_apart_by_key_and_all_others_are_one():
+def test_relay_limits_are_per_member_key():
     keys = [iroh.SecretKey.from_bytes(bytes([seed]) * 32).public() for seed in (1, 1, 2, 3, 4)]
     members = {bytes(key.to_bytes()) for key in keys[:3]}
     relayed = [accept_limits.place_of(iroh.IncomingAddr.RELAY("https://relay.example./", key), members) for key in keys]
@@ -250,7 +250,7 @@ async def test_requests_are_answered_no_faster_than_allowed(opened, rogue, monke
     assert node.stats().throttled > 0
 
 
-async def test_who_breaks_the_protocol_again_and_again_is_spoken_of_once(opened, rogue, monkeypatch, caplog):
+async def test_repeated_violations_are_logged_once(opened, rogue, monkeypatch, caplog):
     monkeypatch.setattr(limits, "FIRST_S", 0.0)
     node = await opened(1)
     cheat = await rogue(2)
@@ -264,7 +264,7 @@ async def test_who_breaks_the_protocol_again_and_again_is_spoken_of_once(opened,
     assert "broke the protocol: a frame of 4294967295 bytes" in told[0]
 
 
-async def test_a_member_that_connects_again_and_again_is_refused_after_a_while(opened, rogue, monkeypatch):
+async def test_frequent_reconnects_are_refused(opened, rogue, monkeypatch):
     monkeypatch.setattr(limits, "ARRIVALS_RATE", 1e-3)
     monkeypatch.setattr(limits, "ARRIVALS_BURST", 3.0)
     node = await opened(1)
@@ -277,7 +277,7 @@ async def test_a_member_that_connects_again_and_again_is_refused_after_a_while(o
     assert node.stats().refused == 1
 
 
-async def test_a_handshake_that_is_given_up_costs_no_look_for_where_it_failed(tmp_path):
+async def test_failed_handshake_makes_no_backtrace(tmp_path):
     """As Rust's libraries look for that whose errors are made with a backtrace."""
     command = [sys.executable, str(Path(__file__).with_name("abandoned.py")), str(tmp_path / "run")]
     environment = {**os.environ, "RUST_BACKTRACE": "1"}

@@ -31,7 +31,7 @@ def test_connected_ones_come_first(measured):
     assert measured.ranked([A, B, C], frozenset({C}), 1) == [C, A, B]
 
 
-def test_who_is_noticeably_slower_for_this_size_comes_later_fastest_first(measured):
+def test_slower_holders_are_ranked_later_fastest_first(measured):
     measured.delivered(A, MIB, 4.0)
     measured.delivered(B, MIB, 2.0)
     measured.delivered(C, MIB, 0.1)

@@ -56,7 +56,7 @@ async def test_commitment_gives_access_to_all_blocks_of_its_state(mesh: Mesh, na
 
 
 @pytest.mark.parametrize("at", [0, DIGEST, -1], ids=["first hash", "second hash", "block"])
-async def test_a_false_block_or_proof_is_refused_and_its_sender_kept_out(mesh: Mesh, at: int) -> None:
+async def test_false_block_or_proof_bans_its_sender(mesh: Mesh, at: int) -> None:
     member, checker = await mesh(1, 2)
     parts, _, kept = state_of()
     share = StateShare(member)
@@ -130,9 +130,7 @@ async def test_a_member_that_is_gone_or_keeps_nothing_is_told_apart(mesh: Mesh) 
         await ask_block(checker, member.node_id, kept.tree.root, parts, 0, 0.5)
 
 
-async def test_a_state_that_is_too_large_to_copy_is_served_until_it_changes(
-    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_uncopied_large_state_is_served_until_it_changes(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stateshare, "COPIES", 1000)
     member, checker = await mesh(1, 2)
     parts, engine, kept = state_of()
@@ -152,7 +150,7 @@ async def test_a_state_that_is_too_large_to_copy_is_served_until_it_changes(
     assert await ask_block(checker, member.node_id, root, parts, 0, 10), "of what has not changed"
 
 
-async def test_however_many_ask_one_block_at_a_time_waits_for_the_devices(
+async def test_block_requests_read_one_block_at_a_time(
     opened: Callable[..., Awaitable[IrohTransport]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stateshare, "COPIES", 1000)

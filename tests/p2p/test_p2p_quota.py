@@ -145,7 +145,7 @@ async def test_a_busy_door_has_addresses_proven_and_lets_them_in(opened):
     assert not node._links._arrivals.door._inside
 
 
-def test_an_address_has_few_handshakes_at_a_time_and_few_a_second() -> None:
+def test_handshakes_of_an_address_are_limited() -> None:
     now = 0.0
     one = AcceptLimits(lambda: now)
     begun = [handshake for _ in range(100) if (handshake := one.enter("here"))]
@@ -172,7 +172,7 @@ def entering(one: AcceptLimits, gave_way: list[Handshake]) -> Callable[[str], Ha
     return enter
 
 
-def test_where_all_places_are_taken_the_oldest_of_the_address_with_most_gives_way() -> None:
+def test_full_slots_evict_oldest_of_busiest_address() -> None:
     now = 0.0
     one = AcceptLimits(lambda: now)
     gave_way = list[Handshake]()
@@ -218,7 +218,7 @@ def test_a_port_that_another_member_has_now_is_lost_to_it_alone() -> None:
     assert not one.invites("192.0.2.1:1")
 
 
-def test_of_addresses_that_have_as_many_the_oldest_handshake_gives_way() -> None:
+def test_equal_addresses_evict_oldest_handshake() -> None:
     now = 0.0
     one = AcceptLimits(lambda: now)
     gave_way = list[Handshake]()
@@ -348,7 +348,7 @@ async def _never(peer: bytes, body: bytes) -> bytes:
     raise AssertionError
 
 
-async def test_answers_that_nobody_takes_are_few_and_the_others_get_theirs(opened, rogue, monkeypatch):
+async def test_untaken_answers_are_bounded(opened, rogue, monkeypatch):
     monkeypatch.setattr(requests, "ANSWERS", 5 << 20)
     monkeypatch.setattr(requests, "ALL_ANSWERS", 5 << 20)
     node = await opened(1)
@@ -427,7 +427,7 @@ async def test_who_sends_single_bytes_costs_few_reads(opened, rogue, monkeypatch
     assert puts <= 2 + (time.monotonic() - began) / 0.2
 
 
-async def test_a_door_that_is_overrun_leaves_the_others_without_an_answer(opened, monkeypatch):
+async def test_overrun_accept_limits_drop_connections(opened, monkeypatch):
     monkeypatch.setattr(accept_limits, "LOOKED_AT_RATE", 1e-3)
     monkeypatch.setattr(accept_limits, "LOOKED_AT_BURST", 1.0)
     node = await opened(1)

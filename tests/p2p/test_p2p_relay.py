@@ -52,7 +52,7 @@ def test_anything_else_is_refused_with_what_to_write(given: str) -> None:
 
 
 @pytest.mark.slow  # iroh looks at the network for three seconds before it turns to a relay
-async def test_an_endpoint_turns_to_the_relay_that_it_is_given_and_peers_still_meet(tmp_path: Path) -> None:
+async def test_endpoint_uses_given_relay_and_peers_connect(tmp_path: Path) -> None:
     """The relay is a listener on this machine, which says that it is there, and hangs up when it is
     to be one.
     """

@@ -64,7 +64,7 @@ async def test_a_refusal_is_an_ordinary_answer(mesh, caplog):
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-async def test_a_failing_handler_is_logged_once_for_each_topic_and_peer(mesh, caplog):
+async def test_failing_handler_is_logged_once_per_topic_and_peer(mesh, caplog):
     first, *askers = await mesh(1, 2, 3)
 
     async def broken(peer: bytes, body: bytes) -> bytes:

@@ -119,7 +119,7 @@ async def test_not_holding_a_blob_is_no_failure(mesh):
     assert lacking.stats().sent["blob"] == 4, "it is asked in its turn"
 
 
-async def test_who_failed_often_is_asked_as_soon_as_the_others_lack_the_blob(rogue, mesh):
+async def test_failed_holder_is_asked_once_others_lack_blob(rogue, mesh):
     node, holding = await mesh(1, 2)
     lacks = await rogue(3)
     join([node, holding], lacks.node_id)
@@ -171,7 +171,7 @@ async def test_a_holder_fast_enough_for_the_deadline_gets_none(quick, trio):
     assert not any(one.stats().sent["blob"] for one in three.honest)
 
 
-async def test_a_silent_part_of_a_large_blob_is_taken_over_without_patience(endless_patience, trio):
+async def test_silent_range_is_taken_over_early(endless_patience, trio):
     data = content(10 * MIB)
     three = await trio(stalling(data, MIB))
     assert await three.fetch(data, 200)

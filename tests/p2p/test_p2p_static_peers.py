@@ -55,7 +55,7 @@ def test_more_than_a_run_has_are_refused():
         parse_static_peers(",".join([f"{KEY}@10.0.0.1:4800"] * (MOST_NAMED + 1)))
 
 
-def test_addresses_of_one_key_stand_together_and_a_name_is_looked_up():
+def test_static_peer_addresses_are_grouped_and_resolved():
     found = addresses_of(parse_static_peers(f"{KEY}@10.0.0.1:4800,{KEY}@10.0.0.2:4801,{'cd' * 32}@localhost:5"))
     assert found[bytes.fromhex(KEY)] == ("10.0.0.1:4800", "10.0.0.2:4801")
     assert set(found[b"\xcd" * 32]) & {"127.0.0.1:5", "[::1]:5"}
@@ -78,7 +78,7 @@ def test_named_address_precedes_the_directory_address(tmp_path: Path):
     assert directory.read(identity(1)) == Whereabouts(("10.0.0.1:4800",))
 
 
-async def test_peers_without_a_common_directory_meet_where_one_names_the_other(tmp_path: Path):
+async def test_peers_connect_if_one_names_the_other(tmp_path: Path):
     common = {"bind_host": "127.0.0.1", "relay": "disabled", "discovery": "local"}
     first = await open_iroh(secret(1), discovery_dir=tmp_path / "one", **common)
     address = next(one for one in first._endpoint.bound_sockets() if one.startswith("127."))

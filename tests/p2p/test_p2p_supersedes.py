@@ -30,7 +30,7 @@ def test_a_newer_connection_by_the_same_side_replaces_the_older(dialer: bytes) -
     assert link(dialer).supersedes(link(dialer))
 
 
-def test_of_two_sides_dialling_the_smaller_ids_connection_stays_in_either_order() -> None:
+def test_simultaneous_dials_keep_smaller_ids_connection() -> None:
     assert link(SMALL).supersedes(link(LARGE))
     assert not link(LARGE).supersedes(link(SMALL))
 
@@ -41,7 +41,7 @@ def test_a_restarted_peer_replaces_whatever_was_there(dialer: bytes, other: byte
     assert link(dialer, NEW).supersedes(link(other, OLD))
 
 
-async def test_a_peer_that_dials_again_is_served_on_the_new_connection_alone(
+async def test_redialling_peer_is_served_on_new_connection(
     opened: Any, rogue: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only after crossing dials does the older one linger; here nothing is under way that both

@@ -22,7 +22,7 @@ from member.short_runs import SHORT
 
 
 @pytest.mark.slow
-def test_a_node_that_names_no_genesis_hash_for_a_while_ends_nobody(tmp_path: Path) -> None:
+def test_missing_genesis_hash_ends_no_member(tmp_path: Path) -> None:
     """A node that was away is asked again which cluster it serves; whatever it says instead is not
     another cluster.
     """

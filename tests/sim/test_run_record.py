@@ -85,7 +85,7 @@ def _pair() -> Any:
     return network, one, other
 
 
-def test_announcements_arrive_once_in_order_and_again_after_a_cut() -> None:
+def test_sim_announcements_arrive_once_and_again_after_cut() -> None:
     async def story() -> list[bytes]:
         network, one, other = _pair()
         await one.announce(b"a")

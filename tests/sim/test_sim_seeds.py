@@ -37,7 +37,7 @@ def test_the_laws_hold_for_seeds_of_a_campaign(seed: int) -> None:
 
 
 @pytest.mark.slow
-def test_the_laws_hold_for_a_seed_and_its_digest_is_the_same_in_any_process() -> None:
+def test_seed_keeps_invariants_and_digest_across_processes() -> None:
     verdict = try_seed(1, SHORT)
     assert not verdict.broken, verdict
     assert verdict.faults
@@ -88,7 +88,7 @@ def test_a_span_of_seeds_is_checked(
     assert "is not A..B, for example 0..99" in told.readouterr().err
 
 
-def test_a_checkpoint_that_the_chain_names_and_nobody_can_load_is_found(tmp_path: Path) -> None:
+def test_unloadable_checkpoint_breaks_invariants(tmp_path: Path) -> None:
     async def story(sim: SimulatedRun) -> None:
         for tier in (0, 1, 2):
             sim.add(tier)

@@ -38,9 +38,7 @@ class Starting:
 
 
 @pytest.mark.slow
-def test_only_a_client_that_has_trained_since_its_start_is_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chaos_kills_only_clients_that_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kills fall due far more often than a client starts: a client that is not training yet is left
     alone.
     """

@@ -33,7 +33,7 @@ def test_on_a_terminal_the_option_and_tmux_decide(pictures: DisplayOption, tmux:
     assert display_mode(pictures, terminal=True, tmux=tmux) is seen
 
 
-def test_lines_are_read_once_they_have_an_end_and_half_ones_later(tmp_path: Path) -> None:
+def test_process_output_waits_for_whole_lines(tmp_path: Path) -> None:
     log = tmp_path / "log"
     printed = ProcessOutput({"client-1": log, "client-2": tmp_path / "never"})
     assert list(printed.read()) == []

@@ -137,7 +137,7 @@ def test_a_config_is_found_by_file_by_directory_and_by_its_name(tmp_path: Path) 
     assert find(Path("demo")).absolute() == own  # one's own before ours
 
 
-def test_a_servers_file_and_another_checkpoint_make_the_same_run_but_for_that(tmp_path: Path) -> None:
+def test_server_file_with_other_checkpoint_keeps_the_rest(tmp_path: Path) -> None:
     state = tmp_path / "state.toml"
     state.write_text(f'run_id = "mine"\nrun_state = "WaitingForMembers"\n{DEMO.read_text()}\n[progress]\nepoch = 0\n')
     ours = chosen(state)
@@ -155,7 +155,7 @@ def test_a_servers_file_and_another_checkpoint_make_the_same_run_but_for_that(tm
 
 
 @pytest.mark.slow  # two commands as processes, which import torch
-def test_missing_files_are_made_once_and_where_the_config_has_them(tmp_path: Path) -> None:
+def test_missing_files_are_created_once_where_configured(tmp_path: Path) -> None:
     directory = tmp_path / "own"
     directory.mkdir()
     shutil.copy(DEMO, directory)
@@ -186,7 +186,7 @@ def test_every_shipped_config_says_what_it_needs() -> None:
 # --- whom it kills ---
 
 
-def test_the_same_clients_are_killed_again_and_only_those_allowed() -> None:
+def test_chaos_repeats_and_respects_allowed_clients() -> None:
     def story() -> list[list[int]]:
         kills = ChaosSchedule(2, 10, (2, 3, 5))
         return [kills.now(float(at), [1, 2, 3, 4, 5] if at != 30 else [1, 5]) for at in range(61)]

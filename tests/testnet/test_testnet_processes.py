@@ -28,7 +28,7 @@ def python(code: str) -> list[str]:
     return [sys.executable, "-c", code]
 
 
-def test_children_and_theirs_do_not_outlive_a_starter_that_is_killed(tmp_path: Path) -> None:
+def test_children_end_with_killed_parent(tmp_path: Path) -> None:
     with subprocess.Popen([*python(STARTER), str(tmp_path / "log")]) as starter:
         family = psutil.Process(starter.pid)
         until(lambda: len(family.children(recursive=True)) >= 3, "child, grandchild and watcher are there", 20)

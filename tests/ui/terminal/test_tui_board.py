@@ -84,7 +84,7 @@ def test_the_phases_follow_the_events() -> None:
     assert board.leaving
 
 
-def test_a_member_that_waits_for_the_next_epoch_is_shown_the_steps_that_others_train() -> None:
+def test_waiting_member_sees_steps_of_others() -> None:
     """Nothing tells it of their rounds; one that trains goes by what it is told, also where the
     chain is a step on.
     """

@@ -82,7 +82,7 @@ async def test_many_clients_have_rows_that_are_scrolled_and_tabs() -> None:
         assert pilot.app.query_one(TabbedContent).active == "client-30"
 
 
-async def test_ending_is_said_at_once_and_the_screen_stays_until_it_is_done() -> None:
+async def test_ending_is_shown_until_done() -> None:
     left: list[int] = []
     app = overview_of(busy(), leave=lambda: left.append(1))
     async with app.run_test(size=(80, 24)) as pilot:

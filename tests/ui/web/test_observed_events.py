@@ -67,7 +67,7 @@ class Story:
         return directory
 
 
-async def test_a_run_is_shown_from_events_alone_though_no_chain_answers(tmp_path: Path) -> None:
+async def test_run_is_shown_from_events_without_chain(tmp_path: Path) -> None:
     Story().play().write(tmp_path)
     nobody = f"http://127.0.0.1:{free_ports('127.0.0.1', 2)}"
     async with observing(nobody, events=[tmp_path]) as viewer, viewer.live("/live/told") as socket:
@@ -139,7 +139,7 @@ def test_what_several_members_tell_is_one_moment() -> None:
     assert (small.standing, small.takes_part, small.figures.sent) == ("dropped", False, 4000)
 
 
-def test_members_that_files_make_up_are_counted_and_their_names_cut() -> None:
+def test_invented_members_are_limited_and_names_cut() -> None:
     found = EventSnapshots("told", Losses())
     for member in range(3000):
         about = EventOrigin("told", f"{member}".ljust(100_000, "x"), 1 << 200, "")
