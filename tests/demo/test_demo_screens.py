@@ -125,9 +125,9 @@ def test_without_a_terminal_to_draw_in_it_says_a_line_now_and_then(
 def test_demo_screen_prints_each_warning_once(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
     monkeypatch.setenv("TERM", "xterm")
     out = io.StringIO()
-    story = Story([MemberStory(f"member-{tier}", tier) for tier in TIERS])
+    story = RunProgress([MemberProgress(f"member-{tier}", tier) for tier in TIERS])
     lost = "9 steps of training are lost: nobody here has the model, and no checkpoint was kept"
-    with Screen(Console(file=out, width=120, height=40, force_terminal=terminal), "title") as screen:
+    with DemoScreen(Console(file=out, width=120, height=40, force_terminal=terminal), "title") as screen:
         screen.show(story, "nothing happens", 1.0)
         for member in story.members:
             say(story, member, "warning", message=lost)

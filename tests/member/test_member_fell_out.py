@@ -8,13 +8,13 @@ import pytest
 
 from aftermath.rules.state import MemberState
 from aftermath.sim.sim_member import Player
-from aftermath.sim.simulation import Simulation, play
+from aftermath.sim.simulation import SimulatedRun, play
 from member.short_runs import ALONE
 
 RULES = ALONE | {"min_clients": 2, "init_min_clients": 3, "rounds_per_epoch": 5, "total_steps": 50}
 
 
-async def _drop(sim: Simulation, first: int) -> Player:
+async def _drop(sim: SimulatedRun, first: int) -> Player:
     """Cut off a tier-0 member from round `first` on until the others have dropped it."""
     player = sim.players[0]
     await sim.until_round(first)
@@ -28,7 +28,7 @@ async def _drop(sim: Simulation, first: int) -> Player:
 
 @pytest.mark.parametrize(("tiers", "saves"), [((1, 2), True), pytest.param((0, 2), False, marks=pytest.mark.slow)])
 def test_dropped_last_holder_of_a_level_saves_a_copy(tmp_path: Path, tiers: tuple[int, ...], saves: bool) -> None:
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         for tier in (0, *tiers):
             sim.add(tier)
         player = await _drop(sim, first=2)
@@ -48,7 +48,7 @@ def test_dropped_last_holder_of_a_level_saves_a_copy(tmp_path: Path, tiers: tupl
 def test_dropped_member_still_gets_the_last_results(tmp_path: Path) -> None:
     """The others drop it in the epoch's last round, and it can connect again after that."""
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         for tier in (0, 0, 1):
             sim.add(tier)
         player = await _drop(sim, first=3)

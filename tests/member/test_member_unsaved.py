@@ -77,7 +77,7 @@ def test_finished_run_holds_its_model_until_it_is_saved(
     """The disk is full from step 6 on, and has room again long after the run's end."""
     disk = Disk(monkeypatch)
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         sim.confirms_loss = asks
         player = sim.add(0)
         await sim.until(lambda run: run.epoch == 1)
@@ -105,7 +105,7 @@ def test_restarted_sole_member_of_finished_run_reports_loss(tmp_path: Path, monk
     """The member was killed while its disk was full. The disk has room when the member is back."""
     disk = Disk(monkeypatch)
 
-    async def story(sim: Simulation) -> None:
+    async def story(sim: SimulatedRun) -> None:
         player = sim.add(0)
         disk.full = True
         await sim.until(lambda run: run.state is RunState.FINISHED)
