@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from aftermath.rules.state import MemberState
-from aftermath.sim.sim_member import Player
+from aftermath.sim.sim_member import SimMember
 from aftermath.sim.simulation import SimulatedRun, play
 from member.short_runs import ALONE
 
 RULES = ALONE | {"min_clients": 2, "init_min_clients": 3, "rounds_per_epoch": 5, "total_steps": 50}
 
 
-async def _drop(sim: SimulatedRun, first: int) -> Player:
+async def _drop(sim: SimulatedRun, first: int) -> SimMember:
     """Cut off a tier-0 member from round `first` on until the others have dropped it."""
     player = sim.players[0]
     await sim.until_round(first)
