@@ -68,6 +68,15 @@ def test_a_preset_takes_the_options_of_its_shape(tmp_path: Path) -> None:
         assert says in told.err
 
 
+def test_inspect_of_a_slice_lists_only_its_tiers(made: Path) -> None:
+    full, part = (
+        json.loads(invoke("model", "inspect", "--model", str(place), "--json").out)
+        for place in (made, made.with_name("m-tier1"))
+    )
+    assert part["stored_tier"] == 1
+    assert part["tiers"] == {tier: count for tier, count in full["tiers"].items() if tier != "0"}
+
+
 def test_what_was_exported_merges_to_the_same_bits_and_what_was_trained_since_takes_its_place(made: Path) -> None:
     part = made.with_name("m-tier1")
     for name in ("same", "changed"):

@@ -35,7 +35,7 @@ class Deployment:
     """What keeps the run, and where it writes."""
 
     backend: Annotated[
-        BackendName, typer.Option(help="solana: a local network with the real programs; centralized: a server.")
+        BackendName, typer.Option(help="solana: an embedded network with the real programs; centralized: a server.")
     ] = BackendName.SOLANA
     server_port: Annotated[
         int,

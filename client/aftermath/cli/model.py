@@ -38,7 +38,8 @@ def model_inspect(model: Annotated[Path, typer.Option(help=CHECKPOINT)]) -> Resu
     config, stored = load_config(place), stored_tier(hf_config(place / "config.json"))[0]
     width = config.intermediate_size
     tiers = {
-        tier: sum(map(math.prod, config.parameter_shapes(tier).values())) for tier in range(config.possible_tiers())
+        tier: sum(map(math.prod, config.parameter_shapes(tier).values()))
+        for tier in range(stored, config.possible_tiers())
     }
     files = weight_files(place)
     data = {

@@ -15,7 +15,7 @@ FollowedRun = Annotated[
     str | None,
     shared(
         "--run-id",
-        text="A run that is followed from the start, so that its past is known.",
+        text="A run to follow from the start. The printed address opens its page.",
         check=checked_run_id,
         stored="run",
     ),
@@ -46,7 +46,9 @@ async def observe(
     """
     import asyncio
     import contextlib
+    from urllib.parse import quote
 
+    from aftermath.base.signals import heard
     from aftermath.cli.connection import connect
     from aftermath.ui.web.observatory import Observatory
     from aftermath.ui.web.web_server import ObserverServer
@@ -61,7 +63,10 @@ async def observe(
                 ObserverServer(observatory, names=name or ()).listening(host, port) as chosen,
             ):
                 shown = f"[{host}]" if ":" in host else host
-                url = f"http://{shown}:{chosen}/"
+                page = f"run/{quote(run_id, safe='')}" if run_id else ""
+                url = f"http://{shown}:{chosen}/{page}"
                 show(Result({"url": url}, f"the observer is at {url}"), as_json=json_output)
-                await asyncio.Event().wait()
+                ended = asyncio.Event()
+                with heard(lambda _: ended.set()):  # also of a script's `&`, which ignores SIGINT
+                    await ended.wait()
     return Result(None, None)

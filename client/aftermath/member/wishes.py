@@ -28,7 +28,7 @@ class Wishes:
     share_delay: float = 0.0
     """Seconds to wait before each share, to simulate a slower machine."""
     confirms_loss: bool = False
-    """Whether a first Ctrl-C that would lose trained steps asks for a second one."""
+    """Whether a Ctrl-C that would lose trained steps asks for a second one."""
     prompt: Prompt | None = None
     """Prompt to continue while the run does not need this member."""
     evaluations: Evaluations | None = None

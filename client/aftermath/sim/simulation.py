@@ -99,7 +99,7 @@ class SimulatedRun:
         self.remembers = False
         """Whether members keep what their optimizers know, in one directory `private`."""
         self.confirms_loss = False
-        """Whether members' users are asked for a second Ctrl-C."""
+        """Whether the users of members are asked for a second Ctrl-C."""
         self.share_delay = 0.0
         """Seconds that members wait before each share."""
         self.prompt: Prompt | None = None

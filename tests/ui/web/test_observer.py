@@ -304,13 +304,16 @@ async def test_a_port_that_is_taken_is_said(people: Crowd) -> None:
 
 @pytest.mark.slow
 async def test_command_serves_until_ctrl_c_despite_visitors(real_time: None, people: Crowd, tmp_path: Path) -> None:
+    """The command also ends if SIGINT was ignored when it started, as by a script's `&`."""
     absent = tmp_path / "absent"
     arguments = ("--rpc", people.place.network.rpc_url, "--events", str(absent), "--port", "0", "--json")
-    process = await asyncio.create_subprocess_exec(CONSOLE, "observe", *arguments, stdout=PIPE, stderr=PIPE)
+    started = ("sh", "-c", 'trap "" INT; exec "$@"', "sh", CONSOLE, "observe", "--run-id", RUN, *arguments)
+    process = await asyncio.create_subprocess_exec(*started, stdout=PIPE, stderr=PIPE)
     assert process.stdout is not None
     assert process.stderr is not None
     said = (await process.stdout.readuntil(b"}\n")).decode()
-    url = json.loads(said)["url"].rstrip("/")
+    url, _, page = json.loads(said)["url"].partition("/run/")
+    assert page == AT
     async with ClientSession() as session, Viewer(url, session).live(f"/live/{AT}") as socket:
         await until(socket, state_is("waiting_for_members"))
         process.send_signal(signal.SIGINT)
