@@ -71,8 +71,18 @@ class Index:
         """The commands of two words that begin with this one."""
         return {name: entry for name, entry in self.entries.items() if name.startswith(f"{word} ")}
 
+    @cached_property
+    def _built(self) -> dict[str, TyperCommand]:
+        """The commands that were called, by their names."""
+        return {}
+
     def load(self, name: str) -> TyperCommand:
-        """Import the command's module and build the command."""
+        """Import the command's module and build the command, once in a process."""
+        if name not in self._built:
+            self._built[name] = self._build(name)
+        return self._built[name]
+
+    def _build(self, name: str) -> TyperCommand:
         found = self.find(name)
         kinds = found.entry.__annotations__
         holder = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
