@@ -50,12 +50,11 @@ async def test_rank_that_ends_during_a_pass_is_named(processes: Launched, ranks:
     assert isinstance(caught.value.__cause__, RuntimeError)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "when",
     [
-        "a share is trained",
-        "a state is kept",
+        pytest.param("a share is trained", marks=pytest.mark.slow),
+        pytest.param("a state is kept", marks=pytest.mark.slow),
         pytest.param("a share begins", marks=pytest.mark.nightly),
     ],
 )

@@ -48,11 +48,10 @@ def same(alone: Replica, led: LedReplica, count: int) -> None:
         assert torch.equal(found[name], gradient), name
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "model"),
     [
-        (TWO, "named"),
+        pytest.param(TWO, "named", marks=pytest.mark.slow),
         pytest.param(TWO, "deepseek", marks=pytest.mark.nightly),
         pytest.param(FOUR, "named", marks=pytest.mark.nightly),
     ],
