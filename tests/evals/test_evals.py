@@ -127,7 +127,9 @@ def test_task_of_harness_without_it_is_unsuitable(monkeypatch: pytest.MonkeyPatc
 
 
 class Member:
-    """Rounds that leave a member some hundredths of a second each, in which its model is asked."""
+    """Rounds that each leave a member time for `passes` passes of its model."""
+
+    passes = 40
 
     def __init__(self, asked: Evaluations, model: LanguageModel) -> None:
         self.asked = asked
@@ -142,14 +144,32 @@ class Member:
         for _ in range(most):
             if len(self.told) >= enough:
                 break
-            await self.round(lambda: asyncio.sleep(0.03))
+            await self.round(self._some_passes)
         return self.told
 
     async def round(self, over: Callable[[], Coroutine[Any, Any, object]]) -> None:
         """One, which ends when that returns."""
         self.step += 1
         await self.asked.run(self.model, self.step, self._events, self.compute, over)
-        await asyncio.sleep(0.01)
+
+    async def _some_passes(self) -> None:
+        begun = 0
+        enough = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def count(module: nn.Module, _: object) -> None:
+            nonlocal begun
+            if threading.current_thread().name != "evaluations" or not isinstance(module, LanguageModel):
+                return
+            begun += 1
+            if begun == self.passes:
+                loop.call_soon_threadsafe(enough.set)
+
+        counting = register_module_forward_pre_hook(count)
+        try:
+            await enough.wait()
+        finally:
+            counting.remove()
 
 
 def asking(docs: int) -> Evaluations:
