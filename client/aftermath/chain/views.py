@@ -8,7 +8,7 @@ field look-ups.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -98,7 +98,7 @@ def parse_model(data: bytes) -> Model:
     )
 
 
-def _trained(record: np.ndarray[Any, Any]) -> dict[str, Any]:
+def _trained(record: np.ndarray[Any, Any]) -> Mapping[str, Any]:
     """Return the fields of Model that its training spec says."""
     length = _at_most(int(record["spec_len"][0]), SPEC_BYTES, "spec_len")
     if not length:

@@ -68,31 +68,22 @@ def _read(values: Mapping[str, Any], view: type, kind: type) -> dict[str, Any]:
     return plain | reals | {"kind": kind(values["kind"])}
 
 
+def _zeros(view: type) -> dict[str, Any]:
+    return dict.fromkeys((field.name for field in dataclasses.fields(view)), 0)
+
+
+_OF_NO_KIND = {
+    "kind": OptimizerKind.NONE,
+    "quantize_1bit": False,
+    "inner_optimizer": InnerOptimizer.ADAMW,
+    "divisor": Divisor.KEEPERS,
+}
+_NOWHERE = {"kind": DataKind.DUMMY, "primary": "", "secondary": "", "shuffle_seed": bytes(32)}
 NO_SPEC: Mapping[str, Any] = {
     "architecture": 0,
     "data_type": 0,
-    "data_location": DataLocation(
-        kind=DataKind.DUMMY,
-        token_bytes=0,
-        shuffle=0,
-        pad_zeros=0,
-        start_index=0,
-        num_files=0,
-        primary="",
-        secondary="",
-        shuffle_seed=bytes(32),
-    ),
-    "lr_schedule": LrSchedule(
-        **dict.fromkeys((field.name for field in dataclasses.fields(LrSchedule)), 0) | {"kind": ScheduleKind.CONSTANT}
-    ),
-    "optimizer": Optimizer(
-        **dict.fromkeys((field.name for field in dataclasses.fields(Optimizer)), 0)
-        | {
-            "kind": OptimizerKind.NONE,
-            "quantize_1bit": False,
-            "inner_optimizer": InnerOptimizer.ADAMW,
-            "divisor": Divisor.KEEPERS,
-        }
-    ),
+    "data_location": DataLocation(**_zeros(DataLocation) | _NOWHERE),
+    "lr_schedule": LrSchedule(**_zeros(LrSchedule) | {"kind": ScheduleKind.CONSTANT}),
+    "optimizer": Optimizer(**_zeros(Optimizer) | _OF_NO_KIND),
 }
 """The same fields of a run that has no training spec."""
