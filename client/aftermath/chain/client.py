@@ -116,7 +116,8 @@ class CoordinatorClient:
     async def list_runs(self) -> list[tuple[Run, Model, Members | None]]:
         """Every run of this program on the cluster, by run id; without members if its creation was not finished.
 
-        Runs of another program version are left out.
+        Runs of another program version, and those whose training spec this client cannot read, are
+        left out.
         """
         layout = run_account()
         stored = await fetch_program(self.pool, self.program_id, prefix=layout.discriminator, size=layout.size)
@@ -127,16 +128,18 @@ class CoordinatorClient:
             except AccountError:
                 continue
         runs.sort(key=lambda run: run.run_id)
-        listed = []
+        listed: list[tuple[Run, Model, Members | None]] = []
         for start in range(0, len(runs), READ_AT_ONCE):
             part = runs[start : start + READ_AT_ONCE]
             places = [run_addresses(self.program_id, run.run_id) for run in part]
             _, found = await fetch_many(self.pool, [key for place in places for key in (place.model, place.members)])
-            listed += [
-                (run, parse_model(model.data), _grown(members))
-                for run, model, members in zip(part, found[::2], found[1::2], strict=True)
-                if model is not None
-            ]
+            for run, model, members in zip(part, found[::2], found[1::2], strict=True):
+                if model is None:
+                    continue
+                try:
+                    listed.append((run, parse_model(model.data), _grown(members)))
+                except AccountError:  # any owner can write a training spec that no client reads
+                    continue
         return listed
 
     def creation(
