@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from aftermath.base.errors import AccountError
+from aftermath.base.errors import Unsuitable
 from aftermath.config.document import RunConfig, parse_as
 from aftermath.config.spec import Spec, parse_spec, spec_hash
 from aftermath.rules.limits import SPEC_BYTES
@@ -73,7 +73,7 @@ LOCAL = ("data_location", "Local")
     ],
 )
 def test_decode_refuses_spec_and_names_what_is_wrong(data: bytes, said: str) -> None:
-    with pytest.raises(AccountError, match=said) as caught:
+    with pytest.raises(Unsuitable, match=said) as caught:
         Spec.decode(data)
     assert len(caught.value.message) < 600
     assert "update-config" in caught.value.fix

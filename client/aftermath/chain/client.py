@@ -12,7 +12,7 @@ from solders.instruction import Instruction
 from solders.pubkey import Pubkey
 from solders.signature import Signature
 
-from aftermath.base.errors import AccountError
+from aftermath.base.errors import AccountError, Unsuitable
 from aftermath.chain.accounts import fetch_many, fetch_program
 from aftermath.chain.addresses import run_addresses
 from aftermath.chain.dry_run import DrySender
@@ -100,8 +100,8 @@ class CoordinatorClient:
         """The run's members. Errors as `run`."""
         return parse_members((await self._account(run_id, run_addresses(self.program_id, run_id).members)).data)
 
-    async def snapshot(self, run_id: str) -> tuple[Run, Model, Members]:
-        """Run, model and members as of one slot. Errors as `run`."""
+    async def snapshot(self, run_id: str, *, any_spec: bool = False) -> tuple[Run, Model, Members]:
+        """Return run, model and members as of one slot. Errors as `run` and `parse_model`."""
         found = run_addresses(self.program_id, run_id)
 
         async def ask(node: NodeClient) -> list[AccountData | None]:
@@ -111,7 +111,8 @@ class CoordinatorClient:
             return accounts
 
         run, model, members = [self._present(run_id, account) for account in await self.pool.call(ask)]
-        return parse_run(run.data), parse_model(model.data), parse_members(members.data)
+        parsed = parse_model(model.data, any_spec=any_spec)
+        return parse_run(run.data), parsed, parse_members(members.data)
 
     async def list_runs(self) -> list[tuple[Run, Model, Members | None]]:
         """Every run of this program on the cluster, by run id; without members if its creation was not finished.
@@ -138,7 +139,7 @@ class CoordinatorClient:
                     continue
                 try:
                     listed.append((run, parse_model(model.data), _grown(members)))
-                except AccountError:  # any owner can write a training spec that no client reads
+                except (AccountError, Unsuitable):  # any owner can write an unreadable training spec
                     continue
         return listed
 
@@ -222,7 +223,7 @@ class CoordinatorClient:
 
     async def close_run(self, run_id: str) -> list[Signature]:
         """Delete a halted run; its rent goes to this wallet. Bonds of the ejected are settled before."""
-        run, _, members = await self.snapshot(run_id)
+        run, _, members = await self.snapshot(run_id, any_spec=True)
         ejected = [Pubkey(members.seats[seat].signer) for seat in seats(members.forfeited)]
         settled = [self.ix.settle(run_id, run.created, wallet) for wallet in ejected]
         return await self.sender.send_packed([*settled, self.ix.close_run(run_id)])

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from aftermath.base.errors import AccountError
+from aftermath.base.errors import AccountError, Unsuitable
 from aftermath.chain import layout
 from aftermath.config.read import NO_SPEC, trained_by
 from aftermath.config.spec import parse_spec
@@ -81,15 +81,19 @@ def _redone(rounds: np.ndarray[Any, Any]) -> list[tuple[Interval, ...]]:
     ]
 
 
-def parse_model(data: bytes) -> Model:
-    """Read a Model account (discriminator included). Raises AccountError."""
+def parse_model(data: bytes, *, any_spec: bool = False) -> Model:
+    """Read a Model account (discriminator included).
+
+    Raises AccountError, and Unsuitable if this client cannot read the training spec. `any_spec`
+    reads such a model as one without a spec.
+    """
     record = model_account().read(data)
     _check_version(int(record["version"][0]))
     tiers = _at_most(int(record["tiers"][0]), MAX_LEVELS, "tiers")
     return _one(
         Model,
         record,
-        **_trained(record),
+        **_trained(record, any_spec=any_spec),
         metadata=_one(Metadata, record["metadata"]),
         checkpoint=_one(Checkpoint, record["checkpoint"]),
         earlier=tuple(_recorded(record["earlier"][0], tiers)),
@@ -98,13 +102,19 @@ def parse_model(data: bytes) -> Model:
     )
 
 
-def _trained(record: np.ndarray[Any, Any]) -> Mapping[str, Any]:
-    """Return the fields of Model that its training spec says."""
+def _trained(record: np.ndarray[Any, Any], *, any_spec: bool) -> Mapping[str, Any]:
+    """Return the fields of Model that its training spec says, and the spec's hash."""
     length = _at_most(int(record["spec_len"][0]), SPEC_BYTES, "spec_len")
     if not length:
         return NO_SPEC
     stored = record["spec"][0].tobytes()[:length]
-    return trained_by(parse_spec(stored, record["spec_hash"][0].tobytes()))
+    named = record["spec_hash"][0].tobytes()
+    try:
+        return trained_by(parse_spec(stored, named)) | {"spec_hash": named}
+    except Unsuitable:
+        if not any_spec:
+            raise
+        return NO_SPEC
 
 
 @lru_cache(maxsize=8)

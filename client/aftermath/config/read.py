@@ -85,5 +85,6 @@ NO_SPEC: Mapping[str, Any] = {
     "data_location": DataLocation(**_zeros(DataLocation) | _NOWHERE),
     "lr_schedule": LrSchedule(**_zeros(LrSchedule) | {"kind": ScheduleKind.CONSTANT}),
     "optimizer": Optimizer(**_zeros(Optimizer) | _OF_NO_KIND),
+    "spec_hash": bytes(32),
 }
-"""The same fields of a run that has no training spec."""
+"""The same fields, and the hash, of a run that has no training spec."""

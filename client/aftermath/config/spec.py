@@ -14,7 +14,7 @@ from typing import Any, Literal, Self
 from pydantic import ValidationError
 
 from aftermath.base.bounded import Malformed, json_value
-from aftermath.base.errors import AccountError
+from aftermath.base.errors import AccountError, Unsuitable
 from aftermath.config import errors as config_errors
 from aftermath.config import rules
 from aftermath.config.sources import DataLocation
@@ -35,7 +35,7 @@ ARCHITECTURES: dict[str, Architecture] = {
 """Architectures by their names in a config file and a spec."""
 _DATA_TYPES = {"Pretraining": DataType.PRETRAINING, "Finetuning": DataType.FINETUNING}
 _SHOWN = 400
-_FIX = "Use the client version that wrote it; its owner writes another: aftermath-solana update-config"
+_FIX = "Use the client version that wrote it. The owner can write another: aftermath-solana update-config"
 
 
 class Spec(Table):
@@ -57,17 +57,18 @@ class Spec(Table):
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
-        """Return the spec of these bytes. Raises AccountError, which names each bad kind or key."""
+        """Return the spec of these bytes. Raises Unsuitable, which names each bad kind or key."""
         try:
             document = json_value(data, SPEC_BYTES)
             if _canonical(document) != data:
-                raise AccountError("the run's training spec is not canonical JSON", _FIX)
+                raise Unsuitable("the run's training spec is not canonical JSON", _FIX)
             spec = cls.model_validate(document)
         except ValidationError as error:
             sentences = [mistake.sentence for mistake in config_errors.sentences(error, cls)]
             raise _refused(sentences) from None
         except (Malformed, ValueError) as error:
-            raise AccountError(f"the run's training spec is not JSON: {error}"[:_SHOWN], _FIX) from None
+            said = f"the run's training spec is not JSON: {error}"
+            raise Unsuitable(said[:_SHOWN], _FIX) from None
         if broken := rules.broken_spec(spec.values()):
             raise _refused([mistake.sentence for mistake in broken])
         return spec
@@ -91,9 +92,13 @@ def spec_hash(data: bytes) -> bytes:
 
 @lru_cache(maxsize=8)  # readers parse the same model again and again
 def parse_spec(data: bytes, expected_hash: bytes) -> Spec:
-    """Return the spec that an account holds. Raises AccountError."""
+    """Return the spec that an account holds.
+
+    Raises AccountError if the bytes are not those that the run names, and Unsuitable if they are,
+    but this client cannot read them: no other RPC node would send better ones.
+    """
     if spec_hash(data) != expected_hash:
-        raise AccountError("the run's training spec does not have the hash that the run names", _FIX)
+        raise AccountError("the run's training spec does not have the hash that the run names")
     return Spec.decode(data)
 
 
@@ -102,8 +107,8 @@ def _canonical(document: Any) -> bytes:
     return text.encode()
 
 
-def _refused(sentences: list[str]) -> AccountError:
+def _refused(sentences: list[str]) -> Unsuitable:
     listed = "; ".join(sentences)
     if len(listed) > _SHOWN:
         listed = listed[:_SHOWN] + "..."
-    return AccountError(f"this client cannot train by the run's training spec: {listed}", _FIX)
+    return Unsuitable(f"this client cannot train by the run's training spec: {listed}", _FIX)
