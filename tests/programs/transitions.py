@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import reduce
+from operator import or_
 
 from aftermath.rules import assignment, bitmap, committee
 from aftermath.rules.committee import quorum
@@ -153,16 +155,16 @@ class Transitions:
         lap, seated = self.lap, self.lap.roster & (self.lap.voters | self.healthy)
         if lap.elected >= len(lap.members):
             return set(lap.members)
-        ordered = lap.ordered(committee.WITNESS, self._electors(seated))
+        ordered = lap.ordered(committee.WITNESS, self._electors())
         return set([number for number in ordered if bitmap.contains(seated, number)][: lap.elected])
 
     def _enough(self, roster: int) -> bool:
-        """Three in a round are established, and one of those who began it in all levels: nobody else has a word."""
+        """Return whether only established members witness: at least three begin the rounds and hold all levels."""
         there = self.judges & roster & self.healthy
         return there.bit_count() >= 3 and self.known_levels == self.every
 
-    def _electors(self, seated: int) -> int:
-        return self.judges if self.lap.established and self.judges & seated else self.began
+    def _electors(self) -> int:
+        return self.judges if self.lap.established else self.began
 
     def verifiers(self, lap: Lap) -> list[int]:
         count = committee.verifier_count(len(lap.members), self.config.verification_percent)
@@ -393,9 +395,7 @@ class Transitions:
     def _reelect(self) -> None:
         if self.state in (RunState.WARMUP, RunState.ROUND_TRAIN, RunState.ROUND_WITNESS):
             seated = self.lap.roster & (self.lap.voters | self.healthy)
-            most = MAX_WITNESSES if self.lap.established and not self.judges & seated else self.lap.elected
-            most = min(most, self.config.witness_nodes or most)
-            self.lap.elected = min(most, (seated & self._electors(seated)).bit_count())
+            self.lap.elected = min(self.lap.elected, (seated & self._electors()).bit_count())
 
     # --- transitions
 
@@ -507,12 +507,12 @@ class Transitions:
             self._go_back(lost, whole=not held)
             self.known = replace(self.known, lost=lost | marked)
         self.epoch_since, self.start_step, self.reason, self.draining = self.now, self.step, ExitReason.NONE, False
-        self.laps = [Lap(0, self.step, waiting, waiting, self._elected(waiting))]
+        self.laps = [Lap(0, self.step, waiting, waiting, self._elected(waiting, established=False))]
         self._enter(RunState.WARMUP)
 
-    def _elected(self, roster: int) -> int:
+    def _elected(self, roster: int, established: bool) -> int:
         seated = roster & self.healthy
-        clients = (seated & self.judges if self._enough(roster) else seated).bit_count()
+        clients = (seated & self.judges if established else seated).bit_count()
         return min(self.config.witness_nodes or clients, clients, MAX_WITNESSES)
 
     def _weigh(self, seats: list[Seat]) -> None:
@@ -578,7 +578,8 @@ class Transitions:
             self.backlog -= set(range(waits.start, waits.start + taken))
         fresh = wanted - sum(piece.len for piece in batch)
         roster, self.next_roster = self.next_roster, self.healthy
-        alone = self._enough(roster) and bool(roster & ~self.judges) and not self._has_room(BACKLOG // 2)
+        established = self.laps[-1].established if height else self._enough(roster)
+        alone = established and bool(roster & ~self.judges) and not self._has_room(BACKLOG // 2)
         alone = alone and not self.config.verification_percent
         if alone:
             weights = {number: self.members[number].weight for number in bitmap.seats(roster)}
@@ -595,8 +596,8 @@ class Transitions:
             self.step + unsettled,
             self.began,
             roster,
-            self._elected(roster),
-            self._enough(roster),
+            self._elected(roster, established),
+            established,
             trained_alone=alone,
             batch=tuple(batch),
         )
@@ -664,16 +665,15 @@ class Transitions:
             return (attested & members).bit_count() >= quorum(members.bit_count())
 
         if lap.established:
-            asked = lap.roster & self._electors(lap.roster & (lap.voters | self.healthy))
+            asked = lap.roster & self._electors()
             return enough(asked) and bool(delivered & asked)
         asked = self._remaining_judges() or lap.roster
         return (enough(asked) or enough(lap.roster)) and bool(delivered & asked)
 
     def _remaining_judges(self) -> int:
         """The established members that did not leave by themselves."""
-        early = self._seats(MemberState.LEFT_EARLY) if self._established() & ~self.judges else 0
-        gone = self._seats(MemberState.DROPPED) | self._seats(MemberState.RESTARTED)
-        return self.judges & (self.healthy | gone | early)
+        gone = (MemberState.DROPPED, MemberState.RESTARTED, MemberState.LEFT_EARLY)
+        return self.judges & (self.healthy | reduce(or_, map(self._seats, gone)))
 
     def _exit_reason(self, lap: Lap, unsettled: int) -> ExitReason:
         config, votes = self.config, len(lap.votes)

@@ -59,15 +59,13 @@ fn asked(run: &Run, members: &Members, round: &Round) -> Bitmap {
 }
 
 /// Return the judges that did not leave by `leave_run`. The others may be the victims of newcomers, which had them dropped or
-/// outvoted them: a client that cannot get the results that were attested joins again without a replica. While other
-/// established members are absent, leaving in the warm-up does not count either: it would let newcomers begin without them.
+/// outvoted them: a client that cannot get the results that were attested joins again without a replica. Leaving in the
+/// warm-up does not count either: clients that find no source of the model do so by themselves.
 fn remaining(members: &Members) -> Bitmap {
-    let others_absent = !bitmap::is_subset(&members.established, &members.judges);
     let mut remaining = members.judges;
     for index in bitmap::seats(&members.judges) {
         let remains = match members.seats[index].state {
-            member_state::HEALTHY | member_state::DROPPED | member_state::RESTARTED => true,
-            member_state::LEFT_EARLY => others_absent,
+            member_state::HEALTHY | member_state::DROPPED | member_state::RESTARTED | member_state::LEFT_EARLY => true,
             _ => false,
         };
         if !remains {
