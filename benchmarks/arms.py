@@ -32,6 +32,7 @@ import torch
 from aftermath.data.bytelevel import VOCAB_SIZE, byte_tokenizer
 from aftermath.data.tokenise import hold_out, standard_library, standard_library_root, tokenise
 from aftermath.demo.commands import model_config
+from aftermath.events.event_types import Event
 from aftermath.lab import kinds
 from aftermath.lab.course import Course
 from aftermath.lab.fill_in import recipe_of
@@ -43,7 +44,6 @@ from aftermath.model.store import write_checkpoint
 from aftermath.optim.schema import build_schema
 from aftermath.replica.exactness import exact_device
 from aftermath.replica.passes import arithmetic_of
-from aftermath.watch.kinds import Event
 
 ARMS = Path(__file__).with_name("arms.toml")
 RUNS = Path(__file__).with_name("measured") / "runs"

@@ -46,14 +46,14 @@ KINDS = {
 SMALL, ENOUGH = "small-only", 0.8
 """The arm without a large member, and the part of a large member's gain that small ones are to give."""
 QUESTIONS = (
-    ("tier 0 beside tiers 1 and 2, against alone", 0, "mixed", "alone"),
-    ("tier 0 beside tiers 1 and 2, against alone with AdamW", 0, "mixed", "alone-adamw"),
-    ("tier 0 beside tiers 1 and 2, against alone with Muon", 0, "mixed", "alone-muon"),
-    ("tier 0 beside two of its kind, against alone", 0, "three-large", "alone"),
-    ("tier 0 beside tiers 1 and 2, against beside two of its kind", 0, "mixed", "three-large"),
-    ("tier 1 beside tiers 0 and 2, against without tier 0", 1, "mixed", "small-only"),
-    ("tier 2 beside tiers 0 and 1, against without tier 0", 2, "mixed", "small-only"),
-    ("tier 2 beside tiers 0 and 1, against three of its kind", 2, "mixed", "smallest"),
+    ("tier 0 with tiers 1 and 2, against alone", 0, "mixed", "alone"),
+    ("tier 0 with tiers 1 and 2, against alone with AdamW", 0, "mixed", "alone-adamw"),
+    ("tier 0 with tiers 1 and 2, against alone with Muon", 0, "mixed", "alone-muon"),
+    ("tier 0 with two of its kind, against alone", 0, "three-large", "alone"),
+    ("tier 0 with tiers 1 and 2, against with two of its kind", 0, "mixed", "three-large"),
+    ("tier 1 with tiers 0 and 2, against without tier 0", 1, "mixed", "small-only"),
+    ("tier 2 with tiers 0 and 1, against without tier 0", 2, "mixed", "small-only"),
+    ("tier 2 with tiers 0 and 1, against three of its kind", 2, "mixed", "smallest"),
 )
 """What is asked, of which tier: the loss with the second arm minus that with the first."""
 
@@ -121,8 +121,8 @@ def goals(gains: Sequence[Mapping[str, Any]], recovered: float | None) -> list[d
     """
     known = {(one["tier"], one["without"]): one for one in gains if one["with"] == "mixed"}
     asked = [
-        ("the large one learns more beside small ones than alone", [(0, "alone")]),
-        ("small ones learn more beside a large one than without it, from as many tokens", [(1, SMALL), (2, SMALL)]),
+        ("the large one learns more with small ones than alone", [(0, "alone")]),
+        ("small ones learn more with a large one than without it, from as many tokens", [(1, SMALL), (2, SMALL)]),
     ]
     found = [
         {

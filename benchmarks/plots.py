@@ -1,6 +1,6 @@
-"""Draws the pictures of docs/experiments.md from what was measured; `make docs` calls it.
+"""Draw the pictures of docs/measurements.md from what was measured; `make docs` calls it.
 
-    python benchmarks/plots.py docs
+    python benchmarks/plots.py docs/assets
 
 A picture says in its description from which figures it was drawn, so that a test sees when it is out of date.
 """
@@ -16,7 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quote import figures, has_curve
+from learning_tables import has_curve
+from quote import figures
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

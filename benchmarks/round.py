@@ -39,10 +39,10 @@ import psutil
 
 from aftermath.demo.commands import Commands, DemoFailed, Places
 from aftermath.demo.stage import REPOSITORY, create_run, launch, prepare_files, resume_run, write_config
+from aftermath.events.reader import EventReader, flat
 from aftermath.testnet.chain import await_chain
 from aftermath.testnet.errors import StageError
 from aftermath.testnet.processes import Process
-from aftermath.watch.reader import EventReader, flat
 
 TIERS = (0, 1, 2)
 LIMIT_SECONDS = 600.0

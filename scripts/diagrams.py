@@ -1,14 +1,10 @@
 #!/usr/bin/env python3
-"""Draws the Mermaid blocks of README.md and docs/ as pictures, which the site shows in their place (`site_pages.py`).
+"""Draw the Mermaid blocks of README.md and docs/ as pictures for the site (`site_pages.py`).
 
     npm pack mermaid@11 && tar xzf mermaid-*.tgz
     python scripts/diagrams.py package/dist/mermaid.min.js
 
-Decided: a block in a page is the source, which GitHub draws itself. The site would have to load Mermaid from elsewhere,
-or to hand out its 3 MB; so pictures are drawn beforehand, by Mermaid in Chromium, and kept beside the page as
-PAGE-NUMBER.svg. A picture says the hash of the text that it was drawn from, so that the site's build and a test see
-when it is out of date. It has no colours of its own: lines and letters are those of the text around it, in light and
-dark, and letters are no HTML, so that another font moves nothing out of sight.
+GitHub draws the blocks itself. The site shows the pictures in docs/assets, so that it loads no script.
 """
 
 from __future__ import annotations
@@ -65,7 +61,7 @@ def blocks(page: Path) -> list[str]:
 
 def picture(page: Path, number: int) -> Path:
     """Where the picture of a page's diagram is, counted from 1."""
-    return page.with_name(f"{page.stem}-{number}.svg")
+    return page.parent / "assets" / f"{page.stem}-{number}.svg"
 
 
 def stamp(source: str) -> str:

@@ -28,7 +28,12 @@ def module(name: str) -> ModuleType:
     return sys.modules[name]
 
 
-arms, noise, seconds, worth, quote = (module(name) for name in ("arms", "noise", "seconds", "worth", "quote"))
+arms = module("arms")
+noise = module("noise")
+seconds = module("seconds")
+worth = module("worth")
+learning_tables = module("learning_tables")
+module("quote")  # plots reads figures with it
 CURVE = [(100, 3.0), (200, 2.0), (400, 2.0), (800, 1.0)]
 ALONE = [{"steps": steps, "held_out": loss} for steps, loss in CURVE]
 FIGURES = json.loads((BENCHMARKS / "measured" / "worth.json").read_text())["figures"]
@@ -117,7 +122,7 @@ def test_the_seconds_of_a_step_that_members_need_are_those_that_make_them_worth_
 def test_a_worth_that_hangs_by_a_thread_is_told_as_such() -> None:
     """Of 5 by tokens 4.17 are left without the protocol: 4.5 with a tenth more, and 4 not with a tenth less."""
     for wanted, shown in [(3, "s ("), (4, "hardly: "), (4.5, "hardly: "), (4.6, "never")]:
-        assert shown in quote._from_step(seconds.step_seconds_for(wanted, 5.0, 1 / 1.2, members(), 11_000_000))
+        assert shown in learning_tables.from_step(seconds.step_seconds_for(wanted, 5.0, 1 / 1.2, members(), 11_000_000))
 
 
 def test_noise_is_pooled_by_what_trains() -> None:
@@ -143,9 +148,9 @@ def test_a_training_that_is_kept_in_two_files_counts_once(tmp_path: Path, monkey
 
 def test_a_best_rate_at_the_edge_of_what_was_tried_is_named() -> None:
     by_rate = {"0.001": 2.0, "0.002": 1.0, "0.01": 3.0}
-    assert not quote.is_at_edge({"lr": 0.002, "by_rate": by_rate})
-    assert quote.is_at_edge({"lr": 0.01, "by_rate": by_rate})
-    assert quote.is_at_edge({"lr": 0.02, "by_rate": {"0.02": 1.0}})
+    assert not learning_tables.is_at_edge({"lr": 0.002, "by_rate": by_rate})
+    assert learning_tables.is_at_edge({"lr": 0.01, "by_rate": by_rate})
+    assert learning_tables.is_at_edge({"lr": 0.02, "by_rate": {"0.02": 1.0}})
 
 
 @pytest.mark.parametrize(("optimizer", "late"), [("distro", True), ("sparseloco", False), ("adamw", False)])
@@ -210,9 +215,9 @@ def test_bytes_for_a_loss_lie_on_the_curve_of_those_that_send_least() -> None:
 def test_bytes_that_reach_the_bar_are_told_with_the_arms_they_lie_between() -> None:
     few, many = ({"arm": name, "held_out": loss, "on_curve": True} for name, loss in [("few", 2.0), ("many", 1.0)])
     own = {"points": [few, many], "bytes_for_bar": 0.04}
-    assert quote._needed(own | {"bar": 1.5}) == "0.04000, on a line from `few` to `many`"
-    assert quote._needed(own | {"bar": 2.5}) == "all of these"
-    assert quote._needed(own | {"bar": 0.5}) == "none of these"
+    assert learning_tables.bytes_needed(own | {"bar": 1.5}) == "0.04000, on a line from `few` to `many`"
+    assert learning_tables.bytes_needed(own | {"bar": 2.5}) == "all of these"
+    assert learning_tables.bytes_needed(own | {"bar": 0.5}) == "none of these"
 
 
 def test_every_arm_can_be_trained_and_says_what_was_expected() -> None:
@@ -241,10 +246,10 @@ def test_the_page_is_made_from_all_that_was_trained() -> None:
 def test_the_pictures_are_of_these_figures() -> None:
     plots = module("plots")
     for size, found in FIGURES.items():
-        drawn = (BENCHMARKS.parent / "docs" / f"experiments-{size}.svg").read_text()
+        drawn = (BENCHMARKS.parent / "docs/assets" / f"experiments-{size}.svg").read_text()
         assert plots.digest(found) in drawn, "run: make docs"
         if plots.has_curve(found):
-            drawn = (BENCHMARKS.parent / "docs" / f"experiments-{size}-bytes.svg").read_text()
+            drawn = (BENCHMARKS.parent / "docs/assets" / f"experiments-{size}-bytes.svg").read_text()
             assert plots.digest(found) in drawn, "run: make docs"
 
 

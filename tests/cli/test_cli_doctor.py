@@ -17,9 +17,9 @@ import pytest
 from aiohttp import web
 
 from aftermath.chain.wallet import create_wallet, load_wallet
-from aftermath.cli import checkup, checkup_machine, checkup_network
-from aftermath.cli.checkup import Status, Subject
-from aftermath.cli.checkup_chain import SKEW_SECONDS
+from aftermath.cli import findings, machine_checks, network_checks
+from aftermath.cli.findings import Status, Subject
+from aftermath.cli.run_checks import SKEW_SECONDS
 from aftermath.p2p.iroh import IrohTransport
 from cli.cli_runs import Shell, invoke
 from p2p.real_relay import real_relay
@@ -29,8 +29,8 @@ WITHOUT_NETWORK = ("unshare", "--user", "--map-root-user", "--net")
 
 
 def test_as_text_of_ok_finding_with_advice_is_a_hint() -> None:
-    found = [("relay", checkup.fine("none asked", "Name one")), ("disk", checkup.broken("full", "Make room"))]
-    assert checkup.as_text(found).split("\n") == [
+    found = [("relay", findings.fine("none asked", "Name one")), ("disk", findings.broken("full", "Make room"))]
+    assert findings.as_text(found).split("\n") == [
         "ok       relay: none asked",
         "         hint: Name one",
         "failure  disk: full",
@@ -117,7 +117,7 @@ def test_an_interface_that_this_machine_has_not() -> None:
 
 
 def test_udp_that_is_blocked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkup_network, "CONNECT_SECONDS", 0.1)
+    monkeypatch.setattr(network_checks, "CONNECT_SECONDS", 0.1)
     monkeypatch.setattr(IrohTransport, "reachable", lambda _: [])
     code, checks = examined()
     assert (code, checks["udp"]["status"]) == (1, "failure")
@@ -138,15 +138,15 @@ def test_udp_on_a_machine_whose_every_interface_is_down() -> None:
 
 
 def test_a_relay_that_is_not_there_is_given_up_within_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkup_network, "RELAY_SECONDS", 0.5)
+    monkeypatch.setattr(network_checks, "RELAY_SECONDS", 0.5)
     code, checks = examined("--iroh-relay", "http://127.0.0.1:9")
     assert (code, checks["relay"]["status"]) == (1, "failure")
-    assert f"within {checkup_network.RELAY_SECONDS} s" in checks["relay"]["message"]
+    assert f"within {network_checks.RELAY_SECONDS} s" in checks["relay"]["message"]
     assert "TCP port 9" in checks["relay"]["fix"]
 
 
 async def test_a_relay_that_answers_and_takes_nobody_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkup_network, "RELAY_SECONDS", 0.5)
+    monkeypatch.setattr(network_checks, "RELAY_SECONDS", 0.5)
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if (await reader.readuntil(b"\r\n\r\n")).startswith(b"GET /ping"):
@@ -156,8 +156,8 @@ async def test_a_relay_that_answers_and_takes_nobody_is_none(monkeypatch: pytest
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    subject = Subject("cpu", None, None, 0, mend=False, relay=url)
-    found = await checkup_network.relay(subject)
+    subject = Subject("cpu", relay=url)
+    found = await network_checks.relay(subject)
     server.close()
     assert found.status is Status.FAILURE
     assert url in found.message
@@ -192,7 +192,7 @@ def test_no_relay() -> None:
 def test_what_a_relay_sees_says_by_what_way_others_come(
     chosen: str, addresses: list[str] | None, named: bool, status: str, word: str
 ) -> None:
-    found = checkup_network.judged(chosen, addresses, named=named)
+    found = network_checks.judged(chosen, addresses, named=named)
     assert (found.status, bool(found.fix)) == (status, bool(word))
     assert word in found.fix
     if addresses and not word:
@@ -216,28 +216,28 @@ async def test_what_the_hub_says_of_the_token(monkeypatch: pytest.MonkeyPatch) -
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     port = runner.addresses[0][1]
-    subject = Subject("cpu", None, None, 0, mend=False)
+    subject = Subject("cpu")
     monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{port}")
     told = {}
     for token in ("good", "bad"):
         monkeypatch.setenv("HF_TOKEN", token)
-        told[token] = (await checkup_machine.hub_token(subject)).status.value
+        told[token] = (await machine_checks.hub_token(subject)).status.value
     await runner.cleanup()
-    told["away"] = (await checkup_machine.hub_token(subject)).status.value
+    told["away"] = (await machine_checks.hub_token(subject)).status.value
     assert told == {"good": "ok", "bad": "failure", "away": "warning"}
 
 
 def test_little_room_on_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkup_machine, "LEAST_DISK", 1 << 60)
+    monkeypatch.setattr(machine_checks, "LEAST_DISK", 1 << 60)
     assert examined()[1]["disk"]["status"] == "warning"
 
 
 def test_packages_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = ["typer>=99", "no-such-package", "torch>=2.8", "nothing; extra == 'hf'", "solders<0.27,>=0.26"]
-    monkeypatch.setattr(checkup_machine, "requires", lambda _: asked)
+    monkeypatch.setattr(machine_checks, "requires", lambda _: asked)
     code, checks = examined()
     assert code == 1
-    assert "and >=99 is asked for; no-such-package is not installed" in checks["python"]["message"]
+    assert "and >=99 is required; no-such-package is not installed" in checks["python"]["message"]
     for fits in ("torch", "nothing", "solders"):
         assert fits not in checks["python"]["message"]
 
@@ -262,28 +262,28 @@ def test_a_run_and_what_it_asks(owner: Shell, run_id: str, material: Path, monke
     assert owner("create-run", "--run-id", run_id).code == 0
     code, checks = examined(*line)
     assert code == 1
-    assert "its owner has not configured it yet (update-config)" in checks["admission"]["message"]
+    assert "its owner has not configured it yet (update-config)" in checks["state"]["message"]
     assert owner("update-config", "--run-id", run_id, "--config-path", material / "config.toml").code == 0
     assert owner("set-paused", "--run-id", run_id, "resume").code == 0
     code, checks = examined(*line)
     assert code == 0, checks
     assert {one["status"] for one in checks.values()} == {"ok"}
     assert "tier 0 fits" in checks["memory"]["message"]
+    needed = [float(text.split(" GB")[0]) for text in checks["memory"]["message"].split("GB free")[1].split(": ")[1:4]]
+    assert needed == sorted(needed, reverse=True)
     assert (
         checks["reach"]["message"] == f"the run reads {material / 'model'} (model); reads {material / 'tokens'} (data)"
     )
 
     code, checks = examined(*line, "--matformer-tier", 7)
     assert code == 1
-    assert "has tiers 0 to 2" in checks["model"]["message"]
-    needed = [float(text.split(" GB")[0]) for text in checks["memory"]["message"].split("GB free")[1].split(": ")[1:4]]
-    assert needed == sorted(needed, reverse=True)
+    assert "has tiers 0 to 2" in checks["tier"]["message"]
 
     monkeypatch.setattr("aftermath.replica.memory.free_bytes", lambda _: 1000)
     assert "none fits" in examined(*line)[1]["memory"]["message"]
 
     now = time.time
-    monkeypatch.setattr("aftermath.cli.checkup_chain.time.time", lambda: now() + 2 * SKEW_SECONDS)
+    monkeypatch.setattr("aftermath.cli.run_checks.time.time", lambda: now() + 2 * SKEW_SECONDS)
     assert examined(*line)[1]["clock"]["status"] == "warning"
 
 
@@ -291,7 +291,7 @@ def test_a_run_for_another_client(owner: Shell, run_id: str) -> None:
     assert owner("create-run", "--run-id", run_id, "--client-version", "9.9.9").code == 0
     code, checks = examined("--rpc", owner.rpc, "--run-id", run_id, "-w", owner.wallet)
     assert code == 1
-    assert "9.9.9" in checks["run"]["message"]
+    assert "9.9.9" in checks["version"]["message"]
 
 
 def test_a_wallet_that_nobody_admits_is_told_both_ways_in(owner: Shell, run_id: str, tmp_path: Path) -> None:
@@ -300,11 +300,11 @@ def test_a_wallet_that_nobody_admits_is_told_both_ways_in(owner: Shell, run_id: 
         create_wallet(tmp_path / f"{name}.json")
     assert owner("create-run", "--run-id", run_id, "--join-authority", tmp_path / "grantor.json").code == 0
     line = ("--rpc", owner.rpc, "--run-id", run_id, "-w", owner.wallet)
-    fix = examined(*line)[1]["admission"]["fix"]
+    fix = examined(*line)[1]["authorization"]["fix"]
     assert f"join-authorization-create --authorizer {load_wallet(owner.wallet).pubkey}; " in fix
     assert "a delegate names its grantee: --authorizer GRANTEE" in fix
     grantee = str(load_wallet(tmp_path / "grantee.json").pubkey)
-    fix = examined(*line, "--authorizer", grantee)[1]["admission"]["fix"]
+    fix = examined(*line, "--authorizer", grantee)[1]["authorization"]["fix"]
     assert f"{grantee} makes it a delegate with aftermath-solana join-authorization-delegate" in fix
 
 

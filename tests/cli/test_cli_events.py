@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from aftermath.events.event_files import EpochFiles
+from aftermath.events.reader import columns
+from aftermath.events.stream import Events, JsonLines
 from aftermath.lab import kinds
-from aftermath.watch.epoch_files import EpochFiles
-from aftermath.watch.events import Events, JsonLines
-from aftermath.watch.table import columns
 from cli.cli_runs import CONSOLE, invoke
-from watch.said import said
+from events.sample_events import said
 
 NOON = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
 EVIL = "=1+1\x1b[2J"

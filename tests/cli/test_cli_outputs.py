@@ -14,7 +14,7 @@ import pytest
 from aftermath.base.outputs import MARK, OutputError
 from aftermath.chain.wallet import create_wallet
 from aftermath.cli.present import Result, aside, listing, show
-from aftermath.watch.events import JsonLines
+from aftermath.events.stream import JsonLines
 from cli.cli_runs import invoke
 from cli.conftest import SHAPE
 from cli.test_cli_decode_gradients import put, result_of

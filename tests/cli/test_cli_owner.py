@@ -14,9 +14,9 @@ import pytest
 
 from aftermath import __version__
 from aftermath.chain.wallet import create_wallet, load_wallet
+from aftermath.events.progress import in_words, state_words
 from aftermath.owner.change import Change
 from aftermath.rules.state import RunState
-from aftermath.watch.phase import in_words, state_words
 from cli.cli_runs import CONSOLE, Shell, invoke, invoke_typing
 from cli.conftest import new_run_id, new_user
 
@@ -355,7 +355,7 @@ def test_list_runs_shows_the_run(unchanged: tuple[Shell, str]) -> None:
     listed = invoke("list-runs", "--rpc", configured.rpc).out
     assert [line.split()[2:4] for line in listed.splitlines() if run_id in line] == [["new", "0"]]
     asked = invoke("can-join", "--rpc", configured.rpc, "--run-id", run_id, "--address", configured.wallet).out
-    assert "the run is new, and waits: its owner has not begun it yet (set-paused resume); train may be" in asked
+    assert "the run is new, and waits: its owner has not begun it yet (set-paused resume)" in asked
 
 
 def test_a_run_is_listed_and_told_in_the_words_of_a_members_view(configured: Shell, run_id: str) -> None:
@@ -393,7 +393,7 @@ def test_a_wallet_is_removed_and_barred_by_the_owner_and_the_join_authority(
     found = Shell(owner.rpc, grantor)(*whom, "--bar").data
     assert (found["seat"], found["barred"]) == (None, True)
     asked = invoke("can-join", "--rpc", owner.rpc, "--run-id", run_id, "--address", stranger)
-    assert "the wallet is barred from the run" in asked.out
+    assert "this wallet is barred from run" in asked.out
     assert owner(*whom).data["barred"] is False
     asked = invoke("can-join", "--rpc", owner.rpc, "--run-id", run_id, "--address", stranger)
     assert "barred" not in asked.out

@@ -9,7 +9,7 @@ import pytest
 
 from cli.cli_lone_member import quick_config
 from cli.cli_runs import CONSOLE, LOCAL, Shell
-from tui.tui_terminal import Terminal
+from ui.terminal.tui_terminal import Terminal
 
 
 @pytest.mark.slow

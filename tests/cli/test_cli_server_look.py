@@ -116,7 +116,7 @@ def test_predownload_and_doctor_at_server_find_run_and_files(server: Server) -> 
     fetched = server("predownload", "--matformer-tier", "1", "--json").data
     assert (fetched["run_id"], fetched["tier"], fetched["sequences"] > 0) == (RUN, 1, True)
     checks = {one["check"]: one for one in server("doctor", "--json").data["checks"]}
-    assert [checks[name]["status"] for name in ("server", "clock", "run", "admission", "model")] == ["ok"] * 5
+    assert [checks[name]["status"] for name in ("server", "clock", "run", "authorization", "model")] == ["ok"] * 5
     assert "lets the key in" in checks["server"]["message"]
     assert "wallet" not in checks
     assert "balance" not in checks

@@ -18,7 +18,7 @@ from aftermath.cli.connection import sign_in
 from aftermath.cli.options import SigningOptions
 from cli.cli_lone_member import one_epoch, quick_config
 from cli.cli_runs import CONSOLE, Shell, invoke, invoke_during, press_ctrl_c
-from tui.tui_terminal import Terminal
+from ui.terminal.tui_terminal import Terminal
 
 EVIL = "a[/b]\x1b[2J\u202egpj.exe"
 

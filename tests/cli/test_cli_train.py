@@ -113,7 +113,7 @@ def test_can_join_says_what_the_chain_objects_to_before_torch_is_loaded(
     assert owner("kick", "--run-id", run_id, "--wallet", owner.wallet, "--bar").data["barred"] is True
     done = asked()
     assert done.code == 11
-    assert "the wallet is barred from the run" in done.out
+    assert "this wallet is barred from run" in done.out
     assert "loading PyTorch" not in done.err
 
 

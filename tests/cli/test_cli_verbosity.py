@@ -16,13 +16,12 @@ from aftermath.base.verbosity import VERBOSITY, Verbosity, say
 from aftermath.chain.wallet import create_wallet
 from aftermath.cli.present import note
 from aftermath.cli.update_config import announce
+from aftermath.events.console import ConsoleLines, LogLines, show_debug_logs
+from aftermath.events.event_types import Leaving, Warning
 from aftermath.lab.kinds import Finished
 from aftermath.lab.lines import StepLines
 from aftermath.owner.difference import Difference
 from aftermath.server.index import CENTRALIZED
-from aftermath.watch.console import ConsoleLines
-from aftermath.watch.kinds import Leaving, Warning
-from aftermath.watch.log_lines import LogLines, show_debug_logs
 from cli.cli_runs import invoke
 
 NOBODY = "http://127.0.0.1:9"

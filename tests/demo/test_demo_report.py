@@ -12,10 +12,10 @@ from aftermath.demo.commands import KILLED, TIERS, DemoFailed
 from aftermath.demo.costs import Costs
 from aftermath.demo.outcome import Outcome
 from aftermath.demo.report import findings, shortcomings
+from aftermath.events.event_types import Applied, Event
+from aftermath.events.stream import line_of
 from aftermath.testnet.story import MemberStory, Story
-from aftermath.watch.events import line_of
-from aftermath.watch.kinds import Applied, Event
-from watch.said import said
+from events.sample_events import said
 
 LAST = 60
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)

@@ -17,9 +17,9 @@ from aftermath.demo.costs import Costs
 from aftermath.demo.outcome import Outcome
 from aftermath.demo.report import findings
 from aftermath.demo.screen import LINE_EVERY, Screen, line, picture
+from aftermath.events.reader import About, EventRecord
 from aftermath.testnet.story import MemberStory, Story
-from aftermath.watch.reader import About, EventRecord
-from watch.said import said
+from events.sample_events import said
 
 TOTAL = 120
 REACHED = [Outcome(54, 0, 3.2, "", (12, 20), 0.44), Outcome(54, 1, 3.3, "", (9, 11)), Outcome(54, 2, 3.4, "", (9, 9))]

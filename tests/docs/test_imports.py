@@ -26,7 +26,7 @@ NEVER = {
     "chain": {"torch", "aftermath.p2p"},
     "server": {"torch", "iroh", "aftermath.member", "aftermath.model", "aftermath.optim"},
     "owner": {"aftermath.cli", "aftermath.server", "aftermath.member"},
-    "observe": {"torch", "iroh", "aftermath.cli", "aftermath.p2p", "aftermath.member", "aftermath.chain.wallet"},
+    "ui": {"torch", "iroh", "aftermath.cli", "aftermath.p2p", "aftermath.member", "aftermath.chain.wallet"},
     "lab": {"aiohttp", "httpx", "aftermath.chain", "aftermath.p2p", "aftermath.coordinator"},
     "testnet": {"torch", "solders", "aftermath.chain", "aftermath.member"},
     "localnet": {"torch", "aftermath.chain", "aftermath.p2p", "aftermath.programs"},

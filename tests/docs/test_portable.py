@@ -18,7 +18,7 @@ PLACES = {
     "base/signals.py": "tries, and has another way",
     "testnet/leash.py": "groups of processes, and their end with their parent",
     "testnet/panes.py": "tmux",
-    "tui/terminal.py": "the screen, which is not drawn elsewhere",
+    "ui/terminal/terminal.py": "the screen, which is not drawn elsewhere",
 }
 
 

@@ -13,7 +13,7 @@ from selenium.webdriver import Chrome
 from selenium.webdriver.chrome.service import Service
 
 from docs.test_site import ROOT, site  # noqa: F401 (a fixture)
-from observe.test_observer_browser import DRIVER, chromium
+from ui.web.test_observer_browser import DRIVER, chromium
 
 pytestmark = pytest.mark.slow
 

@@ -6,8 +6,8 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
+from aftermath.events.reader import EventReader, flat
 from aftermath.sim.record import state_of
-from aftermath.watch.reader import EventReader, flat
 
 Event = dict[str, Any]
 

@@ -11,7 +11,7 @@ import pytest
 
 from e2e.material import Material
 from e2e.processes import CONSOLE, PATIENCE
-from tui.tui_terminal import Terminal
+from ui.terminal.tui_terminal import Terminal
 
 pytestmark = pytest.mark.slow
 SHORT = {"init_min_clients": 2, "min_clients": 1, "min_round_time": 0, "total_steps": 5000}

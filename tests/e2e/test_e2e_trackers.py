@@ -13,8 +13,8 @@ from xprocess import XProcess
 from e2e.diary import Diary
 from e2e.material import Material
 from e2e.processes import CONSOLE, Running
-from watch.test_trackers import with_trackio, with_wandb
-from watch.wandb_file import kept
+from events.test_trackers import with_trackio, with_wandb
+from events.wandb_file import kept
 
 pytestmark = pytest.mark.slow
 

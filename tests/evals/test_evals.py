@@ -23,13 +23,13 @@ from aftermath.evals import source_choice
 from aftermath.evals.likelihood import asked_of, likelihood, written
 from aftermath.evals.suite import check_known, evaluated
 from aftermath.evals.wish import SOURCE_CHOICE, Wanted, wanted
+from aftermath.events import event_types
+from aftermath.events.stream import Events
 from aftermath.member.rounds import evaluations
 from aftermath.member.rounds.evaluations import Evaluations
 from aftermath.model.initial import init_weights
 from aftermath.model.network import LanguageModel
 from aftermath.model.tokenizer import Tokenizer
-from aftermath.watch import kinds
-from aftermath.watch.events import Events
 from evals.known_text import CONFIG, TEXT
 from model.of_library import in_its_process
 
@@ -131,11 +131,11 @@ class Member:
 
     def __init__(self, asked: Evaluations, model: LanguageModel) -> None:
         self.asked, self.model, self.step = asked, model, 0
-        self.told: list[kinds.Event] = []
+        self.told: list[event_types.Event] = []
         self.compute = ThreadWorker("replica")
         self._events = Events(lambda: 0.0, [self.told.append])
 
-    async def rounds(self, most: int, enough: int = 2) -> list[kinds.Event]:
+    async def rounds(self, most: int, enough: int = 2) -> list[event_types.Event]:
         """Run at most `most` rounds, and return the events."""
         for _ in range(most):
             if len(self.told) >= enough:
@@ -157,7 +157,7 @@ def asking(docs: int) -> Evaluations:
 async def test_a_member_is_asked_between_rounds_and_told_of_whole(model: LanguageModel, tokenizer: Tokenizer) -> None:
     member = Member(asking(32), model)
     told = await member.rounds(600)
-    found = [event for event in told if isinstance(event, kinds.Evaluated)]
+    found = [event for event in told if isinstance(event, event_types.Evaluated)]
     assert len(found) == len(told) == 2
     (at_rest,) = evaluated(asked_of(model), tokenizer, 24, Wanted((SOURCE_CHOICE,), docs=32))
     for event in found:
@@ -177,7 +177,7 @@ async def test_answers_are_of_the_step_that_is_told(tokenizer: Tokenizer) -> Non
                 tensor.copy_(torch.randn(tensor.shape, generator=torch.Generator().manual_seed(0)))
     assert member.step > 1, "it took more than a round"
     (event,) = member.told
-    assert isinstance(event, kinds.Evaluated)
+    assert isinstance(event, event_types.Evaluated)
     assert (event.step, event.value) == (1, at_first)
     assert evaluated(asked_of(trained), tokenizer, 24, Wanted((SOURCE_CHOICE,), docs=32))[0].value != at_first
 
@@ -202,7 +202,7 @@ async def test_a_round_that_begins_waits_for_no_pass(model: LanguageModel, token
         held.remove()
     (event,) = await member.rounds(600, 1)
     (at_rest,) = evaluated(asked_of(model), tokenizer, 24, Wanted((SOURCE_CHOICE,), docs=20))
-    assert isinstance(event, kinds.Evaluated)
+    assert isinstance(event, event_types.Evaluated)
     assert (event.step, event.value) == (1, at_rest.value)
 
 
@@ -236,5 +236,5 @@ async def test_evaluation_that_fails_is_told_once(
 
     monkeypatch.setattr(evaluations, "evaluated", fail)
     (event,) = await Member(asking(20), model).rounds(5)
-    assert isinstance(event, kinds.Warning)
+    assert isinstance(event, event_types.Warning)
     assert says in event.message

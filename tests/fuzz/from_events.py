@@ -9,13 +9,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from aftermath.watch.events import plain
-from aftermath.watch.history import History
-from aftermath.watch.lines import EventLines
-from aftermath.watch.reader import EventReader
-from aftermath.watch.table import CsvTable
+from aftermath.events.history import History
+from aftermath.events.reader import CsvTable, EventReader
+from aftermath.events.stream import plain
+from aftermath.events.text import EventLines
+from events.sample_events import KINDS, said
 from fuzz.decoder import Decode, Decoder, through_file
-from watch.said import KINDS, said
 
 NOON = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
 TELLER = {"run": "demo", "member": "Wal1et", "member_tier": 1, "client": "0.1.0"}

@@ -26,6 +26,7 @@ from aftermath.cli.index import Index
 from aftermath.cli.main import SOLANA
 from aftermath.cli.present import EXITS
 from aftermath.config.keys import keys
+from aftermath.events.event_types import MEMBER_EVENTS
 from aftermath.model.segments import level_hash
 from aftermath.optim.codec import decode_level
 from aftermath.optim.engine import Engine
@@ -33,7 +34,6 @@ from aftermath.optim.feedback import ErrorFeedback
 from aftermath.optim.parts import PseudoGradient
 from aftermath.optim.schema import Schema
 from aftermath.server.index import CENTRALIZED
-from aftermath.watch.kinds import MEMBER_EVENTS
 from optim.optim_oracle import RAGGED, toy_inner, toy_schema
 from programs.harness import World
 from programs.scenario import Scenario, wallet

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from aftermath.events import event_types
+from aftermath.events.stream import Event, Events
 from aftermath.kernels import aggregate, encode
 from aftermath.kernels.use import missing
 from aftermath.optim import compiled, proof
 from aftermath.optim.engine import Engine
 from aftermath.train.kernels import ready_kernels
-from aftermath.watch import kinds
-from aftermath.watch.events import Event, Events
 from optim.optim_oracle import toy_schema
 from optim.optim_replica import tensors
 
@@ -72,9 +72,9 @@ async def test_torch_takes_the_place_of_a_wrong_kernel_and_it_is_said_once(
         return work()
 
     await ready_kernels(Events(lambda: 0.0, [heard.append]), here)
-    (said,) = (event for event in heard if isinstance(event, kinds.Kernels))
+    (said,) = (event for event in heard if isinstance(event, event_types.Kernels))
     assert says in (said.missing or "")
-    (warning,) = (event for event in heard if isinstance(event, kinds.Warning))
+    (warning,) = (event for event in heard if isinstance(event, event_types.Warning))
     assert says in warning.message
     schema = toy_schema()
     params = tensors(schema, 0, 0)

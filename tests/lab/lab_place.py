@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from aftermath.events.event_types import Event
+from aftermath.events.stream import plain
 from aftermath.lab.course import Course
 from aftermath.lab.fill_in import recipe_of
 from aftermath.lab.kinds import EVENTS
@@ -18,8 +20,6 @@ from aftermath.model.initial import init_weights
 from aftermath.model.store import write_checkpoint
 from aftermath.sim.player import Said
 from aftermath.sim.tiny import CONFIG
-from aftermath.watch.events import plain
-from aftermath.watch.kinds import Event
 
 CPU = torch.device("cpu")
 DISTRO = {"optimizer": "distro", "members": 3, "tiers": "0,1,2", "total_batch": 6}

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 from solders.keypair import Keypair
 
+from aftermath.events.stream import Events, plain
 from aftermath.member.attention import Attention
 from aftermath.member.feed import RunFeed
 from aftermath.member.plan import RoundPlan, plan_round
@@ -34,7 +35,6 @@ from aftermath.sim.clock import InlineWorker, VirtualClock
 from aftermath.sim.player import Said
 from aftermath.sim.tiny import CONFIG
 from aftermath.sim.transport import SimNetwork, SimTransport
-from aftermath.watch.events import Events, plain
 from rules import builders
 
 DISTRO = Distro(topk=4, topk_embeddings=4, chunk=8, quantize_1bit=True, decay=0.999, weight_decay=0.0, clip=None)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from aftermath.events import event_types
+from aftermath.events.stream import Events
 from aftermath.member.rounds.sharetime import ShareTime
-from aftermath.watch import kinds
-from aftermath.watch.events import Events
 from member.desk import Desk
 
 DECLARED = 60
@@ -31,9 +31,9 @@ def test_share_given_up_at_once_does_not_raise_the_speed() -> None:
 
 def test_shares_given_up_in_a_row_repeat_the_warning() -> None:
     """In rounds of a second, a share that is given up at once takes no time."""
-    seen: list[kinds.Event] = []
+    seen: list[event_types.Event] = []
     time = ShareTime(Events(lambda: 0.0, [seen.append]), 15.0, DECLARED)
     for _ in range(12):
         time.took(3, 0.001, done=False)
-    said = [event.message for event in seen if isinstance(event, kinds.Warning)]
+    said = [event.message for event in seen if isinstance(event, event_types.Warning)]
     assert [message.split(": ")[1].split(" in a row")[0] for message in said] == ["3 shares", "12 shares"]

@@ -17,12 +17,12 @@ from aftermath.chain.refusals import refusal
 from aftermath.coordinator.errors import Refusal, Refused, Unavailable
 from aftermath.coordinator.ports import Coordinator
 from aftermath.coordinator.view import View
+from aftermath.events.stream import Events
 from aftermath.member.feed import RunFeed
 from aftermath.member.persist import Duty, persist
 from aftermath.member.ports import Ports
 from aftermath.rules.state import RunState
 from aftermath.sim.clock import InlineWorker, VirtualClock, run_virtual
-from aftermath.watch.events import Events
 from rules.builders import run, view
 
 # --- pulse and first_of ---------------------------------------------------------------------------

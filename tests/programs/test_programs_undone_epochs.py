@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Mapping
 
 import pytest
 
+from aftermath.events.status import standing
 from aftermath.rules import bitmap
 from aftermath.rules.deadlines import HOLDERS_WAIT, next_deadline
 from aftermath.rules.state import MemberState, ModelSource, RunState
-from aftermath.watch.standing import standing
 from programs.harness import World
 from programs.holding import one_round
 from programs.scenario import Scenario, member

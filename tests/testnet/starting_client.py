@@ -12,9 +12,9 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-from aftermath.watch.epoch_files import EpochFiles
-from aftermath.watch.events import Events
-from watch.said import said
+from aftermath.events.event_files import EpochFiles
+from aftermath.events.stream import Events
+from events.sample_events import said
 
 STARTS, TRAINS = "starts", "trains"
 

@@ -10,19 +10,19 @@ import pytest
 from rich.console import Console
 
 from aftermath.base.verbosity import Verbosity
+from aftermath.events import event_types
+from aftermath.events.reader import About, EventRecord
 from aftermath.testnet.lines import Lines
-from aftermath.watch import kinds
-from aftermath.watch.reader import About, EventRecord
 
 
 @pytest.mark.parametrize(
     ("event", "line"),
     [
-        (kinds.Warning(message="no checkpoint was kept"), "client-1 | warning: no checkpoint was kept"),
-        (kinds.Loading(), "client-1 | loading PyTorch…"),
+        (event_types.Warning(message="no checkpoint was kept"), "client-1 | warning: no checkpoint was kept"),
+        (event_types.Loading(), "client-1 | loading PyTorch…"),
     ],
 )
-def test_lines_mark_warnings_of_clients(event: kinds.Event, line: str) -> None:
+def test_lines_mark_warnings_of_clients(event: event_types.Event, line: str) -> None:
     console = Console(file=(out := io.StringIO()))
     about = About(run_id="demo", tier=0, wallet="Key1", version="1")
     told = EventRecord(at=datetime.now(UTC), about=about, event=event, path=Path("events/client-1/events.jsonl"))

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from aftermath.events import event_types
+from aftermath.events.stream import Events
 from aftermath.member.unfinished import Stake
 from aftermath.train.departure import Departure
-from aftermath.watch import kinds
-from aftermath.watch.events import Events
 
 
 @dataclass
@@ -49,11 +49,11 @@ def test_first_signal_saves_or_asks_by_what_is_at_stake(
     departure, member = Departure(Events(lambda: 0.0, [seen.append]), can_ask=can_ask), AtStake(stake)
     departure.member = member  # type: ignore[assignment]
     assert [departure.on_signal(number) for _ in answers] == answers
-    warned = [event.message for event in seen if isinstance(event, kinds.Warning)]
+    warned = [event.message for event in seen if isinstance(event, event_types.Warning)]
     assert [LOST in message and says is not None and says in message for message in warned] == [True] * bool(says)
     assert (member.stopped is not None) is (answers == [60.0])
     assert departure.lost == stake
-    assert isinstance(seen[-1], kinds.Leaving)
+    assert isinstance(seen[-1], event_types.Leaving)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_failed_save_asks_for_another_ctrl_c_on_a_terminal(number: signal.Signal
     assert [member.stopped(False), member.stopped(False)] == [stays, stays]
     assert stayed == [True] * stays
     assert departure.lost == stake, "also if a third signal ends the process at once"
-    first = next(event.message for event in seen if isinstance(event, kinds.Warning))
+    first = next(event.message for event in seen if isinstance(event, event_types.Warning))
     assert first.startswith(LOST)
     assert ("Press Ctrl-C again" in first) is stays
     if stays:

@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from aftermath.events import event_types
+from aftermath.events.stream import Events
 from aftermath.train.machine import Look, looked_at
-from aftermath.watch import kinds
-from aftermath.watch.events import Events
 
 ASKED = "import json, msgspec, pathlib; from aftermath.train.machine import Look; look = Look(pathlib.Path()); "
 ASKED += "print(json.dumps(msgspec.to_builtins(look().gpus)))"
@@ -62,17 +62,17 @@ def test_memory_of_the_members_other_processes_counts(tmp_path: Path) -> None:
 
 
 def test_it_is_told_until_it_is_over(tmp_path: Path) -> None:
-    told: list[kinds.Event] = []
+    told: list[event_types.Event] = []
     third = threading.Event()
 
-    def hear(event: kinds.Event) -> None:
+    def hear(event: event_types.Event) -> None:
         told.append(event)
         if len(told) == 3:
             third.set()
 
     with looked_at(Events(lambda: 0.0, [hear]), tmp_path, 0.01):
         assert third.wait(60)
-    assert all(isinstance(event, kinds.Machine) for event in told)
+    assert all(isinstance(event, event_types.Machine) for event in told)
     assert all(thread.name != "machine" or not thread.is_alive() for thread in _ended(threading.enumerate()))
 
 

@@ -14,11 +14,11 @@ import pytest
 from aftermath import __version__
 from aftermath.base.errors import Unsuitable
 from aftermath.chain.wallet import create_wallet
+from aftermath.events.stream import JsonLines
 from aftermath.sim.simulation import Simulation, play
 from aftermath.train import session
 from aftermath.train.settings import TrainSettings
-from aftermath.watch.events import JsonLines
-from watch.said import said
+from events.sample_events import said
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:

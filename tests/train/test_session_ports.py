@@ -11,7 +11,7 @@ import pytest
 
 from aftermath.train import session
 from aftermath.train.settings import TrainSettings
-from watch.said import said
+from events.sample_events import said
 
 
 @pytest.mark.parametrize(("discovery", "entries"), [("auto", 1), ("n0", 0)])

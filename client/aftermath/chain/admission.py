@@ -59,6 +59,23 @@ def check_verdicts(run: Run) -> None:
     )
 
 
+def not_admitted(run_id: str, wallet: Pubkey, grantor: Pubkey, authorizer: Pubkey | None) -> Refused:
+    """Return the refusal of a wallet that the join authority `grantor` did not authorize.
+
+    `authorizer`: the grantee as whose delegate the wallet asks to join, if it names one.
+    """
+    if authorizer is None:
+        delegate = "a delegate names its grantee: --authorizer GRANTEE"
+    else:
+        delegate = f"or {authorizer} makes it a delegate with aftermath-solana join-authorization-delegate"
+    return Refused(
+        "NotAuthorized",
+        f"wallet {wallet} is not admitted to run {run_id!r}",
+        f"Ask the run's join authority {grantor} for an authorization: aftermath-solana join-authorization-create "
+        f"--authorizer {wallet}; {delegate}",
+    )
+
+
 async def check_funds(pool: RpcPool, wallet: Pubkey, bond: int = 0) -> None:
     """Raises Refused `InsufficientFunds` for a wallet that cannot pay what a start takes, `bond` lamports among it; on
     a network of this machine it is given what it lacks first, since nothing else tells whether the faucet gives any.

@@ -15,7 +15,7 @@ from solders.instruction import Instruction
 from solders.pubkey import Pubkey
 
 from aftermath.chain.addresses import run_addresses
-from aftermath.chain.admission import VERSION_MISMATCH, check_verdicts, check_version
+from aftermath.chain.admission import VERSION_MISMATCH, check_verdicts, check_version, not_admitted
 from aftermath.chain.authorizer import Authorizer
 from aftermath.chain.client import CoordinatorClient
 from aftermath.chain.instructions import witness_metadata
@@ -158,12 +158,7 @@ class SolanaMember:
         asked = grantor, self._wallet.pubkey, self._addresses.run, self._authorizer
         authorization = await self._authorizations.admitting(*asked)
         if authorization is None:
-            other = "name another" if self._authorizer else "name one"
-            raise Refused(
-                "NotAuthorized",
-                f"wallet {self._wallet.pubkey} is not admitted to run {self._run_id!r}",
-                f"Ask the run's join authority {grantor} for an authorization, or {other} with --authorizer",
-            )
+            raise not_admitted(self._run_id, self._wallet.pubkey, grantor, self._authorizer)
         return authorization.address
 
     async def join(self, *, p2p: bytes, tier: int, weight: int, schema_hash: bytes, stateless: bool) -> None:

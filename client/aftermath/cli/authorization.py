@@ -70,13 +70,6 @@ async def trouble_with_grantor(chain: SignedCluster, run_id: str) -> str:
 GRANT = "The join authority grants one with aftermath-solana join-authorization-create"
 
 
-def as_delegate(grantee: Pubkey | None) -> str:
-    """How a wallet joins that somebody else's authorization admits: `grantee` if it is one that does not yet."""
-    if grantee is None:
-        return "a delegate names its grantee: --authorizer GRANTEE"
-    return f"{grantee} makes it a delegate with aftermath-solana join-authorization-delegate"
-
-
 def present(found: Authorization | None, grantor: Pubkey, grantee: Pubkey, fix: str = GRANT) -> Authorization:
     """The authorization, or the error that there is none."""
     if found is None:

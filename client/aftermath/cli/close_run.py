@@ -32,7 +32,7 @@ async def _question(options: SigningOptions, run_id: str) -> str:
     from aftermath.chain.dry_run import Rehearsed
     from aftermath.chain.refusals import sol
     from aftermath.cli.connection import sign_in
-    from aftermath.watch.standing_words import not_recorded
+    from aftermath.events.status import not_recorded
 
     async with sign_in(replace(options, dry_run=True)) as chain:
         run, model, members = await chain.coordinator.snapshot(run_id)

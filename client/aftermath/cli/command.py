@@ -122,7 +122,7 @@ def _entry(name: str, body: Body, groups: Mapping[str, OptionGroup]) -> Callable
 
 
 def _show_logs() -> None:
-    from aftermath.watch.log_lines import show_logs  # only here: a help page does not wait for it
+    from aftermath.events.console import show_logs  # only here: a help page does not wait for it
 
     show_logs()
 

@@ -38,7 +38,7 @@ A table that is a choice holds exactly one of its variants: `[model.LLM.checkpoi
 _CODES = """## Codes of mistakes
 
 Of each mistake `config validate --json` gives the `code`, which stays when its sentence changes, the `line` and the
-`key`. What the program would refuse has the name of its [error](program.md#errors) in small letters, as
+`key`. What the program would refuse has the name of its [error](protocol.md#errors) in small letters, as
 `epoch-length-missing`. What a checkpoint's config.json, the model's shape or the data's place has against it is called
 as [that error](operations.md#error-codes) is: `checkpoint`, `model-config`, `schema`, `data`. The others:"""
 _WARNINGS = "Warnings make no file wrong:"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aftermath.cli.command import command
 from aftermath.cli.present import Result
-from aftermath.watch.printable import json_text
+from aftermath.events.printable import json_text
 
 
 @command("config schema", example="aftermath-solana config schema")

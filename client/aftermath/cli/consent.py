@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from aftermath.base.errors import UsageError
-from aftermath.watch.printable import printable
+from aftermath.events.printable import printable
 
 YES = Annotated[bool, typer.Option("--yes", help="Do it without a question.", show_default=False)]
 

@@ -64,7 +64,7 @@ async def create_run(
     from aftermath.chain.refusals import sol
     from aftermath.cli.authorization import open_to_all
     from aftermath.cli.connection import sign_in
-    from aftermath.watch.phase import in_words
+    from aftermath.events.progress import in_words
 
     check_readable(run_id)
     if unmeant := trouble_with_version(client_version, __version__):

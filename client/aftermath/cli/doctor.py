@@ -1,7 +1,6 @@
-"""`doctor`: what is wrong with this machine, this wallet or this cluster, before `train` meets it.
+"""`doctor`: find what is wrong with this machine, wallet or cluster before `train` does.
 
-Decided: text and JSON are made of the same findings; only a failure makes the exit code 1. Without --rpc and --run-id
-the machine alone is examined.
+Without --rpc and --run-id it examines the machine alone.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from aftermath.p2p.relay import AUTO, relay_named
 from aftermath.rules.limits import MAX_LEVELS
 
 if TYPE_CHECKING:
-    from aftermath.cli.checkup import Finding
+    from aftermath.cli.findings import Finding
 
 
 @dataclass(frozen=True)
@@ -97,11 +96,10 @@ async def doctor(
     """
     from dataclasses import replace
 
-    from aftermath.cli.checkup import Subject, examine
-    from aftermath.cli.checkup_chain import NODES, ON_THE_CLUSTER
-    from aftermath.cli.checkup_machine import ON_THE_MACHINE, memory
-    from aftermath.cli.checkup_network import AFTER_THE_CLUSTER, BEFORE_THE_CLUSTER
+    from aftermath.chain.options import public_key
+    from aftermath.cli.check_list import ADMISSION, FIT, examine
     from aftermath.cli.connection import connect
+    from aftermath.cli.findings import Subject
 
     subject = Subject(
         device=device,
@@ -111,28 +109,26 @@ async def doctor(
         interface=listening.bind_p2p_interface,
         relay=listening.iroh_relay,
         metrics_port=listening.metrics_port,
-        mend=fix,
+        repair=fix,
         run_id=run_id,
         files=files,
-        authorizer=authorizer,
+        authorizer=public_key(authorizer) if authorizer is not None else None,
         max_bond=max_bond,
     )
-    found = await examine(subject, [*ON_THE_MACHINE, *BEFORE_THE_CLUSTER])
+    found = await examine(subject, ("python", "torch", "disk", "wallet", "hub-token", "metrics-port", "udp"))
     if options.rpc or run_id:
         async with connect(replace(options, rpc=options.rpc or defaults.RPC)) as chain:
             subject.chain = chain
-            found += await examine(subject, NODES)
+            found += await examine(subject, ("rpc",))
             if subject.answers:
-                found += await examine(subject, ON_THE_CLUSTER)
-    # which relay it is and which tier fits is known when the cluster and the run are
-    found += await examine(subject, [*AFTER_THE_CLUSTER, ("memory", memory)])
-    return result_of(found)
+                found += await examine(subject, ("websocket", "clock", "run", *ADMISSION, "balance", "reach"))
+    return result_of([*found, *await examine(subject, ("relay", *FIT))])
 
 
 def result_of(found: list[tuple[str, Finding]]) -> Result:
     """Return the findings; a failure among them makes the exit code 1."""
-    from aftermath.cli.checkup import Status, as_data, as_text
+    from aftermath.cli.findings import Status, as_data, as_text
 
-    failed = sum(finding.status is Status.FAILURE for _, finding in found)
+    failed = any(finding.status is Status.FAILURE for _, finding in found)
     data = {"ok": not failed, "checks": as_data(found)}
     return Result(data, as_text(found), EXIT_KNOWN if failed else 0)

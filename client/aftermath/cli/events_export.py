@@ -14,10 +14,10 @@ from aftermath.base.errors import UsageError
 from aftermath.cli.command import command
 from aftermath.cli.kept_events import Kinds, OnlyRun, Places, chosen, finish, json_line
 from aftermath.cli.present import Result, writing
-from aftermath.watch.events import is_log
+from aftermath.events.stream import is_log
 
 if TYPE_CHECKING:
-    from aftermath.watch.reader import EventRecord
+    from aftermath.events.reader import EventRecord
 
 ENDINGS = {".csv": True, ".jsonl": False, ".json": False}
 """Whether a file with this ending is a table."""
@@ -45,8 +45,7 @@ def events_export(
     by these commands again; in a table, lists are JSON in their cells.
     """
     from aftermath.base.outputs import STANDARD_OUTPUT, output_file
-    from aftermath.watch.reader import EventReader
-    from aftermath.watch.runs import RunFilter
+    from aftermath.events.reader import EventReader, RunFilter
 
     as_table = _as_table(csv, out)
     reader = EventReader(places)
@@ -81,13 +80,13 @@ def _as_table(asked: bool | None, out: Path | None) -> bool:
 
 
 def _is_table(head: bytes) -> bool:
-    from aftermath.watch.table import columns
+    from aftermath.events.reader import columns
 
     return head.startswith(",".join(columns()).encode())
 
 
 def _write(stream: TextIO, events: Iterable[EventRecord], *, as_table: bool) -> int:
-    from aftermath.watch.table import CsvTable
+    from aftermath.events.reader import CsvTable
 
     row = CsvTable(stream) if as_table else lambda told: stream.write(json_line(told))
     written = 0

@@ -13,7 +13,7 @@ from aftermath.cli.kept_events import JsonLines, Kinds, OnlyRun, Places, chosen,
 from aftermath.cli.present import Result
 
 if TYPE_CHECKING:
-    from aftermath.watch.reader import EventRecord
+    from aftermath.events.reader import EventRecord
 
 
 @command("events replay", example="aftermath-solana events replay runs/mine/events --kind trained,dropped --speed 60")
@@ -31,8 +31,7 @@ def events_replay(
     Events of several members are put together by their dates. Without --kind those are shown that a person wants to
     read; with it, or as JSON, all of these kinds.
     """
-    from aftermath.watch.reader import EventReader
-    from aftermath.watch.runs import RunFilter
+    from aftermath.events.reader import EventReader, RunFilter
 
     reader = EventReader(places)
     runs = RunFilter(run)

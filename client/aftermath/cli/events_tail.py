@@ -27,8 +27,7 @@ def events_tail(
 
     Files and directories of members that begin later are taken in when they are there.
     """
-    from aftermath.watch.reader import EventReader
-    from aftermath.watch.runs import RunFilter
+    from aftermath.events.reader import EventReader, RunFilter
 
     reader = EventReader(places)
     runs = RunFilter(run)

@@ -1,102 +1,99 @@
 """`train --dry-run`: what joining the run would send and cost, without joining it.
 
-Decided
-- It answers from what `can-join` looks at, and from the instructions that a member's join is made of. The first reason
-  against it ends it as `train` would be ended, and others are said in passing; only lacking funds are told with the
-  rest, as in any dry run.
-- It tells the join alone. What a member sends while it trains answers what others do: nobody knows it before.
-- Nothing is left behind: no directory is made or tried, no place of the wallet is held, no test money asked for.
+It runs the checks of `can-join`, then simulates the instructions of a join. It cannot tell what a
+member sends while it trains, because that answers what others do.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aftermath.cli.can_join import at_the_chain, chosen, gravest, on_this_machine
+from aftermath.cli.can_join import admission, gravest
 from aftermath.cli.present import Ended, Result, facts, note, plain_text
 
 if TYPE_CHECKING:
-    from aftermath.base.errors import AftermathError
-    from aftermath.base.run_access import RunAccess
     from aftermath.chain.dry_run import Rehearsed
-    from aftermath.cli.can_join import OnChain
+    from aftermath.cli.findings import Finding, Subject
     from aftermath.train.reach import Reach
-from aftermath.train.access_options import access_for
-from aftermath.train.settings import TrainSettings
+    from aftermath.train.settings import TrainSettings
 
 
 async def rehearsed(settings: TrainSettings) -> Ended:
-    """The end of a dry run of `train`. Raises what keeps this wallet, or this machine, from the run."""
+    """Return the end of a dry run of `train`. Raises what keeps this wallet, or this machine, from the run.
+
+    Makes no directory, holds no seat and requests no test money.
+    """
+    from aftermath.cli.check_list import FIT, examine
+    from aftermath.events.text import LOADING
     from aftermath.train.letting_in import check_words
+    from aftermath.train.named import named_by
     from aftermath.train.reach import on_solana
-    from aftermath.train.tier import AUTO_TIER
-    from aftermath.watch.sentences import LOADING
 
     check_words(settings)
     reach = on_solana(settings)
     async with reach.pool:
-        entry = await _entry(settings, reach)
-        _refuse(entry.refusals)
+        subject = _subject(settings, reach)
+        _refuse(await admission(subject))
         note(LOADING)
-        tier, why = settings.matformer_tier, ""
-        if tier == AUTO_TIER:
-            tier, why = chosen(entry.view, reach.wallet.public, settings.device, _access(settings, reach, entry))
-        warnings = _fits(settings, reach, entry, tier)
-        found = await _join(settings, reach, entry, tier)
+        named_by(settings, reach)
+        fits = await examine(subject, ("torch", *FIT))
+        _refuse(fits)
+        assert subject.tier is not None
+        found = await _join(settings, reach, subject, subject.tier)
     found.beside = {
         "run_id": settings.run_id,
-        "tier": tier,
-        "why_tier": why,
-        "warnings": warnings,
+        "tier": subject.tier,
+        "why_tier": subject.why_tier,
+        "warnings": _warnings(fits),
         "withdrawable_lamports": found.rent + found.bond,
     }
-    return _ended(found, tier, why)
+    return _ended(found, subject.tier, subject.why_tier)
 
 
-async def _entry(settings: TrainSettings, reach: Reach) -> OnChain:
-    """What the run says of this wallet."""
+def _subject(settings: TrainSettings, reach: Reach) -> Subject:
+    """Return what the checks look at. They do not ask for test money."""
     from aftermath.chain.authorizer import Authorizer
     from aftermath.chain.client import CoordinatorClient
     from aftermath.cli.connection import Cluster
+    from aftermath.cli.findings import Subject
 
     pool = reach.pool
-    cluster = Cluster(pool, CoordinatorClient(pool, program_id=reach.program_id), Authorizer(pool))
-    return await at_the_chain(
-        cluster, settings.run_id, reach.wallet.pubkey, reach.authorizer, settings.max_bond, settings.owner
+    return Subject(
+        device=settings.device,
+        tier=settings.matformer_tier,
+        files=settings,
+        chain=Cluster(pool, CoordinatorClient(pool, program_id=reach.program_id), Authorizer(pool)),
+        wallet=reach.wallet.pubkey,
+        authorizer=reach.authorizer,
+        owner=settings.owner,
+        max_bond=settings.max_bond,
+        run_id=settings.run_id,
     )
 
 
-def _fits(settings: TrainSettings, reach: Reach, entry: OnChain, tier: int) -> list[str]:
-    """The warnings that `train` would begin with on this machine. Raises what it would refuse here."""
-    from aftermath.train.named import named_by
+def _refuse(found: list[tuple[str, Finding]]) -> None:
+    """Raise the refusal that `can-join` takes its exit code from, if there is one, and note the others."""
+    from aftermath.cli.check_list import refusals
 
-    named_by(settings, reach)
-    refusals, warnings = on_this_machine(
-        entry.view, reach.wallet.public, tier, settings.device, _access(settings, reach, entry)
-    )
-    _refuse(refusals)
-    for warning in warnings:
-        note(f"warning: {warning}")
-    return warnings
-
-
-def _access(settings: TrainSettings, reach: Reach, entry: OnChain) -> RunAccess:
-    return access_for(settings, entry.view.run, on_local_network=reach.pool.is_local)
-
-
-def _refuse(refusals: list[AftermathError]) -> None:
-    """Raises the one of these that `can-join` takes its exit code from, if there is any."""
-    if not refusals:
+    if not (reasons := refusals(found)):
         return
-    told = gravest(refusals)
-    for other in refusals:
+    told = gravest(reasons)
+    for other in reasons:
         if other is not told:
             note(f"no: {other.message}")
     raise told
 
 
-async def _join(settings: TrainSettings, reach: Reach, entry: OnChain, tier: int) -> Rehearsed:
-    """What the join would do. Its weight, which is measured, changes nothing of that."""
+def _warnings(found: list[tuple[str, Finding]]) -> list[str]:
+    """Return the warnings that `train` would begin with, and note them."""
+    warnings = [one.message for _, one in found if one.status == "warning"]
+    for warning in warnings:
+        note(f"warning: {warning}")
+    return warnings
+
+
+async def _join(settings: TrainSettings, reach: Reach, subject: Subject, tier: int) -> Rehearsed:
+    """Return what the join would do. It assumes weight 1: the measured weight does not change the costs."""
     from aftermath.chain.accounts import rent
     from aftermath.chain.addresses import membership_address, run_addresses
     from aftermath.chain.admission import FEES_IN_HAND
@@ -107,14 +104,16 @@ async def _join(settings: TrainSettings, reach: Reach, entry: OnChain, tier: int
     from aftermath.chain.wallet import identity_public
     from aftermath.train.reach import member_of
 
-    run, program = entry.view.run, coordinator_program(reach.program_id)
+    assert subject.view is not None
+    run = subject.view.run
+    program = coordinator_program(reach.program_id)
     async with member_of(settings, reach) as member:
         bond = await member.bond_due()
         steps = await member.joining(
             p2p=identity_public(reach.secret),
             tier=tier,
             weight=1,
-            schema_hash=entry.view.model.schema_hash,
+            schema_hash=subject.view.model.schema_hash,
             stateless=True,
         )
     errors = error_tables(program, authorizer_program())
@@ -127,7 +126,7 @@ async def _join(settings: TrainSettings, reach: Reach, entry: OnChain, tier: int
 
 
 def _ended(found: Rehearsed, tier: int, why: str) -> Ended:
-    """The end of a dry run, with what comes back later and what comes on top."""
+    """Return the end of a dry run, with what comes back later and what comes on top."""
     from rich.console import Group
 
     from aftermath.chain.refusals import sol

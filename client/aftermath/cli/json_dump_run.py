@@ -5,7 +5,7 @@ from __future__ import annotations
 from aftermath.cli.command import command
 from aftermath.cli.options import ClusterOptions, RunId
 from aftermath.cli.present import Result
-from aftermath.watch.printable import json_text
+from aftermath.events.printable import json_text
 
 
 @command("json-dump-run", example="aftermath-solana json-dump-run --run-id demo")

@@ -10,7 +10,7 @@ import typer
 from aftermath.cli.command import command
 from aftermath.cli.options import ClusterOptions, RunId
 from aftermath.cli.present import CommandError, Result
-from aftermath.watch.printable import json_text
+from aftermath.events.printable import json_text
 
 
 @command("json-dump-user", example="aftermath-solana json-dump-user --run-id demo --address wallet.json")

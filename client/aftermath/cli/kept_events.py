@@ -16,8 +16,7 @@ from aftermath.base.errors import UsageError
 from aftermath.cli.present import note
 
 if TYPE_CHECKING:
-    from aftermath.watch.reader import EventReader, EventRecord
-    from aftermath.watch.runs import RunFilter
+    from aftermath.events.reader import EventReader, EventRecord, RunFilter
 
 Places = Annotated[
     list[Path], typer.Argument(help="Directories that train --events-dir wrote, or one above them, or files of events.")
@@ -41,7 +40,7 @@ def chosen(told: Iterable[EventRecord], kinds: str | None) -> Iterator[EventReco
     """The events of these kinds, or all. Raises UsageError for a kind that does not exist."""
     from typing import get_args
 
-    from aftermath.watch.kinds import MEMBER_EVENTS
+    from aftermath.events.event_types import MEMBER_EVENTS
 
     if kinds is None:
         return iter(told)
@@ -56,7 +55,7 @@ def chosen(told: Iterable[EventRecord], kinds: str | None) -> Iterator[EventReco
 
 def printer(*, as_json: bool, everything: bool) -> Callable[[EventRecord], None]:
     """Prints events, each in one line."""
-    from aftermath.watch.lines import EventLines
+    from aftermath.events.text import EventLines
 
     return _print_json if as_json else EventLines(LineConsole(soft_wrap=True), everything=everything)
 
@@ -70,8 +69,8 @@ def json_line(told: EventRecord) -> str:
     """An event and who told it, as a line of JSON."""
     import msgspec
 
-    from aftermath.watch.printable import escaped_json
-    from aftermath.watch.reader import flat
+    from aftermath.events.printable import escaped_json
+    from aftermath.events.reader import flat
 
     return escaped_json(msgspec.json.encode(flat(told)).decode()) + "\n"
 
@@ -84,7 +83,7 @@ def say_notes(reader: EventReader) -> None:
 
 def finish(reader: EventReader, places: list[Path], found: int, runs: RunFilter) -> None:
     """Say what could not be read, and which runs share an id. Raises NoEvents if no event was found."""
-    from aftermath.watch.reader import NoEvents
+    from aftermath.events.reader import NoEvents
 
     say_notes(reader)
     if namesakes := runs.namesakes():

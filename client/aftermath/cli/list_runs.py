@@ -5,7 +5,7 @@ from __future__ import annotations
 from aftermath.cli.command import command
 from aftermath.cli.options import ClusterOptions
 from aftermath.cli.present import Result, listing
-from aftermath.watch.phase import state_words
+from aftermath.events.progress import state_words
 
 COLUMNS = ("run", "name", "state", "epoch", "step", "of", "members", "tiers")
 

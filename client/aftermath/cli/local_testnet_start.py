@@ -16,9 +16,9 @@ from aftermath.cli.present import Result
 from aftermath.testnet.wished import Pictures
 
 if TYPE_CHECKING:
+    from aftermath.events.trackers import Wanted
     from aftermath.testnet.plan import ClientExtras
     from aftermath.testnet.showing import Showing
-    from aftermath.watch.trackers import Wanted
 
 FAULTS, CLIENTS, SHOWN = "Faults", "Clients", "What is shown"
 
@@ -204,7 +204,7 @@ class ShowOptions:
         from rich.console import Console
 
         from aftermath.testnet.showing import showing_of
-        from aftermath.tui.screen import can_show
+        from aftermath.ui.terminal.screen import can_show
 
         terminal = not self.headless and can_show(Console())
         return showing_of(self.tui, terminal=terminal, tmux=shutil.which("tmux") is not None)
@@ -242,6 +242,7 @@ def local_testnet_start(
 
     from aftermath.base.errors import UsageError
     from aftermath.cli.variables import environment
+    from aftermath.events.trackers import Wanted
     from aftermath.testnet.backends import Centralized, Solana
     from aftermath.testnet.claim import claimed
     from aftermath.testnet.configs import chosen
@@ -250,7 +251,6 @@ def local_testnet_start(
     from aftermath.testnet.run import Testnet
     from aftermath.testnet.showing import Showing, shown
     from aftermath.testnet.summary import Ending
-    from aftermath.watch.trackers import Wanted
 
     if show.headless_exit_after_secs is not None and not show.headless:
         raise UsageError("--headless-exit-after-secs goes with --headless", "Pass both")

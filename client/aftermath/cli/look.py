@@ -17,12 +17,11 @@ from aftermath.chain.dump import plain
 from aftermath.cli.kept_events import LineConsole
 from aftermath.cli.present import Result
 from aftermath.cli.run_page import page
-from aftermath.observe.following import RunFollower
+from aftermath.events.printable import json_text
+from aftermath.events.status import Standing, line
 from aftermath.rules.state import RunState
-from aftermath.tui.screen import Screen, can_show
-from aftermath.watch.printable import json_text
-from aftermath.watch.standing import Standing
-from aftermath.watch.standing_words import line
+from aftermath.ui.terminal.screen import Screen, can_show
+from aftermath.ui.web.follower import RunFollower
 
 _REDRAW = 0.5  # seconds between two looks at the time that passes
 Facts = tuple[str, Mapping[str, str]]

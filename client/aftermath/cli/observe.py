@@ -48,8 +48,8 @@ async def observe(
     import contextlib
 
     from aftermath.cli.connection import connect
-    from aftermath.observe.observatory import Observatory
-    from aftermath.observe.server import ObserverServer
+    from aftermath.ui.web.observatory import Observatory
+    from aftermath.ui.web.web_server import ObserverServer
 
     if events is not None and not events.exists():
         note(f"there is no {events} yet: what is told there is shown once it is there")

@@ -16,9 +16,9 @@ from aftermath.cli.kept_events import OnlyRun, Places, say_notes
 from aftermath.cli.present import CommandError, Result, facts
 
 if TYPE_CHECKING:
-    from aftermath.watch.history import History
-    from aftermath.watch.plot import Curve
-    from aftermath.watch.reader import EventReader
+    from aftermath.events.history import History
+    from aftermath.events.plot import Curve
+    from aftermath.events.reader import EventReader
 
 SUFFIXES = (".png", ".svg", ".csv", ".json")
 
@@ -42,8 +42,8 @@ def plot(
 
     For trainings, name their --out directories. One picture shows all losses with a legend.
     """
+    from aftermath.events.reader import NoEvents
     from aftermath.lab.trainings import trainings_in
-    from aftermath.watch.reader import NoEvents
 
     path = out.expanduser()
     if path.is_dir():
@@ -70,9 +70,9 @@ def plot(
 
 def _trainings(files: Sequence[Path], path: Path) -> Result:
     """Draw local trainings over each other."""
+    from aftermath.events.plot import step_plot
+    from aftermath.events.reader import NoEvents
     from aftermath.lab.trainings import curves_of, read_trainings
-    from aftermath.watch.plot import step_plot
-    from aftermath.watch.reader import NoEvents
 
     trainings = read_trainings(files)
     curves = curves_of(trainings)
@@ -105,7 +105,7 @@ def _words(training: Mapping[str, Any]) -> str:
 
 def _table(path: Path, curves: Mapping[str, Curve]) -> bool:
     """Write the numbers if the file's name asks for them; return whether it does."""
-    from aftermath.watch.plot_table import TABLES, write_table
+    from aftermath.events.plot import TABLES, write_table
 
     if path.suffix not in TABLES:
         return False
@@ -115,9 +115,8 @@ def _table(path: Path, curves: Mapping[str, Curve]) -> bool:
 
 def _only_run(reader: EventReader, places: Sequence[Path], wanted: str | None) -> tuple[str, History]:
     """Return the run id and the history of the one run that was trained. Raises CommandError for several, NoEvents."""
-    from aftermath.watch.history import History
-    from aftermath.watch.reader import NoEvents
-    from aftermath.watch.runs import RunFilter, RunName
+    from aftermath.events.history import History
+    from aftermath.events.reader import NoEvents, RunFilter, RunName
 
     histories: dict[RunName, History] = defaultdict(History)
     for told in RunFilter(wanted)(reader.read()):
@@ -138,8 +137,8 @@ def _only_run(reader: EventReader, places: Sequence[Path], wanted: str | None) -
 
 def _run(places: Sequence[Path], path: Path, wanted: str | None) -> Result:
     """Draw the history of one run."""
-    from aftermath.watch.plot import run_plot
-    from aftermath.watch.reader import EventReader
+    from aftermath.events.plot import run_plot
+    from aftermath.events.reader import EventReader
 
     reader = EventReader(places)
     run_id, history = _only_run(reader, places, wanted)

@@ -1,14 +1,16 @@
-"""`predownload`: have a run's model and data at hand before joining, so that the warm-up does not wait for them."""
+"""`predownload`: fetch a run's model and data before joining, so that the warm-up does not wait for them."""
 
 from __future__ import annotations
 
-from aftermath.base.run_access import RunAccess
+from typing import TYPE_CHECKING
+
 from aftermath.cli.command import command
 from aftermath.cli.options import AccessOptions, ClusterOptions, RunId, Tier
 from aftermath.cli.present import Result, facts
-from aftermath.rules.model import DataLocation, Model
-from aftermath.rules.run import Run
 from aftermath.rules.state import DataKind
+
+if TYPE_CHECKING:
+    from aftermath.cli.findings import Subject
 
 
 @command("predownload", example="aftermath-solana predownload --run-id demo --matformer-tier 1")
@@ -21,46 +23,49 @@ async def predownload(
 ) -> Result:
     """Fetch a run's model and check its data before joining.
 
-    The model is loaded once, so that a damaged or unsuitable checkpoint is found now and not in the warm-up.
+    Loads the model once, so that a damaged or unsuitable checkpoint is found now and not in the warm-up.
     """
     from aftermath.cli.connection import connect
+    from aftermath.cli.findings import Subject
+    from aftermath.cli.run_checks import read_run
 
+    subject = Subject(tier=matformer_tier, files=files, run_id=run_id)
     async with connect(options) as chain:
-        run, model, _ = await chain.coordinator.snapshot(run_id)
-    return fetched(run, model, matformer_tier, files, is_local=chain.pool.is_local)
+        subject.chain = chain
+        await read_run(subject)
+    return await fetched(subject)
 
 
-def fetched(run: Run, model: Model, matformer_tier: int, files: AccessOptions, *, is_local: bool) -> Result:
-    """Fetch and check what a run trains with. `is_local`: the run is on a local network."""
+async def fetched(subject: Subject) -> Result:
+    """Check and fetch what a run trains with. Raises the first refusal."""
     import math
 
+    from aftermath.cli.check_list import examine
     from aftermath.model.checkpoint import load
     from aftermath.model.resolve import resolve
     from aftermath.rules.state import CheckpointKind
-    from aftermath.train.access_options import access_for
-    from aftermath.train.letting_in import check_tier
-    from aftermath.train.outfit import data_of, schema_of
 
-    run_id = run.run_id
-    access = access_for(files, run, on_local_network=is_local)
-    schema = schema_of(model, run_id, access=access)
-    check_tier(matformer_tier, model.tiers, run_id)
-    directory = resolve(model.checkpoint, tier=matformer_tier, access=access)
-    parameters = sum(map(math.prod, schema.state.config.parameter_shapes(matformer_tier).values()))
-    if model.checkpoint.kind is not CheckpointKind.DUMMY:  # else there is nothing to fetch but its shape
-        load(directory, matformer_tier)
+    found = await examine(subject, ("configured", "model", "tier", "data"))
+    for _, finding in found:
+        if finding.error is not None:
+            raise finding.error
+    assert subject.view is not None
+    assert subject.schema is not None
+    assert subject.tier is not None
+    model = subject.view.model
+    access = subject.access()
+    directory = resolve(model.checkpoint, tier=subject.tier, access=access)
+    shapes = subject.schema.state.config.parameter_shapes(subject.tier)
+    if model.checkpoint.kind is not CheckpointKind.DUMMY:  # a dummy has a shape and no weights to fetch
+        load(directory, subject.tier)
+    place = model.data_location
+    local = place.kind in (DataKind.LOCAL, DataKind.PREPROCESSED)
     data = {
-        "run_id": run_id,
+        "run_id": subject.run_id,
         "model": str(directory),
-        "tier": matformer_tier,
-        "parameters": parameters,
-        "data": _on_this_machine(model.data_location, access),
-        "sequences": data_of(model, schema, access).sequences,
+        "tier": subject.tier,
+        "parameters": sum(map(math.prod, shapes.values())),
+        "data": str(access.data_place(place.primary)) if local else place.primary,
+        "sequences": subject.sequences,
     }
     return Result(data, facts(data))
-
-
-def _on_this_machine(location: DataLocation, access: RunAccess) -> str:
-    if location.kind in (DataKind.LOCAL, DataKind.PREPROCESSED):
-        return str(access.data_place(location.primary))
-    return location.primary

@@ -28,7 +28,7 @@ from aftermath.base.files import NO_ROOM
 from aftermath.base.quiet import EXIT_INTERRUPTED
 from aftermath.base.verbosity import is_quiet
 from aftermath.cli.pages import PAGES, placed
-from aftermath.watch.printable import json_text, printable
+from aftermath.events.printable import json_text, printable
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

@@ -10,8 +10,8 @@ import typer
 from aftermath.base.errors import UsageError
 from aftermath.cli.command import command
 from aftermath.cli.present import Result, facts
+from aftermath.events.plot import evenly, spark
 from aftermath.rules.schedules import first_epoch_rate
-from aftermath.watch.spark import evenly, spark
 
 POINTS = 1000  # of a long schedule, so many steps are printed as JSON and drawn
 BARS = 60
@@ -68,7 +68,7 @@ def _steps(total: int, room: int) -> list[int]:
 
 def _draw(path: Path, curve: list[tuple[int, float]], config_path: Path) -> None:
     """Write the plot. Raises UsageError for a name of another kind of file, OutputError if it cannot be written."""
-    from aftermath.watch.plot import step_plot
+    from aftermath.events.plot import step_plot
 
     try:
         step_plot(path, {"rate": curve}, [], str(config_path), "learning rate")

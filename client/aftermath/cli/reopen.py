@@ -36,7 +36,7 @@ def reopen(
     if not yes:
         unsaved = run_in_loop(_checked(options, run_id, total_steps))
         if unsaved and not options.dry_run:
-            from aftermath.watch.standing_words import not_recorded
+            from aftermath.events.status import not_recorded
 
             unknown = not_recorded(unsaved)
             check_can_ask("reopen", f"may start from an older model ({unknown})", as_json=json_output)
@@ -78,9 +78,9 @@ def _rate_is_zero(run_id: str, idle: int, total_steps: int) -> CommandError:
 
 async def _reopened(options: SigningOptions, run_id: str, total_steps: int) -> Result:
     from aftermath.cli.connection import sign_in
+    from aftermath.events.progress import in_words
     from aftermath.owner.troubles import trouble_with_schedule
     from aftermath.rules.state import RunState
-    from aftermath.watch.phase import in_words
 
     async with sign_in(options) as chain:
         run, model, _ = await chain.coordinator.snapshot(run_id)

@@ -34,7 +34,7 @@ async def rewind(
     three before it; the one that the run had takes the other's place, so that it can be gone back to as well.
     """
     from aftermath.cli.connection import sign_in
-    from aftermath.watch.phase import in_words
+    from aftermath.events.progress import in_words
 
     async with sign_in(options) as chain:
         run, model, _ = await chain.coordinator.snapshot(run_id)

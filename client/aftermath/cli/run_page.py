@@ -6,8 +6,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from aftermath.cli.present import facts, listing
-from aftermath.watch.standing import Standing
-from aftermath.watch.standing_words import COLUMNS, facts_of, row_of, shown_levels
+from aftermath.events.status import COLUMNS, Standing, facts_of, row_of, shown_levels
 
 
 def page(found: Standing) -> RenderableType:

@@ -37,7 +37,7 @@ async def set_paused(
     starts it.
     """
     from aftermath.cli.connection import sign_in
-    from aftermath.watch.phase import in_words
+    from aftermath.events.progress import in_words
 
     if resume and action is Action.PAUSE:
         raise UsageError("pause and --resume contradict each other", "Say one of them")

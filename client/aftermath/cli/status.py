@@ -89,7 +89,7 @@ def _seated(
 ) -> Iterator[dict[str, Any]]:
     """Yield the row of the wallet's seat in a run, or of its membership without one."""
     from aftermath.chain.dump import plain
-    from aftermath.watch.standing import standing
+    from aftermath.events.status import standing
 
     index = members.find(wallet) if members is not None else None
     row: dict[str, Any] = {"run_id": run.run_id, "state": plain(run.state), "seat": index, "tier": None}
@@ -131,7 +131,7 @@ def _page(about: dict[str, object], runs: Sequence[dict[str, Any]], seats: Seque
     from rich.console import Group
 
     from aftermath.chain.refusals import sol
-    from aftermath.watch.phase import state_words
+    from aftermath.events.progress import state_words
 
     parts: list[RenderableType] = [facts(about)]
     rows = [[*(row | {"state": state_words(row["state"]), "roles": ", ".join(row["roles"])}).values()] for row in runs]

@@ -12,7 +12,7 @@ from aftermath.cli.options import RunId, SigningOptions
 from aftermath.cli.present import Result, note
 
 if TYPE_CHECKING:
-    from aftermath.watch.standing import Standing
+    from aftermath.events.status import Standing
 
 
 @command("tick", example="aftermath-solana tick --run-id demo --ms-interval 1000 --count 10")
@@ -32,9 +32,9 @@ async def tick(
 
     from aftermath.cli.connection import sign_in
     from aftermath.coordinator.errors import Refused
-    from aftermath.observe.following import RunFollower
-    from aftermath.watch.phase import in_words
-    from aftermath.watch.standing_words import line
+    from aftermath.events.progress import in_words
+    from aftermath.events.status import line
+    from aftermath.ui.web.follower import RunFollower
 
     tried = 0
     landed: list[str] = []
@@ -79,8 +79,8 @@ async def tick(
 
 def not_due(found: Standing) -> str:
     """Return why a tick has changed nothing while a deadline runs, as a sentence."""
-    from aftermath.watch.progress import span
-    from aftermath.watch.standing_words import line
+    from aftermath.events.progress import span
+    from aftermath.events.status import line
 
     left = found.deadline or 0
     return f"nothing is due {f'for {span(left)}' if left > 0 else 'yet'}: {line(found)}"

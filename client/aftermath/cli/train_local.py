@@ -14,8 +14,8 @@ from aftermath.base.interrupt import on_interrupt
 from aftermath.base.verbosity import is_quiet
 from aftermath.cli.command import OptionGroup, command, setting_option, settings_of
 from aftermath.cli.present import Result, note
+from aftermath.events.text import LOADING
 from aftermath.lab.settings import LabSettings
-from aftermath.watch.sentences import LOADING
 
 PANELS = (
     ("Model and data", ("config_path", "model", "data_path", "token_bytes", "seq_len")),
@@ -73,13 +73,13 @@ def train_local(
     import torch
     from rich.console import Console
 
+    from aftermath.events.stream import JsonLines
     from aftermath.kernels.use import takes_long
     from aftermath.lab.course import Course, now
     from aftermath.lab.lines import StepLines
     from aftermath.lab.start import start
     from aftermath.replica.exactness import exact_device, keep_compiled
     from aftermath.replica.passes import arithmetic_of
-    from aftermath.watch.events import JsonLines
 
     device = exact_device(settings.device)
     keep_compiled()

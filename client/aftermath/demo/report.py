@@ -15,9 +15,9 @@ from aftermath.chain.addresses import run_addresses
 from aftermath.demo.closing import closing
 from aftermath.demo.commands import KILLED, RUN_ID, TIERS, Commands, DemoFailed
 from aftermath.demo.costs import Costs, costs_of
+from aftermath.events.plot import run_plot
 from aftermath.programs import COORDINATOR_ID
 from aftermath.testnet.story import Story
-from aftermath.watch.plot import run_plot
 
 if TYPE_CHECKING:
     from aftermath.demo.outcome import Outcome

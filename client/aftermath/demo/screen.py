@@ -15,9 +15,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from aftermath.events.console import redraws
+from aftermath.events.plot import course
 from aftermath.testnet.story import Story
-from aftermath.watch.console import redraws
-from aftermath.watch.spark import course
 
 LINE_EVERY = 10.0  # seconds between two lines where there is no picture
 _FRAME = 4  # columns of the panel's border and padding

@@ -23,6 +23,9 @@ import torch
 
 from aftermath.base.files import sync
 from aftermath.base.outputs import STANDARD_OUTPUT, OutputError, check_directory
+from aftermath.events.event_types import Warning
+from aftermath.events.plot import step_plot
+from aftermath.events.stream import Events, JsonLines, Sink
 from aftermath.lab import kinds
 from aftermath.lab.deal import Deal
 from aftermath.lab.held_out import loss_on
@@ -35,9 +38,6 @@ from aftermath.model.documents import CheckpointError
 from aftermath.model.store import read_companions, write_checkpoint, writing
 from aftermath.optim.clip import Diverged
 from aftermath.optim.parts import BadState
-from aftermath.watch.events import Events, JsonLines, Sink
-from aftermath.watch.kinds import Warning
-from aftermath.watch.plot import step_plot
 
 MADE_BY = "train-local"
 PLOT, CHECKPOINT = "loss.png", "checkpoint"

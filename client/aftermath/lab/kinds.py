@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aftermath.watch.kinds import Event, Warning
+from aftermath.events.event_types import Event, Warning
 
 EVENTS = "events.jsonl"
 """The name of the file in a training's directory that receives them."""

@@ -6,10 +6,10 @@ from rich.console import Console
 from rich.markup import escape
 
 from aftermath.base.counted import counted
+from aftermath.events.event_types import Event, Warning
+from aftermath.events.printable import printable
+from aftermath.events.progress import span
 from aftermath.lab import kinds
-from aftermath.watch.kinds import Event, Warning
-from aftermath.watch.printable import printable
-from aftermath.watch.progress import span
 
 
 class StepLines:

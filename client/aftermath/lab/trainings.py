@@ -9,10 +9,10 @@ from pathlib import Path
 
 import msgspec
 
+from aftermath.events.plot import Curve
+from aftermath.events.reader import unreadable
 from aftermath.lab import kinds
 from aftermath.lab.kinds import EVENTS
-from aftermath.watch.plot import Curve
-from aftermath.watch.reader import unreadable
 
 
 @dataclass(frozen=True)

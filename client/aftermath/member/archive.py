@@ -16,6 +16,7 @@ from pathlib import Path
 
 from aftermath.base.wait import cancel, first_of
 from aftermath.coordinator.errors import Refused, Unavailable
+from aftermath.events import event_types
 from aftermath.member.persist import persist
 from aftermath.member.ports import Ports, Role, Workers
 from aftermath.model.config import ModelConfigError
@@ -28,7 +29,6 @@ from aftermath.replica.replica import Replica
 from aftermath.rules.model import Checkpoint, Model
 from aftermath.rules.run import Run, steps_before
 from aftermath.rules.state import CheckpointKind, RunState
-from aftermath.watch import kinds
 
 _HUB_SECONDS = 10.0  # for one check of a place on the Hub, while the cooldown waits
 _AWAY_EPOCHS = 8  # in which a place is not checked again after the Hub has not answered for it
@@ -126,7 +126,7 @@ class Keeper:
             return False
         if self._archive.directory is not None:
             self.saved_step = run.trained_steps
-            self._ports.events.emit(kinds.Checkpoint(step=run.trained_steps, path=str(kept.place)))
+            self._ports.events.emit(event_types.Checkpoint(step=run.trained_steps, path=str(kept.place)))
         late = self._sending is not None
         if self._archive.hub is not None:
             self._line_up(self._archive.hub, kept)
@@ -157,7 +157,7 @@ class Keeper:
             self._next = None
 
     def _warn(self, message: str) -> None:
-        self._ports.events.emit(kinds.Warning(message=message, until="checkpoint"))
+        self._ports.events.emit(event_types.Warning(message=message, until="checkpoint"))
 
     # --- the disk ---------------------------------------------------------------------------------
 
@@ -288,7 +288,7 @@ class Keeper:
                 await self._name_directory(kept)
             return
         self.saved_step = step
-        self._ports.events.emit(kinds.Checkpoint(step=step, path=f"{hub.repo}@{commit}" if hub.named else commit))
+        self._ports.events.emit(event_types.Checkpoint(step=step, path=f"{hub.repo}@{commit}" if hub.named else commit))
         if not hub.named:
             return
         await self._name(Checkpoint(CheckpointKind.HUB, hub.repo, commit), kept)

@@ -8,6 +8,8 @@ from __future__ import annotations
 from aftermath.base.backoff import Backoff
 from aftermath.base.wait import first_of
 from aftermath.base.worker import Worker
+from aftermath.events import event_types
+from aftermath.events.stream import hexed
 from aftermath.member.archive import Keeper
 from aftermath.member.persist import Duty
 from aftermath.member.ports import Ports, Role
@@ -18,8 +20,6 @@ from aftermath.replica.replica import Replica
 from aftermath.rules.committee import levels_to_attest
 from aftermath.rules.run import Run
 from aftermath.rules.state import RunState
-from aftermath.watch import kinds
-from aftermath.watch.events import hexed
 
 _FIRST_RETRY, _LONGEST_RETRY = 1.0, 15.0  # seconds
 
@@ -55,7 +55,7 @@ class Cooldown:
         # them on chain. Then comes the snapshot for joiners; members that join the next epoch
         # earlier retry.
         hashes = await self._compute(self._replica.hashes)
-        self._ports.events.emit(kinds.Cooldown(epoch=run.epoch, step=run.trained_steps, hashes=hexed(hashes)))
+        self._ports.events.emit(event_types.Cooldown(epoch=run.epoch, step=run.trained_steps, hashes=hexed(hashes)))
         await self._attest(run, hashes)
         replica = self._replica
         state = self._role.schema.state

@@ -10,10 +10,10 @@ import asyncio
 
 from aftermath.base.wait import first_of
 from aftermath.coordinator.errors import Refusal, Refused
+from aftermath.events import event_types
 from aftermath.member.persist import persist
 from aftermath.member.ports import Ports, Role
 from aftermath.rules.run import Run
-from aftermath.watch import kinds
 
 _FULL_PAUSE = 10.0  # seconds between tries to join a full run
 _FIRST_PAUSE = 1.0  # seconds between two joins without an epoch in between
@@ -65,7 +65,7 @@ class Enrolment:
         else:
             message = f"the place in the run was lost again, asking for it in {wait:.0f} s; "
             message += "does another machine use this key?"
-        self._ports.events.emit(kinds.Warning(message=message, until="trained"))
+        self._ports.events.emit(event_types.Warning(message=message, until="trained"))
 
     async def join(self, weight: int, *, stateless: bool) -> bool:
         """Ask for the next epoch. Return whether that is on chain. Raises refusals that waiting
@@ -87,7 +87,7 @@ class Enrolment:
         except Refused as error:
             if error.reason is not Refusal.FULL:
                 raise
-            self._ports.events.emit(kinds.Warning(message=str(error), until="joined"))
+            self._ports.events.emit(event_types.Warning(message=str(error), until="joined"))
             await self._ports.clock.sleep(_FULL_PAUSE)
             return False
 

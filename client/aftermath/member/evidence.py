@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from aftermath.base.errors import BadAnnouncement
+from aftermath.events import event_types
+from aftermath.events.stream import Events
 from aftermath.member.persist import Duty
 from aftermath.member.ports import Ports
 from aftermath.rules.bitmap import MAX_MEMBERS
@@ -19,8 +21,6 @@ from aftermath.rules.consensus import Fingerprint, unpack_fingerprints
 from aftermath.rules.deadlines import TICK_STEP, tick_order
 from aftermath.rules.run import Attestation
 from aftermath.rules.state import MemberState
-from aftermath.watch import kinds
-from aftermath.watch.events import Events
 
 MOST = MAX_MEMBERS
 """Pairs kept: one for every member that a run can have."""
@@ -91,7 +91,7 @@ class Evidence:
         if len(self._kept) > MOST:
             del self._kept[next(iter(self._kept))]
         self._events.emit(
-            kinds.Equivocated(
+            event_types.Equivocated(
                 epoch=first.epoch, height=first.height, seat=first.seat, first=raw.hex(), second=other_raw.hex()
             )
         )
@@ -116,4 +116,4 @@ async def show_equivocation(ports: Ports, seat: int, said: Commitment, pair: Pai
 
     duty = Duty(ports, "the proof that a member signed two results", wanted=wanted)
     if await duty.fulfil(lambda: ports.coordinator.prove_equivocation(pair.first, pair.second)):
-        ports.events.emit(kinds.Ejected(seat=said.seat, height=said.height))
+        ports.events.emit(event_types.Ejected(seat=said.seat, height=said.height))

@@ -14,13 +14,13 @@ from pathlib import Path
 from aftermath.base.files import replacing
 from aftermath.base.wait import cancel
 from aftermath.base.worker import Worker
+from aftermath.events import event_types
+from aftermath.events.stream import Events
 from aftermath.member.payloads import Candidate
 from aftermath.model.store import writing
 from aftermath.optim.gradientfile import About, GradientFile
 from aftermath.optim.schema import Schema
 from aftermath.rules.run import STORED_ROUNDS
-from aftermath.watch import kinds
-from aftermath.watch.events import Events
 
 
 class GradientFiles:
@@ -81,7 +81,7 @@ class GradientFiles:
 
     def _warn(self, step: int, why: str) -> None:
         if not self._failing:
-            self._events.emit(kinds.Warning(message=f"not all results of step {step} were kept as files: {why}"))
+            self._events.emit(event_types.Warning(message=f"not all results of step {step} were kept as files: {why}"))
         self._failing = True
 
 

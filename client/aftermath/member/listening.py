@@ -11,6 +11,7 @@ from typing import NoReturn
 import based58
 
 from aftermath.base.errors import BadAnnouncement
+from aftermath.events import event_types
 from aftermath.member.ports import Ports, Role
 from aftermath.member.ready import Readiness
 from aftermath.member.results import Results
@@ -20,7 +21,6 @@ from aftermath.rules import bitmap
 from aftermath.rules.commitment import Commitment, Ready, decode_announcement
 from aftermath.rules.members import Members
 from aftermath.rules.state import MemberState
-from aftermath.watch import kinds
 
 _log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class Listening:
         for index, one in enumerate(members.seats):
             if one.signer in unwanted and self._unwanted.get(one.signer) is not one.barred and one.used:
                 wallet = based58.b58encode(one.signer).decode()
-                self._ports.events.emit(kinds.Kicked(seat=index, wallet=wallet, barred=one.barred))
+                self._ports.events.emit(event_types.Kicked(seat=index, wallet=wallet, barred=one.barred))
         self._unwanted = unwanted
 
     async def listen(self) -> NoReturn:
@@ -90,5 +90,5 @@ class Listening:
     def _bar(self, peer: bytes, why: str) -> None:
         """Bar a peer for a while. Report it once."""
         if self._complaints.new("reading an announcement of", peer):
-            self._ports.events.emit(kinds.Refused(peer=short(peer), why=why))
+            self._ports.events.emit(event_types.Refused(peer=short(peer), why=why))
         self._ports.transport.bar(peer, why)

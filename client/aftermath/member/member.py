@@ -15,6 +15,7 @@ from aftermath.coordinator.errors import Refused, Unavailable
 from aftermath.coordinator.ports import Coordinator
 from aftermath.coordinator.view import View
 from aftermath.data.source import Source
+from aftermath.events import event_types
 from aftermath.member.archive import Archive, Keeper
 from aftermath.member.cooldown import Cooldown
 from aftermath.member.enrolment import Enrolment
@@ -43,7 +44,6 @@ from aftermath.rules import bitmap, contents
 from aftermath.rules.members import Members, Seat
 from aftermath.rules.run import Run
 from aftermath.rules.state import MemberState, RunState
-from aftermath.watch import kinds
 
 _WEIGHT_DRIFT = 1.25  # correct a declared throughput that is off by more than this factor
 _LOOK_AGAIN = 1.0
@@ -149,7 +149,7 @@ class Member:
         if self._last.stays:
             return
         if (self.seat is not None or self._enrolment.asked) and await self._enrolment.leave():
-            self._ports.events.emit(kinds.Left(finished=self._ports.feed.run.state is RunState.FINISHED))
+            self._ports.events.emit(event_types.Left(finished=self._ports.feed.run.state is RunState.FINISHED))
 
     # --- epochs -----------------------------------------------------------------------------------
 
@@ -171,7 +171,9 @@ class Member:
                     await (self._epoch(view) if unfinished is None else self._resume(unfinished, view))
                 except Desync as reason:
                     self._ports.events.emit(
-                        kinds.Warning(message=f"out of this epoch: {reason}; joining the next one", until="trained")
+                        event_types.Warning(
+                            message=f"out of this epoch: {reason}; joining the next one", until="trained"
+                        )
                     )
                     self._forget_replica()
                     if isinstance(reason, NoModel):
@@ -332,5 +334,5 @@ class Member:
         self._said_stateless |= stateless
         self.seat = (await self._ports.feed.renew(self._ports.coordinator)).members.find(self._ports.coordinator.wallet)
         self._ports.events.emit(
-            kinds.Joined(seat=self.seat, tier=self._role.tier, weight=self._weight, epoch=run.epoch)
+            event_types.Joined(seat=self.seat, tier=self._role.tier, weight=self._weight, epoch=run.epoch)
         )

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from aftermath.base.counted import counted
+from aftermath.events import event_types
+from aftermath.events.status import lost_with_members
+from aftermath.events.stream import Events
 from aftermath.rules import contents
 from aftermath.rules.last_epoch import is_last_epoch
 from aftermath.rules.model import Model
 from aftermath.rules.run import Run, steps_before
 from aftermath.rules.state import ModelSource, RunState
 from aftermath.rules.unsaved import never_saved
-from aftermath.watch import kinds
-from aftermath.watch.events import Events
-from aftermath.watch.standing_words import lost_with_members
 
 _HALTED = {
     RunState.UNINITIALIZED: "the run has not begun: this member joins once its owner starts it with set-paused resume",
@@ -40,7 +40,7 @@ class Notices:
             return
         self._state = state
         self._events.emit(
-            kinds.State(
+            event_types.State(
                 epoch=run.epoch,
                 state=state.name,
                 step=run.trained_steps,
@@ -53,7 +53,7 @@ class Notices:
     def rewinding(self, run: Run) -> None:
         """Report that the owner has rewound the run: only a rewind lowers its steps."""
         if run.trained_steps < self._reached:
-            self._events.emit(kinds.Rewound(before=self._reached, step=run.trained_steps))
+            self._events.emit(event_types.Rewound(before=self._reached, step=run.trained_steps))
         self._reached = run.trained_steps
 
     def lost(self, run: Run, model: Model) -> None:
@@ -66,21 +66,21 @@ class Notices:
             lost = counted(reached - kept, "step of training is", "steps of training are")
             newest = f"the newest checkpoint is of step {kept}" if kept else "no checkpoint was kept"
             self._events.emit(
-                kinds.Warning(
+                event_types.Warning(
                     message=f"{lost} lost: nobody here has the model, and {newest}",
                 )
             )
             return  # all levels are older, and that was reported
         for level in (level for level in range(run.levels) if run.levels_lost >> level & 1):
             self._events.emit(
-                kinds.Warning(
+                event_types.Warning(
                     message=f"too few are left who hold level {level} of the model as the run had it: it goes back to "
                     f"the checkpoint of step {kept}, {counted(reached - kept, 'step')} before",
                 )
             )
         for level in contents.unattested(run):
             self._events.emit(
-                kinds.Warning(
+                event_types.Warning(
                     message=f"too few said at the end of the last epoch what level {level} of the model is, or not the "
                     f"same: it goes back to the checkpoint of step {kept}, {counted(reached - kept, 'step')} before",
                 )
@@ -91,7 +91,7 @@ class Notices:
         kept = steps_before(model.checkpoint_step)
         place = model.checkpoint.repo if kept else None
         step = kept if kept else None
-        self._events.emit(kinds.Finished(step=run.trained_steps, checkpoint=place, checkpoint_step=step))
+        self._events.emit(event_types.Finished(step=run.trained_steps, checkpoint=place, checkpoint_step=step))
 
     def never_saved(self, run: Run, model: Model) -> None:
         """Warn once per epoch, and at the run's end, if the chain names no checkpoint."""
@@ -102,7 +102,7 @@ class Notices:
         if run.state is RunState.FINISHED:
             how = "In the next run, start a tier-0 member with --checkpoint-dir DIR"
         message = f"{lost_with_members(run.trained_steps)}\n{how}"
-        self._events.emit(kinds.Warning(message=message, until="checkpoint"))
+        self._events.emit(event_types.Warning(message=message, until="checkpoint"))
 
     def waiting(self, run: Run) -> bool:
         """Report once per epoch that it runs without this member, which has a seat.
@@ -114,15 +114,15 @@ class Notices:
         if late and self._waits_for != run.epoch + 1:
             self._waits_for = run.epoch + 1
             self._came_at = run.trained_steps
-            self._events.emit(kinds.Waiting(epoch=self._waits_for))
+            self._events.emit(event_types.Waiting(epoch=self._waits_for))
         leaves = run.state.training and is_last_epoch(run) and run.trained_steps > self._came_at
         if leaves:
-            self._events.emit(kinds.Waiting(epoch=self._waits_for, leaves=True))
+            self._events.emit(event_types.Waiting(epoch=self._waits_for, leaves=True))
         return leaves
 
     def halt(self, run: Run) -> None:
         """Report once that everybody waits for the owner."""
         why = _HALTED.get(run.state)
         if why != self._halted_by and why is not None:
-            self._events.emit(kinds.Warning(message=why, until="joined"))
+            self._events.emit(event_types.Warning(message=why, until="joined"))
         self._halted_by = why

@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 from aftermath.base.merkle import Tree
 from aftermath.base.worker import Worker
+from aftermath.events import event_types
 from aftermath.member.ports import Ports
 from aftermath.replica.memory import is_out_of_memory
 from aftermath.replica.replica import Replica
 from aftermath.replica.stateshare import StateShare, kept_of
 from aftermath.rules.commitment import NOTHING, PrivateRoots
-from aftermath.watch import kinds
 
 
 class StateRoot(NamedTuple):
@@ -74,7 +74,7 @@ class OwnState:
                 message = (
                     "there is no memory for a copy of what the optimizer knows: nobody can check this member's work"
                 )
-                self._events.emit(kinds.Warning(message=message))
+                self._events.emit(event_types.Warning(message=message))
             self._warned = True
 
     def opened(self, epoch: int, height: int) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from aftermath.base.backoff import Backoff
 from aftermath.base.wait import every
 from aftermath.base.worker import Worker
+from aftermath.events import event_types
 from aftermath.member.downloads import Downloads
 from aftermath.member.plan import RoundPlan
 from aftermath.member.ports import Ports, Role
@@ -22,7 +23,6 @@ from aftermath.optim.votes import Votes
 from aftermath.p2p.transport import TransportError
 from aftermath.rules.commitment import Commitment
 from aftermath.rules.seal import masked
-from aftermath.watch import kinds
 
 _FIRST_PAUSE = 0.2
 _LONGEST_PAUSE = 5.0
@@ -165,7 +165,7 @@ class Payloads:
         if not await self._decoded(candidate, level):
             return
         self._ports.events.emit(
-            kinds.Fetched(
+            event_types.Fetched(
                 height=said.height,
                 seat=said.seat,
                 level=level,
@@ -185,7 +185,9 @@ class Payloads:
                 await self._fetch_level(candidate, level, plan)
             except TransportError as failure:
                 if not pauses.at_longest:
-                    self._ports.events.emit(kinds.FetchFailed(height=said.height, seat=said.seat, why=str(failure)))
+                    self._ports.events.emit(
+                        event_types.FetchFailed(height=said.height, seat=said.seat, why=str(failure))
+                    )
                 await self._ports.clock.sleep(pauses.next())
         if all(needed in candidate.payloads for needed in self.needed(candidate)):
             candidate.here.set()
@@ -214,7 +216,7 @@ class Payloads:
         except BadPayload as error:
             candidate.bad.add(level)
             self._ports.events.emit(
-                kinds.Refused(height=candidate.said.height, seat=candidate.said.seat, why=str(error))
+                event_types.Refused(height=candidate.said.height, seat=candidate.said.seat, why=str(error))
             )
             return False
         candidate.votes[level] = votes

@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable
 from aftermath.base.backoff import Backoff
 from aftermath.coordinator.errors import SETTLED, Refusal, Refused, Unavailable
 from aftermath.coordinator.ports import Clock
+from aftermath.events import event_types
 from aftermath.member.ports import Ports
-from aftermath.watch import kinds
 
 _FIRST_PAUSE = 0.25
 _LONGEST_PAUSE = 4.0
@@ -74,7 +74,7 @@ class Duty:
             return await persist(self._ports.clock, call, wanted=self._wanted, done_if=self._done_if)
         except Refused as refusal:
             if not self._warned:
-                self._ports.events.emit(kinds.Warning(message=f"{self._name} was refused: {refusal}"))
+                self._ports.events.emit(event_types.Warning(message=f"{self._name} was refused: {refusal}"))
             self._warned = True
             self.refused = refusal.reason is not Refusal.MAY_PASS
             self._not_before = self._ports.clock.monotonic() + self._waits.next()

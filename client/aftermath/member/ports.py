@@ -8,11 +8,11 @@ import torch
 
 from aftermath.base.worker import Worker
 from aftermath.coordinator.ports import Clock, Coordinator
+from aftermath.events.stream import Events
 from aftermath.member.attention import Attention
 from aftermath.member.feed import RunFeed
 from aftermath.optim.schema import Schema
 from aftermath.p2p.transport import Transport
-from aftermath.watch.events import Events
 
 
 class Desync(Exception):

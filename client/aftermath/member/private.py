@@ -20,6 +20,7 @@ from torch import Tensor
 from aftermath.base.bounded import Malformed, json_as
 from aftermath.base.files import standing_in
 from aftermath.base.wait import cancel
+from aftermath.events import event_types
 from aftermath.member.own_state import OwnState, StateRoot
 from aftermath.member.ports import Ports, Role, Workers
 from aftermath.model.documents import CheckpointError
@@ -27,7 +28,6 @@ from aftermath.model.store import writing
 from aftermath.optim.parts import BadState
 from aftermath.optim.private_blocks import tree_of
 from aftermath.replica.replica import Replica
-from aftermath.watch import kinds
 
 _BOUND = "bound"
 _TOLD = "told"
@@ -95,11 +95,13 @@ class PrivateState:
                 state, told = found
                 await self._workers.compute(lambda: replica.optimizer.restore(state))
                 self._own.begin(told)
-                self._ports.events.emit(kinds.Remembered(epoch=epoch))
+                self._ports.events.emit(event_types.Remembered(epoch=epoch))
                 return
         except (BadState, CheckpointError) as error:
             why = error.message
-        self._ports.events.emit(kinds.Warning(message=f"the optimizer begins with nothing: {why}", until="trained"))
+        self._ports.events.emit(
+            event_types.Warning(message=f"the optimizer begins with nothing: {why}", until="trained")
+        )
 
     async def settle(self) -> None:
         """Wait for the write under way."""
@@ -125,7 +127,7 @@ class PrivateState:
         try:
             await self._workers.write(lambda: _save(file, state, bound, told))
         except Exception as error:  # nobody awaits this task, so report the error here
-            self._ports.events.emit(kinds.Warning(message=f"what the optimizer knows is not kept: {error}"))
+            self._ports.events.emit(event_types.Warning(message=f"what the optimizer knows is not kept: {error}"))
 
 
 def _file_in(directory: Path, wallet: bytes, identity: str) -> Path:

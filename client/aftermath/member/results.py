@@ -18,6 +18,7 @@ import msgspec
 from aftermath.base.bounded import Malformed, msgpack_as
 from aftermath.base.wait import Pulse
 from aftermath.base.worker import Worker
+from aftermath.events import event_types
 from aftermath.member.closings import Closings
 from aftermath.member.evidence import Evidence
 from aftermath.member.lineage import Lineage
@@ -30,7 +31,6 @@ from aftermath.p2p.transport import RequestRefused
 from aftermath.rules.commitment import Commitment
 from aftermath.rules.run import STORED_ROUNDS
 from aftermath.rules.seal import Closed, Key, ResultPlace
-from aftermath.watch import kinds
 
 Fetch = Callable[[Candidate, RoundPlan], Coroutine[Any, Any, None]]
 
@@ -176,14 +176,14 @@ class Results:
             return
         if candidates:
             self._ports.events.emit(
-                kinds.Refused(height=said.height, seat=said.seat, why="it announced another result too")
+                event_types.Refused(height=said.height, seat=said.seat, why="it announced another result too")
             )
             self.evidence.add(said, candidates[0].raw, raw)
         # A witness rejects results announced after it closed the round: they could be copies.
         candidate = Candidate(said, raw, digest, late=said.height in self._closed)
         candidates.append(candidate)
         if candidate.late:
-            self._ports.events.emit(kinds.Refused(height=said.height, seat=said.seat, why=CLOSED_ON))
+            self._ports.events.emit(event_types.Refused(height=said.height, seat=said.seat, why=CLOSED_ON))
         if (early := self._keys[said.height].get(said.seat)) is not None:
             self.hear_key(*early)
         self._lineage.hear(said)
@@ -228,7 +228,7 @@ class Results:
         for candidate in (c for found in self._found.values() for c in found.get(seat, ())):
             if not candidate.broken and (why := self._lineage.broken(candidate.said)) is not None:
                 candidate.broken = True
-                self._ports.events.emit(kinds.Refused(height=candidate.said.height, seat=seat, why=why))
+                self._ports.events.emit(event_types.Refused(height=candidate.said.height, seat=seat, why=why))
 
     def _refuse(self, said: Commitment, raw: bytes, plan: RoundPlan) -> None:
         """Report a member with an unassigned announcement once a round. Bar a peer that continues.
@@ -240,7 +240,7 @@ class Results:
         seat = next((index for index, member in enumerate(plan.seats) if (member.p2p, member.signer) == whose), None)
         refused = self._refused[said.height].setdefault(seat, set())
         if not refused:
-            self._ports.events.emit(kinds.Refused(height=said.height, seat=seat, why=_UNASSIGNED))
+            self._ports.events.emit(event_types.Refused(height=said.height, seat=seat, why=_UNASSIGNED))
         refused.add(raw)  # signed, so only the sender can add to them
         if len(refused) > _MAX_UNASSIGNED:
             refused.pop()
@@ -298,7 +298,7 @@ class Results:
 
     def _fetched(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._ports.events.emit(kinds.Warning(message=f"a result could not be fetched: {error}"))
+            self._ports.events.emit(event_types.Warning(message=f"a result could not be fetched: {error}"))
 
     # --- what is known ----------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from aftermath.base.counted import counted
 from aftermath.base.wait import first_of
 from aftermath.base.worker import Worker
 from aftermath.coordinator.view import View
+from aftermath.events import event_types
 from aftermath.member.ports import Ports, Role
 from aftermath.member.rounds.sharetime import WHAT_HELPS
 from aftermath.member.rounds.witness import time_for_results
@@ -20,7 +21,6 @@ from aftermath.replica.replica import Replica
 from aftermath.rules import bitmap
 from aftermath.rules.assignment import batch_size
 from aftermath.rules.state import MemberState
-from aftermath.watch import kinds
 
 PATIENCE = 10.0
 """Seconds after which a member joins without knowing its speed."""
@@ -32,7 +32,7 @@ _SLOWEST = 1
 async def measured_weight(ports: Ports, role: Role, compute: Worker, origin: Origin, seq_len: int) -> int:
     """Return this machine's throughput in sequences per minute, for the member's declaration."""
     ports.events.emit(
-        kinds.Measuring(tier=role.tier, parameters=role.schema.state.parameters(role.tier), limit=PATIENCE)
+        event_types.Measuring(tier=role.tier, parameters=role.schema.state.parameters(role.tier), limit=PATIENCE)
     )
     started = ports.clock.monotonic()
 
@@ -56,7 +56,7 @@ async def measured_weight(ports: Ports, role: Role, compute: Worker, origin: Ori
     elif said := too_slow(ports.feed.view, ports.transport.node_id, weight):
         _warn(ports, said)
     weight = weight or _SLOWEST
-    ports.events.emit(kinds.Measured(weight=weight, seconds=ports.clock.monotonic() - started))
+    ports.events.emit(event_types.Measured(weight=weight, seconds=ports.clock.monotonic() - started))
     return weight
 
 
@@ -89,4 +89,4 @@ def expected_share(view: View, own: bytes, weight: int) -> int:
 
 
 def _warn(ports: Ports, sentence: str) -> None:
-    ports.events.emit(kinds.Warning(message=sentence, until="state"))
+    ports.events.emit(event_types.Warning(message=sentence, until="state"))

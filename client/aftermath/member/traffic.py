@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from aftermath.events import event_types
 from aftermath.member.ports import Ports
-from aftermath.watch import kinds
 
 
 def report_traffic(ports: Ports) -> None:
     """Emit the counters so far."""
     stats = ports.transport.stats()
     ports.events.emit(
-        kinds.Traffic(
+        event_types.Traffic(
             sent=sum(stats.sent.values()),
             received=sum(stats.received.values()),
             sent_by_kind={str(kind): sent for kind, sent in stats.sent.items()},

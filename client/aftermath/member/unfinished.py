@@ -22,6 +22,7 @@ from aftermath.base.errors import AftermathError
 from aftermath.base.files import replacing
 from aftermath.coordinator.errors import CoordinatorError, Unavailable
 from aftermath.coordinator.view import View
+from aftermath.events import event_types
 from aftermath.member.archive import Keeper
 from aftermath.member.ports import Desync, Ports, Role, Workers
 from aftermath.member.rounds.rounds import Rounds
@@ -33,7 +34,6 @@ from aftermath.rules.model import Checkpoint, Model
 from aftermath.rules.run import Run, steps_before
 from aftermath.rules.state import CheckpointKind, MemberState, RunState
 from aftermath.rules.unsaved import sole_levels, unsaved_steps
-from aftermath.watch import kinds
 
 SAVE_SECONDS = 60.0
 """Seconds that a stopped member has for the last results and the file."""
@@ -169,7 +169,7 @@ class LastMember:
         if self.stays:
             unfinished = Unfinished(run.epoch, run.epoch_started_at, step, str(place.absolute()))
             write_mark(mark_path(directory, run), unfinished)
-        self._ports.events.emit(kinds.Stopped(step=step, path=str(place), goes_on=self.stays))
+        self._ports.events.emit(event_types.Stopped(step=step, path=str(place), goes_on=self.stays))
         return True
 
     # --- a finished run -----------------------------------------------------------------------------------------
@@ -237,14 +237,14 @@ class LastMember:
         except AftermathError as error:
             raise Desync(f"{unfinished.place} cannot be read: {error.message}") from error
         replica = await self._workers.compute(lambda: self._origin.replica(weights))
-        self._ports.events.emit(kinds.Model(source=unfinished.place, step=unfinished.step))
+        self._ports.events.emit(event_types.Model(source=unfinished.place, step=unfinished.step))
         ended = await self._ports.feed.until(lambda run: not run.state.training or not unfinished.is_of(run))
         if not unfinished.is_of(ended) or ended.trained_steps != unfinished.step:
             raise Desync(f"the epoch did not end with the model in {unfinished.place}, which is now only a copy")
         return replica, ended
 
     def _warn(self, message: str, until: str | None = None) -> None:
-        self._ports.events.emit(kinds.Warning(message=message, until=until))
+        self._ports.events.emit(event_types.Warning(message=message, until=until))
 
 
 def _alone(members: Members, seat: int) -> bool:

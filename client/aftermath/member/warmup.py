@@ -19,6 +19,7 @@ from aftermath.base.backoff import Backoff
 from aftermath.base.run_access import advice_to_member
 from aftermath.base.wait import first_of
 from aftermath.coordinator.view import View
+from aftermath.events import event_types
 from aftermath.member.ports import Desync, Ports, Role, Workers
 from aftermath.model.config import ModelConfigError
 from aftermath.model.documents import CheckpointError, HubAway
@@ -34,7 +35,6 @@ from aftermath.rules import bitmap, contents
 from aftermath.rules.model import Checkpoint, Model
 from aftermath.rules.run import STORED_ROUNDS, Run, steps_before
 from aftermath.rules.state import CheckpointKind, ModelSource, RunState
-from aftermath.watch import kinds
 
 _RETRY = 1.0  # seconds
 _LONGEST_RETRY = 15.0
@@ -83,7 +83,7 @@ class WarmUp:
         if replica is not None:
             hashes = await self._workers.compute(replica.hashes)
             if all(hashes[level] == self._expected(level) for level in self._role.levels):
-                self._ports.events.emit(kinds.Model(source="its own replica", step=self._run.trained_steps))
+                self._ports.events.emit(event_types.Model(source="its own replica", step=self._run.trained_steps))
                 self.kept = True
                 return replica
             # Keep the levels that pass the check: nobody else may have them.
@@ -92,7 +92,7 @@ class WarmUp:
         source = await first_of(self._load(), self._give_up())
         if self._sought != set(self._role.levels):
             source = f"its own replica and {source}"
-        self._ports.events.emit(kinds.Model(source=source, step=self._run.trained_steps))
+        self._ports.events.emit(event_types.Model(source=source, step=self._run.trained_steps))
         return await self._workers.compute(lambda: self._origin.replica(self._weights))
 
     async def _give_up(self) -> NoReturn:
@@ -126,7 +126,7 @@ class WarmUp:
             except (ModelUnavailable, CheckpointError, ModelConfigError, SchemaError, SegmentError, OSError) as error:
                 message = f"cannot get the model yet: {why_no_model(error, self._model)}"
                 if message != said:
-                    self._ports.events.emit(kinds.Warning(message=message, until="model"))
+                    self._ports.events.emit(event_types.Warning(message=message, until="model"))
                 said = message
             if warmup_over(self._run, self._ports.feed.run):
                 raise Desync("warm-up ended before the model was here")
@@ -174,7 +174,7 @@ class WarmUp:
         known = contents.attested(self._run)
         if attested := {level: known[level] for level in self._lacking & known.keys()}:
             for reason in await self._fetch(attested, self._run.finishers):
-                self._ports.events.emit(kinds.Warning(message=reason, until="model"))
+                self._ports.events.emit(event_types.Warning(message=reason, until="model"))
         if not self._lacking:
             return "peers"
         first = "" if self._lacking == self._sought else "peers and "

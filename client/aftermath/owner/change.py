@@ -14,11 +14,11 @@ from aftermath.base.errors import AftermathError
 from aftermath.chain.instructions import CoordinatorInstructions
 from aftermath.config.document import RunConfig
 from aftermath.config.read import checkpoint_of
+from aftermath.events.progress import in_words
 from aftermath.rules.assignment import batch_size
 from aftermath.rules.model import Checkpoint, Model
 from aftermath.rules.run import Config, Run, steps_before
 from aftermath.rules.state import ModelSource
-from aftermath.watch.phase import in_words
 
 if TYPE_CHECKING:
     from aftermath.owner.schema import Shape

@@ -20,11 +20,11 @@ from aftermath.base.signals import last_words
 from aftermath.base.verbosity import is_quiet
 from aftermath.chain.addresses import run_addresses
 from aftermath.chain.views import parse_members, parse_model, parse_run
+from aftermath.events.printable import printable
+from aftermath.events.progress import in_words
+from aftermath.events.status import Standing, standing
 from aftermath.server.server import PROGRAM, CentralServer
-from aftermath.tui.screen import Screen, can_show
-from aftermath.watch.phase import in_words
-from aftermath.watch.printable import printable
-from aftermath.watch.standing import Standing, standing
+from aftermath.ui.terminal.screen import Screen, can_show
 
 SECONDS = 0.5
 """Between two looks."""

@@ -9,14 +9,14 @@ from typing import Any
 
 from solders.keypair import Keypair
 
+from aftermath.events.event_types import Event
+from aftermath.events.stream import plain
 from aftermath.member.attention import Attention
 from aftermath.member.member import Member
 from aftermath.sim.chain import SimMember
 from aftermath.sim.clock import InlineWorker
 from aftermath.sim.road import Mood
 from aftermath.sim.transport import SimTransport
-from aftermath.watch.events import plain
-from aftermath.watch.kinds import Event
 
 Said = dict[str, Any]
 """An event of a member, as the flat object that its JSON is."""

@@ -32,6 +32,7 @@ from aftermath.config.document import RunConfig
 from aftermath.coordinator.errors import CoordinatorError
 from aftermath.coordinator.view import View
 from aftermath.data.local import open_tokens
+from aftermath.events.stream import Events
 from aftermath.member.archive import Archive, Hub
 from aftermath.member.attention import Attention
 from aftermath.member.feed import RunFeed
@@ -55,7 +56,6 @@ from aftermath.sim.record import Broken, Record, state_of
 from aftermath.sim.stage import set_up
 from aftermath.sim.tiny import CONFIG, RUN_ID
 from aftermath.sim.transport import SimNetwork
-from aftermath.watch.events import Events
 
 
 class Simulation:

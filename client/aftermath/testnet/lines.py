@@ -12,12 +12,12 @@ from rich.console import Console
 from rich.markup import escape
 
 from aftermath.base.verbosity import Verbosity
+from aftermath.events import event_types
+from aftermath.events.printable import printable
+from aftermath.events.reader import EventRecord
+from aftermath.events.text import Sentences, in_full
 from aftermath.testnet.story import member_of
-from aftermath.tui.messages import Clients
-from aftermath.watch import kinds
-from aftermath.watch.printable import printable
-from aftermath.watch.reader import EventRecord
-from aftermath.watch.sentences import Sentences, in_full
+from aftermath.ui.terminal.messages import Clients
 
 OWN = "testnet"
 
@@ -39,10 +39,10 @@ class Lines:
         for told in events:
             name = member_of(told)
             sentence = self._sentences[name].of(told.event)
-            serious = isinstance(told.event, kinds.Warning | kinds.Error)
+            serious = isinstance(told.event, event_types.Warning | event_types.Error)
             if sentence is None and self._level is Verbosity.DEBUG:
                 sentence = in_full(told.event)
-            if sentence is not None and isinstance(told.event, kinds.Warning):
+            if sentence is not None and isinstance(told.event, event_types.Warning):
                 sentence = f"warning: {sentence}"
             if sentence is not None and (serious or self._level is not Verbosity.WARNING):
                 self._tell(name, sentence)

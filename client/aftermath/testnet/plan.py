@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from aftermath.base.errors import UsageError
+from aftermath.events.trackers import Wanted
 from aftermath.testnet.configs import Chosen
-from aftermath.watch.trackers import Wanted
 
 RUN_ID = "local-testnet"
 _NUMBERS = re.compile(r"[0-9]{1,6}(,[0-9]{1,6})*")

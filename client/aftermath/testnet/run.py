@@ -23,7 +23,7 @@ from aftermath.testnet.plan import Client, Plan
 from aftermath.testnet.processes import Running, stop_all
 from aftermath.testnet.story import MemberStory, Story
 from aftermath.testnet.summary import Ending, Summary, summary_of
-from aftermath.tui.messages import ClientRow, Clients
+from aftermath.ui.terminal.messages import ClientRow, Clients
 
 LOOK_SECONDS = 0.2
 

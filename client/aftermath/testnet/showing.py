@@ -20,8 +20,8 @@ from aftermath.testnet.lines import OWN, Lines
 from aftermath.testnet.plan import RUN_ID, Plan
 from aftermath.testnet.printed import Printed
 from aftermath.testnet.wished import Pictures
-from aftermath.tui.messages import Clients
-from aftermath.tui.screen import Screen
+from aftermath.ui.terminal.messages import Clients
+from aftermath.ui.terminal.screen import Screen
 
 
 class Showing(StrEnum):

@@ -7,11 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from aftermath.watch import kinds
-from aftermath.watch.history import History, Share, mean
-from aftermath.watch.phase import phase
-from aftermath.watch.progress import Progress
-from aftermath.watch.reader import EventReader, EventRecord
+from aftermath.events import event_types
+from aftermath.events.history import History, Share, mean
+from aftermath.events.progress import Progress, phase
+from aftermath.events.reader import EventReader, EventRecord
 
 
 @dataclass
@@ -30,7 +29,7 @@ class MemberStory:
     tokens_per_sec: float = 0.0
     seat: int | None = None
     sources: list[str] = field(default_factory=list)
-    traffic: list[kinds.Traffic | None] = field(default_factory=list)
+    traffic: list[event_types.Traffic | None] = field(default_factory=list)
     """The last traffic report of every process of this member."""
     rounds: set[int] = field(default_factory=set)
     returned: int | None = None
@@ -40,7 +39,7 @@ class MemberStory:
     warnings: list[str] = field(default_factory=list)
     progress: Progress = field(default_factory=Progress)
 
-    def total(self, counted: Callable[[kinds.Traffic], int]) -> int:
+    def total(self, counted: Callable[[event_types.Traffic], int]) -> int:
         """A counter summed over this member's processes."""
         return sum(counted(report) for report in self.traffic if report is not None)
 
@@ -76,32 +75,32 @@ class Story:
         self.history.take(told)
         member.state = phase(event) or member.state
         member.progress.take(event)
-        if isinstance(event, kinds.State | kinds.Round | kinds.Cooldown | kinds.Finished):
+        if isinstance(event, event_types.State | event_types.Round | event_types.Cooldown | event_types.Finished):
             self.state = member.state
         match event:
-            case kinds.Started():
+            case event_types.Started():
                 member.traffic.append(None)
-            case kinds.Joined():
+            case event_types.Joined():
                 member.seat = event.seat
-            case kinds.Model():
+            case event_types.Model():
                 member.sources.append(event.source)
                 if member.came_back_with is None and len(member.traffic) > 1:
                     member.came_back_with = event.source
-            case kinds.Trained():
+            case event_types.Trained():
                 self._trained(member, event, now)
-            case kinds.Applied() | kinds.Cooldown():
+            case event_types.Applied() | event_types.Cooldown():
                 member.step = max(member.step, event.step)
-                height = event.height if isinstance(event, kinds.Applied) else -1
+                height = event.height if isinstance(event, event_types.Applied) else -1
                 for level, digest in event.hashes.items():
                     self.hashes[event.epoch, height, event.step, level][member.name] = digest
-            case kinds.Traffic():
+            case event_types.Traffic():
                 member.traffic[-1] = event
-            case kinds.Finished():
+            case event_types.Finished():
                 member.finished = True
-            case kinds.Warning() | kinds.Error():
+            case event_types.Warning() | event_types.Error():
                 member.warnings.append(event.message)
 
-    def _trained(self, member: MemberStory, event: kinds.Trained, now: float) -> None:
+    def _trained(self, member: MemberStory, event: event_types.Trained, now: float) -> None:
         member.loss, member.tokens_per_sec, member.trained = event.loss, event.tokens_per_sec, True
         member.rounds.add(event.step)
         if member.returned is None and len(member.traffic) > 1:

@@ -23,6 +23,9 @@ from aftermath.coordinator.errors import CoordinatorError
 from aftermath.coordinator.ports import Clock
 from aftermath.coordinator.view import View
 from aftermath.data.source import Source, SourceAway
+from aftermath.events import event_types
+from aftermath.events.status import Standing, standing
+from aftermath.events.stream import Events
 from aftermath.member.archive import Archive
 from aftermath.member.attention import Attention
 from aftermath.member.feed import RunFeed
@@ -51,9 +54,6 @@ from aftermath.train.newcomer import Newcomer
 from aftermath.train.outfit import data_of
 from aftermath.train.settings import TrainSettings
 from aftermath.train.tier import check_memory
-from aftermath.watch import kinds
-from aftermath.watch.events import Events
-from aftermath.watch.standing import Standing, standing
 
 _SHOW = 1.0  # seconds between two looks at where the run stands
 _ASK_AGAIN = 10.0  # seconds between two looks for data that is away
@@ -91,7 +91,7 @@ async def assembled(
     _check(settings, named, schema)
     check_memory(view, schema, settings.matformer_tier, named.mesh.devices)
     if advice := keeping_advice(settings):
-        events.emit(kinds.Warning(message=advice))
+        events.emit(event_types.Warning(message=advice))
     origin = await _origin(settings, named, schema, ranks, compute, access)
     feed = RunFeed(view)
     if events.looked_at:
@@ -106,7 +106,7 @@ async def assembled(
         await ready_kernels(events, compute)
     weight = await measured_weight(ports, role, compute, origin, model.max_seq_len)
     if origin.arithmetic.compiled:
-        events.emit(kinds.Compiling())
+        events.emit(event_types.Compiling())
     await compute(lambda: origin.warm_up(model.max_seq_len, model.data_type == DataType.FINETUNING))
     OutlineShare(transport, outline)
     parallel = settings.max_concurrent_parameter_requests
@@ -185,6 +185,6 @@ async def _data(events: Events, clock: Clock, read: Worker, opened: Callable[[],
             return await read(opened)
         except SourceAway as error:
             if not told:
-                events.emit(kinds.Warning(message=f"{error.message}; this member joins when it can be had"))
+                events.emit(event_types.Warning(message=f"{error.message}; this member joins when it can be had"))
             told = True
         await clock.sleep(_ASK_AGAIN)

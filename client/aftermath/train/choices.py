@@ -5,9 +5,9 @@ from __future__ import annotations
 from aftermath.base.errors import UsageError
 from aftermath.evals.wish import Wanted as Asked
 from aftermath.evals.wish import wanted
+from aftermath.events.trackers import Wanted
 from aftermath.p2p.named import peers_named
 from aftermath.train.settings import TrainSettings
-from aftermath.watch.trackers import Wanted
 
 
 def check_choices(settings: TrainSettings) -> None:

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from aftermath.watch import kinds
-from aftermath.watch.events import Events
+from aftermath.events import event_types
+from aftermath.events.stream import Events
 
 if TYPE_CHECKING:
     from aftermath.member.member import Member
@@ -40,7 +40,7 @@ class Departure:
         self._asks = self._can_ask and number == signal.SIGINT
         if self.member is not None and stake is not None and stake.saves and not self._asked:
             self.lost = stake
-            self._events.emit(kinds.Leaving(saves=True))
+            self._events.emit(event_types.Leaving(saves=True))
             self.member.stops(self._tried)
             return _SAVE_SECONDS
         if stake is not None and not self._asked:
@@ -49,7 +49,7 @@ class Departure:
             if self._asked:
                 return None
         self.lost = stake
-        self._events.emit(kinds.Leaving())
+        self._events.emit(event_types.Leaving())
         return 0.0
 
     def _tried(self, saved: bool) -> bool:
@@ -68,7 +68,7 @@ class Departure:
         """Say what leaving loses, and ask for another Ctrl-C if a person can press it."""
         self._asked = self._asks
         fix = "Press Ctrl-C again to leave and lose these steps." if self._asks else "These steps are lost now."
-        self._events.emit(kinds.Warning(message=f"{stake.words()}\n{fix} {more}".rstrip()))
+        self._events.emit(event_types.Warning(message=f"{stake.words()}\n{fix} {more}".rstrip()))
 
 
 def is_a_person_there() -> bool:

@@ -7,17 +7,17 @@ since something is wrong with that machine.
 from __future__ import annotations
 
 from aftermath.base.worker import Worker
+from aftermath.events import event_types
+from aftermath.events.stream import Events
 from aftermath.kernels.use import missing, takes_long
 from aftermath.optim.proof import unfit
-from aftermath.watch import kinds
-from aftermath.watch.events import Events
 
 
 async def ready_kernels(events: Events, compute: Worker) -> None:
     """Have kernels ready, or say why torch does their work."""
     if await compute(takes_long):
-        events.emit(kinds.Compiling())
+        events.emit(event_types.Compiling())
     why = await compute(unfit)
-    events.emit(kinds.Kernels(missing=why))
+    events.emit(event_types.Kernels(missing=why))
     if why is not None and await compute(missing) is None:
-        events.emit(kinds.Warning(message=f"{why}: torch does it instead, and slower"))
+        events.emit(event_types.Warning(message=f"{why}: torch does it instead, and slower"))

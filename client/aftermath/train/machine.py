@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 import psutil
 import pynvml
 
-from aftermath.watch import kinds
-from aftermath.watch.events import Events
+from aftermath.events import event_types
+from aftermath.events.stream import Events
 
 SECONDS = 15.0  # between two looks
 T = TypeVar("T")
@@ -51,10 +51,10 @@ class Look:
         self._sent, self._received = _network()
         psutil.cpu_percent()  # of the time between two calls
 
-    def __call__(self) -> kinds.Machine:
+    def __call__(self) -> event_types.Machine:
         """What is so now; 0 for what the system does not tell."""
         sent, received = _network()
-        return kinds.Machine(
+        return event_types.Machine(
             cpu=psutil.cpu_percent(),
             resident=self._resident(),
             available=int(psutil.virtual_memory().available),
@@ -86,12 +86,12 @@ def _gpus() -> list[Any]:
         return []
 
 
-def _gpu(number: int, handle: Any) -> kinds.Gpu:
+def _gpu(number: int, handle: Any) -> event_types.Gpu:
     memory = _told(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle))
     rates = _told(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle))
     heat = _told(lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU))
     power = _told(lambda: pynvml.nvmlDeviceGetPowerUsage(handle))
-    return kinds.Gpu(
+    return event_types.Gpu(
         number=number,
         memory_used=memory and int(memory.used),
         memory_total=memory and int(memory.total),

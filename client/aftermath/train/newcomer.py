@@ -19,6 +19,8 @@ from aftermath.base.worker import Worker
 from aftermath.coordinator.errors import Refused, Unavailable
 from aftermath.coordinator.ports import Clock, Coordinator
 from aftermath.coordinator.view import View
+from aftermath.events import event_types
+from aftermath.events.stream import Events
 from aftermath.model.outline import Outline
 from aftermath.optim.schema import Schema
 from aftermath.p2p.transport import Transport
@@ -30,8 +32,6 @@ from aftermath.rules.run import Run
 from aftermath.rules.state import MemberState, ModelSource, RunState
 from aftermath.train.letting_in import check_model
 from aftermath.train.outfit import outline_of, schema_from
-from aftermath.watch import kinds
-from aftermath.watch.events import Events
 
 _PATIENCE, _LOOK_AGAIN = 60.0, 1.0  # seconds in which the members are asked, and between two times
 _LEAVING = 10.0
@@ -89,7 +89,7 @@ class Newcomer:
             return found
 
     def _warn(self, message: str) -> None:
-        self._events.emit(kinds.Warning(message=message))
+        self._events.emit(event_types.Warning(message=message))
 
     async def _from_members(self, view: View, compute: Worker) -> tuple[Outline, Schema] | None:
         """What the members tell; None if none of them does in time, or none lets this one in."""

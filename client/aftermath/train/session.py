@@ -31,6 +31,10 @@ from aftermath.base.wait import cancel
 from aftermath.chain.wallet import Wallet
 from aftermath.coordinator.errors import CoordinatorError, NoSuchRun
 from aftermath.coordinator.view import View
+from aftermath.events import event_types
+from aftermath.events.console import show_debug_logs
+from aftermath.events.stream import Events, LogWarnings
+from aftermath.events.text import LOADING
 from aftermath.member.notices import Notices
 from aftermath.p2p.discovery import Directory, local_discovery_dir
 from aftermath.p2p.iroh import IrohTransport, open_iroh
@@ -49,10 +53,6 @@ from aftermath.train.reach import Reach, member_of, on_solana
 from aftermath.train.settings import TrainSettings
 from aftermath.train.sinks import collects_figures, events_of
 from aftermath.train.tier import AUTO_TIER
-from aftermath.watch import kinds
-from aftermath.watch.events import Events, LogWarnings
-from aftermath.watch.log_lines import show_debug_logs
-from aftermath.watch.sentences import LOADING
 
 if TYPE_CHECKING:
     from aftermath.member.member import Member
@@ -89,7 +89,7 @@ def run_member(settings: TrainSettings, reach: Callable[[TrainSettings], Reach] 
         stack.enter_context(_only_here(settings, first.wallet, admitted))
         stack.enter_context(gradients_place(settings, admitted.view.run.identity))
         if "torch" not in sys.modules:  # a tier may have been chosen with it
-            events.emit(kinds.Loading())
+            events.emit(event_types.Loading())
         _load_torch()
         local = _local_directory(settings, admitted)
         named = _on_devices(settings, replace(reach(settings), local_directory=local))
@@ -108,7 +108,7 @@ def _admitted(runner: asyncio.Runner, settings: TrainSettings, reach: Reach) -> 
 def _tell_run(run: Run, events: Events) -> None:
     """Say whose run it is: another one may have the same id."""
     owner = str(Pubkey.from_bytes(run.main_authority))
-    events.emit(kinds.RunFound(owner=owner, created=run.created, identity=run.identity))
+    events.emit(event_types.RunFound(owner=owner, created=run.created, identity=run.identity))
 
 
 def _tell_finished(view: View, events: Events) -> None:
@@ -191,14 +191,14 @@ def _telling(settings: TrainSettings, events: Events) -> Iterator[None]:
     except Exception as error:
         if (failure := known(error, settings)) is None:
             raise
-        events.emit(kinds.Error(message=str(failure)))
+        events.emit(event_types.Error(message=str(failure)))
         raise failure from error
 
 
 def _introduce(settings: TrainSettings, wallet: Wallet, key: Literal["wallet", "identity"], events: Events) -> None:
     """The first event: a log says by itself what it is the log of."""
     events.emit(
-        kinds.Started(
+        event_types.Started(
             run_id=settings.run_id,
             tier=settings.matformer_tier,
             wallet=str(wallet.pubkey),
@@ -247,7 +247,9 @@ async def _leave(member: Member, events: Events, seconds: float) -> None:
         await asyncio.wait_for(member.leave(), seconds)
     except (CoordinatorError, TimeoutError):
         keeper = member.coordinator.called
-        events.emit(kinds.Warning(message=f"{keeper} could not be told that this member leaves: the others drop it"))
+        events.emit(
+            event_types.Warning(message=f"{keeper} could not be told that this member leaves: the others drop it")
+        )
 
 
 @contextlib.asynccontextmanager

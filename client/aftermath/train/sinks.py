@@ -15,12 +15,12 @@ from aftermath.base.errors import Unsuitable
 from aftermath.base.files import fix_of
 from aftermath.base.streams import one_output
 from aftermath.base.verbosity import VERBOSITY, Verbosity, is_quiet
+from aftermath.events.console import ConsoleLines
+from aftermath.events.event_files import EpochFiles
+from aftermath.events.stream import Events, JsonLines, Sink, Wall
+from aftermath.events.trackers import Wanted
 from aftermath.train.settings import TrainSettings
-from aftermath.tui.screen import Screen, can_show
-from aftermath.watch.console import ConsoleLines
-from aftermath.watch.epoch_files import EpochFiles
-from aftermath.watch.events import Events, JsonLines, Sink, Wall
-from aftermath.watch.trackers import Wanted
+from aftermath.ui.terminal.screen import Screen, can_show
 
 
 def events_of(settings: TrainSettings, stack: contextlib.ExitStack) -> Events:
@@ -61,7 +61,7 @@ def _kept(option: str, path: Path, writer: Callable[[Path, Wall], Sink]) -> Sink
 
 def _measured(port: int, stack: contextlib.ExitStack) -> Sink:
     """What keeps the metrics that are served at this port. Raises Unsuitable if it cannot be had."""
-    from aftermath.watch.metrics import Metrics, served
+    from aftermath.events.metrics import Metrics, served
 
     metrics = Metrics(_date)
     try:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 
 from aftermath.base.worker import Worker
+from aftermath.events import event_types
 from aftermath.member.plan import RoundPlan
 from aftermath.member.ports import Desync, Ports, Role
 from aftermath.member.rounds.epoch import CarriedOver, Epoch
@@ -17,7 +18,6 @@ from aftermath.optim.codec import decode_level
 from aftermath.optim.engine import Trained
 from aftermath.rules.commitment import Commitment, LevelPayload, PrivateRoots, SequenceInterval, encode_announcement
 from aftermath.rules.seal import key_of, masked, seal_of
-from aftermath.watch import kinds
 
 
 class Announcing:
@@ -60,7 +60,7 @@ class Announcing:
         self._kept.results.keep_own(said, raw, votes, payloads, key)
         await self._ports.transport.announce(raw)
         self._ports.events.emit(
-            kinds.Trained(
+            event_types.Trained(
                 epoch=plan.epoch,
                 height=plan.header.height,
                 step=plan.header.step,
@@ -76,7 +76,7 @@ class Announcing:
         await self._kept.own.offer(replica)
         if trained.measured is not None:
             self._ports.events.emit(
-                kinds.Optimizer(
+                event_types.Optimizer(
                     epoch=plan.epoch,
                     height=plan.header.height,
                     step=plan.header.step,

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from aftermath.base.worker import Worker
+from aftermath.events import event_types
+from aftermath.events.stream import hexed
 from aftermath.member.ports import Desync, Ports
 from aftermath.member.rounds.epoch import CarriedOver, Epoch
 from aftermath.member.rounds.settle import Settling
 from aftermath.member.rounds.sharetime import ShareTime
 from aftermath.optim.votes import Votes
 from aftermath.rules.run import Round, Run
-from aftermath.watch import kinds
-from aftermath.watch.events import hexed
 
 
 class Applying:
@@ -81,7 +81,7 @@ class Applying:
         if not self._ports.attention.held_up_since(started):
             self._time.applied(seconds)
         self._ports.events.emit(
-            kinds.Applied(
+            event_types.Applied(
                 epoch=self._epoch.number,
                 height=done.height,
                 step=done.step,

@@ -7,8 +7,8 @@ from collections.abc import Coroutine
 from typing import Any
 
 from aftermath.base.wait import cancel
-from aftermath.watch import kinds
-from aftermath.watch.events import Events
+from aftermath.events import event_types
+from aftermath.events.stream import Events
 
 
 class Duties:
@@ -31,4 +31,4 @@ class Duties:
     def _finished(self, duty: asyncio.Task[None]) -> None:
         self._running.discard(duty)
         if not duty.cancelled() and (error := duty.exception()) is not None:
-            self._events.emit(kinds.Warning(message=f"a duty of this round failed: {error}"))
+            self._events.emit(event_types.Warning(message=f"a duty of this round failed: {error}"))

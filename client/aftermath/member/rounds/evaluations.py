@@ -18,11 +18,11 @@ from aftermath.base.worker import ThreadWorker, Worker
 from aftermath.evals.likelihood import Ask
 from aftermath.evals.suite import Score, evaluated
 from aftermath.evals.wish import Wanted
+from aftermath.events import event_types
+from aftermath.events.stream import Events
 from aftermath.model.network import LanguageModel
 from aftermath.model.tokenizer import Tokenizer
 from aftermath.replica.frozen import GivenWay, frozen_copy
-from aftermath.watch import kinds
-from aftermath.watch.events import Events
 
 T = TypeVar("T")
 
@@ -74,12 +74,12 @@ class Evaluations:
         except Exception as error:
             self._failed = True
             said = error.message if isinstance(error, AftermathError) else f"{type(error).__name__}: {error}"
-            events.emit(kinds.Warning(message=f"this member evaluates no more: {said}"))
+            events.emit(event_types.Warning(message=f"this member evaluates no more: {said}"))
             scores = []
         self._asking = None
         for score in scores:
             events.emit(
-                kinds.Evaluated(
+                event_types.Evaluated(
                     step=self._step,
                     task=score.task,
                     metric=score.metric,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from aftermath.coordinator.errors import SETTLED, Refusal, Refused
 from aftermath.coordinator.ports import Coordinator
+from aftermath.events import event_types
 from aftermath.member.persist import Duty
 from aftermath.member.ports import Ports
 from aftermath.rules import bitmap, conviction
@@ -18,7 +19,6 @@ from aftermath.rules.deadlines import TICK_STEP, tick_order
 from aftermath.rules.members import Members
 from aftermath.rules.run import Run
 from aftermath.rules.state import MemberState
-from aftermath.watch import kinds
 
 
 def unseen(run: Run, members: Members) -> int:
@@ -84,4 +84,4 @@ async def report_undelivered(ports: Ports, excuses: Excuses, run: Run, seat: int
         ports, "a report of members that did not deliver", wanted=current, done_if=SETTLED | {Refusal.NOT_A_MEMBER}
     )
     if await duty.fulfil(lambda: ports.coordinator.health_check(missing)):
-        ports.events.emit(kinds.Dropped(seats=list(bitmap.seats(missing)), height=run.current.height))
+        ports.events.emit(event_types.Dropped(seats=list(bitmap.seats(missing)), height=run.current.height))

@@ -8,13 +8,13 @@ step of its last token.
 from __future__ import annotations
 
 from aftermath.base.worker import Worker
+from aftermath.events import event_types
+from aftermath.events.stream import Events
 from aftermath.member.feed import RunFeed
 from aftermath.model.documents import CheckpointError
 from aftermath.model.generate import generate
 from aftermath.model.text import Prompt
 from aftermath.replica.replica import Replica
-from aftermath.watch import kinds
-from aftermath.watch.events import Events
 
 _TEMPERATURE = 0.6
 
@@ -49,9 +49,9 @@ class Continuations:
             text = await self._compute(lambda: self._prompt.continued(written))
         except CheckpointError as error:
             self._failed = True
-            self._events.emit(kinds.Warning(message=f"this member writes no more: {error.message}"))
+            self._events.emit(event_types.Warning(message=f"this member writes no more: {error.message}"))
             return
-        self._events.emit(kinds.Sample(step=step, prompt=self._prompt.text, text=text))
+        self._events.emit(event_types.Sample(step=step, prompt=self._prompt.text, text=text))
 
     def _next(self, replica: Replica) -> int | None:
         """Return the next token, None at the end of the text."""

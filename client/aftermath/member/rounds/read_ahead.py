@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from aftermath.base.backoff import Backoff
 from aftermath.base.worker import Worker
 from aftermath.data.source import Sequences, Source, SourceAway
+from aftermath.events import event_types
 from aftermath.member.ports import Ports
-from aftermath.watch import kinds
 
 _FIRST_PAUSE = 1.0  # seconds before an unreachable source is asked again
 _LONGEST_PAUSE = 30.0
@@ -61,7 +61,7 @@ class Reading:
             except SourceAway as error:
                 if not told:
                     message = f"{error.message}; this member continues when it is available again"
-                    self._ports.events.emit(kinds.Warning(message=message, until="trained"))
+                    self._ports.events.emit(event_types.Warning(message=message, until="trained"))
                 told = True
             await self._ports.clock.sleep(pauses.next())
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from aftermath.events import event_types
 from aftermath.member.evidence import Pair, show_equivocation
 from aftermath.member.plan import RoundPlan
 from aftermath.member.ports import Desync, Ports, Role, Workers
@@ -31,7 +32,6 @@ from aftermath.rules import bitmap
 from aftermath.rules.commitment import Commitment
 from aftermath.rules.run import Run
 from aftermath.rules.state import RunState
-from aftermath.watch import kinds
 
 
 class Rounds:
@@ -160,7 +160,7 @@ class Rounds:
         number = self._epoch.number
         step = plan.header.step
         since = run.state_started_at
-        self._ports.events.emit(kinds.Round(epoch=number, height=height, step=step, since=since))
+        self._ports.events.emit(event_types.Round(epoch=number, height=height, step=step, since=since))
         return plan
 
     # --- until the next round ---------------------------------------------------------------------

@@ -11,6 +11,7 @@ from typing import NoReturn
 
 from aftermath.base.wait import first_of
 from aftermath.coordinator.errors import Refused
+from aftermath.events import event_types
 from aftermath.member.evidence import disputed
 from aftermath.member.payloads import Candidate
 from aftermath.member.ports import Desync, Ports
@@ -22,7 +23,6 @@ from aftermath.optim.votes import Votes
 from aftermath.rules.availability import had_by_all, judged_by
 from aftermath.rules.consensus import Fingerprint, consensus, vouched
 from aftermath.rules.run import Round, Run
-from aftermath.watch import kinds
 
 
 @dataclass(frozen=True)
@@ -96,4 +96,4 @@ class Settling:
             if out := [level for level in vouched if level >= result.said.tier and seat not in vouched[level]]:
                 what = f"level{'s' * (len(out) > 1)} {', '.join(map(str, out))}"
                 why = f"{what} left out: too few of the witnesses that judge it have it"
-                self._ports.events.emit(kinds.Refused(height=height, seat=seat, why=why))
+                self._ports.events.emit(event_types.Refused(height=height, seat=seat, why=why))

@@ -8,9 +8,9 @@ while shares are given up in a row.
 from __future__ import annotations
 
 from aftermath.base.counted import counted
+from aftermath.events import event_types
+from aftermath.events.stream import Events
 from aftermath.replica.replica import weight_of
-from aftermath.watch import kinds
-from aftermath.watch.events import Events
 
 WHAT_HELPS = (
     "What helps: a smaller model (a higher --matformer-tier), another --device, more --threads, another "
@@ -69,7 +69,7 @@ class ShareTime:
     def _tell(self, why: str) -> None:
         self._told = True
         self._events.emit(
-            kinds.Warning(
+            event_types.Warning(
                 message=f"this machine is too slow for its share of the rounds: {why}. {WHAT_HELPS}",
                 until="state",
             )

@@ -11,6 +11,7 @@ import torch
 
 from aftermath.base.wait import first_of
 from aftermath.base.worker import Worker
+from aftermath.events import event_types
 from aftermath.member.plan import RoundPlan
 from aftermath.member.ports import Ports
 from aftermath.member.rounds.divergence import Divergence
@@ -20,7 +21,6 @@ from aftermath.member.rounds.sharetime import ShareTime
 from aftermath.optim.clip import NonFiniteGradient
 from aftermath.optim.engine import Trained
 from aftermath.replica.replica import Cancelled
-from aftermath.watch import kinds
 
 
 class Training:
@@ -77,19 +77,19 @@ class Training:
             )
         except Cancelled:
             self._ports.events.emit(
-                kinds.Warning(message=f"skipped round {plan.header.height}: too slow, the run moved on")
+                event_types.Warning(message=f"skipped round {plan.header.height}: too slow, the run moved on")
             )
             self._took(len(indices), started, done=False)
             return None
         except NonFiniteGradient as error:
-            self._ports.events.emit(kinds.Warning(message=f"step {plan.header.step} is left out: {error}"))
+            self._ports.events.emit(event_types.Warning(message=f"step {plan.header.step} is left out: {error}"))
             self._divergence.not_finite(plan.header.step, error.message)
             return None
         finally:
             watch.cancel()
             cancelled.set()  # if this task was cancelled, the worker thread stops at its next micro-batch
         for message in self._replica.news():
-            self._ports.events.emit(kinds.Warning(message=message))
+            self._ports.events.emit(event_types.Warning(message=message))
         self._divergence.finite()
         self._took(len(indices), started, done=True)
         return trained

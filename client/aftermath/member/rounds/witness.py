@@ -8,6 +8,7 @@ that all witnesses fetch (`rules.availability`).
 from __future__ import annotations
 
 from aftermath.base.wait import first_of
+from aftermath.events import event_types
 from aftermath.member.opening import Opening
 from aftermath.member.persist import Duty
 from aftermath.member.plan import RoundPlan
@@ -21,7 +22,6 @@ from aftermath.rules.committee import quorum, witnesses
 from aftermath.rules.consensus import pack_fingerprints
 from aftermath.rules.run import Config, RoundId, Run
 from aftermath.rules.state import MemberState, RunState
-from aftermath.watch import kinds
 
 _PATIENCE = 3.0  # seconds that it waits for unreachable members, plus twice the time of our own share
 _LOOK_AGAIN = 0.5
@@ -286,7 +286,7 @@ class WitnessDuty:
         owing = judged.owing if judged is not None else frozenset()
         self.lacked = owing - held.keys() if len(held) >= quorum(len(owing)) else frozenset()
         seconds = self._ports.clock.monotonic() - started
-        self._ports.events.emit(kinds.Witnessed(height=header.height, held=len(held), sent=sent, seconds=seconds))
+        self._ports.events.emit(event_types.Witnessed(height=header.height, held=len(held), sent=sent, seconds=seconds))
         return sent
 
 

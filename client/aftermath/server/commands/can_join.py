@@ -26,16 +26,17 @@ async def can_join(
     tier and data. Exits with 0 if the member may join, 10 if the run needs another client version,
     11 if the run or server does not admit the key, and 1 for any other reason.
     """
-    from aftermath.cli.can_join import answer, at_the_chain, refused_by
+    from aftermath.cli.can_join import admission, answer, refused_by
+    from aftermath.cli.findings import Subject
     from aftermath.server.client_backend import identity_of, reached_run
     from aftermath.server.connection import ServerRefused
 
     wallet = identity_of(server.identity_secret_key_path)
+    subject = Subject(device=device, tier=matformer_tier, files=files, wallet=wallet.pubkey, run_id=run_id)
     try:
         async with reached_run(server.server_addr, trusted(server), wallet, run_id) as chain:
-            entry = await at_the_chain(chain, run_id, wallet.pubkey, None, 0, None)
+            subject.chain = chain
+            found = await admission(subject)
     except ServerRefused as refusal:
         return refused_by(refusal, run_id, wallet.pubkey)
-    return answer(
-        entry, run_id, wallet.pubkey, tier=matformer_tier, device=device, files=files, is_local=chain.pool.is_local
-    )
+    return await answer(subject, found)

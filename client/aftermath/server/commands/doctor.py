@@ -36,32 +36,27 @@ async def doctor(
     run's version, model and data. Reports which tier fits into memory. Exits with 1 if a check
     fails, otherwise 0.
     """
-    from aftermath.cli.checkup import Subject, examine
-    from aftermath.cli.checkup_chain import ON_A_SERVER, SERVER
-    from aftermath.cli.checkup_machine import ON_ANY_MACHINE, memory
-    from aftermath.cli.checkup_network import AFTER_THE_CLUSTER, BEFORE_THE_CLUSTER
+    from aftermath.cli.check_list import ADMISSION, FIT, examine
     from aftermath.cli.doctor import result_of
+    from aftermath.cli.findings import Subject
     from aftermath.server.client_backend import identity_of, reached_run
 
     wallet = identity_of(server.identity_secret_key_path)
     subject = Subject(
         device=device,
         tier=matformer_tier,
-        wallet_path=None,
         bind_port=listening.bind_p2p_port,
         interface=listening.bind_p2p_interface,
         relay=listening.iroh_relay,
         metrics_port=listening.metrics_port,
-        mend=False,
         run_id=run_id,
         files=files,
-        wallet=wallet,
+        wallet=wallet.pubkey,
     )
-    found = await examine(subject, [*ON_ANY_MACHINE, *BEFORE_THE_CLUSTER])
+    found = await examine(subject, ("python", "torch", "disk", "hub-token", "metrics-port", "udp"))
     async with reached_run(server.server_addr, trusted(server), wallet, run_id) as chain:
         subject.chain = chain
-        found += await examine(subject, SERVER)
+        found += await examine(subject, ("server",))
         if subject.answers:
-            found += await examine(subject, ON_A_SERVER)
-    found += await examine(subject, [*AFTER_THE_CLUSTER, ("memory", memory)])
-    return result_of(found)
+            found += await examine(subject, ("clock", "run", *ADMISSION, "reach"))
+    return result_of([*found, *await examine(subject, ("relay", *FIT))])

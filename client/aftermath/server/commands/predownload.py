@@ -25,10 +25,14 @@ async def predownload(
     warm-up. A server with a list of members answers only a listed key: pass it with
     --identity-secret-key-path.
     """
+    from aftermath.cli.findings import Subject
     from aftermath.cli.predownload import fetched
+    from aftermath.cli.run_checks import read_run
     from aftermath.server.client_backend import identity_of, reached_run
 
     wallet = identity_of(server.identity_secret_key_path)
+    subject = Subject(tier=matformer_tier, files=files, run_id=run_id)
     async with reached_run(server.server_addr, trusted(server), wallet, run_id) as chain:
-        run, model, _ = await chain.coordinator.snapshot(run_id)
-    return fetched(run, model, matformer_tier, files, is_local=chain.pool.is_local)
+        subject.chain = chain
+        await read_run(subject)
+    return await fetched(subject)

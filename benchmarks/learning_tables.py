@@ -1,0 +1,220 @@
+"""Markdown tables of what was learnt: worth of joining, bars, arms, unequal members, ideas.
+
+benchmarks/quote.py puts them into docs/measurements.md. They do not read files: each function gets
+the figures of its benchmark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+WINNER = "outer-4-muon"  # the arm of eight members that learns most, as benchmarks/arms.toml names it
+UNKNOWN = "–"  # a figure that was not measured
+
+
+def table(heads: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
+    """Return a Markdown table."""
+    names = [str(head) for head in heads]
+    lines = [names, ["---"] * len(names), *([str(cell) for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def processors_of(found: Mapping[str, Any]) -> list[str]:
+    """Return the processors for which a size has a worth."""
+    ends = [end for arm in found["arms"].values() for end in arm["ends"]]
+    each = (end.get("against_adamw", {}).get("by_processor", {}) for end in ends)
+    return sorted({machine for one in each for machine in one})
+
+
+def table_of_worth(measured: Mapping[str, Any]) -> str:
+    """Return for every size what eight members are worth, and from which step length on."""
+    goals = (2, 4, 6)
+    heads = (
+        "size",
+        "by tokens alone",
+        "CPU",
+        "worth without protocol time",
+        "worth",
+        *(f"step for {goal}" for goal in goals),
+    )
+    rows = []
+    for size, found in measured.items():
+        ends = found["arms"].get(WINNER, {"ends": []})["ends"]
+        if not ends or (against := ends[-1].get("against_adamw")) is None:
+            continue
+        for machine in processors_of(found):
+            if (told := against["by_processor"].get(machine)) is None:
+                continue
+            needed = found["step_seconds_for"][machine].values()
+            rows.append(
+                (
+                    size,
+                    f"{8 * against['token_efficiency']:.2f}",
+                    machine,
+                    f"{told['worth_without_protocol']:.2f}",
+                    f"{told['worth']:.2f}",
+                    *map(from_step, needed),
+                )
+            )
+    note = (
+        "Eight members of the arm `outer-4-muon` against one machine with AdamW. *worth* is the time of\n"
+        "one machine over the time of eight to the same loss. *step for 4* is the length of a step from\n"
+        "which on eight are worth four, and in brackets if they are worth 10 % more or less."
+    )
+    return f"{note}\n\n{table(heads, rows)}"
+
+
+def from_step(seconds: Sequence[float | None]) -> str:
+    """Return the step length for a worth: if members are worth 10 % more, as measured, 10 % less."""
+    more, same, less = seconds
+    if more is None:
+        return "never"
+    if same is None or less is None:
+        return f"hardly: {more:.1f} s or never"
+    return f"{same:.2f} s ({more:.2f} to {less:.2f})"
+
+
+BARS = (
+    ("loss over AdamW with all sequences", "loss_over_adamw", 0.01),
+    ("loss over Muon with all sequences", "loss_over_muon", 0.03),
+    ("bytes per parameter and step", "bytes_per_parameter_step", 0.0009),
+)
+
+
+def table_of_bars(measured: Mapping[str, Any]) -> str:
+    """Return what eight members reached against the bars; bold misses the bar."""
+    heads = ("size", *(f"{label}, bar {bar:g}" for label, _, bar in BARS), "best rate at an edge")
+    rows = []
+    for size, found in measured.items():
+        if found["loss_over_adamw"] is None:
+            continue
+        cells = [_against_bar(found, key=key, bar=bar) for _, key, bar in BARS]
+        rows.append((size, *cells, ", ".join(dict.fromkeys(_at_edge(found)))))
+    return f"Eight members in the longest run of each size. Bold misses the bar.\n\n{table(heads, rows)}"
+
+
+def _against_bar(found: Mapping[str, Any], key: str, bar: float) -> str:
+    value = found[key]
+    if value is None:
+        return UNKNOWN
+    shown = f"{value:+.1%}" if key.startswith("loss") else f"{value:.4f}"
+    if (reach := found.get(f"{key}_interval")) is not None:
+        shown += f" ± {reach:.1%}"
+    return shown if value <= bar else f"**{shown}**"
+
+
+def _at_edge(found: Mapping[str, Any]) -> Iterable[str]:
+    """Yield the arms of the bars whose best rate is the lowest or highest that was tried."""
+    end = found["arms"][WINNER]["ends"][-1]
+    for name in (WINNER, "adamw-8x", "muon-8x"):
+        ends = found["arms"].get(name, {"ends": []})["ends"]
+        if any(is_at_edge(one) for one in ends if one["steps"] == end["steps"]):
+            yield f"`{name}`"
+
+
+def is_at_edge(end: Mapping[str, Any]) -> bool:
+    """Return whether the best rate of an end is the lowest or highest that was tried."""
+    return f"{end['lr']:g}" in (min(end["by_rate"], key=float), max(end["by_rate"], key=float))
+
+
+def tables_of_arms(measured: Mapping[str, Any]) -> str:
+    """Return the longest training of every arm, size by size."""
+    apart = {kind: f"{one['apart']:.3f}" for kind, one in measured["1M"]["noise"].items()}
+    parts = [
+        "Held-out loss in nats per byte after the longest training of each arm. *bytes* is per\n"
+        "parameter and step, *worth* per CPU as in the table above. 95 % of pairs of trainings with one\n"
+        f"seed each differ by at most {apart['polar']} with Muon at the apply, {apart['machine']} for one\n"
+        f"machine, and {apart['mean']} with the mean or DisTrO. benchmarks/arms.toml describes each arm."
+    ]
+    for size, found in measured.items():
+        rows = []
+        for name, arm in found["arms"].items():
+            end = arm["ends"][-1]
+            reach = "" if end["interval"] is None else f" ± {end['interval']:.3f}"
+            sent = arm["bytes_per_parameter_step"]
+            told = end.get("against_adamw", {}).get("by_processor", {})
+            values = [one["worth"] for one in told.values() if one.get("worth") is not None]
+            rows.append(
+                (
+                    f"`{name}`",
+                    arm["members"],
+                    end["steps"],
+                    f"{end['held_out']:.3f}{reach}",
+                    f"{sent:.4f}" if sent else UNKNOWN,
+                    ", ".join(f"{value:.2f}" for value in values) or UNKNOWN,
+                )
+            )
+        heads = ("arm", "members", "steps", "held out", "bytes", "worth")
+        parts.append(
+            f"### {size} parameters\n\n![loss by steps](assets/experiments-{size}.svg)\n\n{table(heads, rows)}"
+        )
+        if has_curve(found):
+            parts.append(_bytes_at_loss(size, found["bytes_at_loss"]))
+    return "\n\n".join(parts)
+
+
+def has_curve(found: Mapping[str, Any]) -> bool:
+    """Return whether eight members were trained with different numbers of bytes at one length."""
+    return any(len(one["points"]) > 1 for one in found["bytes_at_loss"].values())
+
+
+def _bytes_at_loss(size: str, lengths: Mapping[str, Any]) -> str:
+    lines = [f"![loss by bytes](assets/experiments-{size}-bytes.svg)", ""]
+    lines += [
+        f"- {int(steps):,} steps: bytes per parameter and step for AdamW's loss and 1 %: {bytes_needed(one)}."
+        for steps, one in lengths.items()
+    ]
+    return "\n".join(lines)
+
+
+def bytes_needed(own: Mapping[str, Any]) -> str:
+    """Return the bytes at which the curve crosses the bar, and between which arms."""
+    for fewer, more in pairwise(point for point in own["points"] if point["on_curve"]):
+        if more["held_out"] <= own["bar"] < fewer["held_out"]:
+            return f"{own['bytes_for_bar']:.5f}, on a line from `{fewer['arm']}` to `{more['arm']}`"
+    return "all of these" if own["points"][0]["held_out"] <= own["bar"] else "none of these"
+
+
+def _with_interval(gain: float, reach: float | None) -> str:
+    return f"{gain:+.3f}" if reach is None else f"{gain:+.3f} ± {reach:.3f}"
+
+
+def tables_of_unequal(measured: Mapping[str, Any], strips: Mapping[str, Any]) -> str:
+    """Return who of unequal members gains by whom."""
+    parts = [
+        "Gain in nats per byte of held-out loss, with a 95 % interval. `static` sends few numbers and\n"
+        "applies the mean; the other kinds send all numbers, with Muon inside and at the apply."
+    ]
+    parts.append("![held-out loss by tier](assets/experiments-unequal.svg)")
+    parts.append("![held-out loss by the way of cutting](assets/experiments-unequal-kinds.svg)")
+    rows = [
+        (kind, size, one["question"], _with_interval(one["gain"], one["interval"]), one["seeds"])
+        for kind, sizes in measured.items()
+        for size, found in sizes.items()
+        for one in found["gains"]
+    ]
+    parts.append(table(("trained with", "size", "question", "gain", "seeds"), rows))
+    for kind, sizes in measured.items():
+        share = next(iter(sizes.values()))["recovered_per_compute"]
+        if share is not None:
+            parts.append(f"`{kind}`: per compute, two small members give {share:.2f} times as much as two large ones.")
+    labels = {"stays": "always the prefix", "every_40": "drawn every 40 rounds", "every_10": "every 10"}
+    drawn = [(label, *(f"{strips[key][tier]:.3f}" for tier in "012")) for key, label in labels.items()]
+    parts.append(table(("strips of small tiers", "tier 0", "tier 1", "tier 2"), drawn))
+    return "\n\n".join(parts)
+
+
+def table_of_ideas(measured: Mapping[str, Any]) -> str:
+    """Return what each idea gained against the arm that it is held against."""
+    rows = []
+    for name, arm in measured["arms"].items():
+        against = ", ".join(f"`{other}`" for other in arm["gains"])
+        shown = [
+            ", ".join(_with_interval(one["gain"], one["interval"]) for one in found.values())
+            for found in arm["gains"].values()
+        ]
+        gains = "; ".join(shown)
+        rows.append((f"`{name}`", arm["seeds"], gains, against))
+    return table(("arm", "seeds", "gain by tier (nats per byte)", "against"), rows)

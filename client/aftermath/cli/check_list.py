@@ -1,0 +1,81 @@
+"""The one list of checks behind `doctor`, `can-join`, `train --dry-run` and `predownload`.
+
+Each check words its refusals once. What a command does with them is its own affair: `doctor` shows
+all findings, `can-join` answers with the refusals, and the other two end with one of them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+
+from aftermath.base.errors import AftermathError
+from aftermath.cli import machine_checks, network_checks, run_checks
+from aftermath.cli.findings import Finding, Subject, broken, failed
+
+Check = Callable[[Subject], Finding | Awaitable[Finding | None] | None]
+"""Returns None if it has nothing to look at: an option is missing, or an earlier check failed."""
+
+CHECKS: Mapping[str, Check] = {
+    "python": machine_checks.python,
+    "torch": machine_checks.torch_and_device,
+    "disk": machine_checks.disk,
+    "wallet": machine_checks.wallet,
+    "hub-token": machine_checks.hub_token,
+    "metrics-port": network_checks.metrics_port,
+    "udp": network_checks.udp,
+    "rpc": run_checks.rpc,
+    "server": run_checks.server,
+    "websocket": run_checks.websocket,
+    "clock": run_checks.clock,
+    "run": run_checks.run,
+    "authorization": run_checks.authorization,
+    "state": run_checks.state,
+    "ban": run_checks.ban,
+    "seats": run_checks.seats,
+    "owner": run_checks.owner,
+    "verification": run_checks.verification,
+    "version": run_checks.version,
+    "bond": run_checks.bond,
+    "process": run_checks.process,
+    "balance": run_checks.balance,
+    "reach": run_checks.reach,
+    "configured": run_checks.configured,
+    "model": run_checks.model,
+    "tier": run_checks.tier,
+    "memory": run_checks.memory,
+    "data": run_checks.data,
+    "relay": network_checks.relay,
+}
+# What the chain says of a wallet that wants to join. None of it needs PyTorch.
+ADMISSION = ("authorization", "state", "ban", "seats", "owner", "verification", "version", "bond", "process")
+# What needs the model, in the order in which each reads what the one before it found.
+FIT = ("model", "tier", "memory", "data")
+
+
+async def examine(
+    subject: Subject, names: Iterable[str], *, passing: tuple[type[AftermathError], ...] = ()
+) -> list[tuple[str, Finding]]:
+    """Run checks in order and return the findings of those that apply, by name.
+
+    An error that a check raises is its finding, but errors of a class in `passing` are raised.
+    """
+    found = []
+    for name in names:
+        try:
+            looked = CHECKS[name](subject)
+            finding = await looked if inspect.isawaitable(looked) else looked
+        except passing:
+            raise
+        except AftermathError as error:
+            finding = failed(error)
+        except OSError as error:
+            finding = broken(str(error), "Check the path, its permissions and the disk")
+        if finding is not None:
+            found.append((name, finding))
+    return found
+
+
+def refusals(found: Iterable[tuple[str, Finding]]) -> list[AftermathError]:
+    """Return the errors that keep a member from the run."""
+    return [one.error for _, one in found if one.error is not None and one.status == "failure"]

@@ -1,0 +1,149 @@
+"""Checks of this machine alone: Python, PyTorch and the device, disk, the wallet's file, the Hub's token."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+
+from aftermath.cli.findings import Finding, Subject, broken, dubious, fine
+
+LEAST_DISK = 2 << 30
+"""Bytes for caches, logs and locks, without checkpoints."""
+_HUB_SECONDS = 5.0
+_DRIVER = Path("/proc/driver/nvidia/version")
+
+
+def python(_: Subject) -> Finding:
+    """Check that the packages that aftermath requires are installed in the right versions."""
+    try:
+        asked = requires("aftermath") or []
+    except PackageNotFoundError:
+        return dubious("aftermath runs from its source and is not installed", "Install it: make env")
+    if wrong := [*_unmet(asked)]:
+        return broken(f"packages do not fit: {'; '.join(wrong)}", "Install it again: make env")
+    return fine(f"Python {platform.python_version()}, aftermath {version('aftermath')}, all packages it requires")
+
+
+def _unmet(asked: list[str]) -> Iterator[str]:
+    for line in asked:
+        requirement, _, marker = line.partition(";")
+        if "extra" in marker:
+            continue
+        name = re.split(r"[^A-Za-z0-9._-]", requirement.strip(), maxsplit=1)[0]
+        bounds = re.findall(r"(>=|==|<)\s*([0-9.]+)", requirement)
+        try:
+            there = version(name)
+        except PackageNotFoundError:
+            yield f"{name} is not installed"
+            continue
+        for sign, bound in bounds:
+            ours, theirs = _numbers(there), _numbers(bound)
+            met = {">=": ours >= theirs, "<": ours < theirs, "==": ours[: len(theirs)] == theirs}[sign]
+            if not met:
+                yield f"{name} is {there}, and {sign}{bound} is required"
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """Return the release numbers of a version, without what follows them."""
+    found = re.match(r"[0-9]+(\.[0-9]+)*", text)
+    return tuple(int(part) for part in found[0].split(".")) if found else ()
+
+
+def torch_and_device(subject: Subject) -> Finding:
+    """Check that the device exists, and that it computes the same bits as all others."""
+    import torch
+
+    from aftermath.ranks.mesh import mesh_of
+    from aftermath.replica.exactness import exact_device
+
+    subject.mesh = mesh_of(subject.device, 0, 1)
+    device = exact_device(subject.device)
+    said = f"PyTorch {torch.__version__}, {device}"
+    if device.type == "cuda":
+        said += f" ({torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda})"
+    elif device.type == "cpu" and subject.device == "auto" and _has_nvidia_driver():
+        return dubious(
+            f"{said}: this machine has an NVIDIA driver, and this PyTorch does not use it",
+            "Install a PyTorch built for CUDA (docs/devices.md), or pass --device cpu if you want the CPU",
+        )
+    return fine(f"{said}: its products are exact")
+
+
+def _has_nvidia_driver() -> bool:
+    return _DRIVER.exists()
+
+
+def disk(_: Subject) -> Finding:
+    """Check the free space for caches, error reports and temporary files."""
+    from aftermath.base.directories import cache_directory, state_directory
+
+    places = {str(place): _free_at(place) for place in (cache_directory(""), state_directory(), Path.cwd())}
+    places[tempfile.gettempdir()] = _free_at(Path(tempfile.gettempdir()))
+    least, where = min((free, place) for place, free in places.items())
+    said = f"{least / 1e9:.1f} GB free at {where}"
+    if least < LEAST_DISK:
+        return dubious(
+            said,
+            "Free some, or move caches with XDG_CACHE_HOME, HF_HOME and TMPDIR; a checkpoint takes 4 bytes a parameter",
+        )
+    return fine(said)
+
+
+def _free_at(place: Path) -> int:
+    while not place.exists():
+        place = place.parent
+    return shutil.disk_usage(place).free
+
+
+def wallet(subject: Subject) -> Finding:
+    """Check that there is a key file, and that only its owner can read it."""
+    from aftermath.chain.wallet import DEFAULT_PATH, WALLET_VARIABLE, WalletError, load_wallet
+
+    asked = subject.wallet_path is not None or subject.run_id is not None
+    try:
+        loaded = load_wallet(subject.wallet_path)
+    except WalletError as error:
+        return (broken if asked else dubious)(error.message, error.fix)
+    key = loaded.pubkey
+    subject.wallet = key
+    if loaded.source == WALLET_VARIABLE:
+        return fine(f"{key}, from {WALLET_VARIABLE}")
+    path = (subject.wallet_path or DEFAULT_PATH).expanduser()
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if not mode & (stat.S_IRWXG | stat.S_IRWXO):
+        return fine(f"{key}, from {path}")
+    if subject.repair:
+        path.chmod(0o600)
+        return fine(f"{key}, from {path}: its mode was {mode:04o} and is 0600 now")
+    return broken(
+        f"other users may read the key file {path} (mode {mode:04o})", f"Run chmod 600 {path}, or doctor --fix"
+    )
+
+
+async def hub_token(_: Subject) -> Finding:
+    """Check that the Hub accepts the token. Without one, only public repositories can be read."""
+    token = os.environ.get("HF_TOKEN", "")
+    if not token:
+        return fine("no HF_TOKEN: only public repositories can be read, and none written")
+    import httpx
+
+    from aftermath.base.proxies import ProxyTransport
+
+    base = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
+    try:
+        async with httpx.AsyncClient(timeout=_HUB_SECONDS, transport=ProxyTransport()) as session:
+            answer = await session.get(f"{base}/api/whoami-v2", headers={"Authorization": f"Bearer {token}"})
+    except (httpx.HTTPError, ValueError) as error:
+        return dubious(f"HF_TOKEN is set, and {base} does not answer ({type(error).__name__})", "Check the network")
+    if answer.status_code in (401, 403):
+        return broken(f"{base} refuses HF_TOKEN", "Make a new one at https://huggingface.co/settings/tokens")
+    if answer.status_code != 200:
+        return dubious(f"{base} answered {answer.status_code} when asked about HF_TOKEN", "Try again later")
+    return fine(f"{base} accepts HF_TOKEN")

@@ -1,0 +1,423 @@
+"""Checks of a cluster and a run: nodes, clock, admission of a wallet, and whether the run fits this machine.
+
+They read and send nothing. Only `balance` asks a local network for test money, if the subject allows it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shlex
+import time
+from typing import TYPE_CHECKING
+
+from aftermath.base.errors import AftermathError
+from aftermath.cli.findings import Finding, Subject, broken, dubious, fine
+
+if TYPE_CHECKING:
+    from aftermath.coordinator.errors import Refused
+    from aftermath.coordinator.view import View
+
+SKEW_SECONDS = 60.0
+"""Tolerated difference. The chain's clock lags by seconds, and TLS certificates tolerate minutes."""
+SOCKET_SECONDS = 5.0
+
+
+async def rpc(subject: Subject) -> Finding | None:
+    """Check that every node answers, and that all are of one cluster."""
+    if subject.chain is None:
+        return None
+    from aftermath.chain.rpc import RpcPool
+    from aftermath.coordinator.errors import Unavailable
+
+    told, away = [], []
+    for endpoint in subject.chain.pool.endpoints:
+        async with RpcPool([endpoint], patience=subject.chain.pool.patience) as alone:
+            try:
+                await alone.genesis()  # which opens the connection
+                started = time.monotonic()
+                await alone.genesis()
+            except Unavailable as error:
+                away.append(error)
+                continue
+            told.append(f"{endpoint.shown} answers in {(time.monotonic() - started) * 1e3:.0f} ms")
+    if not told:
+        subject.answers = False
+        return broken(away[0].message, away[0].fix)
+    await subject.chain.pool.check()
+    if away:
+        return dubious("; ".join([*told, *(error.message for error in away)]), away[0].fix)
+    return fine("; ".join(told))
+
+
+async def server(subject: Subject) -> Finding:
+    """Check that the server answers, and that it lets the key in."""
+    assert subject.chain is not None
+    pool = subject.chain.pool
+    try:
+        await pool.genesis()  # which opens the connection
+        started = time.monotonic()
+        await pool.genesis()
+    except AftermathError:
+        subject.answers = False
+        raise
+    return fine(
+        f"{pool.endpoints[0].shown} answers in {(time.monotonic() - started) * 1e3:.0f} ms, and lets the key in"
+    )
+
+
+async def websocket(subject: Subject) -> Finding | None:
+    """Check that the nodes push changes. Without that, a member polls the run."""
+    if subject.chain is None:
+        return None
+    from aftermath.chain.addresses import CLOCK
+    from aftermath.chain.endpoints import shown
+    from aftermath.chain.rpc import RpcPool
+    from aftermath.chain.socket import AccountSocket
+
+    told, away = [], []
+    for endpoint in subject.chain.pool.endpoints:
+        async with RpcPool([endpoint]) as alone:
+            socket = AccountSocket(alone, CLOCK, lambda _: None, lambda: None)
+            started = time.monotonic()
+            listening = asyncio.create_task(socket.run())
+            try:
+                async with asyncio.timeout(SOCKET_SECONDS):
+                    await socket.ready.wait()
+                told.append(f"{shown(endpoint.ws)} subscribes in {(time.monotonic() - started) * 1e3:.0f} ms")
+            except TimeoutError:
+                away.append(f"{shown(endpoint.ws)} does not")
+            finally:
+                listening.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await listening
+    said = "; ".join([*told, *away])
+    if away:
+        return dubious(f"{said}: the run would be polled, which is slower", "Check --ws-rpc, or pass another node")
+    return fine(said)
+
+
+async def clock(subject: Subject) -> Finding | None:
+    """Compare this machine's clock with the chain's."""
+    if subject.chain is None:
+        return None
+    from aftermath.chain.accounts import fetch
+    from aftermath.chain.addresses import CLOCK
+    from aftermath.chain.clock import ChainClock
+
+    _, account = await fetch(subject.chain.pool, CLOCK)
+    if account is None:
+        return dubious("the cluster has no clock account", "Pass another node with --rpc")
+    chain = ChainClock(time.monotonic)
+    chain.observe_sysvar(account.data)
+    ahead = time.time() - chain.now()
+    said = f"this machine's clock is {abs(ahead):.0f} s {'ahead of' if ahead >= 0 else 'behind'} the chain's"
+    if abs(ahead) > SKEW_SECONDS:
+        return dubious(said, "Synchronise it: timedatectl set-ntp true. Members use the chain's clock")
+    return fine(said)
+
+
+async def read_run(subject: Subject) -> None:
+    """Read the run's accounts, and what the chain keeps of the wallet. Raises CoordinatorError if there is no run."""
+    from solders.pubkey import Pubkey
+
+    from aftermath.chain.addresses import run_addresses
+    from aftermath.chain.memberships import membership_of
+    from aftermath.coordinator.view import View
+
+    chain = subject.chain
+    assert chain is not None
+    assert subject.run_id is not None
+    run, model, members = await chain.coordinator.snapshot(subject.run_id)
+    subject.view = View(run, members, model)
+    if subject.wallet is None:
+        return
+    program = chain.coordinator.program_id
+    subject.authorization = await chain.authorizer.admitting(
+        Pubkey.from_bytes(run.join_authority),
+        subject.wallet,
+        run_addresses(program, subject.run_id).run,
+        subject.authorizer,
+    )
+    subject.membership = await membership_of(chain.pool, program, run, subject.wallet)
+
+
+async def run(subject: Subject) -> Finding | None:
+    """Check that the run exists, and read it."""
+    if subject.chain is None or subject.run_id is None:
+        return None
+    await read_run(subject)
+    return fine(f"run {subject.run_id} exists")
+
+
+def authorization(subject: Subject) -> Finding | None:
+    """Check that the run's join authority authorized the wallet."""
+    if subject.view is None or subject.wallet is None:
+        return None
+    from solders.pubkey import Pubkey
+
+    from aftermath.chain.admission import not_admitted
+
+    if subject.authorization is None:
+        run = subject.view.run
+        grantor = Pubkey.from_bytes(run.join_authority)
+        raise not_admitted(run.run_id, subject.wallet, grantor, subject.authorizer)
+    return fine(f"{subject.wallet} is admitted to the run")
+
+
+def state(subject: Subject) -> Finding | None:
+    """Check that the run takes members now."""
+    if subject.view is None:
+        return None
+    from aftermath.events.progress import state_words
+
+    if subject.view.run.halted:
+        raise _halted(subject.view)
+    return fine(f"the run is {state_words(subject.view.run.state.name)}")
+
+
+def _halted(view: View) -> Refused:
+    """Return the refusal of a run that stands still: whom it waits for, and what a member can do meanwhile."""
+    from aftermath.coordinator.errors import Refused
+    from aftermath.events.progress import state_words
+    from aftermath.events.status import owner_owes
+    from aftermath.rules.state import RunState
+
+    run, model = view.run, view.model
+    if run.state is RunState.FINISHED:
+        return Refused("RunHalted", "the run is finished", "Ask its owner to continue it with more steps: reopen")
+    waits = f"the run is {state_words(run.state.name)}, and waits: {owner_owes(run, model)}"
+    if model.configured:
+        return Refused("RunHalted", waits, "Start train now: it joins once that is done")
+    # train ends now, because it would not know what to train
+    return Refused("RunHalted", waits, f"watch --run-id {shlex.quote(run.run_id)} shows when that is done")
+
+
+def ban(subject: Subject) -> Finding | None:
+    """Check that the run does not bar the wallet."""
+    if subject.view is None or subject.wallet is None:
+        return None
+    from aftermath.chain.refusals import as_told
+
+    if subject.membership is not None and subject.membership.barred:
+        raise as_told("Barred", subject.view.run.run_id)
+    return fine("the wallet is not barred")
+
+
+def seats(subject: Subject) -> Finding | None:
+    """Check that the run has a seat for the wallet."""
+    if subject.view is None or subject.wallet is None:
+        return None
+    from aftermath.chain.refusals import as_told
+    from aftermath.rules.state import MemberState
+
+    members = subject.view.members
+    taken = sum(one.used and (one.pending or one.state is not MemberState.IDLE) for one in members.seats)
+    if taken == len(members.seats) and members.find(bytes(subject.wallet)) is None:
+        raise as_told("MembersFull", subject.view.run.run_id)
+    return fine(f"{taken} of {len(members.seats)} seats are taken")
+
+
+async def owner(subject: Subject) -> Finding | None:
+    """Check that the run is the one that this user joined before, or that its owner is the one named."""
+    if subject.chain is None or subject.view is None:
+        return None
+    from solders.pubkey import Pubkey
+
+    from aftermath.base.directories import state_directory
+    from aftermath.train.known_runs import KnownRuns
+    from aftermath.train.letting_in import owner_named
+
+    run = subject.view.run
+    cluster = await subject.chain.pool.genesis()
+    known = KnownRuns(state_directory() / "runs", cluster=cluster, program=str(subject.chain.coordinator.program_id))
+    known.check(run, owner_named(subject.owner))
+    return fine(f"the run's owner is {Pubkey.from_bytes(run.main_authority)}")
+
+
+def verification(subject: Subject) -> Finding | None:
+    """Check that nobody in the run can take bonds by votes that no client can verify."""
+    if subject.view is None:
+        return None
+    from aftermath.chain.admission import check_verdicts
+
+    check_verdicts(subject.view.run)
+    return fine("no member may convict another")
+
+
+def version(subject: Subject) -> Finding | None:
+    """Check that the run takes this client's version."""
+    if subject.view is None:
+        return None
+    from aftermath import __version__
+    from aftermath.chain.admission import check_version
+
+    wanted = subject.view.model.client_version
+    check_version(subject.view.run.run_id, wanted, __version__)
+    return fine(f"the run takes clients of {f'version {wanted}' if wanted else 'any version'}; this is {__version__}")
+
+
+def bond(subject: Subject) -> Finding | None:
+    """Check that the run's bond is within the user's limit."""
+    if subject.view is None or subject.wallet is None:
+        return None
+    from aftermath.chain.memberships import check_bond, lacking
+    from aftermath.chain.refusals import sol
+
+    run = subject.view.run
+    check_bond(run, subject.membership, subject.max_bond)
+    due = sol(lacking(run, subject.membership))
+    return fine(f"the run's bond is {sol(run.config.join_bond)}; {due} of it is due")
+
+
+async def process(subject: Subject) -> Finding | None:
+    """Check that no other process on this machine takes part in the run with the wallet."""
+    if subject.chain is None or subject.view is None or subject.wallet is None:
+        return None
+    from aftermath.base.directories import cache_directory
+    from aftermath.train.lock import only_process
+
+    place = {
+        "cluster": await subject.chain.pool.genesis(),
+        "program": str(subject.chain.coordinator.program_id),
+        "run_id": subject.view.run.run_id,
+        "wallet": str(subject.wallet),
+    }
+    with only_process(cache_directory("locks"), **place):
+        return fine("no other process on this machine takes part with this wallet")
+
+
+async def balance(subject: Subject) -> Finding | None:
+    """Check that the wallet can pay for a start."""
+    if subject.chain is None or subject.wallet is None:
+        return None
+    from aftermath.chain.admission import FEES_IN_HAND
+    from aftermath.chain.funding import ensure_funds
+    from aftermath.chain.memberships import lacking
+    from aftermath.chain.refusals import sol
+
+    pool = subject.chain.pool
+    needed = FEES_IN_HAND
+    if subject.view is not None:
+        needed += lacking(subject.view.run, subject.membership)
+    held = await subject.chain.balance(subject.wallet)
+    if held < needed:
+        if pool.is_local and not subject.may_fund:
+            return fine(f"{subject.wallet} has {sol(held)} of {sol(needed)}; train asks the local network for the rest")
+        held = await ensure_funds(pool, subject.wallet, needed)
+    return fine(f"{subject.wallet} has {sol(held)}; a start takes {sol(needed)} at most")
+
+
+def reach(subject: Subject) -> Finding | None:
+    """Name the local files that the run reads, and the addresses that it contacts."""
+    if subject.view is None or not subject.view.model.configured:
+        return None
+    from aftermath.train.reached import reached_by
+
+    lines = reached_by(subject.view.model, subject.access()).lines()
+    return fine(f"the run {'; '.join(lines) or 'reads no files and contacts no addresses'}")
+
+
+def configured(subject: Subject) -> Finding | None:
+    """Check that the run has a config, and that this client knows its architecture and optimizer."""
+    if subject.view is None:
+        return None
+    from aftermath.train.letting_in import check_model
+
+    check_model(subject.view.model, subject.view.run.run_id)
+    return fine("the run is configured")
+
+
+def model(subject: Subject) -> Finding | None:
+    """Check that this machine can get the model's description, and that its hash is the one on chain."""
+    if subject.view is None or not subject.view.model.configured:
+        return None
+    from aftermath.train.newcomer import may_ask
+    from aftermath.train.outfit import outline_of
+
+    view = subject.view
+    warnings: list[str] = []
+    try:
+        _, subject.schema = outline_of(view.model, view.run.run_id, warnings.append, access=subject.access())
+    except AftermathError as error:
+        if subject.wallet is None or not may_ask(view, bytes(subject.wallet)):
+            raise
+        return dubious(f"train would ask the run's members what its model is: {error.message}", error.fix, error)
+    if warnings:
+        return dubious("; ".join(warnings))
+    return fine("the model's schema is the one on chain")
+
+
+def tier(subject: Subject) -> Finding | None:
+    """Check that the run has the tier, or choose the one that `train --matformer-tier auto` takes."""
+    if subject.view is None or subject.schema is None or subject.tier is None:
+        return None
+    from aftermath.train.letting_in import check_tier
+    from aftermath.train.tier import AUTO_TIER
+
+    run_id, tiers = subject.view.run.run_id, subject.view.model.tiers
+    if subject.tier == AUTO_TIER:
+        _choose_tier(subject)
+    check_tier(subject.tier, tiers, run_id)
+    why = f": {subject.why_tier}" if subject.why_tier else ""
+    return fine(f"tier {subject.tier} of 0 to {tiers - 1}{why}")
+
+
+def _choose_tier(subject: Subject) -> None:
+    """Set the tier that this machine would take. Raises UsageError or OutOfMemory."""
+    from aftermath.replica.passes import arithmetic_of
+    from aftermath.train.settings import TrainSettings
+    from aftermath.train.tier import AUTO_TIER, check_alone, chosen_here
+
+    if subject.mesh is None:
+        return
+    assert subject.view is not None
+    assert subject.wallet is not None
+    assert subject.schema is not None
+    check_alone(AUTO_TIER, subject.mesh)
+    settings = TrainSettings(run_id=subject.view.run.run_id, device=subject.device)
+    arithmetic = arithmetic_of(subject.mesh.devices[0], settings.precision, settings.compile)
+    choice = chosen_here(subject.view, bytes(subject.wallet), subject.schema, settings, arithmetic)
+    subject.tier = choice.tier
+    subject.why_tier = choice.why
+
+
+def memory(subject: Subject) -> Finding | None:
+    """Check that the tier fits into the free memory. Without a tier, check that one does."""
+    if subject.mesh is None:
+        return None
+    from aftermath.replica.fit import first_fitting, needs
+    from aftermath.replica.memory import free_bytes
+    from aftermath.train.tier import check_memory
+
+    devices = subject.mesh.devices
+    free = sum(free_bytes(device) for device in set(devices))
+    room = f"{free / 1e9:.1f} GB free on {', '.join(str(one) for one in devices)}"
+    if subject.view is None or subject.schema is None:
+        return fine(f"{room}; with --rpc and --run-id, doctor says which tier fits")
+    config = subject.view.run.config
+    needed = needs(subject.schema, subject.view.model.max_seq_len, config.init_min_clients, devices[0].type)
+    fits = first_fitting(needed, free)
+    sizes = ", ".join(f"{number}: {size / 1e9:.2f} GB" for number, size in enumerate(needed))
+    room = f"{room}; tiers of the run need, at least, {sizes}"
+    if fits is None and subject.tier is None:
+        return broken(f"{room}: none fits", "Free memory, or pass another --device")
+    wanted = fits if subject.tier is None else subject.tier
+    assert wanted is not None
+    if 0 <= wanted < len(needed):
+        check_memory(subject.view, subject.schema, wanted, devices)
+    return fine(f"{room}: tier {fits} fits", f"Pass --matformer-tier {fits}" if fits != (subject.tier or 0) else "")
+
+
+def data(subject: Subject) -> Finding | None:
+    """Check that this machine can read the run's data, and that it is the run's."""
+    if subject.view is None or subject.schema is None:
+        return None
+    from aftermath.data.source import SourceAway
+    from aftermath.train.outfit import data_of
+
+    try:
+        subject.sequences = data_of(subject.view.model, subject.schema, subject.access()).sequences
+    except SourceAway as away:
+        return dubious(f"{away.message}; train would wait for it", away.fix, away)
+    return fine(f"the run's data is here: {subject.sequences} sequences")

@@ -1,0 +1,87 @@
+"""A member's progress as lines of text: on a terminal, in a pipe or in a log.
+
+A terminal shows the seconds since the start, and the date in the first line. Everything else is a log: each line has
+the time in UTC and a level word, so that a log of weeks can be searched.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from datetime import UTC, datetime
+
+from rich.console import Console
+
+from aftermath.base.verbosity import VERBOSITY, Verbosity
+from aftermath.events import event_types
+from aftermath.events.printable import printable
+from aftermath.events.stream import Wall, level_of
+from aftermath.events.text import Sentences
+
+
+def redraws(console: Console) -> bool:
+    """Whether a picture can be drawn over there; a pipe cannot, even where FORCE_COLOR makes rich take it for more."""
+    return console.file.isatty() and console.is_terminal and not console.is_dumb_terminal
+
+
+class ConsoleLines:
+    """One line of text for each event a person wants to read, or if `quiet` for each warning and error.
+
+    An error ends the process, which prints it on standard error. So it is a line here only if the output is a log that
+    does not also get standard error.
+    """
+
+    def __init__(self, console: Console, wall: Wall, *, quiet: bool = False, has_own_output: bool = True) -> None:
+        self._console, self._wall, self._quiet = console, wall, quiet
+        self._sentences = Sentences()
+        self._is_log = not console.file.isatty()
+        self._says_errors = self._is_log and has_own_output
+
+    def __call__(self, event: event_types.Event) -> None:
+        """Print the event's sentence, if it has one."""
+        sentence = self._sentences.of(event)
+        if sentence is None:
+            return
+        if self._quiet and not isinstance(event, event_types.Warning | event_types.Error):
+            return
+        if isinstance(event, event_types.Error) and not self._says_errors:
+            return
+        if self._is_log:
+            begin = f"{stamp(self._wall())} {level_of(event):<8}"
+        else:
+            date = f"{self._wall():%Y-%m-%d %H:%M:%S %Z}: " if isinstance(event, event_types.Started) else ""
+            begin = f"[dim]{event.t:9.2f}s[/dim]  {date}"
+        self._console.print(f"{begin}{sentence}", highlight=False, emoji=False)
+
+
+def stamp(at: datetime) -> str:
+    """Return a time as ISO 8601 in UTC, with milliseconds."""
+    return f"{at.astimezone(UTC):%Y-%m-%dT%H:%M:%S}.{at.microsecond // 1000:03d}Z"
+
+
+class LogLines(logging.Handler):
+    """Prints records on stderr, one a line: debug records with the module that logged them."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print a record, without the characters that move a cursor."""
+        if sys.stderr is None:
+            return
+        logged_by = f"{record.name}: " if record.levelno < logging.WARNING else ""
+        text = f"{record.levelname.lower()}: {logged_by}{self.format(record)}"
+        print(printable(text, keep="\n"), file=sys.stderr, flush=True)
+
+
+def show_logs() -> None:
+    """Print warnings of all modules, and with -v all that ours log, unless the process shows logs already."""
+    root = logging.getLogger()
+    if not root.handlers:
+        root.addHandler(LogLines())
+    logging.getLogger("aftermath").setLevel(logging.DEBUG if VERBOSITY.get() is Verbosity.DEBUG else logging.NOTSET)
+
+
+def show_debug_logs(logger: logging.Logger) -> None:
+    """With -v, print what `logger` gets below warnings, which an event shows. Its records go no further."""
+    if VERBOSITY.get() is Verbosity.DEBUG:
+        lines = LogLines()
+        lines.addFilter(lambda record: record.levelno < logging.WARNING)
+        logger.addHandler(lines)

@@ -1,0 +1,185 @@
+"""One run's history as its members' events tell it: losses by step and tier, epochs, bytes, who went and came back.
+
+Decided: it is the same from one member's files or from all; the more members' files there are, the more shares of every
+step it knows. What happened to members is a mark at a step: plots and reports draw it there.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from aftermath.events import event_types
+from aftermath.events.plot import Curve
+from aftermath.events.reader import EventRecord
+from aftermath.events.text import short
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What a member's share of a step came to."""
+
+    tier: int
+    loss: float
+    """Nats per token."""
+    tokens: int
+
+
+class History:
+    """Takes events in the order in which they are read. `name` is what a member is called in marks."""
+
+    def __init__(self, name: Callable[[EventRecord], str] = lambda told: short(told.about)) -> None:
+        self.shares: dict[int, dict[str, Share]] = defaultdict(dict)
+        """By step and wallet."""
+        self.epochs: dict[int, int] = {}
+        """The first step that was seen of each epoch."""
+        self._comings = Comings(name)
+        self._sent: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
+        self._counted: dict[str, int] = defaultdict(int)
+        """Bytes sent, as a member's process last counted."""
+
+    @property
+    def marks(self) -> list[tuple[int, str]]:
+        """What happened to members, and at which step."""
+        return self._comings.marks
+
+    def take(self, told: EventRecord) -> None:
+        """Learn from an event."""
+        wallet, event = told.about.wallet, told.event
+        self._comings.take(told)
+        match event:
+            case event_types.Started() | event_types.RunFound():
+                self._counted[wallet] = 0
+            case event_types.Round():
+                self.epochs[event.epoch] = min(event.step, self.epochs.get(event.epoch, event.step))
+            case event_types.Trained():
+                if event.loss is not None:
+                    self.shares[event.step][wallet] = Share(told.about.tier, event.loss, event.tokens)
+            case event_types.Traffic():
+                step = self._comings.step_of(wallet)
+                self._sent[told.about.tier][step] += max(0, event.sent - self._counted[wallet])
+                self._counted[wallet] = event.sent
+
+    # --- what it comes to -----------------------------------------------------------------------------------------
+
+    def loss_curve(self) -> Curve:
+        """(step, loss over all tokens of the step)."""
+        return [(step, mean(list(shares.values()))) for step, shares in sorted(self.shares.items())]
+
+    def loss_by_tier(self) -> dict[int, Curve]:
+        """The same of each tier's shares alone."""
+        found: dict[int, list[tuple[int, float]]] = defaultdict(list)
+        for step, shares in sorted(self.shares.items()):
+            for tier in {share.tier for share in shares.values()}:
+                found[tier].append((step, mean([share for share in shares.values() if share.tier == tier])))
+        return dict(sorted(found.items()))
+
+    def sent_by_tier(self) -> dict[int, Curve]:
+        """(step, bytes that all members of the tier have sent to peers until then)."""
+        curves: dict[int, Curve] = {}
+        for tier, sent in sorted(self._sent.items()):
+            total, curve = 0, []
+            for step, more in sorted(sent.items()):
+                total += more
+                curve.append((step, float(total)))
+            curves[tier] = curve
+        return curves
+
+
+def mean(shares: list[Share]) -> float:
+    """The loss over all their tokens."""
+    return sum(share.loss * share.tokens for share in shares) / max(1, sum(share.tokens for share in shares))
+
+
+@dataclass(slots=True)
+class _Member:
+    processes: int = 0
+    just_started: bool = False
+    """Its process has started, and not found the run yet."""
+    ended: bool = True
+    """Its process said so, or others did."""
+    away: bool = False
+    step: int = 0
+    seat: int | None = None
+
+
+class Comings:
+    """Takes events in the order in which they are read. `name` is what a member is called in marks."""
+
+    def __init__(self, name: Callable[[EventRecord], str] = lambda told: short(told.about)) -> None:
+        self.marks: list[tuple[int, str]] = []
+        self.newest_step = 0
+        self._members: dict[str, _Member] = defaultdict(_Member)
+        self._names: dict[str, str] = {}
+        self._name = name
+
+    def step_of(self, wallet: str) -> int:
+        """The last step of which a member has trained its share."""
+        return self._members[wallet].step
+
+    def take(self, told: EventRecord) -> None:
+        """Learn from an event."""
+        wallet, event = told.about.wallet, told.event
+        member = self._members[wallet]
+        self._names[wallet] = self._name(told)
+        match event:
+            case event_types.Started():
+                self._starts(wallet, member)
+                member.just_started = True
+            case event_types.RunFound():
+                if not member.just_started:  # only what is about this run was read
+                    self._starts(wallet, member)
+                member.just_started = False
+            case event_types.Joined():
+                member.seat = event.seat
+            case event_types.Trained():
+                self._trained(wallet, event.step, member, losing=event.loss is not None)
+            case event_types.Left() | event_types.Finished() | event_types.Error():
+                self._ends(wallet, event, member)
+            case event_types.Dropped():
+                for seat in event.seats:
+                    self._lost(seat, "dropped")
+            case event_types.Ejected():
+                self._lost(event.seat, "ejected")
+            case event_types.Kicked():
+                self._lost(event.seat, "barred" if event.barred else "removed")
+            case event_types.Rewound():
+                self._mark(event.step, f"taken back from step {event.before}")
+
+    def _starts(self, wallet: str, member: _Member) -> None:
+        if not member.ended:
+            self._mark(member.step, f"{self._names[wallet]} gone")
+        member.away = member.processes > 0
+        member.ended = False
+        member.seat = None
+        member.processes += 1
+
+    def _trained(self, wallet: str, step: int, member: _Member, *, losing: bool) -> None:
+        if member.away:
+            self._mark(step, f"{self._names[wallet]} back")
+        member.away, member.step = False, step
+        if losing:
+            self.newest_step = max(self.newest_step, step)
+
+    def _ends(self, wallet: str, event: event_types.Event, member: _Member) -> None:
+        if isinstance(event, event_types.Left) and not event.finished:
+            self._mark(member.step, f"{self._names[wallet]} left")
+        elif isinstance(event, event_types.Error):
+            self._mark(member.step, f"{self._names[wallet]} failed")
+        member.ended = True
+
+    def _lost(self, seat: int, how: str) -> None:
+        """Told of another member, which may be one whose events are not here."""
+        wallet = next((wallet for wallet, member in self._members.items() if member.seat == seat), None)
+        if wallet is None:
+            self._mark(self.newest_step, f"member {seat} {how}")
+            return
+        member = self._members[wallet]
+        if how != "dropped" or not member.ended:
+            self._mark(member.step, f"{self._names[wallet]} {how}")
+        member.ended = member.away = True
+
+    def _mark(self, step: int, text: str) -> None:
+        if (step, text) not in self.marks:
+            self.marks.append((step, text))

@@ -1,0 +1,206 @@
+"""Plots as files (PNG, SVG, whatever the suffix names), drawn without a display."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from aftermath.base.outputs import output_file
+from aftermath.events.printable import printable
+
+Curve = Sequence[tuple[int, float]]
+LOSS = "loss (nats per token)"
+_MADE_BY = "drawn by aftermath"
+_METADATA = {"png": {"Software": _MADE_BY}, "svg": {"Creator": _MADE_BY}, "pdf": {"Creator": _MADE_BY}}
+_EPOCHS_NAMED = 12
+_GAP = 4
+"""Times the usual distance between two points, beyond which no line joins them."""
+_MARKS_NAMED = 24  # more could not be read
+
+
+def step_plot(
+    path: Path, curves: Mapping[str, Curve], marks: Sequence[tuple[int, str]], title: str, measure: str = LOSS
+) -> None:
+    """Write what is measured over steps to `path`, named if there are several; `marks` are (step, text), as vertical
+    lines.
+    """
+    figure, (axes,) = _figure(1)
+    _draw(axes, curves, measure)
+    _mark(axes, marks)
+    axes.set_xlabel("step")
+    axes.set_title(printable(title), parse_math=False)
+    _write(figure, path)
+
+
+def run_plot(
+    path: Path,
+    losses: Mapping[int, Curve],
+    sent: Mapping[int, Curve],
+    epochs: Mapping[int, int],
+    marks: Sequence[tuple[int, str]],
+    title: str,
+) -> None:
+    """Write a run's history to `path`: above the loss of each tier, below the bytes that each tier's members sent.
+
+    `epochs` are first steps of epochs, by number; `marks` as in `step_plot`.
+    """
+    figure, (loss, traffic) = _figure(2)
+    measure = LOSS if len(losses) != 1 else f"{LOSS}, tier {next(iter(losses))}"
+    _draw(loss, {f"tier {tier}": curve for tier, curve in losses.items()}, measure)
+    megabytes = {f"tier {tier}": [(step, count / 1e6) for step, count in curve] for tier, curve in sent.items()}
+    _draw(traffic, megabytes, "sent to peers (MB)", gaps=False)
+    traffic.set_ylim(bottom=0)  # where nothing was sent, the scale would go below
+    for axes in (loss, traffic):
+        for step in epochs.values():
+            axes.axvline(step, color="lightgrey", linewidth=1, zorder=0)
+    named = [sorted(epochs)[index] for index in evenly(len(epochs), _EPOCHS_NAMED)]
+    for epoch in named:
+        where = (epochs[epoch], 1.0)
+        loss.annotate(f"epoch {epoch}", where, xycoords=("data", "axes fraction"), fontsize=7, va="bottom", rotation=35)
+    _mark(loss, marks)
+    traffic.set_xlabel("step")
+    figure.suptitle(printable(title), parse_math=False)
+    _write(figure, path)
+
+
+def _figure(rows: int) -> tuple[Any, Sequence[Any]]:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    heights = (3, 1.4)[:rows]
+    figure, axes = pyplot.subplots(
+        rows, figsize=(8, 4.5 * sum(heights) / 3), dpi=120, sharex=True, squeeze=False, height_ratios=heights
+    )
+    for row in axes[:, 0]:
+        row.xaxis.get_major_locator().set_params(integer=True)  # there is no step 1.25
+    return figure, list(axes[:, 0])
+
+
+def _pieces(curve: Curve) -> list[Curve]:
+    """The curve in parts, between which nobody told anything for much longer than usual."""
+    steps = [step for step, _ in curve]
+    usual = median(after - before for before, after in pairwise(steps)) if len(steps) > 1 else 1
+    cuts = [index for index in range(1, len(steps)) if steps[index] - steps[index - 1] > _GAP * usual]
+    return [curve[first:last] for first, last in pairwise((0, *cuts, len(curve)))]
+
+
+def _columns(pieces: Sequence[Curve]) -> tuple[list[float], list[float]]:
+    """Steps and values, with a break after every piece."""
+    points = [point for piece in pieces for point in (*piece, (math.nan, math.nan))]
+    return [step for step, _ in points], [value for _, value in points]
+
+
+def _draw(axes: Any, curves: Mapping[str, Curve], measure: str, *, gaps: bool = True) -> None:
+    """`gaps`: whether a curve is broken where nothing was told; one of sums is not."""
+    for name, curve in curves.items():
+        pieces = _pieces(curve) if gaps else [curve]
+        (line,) = axes.plot(*_columns(pieces), linewidth=1.5, label=name)
+        lone = [piece for piece in pieces if len(piece) == 1]  # a line through one point cannot be seen
+        axes.plot(*_columns(lone), linestyle="", marker="o", markersize=4, color=line.get_color())
+    if len(curves) > 1:
+        axes.legend()
+    axes.set_ylabel(measure)
+    axes.grid(alpha=0.3)
+
+
+def _mark(axes: Any, marks: Sequence[tuple[int, str]]) -> None:
+    for number, (step, text) in enumerate(marks):
+        axes.axvline(step, color="grey", linestyle=":", linewidth=1)
+        if len(marks) > _MARKS_NAMED:
+            continue
+        # On both sides of their lines and at both ends by turns, so that four close marks stay readable.
+        side, (height, end) = ("right", "left")[number % 2], ((1.0, "top"), (0.0, "bottom"))[number // 2 % 2]
+        axes.annotate(
+            f" {printable(text)} ",
+            (step, height),
+            xycoords=("data", "axes fraction"),
+            fontsize=8,
+            va=end,
+            ha=side,
+            rotation=90,
+            parse_math=False,
+        )
+
+
+def _write(figure: Any, path: Path) -> None:
+    """Raises OutputError, and ValueError for a suffix that names no kind of picture."""
+    from matplotlib import pyplot
+
+    kind = path.suffix.removeprefix(".") or "png"
+    try:
+        with warnings.catch_warnings(), output_file(path, _is_our_plot) as stream:
+            warnings.filterwarnings("ignore", "Glyph")  # names may have characters that the font does not
+            figure.tight_layout()
+            figure.savefig(stream, format=kind, metadata=_METADATA.get(kind))
+    finally:
+        pyplot.close(figure)
+
+
+def _is_our_plot(head: bytes) -> bool:
+    return _MADE_BY.encode() in head
+
+
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+def evenly(total: int, room: int) -> list[int]:
+    """At most `room` of the indices below `total`, evenly, with both ends."""
+    count = min(room, total)
+    return [index * (total - 1) // max(1, count - 1) for index in range(count)]
+
+
+def spark(values: Sequence[float]) -> str:
+    """One bar per value; the lowest and the highest of them are the ends of the scale."""
+    if not values:
+        return ""
+    low = min(values)
+    scale = (max(values) - low) or 1.0
+    return "".join(_BARS[round((value - low) / scale * (len(_BARS) - 1))] for value in values)
+
+
+def course(curve: Sequence[tuple[int, float]], width: int) -> str:
+    """A loss curve of (step, loss) in a line of `width` characters: which steps, the first loss, bars, the last loss.
+
+    Points that have no room are left out evenly; the first and the last are always drawn, and are what the ends say.
+    """
+    if not curve:
+        return "no loss yet"
+    (first, begin), (last, end) = curve[0], curve[-1]
+    if first == last:
+        return f"loss at step {first}: {end:.3f}"
+    left, right = f"loss, steps {first} to {last}:  {begin:.3f} ", f" {end:.3f}"
+    drawn = evenly(len(curve), max(2, width - len(left) - len(right)))
+    return left + spark([curve[index][1] for index in drawn]) + right
+
+
+TABLES = (".csv", ".json")
+_HEADER = ["curve", "step", "loss"]
+_JSON_HEAD = '{"losses": '
+
+
+def write_table(path: Path, curves: Mapping[str, Curve]) -> None:
+    """Write the curves to a file of one of the kinds in TABLES. Raises OutputError."""
+    if path.suffix == ".json":
+        text = f"{_JSON_HEAD}{json.dumps({name: list(curve) for name, curve in curves.items()})}}}\n"
+    else:
+        buffer = io.StringIO()
+        writer = csv.writer(buffer, lineterminator="\n")
+        writer.writerow(_HEADER)
+        writer.writerows((name, step, loss) for name, curve in curves.items() for step, loss in curve)
+        text = buffer.getvalue()
+    with output_file(path, _is_our_table) as stream:
+        stream.write(text.encode())
+
+
+def _is_our_table(head: bytes) -> bool:
+    return head.startswith((_JSON_HEAD.encode(), ",".join(_HEADER).encode()))

@@ -1,0 +1,115 @@
+"""How far a run is and how long it will take: "step 40 of 120, 2 min left".
+
+Decided: all of it comes from what the chain says (steps trained, steps in all, and since when), so every member of a
+run shows the same; the pace is that of the last steps, with the pauses between epochs in it, because they come again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import msgspec
+
+from aftermath.events import event_types
+from aftermath.rules.state import RunState
+
+_WINDOW = 100  # steps whose pace counts
+_LEAST = 3  # steps that must have been seen before anything is foretold
+
+
+class Progress:
+    """Follows the events State, Round and Finished, which carry steps and chain time (`since`)."""
+
+    def __init__(self) -> None:
+        self.step = self.total = 0
+        self._seen: deque[tuple[float, int]] = deque(maxlen=_WINDOW)
+
+    def take(self, event: event_types.Event) -> None:
+        """Learn from an event; those that say nothing of progress are ignored."""
+        if isinstance(event, event_types.State):
+            self._reach(event.step, paused=event.state == "PAUSED")
+            self.total = event.total_steps
+        elif isinstance(event, event_types.Round):
+            step = event.step - 1  # a round is about the step that it trains
+            self._reach(step, paused=False)
+            if not self._seen or step > self._seen[-1][1]:
+                self._seen.append((event.since, step))
+        elif isinstance(event, event_types.Finished):
+            self._reach(event.step, paused=False)
+
+    def _reach(self, step: int, *, paused: bool) -> None:
+        if paused or step < self.step:
+            self._seen.clear()  # time that says nothing about the steps to come
+        self.step = step
+
+    @property
+    def left(self) -> float | None:
+        """Seconds until the last step is trained; None if they cannot be told yet."""
+        if not self._seen or self._seen[-1][1] - self._seen[0][1] < _LEAST:
+            return None
+        (first_at, first), (last_at, last) = self._seen[0], self._seen[-1]
+        return (self.total - self.step) * (last_at - first_at) / (last - first)
+
+    def words(self) -> str:
+        """It all in a few words."""
+        if not self.total:
+            return "no step yet"
+        left = self.left if self.step < self.total else None
+        return f"step {self.step:,} of {self.total:,}" + (f", {span(left)} left" if left is not None else "")
+
+
+def span(seconds: float) -> str:
+    """A time that passes, as a person says it."""
+    if seconds < 59.5:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    hours = round(seconds / 3600)
+    if hours < 5:
+        return f"{minutes // 60} h {minutes % 60} min"
+    return f"{hours} h" if hours < 48 else f"{round(seconds / 86400)} days"
+
+
+_ROUND = "epoch {epoch} round {height}: "
+_PHASES: dict[type[event_types.Event], str] = {
+    event_types.Started: "looking for the run",
+    event_types.Loading: "loading PyTorch",
+    event_types.Compiling: "compiling",
+    event_types.Measuring: "measuring this machine's speed",
+    event_types.Measured: "joining",
+    event_types.State: "epoch {epoch}: {state}",
+    event_types.Round: _ROUND + "training",
+    event_types.Trained: _ROUND + "sharing",
+    event_types.Cooldown: "epoch {epoch}: cooldown",
+    event_types.Leaving: "stopping",
+    event_types.Left: "left the run",
+    event_types.Finished: "the run is finished",
+}
+_STATES = {
+    "UNINITIALIZED": "new",
+    "WARMUP": "warm-up",
+    "ROUND_TRAIN": "training",
+    "ROUND_WITNESS": "witnessing",
+}
+"""The states whose names are not what a person would call them."""
+
+
+def phase(event: event_types.Event) -> str | None:
+    """The member's phase after this event; None if the event does not change it."""
+    words = _PHASES.get(type(event))
+    if words is None or (isinstance(event, event_types.Left) and event.finished):  # that run's end has been seen
+        return None
+    fields = msgspec.structs.asdict(event)
+    return words.format_map(fields | {"state": state_words(str(fields.get("state", "")))})
+
+
+def state_words(name: str) -> str:
+    """The name of a state of the run as a person reads it."""
+    return _STATES.get(name, name.lower().replace("_", " "))
+
+
+def in_words(state: RunState) -> str:
+    """A run's state as a sentence says it: the run is ..., in the words that a member's own view has for it."""
+    words = state_words(state.name)
+    return f"in {words}" if state in (RunState.WARMUP, RunState.COOLDOWN) else words

@@ -1,0 +1,357 @@
+"""Reads events back: those of one member or of several, from files and directories, in the order of time, as they grow.
+
+Everything that shows a run from events (`events`, `plot`, the demonstration, a dashboard) reads them here.
+
+Decided
+- In a directory the files are `*.jsonl`, there and one directory down: a directory for each member, or one for all.
+- Events of one process keep the order in which they were written, whatever was done to the machine's clock; those of
+  different processes are merged by their dates.
+- Files are read on from where they were left, and no more of them is in memory than needed to merge them.
+- What cannot be read is passed over and said (`notes`): half a last line, as a killed process leaves it; a line that is
+  no event; kinds of another version. Files may come from anybody: lines have a limit, and events their types.
+"""
+
+from __future__ import annotations
+
+import csv
+import heapq
+import json
+import os
+import shlex
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cache
+from pathlib import Path
+from typing import Annotated, TextIO, get_args
+
+import msgspec
+
+from aftermath.base.counted import counted
+from aftermath.base.errors import AftermathError
+from aftermath.events.event_files import SUFFIX, process_of
+from aftermath.events.event_types import MEMBER_EVENTS, Event, RunFound, Started
+from aftermath.events.printable import printable
+from aftermath.events.stream import plain
+
+MOST_LINE = 1 << 20
+"""Bytes of a line; the longest that a member writes have some tens of thousands."""
+_FIRST_READ, _MOST_READ = 4096, 1 << 18  # bytes read of a file at once: few, as long as they are for one look at it
+
+
+class NoEvents(AftermathError):
+    """There is nothing to read where events were said to be."""
+
+    code = "no-events"
+
+
+def unreadable(path: Path, error: OSError) -> NoEvents:
+    """Return the error for a file or directory of events that could not be read."""
+    fix = "Name another file, or copy it again"
+    if isinstance(error, PermissionError):
+        mode = "rx" if path.is_dir() else "r"
+        fix = f"Allow this user to read it: chmod u+{mode} {shlex.quote(str(path))}"
+    return NoEvents(f"cannot read {path}: {error.strerror}", fix)
+
+
+class About(msgspec.Struct, frozen=True):
+    """Whose events they are."""
+
+    run_id: str
+    wallet: str
+    tier: int
+    version: str
+    """Of the client."""
+    owner: str = ""
+    """Of the run, like the next two; empty for what a process tells before it has found the run."""
+    created: int = 0
+    identity: str = ""
+
+
+class EventRecord(msgspec.Struct, frozen=True):
+    """An event, who told it, and when, by the date of that machine."""
+
+    at: datetime
+    about: About
+    event: Event
+    path: Path
+
+
+class _Dated(msgspec.Struct):
+    """The fields of a line besides its event. The author only if several share a file (`flat`)."""
+
+    at: Annotated[datetime, msgspec.Meta(tz=True)]
+    run: str | None = None
+    member: str | None = None
+    member_tier: int | None = None
+    client: str | None = None
+    run_owner: str = ""
+    run_created: int = 0
+    run_identity: str = ""
+
+    def about(self) -> About | None:
+        if self.run is None or self.member is None or self.member_tier is None or self.client is None:
+            return None
+        return About(
+            self.run,
+            self.member,
+            self.member_tier,
+            self.client,
+            owner=self.run_owner,
+            created=self.run_created,
+            identity=self.run_identity,
+        )
+
+
+_OF_LOCAL = b'"optimizer":'
+"""In the first line of a training without a network."""
+_date = msgspec.json.Decoder(_Dated)
+_event = msgspec.json.Decoder(MEMBER_EVENTS)
+
+
+def flat(told: EventRecord) -> dict[str, object]:
+    """One object that says it all: what `events export` writes, and is read back as any file of events."""
+    about = told.about
+    teller: dict[str, object] = {
+        "run": about.run_id,
+        "member": about.wallet,
+        "member_tier": about.tier,
+        "client": about.version,
+    }
+    if about.identity:
+        teller |= {"run_owner": about.owner, "run_created": about.created, "run_identity": about.identity}
+    return {"at": told.at.isoformat(timespec="milliseconds"), **teller, **plain(told.event)}
+
+
+class EventFile:
+    """One file, read on from where it was left."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._offset = self._line = self._left = self._passed = self._first_passed = self._lost = 0
+        self._about: About | None = None
+        self._skipping = False
+        self._local = False
+        """Whether it is of train-local, whose events are others."""
+        self.failure: OSError | None = None
+
+    def read(self) -> Iterator[EventRecord]:
+        """What was written since the last time, but for a line that has no end yet."""
+        room = _FIRST_READ
+        while True:
+            try:
+                chunk = self._chunk(room)
+            except OSError as error:
+                self.failure = error
+                return
+            self.failure = None
+            whole = chunk.rfind(b"\n") + 1
+            self._left = len(chunk) - whole
+            self._offset += whole
+            for line in chunk[:whole].split(b"\n")[:-1]:
+                self._line += 1
+                if self._skipping:  # the end of a line that is none
+                    self._skipping = False
+                elif (told := self._told(line)) is not None:
+                    yield told
+            if not whole and len(chunk) >= MOST_LINE:
+                self._offset, self._left = self._offset + len(chunk), 0
+                if not self._skipping:
+                    self._skipping = True
+                    self._pass_over(self._line + 1)
+            elif not whole and len(chunk) < room:
+                return
+            room = min(room * 2, MOST_LINE if not whole else _MOST_READ)
+
+    def notes(self) -> Iterator[str]:
+        """What was not read of it, as sentences."""
+        if self.failure is not None:
+            yield f"{self.path} cannot be read: {self.failure.strerror}"
+        if self._local:
+            yield f"skipped {self.path}: train-local wrote it. Draw it with plot"
+        elif self._passed:
+            which = f"line {self._first_passed}" + (" the first of them" if self._passed > 1 else "")
+            are = f"{counted(self._passed, 'line')} of {self.path}, {which},"
+            yield f"{are} cannot be read by this version and {'is' if self._passed == 1 else 'are'} passed over"
+        if self._left:
+            yield f"{self.path} ends in half a line, which is passed over"
+        if self._lost:
+            yield f"{counted(self._lost, 'event')} before {self.path} could not be written, and {self._is_missing()}"
+
+    def _is_missing(self) -> str:
+        return "is missing" if self._lost == 1 else "are missing"
+
+    def _chunk(self, room: int) -> bytes:
+        with self.path.open("rb") as file:
+            if file.seek(0, 2) < self._offset:  # another file has the name now
+                self._offset = self._line = 0
+            file.seek(self._offset)
+            return file.read(room)
+
+    def _told(self, line: bytes) -> EventRecord | None:
+        try:
+            dated, event = _date.decode(line), _event.decode(line)
+        except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError):
+            self._local = self._local or (self._line == 1 and _OF_LOCAL in line)
+            self._pass_over(self._line)
+            return None
+        about = dated.about()
+        if isinstance(event, Started):
+            about = about or _about(event)
+            self._about = about
+            if event.part:  # the head of a file, and no event of its own
+                self._lost += event.lost
+                return None
+        elif isinstance(event, RunFound) and about is None and self._about is not None:
+            self._about = msgspec.structs.replace(
+                self._about, owner=event.owner, created=event.created, identity=event.identity
+            )
+        about = about or self._about
+        if about is None:
+            self._pass_over(self._line)
+            return None
+        return EventRecord(dated.at, about, event, self.path)
+
+    def _pass_over(self, line: int) -> None:
+        self._first_passed = self._first_passed or line
+        self._passed += 1
+
+
+def _about(event: Started) -> About:
+    return About(
+        event.run_id,
+        event.wallet,
+        event.tier,
+        event.version,
+        owner=event.owner,
+        created=event.created,
+        identity=event.identity,
+    )
+
+
+class EventReader:
+    """The events in files and directories. Raises NoEvents if a place is neither, unless it may come `later`."""
+
+    def __init__(self, places: Sequence[Path], *, later: bool = False) -> None:
+        for place in places:
+            if not later and not place.exists():
+                raise NoEvents(
+                    f"{place}: no such file or directory",
+                    "Name what train was given as --events-dir, or a file of events",
+                )
+        self._places = tuple(places)
+        self._files: dict[Path, EventFile] = {}
+
+    def read(self) -> Iterator[EventRecord]:
+        """All that was not read yet, in the order of time; call it again for what has come since."""
+        processes: dict[tuple[Path, str], list[EventFile]] = defaultdict(list)
+        for path in self._found():
+            file = self._files.setdefault(path, EventFile(path))
+            processes[path.parent, process_of(path)].append(file)
+        return heapq.merge(*map(_in_turn, processes.values()), key=lambda told: told.at)
+
+    def notes(self) -> list[str]:
+        """What could not be read so far, as sentences."""
+        return [note for file in self._files.values() for note in file.notes()]
+
+    def check_readable(self) -> None:
+        """Raise NoEvents, with the fix, if a file or directory could not be read."""
+        failures = {file.path: file.failure for file in self._files.values() if file.failure is not None}
+        for place in self._places:
+            try:
+                next(iter(os.scandir(place)), None)
+            except (NotADirectoryError, FileNotFoundError):
+                continue
+            except OSError as error:  # a search below it finds nothing, and does not say so
+                failures[place] = error
+        for path, failure in failures.items():
+            raise unreadable(path, failure)
+
+    def _found(self) -> list[Path]:
+        """Each file once, those of a process in the order of its writing."""
+        found: dict[Path, Path] = {}
+        for place in self._places:
+            inside = [*place.glob(f"*{SUFFIX}"), *place.glob(f"*/*{SUFFIX}")] if place.is_dir() else [place]
+            found |= {path.resolve(): path for path in inside if path.is_file()}
+        return sorted(found.values())
+
+
+def _in_turn(files: Sequence[EventFile]) -> Iterator[EventRecord]:
+    for file in files:
+        yield from file.read()
+
+
+@dataclass(frozen=True, slots=True)
+class RunName:
+    """A run as its members' events name it. `identity` is empty where they do not say whose it is."""
+
+    run_id: str
+    owner: str
+    created: int
+    identity: str
+
+    @classmethod
+    def of(cls, about: About) -> RunName:
+        return cls(about.run_id, about.owner, about.created, about.identity)
+
+    def __str__(self) -> str:
+        if not self.identity:
+            return printable(f"{self.run_id} (its events do not say who owns it)")
+        return printable(f"{self.run_id} of {self.owner}, created in slot {self.created}: --run {self.identity}")
+
+
+@dataclass
+class RunFilter:
+    """Lets events of one run through, and remembers the runs that it saw. `wanted`: a run id or an identity."""
+
+    wanted: str | None = None
+    seen: set[RunName] = field(default_factory=set)
+
+    def __call__(self, told: Iterable[EventRecord]) -> Iterator[EventRecord]:
+        for record in told:
+            run = RunName.of(record.about)
+            if self.wanted is None or self.wanted in (run.run_id, run.identity):
+                self.seen.add(run)
+                yield record
+
+    def namesakes(self) -> list[RunName]:
+        """Return the runs that share their run id with another one, if any."""
+        by_id: dict[str, list[RunName]] = defaultdict(list)
+        for run in sorted(self.seen, key=lambda run: (run.run_id, run.created, run.owner)):
+            if run.identity:  # what a process tells before it knows the run is of no run
+                by_id[run.run_id].append(run)
+        return [run for runs in by_id.values() if len(runs) > 1 for run in runs]
+
+
+_RUN = ("run", "run_owner", "run_created", "run_identity")
+_FIRST = ("at", *_RUN, "member", "member_tier", "client", "kind", "t")
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+@cache
+def columns() -> tuple[str, ...]:
+    """The names of all columns."""
+    said = {field.name for kind in get_args(MEMBER_EVENTS) for field in msgspec.structs.fields(kind)}
+    return (*_FIRST, *sorted(said - set(_FIRST)))
+
+
+class CsvTable:
+    """Writes the columns' names, and then a row for each event it is called with."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._rows = csv.DictWriter(stream, columns(), lineterminator="\n")
+        self._rows.writeheader()
+
+    def __call__(self, told: EventRecord) -> None:
+        self._rows.writerow({name: _cell(value) for name, value in flat(told).items()})
+
+
+def _cell(value: object) -> object:
+    if isinstance(value, dict | list):
+        return json.dumps(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str) and value.startswith(_FORMULA):
+        return f"'{value}"
+    return value

@@ -1,0 +1,429 @@
+"""Where a run stands, from its accounts alone: how far it is, who is in it, what it waits for and until when.
+
+Decided
+- It is the same for everybody who looks at the same moment: nothing but the accounts and the chain's time goes in.
+- A member was last seen in the newest round in which it attested, or in which a quorum has its result; if the chain
+  holds no such round any more, in the last epoch it was in.
+- The time that is left, and the speed, are those of the epoch's own pace, as soon as some of its steps are trained.
+- A level is held by those who take part with its tier or a larger one; between epochs by those who finished the last.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from solders.pubkey import Pubkey
+
+from aftermath.base.counted import counted
+from aftermath.events.printable import printable
+from aftermath.events.progress import in_words, span
+from aftermath.rules import bitmap, committee
+from aftermath.rules.deadlines import next_deadline, waits_a_day, waits_for_holder
+from aftermath.rules.members import Members, Seat
+from aftermath.rules.model import Model
+from aftermath.rules.run import STORED_ROUNDS, Run, steps_before
+from aftermath.rules.state import ExitReason, MemberState, RunState
+from aftermath.rules.unsaved import unsaved_steps
+
+_LEAST = 3  # steps of an epoch before its pace says anything
+_OVERDUE = 15  # seconds after a deadline from which on nobody seems to tick
+_TAKES_PART = "takes part"
+_ENDINGS = {
+    ExitReason.QUORUM_MISSING: "no quorum of its witnesses answered",
+    ExitReason.TOO_FEW_CLIENTS: "too few members were left",
+    ExitReason.TOTAL_STEPS: "all steps were trained",
+    ExitReason.ROUNDS_PER_EPOCH: "it had all its rounds",
+    ExitReason.EPOCH_TIME: "its time was over",
+    ExitReason.PAUSE: "the owner paused the run",
+    ExitReason.NO_ATTESTATION: "no witness attested its rounds",
+}
+_UNATTESTED = (ExitReason.QUORUM_MISSING, ExitReason.NO_ATTESTATION)
+"""Exit reasons of an epoch that all its members have left: a present one has asked for a place
+again.
+"""
+
+
+@dataclass(frozen=True)
+class MemberStanding:
+    """One member, as the chain knows it."""
+
+    seat: int
+    signer: bytes
+    tier: int
+    standing: str
+    weight: int
+    points: int
+    slashed: int
+    seen: str
+    witness: bool
+    """Elected to attest the running round, or that the model is there."""
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether it is in the running epoch."""
+        return self.standing.startswith(_TAKES_PART)
+
+
+@dataclass(frozen=True)
+class LevelStanding:
+    """One level of the model: the seats that hold it, and whether its hash, as the run has it now, is attested."""
+
+    level: int
+    holders: tuple[int, ...]
+    shown: tuple[int, ...]
+    """Seats that showed the level in an earlier epoch. If there are none, every seat that declares
+    it counts.
+    """
+    attested: bool
+    lost: bool
+    """Nobody in the epoch has it as the run had it: it goes back to an older one."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A run at one moment; times in seconds."""
+
+    run_id: str
+    name: str
+    description: str
+    state: RunState
+    since: int | None
+    """How long it is in that state; None before its owner has begun it for the first time."""
+    epoch: int
+    round: int | None
+    step: int
+    total_steps: int
+    left: int | None
+    """Until all steps are trained, at this epoch's pace; None if that cannot be told."""
+    deadline: int | None
+    """Seconds until the run may move on without missing members. Negative once past; None if no
+    time runs.
+    """
+    waits: tuple[str, ...]
+    """What must happen before it continues."""
+    members: tuple[MemberStanding, ...]
+    tokens_per_second: int | None
+    """Of all members together, at this epoch's pace and with the running round's batch; None as `left`."""
+    levels: tuple[LevelStanding, ...]
+    checkpoint: str
+    """Location of the newest checkpoint that the chain names. Empty if there is none."""
+    checkpoint_step: int
+    """Steps trained in that checkpoint. 0 for the run's initial model."""
+    unsaved: int
+    """Trained steps that the checkpoint lacks."""
+    silent: int = 0
+    """Seconds for which nothing was heard of the run. 0 while there are answers."""
+    rounds_left: int | None = None
+    """How many rounds of the running epoch are left at most. None if the epoch is not limited in rounds."""
+
+
+def standing(run: Run, model: Model, members: Members, now: int, *, silent: int = 0, has_tick: bool = True) -> Standing:
+    """Return the run's standing by its accounts at the chain's time `now`.
+
+    `silent`: seconds since the accounts were read, if there is no answer since; the standing is that of then.
+    `has_tick`: whether a person can move the run on with a command.
+    """
+    now -= silent
+    until = next_deadline(run, members, model)
+    deadline = None if until is None else until - now
+    return Standing(
+        run_id=run.run_id,
+        name=model.metadata.name,
+        description=model.metadata.description,
+        state=run.state,
+        since=max(0, now - run.state_started_at) if run.state_started_at else None,
+        epoch=run.epoch,
+        round=run.current.height if run.state.active else None,
+        step=run.trained_steps,
+        total_steps=run.config.total_steps,
+        left=_left(run, now),
+        deadline=deadline,
+        waits=tuple(_waits(run, model, members, deadline, has_tick=has_tick, silent=silent)),
+        members=tuple(_members(run, members)),
+        tokens_per_second=_speed(run, model, now),
+        levels=tuple(_levels(run, members)),
+        checkpoint=model.checkpoint.repo if model.recorded[0].exists else "",
+        checkpoint_step=steps_before(model.checkpoint_step),
+        unsaved=unsaved_steps(run, model),
+        silent=silent,
+        rounds_left=_rounds_left(run),
+    )
+
+
+def _rounds_left(run: Run) -> int | None:
+    if not run.state.active or not run.config.rounds_per_epoch:
+        return None
+    return max(0, run.config.rounds_per_epoch - run.current.height)
+
+
+def _left(run: Run, now: int) -> int | None:
+    if (trained := _trained(run)) is None:
+        return None
+    return max(0, (run.config.total_steps - run.trained_steps) * (now - run.epoch_started_at) // trained)
+
+
+def _speed(run: Run, model: Model, now: int) -> int | None:
+    if (trained := _trained(run)) is None or not run.current.batch:
+        return None
+    return trained * run.current.batch * model.max_seq_len // max(1, now - run.epoch_started_at)
+
+
+def _trained(run: Run) -> int | None:
+    """The steps of the epoch, if they say anything about its pace."""
+    trained = run.trained_steps - steps_before(run.start_step)
+    return trained if run.state.training and trained >= _LEAST else None
+
+
+def _levels(run: Run, members: Members) -> Iterator[LevelStanding]:
+    running = run.state is RunState.WARMUP or run.state.active
+    here = members.mask(MemberState.HEALTHY) if running else run.finishers
+    for level in range(run.levels):
+        holders = tuple(seat for seat in bitmap.seats(here) if members.seats[seat].tier <= level)
+        shown = tuple(seat for seat in bitmap.seats(members.established) if members.seats[seat].tier <= level)
+        attested = run.attested_step == run.step and bool(run.levels_attested >> level & 1)
+        yield LevelStanding(level, holders, shown, attested, bool(run.levels_lost >> level & 1))
+
+
+# --- what it waits for ------------------------------------------------------------------------------------------------
+
+
+def owner_owes(run: Run, model: Model) -> str:
+    """Return what the owner of a new or paused run must do for it to continue, as a sentence."""
+    if run.state is RunState.PAUSED:
+        return "its owner has paused it (set-paused resume)"
+    if model.configured:
+        return "its owner has not begun it yet (set-paused resume)"
+    return "its owner has not configured it yet (update-config)"
+
+
+def _waits(
+    run: Run, model: Model, members: Members, deadline: int | None, *, has_tick: bool, silent: int
+) -> Iterator[str]:
+    match run.state:
+        case RunState.UNINITIALIZED | RunState.PAUSED:
+            yield owner_owes(run, model)
+        case RunState.FINISHED:
+            yield f"nothing: {counted(run.config.total_steps, 'step')} are trained"
+        case RunState.WAITING_FOR_MEMBERS:
+            yield from _waits_for_members(run, members)
+            if waits_for_holder(run, members, model):
+                run_id = shlex.quote(run.run_id)
+                rewind = (
+                    f"; to continue from the checkpoint instead, the owner runs aftermath-solana set-paused --run-id "
+                    f"{run_id} pause, then aftermath-solana rewind --run-id {run_id}"
+                )
+                yield (
+                    "a member that finished the last epoch, because the chain knows of no checkpoint with its steps"
+                    + (rewind if has_tick else "")
+                )
+            elif waits_a_day(run, members, model):
+                yield "a member that delivered before and holds the model, or 24 hours to pass without one"
+        case RunState.WARMUP:
+            if run.seed_is_drawn:
+                yield f"its members to have the model: {_votes(run)} have said so"
+            else:
+                yield "the slot that the seed of its warm-up is drawn from"
+        case RunState.ROUND_TRAIN:
+            yield from _waits_for_round(run)
+        case RunState.ROUND_WITNESS:
+            yield f"the witnesses that have not attested yet: {_votes(run)} have"
+        case RunState.COOLDOWN:
+            yield from _waits_for_the_model(run, model, members)
+    if run.pending_pause and not run.state.halted:
+        yield "the end of this epoch, with which the pause begins that its owner wants"
+    # without an answer nobody knows whether it is overdue, and no tick would arrive
+    if deadline is not None and deadline <= -_OVERDUE and not silent:
+        command = f": aftermath-solana tick --run-id {shlex.quote(run.run_id)}"
+        yield f"a tick to move it on{command}" if has_tick else "a connected member, which moves it on"
+
+
+def _waits_for_members(run: Run, members: Members) -> Iterator[str]:
+    asked, least = members.pending.bit_count(), run.config.init_min_clients
+    here = f"{asked} of at least {counted(least, 'member')}"
+    if asked < least:
+        what = f"members: {asked} (needs {least})"
+    else:
+        what = f"the time that others are given to come: {here} are here"
+    if run.exit_reason in _UNATTESTED and not _of_last_epoch(members) & members.pending:
+        what += " (all members of the last epoch have left)"
+    elif why := _ENDINGS.get(run.exit_reason):
+        what += f" (the last epoch ended because {why})"
+    yield what
+
+
+def _of_last_epoch(members: Members) -> int:
+    """The seats that took part in it."""
+    seats = enumerate(members.seats)
+    return bitmap.from_seats(number for number, seat in seats if seat.used and seat.last_epoch == members.epoch)
+
+
+def _waits_for_round(run: Run) -> Iterator[str]:
+    now = run.current
+    if not run.seed_is_drawn:
+        yield "the next round's seed"
+    if now.attestations >= committee.quorum(now.elected):
+        yield f"the least time of a round: {_votes(run)} have attested"
+    else:
+        missing = committee.quorum(now.elected) - now.attestations
+        if now.elected:
+            yield f"{missing} of {counted(now.elected, 'witness', 'witnesses')} to confirm round {now.height}"
+        else:
+            yield f"the deadline: no witness of round {now.height} is left"
+
+
+def _waits_for_the_model(run: Run, model: Model, members: Members) -> Iterator[str]:
+    held = [level for level in range(run.levels) if committee.cooldown_electees(run, members, level)]
+    known = [level for level in held if run.attested_step == run.step and run.levels_attested >> level & 1]
+    if len(known) < len(held):
+        yield f"the hashes of the model: {len(known)} of {counted(len(held), 'level')} are attested"
+    if model.checkpoint_step != run.step:
+        yield "a checkpoint of this epoch, which a member of tier 0 has to keep"
+
+
+def _votes(run: Run) -> str:
+    now, needed = run.current, committee.quorum(run.current.elected)
+    return f"{now.attestations} of {counted(now.elected, 'witness', 'witnesses')} ({needed} must)"
+
+
+# --- who is in it -----------------------------------------------------------------------------------------------------
+
+
+def _members(run: Run, members: Members) -> Iterator[MemberStanding]:
+    elected: tuple[int, ...] = ()
+    if run.state.training or run.state is RunState.WARMUP:
+        elected = committee.witnesses(run.current, members)
+    for number, seat in enumerate(members.seats):
+        if seat.used:
+            yield MemberStanding(
+                number,
+                seat.signer,
+                seat.tier,
+                _words(run, seat),
+                seat.weight,
+                seat.points,
+                seat.slashed,
+                _seen(run, number, seat),
+                number in elected,
+            )
+
+
+def _words(run: Run, seat: Seat) -> str:
+    if seat.barred:
+        return "barred"
+    running = run.state is RunState.WARMUP or run.state.active
+    state = seat.state.name.lower().replace("_", " ") if running and seat.state is not MemberState.IDLE else ""
+    state = _TAKES_PART if state == "healthy" else state
+    if seat.pending:
+        return f"{state}, joins the next epoch" if state else "joins the next epoch"
+    return state or ("removed" if seat.removed else "away")
+
+
+def _seen(run: Run, number: int, seat: Seat) -> str:
+    if run.state.active:
+        newest = run.current.height
+        for height in range(newest, newest - STORED_ROUNDS, -1):
+            if (stored := run.round(height)) is not None and bitmap.contains(stored.attested, number):
+                return f"epoch {run.epoch}, round {height}"
+    return f"epoch {seat.last_epoch}"
+
+
+COLUMNS = ("seat", "wallet", "tier", "standing", "weight", "points", "last seen")
+
+
+def facts_of(found: Standing) -> dict[str, str | list[str]]:
+    """What there is to say of the run itself; its name and description are as their owner wrote them."""
+    speed = {} if found.tokens_per_second is None else {"speed": f"{found.tokens_per_second:,} tokens/s"}
+    return {
+        "run": found.run_id,
+        "name": found.name,
+        "description": found.description,
+        "state": (f"{no_answer(found)}; last heard: " if found.silent else "") + state_of(found),
+        "steps": steps_of(found),
+        **speed,
+        "deadline": _deadline(found.deadline),
+        "waits for": list(found.waits),
+        "members": counted(len(found.members), "seat") + " in use",
+        **({"checkpoint": checkpoint_of(found)} if found.step else {}),
+    }
+
+
+def no_answer(found: Standing) -> str:
+    """Return for how long there has been no answer."""
+    return f"no answer for {span(found.silent)}"
+
+
+def state_of(found: Standing) -> str:
+    """Return the state and how long the run has been in it."""
+    return _state(found) + ("" if found.since is None else f", for {span(found.since)}")
+
+
+def checkpoint_of(found: Standing) -> str:
+    """Return the newest checkpoint's step and location, or a warning that the chain knows of none."""
+    if found.checkpoint_step:
+        return f"step {found.checkpoint_step:,} at {found.checkpoint}"
+    return lost_with_members(found.unsaved)
+
+
+def not_recorded(steps: int) -> str:
+    """Return that no checkpoint on chain has the newest steps, as a sentence without its end."""
+    # A member that is stopped saves its model in a directory of its own, of which the chain learns nothing.
+    last = counted(steps, "step")
+    return f"the chain knows of no checkpoint with the last {last}, and a member's --checkpoint-dir may hold one"
+
+
+def lost_with_members(steps: int) -> str:
+    """Return the same, and when the steps are lost."""
+    return f"{not_recorded(steps)}; otherwise that training is lost when the last member ends"
+
+
+def shown_levels(found: Standing) -> list[str]:
+    """How many members have shown each level, whose word about it counts; of a run without a model nothing."""
+    return [
+        f"level {level.level}: " + (counted(len(level.shown), "member") if level.shown else "none yet")
+        for level in found.levels
+    ]
+
+
+def row_of(member: MemberStanding) -> list[str]:
+    """What the columns say of a member."""
+    standing = f"{member.standing}, witness" if member.witness else member.standing
+    points = f"{member.points:,}" + (f" (-{member.slashed:,})" if member.slashed else "")
+    wallet = str(Pubkey.from_bytes(member.signer))
+    return [str(member.seat), wallet, str(member.tier), standing, f"{member.weight:,}", points, member.seen]
+
+
+def line(found: Standing) -> str:
+    """All of it in a line, for where nothing can be drawn over."""
+    here = counted(taking_part(found), "member takes part", "members take part")
+    parts = [*(["no answer; last known state"] if found.silent else []), _state(found), _steps(found), here]
+    if found.step and not found.checkpoint_step and (found.epoch or found.state is RunState.FINISHED):
+        parts.append(checkpoint_of(found))
+    owed = found.state in (RunState.UNINITIALIZED, RunState.PAUSED)  # what its owner has or has not done, a sentence
+    return printable("; ".join([*parts, f"waits{':' if owed else ' for'} {', and '.join(found.waits)}"]))
+
+
+def taking_part(found: Standing) -> int:
+    """How many members do."""
+    return sum(member.takes_part for member in found.members)
+
+
+def steps_of(found: Standing) -> str:
+    """How far it is, and how long it will take."""
+    return _steps(found) + ("" if found.left is None else f", {span(found.left)} left")
+
+
+def _state(found: Standing) -> str:
+    at = f"epoch {found.epoch}" + ("" if found.round is None else f", round {found.round}")
+    return f"{in_words(found.state)} ({at})"
+
+
+def _steps(found: Standing) -> str:
+    return f"step {found.step:,} of {found.total_steps:,}" if found.total_steps else "no step yet"
+
+
+def _deadline(seconds: int | None) -> str:
+    if seconds is None:
+        return "none"
+    return f"in {span(seconds)}" if seconds > 0 else f"{span(-seconds)} ago"

@@ -1,0 +1,177 @@
+"""Events: the one stream every view of a member is drawn from.
+
+Decided
+- what events there are is in `kinds`; the first of a process is `started`, so that a log says what it is the log of;
+- the date enters where an event leaves us, in a sink: nothing that decides knows it, and virtual time stays exact;
+- a sink that fails (full disk, closed pipe) is dropped with one warning and never stops training, even where standard
+  error, which the warning goes to, fails too: often both are one file; one that will try again says so (`Resting`);
+- no sink blocks: a file gets a line in one write, the console prints a line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TextIO, runtime_checkable
+
+import msgspec
+
+from aftermath.base.outputs import check_file
+from aftermath.events.event_types import Error, Event, Warning
+from aftermath.events.printable import escaped_json
+
+if TYPE_CHECKING:
+    from aftermath.events.status import Standing
+
+Wall = Callable[[], datetime]
+"""The date and time of the machine, with its time zone."""
+
+
+class Resting(OSError):
+    """A sink could not write an event, will be told the coming ones all the same, and says so this once."""
+
+
+class Sink(Protocol):
+    """Receives events one at a time; may raise OSError, after which it is not called again, unless it is Resting."""
+
+    def __call__(self, event: Event, /) -> None: ...
+
+
+@runtime_checkable
+class Onlooker(Protocol):
+    """A sink that also shows where the run stands."""
+
+    def look(self, look: Callable[[], Standing], /) -> None: ...
+
+
+class Events:
+    """Stamps events and hands them to its sinks."""
+
+    def __init__(self, clock: Callable[[], float], sinks: Sequence[Sink]) -> None:
+        self._clock = clock
+        self._sinks = list(sinks)
+
+    @property
+    def looked_at(self) -> bool:
+        """Whether a sink shows where the run stands."""
+        return any(isinstance(sink, Onlooker) for sink in self._sinks)
+
+    def look(self, look: Callable[[], Standing]) -> None:
+        """Say how such sinks learn where it stands now, which they ask on a thread of their own."""
+        for sink in self._sinks:
+            if isinstance(sink, Onlooker):
+                sink.look(look)
+
+    def emit(self, event: Event) -> None:
+        """Send one event, with the time at which it happened: now."""
+        event = msgspec.structs.replace(event, t=round(self._clock(), 4))
+        for sink in tuple(self._sinks):
+            try:
+                sink(event)
+            except Resting as error:
+                _warn(str(error))
+            except OSError as error:
+                with contextlib.suppress(ValueError):  # another thread's event found it out too
+                    self._sinks.remove(sink)
+                _warn(f"a log could not be written and is closed: {_reason(error)}")
+
+
+def _reason(error: OSError) -> str:
+    """Return why a write failed, without the system's error number."""
+    why = error.strerror or str(error)
+    return f"{error.filename}: {why}" if error.filename else why
+
+
+def _warn(sentence: str) -> None:
+    with contextlib.suppress(OSError):
+        print(f"warning: {sentence}", file=sys.stderr, flush=True)
+
+
+class LogWarnings(logging.Handler):
+    """Makes events of what modules warn of in their loggers, so that it appears where all else does, in one line."""
+
+    def __init__(self, events: Events) -> None:
+        super().__init__(logging.WARNING)
+        self._events = events
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """One `warning` event; of an exception its type and text."""
+        error = record.exc_info[1] if record.exc_info else None
+        why = f": {type(error).__name__}: {error}" if error else ""
+        self._events.emit(Warning(message=f"{record.getMessage()}{why}"))
+
+
+def plain(event: Event) -> dict[str, Any]:
+    """An event as the flat object that its JSON is."""
+    flat: dict[str, Any] = msgspec.to_builtins(event, str_keys=True)
+    return flat
+
+
+def hexed(hashes: Mapping[int, bytes]) -> dict[int, str]:
+    """Hashes of levels as events have them."""
+    return {level: digest.hex() for level, digest in hashes.items()}
+
+
+def level_of(event: Event) -> str:
+    """Return the level word that a log gives an event: INFO, WARNING or ERROR."""
+    if isinstance(event, Error):
+        return "ERROR"
+    return "WARNING" if isinstance(event, Warning) else "INFO"
+
+
+def line_of(event: Event, at: datetime) -> str:
+    """Return an event as a line of JSON, with the date at which it was written (`at`) and its level if above INFO."""
+    level = level_of(event)
+    severity = {} if level == "INFO" else {"severity": level}  # `level` is a field of some events
+    document = {"at": at.isoformat(timespec="milliseconds"), **severity, **plain(event)}
+    return escaped_json(msgspec.json.encode(document).decode()) + "\n"
+
+
+class JsonLines:
+    """Appends events to one file or stream as lines of JSON."""
+
+    def __init__(self, target: Path | TextIO, wall: Wall) -> None:
+        self._wall, self._path = wall, target if isinstance(target, Path) else None
+        if isinstance(target, Path):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if target.is_file() or target.is_block_device():
+                check_file(target.resolve(), is_log)
+            torn = _torn(target)
+            descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            self._stream: TextIO = os.fdopen(descriptor, "a", buffering=1, encoding="utf-8")
+            if torn:
+                self._stream.write("\n")
+        else:
+            self._stream = target
+
+    def __call__(self, event: Event) -> None:
+        """Raises OSError, with the file's name, if it cannot be written."""
+        try:
+            self._stream.write(line_of(event, self._wall()))
+            self._stream.flush()
+        except OSError as error:
+            if self._path is not None:
+                error.filename = str(self._path)
+            raise
+
+
+def is_log(head: bytes) -> bool:
+    """Return whether a file that begins with `head` is empty or holds events as JSON lines."""
+    return not head or head.startswith((b'{"at":', b'{"kind":'))
+
+
+def _torn(path: Path) -> bool:
+    """Whether a file ends in half a line, as a disk that was full leaves it: what is added begins a line of its own."""
+    try:
+        if not path.is_file() or not path.stat().st_size:
+            return False
+        with path.open("rb") as file:
+            file.seek(-1, os.SEEK_END)
+            return file.read(1) != b"\n"
+    except OSError:
+        return False

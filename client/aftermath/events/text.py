@@ -1,0 +1,145 @@
+"""What each event says to a person, as one sentence in rich's markup; text of strangers is made printable."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+
+import msgspec
+from rich.console import Console
+from rich.markup import escape
+
+from aftermath.base.counted import counted
+from aftermath.events import event_types
+from aftermath.events.printable import printable
+from aftermath.events.progress import Progress, state_words
+from aftermath.events.reader import About, EventRecord
+from aftermath.events.stream import plain
+
+LOADING = "loading PyTorch…"
+_SENTENCES: dict[type[event_types.Event], str] = {
+    event_types.Started: "run {run_id}, tier {tier}, {key} {wallet}, aftermath {version}",
+    event_types.Loading: LOADING,
+    event_types.Compiling: "compiling kernels for this machine: half a minute or more, this once",
+    event_types.Kernels: "using {by}",
+    event_types.Measuring: "benchmarking tier {tier} ({parameters:,} parameters): "
+    "up to {limit:.0f} s once the model is made",
+    event_types.Measured: "this machine {trains} a minute",
+    event_types.Joined: "signed up for the next epoch (seat {seat}, tier {tier})",
+    event_types.State: "epoch {epoch}{last}: {state}; {progress}",
+    event_types.Round: "epoch {epoch}: training; {progress}",
+    event_types.Model: "the model is here, from {source}; the run is at step {step}",
+    event_types.Remembered: "the optimizer continues from its state when this member was stopped",
+    event_types.Trained: "step {step}  loss {loss:.4f}  {tokens_per_sec:,.0f} tokens/s",
+    event_types.Applied: "step {step}: applied {results}",
+    event_types.Sample: "step {step}  the model continues: {prompt}[bold]{text}[/bold]",
+    event_types.Evaluated: "step {step}  {task}: {metric} {value:.4f} of {docs} questions",
+    event_types.Waiting: "{waits}",
+    event_types.Ejected: "member {seat} signed two results of round {height} and is ejected",
+    event_types.Dropped: "members {seats} did not deliver and are dropped",
+    event_types.Kicked: "member {seat}, wallet {wallet}, was {kicked} by an authority of the run",
+    event_types.Rewound: "the owner has taken the run from step {before} to step {step}",
+    event_types.Checkpoint: "checkpoint of step {step} at {path}",
+    event_types.Leaving: "stopping{how}",
+    event_types.Left: "left the run",
+    event_types.Stopped: "saved step {step} in {path}; {use}",
+    event_types.Finished: "the run is finished: {steps}{model}",
+    event_types.Warning: "[yellow]{message}[/yellow]",
+    event_types.Error: "[red]ends with an error: {message}[/red]",
+}
+
+
+class Sentences:
+    """The sentences of one member, which knows how far its run is."""
+
+    def __init__(self) -> None:
+        self._progress = Progress()
+
+    def of(self, event: event_types.Event) -> str | None:
+        """What a person wants to read of it; None for the many events of every round that are for later."""
+        self._progress.take(event)
+        sentence = _SENTENCES.get(type(event))
+        if sentence is None or (isinstance(event, event_types.Round) and event.height):  # each has its own lines
+            return None
+        said = msgspec.structs.asdict(event)
+        fields = {name: escape(printable(v, keep="\n")) if isinstance(v, str) else v for name, v in said.items()}
+        if isinstance(event, event_types.Trained) and event.loss is None:
+            fields["loss"] = math.nan
+        elif isinstance(event, event_types.State):
+            fields |= {"state": escape(state_words(printable(event.state))), "progress": self._progress.words()}
+            fields["last"] = " (the last)" if event.last else ""
+        elif isinstance(event, event_types.Waiting):
+            running = f"epoch {event.epoch - 1}" if event.epoch else "the epoch"
+            fields["waits"] = f"waiting for epoch {event.epoch}; {running} has begun without this member"
+            if event.leaves:
+                fields["waits"] = (
+                    f"this member leaves: {running} is the last and began without it (the owner adds steps with reopen)"
+                )
+        elif isinstance(event, event_types.Round):
+            fields["progress"] = self._progress.words()
+        elif isinstance(event, event_types.Applied):
+            fields["results"] = counted(event.results, "result")
+            if not event.results:
+                return f"round {event.height}: no result counted, so it is not a step"
+        elif isinstance(event, event_types.Kernels):
+            fields["by"] = "compiled CPU kernels" if event.missing is None else f"PyTorch kernels: {fields['missing']}"
+        elif isinstance(event, event_types.Kicked):
+            fields["kicked"] = "barred" if event.barred else "removed"
+        elif isinstance(event, event_types.Measured):
+            # A machine of unknown speed declares the least weight too, so do not claim a speed.
+            least = event.weight <= 1
+            fields["trains"] = f"{'declares' if least else 'trains about'} {counted(event.weight, 'sequence')}"
+        elif isinstance(event, event_types.Warning | event_types.Error):
+            fields["message"] = fields["message"].replace("\n", "\n    ")  # a fix, which has a line of its own
+        elif isinstance(event, event_types.Leaving):
+            fields["how"] = ", saving the model first" if event.saves else ""
+        elif isinstance(event, event_types.Stopped):
+            use = "start the same command again and the run continues from it"
+            fields["use"] = use if event.goes_on else "this is only a copy; the run does not continue from it"
+        elif isinstance(event, event_types.Finished):
+            fields["steps"] = counted(event.step, "step")
+            fields["model"] = _model_of(event, fields["checkpoint"])
+        return sentence.format_map(fields)
+
+
+def _model_of(event: event_types.Finished, place: object) -> str:
+    """Return where the model of a finished run is, as the end of a sentence."""
+    if not event.checkpoint:
+        return ""
+    kept = event.step if event.checkpoint_step is None else event.checkpoint_step
+    if kept >= event.step:
+        return f"; the model is in {place}"
+    others = f"steps {kept + 1:,} to {event.step:,} are" if event.step > kept + 1 else f"step {event.step:,} is"
+    return f"; the newest checkpoint is of step {kept:,}, in {place}; {others} in none"
+
+
+def in_full(event: event_types.Event) -> str:
+    """An event of which there is no sentence: its kind, and all that it says."""
+    said = {name: value for name, value in plain(event).items() if name not in ("kind", "t")}
+    shown = ", ".join(f"{name} {value}" for name, value in said.items())
+    return escape(printable(f"{type(event).__struct_config__.tag}: {shown}"))
+
+
+_SHOWN = 8
+"""Characters of a wallet that tell members apart."""
+
+
+def short(about: About) -> str:
+    """A member's name in few characters."""
+    return f"{printable(about.wallet)[:_SHOWN]} tier {about.tier}"
+
+
+class EventLines:
+    """One line for each event a person wants to read, or with `everything` for every one."""
+
+    def __init__(self, console: Console, *, everything: bool) -> None:
+        self._console, self._everything = console, everything
+        self._sentences: dict[About, Sentences] = defaultdict(Sentences)
+
+    def __call__(self, told: EventRecord) -> None:
+        sentence = self._sentences[told.about].of(told.event)
+        if sentence is None and self._everything:
+            sentence = in_full(told.event)
+        if sentence is not None:
+            begin = f"[dim]{told.at:%Y-%m-%d %H:%M:%S}  {escape(short(told.about)):{_SHOWN + 7}}[/dim]"
+            self._console.print(f"{begin}  {sentence}", highlight=False, emoji=False)

@@ -1,0 +1,1 @@
+"""User interfaces: the terminal screens and the web observer."""

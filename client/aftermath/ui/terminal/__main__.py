@@ -1,0 +1,115 @@
+"""The screen process: `python -m aftermath.ui.terminal FD`. Messages arrive at that descriptor.
+
+`screen` starts it. It ends when it is told to or when its parent process ends, and restores the
+terminal. If the parent died silently, it prints the parent's last lines. Quit keys send the parent
+what Ctrl-C would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import os
+import signal
+import sys
+import time
+
+import msgspec
+from rich.console import Console
+
+from aftermath.ui.terminal.board import Board
+from aftermath.ui.terminal.messages import End, message_of
+from aftermath.ui.terminal.opening import Opening, errors_of
+from aftermath.ui.terminal.run_app import Tui
+from aftermath.ui.terminal.tabbed import Tabbed
+from aftermath.ui.terminal.testnet_app import Overview, OverviewBoard
+
+_LONGEST = 1 << 24  # bytes of a message
+
+
+class ToldScreen(Tabbed):
+    """A screen that the parent process feeds with messages."""
+
+    learns: Board | OverviewBoard
+    """What it is told goes there."""
+    told: int
+    """The descriptor of what it is told."""
+    deserted = False
+    """Whether the process went without saying so."""
+    left = False
+    """Whether a key told the process to leave. One that is still loading ends at once then."""
+
+    @property
+    def last_words(self) -> str:
+        """What the process said last, or that it was interrupted before it could leave."""
+        leaving = isinstance(self.learns, Board) and self.learns.leaving
+        return "interrupted" if self.left and not leaving else self.learns.last_words()
+
+    def on_ready(self) -> None:
+        """Begin to listen, now that it could be closed too."""
+        self.run_worker(self._listen(), exit_on_error=True)
+
+    async def _listen(self) -> None:
+        reader = asyncio.StreamReader(limit=_LONGEST)
+        loop = asyncio.get_running_loop()
+        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(self.told, "rb"))
+        while line := await reader.readline():
+            message = message_of(line)
+            if isinstance(message, End):
+                return self.exit()
+            self.learns.take(message)
+        self.deserted = True
+        return self.exit()
+
+
+class ToldTui(ToldScreen, Tui):
+    """The screen of a run."""
+
+
+class ToldOverview(ToldScreen, Overview):
+    """The screen of a testnet."""
+
+
+def screen_of(opening: Opening, told: int) -> ToldScreen:
+    """The screen of the process that started this one."""
+    app: ToldScreen
+    board: Board | OverviewBoard
+    parent = os.getppid()
+
+    def clock() -> float:
+        return time.monotonic() - opening.started
+
+    def leave() -> None:
+        app.left = True
+        os.kill(parent, signal.SIGINT)
+
+    if opening.role == "testnet":
+        board = OverviewBoard(opening.run_id, opening.names)
+        app = ToldOverview(board, clock, leave)
+    else:
+        board = Board(opening.role, opening.run_id, opening.tier)
+        app = ToldTui(board, clock, leave)
+    app.learns, app.told = board, told
+    return app
+
+
+def main() -> None:
+    """Show, until it is over."""
+    app = screen_of(msgspec.json.decode(sys.argv[2], type=Opening), int(sys.argv[1]))
+    app.error_console = Console(file=(errors := io.StringIO()), width=100)
+    app.run()
+    if errors.getvalue():
+        with contextlib.suppress(OSError):
+            place = errors_of(os.getpid())
+            place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            place.write_text(errors.getvalue())
+    if app.deserted:
+        print(app.last_words, file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(app.return_code or 0)  # nothing of it is wanted any more, least of all the time that tidying up takes
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,186 @@
+"""What a screen knows of its run, from what it was sent: the newest of everything, a loss curve, what is wrong, a log.
+
+Decided: it is bounded, however long a run lasts; time is handed in, so that what is shown depends on nothing else.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Literal, TypeVar
+
+from rich.text import Text
+
+from aftermath.events import event_types
+from aftermath.events.printable import printable
+from aftermath.events.progress import Progress, phase, span
+from aftermath.events.status import Standing
+from aftermath.events.text import Sentences
+from aftermath.ui.terminal import messages
+
+STALE = 300.0
+"""Seconds after which a warning that nothing else outdates is taken down."""
+_MOST = 20  # kept
+
+
+@dataclass(frozen=True)
+class Alert:
+    """A warning, or the error that ends the process."""
+
+    message: str
+    at: float
+    until: str | None
+    times: int
+    fatal: bool
+
+    def words(self, now: float) -> str:
+        """When it was said, how often, and what."""
+        when = f"{span(max(now - self.at, 0))} ago" + (f", {self.times} times" if self.times > 1 else "")
+        return f"{when}: {self.message}"
+
+
+class Alerts:
+    """Follows the events of one member."""
+
+    def __init__(self) -> None:
+        self._alerts: dict[str, Alert] = {}
+
+    def take(self, event: event_types.Event) -> None:
+        """Learn from an event."""
+        kind = type(event).__struct_config__.tag
+        self._alerts = {text: said for text, said in self._alerts.items() if said.until != kind}
+        if isinstance(event, event_types.Warning | event_types.Error):
+            message, fatal = printable(event.message, keep="\n"), isinstance(event, event_types.Error)
+            before = self._alerts.pop(message, None)
+            until = event.until if isinstance(event, event_types.Warning) else None
+            self._alerts[message] = Alert(message, event.t, until, before.times + 1 if before else 1, fatal)
+            for outdated in list(self._alerts)[:-_MOST]:
+                del self._alerts[outdated]
+
+    def now(self, now: float) -> list[Alert]:
+        """Those that are not outdated, the newest first."""
+        fresh = (said for said in self._alerts.values() if said.until or said.fatal or now - said.at <= STALE)
+        return sorted(fresh, key=lambda said: -said.at)
+
+
+MOST = 1000
+"""Lines that are kept."""
+
+
+@dataclass
+class KeptLines:
+    """The newest lines."""
+
+    lines: deque[tuple[float | None, Text]] = field(default_factory=lambda: deque(maxlen=MOST))
+    """When each was told, in seconds since the start, where that is shown."""
+    said: int = 0
+    """Lines in all, with those that are not kept."""
+
+    def say(self, t: float | None, text: Text) -> None:
+        """One more."""
+        self.lines.append((t, text))
+        self.said += 1
+
+
+Role = Literal["member", "server", "watch", "testnet"]
+E = TypeVar("E", bound=event_types.Event)
+_LOSSES = 2000
+_LAST = 5  # lines that are said again when the process dies
+_FIRST = "starting"
+
+
+@dataclass(slots=True)
+class Counts:
+    """What a member has counted since it began."""
+
+    tokens: int = 0
+    applied: int = 0
+    fetched: int = 0
+    failed: int = 0
+    refused: int = 0
+    attested: int = 0
+    trouble: str = "none"
+    """The newest with a result or a peer."""
+
+
+@dataclass
+class Board:
+    """Everything that the tabs draw. `run_id` and `tier` are what the process was asked for."""
+
+    role: Role
+    run_id: str
+    tier: int | None = None
+    now: str = _FIRST
+    standing: Standing | None = None
+    here: frozenset[bytes] | None = None
+    progress: Progress = field(default_factory=Progress)
+    alerts: Alerts = field(default_factory=Alerts)
+    losses: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_LOSSES))
+    log: KeptLines = field(default_factory=KeptLines)
+    newest: dict[type[event_types.Event], event_types.Event] = field(default_factory=dict)
+    asked: dict[str, event_types.Evaluated] = field(default_factory=dict)
+    counts: Counts = field(default_factory=Counts)
+    facts: dict[str, dict[str, str]] = field(default_factory=dict)
+    leaving: bool = False
+    _sentences: Sentences = field(default_factory=Sentences)
+
+    def take(self, message: messages.MESSAGES) -> None:
+        """Learn from a message."""
+        match message:
+            case messages.Told():
+                self._take(message.event)
+            case messages.Stands():
+                self.standing, self.here = message.standing, message.here
+            case messages.Facts():
+                self.facts.setdefault(message.tab, {}).update(message.rows)
+            case messages.Line():
+                self.log.say(message.t, Text(printable(message.text)))
+
+    def of(self, kind: type[E]) -> E | None:
+        """The newest event of a kind."""
+        found = self.newest.get(kind)
+        return found if isinstance(found, kind) else None
+
+    def last_words(self) -> str:
+        """What was said last."""
+        return last_words(self.log)
+
+    def _take(self, event: event_types.Event) -> None:
+        self.newest[type(event)] = event
+        self.progress.take(event)
+        self.alerts.take(event)
+        self.now = phase(event) or self.now
+        self._count(event)
+        sentence = self._sentences.of(event)
+        if sentence is not None:
+            self.log.say(event.t, Text.from_markup(sentence))
+
+    def _count(self, event: event_types.Event) -> None:
+        counts = self.counts
+        match event:
+            case event_types.Trained():
+                counts.tokens += event.tokens
+                if event.loss is not None:
+                    self.losses.append((event.step, event.loss))
+            case event_types.Applied():
+                counts.applied += event.results
+            case event_types.Evaluated():
+                self.asked[f"{event.task} {event.metric}"] = event
+            case event_types.Witnessed():
+                counts.attested += event.sent
+            case event_types.Fetched():
+                counts.fetched += 1
+            case event_types.FetchFailed():
+                counts.failed += 1
+                counts.trouble = f"member {event.seat}, round {event.height}: {event.why}"
+            case event_types.Refused():
+                counts.refused += 1
+                counts.trouble = event.why if event.seat is None else f"member {event.seat}: {event.why}"
+            case event_types.Leaving():
+                self.leaving = True
+
+
+def last_words(log: KeptLines) -> str:
+    """What a process said last that is gone."""
+    lines = [text.plain for _, text in log.lines][-_LAST:]
+    return "\n".join(["the process has ended without a word; it said last:", *lines])

@@ -1,0 +1,270 @@
+"""What stands on each tab: rows whose order never changes, and what is drawn below them.
+
+Decided: a row is there from the start, with a dash for what is not known yet, so that the eye finds it again; text of
+strangers is plain text with its control characters made visible.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from aftermath.base.counted import counted
+from aftermath.events import event_types
+from aftermath.events.plot import course, evenly
+from aftermath.events.printable import printable
+from aftermath.events.status import Standing, facts_of, no_answer, state_of, steps_of, taking_part
+from aftermath.ui.terminal.board import Board
+
+Facts = dict[str, str | Text | Sequence[str]]
+UNKNOWN = "-"
+NAMES = 11
+"""Columns of the rows' names, with what is between."""
+_CHART = 9  # lines
+_TALL = 32  # lines of a terminal that has room for more than 24 have
+
+
+def progress_words(board: Board) -> str:
+    """How far the run is, as far as anybody said."""
+    found = _further(board)
+    return steps_of(found) if found is not None else board.progress.words()
+
+
+def _further(board: Board) -> Standing | None:
+    """The run's standing, where the member's own events say less: of the rounds that others train while it waits for
+    the next epoch they tell none.
+    """
+    told, found = board.progress, board.standing
+    return found if found is not None and (not told.total or found.step > told.step + 1) else None
+
+
+def run_page(board: Board, now: float, width: int, height: int) -> RenderableType:
+    """Where the run stands, what the member does, and what is wrong."""
+    rows: Facts = {"run": board.run_id, "name": UNKNOWN}
+    if board.role == "member":
+        rows["now"] = _waits_for_epoch(board) or board.now
+    rows |= dict.fromkeys(("state", "steps", "deadline", "members", "waits for"), UNKNOWN)
+    if (found := board.standing) is not None:
+        known = facts_of(found)
+        rows |= {name: known[name] for name in ("name", "state", "deadline", "waits for")}
+        rows["members"] = f"{taking_part(found)} take part, {known['members']}"
+        if found.silent:
+            label = (f" {no_answer(found)} ", "white on red")
+            rows["state"] = Text.assemble(label, " last heard: ", printable(state_of(found)))
+    rows["steps"] = _steps(board, width - NAMES)
+    parts: list[RenderableType] = [_rows(board, "Run", rows)]
+    drawn = chart(board.losses, width, _CHART) if height >= _TALL else []
+    if board.role == "member" and not drawn:
+        parts += [Text(), Text(course(board.losses, width), no_wrap=True)]
+    for alert in board.alerts.now(now):
+        label = (" error ", "white on red") if alert.fatal else (" warning ", "black on yellow")
+        parts += [Text(), Text.assemble(label, " ", alert.words(now))]
+    if drawn:
+        parts += [Text(), Text("\n".join(drawn))]
+    return Group(*parts)
+
+
+def _waits_for_epoch(board: Board) -> str:
+    """Return when a waiting member joins. Empty if it takes part, or if the run is not known yet."""
+    waiting, found = board.of(event_types.Waiting), board.standing
+    if waiting is None or waiting.leaves or board.leaving or found is None or found.epoch >= waiting.epoch:
+        return ""
+    when = "" if found.rounds_left is None else f", in about {counted(found.rounds_left, 'round')}"
+    return f"waits: it joins at the next epoch{when}"
+
+
+def training_page(board: Board, now: float, width: int, height: int) -> RenderableType:
+    """Losses, speed, and what the model can do; of a run that is looked at from outside, its pace and its tiers."""
+    if board.role != "member":
+        return _training_from_outside(board)
+    counts, trained, applied = board.counts, board.of(event_types.Trained), board.of(event_types.Applied)
+    rows: Facts = dict.fromkeys(("loss", "speed", "share", "applied", "model", "asked", "text"), UNKNOWN)
+    if board.losses:
+        step, loss = board.losses[-1]
+        rows["loss"] = f"{loss:.4f} at step {step:,}, of this member's share"
+    if trained is not None:
+        rows["speed"] = f"{trained.tokens_per_sec:,.0f} tokens/s, {counts.tokens:,} tokens so far"
+        rows["share"] = f"trained in {trained.seconds:.2f} s, encoded in {trained.encode_seconds:.2f} s"
+    elif (measured := board.of(event_types.Measured)) is not None:
+        rows["speed"] = f"about {counted(measured.weight, 'sequence')} a minute"
+    if applied is not None:
+        results = counted(applied.results, "result")
+        rows["applied"] = (
+            f"{results} of step {applied.step:,}, {counts.applied:,} so far, waited {applied.waited:.2f} s"
+        )
+    if (model := board.of(event_types.Model)) is not None:
+        rows["model"] = f"from {model.source}, of step {model.step:,}"
+    if board.asked:
+        rows["asked"] = [f"{name} {one.value:.4f} at step {one.step:,}" for name, one in board.asked.items()]
+    if (sample := board.of(event_types.Sample)) is not None:
+        rows["text"] = " ".join(f"{sample.prompt}{sample.text}".split())
+    drawn = chart(board.losses, width, 2 * _CHART if height >= _TALL else _CHART)
+    return Group(
+        Text("\n".join(drawn) if drawn else course(board.losses, width)), Text(), _rows(board, "Training", rows)
+    )
+
+
+def _training_from_outside(board: Board) -> RenderableType:
+    rows: Facts = dict.fromkeys(("steps", "pace", "tiers", "losses"), UNKNOWN)
+    rows["steps"] = progress_words(board)
+    rows["losses"] = "members tell them: train --logs tui, or plot of what train --events-dir keeps"
+    if (found := board.standing) is not None:
+        if found.left is not None and found.total_steps > found.step:
+            rows["pace"] = f"{found.left / (found.total_steps - found.step):.1f} s a step, in this epoch"
+        rows["tiers"] = _tiers(found) or UNKNOWN
+    return _rows(board, "Training", rows)
+
+
+def _tiers(found: Standing) -> list[str]:
+    tiers: dict[int, list[int]] = defaultdict(list)
+    for member in found.members:
+        if member.standing.startswith("takes part"):
+            tiers[member.tier].append(member.weight)
+    whole = sum(map(sum, tiers.values())) or 1
+    return [
+        f"tier {tier}: {counted(len(weights), 'member')}, {100 * sum(weights) / whole:.0f}% of the work"
+        for tier, weights in sorted(tiers.items())
+    ]
+
+
+def network_page(board: Board, now: float, width: int, height: int) -> RenderableType:
+    """Peers and bytes."""
+    rows: Facts = {}
+    if board.role == "member":
+        rows = dict.fromkeys(
+            ("peers", "sent", "received", "fetched", "not had", "refused", "trouble", "sent as"), UNKNOWN
+        )
+        traffic, counts = board.of(event_types.Traffic), board.counts
+        if traffic is not None:
+            per = f", {_bytes(traffic.sent / traffic.t)}/s" if traffic.t > 0 else ""
+            rows["peers"] = f"{traffic.peers} in reach"
+            rows["sent"] = f"{_bytes(traffic.sent)}{per}"
+            rows["received"] = _bytes(traffic.received)
+            rows["sent as"] = [f"{kind}: {_bytes(sent)}" for kind, sent in sorted(traffic.sent_by_kind.items())]
+        rows["fetched"] = counted(counts.fetched, "part of a result", "parts of results")
+        rows["not had"] = counted(counts.failed, "time")
+        rows["refused"] = counted(counts.refused, "time")
+        rows["trouble"] = counts.trouble
+    elif board.role == "watch":
+        rows["peers"] = "members know whom they reach: train --logs tui"
+    if (found := board.standing) is not None and board.role != "member":
+        rows["members"] = f"{taking_part(found)} of {counted(len(found.members), 'member')} take part"
+    return _rows(board, "Network", rows)
+
+
+def chain_page(board: Board, now: float, width: int, height: int) -> RenderableType:
+    """Return what the coordinator says of the run, and what it has cost."""
+    rows: Facts = dict.fromkeys(("epoch", "round", "state", "deadline", "witnesses"), UNKNOWN)
+    if (found := board.standing) is not None:
+        known = facts_of(found)
+        rows["epoch"] = f"{found.epoch}"
+        rows["round"] = UNKNOWN if found.round is None else f"{found.round}"
+        rows |= {name: known[name] for name in ("state", "deadline")}
+        elected = [str(member.seat) for member in found.members if member.witness]
+        rows["witnesses"] = f"members {', '.join(elected)}" if elected else "none elected now"
+    if board.role == "member":
+        started, joined, traffic = (
+            board.of(event_types.Started),
+            board.of(event_types.Joined),
+            board.of(event_types.Traffic),
+        )
+        rows["wallet" if started is None else started.key] = UNKNOWN if started is None else started.wallet
+        rows |= dict.fromkeys(("seat", "attested", "checkpoint", "costs"), UNKNOWN)
+        rows["attested"] = counted(board.counts.attested, "time")
+        if joined is not None and joined.seat is not None:
+            rows["seat"] = f"{joined.seat}, tier {joined.tier}, weight {joined.weight:,}"
+        if (kept := board.of(event_types.Checkpoint)) is not None:
+            rows["checkpoint"] = f"of step {kept.step:,} at {kept.path}"
+        if traffic is not None:
+            rows["costs"] = [f"{name.replace('_', ' ')} {spent:,}" for name, spent in sorted(traffic.costs.items())]
+    return _rows(board, "Chain", rows)
+
+
+Page = Callable[[Board, float, int, int], RenderableType]
+PAGES: Mapping[str, Page] = {
+    "Run": run_page,
+    "Training": training_page,
+    "Network": network_page,
+    "Chain": chain_page,
+}
+"""The tabs that are text; Members is a table, Log a list."""
+
+
+def _rows(board: Board, tab: str, rows: Facts) -> Table:
+    return grid({**rows, **board.facts.get(tab, {})})
+
+
+def grid(rows: Facts) -> Table:
+    """Names and what is to be said of them."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in rows.items():
+        table.add_row(Text(printable(name)), _cell(value))
+    return table
+
+
+def _cell(value: str | Text | Sequence[str]) -> Text:
+    if isinstance(value, Text):
+        return value
+    lines = [value] if isinstance(value, str) else value
+    return Text("\n".join(printable(line) for line in lines) or UNKNOWN)
+
+
+def _steps(board: Board, width: int) -> Text:
+    words = progress_words(board)
+    if (found := _further(board)) is not None:
+        return bar(words, found.step, found.total_steps, width)
+    return bar(words, board.progress.step, board.progress.total, width)
+
+
+def bar(words: str, step: int, total: int, width: int) -> Text:
+    """Return words, and a progress bar in the rest of `width` columns."""
+    room = min(30, width - len(words) - 4)
+    if not total or room < 10:
+        return Text(words)
+    done = min(room, room * step // total)
+    return Text.assemble(f"{words}  ", ("━" * done, "green"), ("─" * (room - done), "dim"))
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+_EIGHTHS = " ▁▂▃▄▅▆▇█"
+LABEL = 8
+"""Columns of the scale."""
+
+
+def chart(curve: Sequence[tuple[int, float]], width: int, height: int) -> list[str]:
+    """(step, value) in `width` columns and `height` lines, with the highest and lowest value and
+    the first and last step.
+
+    Few points are drawn wider, and of many those that have no room are left out evenly, never the
+    first or the last.
+    """
+    room = width - LABEL
+    if not curve or room < 8 or height < 3:
+        return []
+    wide = max(1, room // len(curve))  # columns of a point
+    values = [curve[index][1] for index in evenly(len(curve), room) for _ in range(wide)]
+    low, high = min(values), max(values)
+    rows, scale = height - 1, (high - low) or 1.0
+    tall = [1 + round((value - low) / scale * (rows * 8 - 1)) for value in values]  # eighths of a line
+    lines = []
+    for row in range(rows - 1, -1, -1):
+        label = f"{high:.3f}" if row == rows - 1 else f"{low:.3f}" if row == 0 else ""
+        bars = "".join(_EIGHTHS[max(0, min(8, eighths - 8 * row))] for eighths in tall)
+        lines.append(f"{label:>{LABEL - 1}} {bars}".rstrip())
+    first, last = f"step {curve[0][0]:,}", f"{curve[-1][0]:,}"
+    gap = len(values) - len(first) - len(last)
+    lines.append(" " * LABEL + (first + " " * gap + last if gap > 0 and curve[0][0] != curve[-1][0] else first))
+    return lines

@@ -1,0 +1,116 @@
+"""The screen of a member, a server or a run that is watched: six tabs of a board."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from rich.cells import cell_len
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.containers import VerticalScroll
+
+from aftermath.events import event_types
+from aftermath.events.printable import printable
+from aftermath.events.status import COLUMNS, Standing, row_of
+from aftermath.ui.terminal.board import Board
+from aftermath.ui.terminal.messages import TABS
+from aftermath.ui.terminal.pages import PAGES, progress_words
+from aftermath.ui.terminal.tabbed import Tabbed
+from aftermath.ui.terminal.widgets import Drawing, Log, Rows
+
+_SCROLLBAR = 2  # columns of the terminal
+_AROUND = 5  # lines that are no member's: title, tabs, the columns' names and keys
+
+
+class Tui(Tabbed):
+    """Shows a board."""
+
+    def __init__(self, board: Board, clock: Callable[[], float], leave: Callable[[], None]) -> None:
+        super().__init__(board.role, TABS, clock, leave)
+        self._board = board
+
+    def compose_tab(self, name: str) -> ComposeResult:
+        if name == "Members":
+            yield Rows()
+        elif name == "Log":
+            yield Log()
+        else:
+            with VerticalScroll():
+                yield Drawing(f"page-{name}")
+
+    def draw_tab(self, name: str) -> None:
+        if name == "Members":
+            self._draw_members()
+        elif name == "Log":
+            self.bottom.query_one(Log).show(self._board.log)
+        else:
+            page = self.bottom.query_one(f"#page-{name}", Drawing)
+            now, width = self._clock(), page.container_size.width or self.size.width - 2
+            page.show(PAGES[name](self._board, now, width, self.size.height))
+
+    def title_text(self) -> Text:
+        board = self._board
+        name = {"member": "run", "server": "server of run", "watch": "run"}[board.role]
+        tier = "" if board.tier is None else f", tier {board.tier}"
+        title = Text(f"{name} {printable(board.run_id)}{tier}", no_wrap=True, overflow="ellipsis")
+        return title.append(f"   {progress_words(board)}", "not bold")
+
+    @property
+    def leaving(self) -> bool:
+        return self._board.leaving
+
+    def _draw_members(self) -> None:
+        found, started = self._board.standing, self._board.of(event_types.Started)
+        shown: Table = (COLUMNS, {})
+        if found is not None:
+            room = self.size.width - (_SCROLLBAR if len(found.members) > self.size.height - _AROUND else 0)
+            shown = table(found, self._board.here, started.wallet if started is not None else None, room)
+        self.bottom.query_one(Rows).show(*shown)
+
+
+_WALLET = 8  # characters of one that is cut
+_CELL_PADDING = 2  # columns of the terminal around each cell
+_FEWER = {"takes part, witness": "witness", "joins the next epoch": "joins next"}
+_FORMS: tuple[tuple[int, frozenset[str]], ...] = (
+    (0, frozenset()),
+    (1, frozenset()),
+    (2, frozenset()),
+    (2, frozenset({"points"})),
+    (2, frozenset({"points", "weight"})),
+)
+"""How much is cut (1: wallets, 2: words too), and which columns are left out: the first that fits is taken."""
+Table = tuple[tuple[str, ...], dict[str, list[str]]]
+"""The columns, and by seat a cell for each."""
+
+
+def table(found: Standing, here: frozenset[bytes] | None, own: str | None, room: int) -> Table:
+    """Return the members in `room` columns. `here`: the connected wallets, if known. `own`: our
+    wallet.
+    """
+    columns = COLUMNS if here is None else (*COLUMNS[:-1], "here", COLUMNS[-1])
+    rows: dict[str, Mapping[str, str]] = {}
+    for member in found.members:
+        row = dict(zip(COLUMNS, row_of(member), strict=True))
+        rows[row["seat"]] = row | {
+            "seat": f"{row['seat']} (you)" if row["wallet"] == own else row["seat"],
+            "here": "yes" if here is not None and member.signer in here else "no",
+        }
+    for cut, without in _FORMS:
+        named = tuple(name for name in columns if name not in without)
+        cells = {seat: [printable(_cell(name, row[name], cut)) for name in named] for seat, row in rows.items()}
+        if _width(named, cells.values()) <= room:
+            break
+    return named, cells
+
+
+def _cell(name: str, words: str, cut: int) -> str:
+    if name == "wallet" and cut > 0:
+        return f"{words[:_WALLET]}…"
+    if name == "standing" and cut > 1:
+        for usual, fewer in _FEWER.items():
+            words = words.replace(usual, fewer)
+    return words
+
+
+def _width(named: Sequence[str], rows: Iterable[Sequence[str]]) -> int:
+    return sum(_CELL_PADDING + max(map(cell_len, column)) for column in zip(named, *rows, strict=True))

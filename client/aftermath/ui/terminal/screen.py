@@ -1,0 +1,248 @@
+"""A screen as the process has it that shows something: started, told, and closed again.
+
+Decided
+- It is a process of its own: drawing takes no time from training, and a screen that fails, or whose terminal hangs,
+  costs the picture and nothing else. Where it ends by itself, lines follow.
+- What anybody here prints meanwhile, compiled libraries too, goes to its log: it would fall into the picture.
+- The terminal is left as it was found, and what was said last stands on it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Self
+
+import msgspec
+from rich.console import Console
+
+from aftermath.events import event_types
+from aftermath.events.console import ConsoleLines, redraws
+from aftermath.events.progress import Progress
+from aftermath.events.status import Standing
+from aftermath.events.stream import Wall
+from aftermath.ui.terminal import terminal
+from aftermath.ui.terminal.board import Role
+from aftermath.ui.terminal.messages import MESSAGES, Clients, End, Facts, Line, Output, Said, Stands, Told, line_of
+from aftermath.ui.terminal.opening import Opening, errors_of
+
+_LOOK = 1.0  # seconds between two looks at where the run stands
+_CLOSE = 0.6  # seconds that the screen has to close
+_MOST = 5000  # messages that wait for a screen that is slow
+_LAST = 20  # events that are said once more when it is closed
+_ORDINARY = b"\x1b[<u\x1b[?1049l\x1b[?25h\x1b[?1000l\x1b[?1003l\x1b[?1006l\x1b[?1004l\x1b[?2004l\x1b[?7h"
+"""A terminal's usual modes: no other screen, keys, mouse or cursor."""
+
+
+def can_show(console: Console) -> bool:
+    """Whether there is a terminal to draw on and to read keys from, which is ours now: no pipe, nothing dumb, and not
+    that of a process in the background.
+    """
+    try:
+        return redraws(console) and sys.stdin.isatty() and terminal.is_ours(sys.stdin.fileno())
+    except (OSError, ValueError, AttributeError):  # it is closed, or not there
+        return False
+
+
+class Screen:
+    """Shows a run; use as a context manager. As a sink it is told a member's events. `started`: by time.monotonic."""
+
+    def __init__(
+        self,
+        console: Console,
+        wall: Wall,
+        started: float,
+        role: Role,
+        run_id: str,
+        tier: int | None = None,
+        names: tuple[str, ...] = (),
+    ) -> None:
+        self._console, self._lines = console, ConsoleLines(console, wall)
+        self._opening = Opening(role, run_id, tier, started, names)
+        self._progress = Progress()
+        self._last: deque[event_types.Event] = deque(maxlen=_LAST)
+        self._going = False
+        self._queue: deque[MESSAGES] = deque(maxlen=_MOST)
+        self._newest: dict[type[MESSAGES], MESSAGES] = {}
+        self._look: Callable[[], Standing] | None = None
+        self._changed = threading.Condition()
+        self._open = self._closing = False
+        self._closer = threading.Lock()
+
+    def elapsed(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self._opening.started
+
+    # --- what it is told ------------------------------------------------------------------------------------------
+
+    def __call__(self, event: event_types.Event) -> None:
+        self._progress.take(event)
+        self._going = self._going or isinstance(event, event_types.Leaving | event_types.Left | event_types.Finished)
+        if self._going:
+            self._last.append(event)
+        if self._open:
+            self._put(Told(event))  # type: ignore[arg-type]
+        else:
+            self._lines(event)
+
+    def look(self, look: Callable[[], Standing]) -> None:
+        """Where the run stands is what this says, which is asked now and then, on another thread."""
+        self._look = look
+
+    def stands(self, standing: Standing, here: frozenset[bytes] | None = None) -> None:
+        """Where the run stands now."""
+        self._renew(Stands(standing, here))
+
+    def clients(self, clients: Clients) -> None:
+        """Where a testnet and its clients stand now."""
+        self._renew(clients)
+
+    def said(self, name: str, text: str) -> None:
+        """A client of a testnet told this."""
+        self._put(Said(self.elapsed(), name, text))
+
+    def output(self, name: str, lines: Sequence[str]) -> None:
+        """A process of a testnet printed this."""
+        self._put(Output(name, tuple(lines)))
+
+    def facts(self, tab: str, rows: Mapping[str, str]) -> None:
+        """Rows of a tab that only this process knows."""
+        self._put(Facts(tab, dict(rows)))
+
+    def line(self, text: str) -> None:
+        """A line for the log."""
+        self._put(Line(self.elapsed(), text))
+
+    def _put(self, message: MESSAGES) -> None:
+        with self._changed:
+            self._queue.append(message)
+            self._changed.notify()
+
+    def _renew(self, message: MESSAGES) -> None:
+        """Tell the newest of a kind; those before it need not be told any more."""
+        with self._changed:
+            self._newest[type(message)] = message
+            self._changed.notify()
+
+    @property
+    def open(self) -> bool:
+        """Whether it is seen; False once it has ended by itself."""
+        return self._open
+
+    # --- its process ----------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self._terminal = os.dup(sys.stdout.fileno())
+        self._usual = terminal.modes(sys.stdin.fileno())
+        ours, self._told = os.pipe()
+        opening = msgspec.json.encode(self._opening).decode()
+        command = [sys.executable, "-P", "-m", "aftermath.ui.terminal", str(ours), opening]
+        with terminal.unheard():
+            self._process = subprocess.Popen(command, stdout=self._terminal, stderr=self._terminal, pass_fds=[ours])
+        os.close(ours)
+        self._open = True
+        self._caught = _Caught(self.line)
+        self._threads = [
+            threading.Thread(target=work, name=work.__name__, daemon=True) for work in (self._tell, self._await_end)
+        ]
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        shown = self._open
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._over()
+        if shown and self._opening.role == "member":
+            self._console.print(f"run {self._opening.run_id}: {self._progress.words()}", highlight=False, markup=False)
+            for event in self._last:
+                self._lines(event)
+
+    def _over(self) -> None:
+        """End the process and restore the terminal. A second caller waits for the first."""
+        with self._closer:
+            if not self._open:
+                return
+            try:
+                code = self._process.wait(_CLOSE if self._closing else None)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                code = self._process.wait()
+            if code:
+                with contextlib.suppress(OSError):
+                    terminal.put_back(sys.stdin.fileno(), self._usual)
+                    os.write(self._terminal, _ORDINARY)
+            self._caught.release()
+            self._open = False
+
+    def _await_end(self) -> None:
+        """If the screen ends by itself, lines follow."""
+        self._process.wait()
+        if not self._closing:
+            self._over()
+            place = errors_of(self._process.pid)
+            why = f" (see {place})" if place.exists() else ""
+            self._console.print(
+                f"the screen has ended{why}; lines follow", style="yellow", highlight=False, markup=False
+            )
+
+    def _tell(self) -> None:
+        """Write what is told into the pipe, as fast as it is read."""
+        with os.fdopen(self._told, "wb", buffering=0) as pipe, contextlib.suppress(BrokenPipeError):
+            known: dict[type[MESSAGES], MESSAGES] = {}
+            while True:
+                with self._changed:
+                    if not (self._queue or self._closing or self._newest):
+                        self._changed.wait(_LOOK)
+                    messages, closing = list(self._queue), self._closing
+                    newest, self._newest = self._newest, {}
+                    self._queue.clear()
+                if self._look is not None and not closing:
+                    newest[Stands] = Stands(self._look())
+                messages += [message for kind, message in newest.items() if message != known.get(kind)]
+                known |= newest
+                for message in [*messages, End()] if closing else messages:
+                    pipe.write(line_of(message))
+                if closing:
+                    return
+
+
+class _Caught:
+    """What is written to the terminal meanwhile, by whatever part of this process: it goes to `tell`, line by line."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._tell = tell
+        out, theirs = os.pipe()
+        streams = [stream for stream in (sys.stdout, sys.stderr) if stream.isatty()]
+        self._kept = {stream.fileno(): os.dup(stream.fileno()) for stream in streams}
+        for number in self._kept:
+            os.dup2(theirs, number)
+        os.close(theirs)
+        threading.Thread(target=self._read, args=(out,), name="caught", daemon=True).start()
+
+    def _read(self, out: int) -> None:
+        with os.fdopen(out, encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                if line.strip():
+                    self._tell(line.rstrip())
+
+    def release(self) -> None:
+        """What is written from now on goes where it went before."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number, before in self._kept.items():
+            os.dup2(before, number)
+            os.close(before)

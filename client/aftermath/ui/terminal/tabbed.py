@@ -1,0 +1,200 @@
+"""A screen of tabs that is driven by keys: what every such screen has, whatever stands on its tabs.
+
+Decided: nothing moves but what has changed, and only the tab that is seen is drawn, so that it is good over a slow
+line; the terminal's own sixteen colours, so that it is readable on light and dark ones alike.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+from rich.text import Text
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.screen import ModalScreen
+from textual.widget import Widget
+from textual.widgets import Footer, Static, TabbedContent, TabPane, Tabs
+
+from aftermath.ui.terminal.board import Role
+from aftermath.ui.terminal.widgets import Drawing
+
+SECONDS = 0.5
+"""Between two looks at what has changed."""
+LEAVE: dict[Role, str] = {
+    "member": "Leave",
+    "server": "Stop the server",
+    "watch": "Close",
+    "testnet": "End the testnet",
+}
+LEAVING: dict[Role, str] = {
+    "member": "Leaving: the run is being told that this member goes.",
+    "server": "Stopping: members are let go.",
+    "watch": "Closing.",
+    "testnet": "Ending: clients leave, and all that was started is stopped.",
+}
+HELP: dict[Role, str] = {
+    "member": "q, Ctrl-C    leave the run, and end within two seconds",
+    "server": "q, Ctrl-C    stop the server; started again, it resumes",
+    "watch": "q, Ctrl-C    close; the run continues",
+    "testnet": "Enter        the log of the client that is marked\nq, Ctrl-C    end it, and all that it started",
+}
+KEYS = """\
+Tab, Right   next tab
+Left         the tab before
+1 to {last}       a tab by its number
+Up, Down     a line; also Page Up, Page Down, Home, End
+?            this page; any key closes it"""
+_KEYS = 9  # that are numbers
+
+
+class Help(ModalScreen[None]):
+    """What the keys do."""
+
+    CSS = """
+    Help { align: center middle; }
+    Help Static { width: auto; max-width: 76; height: auto; border: round ansi_blue; padding: 1 2; }
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self._text = text
+
+    def compose(self) -> ComposeResult:
+        yield Static(Text(self._text))
+
+    def on_key(self) -> None:
+        """Any key closes it."""
+        self.dismiss()
+
+
+class Tabbed(App[None]):
+    """Shows tabs. `clock`: seconds since the start; `leave`: what q does, once for each time it is pressed."""
+
+    TITLE = "aftermath"
+    ENABLE_COMMAND_PALETTE = False
+    CSS = """
+    #title { dock: top; height: 1; text-style: bold; padding: 0 1; }
+    #said { dock: bottom; height: 1; padding: 0 1; text-style: reverse; display: none; }
+    TabPane { padding: 0 1; }
+    VerticalScroll, Rows, Log { height: 1fr; }
+    Rows > .datatable--cursor { text-style: reverse; background: ansi_default; color: ansi_default; }
+    Rows > .datatable--header { text-style: bold; background: ansi_default; color: ansi_blue; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("ctrl+c,ctrl+q", "leave", show=False, priority=True),
+        Binding("tab,right", "turn(1)", "Next tab", key_display="Tab", priority=True),
+        Binding("shift+tab,left", "turn(-1)", show=False, priority=True),
+        Binding("question_mark,h", "keys", "Help", key_display="?"),
+    ]
+
+    def __init__(self, role: Role, tabs: Sequence[str], clock: Callable[[], float], leave: Callable[[], None]) -> None:
+        super().__init__()
+        self.theme = "ansi-dark"
+        self.animation_level = "none"
+        self._role, self._tabs, self._clock, self._leave = role, tuple(tabs), clock, leave
+        for number, name in enumerate(self._tabs[:_KEYS], 1):
+            self.bind(str(number), f"tab('{name}')", show=False)
+        self.bind("q", "leave", description=LEAVE[role])
+
+    # --- what stands on them --------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def compose_tab(self, name: str) -> ComposeResult:
+        """What the tab of this name is made of."""
+
+    @abstractmethod
+    def draw_tab(self, name: str) -> None:
+        """Bring the tab of this name, which is seen, up to date."""
+
+    @abstractmethod
+    def title_text(self) -> Text:
+        """The line above the tabs."""
+
+    @property
+    def leaving(self) -> bool:
+        """Return whether the screen is ending."""
+        return False
+
+    # --- the frame ------------------------------------------------------------------------------------------------
+
+    def compose(self) -> ComposeResult:
+        yield Drawing("title")
+        with TabbedContent(initial=self._tabs[0]):
+            for name in self._tabs:
+                with TabPane(name, id=name):
+                    yield from self.compose_tab(name)
+        yield Static(LEAVING[self._role], id="said")
+        yield Footer()
+
+    def on_mount(self) -> None:
+        """Draw, and redraw from now on."""
+        self.query_one(Tabs).can_focus = False
+        self._to(self._tabs[0])
+        self.set_interval(SECONDS, self.draw)
+
+    def on_tabbed_content_tab_activated(self, event: TabbedContent.TabActivated) -> None:
+        """A tab was chosen, by a key or the mouse."""
+        self._focus()
+        self.call_after_refresh(self.draw)
+
+    def on_resize(self) -> None:
+        """Wrap the text again."""
+        self.call_after_refresh(self.draw)
+
+    def draw(self) -> None:
+        """Bring what is seen up to date."""
+        if not self.bottom.query("#title"):  # it is being closed
+            return
+        self.bottom.query_one("#title", Drawing).show(self.title_text())
+        if self.leaving:
+            self._say_so()
+        elif self._role == "member":  # the member may ask for a second Ctrl-C instead
+            self._say_so(shown=False)
+        self.draw_tab(self._active)
+
+    # --- keys -----------------------------------------------------------------------------------------------------
+
+    def action_leave(self) -> None:
+        """Say so, and have it done."""
+        self._say_so()
+        self._leave()
+
+    def _say_so(self, *, shown: bool = True) -> None:
+        self.bottom.query_one("#said").display = shown
+        self.bottom.query_one(Footer).display = not shown
+
+    def action_turn(self, by: int) -> None:
+        """To the next tab, or the one before."""
+        if isinstance(self.screen, Help):
+            self.screen.dismiss()
+        else:
+            self._to(self._tabs[(self._tabs.index(self._active) + by) % len(self._tabs)])
+
+    def action_tab(self, name: str) -> None:
+        """To a tab by its name."""
+        self._to(name)
+
+    def action_keys(self) -> None:
+        """Say what the keys do."""
+        self.push_screen(Help(f"{KEYS.format(last=min(_KEYS, len(self._tabs)))}\n{HELP[self._role]}"))
+
+    # --- tabs -----------------------------------------------------------------------------------------------------
+
+    @property
+    def bottom(self) -> Widget:
+        """The screen of the tabs, whatever lies above it."""
+        return self.screen_stack[0]
+
+    @property
+    def _active(self) -> str:
+        return self.bottom.query_one(TabbedContent).active
+
+    def _to(self, name: str) -> None:
+        self.bottom.query_one(TabbedContent).active = name
+        self._focus()
+
+    def _focus(self) -> None:
+        pane = self.bottom.query_one(f"#{self._active}", TabPane)
+        next(child for child in pane.children if child.can_focus).focus(scroll_visible=False)

@@ -1,0 +1,98 @@
+"""A table of people or processes, which is drawn again only if it has changed.
+
+Decided: as long as the rows are the same ones, what changes leaves the marked row and what is scrolled as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from rich.cells import cell_len
+from rich.console import Console, RenderableType
+from rich.segment import Segment
+from rich.text import Text
+from textual.binding import Binding, BindingType
+from textual.widgets import DataTable, RichLog, Static
+
+from aftermath.ui.terminal.board import MOST, KeptLines
+
+
+class Rows(DataTable[Text]):
+    """A row for each key. Home and End go to the first and last row, not to columns."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("home", "scroll_top", show=False),
+        Binding("end", "scroll_bottom", show=False),
+    ]
+
+    def __init__(self) -> None:
+        super().__init__(cursor_type="row")
+        self._shown: dict[str, Sequence[str]] = {}
+        self._named: tuple[str, ...] = ()
+
+    def show(self, columns: Sequence[str], rows: Mapping[str, Sequence[str]]) -> None:
+        """Have these rows, of plain text, in these columns."""
+        if tuple(columns) != self._named or list(rows) != list(self._shown):
+            self._make(columns, rows)
+        else:
+            for key, cells in rows.items():
+                for column, before, now in zip(columns, self._shown[key], cells, strict=True):
+                    if before != now:
+                        self.update_cell(key, column, Text(now), update_width=True)
+        self._shown, self._named = dict(rows), tuple(columns)
+
+    def _make(self, columns: Sequence[str], rows: Mapping[str, Sequence[str]]) -> None:
+        at = self.cursor_row
+        self.clear(columns=True)
+        for number, name in enumerate(columns):
+            # The table measures its cells only after it was drawn once, with columns as wide as their names.
+            made = self.columns[self.add_column(name, key=name)]
+            made.content_width = max(map(cell_len, (name, *(cells[number] for cells in rows.values()))))
+        for key, cells in rows.items():
+            self.add_row(*map(Text, cells), key=key)
+        self.move_cursor(row=min(at, max(0, len(rows) - 1)))
+
+
+_PAPER = Console(color_system="standard", force_terminal=True, legacy_windows=False)
+
+
+class Drawing(Static):
+    """Shows what it is given; the same again changes nothing."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(id=name)
+        self._drawn: list[Segment] | None = None
+
+    def show(self, drawn: RenderableType) -> None:
+        """Have this stand here."""
+        width = max(1, self.container_size.width or self.app.size.width)
+        found = list(_PAPER.render(drawn, _PAPER.options.update(width=width)))
+        if found != self._drawn:
+            self._drawn = found
+            self.update(drawn)
+
+
+class Log(RichLog):
+    """Shows lines that are kept."""
+
+    def __init__(self) -> None:
+        super().__init__(wrap=True, min_width=20, max_lines=MOST)
+        self._drawn = 0
+        self._width = 0
+
+    def show(self, kept: KeptLines) -> None:
+        """Bring it up to date."""
+        if self.size.width != self._width:
+            self.clear()
+            self._width, self._drawn = self.size.width, kept.said - len(kept.lines)
+        new = min(kept.said - self._drawn, len(kept.lines))
+        for t, text in list(kept.lines)[len(kept.lines) - new :]:
+            self.write(text if t is None else Text.assemble((f"{clock(t):>8}  ", "dim"), text), expand=True)
+        self._drawn = kept.said
+
+
+def clock(seconds: float) -> str:
+    """Hours, minutes and seconds since the start."""
+    whole = max(0, int(seconds))
+    return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"

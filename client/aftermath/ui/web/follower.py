@@ -1,0 +1,86 @@
+"""Reads where a run stands, once or after every change, without a wallet.
+
+Decided: Run is pushed; Model and Members are read again only when the run's counters say that they changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+from aftermath.chain.addresses import run_addresses
+from aftermath.chain.client import CoordinatorClient
+from aftermath.chain.newest_run import OUTAGE_SECONDS
+from aftermath.chain.subscription import RunWatcher
+from aftermath.coordinator.view import View
+from aftermath.events.status import Standing, standing
+from aftermath.rules.run import STORED_ROUNDS, Run
+
+
+class RunFollower:
+    """One run on a cluster."""
+
+    def __init__(self, coordinator: CoordinatorClient, run_id: str) -> None:
+        self._coordinator, self._run_id = coordinator, run_id
+        program = coordinator.program_id
+        self._watcher = RunWatcher(coordinator.pool, run_addresses(program, run_id).run, program)
+        self._view: View | None = None
+
+    async def now(self) -> Standing:
+        """Where it stands, read now. Raises NoSuchRun."""
+        await self._read()
+        await self._watcher.refresh()  # which reads the chain's clock
+        return self.standing()
+
+    @property
+    def newest_step(self) -> int:
+        """The highest step of which anybody can tell by now."""
+        return self._watcher.latest.step + STORED_ROUNDS
+
+    @property
+    def run(self) -> Run:
+        """The run as it was read last."""
+        assert self._view is not None
+        return self._view.run
+
+    @property
+    def silent(self) -> float:
+        """For how many seconds nothing was heard of the run."""
+        return self._watcher.silent
+
+    def standing(self) -> Standing:
+        """Where it stands by what was read last, at this moment of the chain's time."""
+        assert self._view is not None
+        silent = self._watcher.silent
+        return standing(
+            self._view.run,
+            self._view.model,
+            self._view.members,
+            self._watcher.clock.now(),
+            silent=round(silent) if silent > OUTAGE_SECONDS else 0,
+            has_tick=self._coordinator.pool.has_tick,
+        )
+
+    @asynccontextmanager
+    async def following(self) -> AsyncIterator[AsyncIterator[Standing]]:
+        """Where it stands, now and after every change. Raises as `now`, and NoSuchRun when the run is closed."""
+        await self._read()
+        await self._watcher.start()
+        try:
+            yield self._standings()
+        finally:
+            await self._watcher.close()
+
+    async def _standings(self) -> AsyncIterator[Standing]:
+        async for run in self._watcher.updates():
+            known = self._view
+            if known is not None and (known.run.model_seq, known.run.members_seq) == (run.model_seq, run.members_seq):
+                self._view = replace(known, run=run)
+            else:
+                await self._read()
+            yield self.standing()
+
+    async def _read(self) -> None:
+        run, model, members = await self._coordinator.snapshot(self._run_id)
+        self._view = View(run, members, model)

@@ -1,0 +1,237 @@
+"""A run as its members' events tell it: moments, curves, marks, and what is known of each member.
+
+Decided: a moment begins with every state and round, when the first member tells of it; members are known by what they
+last told. Files come from strangers: members, epochs and marks are counted, and texts cut.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+
+import msgspec
+
+from aftermath.events import event_types
+from aftermath.events.history import Comings
+from aftermath.events.reader import EventRecord
+from aftermath.rules.bitmap import MAX_MEMBERS
+from aftermath.rules.limits import MAX_LEVELS
+from aftermath.rules.state import RunState
+from aftermath.ui.web.snapshot import Figures, Member, Moment
+
+MOST_EPOCHS = 400
+MOST_MARKS = 200
+_MOST_MEMBERS = 4 * MAX_MEMBERS  # of all times; a run has fewer at once
+_MOST_TEXT = 64
+_TAKES_PART = (event_types.Round, event_types.Trained, event_types.Applied, event_types.Model)
+_STANDINGS: dict[type[event_types.Event], str] = {
+    event_types.Started: "starting",
+    event_types.Joined: "joins the next epoch",
+    event_types.Waiting: "waiting for the next epoch",
+    event_types.Leaving: "leaving",
+    event_types.Left: "left",
+    event_types.Finished: "finished",
+    event_types.Error: "failed",
+}
+
+
+class Retold:
+    """Takes the events of one run in the order in which they are read."""
+
+    def __init__(self, run_id: str, losses: Losses) -> None:
+        self._run_id, self._losses = run_id, losses
+        self.sent = Sent()
+        self.epochs: dict[int, int] = {}
+        """The first step of each epoch that was told of, of the newest MOST_EPOCHS."""
+        self.members: dict[str, Member] = {}
+        """By wallet, as each last told of itself."""
+        self.told = 0
+        """How many events."""
+        self._comings = Comings()
+        self._total_steps = 0
+        self._since = 0
+        self._of_that_second: set[tuple[int, str]] = set()
+
+    @property
+    def marks(self) -> list[tuple[int, str]]:
+        """The newest of what happened to members, each at its step."""
+        return list(deque(self._comings.marks, MOST_MARKS))
+
+    def take(self, told: EventRecord) -> Moment | None:
+        """Learn from an event; the moment that begins with it, if one does."""
+        wallet = told.about.wallet[:_MOST_TEXT]
+        if wallet not in self.members and len(self.members) >= _MOST_MEMBERS:
+            return None
+        if wallet != told.about.wallet:
+            told = msgspec.structs.replace(told, about=msgspec.structs.replace(told.about, wallet=wallet))
+        self.told += 1
+        self._comings.take(told)
+        self._know(wallet, told)
+        match told.event:
+            case event_types.State() as state if self._is_new(state.since, state.epoch, state.state):
+                self._total_steps = state.total_steps
+                return self._moment(told, state.state, state.epoch, None, state.step)
+            case event_types.Round() as begun if self._is_new(begun.since, begun.epoch, str(begun.height)):
+                self._epoch(begun)
+                return self._moment(told, RunState.ROUND_TRAIN.name, begun.epoch, begun.height, max(0, begun.step - 1))
+        return None
+
+    def _is_new(self, since: int, epoch: int, what: str) -> bool:
+        """Whether no other member has told of it, or of what came after, in the chain's time."""
+        if since < self._since or ((epoch, what) in self._of_that_second and since == self._since):
+            return False
+        if since > self._since:
+            self._since = since
+            self._of_that_second.clear()
+        self._of_that_second.add((epoch, what))
+        return True
+
+    def _epoch(self, begun: event_types.Round) -> None:
+        if begun.epoch not in self.epochs:
+            self.epochs[begun.epoch] = begun.step
+            if len(self.epochs) > MOST_EPOCHS:
+                del self.epochs[min(self.epochs)]
+
+    def _know(self, wallet: str, told: EventRecord) -> None:
+        event, before = told.event, self.members.get(wallet)
+        member = before or Member(wallet, told.about.tier, "")
+        if isinstance(event, _TAKES_PART):
+            member = msgspec.structs.replace(member, standing="takes part", takes_part=True)
+        elif (words := _STANDINGS.get(type(event))) is not None:
+            member = msgspec.structs.replace(member, standing=words, takes_part=False)
+        figures = member.figures
+        match event:
+            case event_types.Started():
+                figures = Figures()
+                member = msgspec.structs.replace(member, tier=told.about.tier, seat=None)
+            case event_types.Joined():
+                member = msgspec.structs.replace(member, seat=event.seat, weight=event.weight)
+            case event_types.Trained():
+                member = msgspec.structs.replace(member, seen=f"epoch {event.epoch}, round {event.height}")
+                figures = msgspec.structs.replace(
+                    figures, step=event.step, loss=event.loss, tokens_per_second=event.tokens_per_sec
+                )
+                if event.loss is not None:
+                    self._losses.told(told.about.tier, event.step, event.loss, event.tokens)
+            case event_types.Traffic():
+                self.sent.add(told.about.tier, self._comings.step_of(wallet), event.sent - (figures.sent or 0))
+                figures = msgspec.structs.replace(figures, sent=event.sent, received=event.received)
+            case event_types.Dropped():
+                self._lost(event.seats, "dropped")
+            case event_types.Ejected():
+                self._lost([event.seat], "ejected")
+        self.members[wallet] = msgspec.structs.replace(member, figures=figures)
+
+    def _lost(self, seats: list[int], how: str) -> None:
+        for wallet, member in self.members.items():
+            if member.seat in seats:
+                self.members[wallet] = msgspec.structs.replace(member, standing=how, takes_part=False)
+
+    def _moment(self, told: EventRecord, state: str, epoch: int, height: int | None, step: int) -> Moment:
+        return Moment(
+            at=round(told.at.timestamp() * 1000),
+            source="events",
+            run_id=self._run_id,
+            state=state.lower()[:_MOST_TEXT],
+            epoch=epoch,
+            round=height,
+            step=step,
+            total_steps=self._total_steps,
+            members=tuple(list(self.members.values())[:MAX_MEMBERS]),
+        )
+
+
+MOST_PLACES = 2048
+MOST_POINTS = 400
+_MOST_STEP = 1 << 40
+_MOST_STATED = 100.0  # nats per token; one that guesses among a million tokens has 14
+
+Points = list[tuple[int, float]]
+
+
+class _Curve:
+    """Sums of values and of their weights, by step; `places` are `1 << shift` steps wide."""
+
+    def __init__(self) -> None:
+        self._places: dict[int, tuple[int, float, float]] = {}
+        self._shift = 0
+
+    def add(self, step: int, value: float, weight: float) -> None:
+        if not 0 <= step < _MOST_STEP:
+            return
+        last, total, weights = self._places.get(step >> self._shift, (0, 0.0, 0.0))
+        self._places[step >> self._shift] = max(last, step), total + value * weight, weights + weight
+        while len(self._places) > MOST_PLACES:
+            self._halve()
+
+    def _halve(self) -> None:
+        before, self._places = self._places, {}
+        self._shift += 1
+        for place, (last, total, weights) in before.items():
+            other = self._places.get(place >> 1, (0, 0.0, 0.0))
+            self._places[place >> 1] = max(last, other[0]), total + other[1], weights + other[2]
+
+    def sums(self) -> list[tuple[int, float, float]]:
+        return sorted(self._places.values())
+
+
+class Losses:
+    """Loss by tier."""
+
+    def __init__(self) -> None:
+        self._told: dict[int, _Curve] = defaultdict(_Curve)
+        self._stated: dict[int, _Curve] = defaultdict(_Curve)
+
+    def told(self, tier: int, step: int, loss: float, tokens: int) -> None:
+        """From an event."""
+        if 0 <= tier < MAX_LEVELS:
+            self._told[tier].add(step, loss, max(1, tokens))
+
+    def stated(self, tier: int, step: int, loss: float) -> None:
+        """From an attestation on chain."""
+        if 0 <= loss <= _MOST_STATED:
+            self._stated[tier].add(step, loss, 1.0)
+
+    def by_tier(self) -> dict[int, Points]:
+        """(step, loss) of each tier, no more than MOST_POINTS of them."""
+        found = {**self._stated, **self._told}
+        return {tier: _means(curve.sums()) for tier, curve in sorted(found.items())}
+
+
+class Sent:
+    """Bytes that members of a tier have sent to peers until a step."""
+
+    def __init__(self) -> None:
+        self._more: dict[int, _Curve] = defaultdict(_Curve)
+
+    def add(self, tier: int, step: int, more: int) -> None:
+        """Record that a member of the tier has sent `more` bytes."""
+        if 0 <= tier < MAX_LEVELS and more > 0:
+            self._more[tier].add(step, float(more), 1.0)
+
+    def by_tier(self) -> dict[int, Points]:
+        """(step, bytes until then) of each tier."""
+        found: dict[int, Points] = {}
+        for tier, curve in sorted(self._more.items()):
+            total, points = 0.0, []
+            for step, more, _ in curve.sums():
+                total += more
+                points.append((step, total))
+            found[tier] = [points[end] for end in _ends(len(points))]
+        return found
+
+
+def _means(sums: list[tuple[int, float, float]]) -> Points:
+    points, begin = [], 0
+    for end in _ends(len(sums)):
+        part = sums[begin : end + 1]
+        points.append((part[-1][0], sum(total for _, total, _ in part) / sum(weights for _, _, weights in part)))
+        begin = end + 1
+    return points
+
+
+def _ends(count: int) -> list[int]:
+    """Return the ends of at most MOST_POINTS groups of `count` points. The last one always ends a
+    group.
+    """
+    width = -(-count // MOST_POINTS) or 1
+    return sorted({*range(width - 1, count, width), count - 1} - {-1})

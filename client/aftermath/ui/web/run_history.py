@@ -1,0 +1,125 @@
+"""What a run was like before: moments by their time, in bounded memory.
+
+Decided: moments are kept as compressed JSON, since a page asks for one at a time. When there are too many, every second
+one of the older half goes: what is near in time stays exact, what is long past becomes coarse, and the first one stays.
+"""
+
+from __future__ import annotations
+
+import zlib
+from bisect import bisect_right, insort
+from collections.abc import Iterator
+
+import msgspec
+
+from aftermath.events.reader import RunName
+from aftermath.ui.web.from_events import Losses, Retold
+from aftermath.ui.web.snapshot import Figures, Moment
+
+MOST_MOMENTS = 2000
+MOST_BYTES = 8 << 20
+
+
+class Past:
+    """The moments of one run that are remembered."""
+
+    def __init__(self, most: int = MOST_MOMENTS, most_bytes: int = MOST_BYTES) -> None:
+        self._most, self._most_bytes = most, most_bytes
+        self._kept: list[tuple[int, bytes]] = []
+        self._bytes = 0
+
+    def keep(self, moment: Moment) -> None:
+        """Remember a moment; one of the same millisecond takes the other's place."""
+        self.forget(moment.at)
+        packed = zlib.compress(msgspec.json.encode(moment), 1)
+        insort(self._kept, (moment.at, packed))
+        self._bytes += len(packed)
+        while len(self._kept) > self._most or (self._bytes > self._most_bytes and len(self._kept) > 2):
+            self._thin()
+
+    def forget(self, at: int) -> None:
+        """Drop the moment of exactly this time, if there is one."""
+        place = self._place(at)
+        if place >= 0 and self._kept[place][0] == at:
+            self._bytes -= len(self._kept.pop(place)[1])
+
+    def times(self) -> list[int]:
+        """When they were, ascending."""
+        return [at for at, _ in self._kept]
+
+    def before(self, at: int) -> bytes | None:
+        """The JSON of the last moment at or before this time; of the first one if all are later, None if none is."""
+        if not self._kept:
+            return None
+        return zlib.decompress(self._kept[max(0, self._place(at))][1])
+
+    def _place(self, at: int) -> int:
+        return bisect_right(self._kept, at, key=lambda kept: kept[0]) - 1
+
+    def _thin(self) -> None:
+        half = max(3, len(self._kept) // 2)
+        del self._kept[1:half:2]
+        self._bytes = sum(len(packed) for _, packed in self._kept)
+
+
+MOST_RECORDS = 4
+"""Of one run id. Files may come from anybody, and each record takes memory."""
+
+
+class RunRecord:
+    """`run.identity` is empty for events that do not say whose run they are of."""
+
+    def __init__(self, run: RunName) -> None:
+        self.run = run
+        self.losses = Losses()
+        self.retold = Retold(run.run_id, self.losses)
+        self.past = Past()
+        self.moment: Moment | None = None
+        self.live_since: int | None = None
+        """When the chain first showed it, in milliseconds."""
+        self.stated: dict[str, Figures] = {}
+        """What each member's witness stated last on chain, by wallet."""
+        self.epochs: dict[int, int] = {}
+        """The first step of each epoch, by what witnesses stated."""
+        self.transactions = 0
+        self.lamports = 0
+
+
+class RunRecords:
+    """The records of one run id, of which one is shown: the chain's, and until that is known the one created last."""
+
+    def __init__(self, run_id: str) -> None:
+        self.shown = RunRecord(RunName(run_id, "", 0, ""))
+        self._records = {"": self.shown}
+        self._on_chain = False
+
+    def __iter__(self) -> Iterator[RunRecord]:
+        return iter(self._records.values())
+
+    def show(self, run: RunName) -> None:
+        """Show the record of the run that is on chain."""
+        self._on_chain = True
+        self.shown = self._record(run)
+
+    def told(self, run: RunName) -> RunRecord | None:
+        """Return the record for events of a run. None for a run older than the records that are kept."""
+        if run.identity not in self._records and len(self._records) >= MOST_RECORDS and not self._make_room(run):
+            return None
+        record = self._record(run)
+        if not self._on_chain and record.run.created >= self.shown.run.created:
+            self.shown = record
+        return record
+
+    def _record(self, run: RunName) -> RunRecord:
+        if run.identity not in self._records:
+            self._records[run.identity] = RunRecord(run)
+        return self._records[run.identity]
+
+    def _make_room(self, run: RunName) -> bool:
+        """Forget the run that was created first, if that was before `run`."""
+        others = [record for record in self._records.values() if record is not self.shown]
+        oldest = min(others, key=lambda record: record.run.created)
+        if oldest.run.created >= run.created:
+            return False
+        del self._records[oldest.run.identity]
+        return True

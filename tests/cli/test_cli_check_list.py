@@ -1,0 +1,56 @@
+"""The four commands that look at a run before joining draw their checks from one list."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from aftermath.base.errors import UsageError
+from aftermath.cli import check_list
+from aftermath.cli.check_list import ADMISSION, CHECKS, FIT, examine, refusals
+from aftermath.cli.findings import Subject, dubious, fine
+from aftermath.coordinator.errors import NoSuchRun, Refused
+
+OF_ONE_MACHINE = {"python", "disk", "wallet", "hub-token"}
+"""Checks that find something without any option."""
+
+
+async def test_check_without_run_is_skipped() -> None:
+    asked = [name for name in CHECKS if name not in OF_ONE_MACHINE | {"torch", "udp", "server", "relay"}]
+    assert await examine(Subject(), asked) == []
+    assert set(ADMISSION) | set(FIT) < CHECKS.keys()
+
+
+def raising(error: Exception) -> Callable[[Subject], Any]:
+    def check(_: Subject) -> None:
+        raise error
+
+    return check
+
+
+async def test_error_of_check_is_its_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = Refused("Barred", "barred", "ask")
+    away = NoSuchRun("gone", "wait")
+    checks = {
+        "good": lambda _: fine("all well"),
+        "bad": raising(refused),
+        "away": lambda _: dubious("wait", "soon", away),
+        "disk": raising(OSError(28, "full")),
+    }
+    monkeypatch.setattr(check_list, "CHECKS", checks)
+    found = await examine(Subject(), checks)
+    assert [(name, one.status, one.error) for name, one in found] == [
+        ("good", "ok", None),
+        ("bad", "failure", refused),
+        ("away", "warning", away),
+        ("disk", "failure", None),
+    ]
+    assert refusals(found) == [refused]
+
+
+async def test_error_in_passing_ends_examination(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check_list, "CHECKS", {"bad": raising(UsageError("wrong"))})
+    with pytest.raises(UsageError):
+        await examine(Subject(), ["bad"], passing=(UsageError,))

@@ -1,0 +1,27 @@
+"""Events for tests: of a kind, with what the test says of it; all else is zero or empty."""
+
+from __future__ import annotations
+
+from types import UnionType
+from typing import Any, get_args, get_origin
+
+import msgspec
+
+from aftermath.events.event_types import MEMBER_EVENTS, Event
+
+KINDS: dict[str, type[Event]] = {str(kind.__struct_config__.tag): kind for kind in get_args(MEMBER_EVENTS)}
+
+
+def said(kind: str, **given: Any) -> Event:
+    """The event; fails for a field that it does not have."""
+    found = KINDS[kind]
+    fields = msgspec.structs.fields(found)
+    assert given.keys() <= {field.name for field in fields}, f"{kind} has no {given.keys()}"
+    blank = {field.name: _blank(field.type) for field in fields if field.required}
+    return msgspec.convert({"kind": kind, **blank, **given}, found)
+
+
+def _blank(kind: Any) -> Any:
+    if get_origin(kind) is UnionType:
+        return None
+    return (get_origin(kind) or kind)()

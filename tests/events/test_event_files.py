@@ -1,0 +1,307 @@
+"""A member's files of events: one for every epoch, whatever happens to the process, its disk, or who reads them."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from aftermath.events import event_types
+from aftermath.events.event_files import EpochFiles, process_of
+from aftermath.events.reader import MOST_LINE, EventReader, EventRecord, NoEvents, flat
+from aftermath.events.stream import Events, plain
+from events.event_writer import EPOCH
+from events.sample_events import KINDS, said
+
+NOON = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
+TESTS = Path(__file__).parents[1]
+
+
+class Member:
+    """Writes events at dates of the test's choice."""
+
+    def __init__(self, directory: Path, wallet: str, tier: int = 0, at: datetime = NOON) -> None:
+        self.at = at
+        self.sink = EpochFiles(directory, lambda: self.at)
+        self.events = Events(lambda: 1.0, [self.sink])
+        self.say("started", run_id="demo", tier=tier, wallet=wallet, version="0.1.0")
+
+    def say(self, kind: str, after: float = 0.0, **fields: Any) -> None:
+        self.at += timedelta(seconds=after)
+        self.events.emit(said(kind, **fields))
+
+
+def steps(told: list[EventRecord]) -> list[tuple[str, int]]:
+    return [(one.about.wallet, one.event.step) for one in told if isinstance(one.event, event_types.Trained)]
+
+
+def kept(*places: Path) -> list[EventRecord]:
+    return list(EventReader(places).read())
+
+
+# --- what is written --------------------------------------------------------------------------------------------------
+
+
+def test_every_epoch_has_a_file_which_says_whose_it_is(tmp_path: Path) -> None:
+    member = Member(tmp_path / "events", "Wal1et", tier=2)
+    member.say("measured", after=1, weight=10)
+    for epoch in (0, 0, 3):
+        member.say("state", after=1, epoch=epoch, state="WARMUP")
+        member.say("trained", after=1, epoch=epoch, step=epoch + 1)
+    files = sorted((tmp_path / "events").iterdir())
+    assert [path.name.split("-", 3)[2:] for path in files] == [
+        ["00000", "start.jsonl"],
+        ["00001", "epoch-0.jsonl"],
+        ["00002", "epoch-3.jsonl"],
+    ]
+    assert len({process_of(path) for path in files}) == 1
+    for part, path in enumerate(files):
+        assert path.stat().st_mode & 0o777 == 0o600
+        first = json.loads(path.read_text().splitlines()[0])
+        about = {"kind": "started", "run_id": "demo", "tier": 2, "wallet": "Wal1et", "version": "0.1.0"}
+        assert about.items() <= first.items()
+        assert first.get("part", 0) == part
+        assert datetime.fromisoformat(first["at"]) >= NOON
+    told = kept(tmp_path / "events")
+    names = [str(type(one.event).__struct_config__.tag) for one in told]
+    assert names == ["started", "measured", "state", "trained", "state", "trained", "state", "trained"]
+    assert {one.about.wallet for one in told} == {"Wal1et"}
+    assert [one.at for one in told] == sorted(one.at for one in told)
+
+
+def test_another_process_never_writes_into_a_file_that_is_there(tmp_path: Path) -> None:
+    Member(tmp_path, "A")
+    with pytest.raises(FileExistsError):
+        EpochFiles(tmp_path, lambda: NOON)
+
+
+def test_what_a_killed_process_told_is_there_but_for_half_a_line(tmp_path: Path) -> None:
+    """A real process, really killed, in the midst of writing."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "events.event_writer", tmp_path], cwd=TESTS, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "two epochs are over\n"
+        process.send_signal(signal.SIGKILL)
+    reader = EventReader([tmp_path])
+    told = list(reader.read())
+    trained = [step for _, step in steps(told)]
+    assert trained == list(range(1, len(trained) + 1)), "nothing that was told is missing"
+    assert len(trained) > 2 * EPOCH
+    files = sorted(tmp_path.iterdir())
+    assert all(path.read_bytes().endswith(b"\n") for path in files[:-1])
+    newest = files[-1].read_bytes()
+    cut = newest[: newest.rfind(b"\n", 0, len(newest) - 1) + 20]  # a kill in the middle of the write itself
+    files[-1].write_bytes(cut)
+    reader = EventReader([tmp_path])
+    assert len(list(reader.read())) >= len(told) - 1
+    assert reader.notes() == [f"{files[-1]} ends in half a line, which is passed over"]
+
+
+@pytest.fixture
+def limited(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process whose files are cut off at 20,000 bytes, as a disk that is full cuts them."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "events.event_writer", tmp_path, "20000"],
+        cwd=TESTS,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        yield process
+        process.kill()
+
+
+def test_a_full_disk_costs_events_and_not_the_process(tmp_path: Path, limited: subprocess.Popen[str]) -> None:
+    assert limited.stdout is not None
+    assert limited.stderr is not None
+    assert limited.stdout.readline() == "two epochs are over\n", "it continued"
+    warning = limited.stderr.readline()
+    assert warning.startswith(f"warning: events are not kept in {tmp_path} any more: File too large; this is tried ")
+    resource.prlimit(limited.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    before = len(list(tmp_path.iterdir()))
+    reader = EventReader([tmp_path])
+    whole = f"epoch-{before + 1}.jsonl"  # an epoch that began with room
+    while not any(path.name.endswith(whole) for path in tmp_path.iterdir()):
+        assert limited.poll() is None
+    limited.kill()
+    limited.wait()
+    trained = [step for _, step in steps(list(reader.read()))]
+    assert trained[:3] == [1, 2, 3]
+    assert len(trained) < max(trained), "some are missing"
+    later = [step for step in trained if step >= before * EPOCH + 1]
+    assert later[:EPOCH] == list(range(later[0], later[0] + EPOCH)), "and with room again all are there"
+    notes = reader.notes()
+    assert any("events before" in note and "could not be written, and are missing" in note for note in notes)
+    assert any("ends in half a line" in note or "passed over" in note for note in notes)
+
+
+def test_closed_log_is_warned_of_without_an_error_number(capsys: pytest.CaptureFixture[str]) -> None:
+    def full(_: event_types.Event) -> None:
+        raise OSError(28, "No space left on device", "/logs/a.jsonl")
+
+    Events(lambda: 0.0, [full]).emit(event_types.Loading())
+    said = "warning: a log could not be written and is closed: /logs/a.jsonl: No space left on device\n"
+    assert capsys.readouterr().err == said
+
+
+def test_no_room_even_for_a_file_is_said_once_and_ends_with_the_next_epoch(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    member = Member(tmp_path, "A")
+    opened = os.open
+
+    def refuse(path: Any, *rest: Any) -> int:
+        if Path(path).parent == tmp_path:
+            raise OSError(28, "No space left on device")
+        return opened(path, *rest)
+
+    monkeypatch.setattr(os, "open", refuse)
+    for epoch in (0, 1):
+        member.say("state", epoch=epoch, state="WARMUP")
+        member.say("trained", step=epoch + 1)
+    monkeypatch.undo()
+    member.say("state", epoch=2, state="WARMUP")
+    member.say("trained", step=3)
+    assert capsys.readouterr().err.count("No space left on device; this is tried again in the next epoch") == 1
+    reader = EventReader([tmp_path])
+    assert steps(list(reader.read())) == [("A", 3)]
+    assert [note for note in reader.notes() if note.startswith("4 events before ")]
+
+
+# --- what is read -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("apart", [True, False], ids=["a directory each", "one directory"])
+def test_members_are_read_in_the_order_of_time(tmp_path: Path, apart: bool) -> None:
+    places = [tmp_path / name if apart else tmp_path for name in "AB"]
+    first, second = Member(places[0], "A"), Member(places[1], "B", at=NOON + timedelta(seconds=0.5))
+    for step in range(1, 40):
+        for member in (first, second):
+            if step % 10 == 1:
+                member.say("state", epoch=step // 10, state="WARMUP")
+            member.say("trained", after=1, step=step)
+    expected = [(name, step) for step in range(1, 40) for name in "AB"]
+    assert steps(kept(tmp_path)) == expected
+    files = list(tmp_path.rglob("*.jsonl"))
+    assert steps(kept(*files)) == expected, "files are named one by one"
+
+
+def test_a_clock_that_was_set_back_does_not_reorder_what_a_process_told(tmp_path: Path) -> None:
+    member = Member(tmp_path, "A")
+    for step, jump in ((1, 1), (2, -3600), (3, 1)):
+        member.say("trained", after=jump, step=step)
+    assert steps(kept(tmp_path)) == [("A", 1), ("A", 2), ("A", 3)]
+
+
+def test_a_reader_follows_files_that_grow_and_members_that_come(tmp_path: Path) -> None:
+    first = Member(tmp_path / "a", "A")
+    reader = EventReader([tmp_path])
+    assert len(list(reader.read())) == 1
+    assert list(reader.read()) == []
+    first.say("state", epoch=0, state="WARMUP")
+    first.say("trained", after=1, step=1)
+    second = Member(tmp_path / "b", "B", at=NOON + timedelta(seconds=2))
+    second.say("trained", after=1, step=1)
+    assert steps(list(reader.read())) == [("A", 1), ("B", 1)]
+    path = sorted((tmp_path / "a").iterdir())[-1]
+    line = json.dumps({"at": NOON.isoformat(), **plain(said("trained", step=2))}).encode()
+    with path.open("ab", buffering=0) as file:
+        file.write(line[:30])
+        assert list(reader.read()) == []
+        assert reader.notes() == [f"{path} ends in half a line, which is passed over"]
+        file.write(line[30:] + b"\n")
+    assert steps(list(reader.read())) == [("A", 2)]
+    assert reader.notes() == []
+
+
+BAD = [
+    b"",
+    b"not json",
+    b"[]",
+    b"\xff\xfe",
+    b"[" * 100_000,
+    b'{"at":"2026-11-21T12:00:00","kind":"left","finished":true}',  # no time zone
+    b'{"at":"2026-11-21T12:00:00+00:00","kind":"of another version"}',
+    b'{"at":"2026-11-21T12:00:00+00:00","kind":"trained","step":"1"}',
+    b'{"kind":"left","finished":true}',
+]
+
+
+@pytest.mark.parametrize("bad", BAD, ids=range(len(BAD)))
+def test_a_line_that_is_no_event_is_passed_over_and_said(tmp_path: Path, bad: bytes) -> None:
+    member = Member(tmp_path, "A")
+    member.say("trained", step=1)
+    (path,) = tmp_path.iterdir()
+    with path.open("ab") as file:
+        file.write(bad + b"\n")
+    member.say("trained", step=2)
+    reader = EventReader([tmp_path])
+    assert steps(list(reader.read())) == [("A", 1), ("A", 2)]
+    (note,) = reader.notes()
+    assert note == f"1 line of {path}, line 3, cannot be read by this version and is passed over"
+
+
+@pytest.mark.parametrize("size", [MOST_LINE - 1, MOST_LINE, MOST_LINE + 1, 3 * MOST_LINE])
+def test_a_line_without_an_end_takes_no_more_memory_than_a_line_may(tmp_path: Path, size: int) -> None:
+    member = Member(tmp_path, "A")
+    (path,) = tmp_path.iterdir()
+    with path.open("ab") as file:
+        file.write(b"x" * size + b"\n")
+    member.say("trained", step=1)
+    reader = EventReader([tmp_path])
+    assert steps(list(reader.read())) == [("A", 1)]
+    assert reader.notes() == [f"1 line of {path}, line 2, cannot be read by this version and is passed over"]
+
+
+def test_events_of_nobody_are_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "headless.jsonl"
+    path.write_text(json.dumps({"at": NOON.isoformat(), **plain(said("trained", step=1))}) + "\n")
+    reader = EventReader([path])
+    assert list(reader.read()) == []
+    assert "line 1" in reader.notes()[0]
+
+
+@given(st.lists(st.binary(max_size=200), max_size=20))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_no_bytes_in_a_file_bring_a_reader_down(tmp_path: Path, lines: list[bytes]) -> None:
+    path = tmp_path / "any.jsonl"
+    path.write_bytes(b"\n".join(lines))
+    reader = EventReader([path])
+    assert list(reader.read()) == []
+
+
+def test_a_place_that_is_not_there_is_said(tmp_path: Path) -> None:
+    with pytest.raises(NoEvents, match="no such file"):
+        EventReader([tmp_path / "nowhere"])
+
+
+def test_what_is_told_in_one_object_is_read_back_as_it_was(tmp_path: Path) -> None:
+    """Of every kind, from two members in one file."""
+    for name in "AB":
+        member = Member(tmp_path / "events", name, tier=1, at=NOON + timedelta(seconds=ord(name)))
+        for kind in KINDS:
+            if kind != "started":
+                member.say(kind, after=0.25)
+    told = kept(tmp_path / "events")
+    assert len(told) == 2 * len(KINDS)
+    whole = tmp_path / "whole.jsonl"
+    whole.write_text("".join(json.dumps(flat(one)) + "\n" for one in told))
+    again = kept(whole)
+    assert [(one.at, one.about, one.event) for one in again] == [(one.at, one.about, one.event) for one in told]
+
+
+def test_the_teller_s_names_are_no_event_s() -> None:
+    for kind in KINDS:
+        assert not {"at", "run", "member", "member_tier", "client"} & plain(said(kind)).keys()

@@ -1,0 +1,238 @@
+"""What people see of a run: safe text and console lines."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import sys
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from aftermath.base.counted import counted
+from aftermath.cli.present import facts, listing
+from aftermath.events import event_types
+from aftermath.events.console import ConsoleLines
+from aftermath.events.event_types import Event, Warning
+from aftermath.events.plot import course, spark
+from aftermath.events.printable import json_text, printable
+from aftermath.events.stream import Events, LogWarnings, line_of
+from events.sample_events import KINDS, said
+
+EVIL = "a[/b]\x1b[2J\x1b]0;owned\x07\u202egpj.exe\r"
+NOON = datetime(2026, 11, 21, 12, 0, 0, 250_000, tzinfo=UTC)
+
+
+def test_a_full_disk_under_log_and_stderr_alike_costs_the_log_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after `train ... > log 2>&1`: there is no place left where it could be said."""
+    seen: list[Any] = []
+    with Path("/dev/full").open("w", buffering=1) as log, Path("/dev/full").open("w", buffering=1) as stderr:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        events = Events(lambda: 1.5, [ConsoleLines(Console(file=log), lambda: NOON), seen.append])
+        for step in (1, 2):
+            events.emit(Warning(message=f"trouble {step}"))
+        with contextlib.suppress(OSError):
+            stderr.close()
+        with contextlib.suppress(OSError):
+            log.close()
+    assert [event.message for event in seen] == ["trouble 1", "trouble 2"]
+
+
+@given(st.text())
+def test_nothing_that_steers_a_terminal_is_left(text: str) -> None:
+    shown = printable(text)
+    assert len(shown) == len(text)
+    assert not any(ord(character) < 32 or 127 <= ord(character) < 160 for character in shown)
+    assert not set(shown) & set("\u200e\u200f\u061c\u2028\u2029\u202e\u2066\ufeff")
+    assert printable(shown) == shown
+
+
+@given(st.dictionaries(st.text(), st.text()))
+def test_json_text_escapes_and_keeps_what_it_means(value: dict[str, str]) -> None:
+    document = json_text(value, indent=1)
+    assert document == printable(document, keep="\n")
+    assert json.loads(document) == value
+
+
+def test_every_kind_of_event_is_read_back_from_a_file() -> None:
+    made = {kind for kind in vars(event_types).values() if isinstance(kind, type) and issubclass(kind, Event)}
+    assert set(KINDS.values()) == made - {Event}
+
+
+@pytest.mark.parametrize(
+    ("missing", "line"),
+    [
+        (None, "using compiled CPU kernels"),
+        ("numba is not installed", "using PyTorch kernels: numba is not installed"),
+    ],
+)
+def test_what_encodes_results_is_one_line(missing: str | None, line: str) -> None:
+    out = io.StringIO()
+    lines = ConsoleLines(Console(file=out, width=120), lambda: NOON)
+    lines(said("compiling"))
+    lines(said("kernels", missing=missing))
+    compiling, ending = out.getvalue().splitlines()
+    assert "compiling kernels for this machine" in compiling
+    assert line in ending
+
+
+def test_ordinary_text_stays() -> None:
+    assert printable("Grüße, 世界 – 1 → 2") == "Grüße, 世界 – 1 → 2"
+    assert printable("a\nb", keep="\n") == "a\nb"
+    assert json_text("Grüße, 世界 \N{FAMILY}") == '"Grüße, 世界 \N{FAMILY}"'
+
+
+def _drawn(thing: object) -> str:
+    out = io.StringIO()
+    Console(file=out, width=200, force_terminal=True, color_system=None).print(thing)
+    return out.getvalue()
+
+
+def test_names_of_runs_cannot_steer_the_terminal_of_a_command() -> None:
+    for table in (listing(["run", "name"], [[EVIL, [EVIL, EVIL]]]), facts({"name": EVIL})):
+        shown = _drawn(table)
+        assert "a[/b]" in shown
+        assert "\x1b]" not in shown
+        assert "\x1b[2J" not in shown
+        assert "\u202e" not in shown
+
+
+def test_a_table_on_a_narrow_terminal_has_all_of_what_is_copied() -> None:
+    wallet, out = "4vHBmwGHnHQHTB8DGvbsByPimV1auSND465FymNk4LL3", io.StringIO()
+    Console(width=40, file=out).print(listing(["seat", "wallet"], [[0, wallet]]))
+    assert "".join(line[6:].strip() for line in out.getvalue().splitlines()[1:]) == wallet
+
+
+def test_what_a_module_warns_of_is_an_event_in_one_line() -> None:
+    seen: list[Any] = []
+    log = logging.Logger("test")
+    log.addHandler(LogWarnings(Events(lambda: 1.5, [seen.append])))
+    log.info("nothing to tell")
+    log.warning("peer %s is gone", "ab")
+    try:
+        raise OSError("no way")
+    except OSError:
+        log.exception("dialling failed")
+    assert [(event.t, type(event), event.message) for event in seen] == [
+        (1.5, Warning, "peer ab is gone"),
+        (1.5, Warning, "dialling failed: OSError: no way"),
+    ]
+
+
+def test_nor_that_of_a_member() -> None:
+    out = io.StringIO()
+    lines = ConsoleLines(Console(file=out, width=200), lambda: NOON)
+    lines(said("warning", message=f"{EVIL}\nand its fix"))
+    assert "a[/b]" in out.getvalue()
+    assert "\x1b" not in out.getvalue()
+
+
+def test_a_log_of_lines_reads_from_the_first_to_the_last() -> None:
+    out = io.StringIO()
+    lines = ConsoleLines(Console(file=out, width=200), lambda: NOON)
+    events: list[Event] = [
+        said("started", run_id="demo", tier=1, wallet="Wal1et", version="0.1.0"),
+        said("measuring", tier=1, parameters=672_896, limit=10.0),
+        said("measured", weight=1_579, seconds=1.2),
+        said("joined", seat=0, tier=1, weight=1_579, epoch=0),
+        said("state", epoch=0, state="WAITING_FOR_MEMBERS", step=0, total_steps=120, since=5),
+        said("model", source="the checkpoint", step=0),
+        said("round", epoch=0, height=0, step=1, since=6),
+        said("trained", epoch=0, height=0, step=1, loss=5.75, tokens_per_sec=3678.4),
+        said("round", epoch=0, height=1, step=2, since=7),
+        said("trained", epoch=0, height=1, step=2, loss=None, tokens_per_sec=3678.4),
+        said("applied", epoch=0, height=0, step=1, results=1),
+        said("applied", epoch=0, height=1, step=2, results=3),
+        said("checkpoint", step=120, path="/kept/demo-step120"),
+        said("leaving"),
+        said("left"),
+        said("finished", step=120),
+    ]
+    for event in events:
+        lines(event)
+    assert [line.split(" INFO    ", 1)[1] for line in out.getvalue().splitlines()] == [
+        "run demo, tier 1, wallet Wal1et, aftermath 0.1.0",
+        "benchmarking tier 1 (672,896 parameters): up to 10 s once the model is made",
+        "this machine trains about 1,579 sequences a minute",
+        "signed up for the next epoch (seat 0, tier 1)",
+        "epoch 0: waiting for members; step 0 of 120",
+        "the model is here, from the checkpoint; the run is at step 0",
+        "epoch 0: training; step 0 of 120",
+        "step 1  loss 5.7500  3,678 tokens/s",
+        "step 2  loss nan  3,678 tokens/s",
+        "step 1: applied 1 result",
+        "step 2: applied 3 results",
+        "checkpoint of step 120 at /kept/demo-step120",
+        "stopping",
+        "left the run",
+        "the run is finished: 120 steps",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("event", "line"),
+    [
+        (said("left"), "2026-11-21T12:00:00.250Z INFO    left the run"),
+        (said("warning", message="[b]slow[/b]\nfix it"), "2026-11-21T12:00:00.250Z WARNING [b]slow[/b]\n    fix it"),
+        (said("error", message="full"), "2026-11-21T12:00:00.250Z ERROR   ends with an error: full"),
+    ],
+)
+def test_log_line_has_utc_time_and_level_word(event: Event, line: str) -> None:
+    out = io.StringIO()
+    ConsoleLines(Console(file=out, width=200), lambda: NOON.astimezone(timezone(timedelta(hours=5))))(event)
+    assert out.getvalue() == f"{line}\n"
+    written = json.loads(line_of(event, NOON))
+    assert written.get("severity", "INFO") == line.split()[1]
+    assert written["at"] == "2026-11-21T12:00:00.250+00:00"
+
+
+def test_one_thing_is_told_as_one() -> None:
+    out = io.StringIO()
+    lines = ConsoleLines(Console(file=out, width=200), lambda: NOON)
+    for event in (
+        said("measured", weight=1, seconds=60.0),
+        said("traffic", peers=1, sent=1, received=1, costs={"transactions": 1, "lamports": 5000}),
+        said("finished", step=1),
+    ):
+        lines(event)
+    assert "this machine declares 1 sequence a minute" in out.getvalue()
+    assert "the run is finished: 1 step\n" in out.getvalue()
+    assert [counted(n, "step") for n in (0, 1, 2, 1200)] == ["0 steps", "1 step", "2 steps", "1,200 steps"]
+
+
+def test_a_spark_line_has_its_ends_at_the_lowest_and_highest() -> None:
+    assert spark([]) == ""
+    assert spark([1.0]) == "▁"
+    assert spark([3.0, 1.0, 2.0]) == "█▁▅"
+
+
+@pytest.mark.parametrize("width", [60, 76, 196])
+@pytest.mark.parametrize("steps", [2, 7, 120, 5000])
+def test_a_course_says_what_it_draws(steps: int, width: int) -> None:
+    """The labels are the values of the first and the last bar, whatever is left out between them."""
+    curve = [(step, 6.0 - 3.0 * step / steps) for step in range(1, steps + 1)]
+    shown = course(curve, width)
+    assert len(shown) <= width
+    assert shown.startswith(f"loss, steps 1 to {steps}:  {curve[0][1]:.3f} █")
+    assert shown.endswith(f"▁ {curve[-1][1]:.3f}")
+    assert len(shown) == width or shown.count("▁") + sum(shown.count(bar) for bar in "▂▃▄▅▆▇█") == steps
+
+
+def test_a_course_draws_all_of_it() -> None:
+    """Half of the steps are high and half are low, and so are the bars."""
+    shown = course([(step, 6.0 if step <= 500 else 3.0) for step in range(1, 1001)], 76)
+    bars = shown.removeprefix("loss, steps 1 to 1000:  6.000 ").removesuffix(" 3.000")
+    assert abs(bars.count("█") - bars.count("▁")) <= 1
+    assert bars == "█" * bars.count("█") + "▁" * bars.count("▁")
+
+
+def test_a_course_of_one_step_or_none() -> None:
+    assert course([], 70) == "no loss yet"
+    assert course([(4, 2.5)], 70) == "loss at step 4: 2.500"

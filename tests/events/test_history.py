@@ -1,0 +1,205 @@
+"""A run's history from events: losses by tier, bytes, epochs, and who went and came back; and how it is drawn."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from aftermath.events.history import History
+from aftermath.events.plot import run_plot, step_plot
+from aftermath.events.reader import About, EventRecord
+from events.sample_events import said
+
+NOON = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
+
+
+class Run:
+    """Members tell, one after the other, what a test makes up."""
+
+    def __init__(self) -> None:
+        self.history = History(lambda told: told.about.wallet)
+        self.now = NOON
+
+    def say(self, wallet: str, kind: str, **fields: Any) -> None:
+        self.now += timedelta(seconds=1)
+        about = About("demo", wallet, int(wallet[-1]), "0.1.0")
+        self.history.take(EventRecord(self.now, about, said(kind, **fields), Path("x")))
+
+    def start(self, *wallets: str) -> None:
+        for seat, wallet in enumerate(wallets):
+            self.say(wallet, "started")
+            self.say(wallet, "joined", seat=seat)
+
+    def step(self, step: int, **losses: float) -> None:
+        for wallet, loss in losses.items():
+            self.say(wallet, "round", epoch=step // 10, step=step)
+            self.say(wallet, "trained", epoch=step // 10, step=step, loss=loss, tokens=100)
+            self.say(wallet, "traffic", sent=1000 * step)
+
+
+def test_losses_are_weighed_by_tokens_and_told_by_tier() -> None:
+    run = Run()
+    run.start("a0", "b1", "c1")
+    run.step(1, a0=4.0, b1=5.0)
+    run.say("c1", "trained", step=1, loss=8.0, tokens=300)
+    run.say("c1", "trained", step=2, loss=None, tokens=300)
+    run.step(2, a0=3.0)
+    assert run.history.loss_curve() == [(1, (4.0 + 5.0 + 3 * 8.0) / 5), (2, 3.0)]
+    assert run.history.loss_by_tier() == {0: [(1, 4.0), (2, 3.0)], 1: [(1, (5.0 + 3 * 8.0) / 4)]}
+
+
+@pytest.mark.parametrize("starts", [("started", "run_found"), ("run_found",)], ids=["both", "of the run alone"])
+def test_second_process_counts_once_as_a_return(starts: tuple[str, ...]) -> None:
+    run = Run()
+    for step in (1, 2):
+        for kind in starts:
+            run.say("a0", kind)
+        run.step(step, a0=1.0)
+    assert run.history.marks == [(1, "a0 gone"), (2, "a0 back")]
+    assert run.history.sent_by_tier() == {0: [(1, 1000.0), (2, 3000.0)]}
+
+
+def test_epochs_begin_with_the_first_step_that_anybody_told_of() -> None:
+    run = Run()
+    run.start("a0", "b1")
+    for step in range(1, 25):
+        run.step(step, a0=1.0, b1=1.0)
+    assert run.history.epochs == {0: 1, 1: 10, 2: 20}
+
+
+def test_bytes_continue_when_a_restarted_process_counts_from_0() -> None:
+    run = Run()
+    run.start("a0", "b1")
+    run.step(1, a0=1.0, b1=1.0)
+    run.step(2, a0=1.0, b1=1.0)
+    run.say("b1", "started")
+    run.say("b1", "trained", step=3, loss=1.0, tokens=1)
+    run.say("b1", "traffic", sent=500)
+    assert run.history.sent_by_tier() == {
+        0: [(1, 1000.0), (2, 2000.0)],
+        1: [(1, 1000.0), (2, 2000.0), (3, 2500.0)],
+    }
+
+
+@pytest.mark.parametrize("reported", [True, False])
+def test_a_member_that_died_and_came_back_is_marked(reported: bool) -> None:
+    run = Run()
+    run.start("a0", "b1")
+    run.step(1, a0=1.0, b1=1.0)
+    run.step(2, a0=1.0)
+    if reported:
+        run.say("a0", "dropped", seats=[1], height=1)
+        run.say("a0", "dropped", seats=[1], height=1)
+    run.say("b1", "started")
+    run.step(3, a0=1.0, b1=1.0)
+    run.step(4, a0=1.0, b1=1.0)
+    assert run.history.marks == [(1, "b1 dropped" if reported else "b1 gone"), (3, "b1 back")]
+
+
+def test_going_by_itself_is_no_death() -> None:
+    run = Run()
+    run.start("a0", "b1", "c2")
+    run.step(1, a0=1.0, b1=1.0, c2=1.0)
+    run.say("b1", "left", finished=False)
+    run.say("c2", "error", message="no memory")
+    for wallet in ("b1", "c2"):
+        run.say(wallet, "started")
+    run.step(2, a0=1.0, b1=1.0)
+    run.say("a0", "finished", step=2)
+    run.say("a0", "left", finished=True)
+    assert run.history.marks == [(1, "b1 left"), (1, "c2 failed"), (2, "b1 back")]
+
+
+def test_members_whose_events_are_not_here_are_called_by_their_places() -> None:
+    run = Run()
+    run.start("a0")
+    run.step(7, a0=1.0)
+    run.say("a0", "dropped", seats=[5, 9], height=1)
+    run.say("a0", "ejected", seat=3, height=1)
+    run.say("a0", "rewound", before=7, step=2)
+    assert run.history.marks == [
+        (7, "member 5 dropped"),
+        (7, "member 9 dropped"),
+        (7, "member 3 ejected"),
+        (2, "taken back from step 7"),
+    ]
+
+
+def _texts(path: Path) -> str:
+    """Return the texts of an SVG, which are comments next to its strokes."""
+    root = ElementTree.parse(path).getroot()
+    assert root.tag.endswith("svg")
+    return path.read_text()
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg"])
+def test_a_plot_has_tiers_epochs_bytes_and_what_happened(tmp_path: Path, suffix: str) -> None:
+    run = Run()
+    run.start("a0", "b1")
+    for step in range(1, 30):
+        run.step(step, a0=5 - step / 10, b1=6 - step / 10)
+    run.say("a0", "dropped", seats=[1, 8], height=1)
+    told = run.history
+    path = tmp_path / f"loss{suffix}"
+    run_plot(path, told.loss_by_tier(), told.sent_by_tier(), told.epochs, told.marks, "run $x^$ <b>\x1b[2J")
+    if suffix == ".png":
+        assert path.read_bytes().startswith(b"\x89PNG")
+        return
+    drawn = _texts(path)
+    for text in ("tier 0", "tier 1", "epoch 0", "epoch 2", "b1 dropped", "member 8 dropped", "sent to peers (MB)"):
+        assert f"<!-- {text}" in drawn or f"<!--  {text}" in drawn, text
+
+
+def test_step_plot_is_a_png_of_its_size(tmp_path: Path) -> None:
+    path = tmp_path / "loss.png"
+    step_plot(path, {"training": [(1, 5.0), (2, 4.0)], "held out": [(2, 4.5)]}, [(2, "m1 killed")], "tiers 0, 1")
+    data = path.read_bytes()
+    assert data.startswith(b"\x89PNG")
+    assert int.from_bytes(data[16:20], "big") == 960
+
+
+def _strokes(path: Path) -> int:
+    """How often the line of a picture begins: all others are thinner."""
+    found = re.findall(r'<path d="([^"]*)"[^>]*stroke-width: 1\.5', path.read_text())
+    return sum(line.count("M") for line in found)
+
+
+def test_a_line_does_not_join_what_nobody_told(tmp_path: Path) -> None:
+    path = tmp_path / "loss.svg"
+    whole = [(step, 5 - step / 20) for step in range(1, 40)]
+    for gap, strokes in ((range(0), 1), (range(12, 14), 1), (range(12, 30), 2)):
+        run_plot(path, {0: [point for point in whole if point[0] not in gap]}, {}, {}, [], "gap")
+        assert _strokes(path) == strokes, gap
+
+
+def test_a_plot_of_one_member_says_its_tier_and_has_whole_steps_and_no_bytes_below_none(tmp_path: Path) -> None:
+    path = tmp_path / "loss.svg"
+    run_plot(path, {2: [(1, 5.0), (2, 4.0), (3, 3.5)]}, {2: [(1, 0), (2, 0), (3, 0)]}, {0: 1}, [], "alone")
+    drawn = _texts(path)
+    assert "<!-- loss (nats per token), tier 2 -->" in drawn
+    assert {"<!-- 1 -->", "<!-- 2 -->", "<!-- 3 -->"} <= set(re.findall(r"<!-- .*? -->", drawn))
+    assert "1.5 -->" not in drawn
+    assert "\N{MINUS SIGN}" not in drawn
+
+
+def test_four_close_marks_do_not_cover_each_other(tmp_path: Path) -> None:
+    path = tmp_path / "loss.svg"
+    marks = [(20, "m1 killed"), (20, "m2 killed"), (20, "m1 is back"), (20, "m2 is back")]
+    run_plot(path, {0: [(1, 5.0), (40, 2.0)]}, {}, {}, marks, "close")
+    places = re.findall(r'<!--  (?:m\d [a-z ]+?)  -->\s*<g[^>]*transform="translate\(([\d.]+) ([\d.]+)\)', _texts(path))
+    assert len({(round(float(x)), round(float(y), -2)) for x, y in places}) == 4
+
+
+def test_a_long_run_s_plot_is_not_covered_with_words(tmp_path: Path) -> None:
+    epochs = {epoch: 10 * epoch + 1 for epoch in range(500)}
+    marks = [(step, f"member {step} dropped") for step in range(100)]
+    path = tmp_path / "loss.svg"
+    run_plot(path, {0: [(1, 5.0), (5000, 2.0)]}, {}, epochs, marks, "long")
+    drawn = _texts(path)
+    assert drawn.count("<!-- epoch ") == 12
+    assert "dropped" not in drawn

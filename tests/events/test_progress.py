@@ -1,0 +1,77 @@
+"""How far a run is and how long it takes, from what the chain says."""
+
+from __future__ import annotations
+
+import pytest
+
+from aftermath.events.progress import Progress, span
+from events.sample_events import said
+
+
+def state(progress: Progress, step: int, name: str = "WARMUP", total: int = 100) -> None:
+    progress.take(said("state", state=name, step=step, total_steps=total))
+
+
+def rounds(progress: Progress, first: int, last: int, at: int, seconds: int) -> None:
+    """Rounds that train the steps from `first` to `last`."""
+    for step in range(first, last + 1):
+        since = at + (step - first) * seconds
+        progress.take(said("round", step=step, since=since))
+
+
+def test_nothing_is_foretold_before_some_steps_were_seen() -> None:
+    progress = Progress()
+    assert progress.words() == "no step yet"
+    state(progress, 40)
+    assert progress.words() == "step 40 of 100"
+    rounds(progress, 41, 43, 1000, 6)
+    assert progress.words() == "step 42 of 100"
+    rounds(progress, 44, 44, 1018, 6)
+    assert progress.words() == "step 43 of 100, 6 min left"  # 57 steps of 6 seconds
+
+
+def test_the_time_between_epochs_counts_and_a_pause_does_not() -> None:
+    progress = Progress()
+    state(progress, 0)
+    rounds(progress, 1, 11, 0, 1)
+    rounds(progress, 12, 21, 21, 1)  # 10 seconds later than without an epoch's end
+    assert progress.left == pytest.approx(80 * 30 / 20)
+    state(progress, 20, "PAUSED")
+    state(progress, 20, "WARMUP")
+    assert progress.left is None
+    rounds(progress, 21, 24, 100_000, 1)
+    assert progress.left == pytest.approx(77)
+
+
+def test_rewound_run_restarts_its_count() -> None:
+    progress = Progress()
+    state(progress, 50)
+    rounds(progress, 51, 60, 0, 1)
+    state(progress, 20)
+    assert progress.words() == "step 20 of 100"
+
+
+def test_the_drain_round_and_the_end_are_the_last_step() -> None:
+    progress = Progress()
+    state(progress, 90)
+    rounds(progress, 91, 101, 0, 1)  # the drain round is about a step that is never trained
+    assert progress.words() == "step 100 of 100"
+    progress.take(said("finished", step=100))
+    assert progress.words() == "step 100 of 100"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0, "0 s"),
+        (59.4, "59 s"),
+        (59.6, "1 min"),
+        (150, "2 min"),
+        (3590, "1 h 0 min"),
+        (5400, "1 h 30 min"),
+        (36_000, "10 h"),
+        (200_000, "2 days"),
+    ],
+)
+def test_a_time_reads_as_people_say_it(seconds: float, words: str) -> None:
+    assert span(seconds) == words

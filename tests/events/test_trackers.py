@@ -1,0 +1,207 @@
+"""The real trackers, as a member uses them: what it told is read back from what they keep on this machine."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from aftermath.base.errors import AftermathError
+from aftermath.events.trackers import Wanted
+from events.wandb_file import kept
+
+TESTS = Path(__file__).parents[1]
+TELLS = """
+import contextlib, json, os, sys
+sys.path[:0] = [os.environ["TESTS"]]
+from pathlib import Path
+from aftermath.train.choices import check_choices
+from aftermath.train.machine import looked_at
+from aftermath.train.settings import TrainSettings
+from aftermath.train.sinks import events_of
+from events.sample_events import said
+
+settings = TrainSettings(run_id="demo", logs="json", **json.loads(os.environ["WANTED"]))
+check_choices(settings)
+with contextlib.ExitStack() as stack:
+    events = events_of(settings, stack)
+    events.emit(said("started", run_id="demo", wallet="Wal1etWal1et", tier=1, version="0.1.0"))
+    events.emit(said("run_found", owner="0wner", created=7, identity=os.environ["IDENTITY"]))
+    for step in range(int(os.environ["FIRST"]), int(os.environ["FIRST"]) + 3):
+        events.emit(said("trained", step=step, loss=9.0 - step, tokens=500))
+        events.emit(said("applied", step=step, results=3, waited=0.25, seconds=0.5))
+    events.emit(said("machine", cpu=12.5, gpus=[{"number": 0, "power": 250.5}]))
+    events.emit(said("evaluated", step=1, task="source-choice", metric="acc", value=0.5))
+sys.stdout.flush()
+os._exit(0)
+"""
+"""A member's sinks in a process of their own, which ends as a member's does."""
+
+
+def there(name: str) -> bool:
+    """Whether the package is installed: a folder of that name, as wandb leaves one, is none."""
+    found = importlib.util.find_spec(name)
+    return found is not None and found.origin is not None
+
+
+with_wandb = pytest.mark.skipif(not there("wandb"), reason="wandb is not installed: pip install 'aftermath[wandb]'")
+with_trackio = pytest.mark.skipif(
+    not there("trackio"), reason="trackio is not installed: pip install 'aftermath[trackio]'"
+)
+
+
+def tell(place: Path, first: int = 0, identity: str = "0123456789abcdef", **wanted: str) -> str:
+    """What a member's process says meanwhile on both streams."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB", "TRACKIO", "HF"))}
+    environment |= {"TESTS": str(TESTS), "WANTED": json.dumps(wanted), "FIRST": str(first), "IDENTITY": identity}
+    environment |= {"WANDB_MODE": "offline", "TRACKIO_DIR": str(place / "trackio"), "HOME": str(place)}
+    line = [sys.executable, "-c", TELLS]
+    done = subprocess.run(line, cwd=place, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    assert all(line.startswith("{") for line in done.stdout.splitlines()), "nothing else among the events"
+    return done.stderr
+
+
+def trackio_rows(place: Path) -> list[tuple[str, int, dict[str, float]]]:
+    with sqlite3.connect(place / "trackio" / "lab.db") as database:
+        found = database.execute("select run_name, step, metrics from metrics order by id").fetchall()
+    return [(name, step, json.loads(metrics)) for name, step, metrics in found]
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where a member, started twice, told of three steps each time to all trackers that are installed."""
+    place = tmp_path_factory.mktemp("told")
+    wanted = {f"{name}_project": "lab" for name in ("wandb", "trackio") if there(name)}
+    if there("wandb"):
+        wanted["wandb_entity"] = "team"
+    for first in (0, 3):
+        assert tell(place, first, **wanted) == ""
+    return place
+
+
+def wandb_files(place: Path) -> list[Path]:
+    """The files of wandb's runs, the first run first."""
+    return sorted(place.glob("wandb/offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime_ns)
+
+
+@pytest.mark.slow
+@with_wandb
+def test_wandb_keeps_what_a_member_told(told: Path) -> None:
+    about, rows = kept(wandb_files(told)[0])
+    assert (about["project"], about["entity"], about["group"]) == ("lab", "team", "demo")
+    assert about["name"] == "demo-tier1-Wal1etWa"
+    assert about["config"] == {"run_id": "demo", "tier": 1, "wallet": "Wal1etWal1et", "version": "0.1.0"}
+    assert about["host"] == "", "nothing of whose machine it is"
+    assert [(row["step"], row["loss"]) for row in rows if "loss" in row] == [(0, 9), (1, 8), (2, 7)]
+    assert [row["tokens"] for row in rows if "tokens" in row] == [500, 1000, 1500]
+    assert [row["round_seconds/wait"] for row in rows if "round_seconds/wait" in row] == [0.25] * 3
+    assert [row["gpu_power_watts/0"] for row in rows if "cpu_percent" in row] == [250.5]
+    assert rows[-1] == {"eval/source-choice/acc": 0.5, "step": 1}
+    assert not list(told.glob("wandb/**/requirements.txt")), "nor what is installed there"
+
+
+@pytest.mark.slow
+@with_wandb
+def test_a_member_that_is_started_again_is_the_same_run_of_wandb(told: Path, tmp_path: Path) -> None:
+    tell(tmp_path, wandb_project="lab", wandb_run="another")
+    tell(tmp_path, identity="fedcba9876543210", wandb_project="lab")  # a later run of the same id
+    runs = [kept(file)[0] for file in (*wandb_files(told), *wandb_files(tmp_path))]
+    assert sorted(run["name"] for run in runs) == ["another", *["demo-tier1-Wal1etWa"] * 3]
+    assert len({run["id"] for run in runs}) == 3
+
+
+@pytest.mark.slow
+@with_trackio
+def test_trackio_keeps_what_a_member_told_before_and_after_it_was_started_again(told: Path) -> None:
+    rows = trackio_rows(told)
+    assert {name for name, _, _ in rows} == {"demo-tier1-Wal1etWa-01234567"}
+    losses = [(step, row["loss"]) for _, step, row in rows if "loss" in row]
+    assert losses == [(0, 9), (1, 8), (2, 7), (3, 6), (4, 5), (5, 4)]
+    assert [row["gpu_power_watts/0"] for _, _, row in rows if "cpu_percent" in row] == [250.5] * 2
+    with sqlite3.connect(told / "trackio" / "lab.db") as database:
+        configs = [json.loads(text) for (text,) in database.execute("select config from configs")]
+    assert [(config["tier"], config["_Group"]) for config in configs] == [(1, "demo")], "one run"
+
+
+@pytest.mark.slow
+@with_wandb
+@with_trackio
+def test_both_at_once_say_the_same(told: Path) -> None:
+    rows = [row for file in wandb_files(told) for row in kept(file)[1]]
+    assert rows == [{"step": step, **row} for _, step, row in trackio_rows(told)]
+
+
+@pytest.mark.slow
+@with_wandb
+def test_without_a_key_it_is_said_before_anything_is_opened(tmp_path: Path) -> None:
+    ask = "from aftermath.events.trackers import Wanted; Wanted(wandb_project='lab').check()"
+    own = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")} | {"HOME": str(tmp_path)}
+    for extra, said in (({}, "there is no key"), ({"WANDB_API_KEY": "short"}, "40"), ({"WANDB_MODE": "?"}, "settings")):
+        line = [sys.executable, "-c", ask]
+        done = subprocess.run(line, cwd=tmp_path, env=own | extra, capture_output=True, text=True, check=False)
+        assert "Unsuitable: --wandb-project: " in done.stderr
+        assert said in done.stderr
+        assert "WANDB_MODE=offline" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["wandb", "trackio"])
+def test_a_missing_extra_is_named_with_how_to_get_it(name: str, tmp_path: Path) -> None:
+    """A folder that wandb left in the place where one stands does not make it there."""
+    (tmp_path / name).mkdir()
+    line = [sys.executable, "-c", MISSING, name]
+    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert f"--{name}-project: {name} is not installed" in done.stdout
+    assert f"pip install 'aftermath[{name}]'" in done.stdout
+
+
+MISSING = """
+import sys
+from importlib.machinery import PathFinder
+name = sys.argv[1]
+
+class Without:
+    def find_spec(self, asked, path=None, target=None):
+        return PathFinder.find_spec(name, [""]) if asked == name else None
+
+sys.meta_path.insert(0, Without())
+from aftermath.base.errors import Unsuitable
+from aftermath.events.trackers import Wanted
+try:
+    Wanted(**{f"{name}_project": "lab"}).check()
+except Unsuitable as error:
+    print(error)
+"""
+"""Finds the package in the directory where it runs and nowhere else."""
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        (Wanted(wandb_group="g"), "--wandb-group is of a project of Weights & Biases, and none is named"),
+        (Wanted(wandb_run="r"), "Pass --wandb-project as well, or unset WANDB_RUN"),
+        (Wanted(wandb_entity="e", trackio_project="p"), "--wandb-entity is of a project"),
+        (Wanted(wandb_project=""), "--wandb-project '' is no name"),
+        (Wanted(wandb_project="a/b"), "none of / "),
+        (Wanted(trackio_project="a\nb"), "--trackio-project 'a\\nb' is no name"),
+        (Wanted(wandb_project="p" * 129), "1 to 128 characters"),
+    ],
+)
+def test_names_that_cannot_be_are_refused(wanted: Wanted, said: str) -> None:
+    with pytest.raises(AftermathError) as refused:
+        wanted.check()
+    assert said in str(refused.value)
+
+
+def test_nobody_asks_for_a_tracker_unless_told() -> None:
+    wanted = Wanted()
+    wanted.check()
+    assert not wanted.any
+    assert wanted.sinks() == []

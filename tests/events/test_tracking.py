@@ -1,0 +1,157 @@
+"""A tracker that is slow, fails or hangs: events continue at once, with one warning and a timely
+end.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from aftermath.events.event_types import Started
+from aftermath.events.trackers import Row, Tracker, Tracking
+from events.sample_events import said
+
+STARTED = said("started", run_id="demo", wallet="Wal1et", tier=1, version="0.1.0")
+FOUND = said("run_found", owner="0wner", created=7, identity="0123456789abcdef")
+
+
+class Notebook:
+    """A tracker that does what it is told to before it writes a row down."""
+
+    def __init__(self, before: Callable[[Row | None], object] = lambda row: None) -> None:
+        self.rows: list[Row] = []
+        self.finished = False
+        self.before = before
+
+    def log(self, row: Row) -> None:
+        self.before(row)
+        self.rows.append(row)
+
+    def finish(self) -> None:
+        self.before(None)
+        self.finished = True
+
+
+def opened(tracker: Tracker) -> Callable[[Started], Tracker]:
+    return lambda started: tracker
+
+
+def told(tracking: Tracking, steps: int) -> None:
+    tracking(STARTED)
+    tracking(FOUND)
+    for step in range(steps):
+        tracking(said("trained", step=step, loss=1.0))
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_a_tracker_gets_every_row_in_order_and_is_closed(caplog: pytest.LogCaptureFixture) -> None:
+    notebook = Notebook()
+    with Tracking("notes", opened(notebook)) as tracking:
+        told(tracking, 100)
+    assert [row.step for row in notebook.rows] == list(range(100))
+    assert notebook.finished
+    assert warnings(caplog) == []
+
+
+def test_tracker_opens_once_the_run_is_found() -> None:
+    begun: list[Started] = []
+
+    def begin(started: Started) -> Tracker:
+        begun.append(started)
+        return Notebook()
+
+    with Tracking("notes", begin) as tracking:
+        tracking(STARTED)
+        tracking(said("error"))
+    assert begun == []
+    with Tracking("notes", begin) as tracking:
+        told(tracking, 1)
+    ((name, identity),) = ((started.run_id, started.identity) for started in begun)
+    assert (name, identity) == ("demo", "0123456789abcdef")
+
+
+def test_one_that_cannot_begin_is_told_of_once_and_done_without(caplog: pytest.LogCaptureFixture) -> None:
+    def begin(started: Started) -> Tracker:
+        raise ConnectionError("no network\nand a long text")
+
+    with Tracking("notes", begin) as tracking:
+        told(tracking, 50)
+    told_of = "notes cannot be used, and training continues without it: ConnectionError: no network"
+    assert warnings(caplog) == [told_of]
+
+
+def test_one_that_fails_at_a_row_is_told_of_once_and_tried_with_the_next(caplog: pytest.LogCaptureFixture) -> None:
+    def odd(row: Row | None) -> None:
+        if row is not None and row.step % 2:
+            raise RuntimeError
+
+    notebook = Notebook(odd)
+    with Tracking("notes", opened(notebook)) as tracking:
+        told(tracking, 10)
+    assert [row.step for row in notebook.rows] == [0, 2, 4, 6, 8]
+    assert notebook.finished
+    assert warnings(caplog) == ["notes fails, and may miss figures: RuntimeError"]
+
+
+def test_one_that_hangs_holds_up_neither_events_nor_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    """It never returns, so the test ends only if nobody waits for it."""
+    never = threading.Event()
+    tracking = Tracking("notes", opened(Notebook(lambda row: never.wait())), end=0.01, most=20)
+    with tracking:
+        told(tracking, 1000)
+    assert warnings(caplog) == ["notes does not keep up, and misses figures"]
+    never.set()
+
+
+def test_one_that_hangs_before_it_begins_is_told_of_while_the_member_trains(caplog: pytest.LogCaptureFixture) -> None:
+    never = threading.Event()
+
+    def begin(started: Started) -> Tracker:
+        never.wait()
+        return Notebook()
+
+    with Tracking("notes", begin, stuck=0.0, end=0.01) as tracking:
+        told(tracking, 5)
+    assert warnings(caplog) == ["notes has not answered for 0 s, and may miss figures"]
+    never.set()
+
+
+def test_a_slow_one_loses_what_does_not_fit_and_nothing_that_did() -> None:
+    go = threading.Event()
+    notebook = Notebook(lambda row: go.wait())
+    with Tracking("notes", opened(notebook), most=5) as tracking:
+        told(tracking, 100)
+        go.set()
+    steps = [row.step for row in notebook.rows]
+    assert steps[:5] == [0, 1, 2, 3, 4]
+    assert len(steps) <= 6, "five that waited, and one in its hands"
+
+
+def test_leaving_member_closes_the_tracker_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    """It is closed while the member still leaves the run, not after it."""
+    closed = threading.Event()
+    notebook = Notebook(lambda row: closed.set() if row is None else None)
+    with Tracking("notes", opened(notebook)) as tracking:
+        told(tracking, 3)
+        tracking(said("leaving"))
+        assert closed.wait(60)
+        tracking(said("trained", step=9))
+    assert [row.step for row in notebook.rows] == [0, 1, 2]
+    assert warnings(caplog) == []
+
+
+def test_leaving_member_does_not_wait_for_a_hanging_tracker(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    never = threading.Event()
+    with Tracking("notes", opened(Notebook(lambda row: never.wait())), end=3600) as tracking:
+        told(tracking, 3)
+        tracking(said("leaving"))
+    assert warnings(caplog) == ["notes was not done in time, and may miss the last figures"]
+    never.set()

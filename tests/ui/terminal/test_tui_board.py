@@ -1,0 +1,177 @@
+"""What a screen makes of what it is told: phases, warnings that go, bounds, the chart, and the words of messages."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from aftermath.ui.terminal.board import Alerts, Board
+from aftermath.ui.terminal.messages import MESSAGES, End, Facts, Line, Stands, line_of, message_of
+from aftermath.ui.terminal.pages import LABEL, chart, progress_words, run_page
+from events.sample_events import said
+from rules import builders
+from ui.terminal.tui_boards import EVIL, busy_member, told, where
+
+
+def shown(alerts: Alerts, now: float) -> list[str]:
+    return [alert.words(now) for alert in alerts.now(now)]
+
+
+def test_run_page_without_answer_says_so_in_red() -> None:
+    board = Board("watch", "demo")
+    board.take(Stands(replace(where(), silent=12)))
+    console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system="standard")
+    console.print(run_page(board, 0.0, 80, 24))
+    written = console.file.getvalue()
+    assert "\x1b[37;41m no answer for 12 s \x1b[0m last heard: " in written
+
+
+@pytest.mark.parametrize(
+    ("rounds_per_epoch", "epoch", "expected"),
+    [
+        (50, 2, "waits: it joins at the next epoch, in about 10 rounds"),
+        (0, 2, "waits: it joins at the next epoch "),  # its epochs end by the clock
+        (50, 3, "joining"),
+    ],
+)
+def test_run_page_of_waiting_member_says_when_it_joins(rounds_per_epoch: int, epoch: int, expected: str) -> None:
+    board = Board("member", "demo", 1)
+    rules = builders.config(total_steps=120, rounds_per_epoch=rounds_per_epoch, min_clients=2, init_min_clients=3)
+    for message in (told("measured", weight=300, seconds=1.0), told("waiting", epoch=3)):
+        board.take(message)
+    board.take(Stands(where(config=rules, epoch=epoch)))
+    console = Console(file=io.StringIO(), width=80)
+    console.print(run_page(board, 0.0, 80, 24))
+    written = console.file.getvalue()
+    assert f"now        {expected}" in written
+
+
+def test_the_phases_follow_the_events() -> None:
+    board = Board("member", "demo", 1)
+    assert board.now == "starting"
+    steps: list[tuple[str, dict[str, Any], str]] = [
+        ("started", {"run_id": "demo"}, "looking for the run"),
+        ("measuring", {"tier": 1, "parameters": 5, "limit": 60.0}, "measuring this machine's speed"),
+        ("measured", {"weight": 300, "seconds": 1.0}, "joining"),
+        (
+            "state",
+            {"epoch": 3, "state": "WAITING_FOR_MEMBERS", "step": 90, "total_steps": 120, "since": 5},
+            "epoch 3: waiting for members",
+        ),
+        ("state", {"epoch": 3, "state": "WARMUP", "step": 90, "total_steps": 120, "since": 5}, "epoch 3: warm-up"),
+        ("round", {"epoch": 3, "height": 7, "step": 91, "since": 8}, "epoch 3 round 7: training"),
+        ("witnessed", {"height": 6, "held": 3, "sent": True, "seconds": 0.1}, "epoch 3 round 7: training"),
+        (
+            "trained",
+            {"epoch": 3, "height": 7, "step": 91, "loss": None, "tokens_per_sec": 1.0},
+            "epoch 3 round 7: sharing",
+        ),
+        ("cooldown", {"epoch": 3, "step": 91, "hashes": {}}, "epoch 3: cooldown"),
+        ("leaving", {}, "stopping"),
+        ("left", {"finished": False}, "left the run"),
+        ("finished", {"step": 91}, "the run is finished"),
+        ("left", {"finished": True}, "the run is finished"),
+    ]
+    for kind, fields, now in steps:
+        board.take(told(kind, **fields))
+        assert board.now == now
+    assert board.leaving
+
+
+def test_a_member_that_waits_for_the_next_epoch_is_shown_the_steps_that_others_train() -> None:
+    """Nothing tells it of their rounds; one that trains goes by what it is told, also where the chain is a step on."""
+    board = Board("member", "demo", 1)
+    board.take(told("state", t=11.0, epoch=2, state="ROUND_TRAIN", step=17, total_steps=120, since=1000))
+    board.take(Stands(where(19)))
+    assert progress_words(board) == "step 17 of 120"
+    board.take(Stands(where(23)))
+    assert progress_words(board).startswith("step 22 of 120, ")
+    page = Console(width=80, file=io.StringIO(), color_system=None)
+    page.print(run_page(board, 130.0, 80, 24))
+    assert "step 22 of 120, " in page.file.getvalue()  # type: ignore[attr-defined]
+
+
+# --- warnings ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_warning_goes_when_the_event_comes_that_outdates_it() -> None:
+    alerts = Alerts()
+    alerts.take(said("warning", t=0.0, message="the model is not to be had yet", until="model"))
+    alerts.take(said("round", t=1.0))
+    assert shown(alerts, 10_000.0) == ["2 h 47 min ago: the model is not to be had yet"]
+    alerts.take(said("model", t=2.0, source="peers", step=0))
+    assert shown(alerts, 3.0) == []
+
+
+def test_a_warning_that_nothing_outdates_goes_after_some_minutes() -> None:
+    alerts = Alerts()
+    alerts.take(said("warning", t=0.0, message="a node does not answer"))
+    assert shown(alerts, 120.0) == ["2 min ago: a node does not answer"]
+    alerts.take(said("warning", t=120.0, message="a node does not answer"))
+    assert shown(alerts, 120.0) == ["0 s ago, 2 times: a node does not answer"]
+    assert shown(alerts, 419.0) == ["5 min ago, 2 times: a node does not answer"]
+    assert shown(alerts, 421.0) == []
+
+
+def test_an_error_stays_and_the_newest_of_many_are_first() -> None:
+    alerts = Alerts()
+    alerts.take(said("error", t=0.0, message=EVIL))
+    for number in range(10):
+        alerts.take(said("warning", t=1000.0 + number, message=f"trouble {number}"))
+    found = shown(alerts, 1010.0)
+    assert found[0] == "1 s ago: trouble 9"
+    assert found[-1] == "17 min ago: [bold red]evil[/]�[2J�gpj.exe"
+    for number in range(60):
+        alerts.take(said("warning", t=1010.0, message=f"more {number}"))
+    assert len(shown(alerts, 1010.0)) <= 20
+
+
+# --- what is kept -----------------------------------------------------------------------------------------------------
+
+
+def test_what_is_kept_is_bounded() -> None:
+    board = Board("member", "demo", 1)
+    for step in range(1, 2101):
+        board.take(told("trained", step=step, loss=5.0 + step, tokens=10))
+        board.take(told("fetch_failed", height=step, seat=2, why="nobody answers"))
+    assert (len(board.log.lines), board.log.said) == (1000, 2100)
+    assert len(board.losses) == 2000
+    assert (board.counts.tokens, board.counts.failed) == (21_000, 2100)
+    assert board.counts.trouble == "member 2, round 2100: nobody answers"
+
+
+@pytest.mark.parametrize("width", [30, 78, 118])
+@pytest.mark.parametrize("steps", [2, 7, 120, 2000])
+def test_a_chart_fits_and_says_its_scale(steps: int, width: int) -> None:
+    curve = [(step, 6.0 - 3.0 * step / steps) for step in range(1, steps + 1)]
+    lines = chart(curve, width, 9)
+    assert len(lines) == 9
+    assert max(map(len, lines)) <= width
+    lengths = [len(line) for line in lines[:-1]]
+    assert lengths == sorted(lengths), "it falls from line to line"
+    assert lengths[-1] - LABEL > (width - LABEL) / 2
+    assert lines[0].startswith(f"{curve[0][1]:7.3f} █")
+    assert lines[7].startswith(f"{curve[-1][1]:7.3f} ")
+    assert lines[-1].split() == ["step", "1", f"{steps:,}"]
+
+
+def test_there_is_no_chart_where_there_is_nothing_or_no_room() -> None:
+    assert chart([], 80, 9) == chart([(1, 1.0)], 12, 9) == chart([(1, 1.0)], 80, 2) == []
+
+
+def test_messages_arrive_as_they_were_sent() -> None:
+    sent: list[MESSAGES] = [
+        *busy_member(2),
+        Stands(where(), frozenset([bytes(32)])),
+        Facts("Run", {EVIL: EVIL}),
+        Line(1.5, f"{EVIL}\nand more"),
+        End(),
+    ]
+    for message in sent:
+        line = line_of(message)
+        assert line.count(b"\n") == 1
+        assert message_of(line) == message

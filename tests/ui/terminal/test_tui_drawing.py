@@ -1,0 +1,89 @@
+"""What shows the same at the next look is not drawn again, on every tab of every screen."""
+
+from __future__ import annotations
+
+import pytest
+from rich.console import RenderableType
+from textual.widgets import Static
+
+from aftermath.ui.terminal.messages import TABS, Stands
+from aftermath.ui.terminal.testnet_app import Overview
+from ui.terminal.tui_boards import busy_member, screen_of, told, where
+from ui.terminal.tui_drawn import drawn
+from ui.terminal.tui_testnets import busy, overview_of, stands
+
+LOOKS = 5
+
+
+@pytest.fixture
+def updates(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The widget of every drawing that was laid out again, in order."""
+    seen: list[str] = []
+    update = Static.update
+
+    def counted(self: Static, content: RenderableType = "", *, layout: bool = True) -> None:
+        seen.append(str(self.id))
+        update(self, content, layout=layout)
+
+    monkeypatch.setattr(Static, "update", counted)
+    return seen
+
+
+async def test_a_look_that_finds_nothing_new_draws_nothing(updates: list[str]) -> None:
+    app = screen_of(busy_member())
+    async with app.run_test(size=(80, 24)) as pilot:
+        for number, tab in enumerate(TABS):
+            await pilot.press(str(number + 1))
+            await drawn(pilot)
+            assert updates, tab
+            updates.clear()
+            for _ in range(LOOKS):
+                app.draw()
+            assert updates == [], tab
+            updates.append("drawn before")  # a tab without a `Static` of its own draws none when it is turned to
+
+
+async def test_what_is_new_is_drawn_where_it_stands_and_once(updates: list[str]) -> None:
+    app = screen_of(busy_member())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await drawn(pilot)
+        updates.clear()
+        app._board.take(Stands(where(step=42)))
+        for _ in range(LOOKS):
+            app.draw()
+        assert updates == ["page-Run"]
+        app._board.take(
+            told(
+                "trained",
+                t=100.0,
+                epoch=0,
+                height=41,
+                step=42,
+                loss=2.0,
+                tokens=1,
+                tokens_per_sec=1.0,
+                seconds=1.0,
+                encode_seconds=1.0,
+            )
+        )
+        for _ in range(LOOKS):
+            app.draw()
+        assert updates == ["page-Run", "page-Run"]
+        await pilot.resize_terminal(60, 24)
+        shown = await drawn(pilot)
+        assert "loss, steps 1 to 42" in shown
+
+
+async def test_the_screen_of_a_testnet_is_still_too(updates: list[str]) -> None:
+    app: Overview = overview_of(busy())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await drawn(pilot)
+        assert app._board.stands is not None
+        updates.clear()
+        for _ in range(LOOKS):
+            app.draw()
+        assert updates == []
+        app._board.take(stands(step=app._board.stands.step + 1, progress="another step"))
+        for _ in range(LOOKS):
+            app.draw()
+        assert updates == ["title", "facts"]

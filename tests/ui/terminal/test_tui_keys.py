@@ -1,0 +1,196 @@
+"""What keys do, what stays where it is, and that text of strangers is text."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from textual.pilot import Pilot
+from textual.widgets import DataTable, RichLog, TabbedContent
+
+from aftermath.ui.terminal.board import Role
+from aftermath.ui.terminal.messages import MESSAGES, TABS, Facts, Line, Stands
+from aftermath.ui.terminal.tabbed import Help
+from ui.terminal.tui_boards import EVIL, NOW, busy_member, failing_member, screen_of, server, told, where
+from ui.terminal.tui_drawn import drawn, seen
+
+ROWS = {
+    "Run": ["run", "name", "now", "state", "steps", "deadline", "members", "waits for"],
+    "Training": ["loss", "speed", "share", "applied", "model", "asked", "text"],
+    "Network": ["peers", "sent", "received", "fetched", "not had", "refused", "trouble", "sent as"],
+    "Chain": ["epoch", "round", "state", "deadline", "witnesses", "wallet", "seat", "attested", "checkpoint", "costs"],
+}
+
+
+def watch() -> list[MESSAGES]:
+    return [Stands(where())]
+
+
+STATES: dict[str, tuple[Role, Callable[[], list[MESSAGES]]]] = {
+    "empty": ("member", list),
+    "busy": ("member", busy_member),
+    "failing": ("member", failing_member),
+    "server": ("server", server),
+    "watch": ("watch", watch),
+}
+
+
+async def on(pilot: Pilot[None], tab: str) -> str:
+    await pilot.press(str(TABS.index(tab) + 1))
+    return await drawn(pilot)
+
+
+async def until(pilot: Pilot[None], true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not true():
+            await pilot.pause(0.02)
+
+
+# `test_rows_have_one_order_from_the_start` and `test_text_of_strangers_is_text_on_every_tab` draw the others' tabs.
+FAST_STATES = {("server", (80, 24)), ("watch", (40, 12))}
+
+
+@pytest.mark.parametrize(
+    ("state", "size"),
+    [
+        pytest.param(state, size, marks=() if (state, size) in FAST_STATES else pytest.mark.slow)
+        for state in STATES
+        for size in ((80, 24), (120, 40), (40, 12))
+    ],
+)
+async def test_every_tab_is_drawn_in_every_state(state: str, size: tuple[int, int]) -> None:
+    role, messages = STATES[state]
+    app = screen_of(messages(), role)
+    async with app.run_test(size=size) as pilot:
+        for tab in TABS:
+            shown = await on(pilot, tab)
+            assert "run demo" in shown
+            assert "\x1b" not in shown
+            assert "\u202e" not in shown
+
+
+@pytest.mark.parametrize("messages", [list, busy_member, failing_member])
+async def test_rows_have_one_order_from_the_start(messages: Callable[[], list[MESSAGES]]) -> None:
+    async with screen_of(messages()).run_test(size=(80, 24)) as pilot:
+        for tab, rows in ROWS.items():
+            shown = (await on(pilot, tab)).splitlines()
+            assert "run demo" in shown[0]
+            named = [name for line in shown for name in rows if line.startswith(f" {name}  ")]
+            assert named == rows, (tab, shown)
+
+
+async def test_tab_and_arrows_turn_over_the_tabs_and_round_again() -> None:
+    async with screen_of(busy_member()).run_test(size=(80, 24)) as pilot:
+        content = pilot.app.query_one(TabbedContent)
+        went = [content.active]
+        for key in ("tab", "left", "left", "right", "shift+tab", "3"):
+            await pilot.press(key)
+            went.append(content.active)
+    assert went == ["Run", "Members", "Run", "Log", "Run", "Log", "Training"]
+
+
+async def test_up_and_down_move_in_the_table_and_in_the_log() -> None:
+    app = screen_of([*busy_member(), Stands(where(count=60))])
+    async with app.run_test(size=(80, 24)) as pilot:
+        await on(pilot, "Members")
+        await pilot.press("end")
+        table = app.query_one(DataTable)
+        assert table.cursor_row == 59
+        await pilot.press("up", "up")
+        assert table.cursor_row == 57
+        app._board.take(Stands(where(step=42, count=60)))
+        app.draw()
+        await drawn(pilot)
+        assert table.cursor_row == 57, "what changes leaves the eye where it was"
+        await on(pilot, "Log")
+        log = app.query_one(RichLog)
+        bottom = log.scroll_y
+        await pilot.press("pageup")
+        await drawn(pilot)
+        assert log.scroll_y < bottom
+
+
+async def test_the_question_mark_says_what_the_keys_do_and_any_key_closes_it() -> None:
+    async with screen_of(busy_member()).run_test(size=(80, 24)) as pilot:
+        for key in ("x", "tab", "escape"):
+            await pilot.press("question_mark")
+            await drawn(pilot)
+            assert "leave the run, and end within two seconds" in seen(pilot.app)
+            await pilot.press(key)
+            await drawn(pilot)
+            assert not isinstance(pilot.app.screen, Help)
+
+
+@pytest.mark.parametrize(
+    ("key", "role", "says"),
+    [
+        ("ctrl+c", "server", "Stopping"),
+        ("ctrl+q", "watch", "Closing"),
+    ],
+)
+async def test_leaving_is_said_at_once_and_the_screen_stays_until_it_is_done(key: str, role: Role, says: str) -> None:
+    left: list[int] = []
+    app = screen_of(busy_member(), role, leave=lambda: left.append(1))
+    async with app.run_test(size=(80, 24)) as pilot:
+        assert says not in seen(app)
+        await pilot.press(key)
+        await drawn(pilot)
+        assert left == [1]
+        assert says in seen(app)
+        assert app.is_running
+
+
+async def test_a_signal_from_elsewhere_is_said_too() -> None:
+    async with screen_of([*busy_member(), told("leaving", t=129.0)]).run_test(size=(80, 24)) as pilot:
+        await drawn(pilot)
+        assert "Leaving: the run" in seen(pilot.app)
+
+
+async def test_leaving_works_while_help_is_open() -> None:
+    left: list[int] = []
+    app = screen_of(busy_member(), leave=lambda: left.append(1))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("question_mark")
+        await pilot.press("ctrl+c")
+        await drawn(pilot)
+    assert left == [1]
+
+
+async def test_text_of_strangers_is_text_on_every_tab() -> None:
+    evil = replace(where(), name=EVIL, description=EVIL)
+    messages = [
+        *failing_member(),
+        Stands(evil),
+        told("checkpoint", t=1.0, step=1, path=EVIL),
+        told("model", t=1.0, source=EVIL, step=0),
+        told("sample", t=1.0, step=1, prompt=EVIL, text=EVIL),
+        told("evaluated", t=1.0, step=1, task=EVIL, metric="acc", value=0.5, docs=1),
+        Facts("Network", {EVIL: EVIL}),
+        Line(2.0, EVIL),
+    ]
+    async with screen_of(messages).run_test(size=(120, 40)) as pilot:
+        for tab in (tab for tab in TABS if tab != "Members"):
+            shown = await on(pilot, tab)
+            assert "[bold red]evil[/]�[2J�gpj.exe" in shown, tab
+            assert "\x1b" not in shown
+            assert "\u202e" not in shown
+
+
+async def test_log_follows_and_wraps_again_for_another_width() -> None:
+    app = screen_of(busy_member())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await on(pilot, "Log")
+        app._board.take(Line(NOW, "word " * 20 + "end"))
+        app.draw()
+        await drawn(pilot)
+        assert "end" in seen(app).split()
+        await pilot.resize_terminal(140, 24)
+        await until(pilot, lambda: "word " * 20 + "end" in seen(app))
+        for number in range(1100):
+            app._board.take(Line(NOW, f"line {number}"))
+        app.draw()
+        await drawn(pilot)
+        assert "line 1099" in seen(app)
+        assert len(app.query_one(RichLog).lines) <= 1000

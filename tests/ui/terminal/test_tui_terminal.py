@@ -1,0 +1,144 @@
+"""The screen as a process on a real terminal: how it ends, however the member does, and where it is not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ui.terminal.tui_terminal import Terminal
+
+PROCESS = [sys.executable, str(Path(__file__).with_name("tui_process.py"))]
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> dict[str, str]:
+    return {"XDG_STATE_HOME": str(tmp_path)}
+
+
+@pytest.mark.parametrize("key", ["q", pytest.param("\x03", marks=pytest.mark.slow)])
+def test_leaving_by_a_key_ends_the_member_and_says_so(state: dict[str, str], key: str, tmp_path: Path) -> None:
+    with Terminal([*PROCESS, "stays"], {**state, "GO": str(tmp_path / "go")}) as terminal:
+        terminal.shows("step 40 of 120")
+        terminal.press("6")
+        terminal.shows("a library says something")
+        terminal.press(key)
+        terminal.shows("Leaving: the run is being told")
+        (tmp_path / "go").touch()
+        assert terminal.ended() == 0
+        assert terminal.modes() == terminal.usual
+        said = terminal.after.splitlines()
+        assert "run demo: step 40 of 120" in said[0]
+        assert said[1].endswith("stopping")
+        assert said[2].endswith("left the run")
+        assert said[3] == "back to normal"
+
+
+@pytest.mark.slow
+def test_a_member_that_is_interrupted_before_the_screen_is_there_leaves_all_the_same(state: dict[str, str]) -> None:
+    with Terminal([*PROCESS, "stays"], state) as terminal:
+        terminal.until(lambda: bool(children(terminal.process.pid)))
+        terminal.press("\x03")
+        assert terminal.ended() == 0
+        assert "left the run" in terminal.after
+        assert terminal.modes() == terminal.usual
+        assert "Traceback" not in terminal.seen
+
+
+@pytest.mark.slow
+def test_a_run_that_is_finished_closes_it_even_before_it_is_drawn(state: dict[str, str]) -> None:
+    with Terminal([*PROCESS, "ends"], state) as terminal:
+        assert terminal.ended() == 0
+        assert "run demo: step 120 of 120" in terminal.after
+        assert "the run is finished: 120 steps" in terminal.after
+        assert terminal.modes() == terminal.usual
+        assert "Traceback" not in terminal.seen
+
+
+@pytest.mark.slow
+def test_a_member_that_dies_without_a_word_leaves_an_ordinary_terminal(state: dict[str, str]) -> None:
+    with Terminal([*PROCESS, "stays"], state) as terminal:
+        terminal.shows("step 40 of 120")
+        terminal.process.send_signal(signal.SIGUSR1)
+        terminal.shows("the process has ended without a word; it said last:")
+        terminal.until(lambda: terminal.modes() == terminal.usual)
+        terminal.shows("a library says something")
+        assert terminal.ended() == -signal.SIGABRT
+
+
+@pytest.mark.slow
+def test_member_interrupted_while_it_loads_says_only_that(state: dict[str, str]) -> None:
+    with Terminal([*PROCESS, "loads"], state) as terminal:
+        terminal.shows("step 40 of 120")
+        terminal.press("\x03")
+        terminal.shows("interrupted")
+        terminal.until(lambda: terminal.modes() == terminal.usual)
+        assert "without a word" not in terminal.seen
+        assert terminal.ended() == 130
+
+
+@pytest.mark.slow
+def test_a_screen_that_dies_costs_the_picture_and_lines_follow(state: dict[str, str]) -> None:
+    with Terminal([*PROCESS, "stays"], state) as terminal:
+        terminal.shows("step 40 of 120")
+        (screen,) = children(terminal.process.pid)
+        os.kill(screen, signal.SIGKILL)
+        terminal.shows("the screen has ended; lines follow")
+        assert terminal.modes() == terminal.usual
+        terminal.process.send_signal(signal.SIGINT)
+        terminal.shows("left the run")
+        assert terminal.ended() == 0
+
+
+@pytest.mark.slow
+def test_a_terminal_that_takes_nothing_delays_nobody(state: dict[str, str], tmp_path: Path) -> None:
+    """As an ssh session does whose network is gone: nobody reads what is drawn."""
+    done = tmp_path / "done"
+    with Terminal([*PROCESS, "floods"], {**state, "DONE": str(done)}) as terminal:
+        deadline = time.monotonic() + 120
+        while not done.exists():
+            assert time.monotonic() < deadline
+            assert terminal.process.poll() is None
+            time.sleep(0.02)
+        terminal.ended()
+        assert terminal.modes() == terminal.usual
+
+
+# --- where there is nothing to draw on --------------------------------------------------------------------------------
+
+
+def lines_of(text: str) -> list[str]:
+    assert "\x1b[?1049h" not in text
+    return [line for line in text.splitlines() if "step 40  loss" in line]
+
+
+def test_a_pipe_gets_lines_as_they_are_said(state: dict[str, str]) -> None:
+    with Terminal([*PROCESS, "stays"], state, stdout=subprocess.PIPE) as terminal:
+        assert terminal.process.stdout is not None
+        seen = ""
+        while "step 40  loss" not in seen:
+            seen += os.read(terminal.process.stdout.fileno(), 4096).decode()  # long before it ends
+        assert lines_of(seen)
+        assert "\x1b" not in seen
+        terminal.process.send_signal(signal.SIGINT)
+        assert terminal.process.wait(60) == 0
+
+
+@pytest.mark.slow
+def test_a_dumb_terminal_and_one_without_keys_get_lines(state: dict[str, str]) -> None:
+    with Terminal([*PROCESS, "ends"], {**state, "TERM": "dumb"}) as terminal:
+        assert terminal.ended() == 0
+        assert lines_of(terminal.seen)
+    with Terminal([*PROCESS, "ends"], state, stdin=subprocess.DEVNULL) as terminal:
+        assert terminal.ended() == 0
+        assert lines_of(terminal.seen)
+
+
+def children(process: int) -> list[int]:
+    """The processes that a process has started."""
+    return [int(found) for found in Path(f"/proc/{process}/task/{process}/children").read_text().split()]

@@ -1,0 +1,134 @@
+"""Boards for tests: of a member, a server and a run that is watched; with nothing to show, busy,
+and in trouble.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from solders.pubkey import Pubkey
+
+from aftermath.events.status import Standing, standing
+from aftermath.rules.state import MemberState, RunState
+from aftermath.ui.terminal.board import Board, Role
+from aftermath.ui.terminal.messages import MESSAGES, Facts, Line, Stands, Told
+from aftermath.ui.terminal.run_app import Tui
+from events.sample_events import said
+from rules import builders
+
+NOW = 130.0
+EVIL = "[bold red]evil[/]\x1b[2J\u202egpj.exe"
+SIGNERS = [hashlib.sha256(bytes([seat])).digest() for seat in range(64)]
+WALLET = str(Pubkey(SIGNERS[1]))
+
+
+def told(kind: str, **fields: Any) -> Told:
+    return Told(said(kind, **fields))  # type: ignore[arg-type]
+
+
+def where(step: int = 41, *, count: int = 5, **given: Any) -> Standing:
+    """A run of 120 steps in the middle of an epoch, with members of three tiers, of whom one is
+    gone.
+    """
+    seats = {
+        seat: builders.seat(
+            seat,
+            signer=SIGNERS[seat],
+            tier=seat % 3,
+            weight=300 // (1 + seat % 3),
+            points=1234 * (seat + 1),
+            state=MemberState.DROPPED if seat == 3 else MemberState.HEALTHY,
+        )
+        for seat in range(count)
+    }
+    now = builders.header(0b10111, elected=3, attestations=1, height=step - 1, step=step)
+    config = builders.config(
+        total_steps=120, max_round_train_time=40, round_witness_time=10, min_clients=2, init_min_clients=3
+    )
+    values: dict[str, Any] = {
+        "rounds": (now,),
+        "config": config,
+        "state_started_at": 1000,
+        "step": step,
+        "epoch_started_at": 900,
+    }
+    run = builders.run(RunState.ROUND_TRAIN, **{**values, "run_id": "demo", "epoch": 2, "start_step": 1} | given)
+    return standing(run, builders.model(), builders.members(seats), 1012)
+
+
+def busy_member(steps: int = 41) -> list[MESSAGES]:
+    """What a member told that is in the middle of a run, up to the share of this step."""
+    messages: list[MESSAGES] = [
+        told("started", t=0.0, run_id="demo", tier=1, wallet=WALLET, version="0.1.0"),
+        told("kernels", t=1.0, missing=None),
+        told("measuring", t=2.0, tier=1, parameters=5_400_000, limit=10.0),
+        told("measured", t=9.0, weight=312, seconds=7.0),
+        told("joined", t=10.0, seat=1, tier=1, weight=312, epoch=2),
+        told("state", t=11.0, epoch=2, state="WARMUP", step=0, total_steps=120, since=1000),
+        told("model", t=14.0, source="peers", step=0),
+    ]
+    for step in range(1, steps + 1):
+        at = {"t": 14.0 + 2 * step, "epoch": 2, "height": step - 1, "step": step}
+        loss = 6.5 - 4.5 * step / (step + 12) + (step % 5) / 25
+        messages += [
+            told("round", **at, since=1014 + 2 * step),
+            told("trained", **at, loss=loss, tokens=4096, tokens_per_sec=2345.6, seconds=1.31, encode_seconds=0.08),
+            told("witnessed", t=at["t"] + 0.2, height=step - 1, held=4, sent=True, seconds=0.1),
+            told("fetched", t=at["t"] + 0.4, height=step - 1, seat=2, level=1),
+            told("applied", **{**at, "t": at["t"] + 0.5}, results=4, waited=0.21),
+        ]
+    messages += [
+        told(
+            "traffic",
+            t=100.0,
+            peers=3,
+            sent=11_700_000,
+            received=35_100_000,
+            costs={"transactions": 44, "lamports": 220_000},
+            sent_by_kind={"announcement": 90_000, "blob": 11_610_000},
+        ),
+        told("evaluated", t=101.0, step=40, task="source-choice", metric="acc", value=0.3125, error=0.02, docs=200),
+        told("sample", t=102.0, step=40, prompt="def ", text="total(self, values):\n    return sum(values)"),
+        Facts("Chain", {"rpc": "http://127.0.0.1:8899"}),
+        Stands(where()),
+    ]
+    return messages
+
+
+def failing_member() -> list[MESSAGES]:
+    """The same, with peers, a node and a disk that make trouble, in words that try to be more than
+    words.
+    """
+    return [
+        *busy_member(),
+        told("warning", t=60.0, message="this machine is not waited for any more: it is too slow for the run's rounds"),
+        told("fetch_failed", t=110.0, height=40, seat=2, why="nobody answers"),
+        told("refused", t=111.0, height=40, seat=4, why=EVIL),
+        told("warning", t=120.0, message=f"a node says: {EVIL}"),
+        told("warning", t=125.0, message=f"a node says: {EVIL}"),
+        told("dropped", t=126.0, seats=[3], height=39),
+        Line(127.0, f"UserWarning: {EVIL}"),
+        told("error", t=128.0, message="the coordinator has not answered for ten minutes"),
+    ]
+
+
+def server() -> list[MESSAGES]:
+    """A server's messages: two of its members are connected."""
+    found = where()
+    here = frozenset(member.signer for member in found.members[:2])
+    return [
+        Facts("Network", {"address": "0.0.0.0:20000", "connected": "2 members", "strangers": "0 connections"}),
+        Line(1.0, "run demo is training: epoch 2, step 41 of 120"),
+        Stands(found, here),
+    ]
+
+
+def screen_of(messages: list[MESSAGES], role: Role = "member", leave: Any = lambda: None) -> Tui:
+    """A screen that shows what these messages say, at a moment that never changes."""
+    board = Board(role, "demo", 1 if role == "member" else None)
+    for message in messages:
+        board.take(message)
+    screen = Tui(board, lambda: NOW, leave)
+    screen.animation_level = "none"  # the line under the tabs would move for 0.3 seconds
+    return screen

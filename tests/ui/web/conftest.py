@@ -1,0 +1,34 @@
+"""Time that passes at once while nobody in this process has anything to do, for observers and the runs they show."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+
+import pytest
+
+from aftermath.ui.web import observatory, observed_run
+from chain.jumping_loop import JumpingLoop
+from chain.networks import share_tls_context
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_asyncio_loop_factories(item: pytest.Function) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    is_slow = item.get_closest_marker("slow") is not None
+    return {"loop": asyncio.SelectorEventLoop if is_slow or "real_time" in item.fixturenames else JumpingLoop}
+
+
+@pytest.fixture
+def real_time() -> None:
+    """Do not let time pass at once: another process takes part."""
+
+
+@pytest.fixture(autouse=True)
+def loop_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have observers read the loop's clock."""
+    share_tls_context(monkeypatch)
+    clock = SimpleNamespace(monotonic=lambda: asyncio.get_running_loop().time(), time=time.time)
+    monkeypatch.setattr(observatory, "time", clock)
+    monkeypatch.setattr(observed_run, "time", clock)

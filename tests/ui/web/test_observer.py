@@ -1,0 +1,320 @@
+"""The observer against a real network: what it serves and pushes, whom it refuses, a network that goes away."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import signal
+from asyncio.subprocess import PIPE
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import ClientSession, WSMsgType, WSServerHandshakeError
+from solders.keypair import Keypair
+
+from aftermath.chain.endpoints import endpoint
+from aftermath.chain.rpc import RpcPool
+from aftermath.chain.wallet import Wallet
+from aftermath.events.stream import Events, JsonLines
+from aftermath.localnet import EmbeddedEngine
+from aftermath.localnet.free_ports import free_ports
+from aftermath.rules.state import RunState
+from aftermath.ui.web import observatory, web_server
+from aftermath.ui.web import observed_run as observed
+from aftermath.ui.web.observatory import Observatory
+from aftermath.ui.web.web_server import ObserveError, ObserverServer
+from chain.networks import Place, network_config
+from cli.cli_runs import CONSOLE
+from events.sample_events import said
+from ui.web.crowd import Crowd, crowd
+from ui.web.observing import Viewer, observing, state_is, until
+
+PAGE = Path(web_server.__file__).parent / "page"
+EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
+RUN = "<b>&a/b"
+"""A run id may be any text: of a page, a path, a script."""
+AT = "%3Cb%3E%26a%2Fb"
+
+
+@pytest.fixture
+async def people() -> AsyncIterator[Crowd]:
+    async with crowd(RUN, (0, 1, 2), name=EVIL, slot_ms=200, init_min_clients=3, rounds_per_epoch=4) as found:
+        yield found
+
+
+def enough_transactions(message: Any) -> bool:
+    return "now" in message and message["now"]["costs"]["transactions"] > 10
+
+
+def observed_there(people: Crowd, **options: Any) -> Any:
+    network = people.place.network
+    return observing(network.rpc_url, network.ws_url, **options)
+
+
+async def test_the_page_is_its_own_files_and_may_run_nothing_else(people: Crowd) -> None:
+    async with observed_there(people) as viewer:
+        for path in ("/", f"/run/{AT}", "/main.js", "/style.css", "/icon.svg", "/api/runs", "/nothing"):
+            async with viewer.session.get(viewer.url + path) as reply:
+                rules = dict(rule.split(" ", 1) for rule in reply.headers["Content-Security-Policy"].split("; "))
+                assert rules["default-src"] == "'none'"
+                assert rules["script-src"] == rules["style-src"] == rules["connect-src"] == "'self'"
+                assert reply.headers["X-Content-Type-Options"] == "nosniff"
+                assert reply.status == (404 if path == "/nothing" else 200)
+        page = await viewer.text("/")
+        assert await viewer.text(f"/run/{AT}") == page
+        for reference in re.findall(r'(?:src|href)="(/[^"]+)"', page):
+            assert await viewer.status(reference) == 200
+        async with viewer.session.post(viewer.url + "/api/runs") as reply:
+            assert reply.status == 405
+
+
+def test_no_file_of_the_page_makes_markup_of_text_or_asks_elsewhere() -> None:
+    for path in PAGE.iterdir():
+        text = path.read_text()
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function", text), (
+            path
+        )
+        assert not re.search(r"\bstyle=|<style|\bon\w+=\"", text), path
+        assert set(re.findall(r"https?://[^\s\"']+", text)) <= {"http://www.w3.org/2000/svg"}, path
+
+
+async def test_a_run_is_told_as_the_chain_has_it(people: Crowd) -> None:
+    async with observed_there(people) as viewer:
+        (listed,) = (await viewer.json("/api/runs"))["list"]["runs"]
+        assert (listed["run_id"], listed["name"], listed["state"]) == (RUN, EVIL, "waiting_for_members")
+        await people.join()
+        async with viewer.live(f"/live/{AT}") as socket:
+            await people.reach(RunState.ROUND_TRAIN, RunState.ROUND_WITNESS, height=1)
+            await until(socket, state_is("round_train"))
+            found = await until(
+                socket, lambda message: "now" in message and message["now"]["costs"]["transactions"] > 10
+            )
+    now = found["now"]
+    moment = now["moment"]
+    assert (moment["name"], moment["description"], moment["total_steps"]) == (EVIL, f"{EVIL}: to look at", 100)
+    assert moment["waits"]
+    members = moment["members"]
+    assert [(member["seat"], member["tier"], member["takes_part"]) for member in members] == [
+        (0, 0, True),
+        (1, 1, True),
+        (2, 2, True),
+    ]
+    assert [level["holders"] for level in moment["levels"]] == [[0], [0, 1], [0, 1, 2]]
+    assert now["trouble"] == ""
+    assert now["silent"] is None
+    assert now["costs"]["lamports"] >= 5000 * now["costs"]["transactions"]
+
+
+async def test_losses_of_every_tier_come_from_what_witnesses_state_on_chain(people: Crowd) -> None:
+    async with observed_there(people) as viewer:
+        await people.join()
+        async with viewer.live(f"/live/{AT}") as socket:
+            await people.reach(RunState.ROUND_TRAIN, height=2)
+            found = await until(socket, lambda message: len(message.get("curves", {}).get("loss", {})) == 3)
+    for tier, points in found["curves"]["loss"].items():
+        assert points[0][0] == 1
+        assert points[0][1] == pytest.approx(5.3, abs=0.3), tier
+    assert found["curves"]["epochs"] == {"0": 1}
+
+
+async def test_a_step_that_nobody_has_been_at_is_no_place_in_a_chart(people: Crowd) -> None:
+    async with observed_there(people) as viewer:
+        await people.join()
+        async with viewer.live(f"/live/{AT}") as socket:
+            people.states_steps = (1 << 32) - 1
+            await people.reach(RunState.ROUND_TRAIN, height=1)
+            people.states_steps = None
+            await people.reach(RunState.ROUND_TRAIN, height=3)
+            found = await until(socket, lambda message: len(message.get("curves", {}).get("loss", {})) == 3)
+    assert all(step <= 8 for points in found["curves"]["loss"].values() for step, _ in points)
+    assert set(found["curves"]["epochs"].values()) <= set(range(8))
+
+
+async def test_a_transaction_is_pushed_and_can_be_gone_back_to(people: Crowd) -> None:
+    async with observed_there(people) as viewer, viewer.live(f"/live/{AT}") as socket:
+        before = (await until(socket, state_is("waiting_for_members")))["now"]["moment"]
+        assert "members" not in before
+        await people.place.coordinator.set_paused(RUN, True)
+        after = (await until(socket, state_is("paused")))["now"]["moment"]
+        assert "set-paused resume" in after["waits"][0]
+        times = (await viewer.json(f"/api/runs/{AT}"))["past"]
+        assert len(times) >= 2
+        then = await viewer.json(f"/api/runs/{AT}/at/{times[0]}")
+        assert (then["state"], then["at"]) == ("waiting_for_members", times[0])
+        assert (await viewer.json(f"/api/runs/{AT}/at/{times[-1] + 10**6}"))["state"] == "paused"
+
+
+async def test_the_list_of_runs_is_pushed(people: Crowd) -> None:
+    async with observed_there(people) as viewer, viewer.live("/live") as socket:
+        assert len((await socket.receive_json(timeout=30))["list"]["runs"]) == 1
+        await people.place.coordinator.create_run("another")
+        names = await until(socket, lambda message: len(message["list"]["runs"]) == 2)
+        assert {run["run_id"] for run in names["list"]["runs"]} == {RUN, "another"}
+
+
+async def test_viewers_are_counted_and_other_sites_refused(people: Crowd) -> None:
+    async with observed_there(people, most_viewers=2) as viewer:
+        async with viewer.live("/live"), viewer.live(f"/live/{AT}"):
+            with pytest.raises(WSServerHandshakeError, match="503"):
+                await viewer.live("/live")
+        with pytest.raises(WSServerHandshakeError, match="403"):
+            await viewer.live("/live", Origin="http://elsewhere.example")
+        async with viewer.live("/live", Origin=viewer.url) as socket:
+            await socket.receive_json(timeout=30)
+            await socket.send_str("a viewer has nothing to say")
+            while (message := await socket.receive(timeout=30)).type is WSMsgType.TEXT:
+                pass
+            assert message.type in (WSMsgType.CLOSE, WSMsgType.CLOSED, WSMsgType.CLOSING)
+
+
+@pytest.mark.parametrize("asks", [b"", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 500], ids=["nothing", "500 pages"])
+async def test_strangers_who_say_nothing_or_take_nothing_keep_nobody_out(
+    people: Crowd, asks: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(web_server, "MOST_OTHERS", 24)
+    async with observed_there(people) as viewer, viewer.live("/live") as socket:
+        await socket.receive_json(timeout=30)
+        port = int(viewer.url.rpartition(":")[2])
+        ends = [
+            await asyncio.open_connection("127.0.0.1", port, limit=1 << 10) for _ in range(web_server.MOST_OTHERS + 3)
+        ]
+        for _, writer in ends:
+            writer.write(asks)
+        async with asyncio.timeout(10):
+            for reader, _ in ends[:3]:  # those who were there for longest have made room
+                with contextlib.suppress(ConnectionResetError):
+                    while await reader.read(1 << 16):
+                        pass
+        assert await viewer.status("/api/runs") == 200
+        assert not socket.closed
+        await people.place.coordinator.create_run("another")
+        assert await viewer.status(f"/api/runs/{AT}") == 200
+        for _, writer in ends:
+            writer.transport.abort()
+
+
+async def test_what_is_no_run_is_said(people: Crowd) -> None:
+    async with observed_there(people) as viewer:
+        assert await viewer.status(f"/api/runs/{'x' * 33}") == 404
+        assert await viewer.status(f"/api/runs/{AT}/at/{'9' * 17}") == 404
+        assert await viewer.status("/api/runs/nowhere/at/1") == 404
+        status, answer = await viewer.answer("/api/runs/nowhere")
+        assert (status, answer["now"]["trouble"][:25]) == (404, "there is no run 'nowhere'")
+        async with viewer.live("/live/nowhere") as socket:
+            found = await until(socket, lambda message: message.get("now", {}).get("trouble"))
+    assert "there is no run 'nowhere'" in found["now"]["trouble"]
+    assert found["now"]["moment"] is None
+
+
+async def test_observer_of_a_dead_node_answers_503_and_warns(caplog: pytest.LogCaptureFixture) -> None:
+    port = free_ports("127.0.0.1", 1)
+    async with observing(f"http://127.0.0.1:{port}") as viewer:
+        status, answer = await viewer.answer("/api/runs/nowhere")
+        assert status == 503
+        assert "no Solana RPC endpoint answered" in answer["now"]["trouble"]
+    assert any("does not answer" in record.getMessage() for record in caplog.records)
+
+
+async def test_runs_that_are_followed_are_counted(people: Crowd, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(observatory, "MOST_RUNS", 2)
+    for name in ("second", "third"):
+        await people.place.coordinator.create_run(name)
+    async with observed_there(people, named=RUN) as viewer:
+        async with viewer.live("/live/second") as socket:
+            await until(socket, state_is("uninitialized"))
+            assert await viewer.status("/api/runs/third") == 503, "one is named, and a visitor looks at the other"
+        async with viewer.live("/live/third") as socket:
+            await until(socket, state_is("uninitialized"))
+        assert await viewer.status(f"/api/runs/{AT}") == 200
+
+
+async def test_a_network_that_goes_away_and_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(observed, "OUTAGE_SECONDS", 2.5)
+    wallet = Wallet(Keypair())
+    config = replace(network_config(wallet), rpc_port=free_ports("127.0.0.1", 2), ledger=tmp_path / "ledger")
+    network = await EmbeddedEngine().start(config)
+    try:
+        async with RpcPool([endpoint(network.rpc_url, network.ws_url)]) as pool:
+            await Place(network, pool, wallet).open_run("steady")
+            async with (
+                observing(network.rpc_url, network.ws_url, named="steady") as viewer,
+                viewer.live("/live/steady") as socket,
+            ):
+                await until(socket, state_is("waiting_for_members"))
+                await network.close()
+                stale = await until(socket, lambda message: message.get("now", {}).get("silent") is not None)
+                assert stale["now"]["silent"] >= 2
+                assert state_is("waiting_for_members")(stale), "the last that was known stays"
+                network = await EmbeddedEngine().start(config)
+                await until(socket, lambda message: "now" in message and message["now"]["silent"] is None)
+                await Place(network, pool, wallet).coordinator.set_paused("steady", True)
+                await until(socket, state_is("paused"))
+    finally:
+        await network.close()
+
+
+async def test_a_place_of_events_may_come_later(people: Crowd, tmp_path: Path) -> None:
+    place = tmp_path / "later"
+    async with observed_there(people, events=[place]) as viewer:
+        assert "told later" not in await viewer.text("/api/runs")
+        place.mkdir()
+        at = {"at": "2026-01-02T03:04:05.000+00:00", "t": 0.0}
+        told = {"kind": "started", "run_id": "told later", "tier": 0, "wallet": "w", "version": "1"}
+        (place / "a.jsonl").write_text(json.dumps(at | told) + "\n")
+        async with asyncio.timeout(60):
+            while "told later" not in await viewer.text("/api/runs"):
+                await asyncio.sleep(0.5)
+
+
+async def test_a_run_created_again_shows_nothing_of_the_first(people: Crowd, tmp_path: Path) -> None:
+    coordinator = people.place.coordinator
+    await coordinator.create_run("twice")
+    run = await coordinator.run("twice")
+    events = Events(lambda: 1.0, [JsonLines(tmp_path / "first.jsonl", lambda: datetime.now(UTC))])
+    events.emit(said("started", run_id="twice", tier=0, wallet="w", version="1"))
+    events.emit(said("run_found", owner=str(people.place.wallet.pubkey), created=run.created, identity=run.identity))
+    events.emit(said("trained", step=1, loss=2.0, tokens=10))
+    async with observed_there(people, events=[tmp_path]) as viewer, viewer.live("/live/twice") as socket:
+        await until(socket, lambda message: message.get("curves", {}).get("loss") == {"0": [[1, 2.0]]})
+        first = await until(socket, lambda message: "now" in message and message["now"]["costs"]["transactions"])
+        assert first["now"]["events"] == 2  # after the run was found
+        await coordinator.close_run("twice")
+        await until(socket, lambda message: message.get("now", {}).get("trouble"))
+        await coordinator.create_run("twice")
+        await until(socket, lambda message: "now" in message and message["now"]["events"] == 0)
+        again = (await viewer.json("/api/runs/twice"))["now"]
+    assert again["moment"]["state"] == "uninitialized"
+    assert (await coordinator.run("twice")).identity != run.identity
+
+
+async def test_a_port_that_is_taken_is_said(people: Crowd) -> None:
+    async with observed_there(people) as viewer:
+        port = int(viewer.url.rsplit(":", 1)[1])
+        second = ObserverServer(Observatory(people.place.coordinator))
+        with pytest.raises(ObserveError, match="it is in use"):
+            async with second.listening("127.0.0.1", port):
+                pass
+
+
+async def test_command_serves_until_ctrl_c_despite_visitors(real_time: None, people: Crowd, tmp_path: Path) -> None:
+    absent = tmp_path / "absent"
+    arguments = ("--rpc", people.place.network.rpc_url, "--events", str(absent), "--port", "0", "--json")
+    process = await asyncio.create_subprocess_exec(CONSOLE, "observe", *arguments, stdout=PIPE, stderr=PIPE)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    said = (await process.stdout.readuntil(b"}\n")).decode()
+    url = json.loads(said)["url"].rstrip("/")
+    async with ClientSession() as session, Viewer(url, session).live(f"/live/{AT}") as socket:
+        await until(socket, state_is("waiting_for_members"))
+        process.send_signal(signal.SIGINT)
+        while (await socket.receive(timeout=30)).type is WSMsgType.TEXT:
+            pass
+        assert await asyncio.wait_for(process.wait(), 30) == 0
+    (warned,) = (await process.stderr.read()).decode().splitlines()
+    assert f"there is no {absent} yet" in warned
